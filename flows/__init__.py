@@ -1,0 +1,1 @@
+"""Flows: in what order the stages run."""

@@ -1,0 +1,447 @@
+"""A profile: everything that a run depends on, as one YAML file read into frozen models.
+
+Unknown keys are refused with the nearest right name. Secrets appear only as the *name* of an environment
+variable. Engine settings keep the engines' own names where they are handed through unchanged.
+"""
+
+import difflib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from qinglan.errors import ConfigError
+
+EMBEDDED = "embedded"
+"""In place of an address or a path: use the stand-in that ships with Qinglan."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """One section of a profile."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class Tenant(Section):
+    """Whose questions these are."""
+
+    id: str = "default"
+    """Sent to the RAG as `tenant_id`, and part of every row id."""
+    domain: str = "健康保健品"
+    """What the knowledge base is about; fills the prompt."""
+
+
+class Columns(Section):
+    """Column names in the workbook's header row."""
+
+    query: str = "问题"
+    profile: str = "用户画像"
+    history: str = "历史摘要"
+    gold: str = "标准文档"
+    """Id of the document that answers the question (optional column)."""
+    split: str = "划分"
+    """train, dev or test (optional column); rows without it are split by `dataset`."""
+
+
+class Data(Section):
+    """Where the questions come from."""
+
+    workbook: str = EMBEDDED
+    """Path of an .xlsx, .csv or .jsonl file, or `embedded` for the shipped sample."""
+    sheet: str | None = None
+    """Sheet name; the first sheet if not given."""
+    columns: Columns = Columns()
+    max_query_chars: Count = 500
+    """A longer query is kept as a failed row (`query_too_long`)."""
+    limit: Count | None = None
+    """Use only the first rows; for trials."""
+
+
+class Endpoint(Section):
+    """An OpenAI-compatible chat endpoint."""
+
+    base_url: str = EMBEDDED
+    """Up to and including `/v1`, or `embedded` for the stand-in."""
+    model: str
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the API key."""
+    temperature: float = 0.0
+    """Not sent to reasoning models, which refuse it."""
+    max_tokens: Count = 256
+    timeout_s: Positive = 60
+    max_retries: Annotated[int, Field(ge=0)] = 4
+    """Retries of one call inside the client, honouring Retry-After."""
+    concurrency: Count = 16
+
+
+class Rag(Section):
+    """The retrieval service (see docs/contracts.md)."""
+
+    url: str = EMBEDDED
+    """Address that takes the POST, or `embedded` for the BM25 stand-in."""
+    knowledge_base: str = EMBEDDED
+    """JSONL (id, title, content) that the embedded RAG serves; `embedded` is the shipped sample. Unused otherwise."""
+    kb_name: str = "default"
+    top_k: Count = 10
+    score_threshold: Share = 0.0
+    timeout_s: Positive = 20
+    max_retries: Annotated[int, Field(ge=0)] = 4
+    concurrency: Count = 16
+    api_key_env: str | None = None
+    """Name of the environment variable that holds a bearer token, where the service wants one."""
+
+
+class Embedded(Section):
+    """How the stand-ins behave; used only where an address says `embedded`."""
+
+    teacher_latency_ms: Annotated[float, Field(ge=0)] = 0.0
+    rag_latency_ms: Annotated[float, Field(ge=0)] = 0.0
+    fault_rate: Share = 0.0
+    """Share of teacher and RAG requests answered with 429, 500 or a dropped connection."""
+    pretrain_seconds_max: Positive = 240.0
+    """The tiny base model's pretraining is a fixed number of steps; it fails if it would take longer than this."""
+    pretrain_steps: Count = 1200
+    sample_train_rows: Count = 2000
+    sample_dev_rows: Count = 200
+    sample_test_rows: Count = 1000
+    sample_seed: int = 7
+
+
+class Distill(Section):
+    """Asking the teacher."""
+
+    batch_rows: Count = 100
+    """Rows per Prefect task."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Prefect retries of a batch; only its missing rows are asked again."""
+    max_failed_share: Share = 0.1
+    """More failed rows than this stop the run."""
+
+
+class Validate(Section):
+    """Asking the RAG, and the judge where RL needs a baseline."""
+
+    batch_rows: Count = 200
+    retries: Annotated[int, Field(ge=0)] = 2
+    max_failed_share: Share = 0.05
+    judge_baseline: bool = True
+    """Score the teacher's rewrites once, so that RL never has to."""
+
+
+class Select(Section):
+    """Which rewrites may teach."""
+
+    min_top1_score: Share = 0.6
+    max_rewrite_chars: Count = 120
+
+
+class Dataset(Section):
+    """Splits and training files."""
+
+    train_share: Share = 0.8
+    dev_share: Share = 0.1
+    near_duplicate_jaccard: Share = 0.85
+    """Character-trigram similarity from which two questions count as the same; such groups never straddle splits."""
+
+    @model_validator(mode="after")
+    def _leave_a_test_split(self) -> Self:
+        if self.train_share + self.dev_share >= 1:
+            raise ValueError("train_share + dev_share must leave a share for the test split")
+        return self
+
+
+class Student(Section):
+    """The model that learns."""
+
+    base_model: str = EMBEDDED
+    """Local folder or hub id, or `embedded` for a tiny Qwen3 that is pretrained on this machine."""
+    model_type: str = "qwen3"
+    """ms-swift's model type."""
+    template: str = "qwen3_nothinking"
+    """ms-swift's template; rewriting needs no thinking."""
+    name: str = "student"
+    """Key into `prices`."""
+    max_new_tokens: Count = 64
+
+
+class Sft(Section):
+    """LoRA supervised fine-tuning; the names are ms-swift's."""
+
+    lora_rank: Count = 16
+    lora_alpha: Count = 32
+    lora_dropout: Share = 0.0
+    target_modules: str = "all-linear"
+    learning_rate: Positive = 5e-5
+    num_train_epochs: Positive = 3
+    per_device_train_batch_size: Count = 2
+    gradient_accumulation_steps: Count = 8
+    max_length: Count = 2048
+    warmup_ratio: Share = 0.05
+    lr_scheduler_type: str = "cosine"
+    torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    gradient_checkpointing: bool = True
+    eval_steps: Count = 100
+    save_steps: Count = 100
+    save_total_limit: Count = 3
+    logging_steps: Count = 10
+    seed: int = 1
+    deepspeed: str | None = None
+    """ms-swift's deepspeed preset, such as `zero3`."""
+    extra: dict[str, Any] = {}
+    """More ms-swift arguments, passed through as they are."""
+
+
+class Reward(Section):
+    """The reward against the teacher's baseline (docs/reward.md)."""
+
+    judge_weight: Share = 0.35
+    retrieval_weight: Share = 0.40
+    win_weight: Share = 0.25
+    win: float = 0.5
+    loss: float = -0.3
+    tie_margin: Annotated[float, Field(ge=0)] = 0.02
+    """|rq_s − rq_t| up to this is a tie."""
+    judge_share: Share = 1.0
+    """Share of samples that the judge scores, chosen by a hash of query and rewrite."""
+    preservation_guard: bool = True
+    """Entities and intent of the question must survive, else the reward is capped at `guard_cap`."""
+    guard_min_judge: float = 3.0
+    """A judged sample below this score has lost the question's meaning."""
+    guard_cap: float = -0.5
+    gold_gate: bool = True
+    """Rows that name a gold document earn at most `gold_gate_cap` unless it is retrieved first."""
+    gold_gate_cap: float = -0.3
+    max_chars: Count = 120
+    max_invalid_share: Share = 0.05
+    """More unscorable samples than this in a window of `invalid_window` samples stop the run."""
+    invalid_window: Count = 256
+
+
+class Rl(Section):
+    """PPO with a critic on verl; the embedded profile has its own values, because a tiny model needs others."""
+
+    algorithm: Literal["ppo", "grpo"] = "ppo"
+    rollouts_per_prompt: Count = 1
+    total_steps: Count = 200
+    train_batch_size: Count = 64
+    ppo_mini_batch_size: Count = 32
+    ppo_micro_batch_size_per_gpu: Count = 4
+    ppo_epochs: Count = 4
+    clip_ratio: Positive = 0.2
+    value_coefficient: Positive = 0.5
+    entropy_coefficient: Annotated[float, Field(ge=0)] = 0.01
+    grad_clip: Positive = 0.5
+    gamma: Share = 0.99
+    lam: Share = 0.95
+    actor_lr: Positive = 1e-5
+    critic_lr: Positive = 1e-4
+    lr_scheduler_type: Literal["constant", "cosine"] = "cosine"
+    min_lr_ratio: Share = 0.1
+    lr_warmup_steps_ratio: Share = 0.0
+    kl_loss_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL to the SFT model in the actor's loss; 0 loads no reference model."""
+    temperature: Positive = 1.0
+    max_prompt_length: Count = 1024
+    max_response_length: Count = 64
+    lora_rank: Annotated[int, Field(ge=0)] = 0
+    """0 trains all parameters of the merged SFT model."""
+    save_freq: Count = 20
+    test_freq: int = 20
+    """Steps between validations on the dev split; −1 for none."""
+    seed: int = 1
+    rollout_engine: Literal["cpu", "vllm"] = "vllm"
+    tensor_model_parallel_size: Count = 1
+    param_offload: bool = False
+    optimizer_offload: bool = False
+    extra: dict[str, Any] = {}
+    """More verl (Hydra) overrides by dotted key, passed through as they are."""
+
+
+class Evaluate(Section):
+    """Arms compared on the test split."""
+
+    batch_size: Count = 64
+    latency_queries: Count = 40
+    """Queries timed one at a time, for p50 and p95."""
+    bootstrap_resamples: Count = 10_000
+    seed: int = 0
+
+
+class Trainer(Section):
+    """Where training processes run."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    gpus_per_node: Count = 1
+    nodes: Count = 1
+    python: str | None = None
+    """Interpreter of the trainer's environment; this one if not given."""
+    threads: Count = 2
+    """OMP threads of a training process on the CPU."""
+
+
+class Price(Section):
+    """US dollars per million tokens."""
+
+    input_per_million_usd: Annotated[float, Field(ge=0)]
+    output_per_million_usd: Annotated[float, Field(ge=0)]
+
+
+class Paths(Section):
+    """Where a site keeps things."""
+
+    runs: Path = Path("runs")
+    state: Path = Path(".qinglan")
+    """Ledger, embedded base models, Prefect's and MLflow's local databases."""
+
+
+class Tracking(Section):
+    """MLflow."""
+
+    uri: str | None = None
+    """Tracking URI; a SQLite file under `paths.state` if not given."""
+    experiment: str = "qinglan"
+
+
+class Profile(Section):
+    """One profile: see configs/."""
+
+    name: str
+    recipe: str = "query_rewrite"
+    tenant: Tenant = Tenant()
+    data: Data = Data()
+    teacher: Endpoint
+    judge: Endpoint
+    rag: Rag = Rag()
+    embedded: Embedded = Embedded()
+    distill: Distill = Distill()
+    validation: Validate = Validate()
+    select: Select = Select()
+    dataset: Dataset = Dataset()
+    student: Student = Student()
+    sft: Sft = Sft()
+    reward: Reward = Reward()
+    rl: Rl = Rl()
+    evaluate: Evaluate = Evaluate()
+    trainer: Trainer = Trainer()
+    prices: dict[str, Price] = {}
+    paths: Paths = Paths()
+    tracking: Tracking = Tracking()
+
+    @model_validator(mode="after")
+    def _price_every_paid_model(self) -> Self:
+        for role, endpoint in (("teacher", self.teacher), ("judge", self.judge)):
+            if endpoint.model not in self.prices:
+                raise ValueError(f"prices has no entry for {role}.model {endpoint.model!r}")
+        return self
+
+    @property
+    def tracking_uri(self) -> str:
+        """MLflow's tracking URI, local by default."""
+        return self.tracking.uri or f"sqlite:///{(self.paths.state / 'mlflow.db').resolve()}"
+
+
+def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
+    """Read a profile by name (``configs/NAME.yaml``) or path, apply ``dotted.key=value`` overrides, validate.
+
+    Raises:
+        ConfigError: one line naming the file, the key and the remedy.
+    """
+    path = _find(name_or_path)
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"profile {path}: can't be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"profile {path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"profile {path}: expected sections such as `teacher:`, found {type(raw).__name__}")
+    for override in overrides:
+        _apply(raw, override)
+    try:
+        return Profile.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"profile {path}: {explain(error)}") from error
+
+
+def explain(error: ValidationError) -> str:
+    """The first problem of a pydantic error in words, with the nearest right key for an unknown one."""
+    problems = error.errors()
+    first = problems[0]
+    where = ".".join(str(part) for part in first["loc"]) or "profile"
+    if first["type"] == "extra_forbidden":
+        known = _keys_beside(first["loc"])
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.4)
+        hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(sorted(known))}"
+        text = f"unknown key `{where}`; {hint}"
+    elif first["type"] == "missing":
+        text = f"`{where}` is missing; add it"
+    elif first["type"] == "value_error":
+        text = f"`{where}`: {first['msg'].removeprefix('Value error, ')}"
+    else:
+        text = f"`{where}`: {first['msg']}, got {first['input']!r}"
+    return text + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
+
+
+def require_secret(env_name: str | None, used_by: str) -> str:
+    """The value of a secret's environment variable; a placeholder where the service needs none.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    if env_name is None:
+        return "no-key"
+    value = os.environ.get(env_name, "")
+    if not value:
+        raise ConfigError(f"{used_by} needs the environment variable {env_name}; set it and run again")
+    return value
+
+
+def _find(name_or_path: str) -> Path:
+    path = Path(name_or_path)
+    if path.suffix in {".yaml", ".yml"}:
+        if not path.is_file():
+            raise ConfigError(f"profile {path}: no such file")
+        return path
+    folders = (Path.cwd() / "configs", Path(__file__).parent.parent / "configs")
+    for folder in folders:
+        if (candidate := folder / f"{name_or_path}.yaml").is_file():
+            return candidate
+    known = sorted({p.stem for folder in folders for p in folder.glob("*.yaml")})
+    near = difflib.get_close_matches(name_or_path, known, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known profiles: {', '.join(known) or 'none'}"
+    raise ConfigError(f"profile `{name_or_path}`: there is no configs/{name_or_path}.yaml; {hint}")
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set {override!r}: write it as dotted.key=value")
+    try:
+        value = yaml.safe_load(text) if text else text
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not valid YAML") from error
+    *parents, leaf = key.split(".")
+    node = raw
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override!r}: `{parent}` is a value, not a section")
+        node = child
+    node[leaf] = value
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
+    model: Any = Profile
+    for part in location[:-1]:
+        field = model.model_fields.get(str(part))
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return []
+        model = field.annotation
+    return list(model.model_fields)

@@ -1,0 +1,49 @@
+"""The error tree. Every error that a user can cause or mend derives from `QinglanError` and reads as one line.
+
+    QinglanError
+    ├── ConfigError        a profile, a --set override or an environment variable
+    ├── WorkbookError      an input file or a cell in it
+    ├── TeacherError       the teacher or judge API
+    ├── RetrievalError     the user's RAG service
+    ├── EngineError        ms-swift, verl or Ray: a training process failed
+    ├── ArtifactError      a file of a run is missing or changed
+    └── StageError         a stage has nothing sensible to hand on
+
+The command line prints ``str(error)`` and exits with 2; only a bug shows a traceback.
+"""
+
+
+class QinglanError(Exception):
+    """What went wrong, where, and what to do about it, in one line."""
+
+
+class ConfigError(QinglanError):
+    """A profile, an override or an environment variable is wrong."""
+
+
+class WorkbookError(QinglanError):
+    """An input file can't be used as it is."""
+
+
+class TeacherError(QinglanError):
+    """The teacher or judge did not give a usable answer. `reason` is the row's failure reason."""
+
+    def __init__(self, message: str, reason: str = "teacher_error") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class RetrievalError(QinglanError):
+    """The RAG service did not give a usable answer."""
+
+
+class EngineError(QinglanError):
+    """A training engine's process failed."""
+
+
+class ArtifactError(QinglanError):
+    """A file that a run relies on is missing or not what its manifest says."""
+
+
+class StageError(QinglanError):
+    """A stage ended with nothing that the next one could use."""

@@ -1,0 +1,88 @@
+"""One question and what is known of it: the row that every data stage reads and writes.
+
+A row's id is a hash of what the user asked (tenant, normalised query, profile, history), so it is the same in
+every file, run and night, whatever the row's place in the workbook.
+"""
+
+import hashlib
+import re
+import unicodedata
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Split = Literal["train", "dev", "test"]
+
+_PUNCTUATION = re.compile(r"[\W_]+", re.UNICODE)
+
+
+def normalise(text: str) -> str:
+    """NFKC, lower case, no punctuation or white space: the form in which two texts count as the same."""
+    return _PUNCTUATION.sub("", unicodedata.normalize("NFKC", text).lower())
+
+
+def row_id(tenant: str, query: str, profile: str = "", history: str = "") -> str:
+    """A stable 16-digit id from what was asked."""
+    key = "\x1f".join((tenant, normalise(query), normalise(profile), normalise(history)))
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+class Retrieved(BaseModel):
+    """What the RAG returned for one text, best first. Scores are the service's `reranker_score` in [0, 1]."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ids: tuple[str | None, ...] = ()
+    scores: tuple[float, ...] = ()
+    titles: tuple[str, ...] = ()
+    """The first characters of each passage, for people to read."""
+
+    @property
+    def top1_score(self) -> float:
+        """The best passage's score; 0 where nothing was recalled."""
+        return self.scores[0] if self.scores else 0.0
+
+    @property
+    def quality(self) -> float:
+        """rq = 0.6·top1 + 0.4·mean(top3); missing places count as 0."""
+        return 0.6 * self.top1_score + 0.4 * sum(self.scores[:3]) / 3
+
+    def rank(self, document_id: str | None) -> int:
+        """1-based rank of a document, 0 where it was not recalled."""
+        return self.ids.index(document_id) + 1 if document_id is not None and document_id in self.ids else 0
+
+
+class Row(BaseModel):
+    """A question on its way through the data stages."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    tenant: str
+    query: str
+    profile: str = ""
+    history: str = ""
+    gold_id: str | None = None
+    """Id of the document that answers the question, where the workbook names one."""
+    split: Split | None = None
+    source: str
+    """Where the row stands: ``file.xlsx!Sheet1!A2`` (the query's cell) or ``file.jsonl:7`` (the line)."""
+
+    status: Literal["ok", "failed"] = "ok"
+    reason: str | None = None
+    """Why the row failed, e.g. ``empty_rewrite`` or ``below_threshold``; None while it is ok."""
+
+    rewrite: str | None = None
+    """The teacher's rewrite."""
+    rewrite_request: str | None = None
+    """Ledger key of the call that produced the rewrite."""
+    rewrite_latency_ms: float | None = None
+    rewrite_cost_usd: float | None = None
+    judge_score: float | None = None
+    """The judge's score of the teacher's rewrite, 0–5; None where it was not asked."""
+    original_retrieved: Retrieved | None = None
+    rewrite_retrieved: Retrieved | None = None
+
+    def failed(self, reason: str) -> "Row":
+        """The same row, out of the race for a reason."""
+        return self.model_copy(update={"status": "failed", "reason": reason})

@@ -1,0 +1,1 @@
+"""Tasks: one stage each, thin over the core."""

@@ -97,9 +97,8 @@ def write_jsonl(path: Path, records: Iterable[BaseModel | dict[str, Any]]) -> Ar
     partial, count = path.with_suffix(path.suffix + ".partial"), 0
     with partial.open("w", encoding="utf-8") as stream:
         for record in records:
-            is_model = isinstance(record, BaseModel)
-            stream.write(record.model_dump_json() if is_model else json.dumps(record, ensure_ascii=False))
-            stream.write("\n")
+            line = record.model_dump_json() if isinstance(record, BaseModel) else json.dumps(record, ensure_ascii=False)
+            stream.write(line + "\n")
             count += 1
     partial.replace(path)
     return Artifact.of(path, count)

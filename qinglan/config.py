@@ -140,11 +140,15 @@ class Select(Section):
 
     min_top1_score: Share = 0.6
     max_rewrite_chars: Count = 120
+    not_worse_than_original: bool = True
+    """A rewrite that retrieves worse than the user's own words must not teach (`worse_than_original`)."""
 
 
 class Dataset(Section):
     """Splits and training files."""
 
+    seed: int = 1
+    """Of the hash that puts unsplit rows into splits."""
     train_share: Share = 0.8
     dev_share: Share = 0.1
     near_duplicate_jaccard: Share = 0.85
@@ -252,9 +256,14 @@ class Rl(Section):
     max_response_length: Count = 64
     lora_rank: Annotated[int, Field(ge=0)] = 0
     """0 trains all parameters of the merged SFT model."""
+    lora_alpha: Count = 32
     save_freq: Count = 20
     test_freq: int = 20
     """Steps between validations on the dev split; −1 for none."""
+    val_before_train: bool = True
+    """Validate the SFT model first, as the curve's step 0."""
+    max_checkpoints: Count | None = None
+    """Keep the newest only; all if not given, so that the best on dev can be chosen among them."""
     seed: int = 1
     rollout_engine: Literal["cpu", "vllm"] = "vllm"
     tensor_model_parallel_size: Count = 1

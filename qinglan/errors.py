@@ -3,8 +3,9 @@
     QinglanError
     ├── ConfigError        a profile, a --set override or an environment variable
     ├── WorkbookError      an input file or a cell in it
-    ├── TeacherError       the teacher or judge API
-    ├── RetrievalError     the user's RAG service
+    ├── CallError          one row's call failed: the row keeps the reason
+    │   ├── TeacherError   the teacher or judge API
+    │   └── RetrievalError the user's RAG service
     ├── EngineError        ms-swift, verl or Ray: a training process failed
     ├── ArtifactError      a file of a run is missing or changed
     └── StageError         a stage has nothing sensible to hand on
@@ -25,15 +26,19 @@ class WorkbookError(QinglanError):
     """An input file can't be used as it is."""
 
 
-class TeacherError(QinglanError):
-    """The teacher or judge did not give a usable answer. `reason` is the row's failure reason."""
+class CallError(QinglanError):
+    """A call about one row failed. `reason` is what the row keeps; `transient` says whether another try may help."""
 
-    def __init__(self, message: str, reason: str = "teacher_error") -> None:
+    def __init__(self, message: str, reason: str, *, transient: bool = False) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.transient = reason, transient
 
 
-class RetrievalError(QinglanError):
+class TeacherError(CallError):
+    """The teacher or judge did not give a usable answer."""
+
+
+class RetrievalError(CallError):
     """The RAG service did not give a usable answer."""
 
 

@@ -1,0 +1,27 @@
+"""Evaluation of the models that an earlier run trained."""
+
+from pathlib import Path
+
+from prefect import flow
+
+from tasks.evaluation import evaluate_arms, write_report
+from tasks.session import open_session, stages_of
+
+
+@flow(name="evaluate", log_prints=True)
+def evaluate(
+    profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
+) -> Path:
+    """All arms on the test split; returns the path of report.json.
+
+    Args:
+        profile: name of a file in configs/, or a path.
+        overrides: settings as `dotted.key=value`.
+        fresh: evaluate anew even where nothing changed.
+        source: the run whose dataset and models to use; the newest one that has them if not given.
+    """
+    with open_session(profile, overrides, "evaluate", fresh=fresh) as session:
+        run, services = session.run, session.services
+        dataset, base, sft, rl = stages_of(session, source, ["dataset", "base_model", "sft", "rl"])
+        evaluated = evaluate_arms(run, services, dataset, {"base": base, "sft": sft, "rl": rl})
+        return write_report(run, [dataset, base, sft, rl, evaluated])

@@ -1,0 +1,33 @@
+"""The whole road: workbook → teacher → RAG → selection → SFT → RL → evaluation → report."""
+
+from pathlib import Path
+
+from prefect import flow
+
+from tasks.data import build_dataset, distill_rows, ingest_workbook, select_rows, validate_rows
+from tasks.evaluation import evaluate_arms, write_report
+from tasks.session import open_session
+from tasks.training import prepare_base_model, train_rl, train_sft
+
+
+@flow(name="pipeline", log_prints=True)
+def pipeline(profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
+    """Run every stage; returns the path of report.json.
+
+    Args:
+        profile: name of a file in configs/, or a path.
+        overrides: settings as `dotted.key=value`.
+        fresh: compute every stage anew instead of reusing what earlier runs left unchanged.
+    """
+    with open_session(profile, overrides, "pipeline", fresh=fresh) as session:
+        run, services = session.run, session.services
+        ingested = ingest_workbook(run, session.workbook)
+        distilled = distill_rows(run, services, ingested)
+        validated = validate_rows(run, services, distilled, session.knowledge_base)
+        selected = select_rows(run, validated)
+        dataset = build_dataset(run, selected)
+        base = prepare_base_model(run)
+        sft = train_sft(run, dataset, base)
+        rl = train_rl(run, services, dataset, sft)
+        evaluated = evaluate_arms(run, services, dataset, {"base": base, "sft": sft, "rl": rl})
+        return write_report(run, [ingested, distilled, validated, selected, dataset, base, sft, rl, evaluated])

@@ -1,0 +1,28 @@
+"""The data stages alone: workbook → teacher → RAG → selection → dataset."""
+
+from pathlib import Path
+
+from prefect import flow
+
+from tasks.data import build_dataset, distill_rows, ingest_workbook, select_rows, validate_rows
+from tasks.evaluation import write_report
+from tasks.session import open_session
+
+
+@flow(name="refresh", log_prints=True)
+def refresh(profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
+    """Make a dataset of a workbook; returns the path of report.json.
+
+    Args:
+        profile: name of a file in configs/, or a path.
+        overrides: settings as `dotted.key=value`.
+        fresh: compute every stage anew instead of reusing what earlier runs left unchanged.
+    """
+    with open_session(profile, overrides, "refresh", fresh=fresh) as session:
+        run, services = session.run, session.services
+        ingested = ingest_workbook(run, session.workbook)
+        distilled = distill_rows(run, services, ingested)
+        validated = validate_rows(run, services, distilled, session.knowledge_base)
+        selected = select_rows(run, validated)
+        dataset = build_dataset(run, selected)
+        return write_report(run, [ingested, distilled, validated, selected, dataset])

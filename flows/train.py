@@ -1,0 +1,31 @@
+"""Training and evaluation on a dataset that an earlier run made."""
+
+from pathlib import Path
+
+from prefect import flow
+
+from tasks.evaluation import evaluate_arms, write_report
+from tasks.session import open_session, stages_of
+from tasks.training import prepare_base_model, train_rl, train_sft
+
+
+@flow(name="train", log_prints=True)
+def train(
+    profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
+) -> Path:
+    """SFT, RL and evaluation; returns the path of report.json.
+
+    Args:
+        profile: name of a file in configs/, or a path.
+        overrides: settings as `dotted.key=value`.
+        fresh: compute every stage anew instead of reusing what earlier runs left unchanged.
+        source: the run whose dataset to use; the newest one that has a dataset if not given.
+    """
+    with open_session(profile, overrides, "train", fresh=fresh) as session:
+        run, services = session.run, session.services
+        (dataset,) = stages_of(session, source, ["dataset"])
+        base = prepare_base_model(run)
+        sft = train_sft(run, dataset, base)
+        rl = train_rl(run, services, dataset, sft)
+        evaluated = evaluate_arms(run, services, dataset, {"base": base, "sft": sft, "rl": rl})
+        return write_report(run, [dataset, base, sft, rl, evaluated])

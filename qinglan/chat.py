@@ -1,0 +1,180 @@
+"""Asking a teacher or judge over OpenAI chat completions, through the ledger.
+
+The openai package does the transport and its retries (back-off, Retry-After). What it can't know is added here:
+which models refuse which parameters, when an answer is no answer, and that nothing is paid for twice.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import httpx
+import openai
+from openai import AsyncOpenAI
+
+from qinglan.artifacts import hash_of
+from qinglan.config import Endpoint, Price, require_secret
+from qinglan.errors import ConfigError, TeacherError
+from qinglan.ledger import Call, Ledger
+
+Message = dict[str, str]
+T = TypeVar("T")
+
+_REASONING = re.compile(r"^(gpt-5|o\d)")
+"""Models that take `max_completion_tokens` and refuse a temperature (OpenAI's reasoning families)."""
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """A usable answer and what it cost."""
+
+    value: T
+    request_hash: str
+    cached: bool
+    cost_usd: float
+    latency_ms: float
+
+
+def request_parameters(endpoint: Endpoint) -> dict[str, Any]:
+    """What is sent beside the messages, by what the model accepts."""
+    if _REASONING.match(endpoint.model):
+        return {"model": endpoint.model, "max_completion_tokens": endpoint.max_tokens}
+    return {"model": endpoint.model, "max_tokens": endpoint.max_tokens, "temperature": endpoint.temperature}
+
+
+class ChatClient:
+    """One role's client: concurrency limit, ledger, failure reasons. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        base_url: str,
+        *,
+        role: str,
+        ledger: Ledger,
+        price: Price,
+        run_id: str,
+        tenant: str,
+        key_salt: str = "",
+    ) -> None:
+        """`key_salt` tells apart servers that answer differently under one model name (the stand-in's version)."""
+        self._endpoint, self._role, self._ledger, self._price = endpoint, role, ledger, price
+        self._run_id, self._tenant, self._key_salt = run_id, tenant, key_salt
+        self._parameters = request_parameters(endpoint)
+        self._slots = asyncio.Semaphore(endpoint.concurrency)
+        self.cached_count = 0
+        self._client = AsyncOpenAI(
+            base_url=base_url,
+            api_key=require_secret(endpoint.api_key_env, f"{role} {endpoint.model}"),
+            timeout=endpoint.timeout_s,
+            max_retries=endpoint.max_retries,
+            http_client=httpx.AsyncClient(
+                limits=httpx.Limits(max_connections=endpoint.concurrency),
+                event_hooks={"response": [self._count_failed_response]},
+                timeout=endpoint.timeout_s,
+            ),
+        )
+
+    async def ask(self, messages: list[Message], parse: Callable[[str], T]) -> Answer[T]:
+        """The parsed answer, from the ledger if it was ever given.
+
+        Raises:
+            TeacherError: no usable answer; `reason` says why.
+            ConfigError: the service refuses the key or the model; no row could succeed.
+        """
+        request_hash = hash_of(self._key_salt, self._parameters, messages)
+        call = self._ledger.get(request_hash)
+        cached = call is not None
+        if call is None:
+            async with self._slots:
+                call = await self._call(request_hash, messages)
+        else:
+            self.cached_count += 1
+        return Answer(parse(_usable_text(call)), request_hash, cached, call.cost_usd, call.latency_ms)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def _call(self, request_hash: str, messages: list[Message]) -> Call:
+        start = time.perf_counter()
+        try:
+            completion = await self._client.chat.completions.create(
+                messages=messages, **self._parameters, extra_headers={"x-request-hash": request_hash}
+            )
+        except openai.APIError as error:
+            raise self._failure(error, request_hash) from error
+        latency_ms = 1000 * (time.perf_counter() - start)
+        if not completion.choices:
+            self._record_failure(request_hash, "teacher_bad_response")
+            raise TeacherError(f"{self._role}: an answer without choices", "teacher_bad_response", transient=True)
+        choice, usage = completion.choices[0], completion.usage
+        prompt_tokens = usage.prompt_tokens if usage else 0
+        completion_tokens = usage.completion_tokens if usage else 0
+        call = Call(
+            request_hash=request_hash,
+            run_id=self._run_id,
+            tenant=self._tenant,
+            role=self._role,
+            model=self._endpoint.model,
+            text=choice.message.content or "",
+            refusal=choice.message.refusal,
+            finish_reason=choice.finish_reason,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cost_usd=cost_usd(self._price, prompt_tokens, completion_tokens),
+            latency_ms=latency_ms,
+        )
+        self._ledger.record(call)
+        return call
+
+    def _failure(self, error: openai.APIError, request_hash: str) -> Exception:
+        if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
+            variable = self._endpoint.api_key_env
+            remedy = f"check the environment variable {variable}" if variable else f"set {self._role}.api_key_env"
+            return ConfigError(f"{self._role} {self._endpoint.model}: the service refuses the key; {remedy}")
+        if isinstance(error, openai.NotFoundError):
+            return ConfigError(
+                f"{self._role}: the service knows no model {self._endpoint.model!r}; set {self._role}.model"
+            )
+        if isinstance(error, openai.BadRequestError):
+            return TeacherError(f"{self._role}: request refused: {error.message}", "teacher_bad_request")
+        if not isinstance(error, openai.APIStatusError):  # status errors were counted by the response hook
+            self._record_failure(request_hash, type(error).__name__)
+        return TeacherError(f"{self._role}: {error.message}", _transient_reason(error), transient=True)
+
+    def _record_failure(self, request_hash: str, reason: str) -> None:
+        self._ledger.record_failure(request_hash, self._run_id, self._tenant, self._role, self._endpoint.model, reason)
+
+    async def _count_failed_response(self, response: httpx.Response) -> None:
+        if response.status_code >= 400:
+            request_hash = response.request.headers.get("x-request-hash", "")
+            self._record_failure(request_hash, f"http_{response.status_code}")
+
+
+def cost_usd(price: Price, prompt_tokens: int, completion_tokens: int) -> float:
+    """Dollars for one call."""
+    return (price.input_per_million_usd * prompt_tokens + price.output_per_million_usd * completion_tokens) / 1e6
+
+
+def _transient_reason(error: openai.APIError) -> str:
+    if isinstance(error, openai.APITimeoutError):
+        return "teacher_timeout"
+    if isinstance(error, openai.RateLimitError):
+        return "teacher_rate_limited"
+    return "teacher_unavailable"
+
+
+def _usable_text(call: Call) -> str:
+    if call.refusal or call.finish_reason == "content_filter":
+        raise TeacherError(f"{call.role}: refused: {call.refusal or call.text[:80]}", "teacher_refused")
+    if call.finish_reason == "length":
+        raise TeacherError(f"{call.role}: truncated at max_tokens; raise {call.role}.max_tokens", "truncated")
+    if not call.text.strip():
+        raise TeacherError(
+            f"{call.role}: empty answer", f"empty_{'rewrite' if call.role == 'teacher' else 'judgement'}"
+        )
+    return call.text

@@ -1,0 +1,117 @@
+"""The `qinglan` command. Flows can as well be run from Prefect's UI or by `prefect deployment run`.
+
+A user's mistake ends in one line on stderr and exit status 2.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from qinglan.config import load_profile
+from qinglan.errors import ConfigError, QinglanError
+from qinglan.preflight import FlowName, inspect_profile
+from qinglan.report import Report, print_table
+from qinglan.runs import find_run
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+out, err = Console(), Console(stderr=True)
+
+ProfileOption = Annotated[str, typer.Option(help="Name of a file in configs/, or a path.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting by its dotted key.")
+]
+LOCAL_SERVER = "http://127.0.0.1:4200/api"
+
+
+@app.command()
+def run(
+    flow: Annotated[Literal["pipeline", "refresh", "train", "evaluate"], typer.Argument(help="Which flow.")],
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+    fresh: Annotated[bool, typer.Option(help="Compute every stage anew.")] = False,
+    source: Annotated[
+        str | None, typer.Option("--from", help="train, evaluate: the run to start from; the newest by default.")
+    ] = None,
+) -> None:
+    """Run a flow here and print its result table."""
+    overrides = tuple(set_ or ())
+    if source and flow in ("pipeline", "refresh"):
+        raise ConfigError(f"--from goes with train and evaluate; {flow} starts from the workbook")
+    paths = load_profile(profile, overrides).paths  # a mistake shows before Prefect is even imported
+    _use_local_prefect(paths.state)
+    report = Report.read(_start(flow, profile, overrides, fresh, source))
+    out.print()
+    out.print(print_table(report))
+    out.print(f"Report: {(paths.runs / report.run_id / 'report.html').resolve()}", soft_wrap=True)
+
+
+@app.command()
+def show(
+    run_name: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, a unique prefix, or `latest`.")],
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Print a finished run's result table again."""
+    directory = find_run(load_profile(profile, set_ or ()).paths.runs, run_name)
+    out.print(print_table(Report.read(directory / "report.json")))
+    out.print(f"Report: {directory / 'report.html'}", soft_wrap=True)
+
+
+@app.command()
+def doctor(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
+    """Check files, keys, services and devices before anything is spent."""
+    problems = 0
+    for check in inspect_profile(load_profile(profile, set_ or ())):
+        problems += check.problem is not None
+        mark = "[red]✗[/red]" if check.problem else "[green]✓[/green]"
+        out.print(f"{mark} {check.name}: ", end="")
+        out.print(check.problem or check.detail, markup=False, highlight=False, soft_wrap=True)
+    if problems:
+        raise ConfigError(f"{problems} of the checks failed")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except QinglanError as error:
+        err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool, source: str | None) -> Path:
+    # Prefect takes seconds to import and reads its settings then, so only now.
+    from flows.evaluate import evaluate
+    from flows.pipeline import pipeline
+    from flows.refresh import refresh
+    from flows.train import train
+
+    if flow == "pipeline":
+        return pipeline(profile, overrides, fresh)
+    if flow == "refresh":
+        return refresh(profile, overrides, fresh)
+    return (train if flow == "train" else evaluate)(profile, overrides, fresh, source)
+
+
+def _use_local_prefect(state: Path) -> None:
+    """Where the user has not set up Prefect: the server of `make up` if it runs, else one just for this run."""
+    os.environ.setdefault("DO_NOT_TRACK", "true")
+    if "PREFECT_API_URL" in os.environ or "PREFECT_PROFILE" in os.environ:
+        return
+    home = Path(os.environ.setdefault("PREFECT_HOME", str((state / "prefect").resolve())))
+    home.mkdir(parents=True, exist_ok=True)
+    if _answers(f"{LOCAL_SERVER}/health"):
+        os.environ["PREFECT_API_URL"] = LOCAL_SERVER
+
+
+def _answers(url: str) -> bool:
+    import httpx
+
+    try:
+        return httpx.get(url, timeout=1.0).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,137 @@
+"""Starts the stand-ins that a profile asks for, for as long as they are needed.
+
+Each is a process of its own that ends when its standard input does, so that a killed parent leaves none behind.
+The child takes a free port itself and reports it on its first line, so that no port is raced for.
+"""
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from qinglan.config import EMBEDDED, Profile
+from qinglan.errors import EngineError
+
+READY_WITHIN_S = 60.0
+STOP_WITHIN_S = 5.0
+_LOG_TAIL_LINES = 12
+
+
+@dataclass(frozen=True)
+class Services:
+    """Addresses to call: the user's own where the profile has them, else those of the stand-ins."""
+
+    teacher_url: str
+    """Up to and including `/v1`."""
+    judge_url: str
+    """Up to and including `/v1`."""
+    rag_url: str
+    """The address that takes the POST."""
+
+
+@contextmanager
+def embedded_services(profile: Profile, knowledge_base: Path) -> Iterator[Services]:
+    """Start what the profile calls `embedded`, and stop it at the end.
+
+    Raises:
+        EngineError: a stand-in did not come up; with the end of its log.
+    """
+    logs = profile.paths.state / "logs"
+    stand_ins = profile.embedded
+    faults = ["--fault-rate", str(stand_ins.fault_rate), "--seed", str(stand_ins.sample_seed)]
+    teacher_url, judge_url, rag_url = profile.teacher.base_url, profile.judge.base_url, profile.rag.url
+    with ExitStack() as stack:
+        if EMBEDDED in (teacher_url, judge_url):
+            options = ["--latency-ms", str(stand_ins.teacher_latency_ms), *faults]
+            base = stack.enter_context(_server("qinglan.embedded.teacher_server", options, logs))
+            teacher_url = f"{base}/v1" if teacher_url == EMBEDDED else teacher_url
+            judge_url = f"{base}/v1" if judge_url == EMBEDDED else judge_url
+        if rag_url == EMBEDDED:
+            options = ["--knowledge-base", str(knowledge_base), "--latency-ms", str(stand_ins.rag_latency_ms), *faults]
+            base = stack.enter_context(_server("qinglan.embedded.rag_server", options, logs))
+            rag_url = f"{base}/retrieve"
+        yield Services(teacher_url, judge_url, rag_url)
+
+
+@contextmanager
+def _server(module: str, options: list[str], logs: Path) -> Iterator[str]:
+    """A running stand-in's base URL."""
+    logs.mkdir(parents=True, exist_ok=True)
+    log_path = logs / f"{module.rpartition('.')[2]}.log"
+    with log_path.open("ab") as log:
+        log_start = log.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, "--exit-with-parent", *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for the parent, which still needs its services to finish cleanly
+        )
+    try:
+        try:
+            base_url = _wait_until_ready(process)
+        except EngineError as error:
+            tail = _tail(log_path, log_start)
+            raise EngineError(f"{module} {error}; {log_path} ends:\n{tail}" if tail else f"{module} {error}") from None
+        yield base_url
+    finally:
+        _stop(process)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes]) -> str:
+    """The base URL, once the health check answers."""
+    deadline = time.monotonic() + READY_WITHIN_S
+    base_url = _first_line(process, deadline)
+    with httpx.Client(trust_env=False, timeout=2) as client:
+        while time.monotonic() < deadline:
+            try:
+                if client.get(f"{base_url}/health").status_code == 200:
+                    return base_url
+            except httpx.TransportError:
+                pass
+            if process.poll() is not None:
+                raise EngineError(f"exited with {process.returncode} before it was ready")
+            time.sleep(0.05)
+    raise EngineError(f"was not ready after {READY_WITHIN_S:g} s")
+
+
+def _first_line(process: subprocess.Popen[bytes], deadline: float) -> str:
+    if process.stdout is None:
+        raise EngineError("has no standard output")
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise EngineError(f"was not ready after {READY_WITHIN_S:g} s")
+        if not (block := os.read(process.stdout.fileno(), 4096)):
+            raise EngineError(f"exited with {process.wait(STOP_WITHIN_S)} before it was ready")
+        line += block
+    return line.decode().strip()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the child's input, and the child if it does not follow."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(STOP_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _tail(log_path: Path, start: int) -> str:
+    """The last lines written since `start`."""
+    with log_path.open("rb") as log:
+        log.seek(start)
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    return "\n".join(lines[-_LOG_TAIL_LINES:])

@@ -1,0 +1,103 @@
+"""What the stand-in servers share: bad weather on request, a port without a race, and no life after the parent.
+
+Latency and faults are injected below the app, where a real network has them. Faults come in thirds: 429 with
+Retry-After, 500, and a connection that drops in the middle of the answer.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import select
+import socket
+import sys
+import threading
+from random import Random
+from typing import Literal
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+Fault = Literal["rate_limit", "server_error", "drop"]
+
+_FAULTS: tuple[Fault, ...] = ("rate_limit", "server_error", "drop")
+_JSON = (b"content-type", b"application/json")
+
+
+class Weather:
+    """ASGI middleware: delays every POST, and fails a seeded share of them."""
+
+    def __init__(self, app: ASGIApp, latency_ms: float = 0.0, fault_rate: float = 0.0, seed: int = 0) -> None:
+        self._app = app
+        self._latency_s = latency_ms / 1000
+        self._fault_rate = fault_rate
+        self._rng = Random(seed)
+
+    def next_fault(self) -> Fault | None:
+        """What goes wrong with the next request; nothing as a rule."""
+        return self._rng.choice(_FAULTS) if self._rng.random() < self._fault_rate else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        if self._latency_s:
+            await asyncio.sleep(self._latency_s)
+        match self.next_fault():
+            case None:
+                await self._app(scope, receive, send)
+            case "rate_limit":
+                await _fail(send, 429, "rate limit reached; try again", (b"retry-after", b"1"))
+            case "server_error":
+                await _fail(send, 500, "injected failure")
+            case "drop":  # an answer that never ends makes uvicorn close the connection
+                await send({"type": "http.response.start", "status": 200, "headers": [_JSON]})
+
+
+def error_body(message: str, code: str) -> dict[str, dict[str, str]]:
+    """An error as OpenAI shapes it."""
+    return {"error": {"message": message, "type": code, "code": code}}
+
+
+async def _fail(send: Send, status: int, message: str, *headers: tuple[bytes, bytes]) -> None:
+    code = "rate_limit_exceeded" if status == 429 else "server_error"
+    body = json.dumps(error_body(message, code)).encode()
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [_JSON, length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def argument_parser(description: str) -> argparse.ArgumentParser:
+    """The options that every stand-in server takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one; the first line says which")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="added to every POST")
+    parser.add_argument("--fault-rate", type=float, default=0.0, help="share of POSTs that fail, 0 to 1")
+    parser.add_argument("--seed", type=int, default=7, help="of the faults and of the teacher's whims")
+    parser.add_argument("--exit-with-parent", action="store_true", help="stop at the end of standard input")
+    return parser
+
+
+def serve(app: ASGIApp, options: argparse.Namespace) -> None:
+    """Serve on loopback until stopped; the first line on standard output is the base URL."""
+    weather = Weather(app, options.latency_ms, options.fault_rate, options.seed)
+    # Without the protocol's number asyncio leaves Nagle's algorithm on, at 40 ms a request.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", options.port))
+    listener.listen(512)
+    server = uvicorn.Server(uvicorn.Config(weather, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
+    if options.exit_with_parent:
+        threading.Thread(target=_exit_with_parent, args=(server, os.getppid()), daemon=True).start()
+    sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
+    sys.stdout.flush()
+    server.run(sockets=[listener])
+
+
+def _exit_with_parent(server: uvicorn.Server, parent: int) -> None:
+    """Stop the server at the end of standard input, or when the parent is another process than at the start."""
+    while os.getppid() == parent:
+        ready, _, _ = select.select([sys.stdin.buffer], [], [], 1.0)
+        if ready and not os.read(sys.stdin.fileno(), 4096):
+            break
+    server.should_exit = True

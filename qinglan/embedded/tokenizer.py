@@ -1,0 +1,77 @@
+"""The tiny base model's tokenizer: byte-level BPE with Qwen's special tokens and Qwen3's chat template.
+
+The vocabulary holds every character of the corpus, and the words that answers and prompts are made of; anything
+else falls back to bytes. A small vocabulary keeps the softmax cheap, whole words keep answers short.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from qinglan.embedded import corpus
+
+END_OF_TURN = "<|im_end|>"
+PADDING = "<|endoftext|>"
+SPECIAL_TOKENS = (
+    PADDING, "<|im_start|>", END_OF_TURN, "<|object_ref_start|>", "<|object_ref_end|>", "<tool_call>",
+    "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>",
+)  # fmt: skip
+MAX_VOCABULARY = 4096
+MAX_TOKEN_BYTES = 18
+"""Six Chinese characters."""
+
+_QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+    "{%- endif %}"
+)
+"""Qwen3's, for plain text messages."""
+
+
+def build() -> Any:
+    """Train the tokenizer (about a second); a `PreTrainedTokenizerFast`."""
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer = normalizers.NFC()
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_QWEN_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(_repeated(corpus.vocabulary_texts()), _trainer())
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token=END_OF_TURN,
+        pad_token=PADDING,
+        model_max_length=1024,
+        clean_up_tokenization_spaces=False,
+        additional_special_tokens=list(SPECIAL_TOKENS[1:5]),
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def _trainer() -> Any:
+    return trainers.BpeTrainer(
+        vocab_size=MAX_VOCABULARY,
+        min_frequency=corpus.WORD_WEIGHT,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=MAX_TOKEN_BYTES,
+        show_progress=False,
+    )
+
+
+def _repeated(texts: Iterable[tuple[str, int]]) -> Iterable[str]:
+    for text, weight in texts:
+        yield from [text] * weight

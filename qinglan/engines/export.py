@@ -1,0 +1,79 @@
+"""`python -m qinglan.engines.export`: a verl checkpoint becomes a folder that `from_pretrained` loads.
+
+Three cases. A checkpoint that holds the whole model in Hugging Face form (full fine-tuning on the CPU, fp32) is
+copied. One with an adapter is taken apart by verl's model merger, and the adapter is merged into the base model in
+the base's precision: the folder that verl itself writes for LoRA is broken. Anything else goes through verl's merger,
+which writes bf16.
+"""
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+from qinglan.errors import ArtifactError
+
+
+def export(checkpoint: Path, base_model: Path, output_dir: Path) -> None:
+    """Write `output_dir` from the folder `global_step_N`; an earlier export there is replaced.
+
+    Raises:
+        ArtifactError: the checkpoint holds no actor.
+    """
+    actor = checkpoint / "actor"
+    if not (actor / "fsdp_config.json").exists():
+        raise ArtifactError(f"{checkpoint} is no verl checkpoint: it has no actor/fsdp_config.json")
+    shutil.rmtree(output_dir, ignore_errors=True)
+    partial = output_dir.with_name(output_dir.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    if (actor / "lora_train_meta.json").exists():
+        _merge_adapter(actor, base_model, partial)
+    elif any((actor / "huggingface").glob("*.safetensors")):
+        shutil.copytree(actor / "huggingface", partial, dirs_exist_ok=True)
+    else:
+        _merge_shards(actor, partial)
+    partial.rename(output_dir)
+
+
+def _merge_shards(actor: Path, target: Path) -> None:
+    from verl.model_merger.base_model_merger import ModelMergerConfig
+    from verl.model_merger.fsdp_model_merger import FSDPModelMerger
+
+    merger = FSDPModelMerger(
+        ModelMergerConfig(
+            operation="merge",
+            backend="fsdp",
+            local_dir=str(actor),
+            target_dir=str(target),
+            hf_model_config_path=str(actor / "huggingface"),
+        )
+    )
+    merger.merge_and_save()
+    merger.cleanup()
+
+
+def _merge_adapter(actor: Path, base_model: Path, target: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        _merge_shards(actor, Path(scratch))
+        model = AutoModelForCausalLM.from_pretrained(base_model, dtype="auto")
+        merged = PeftModel.from_pretrained(model, Path(scratch) / "lora_adapter").merge_and_unload()
+        merged.save_pretrained(target)
+    AutoTokenizer.from_pretrained(base_model).save_pretrained(target)
+
+
+def main() -> None:
+    """Read the arguments and export."""
+    parser = argparse.ArgumentParser(description="Make a Hugging Face folder of a verl checkpoint.")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a folder global_step_N")
+    parser.add_argument("--base-model", type=Path, required=True, help="the model that training started from")
+    parser.add_argument("--output-dir", type=Path, required=True)
+    arguments = parser.parse_args()
+    export(arguments.checkpoint, arguments.base_model, arguments.output_dir)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The one place that starts training processes.
+
+A command runs under `supervise`, so that cancelling, failing or killing the flow ends the whole process group. Its
+output goes to a log file; a failure is raised with the log's last lines and path. While it runs, new lines of its
+metrics file (one JSON object each) are handed to the caller, who may stop it by raising.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from qinglan.engines.command import Command
+from qinglan.errors import EngineError
+
+SUPERVISOR = Path(__file__).with_name("supervise.py")
+POLL_S = 0.5
+TAIL_LINES = 12
+# Training processes must not inherit an empty CUDA_VISIBLE_DEVICES: it breaks Ray's logical GPU.
+_OFFLINE = {"DO_NOT_TRACK": "true", "RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+Metrics = dict[str, Any]
+
+
+class JsonlTail:
+    """Yields what was appended to a JSONL file since the last look; a half-written last line waits."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def new(self) -> Iterator[Metrics]:
+        """New complete objects."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as stream:
+            stream.seek(self._offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                if line.strip():
+                    yield json.loads(line)
+
+
+def launch(
+    command: Command,
+    *,
+    name: str,
+    log: Path,
+    cwd: Path | None = None,
+    on_poll: Callable[[], None] | None = None,
+) -> float:
+    """Run to the end and return the seconds it took.
+
+    Raises:
+        EngineError: a non-zero exit, with the end of the log.
+        Exception: whatever `on_poll` raises, after the process group has ended.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **_OFFLINE, **command.env}
+    if environment.get("CUDA_VISIBLE_DEVICES") == "":
+        del environment["CUDA_VISIBLE_DEVICES"]
+    start = time.monotonic()
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(SUPERVISOR), *command.argv],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        while process.poll() is None:
+            time.sleep(POLL_S)
+            if on_poll:
+                on_poll()
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+    if on_poll:
+        on_poll()
+    if process.returncode != 0:
+        raise EngineError(f"{name} ended with status {process.returncode}; full log: {log}\n{tail(log)}")
+    return time.monotonic() - start
+
+
+def tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log, indented."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - 16_384))
+        text = stream.read().decode(errors="replace")
+    return "\n".join(f"    {line}" for line in text.splitlines()[-lines:])

@@ -1,0 +1,131 @@
+"""ms-swift's command lines for LoRA SFT and for merging the adapter. Pure: nothing is started here.
+
+A local model folder needs both `--model_type` and `--template`, and paths must be absolute, or ms-swift looks on
+a model hub.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from qinglan.config import Profile
+from qinglan.engines.command import Command
+
+LOGGING_FILE = "logging.jsonl"
+"""Under the output directory; ms-swift appends one object per logged step."""
+
+_ENV = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_MODE": "disabled",
+    "MLFLOW_DISABLE_AUTO_LOGGING": "1",
+}
+
+
+def engine_python(profile: Profile) -> str:
+    """The interpreter of the trainer's environment."""
+    return profile.trainer.python or sys.executable
+
+
+def engine_env(profile: Profile, model: str) -> dict[str, str]:
+    """Environment of a training process; hubs are only reachable where the model is not a local folder."""
+    env = {"OMP_NUM_THREADS": str(profile.trainer.threads)} if profile.trainer.device == "cpu" else {}
+    return env | (_ENV if Path(model).is_dir() else {})
+
+
+def sft_command(
+    profile: Profile,
+    *,
+    model: str,
+    train_file: Path,
+    dev_file: Path,
+    output_dir: Path,
+    resume_from: Path | None,
+) -> Command:
+    """LoRA SFT of `model` on chat JSONL; checkpoints go to `output_dir/checkpoint-N`."""
+    sft, on_cpu = profile.sft, profile.trainer.device == "cpu"
+    arguments: dict[str, Any] = {
+        "model": model,
+        "model_type": profile.student.model_type,
+        "template": profile.student.template,
+        "tuner_type": "lora",
+        "target_modules": sft.target_modules,
+        "lora_rank": sft.lora_rank,
+        "lora_alpha": sft.lora_alpha,
+        "lora_dropout": sft.lora_dropout,
+        "torch_dtype": sft.torch_dtype,
+        "bf16": sft.torch_dtype == "bfloat16",
+        "fp16": sft.torch_dtype == "float16",
+        "gradient_checkpointing": sft.gradient_checkpointing,
+        "dataset": train_file.resolve(),
+        "val_dataset": dev_file.resolve(),
+        "output_dir": output_dir.resolve(),
+        "add_version": False,
+        "check_model": False,
+        "load_from_cache_file": False,
+        "dataset_num_proc": 1,
+        "dataloader_num_workers": 0,
+        "max_length": sft.max_length,
+        "learning_rate": sft.learning_rate,
+        "lr_scheduler_type": sft.lr_scheduler_type,
+        "warmup_ratio": sft.warmup_ratio,
+        "num_train_epochs": sft.num_train_epochs,
+        "per_device_train_batch_size": sft.per_device_train_batch_size,
+        "per_device_eval_batch_size": sft.per_device_train_batch_size,
+        "gradient_accumulation_steps": sft.gradient_accumulation_steps,
+        "eval_strategy": "steps",
+        "eval_steps": sft.eval_steps,
+        "save_strategy": "steps",
+        "save_steps": sft.save_steps,
+        "save_total_limit": sft.save_total_limit,
+        "logging_steps": sft.logging_steps,
+        "seed": sft.seed,
+        "report_to": "none",
+    }
+    if on_cpu:
+        arguments |= {"use_cpu": True, "device_map": "cpu"}
+    if sft.deepspeed:
+        arguments["deepspeed"] = sft.deepspeed
+    if resume_from:
+        arguments["resume_from_checkpoint"] = resume_from.resolve()
+    env = engine_env(profile, model)
+    if not on_cpu and profile.trainer.gpus_per_node > 1:
+        env |= {"NPROC_PER_NODE": str(profile.trainer.gpus_per_node)}
+    return Command(_argv(profile, "sft", arguments | sft.extra), env)
+
+
+def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: str) -> Command:
+    """Merge a LoRA adapter into its base model, written as a plain Hugging Face folder."""
+    arguments: dict[str, Any] = {
+        "model": model,
+        "model_type": profile.student.model_type,
+        "template": profile.student.template,
+        "adapters": adapter.resolve(),
+        "merge_lora": True,
+        "output_dir": output_dir.resolve(),
+        "torch_dtype": profile.sft.torch_dtype,
+        "exist_ok": True,
+        "check_model": False,
+    }
+    if profile.trainer.device == "cpu":
+        arguments["device_map"] = "cpu"
+    return Command(_argv(profile, "export", arguments), engine_env(profile, model))
+
+
+def newest_checkpoint(output_dir: Path) -> Path | None:
+    """The checkpoint with the highest step that was written whole."""
+    found = [
+        folder
+        for folder in output_dir.glob("checkpoint-*")
+        if (folder / "trainer_state.json").exists() and folder.name.rpartition("-")[2].isdigit()
+    ]
+    return max(found, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+
+
+def _argv(profile: Profile, verb: str, arguments: dict[str, Any]) -> list[str]:
+    argv = [engine_python(profile), "-m", f"swift.cli.{verb}"]
+    for name, value in arguments.items():
+        argv += [f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)]
+    return argv

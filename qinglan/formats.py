@@ -1,0 +1,63 @@
+"""How numbers read, in the report and in the terminal: fixed decimals, a true minus, a dash for no value."""
+
+from datetime import timedelta
+
+NONE = "–"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Fixed decimals."""
+    return NONE if value is None else f"{value:,.{digits}f}".replace("-", "−")
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """Always with its sign, except what rounds to 0."""
+    if value is None:
+        return NONE
+    if abs(value) < 0.5 * 10**-digits:
+        return f"{0:.{digits}f}"
+    return f"{value:+,.{digits}f}".replace("-", "−")
+
+
+def interval(ends: tuple[float, float] | None) -> str:
+    """`[low, high]`."""
+    return NONE if ends is None else f"[{number(ends[0])}, {number(ends[1])}]"
+
+
+def count(value: int | None) -> str:
+    """With thousands separators."""
+    return NONE if value is None else f"{value:,}"
+
+
+def usd(value: float | None) -> str:
+    """Dollars; more decimals below one dollar and below one cent."""
+    if value is None:
+        return NONE
+    digits = 2 if value >= 0.995 or value == 0 else 3 if value >= 0.01 else 4
+    return f"${value:,.{digits}f}"
+
+
+def latency(value_ms: float | None) -> str:
+    """Milliseconds without the unit; one decimal below 10."""
+    return number(value_ms, 0 if value_ms is not None and value_ms >= 10 else 1)
+
+
+def duration(seconds: float) -> str:
+    """`2.4 s`, `3 min 05 s` or `1:02:03`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+    return str(timedelta(seconds=int(seconds)))
+
+
+def p_value(value: float | None) -> str:
+    """Three decimals, and never 0."""
+    return NONE if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def plain(value: object) -> str:
+    """Any summary value; floats with four digits."""
+    if isinstance(value, float):
+        return f"{value:.4g}".replace("-", "−")
+    return count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,148 @@
+"""Geometry of the report's plots: nice axes, dots with intervals, curves, all in percent of the plot's box.
+
+The template draws them as inline SVG with its labels in HTML, so that text keeps its size on a phone, colours follow
+the reader's light or dark scheme, and no plotting library is loaded.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from qinglan.formats import interval
+
+_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A linear axis; `at` gives percent from its low end."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    @classmethod
+    def over(cls, values: Iterable[float], ticks: int = 5) -> "Axis":
+        """An axis with round ticks that covers the values (finite ones; 0 to 1 if there is none)."""
+        finite = [value for value in values if math.isfinite(value)]
+        low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+        if high - low < 1e-9:
+            low, high = low - 0.5, high + 0.5
+        step = _round_step((high - low) / max(ticks - 1, 1))
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        places = tuple(round(i * step, 10) for i in range(first, last + 1))
+        return cls(places[0], places[-1], places)
+
+    def at(self, value: float) -> float:
+        """Percent from the low end."""
+        return round(100 * (value - self.low) / (self.high - self.low), 2)
+
+    def label(self, tick: float) -> str:
+        """A tick's text, with as many decimals as the step needs."""
+        step = self.ticks[1] - self.ticks[0]
+        decimals = next((d for d in range(4) if math.isclose(step, round(step, d))), 4)
+        return f"{tick:,.{decimals}f}".replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One line of a dot plot: a value with its interval, in percent."""
+
+    label: str
+    text: str
+    style: str
+    at: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class DotPlot:
+    """Dots over one axis; `zero` is where a line of no difference stands."""
+
+    title: str
+    axis: Axis
+    dots: tuple[Dot, ...]
+    zero: float | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve as an SVG path in a 100 × 100 box; `faint` for the raw values behind a moving mean."""
+
+    label: str
+    path: str
+    style: str
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over common axes."""
+
+    title: str
+    x_label: str
+    x: Axis
+    y: Axis
+    lines: tuple[Line, ...]
+
+
+Interval = tuple[float, float]
+Points = Sequence[tuple[float, float]]
+DotRow = tuple[str, str, float | None, Interval | None]
+"""Style, label, value, interval."""
+
+
+def dot_plot(
+    title: str, rows: Sequence[DotRow], show: Callable[[float | None], str], zero: bool = False
+) -> DotPlot | None:
+    """A dot per row that has a value. With `zero`, rows whose interval includes 0 get the style `open`."""
+    present = [(style, label, value, ends) for style, label, value, ends in rows if value is not None]
+    if not present:
+        return None
+    values = [v for _, _, value, ends in present for v in (value, *(ends or ()))]
+    axis = Axis.over([*values, 0.0] if zero else values)
+    dots = []
+    for style, label, value, ends in present:
+        low, high = (axis.at(ends[0]), axis.at(ends[1])) if ends else (None, None)
+        undecided = zero and (ends is None or ends[0] <= 0 <= ends[1])
+        text = show(value) + (f" {interval(ends)}" if ends else "")
+        dots.append(Dot(label, text, "open" if undecided else style, axis.at(value), low, high))
+    return DotPlot(title, axis, tuple(dots), axis.at(0.0) if zero else None)
+
+
+def chart(title: str, x_label: str, series: Sequence[tuple[str, Points]]) -> Chart:
+    """Curves of (x, y) points; non-finite points are skipped, long curves get a moving mean."""
+    clean = [(label, [(x, y) for x, y in points if math.isfinite(y)]) for label, points in series]
+    x_axis = Axis.over((x for _, points in clean for x, _ in points), ticks=6)
+    y_axis = Axis.over((y for _, points in clean for _, y in points), ticks=5)
+    lines: list[Line] = []
+    for number, (label, points) in enumerate(clean):
+        style, window = f"line-{number % 4}", len(points) // 20
+        if window > 1:
+            lines.append(Line("", path(points, x_axis, y_axis), style, faint=True))
+            lines.append(Line(label, path(moving_mean(points, window), x_axis, y_axis), style))
+        else:
+            lines.append(Line(label, path(points, x_axis, y_axis), style))
+    return Chart(title, x_label, x_axis, y_axis, tuple(lines))
+
+
+def path(points: Points, x: Axis, y: Axis) -> str:
+    """SVG path data; y grows upwards."""
+    places = (f"{x.at(px)},{round(100 - y.at(py), 2)}" for px, py in points)
+    return "M" + " L".join(places) if points else ""
+
+
+def moving_mean(points: Points, window: int) -> list[tuple[float, float]]:
+    """Centred mean over 2·(window // 2) + 1 points, fewer at the ends."""
+    half = window // 2
+    means = []
+    for i, (x, _) in enumerate(points):
+        near = [y for _, y in points[max(0, i - half) : i + half + 1]]
+        means.append((x, sum(near) / len(near)))
+    return means
+
+
+def _round_step(raw: float) -> float:
+    magnitude = 10.0 ** math.floor(math.log10(raw))
+    return next(step * magnitude for step in _STEPS if step * magnitude >= raw * (1 - 1e-9))

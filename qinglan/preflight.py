@@ -1,0 +1,153 @@
+"""What can be known before money or time is spent: files, secrets, services, devices, packages.
+
+`inspect_profile` gives every check's outcome for `qinglan doctor`; `require` raises the first problem before a run.
+"""
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import httpx
+
+from qinglan.config import EMBEDDED, Endpoint, Profile, require_secret
+from qinglan.errors import ConfigError, QinglanError, WorkbookError
+from qinglan.recipes import get_recipe
+from qinglan.retrieval import read_answer
+from qinglan.workbook import read_rows
+
+FlowName = Literal["pipeline", "refresh", "train", "evaluate"]
+_PROBE = "服务检查"
+_TIMEOUT_S = 10.0
+_TRAINER_PACKAGES = ("torch", "swift", "verl", "ray")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. `problem` is None where it is fine."""
+
+    name: str
+    detail: str
+    problem: str | None = None
+
+
+def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Check]:
+    """Check after check, so that a slow one does not hide the others."""
+    data, trains = flow in ("pipeline", "refresh"), flow in ("pipeline", "train")
+    yield _check("recipe", profile.recipe, lambda: get_recipe(profile.recipe))
+    if data:
+        yield _check("workbook", profile.data.workbook, lambda: _workbook(profile))
+    for role, endpoint in (("teacher", profile.teacher), ("judge", profile.judge)):
+        if role == "judge" or data:
+            yield _check(role, f"{endpoint.model} at {endpoint.base_url}", _chat_checker(role, endpoint))
+    yield _check("rag", profile.rag.url, lambda: _rag(profile))
+    if trains:
+        yield _check("base model", profile.student.base_model, lambda: _base_model(profile.student.base_model))
+    if flow != "refresh":
+        yield _check("device", profile.trainer.device, lambda: _device(profile))
+        yield _check("trainer packages", profile.trainer.python or "this environment", lambda: _packages(profile))
+
+
+def require(profile: Profile, flow: FlowName) -> None:
+    """Raise the first problem.
+
+    Raises:
+        ConfigError: with what to do about it.
+    """
+    for check in inspect_profile(profile, flow):
+        if check.problem:
+            raise ConfigError(check.problem)
+
+
+def _check(name: str, detail: str, look: Callable[[], object]) -> Check:
+    try:
+        look()
+    except QinglanError as error:
+        return Check(name, detail, str(error))
+    return Check(name, detail)
+
+
+def _workbook(profile: Profile) -> None:
+    if profile.data.workbook == EMBEDDED:
+        return
+    rows = read_rows(Path(profile.data.workbook), profile.data, profile.tenant)
+    if not any(row.status == "ok" for row in rows):
+        reasons = sorted({row.reason or "" for row in rows})
+        raise WorkbookError(f"{profile.data.workbook}: no row can be used; reasons: {', '.join(reasons)}")
+
+
+def _chat_checker(role: str, endpoint: Endpoint) -> Callable[[], None]:
+    def look() -> None:
+        if endpoint.base_url == EMBEDDED:
+            return
+        key = require_secret(endpoint.api_key_env, f"{role} {endpoint.model}")
+        url = f"{endpoint.base_url.rstrip('/')}/models"  # free of charge, unlike a completion
+        response = _reach(
+            role, "base_url", lambda: httpx.get(url, headers={"authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S)
+        )
+        if response.status_code in (401, 403):
+            variable = endpoint.api_key_env or f"{role}.api_key_env (not set)"
+            raise ConfigError(
+                f"{role} {endpoint.base_url}: refuses the key (HTTP {response.status_code}); check {variable}"
+            )
+        if response.status_code >= 500:
+            raise ConfigError(f"{role} {endpoint.base_url}: answers HTTP {response.status_code}; is the service up?")
+
+    return look
+
+
+def _rag(profile: Profile) -> None:
+    rag = profile.rag
+    if rag.url == EMBEDDED:
+        if rag.knowledge_base != EMBEDDED and not Path(rag.knowledge_base).is_file():
+            raise ConfigError(f"rag.knowledge_base: {rag.knowledge_base}: no such file; give a JSONL file")
+        return
+    body = {
+        "query": _PROBE,
+        "tenant_id": profile.tenant.id,
+        "kb_name": rag.kb_name,
+        "top_k": rag.top_k,
+        "score_threshold": rag.score_threshold,
+    }
+    headers = {"authorization": f"Bearer {require_secret(rag.api_key_env, 'rag')}"} if rag.api_key_env else {}
+    response = _reach("rag", "url", lambda: httpx.post(rag.url, json=body, headers=headers, timeout=_TIMEOUT_S))
+    if response.status_code >= 400:
+        raise ConfigError(f"rag {rag.url}: answers HTTP {response.status_code}: {response.text[:120]}")
+    read_answer(response.content, rag.url)
+
+
+def _reach(role: str, key: str, send: Callable[[], httpx.Response]) -> httpx.Response:
+    try:
+        return send()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"{role}.{key} can't be reached: {error or type(error).__name__}; is it up, is the address right?"
+        ) from error
+
+
+def _base_model(name: str) -> None:
+    looks_local = name.startswith((".", "/", "~"))
+    if looks_local and not (Path(name) / "config.json").is_file():
+        raise ConfigError(f"student.base_model: {name} is no model folder (no config.json in it)")
+
+
+def _device(profile: Profile) -> None:
+    if profile.trainer.device == "cuda" and shutil.which("nvidia-smi") is None:
+        raise ConfigError(
+            "trainer.device: the profile asks for GPUs and this machine has none (no nvidia-smi); "
+            "run it on a GPU machine, or try the road with --profile embedded"
+        )
+    if profile.trainer.device == "cpu" and profile.rl.rollout_engine != "cpu":
+        raise ConfigError("rl.rollout_engine: vllm needs trainer.device: cuda; on the CPU set it to cpu")
+
+
+def _packages(profile: Profile) -> None:
+    if profile.trainer.python:
+        if shutil.which(profile.trainer.python) is None:
+            raise ConfigError(f"trainer.python: {profile.trainer.python}: no such interpreter")
+        return
+    missing = [name for name in _TRAINER_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); run `make setup`")

@@ -1,0 +1,122 @@
+"""The RAG's HTTP contract: POST a query, get passages best first with `reranker_score` in [0, 1].
+
+An answer that breaks the contract is an error that says what is wrong with it; it is never read as "nothing found".
+"""
+
+import asyncio
+import itertools
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from qinglan.config import Rag, explain, require_secret
+from qinglan.errors import RetrievalError
+from qinglan.rows import Retrieved
+
+_TITLE_CHARS = 60
+
+
+class _Passage(BaseModel):
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
+    id: str | None = None
+    title: str = ""
+    content: str
+    reranker_score: float = Field(ge=0, le=1)
+
+
+class _Recall(BaseModel):
+    recall: list[_Passage]
+
+
+class _Envelope(BaseModel):
+    data: _Recall
+
+
+class _TransientError(RetrievalError):
+    """Worth another try."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "rag_unavailable", transient=True)
+
+
+class RagClient:
+    """Retrieves over HTTP with retries and a concurrency limit. Belongs to one event loop."""
+
+    def __init__(self, rag: Rag, url: str, tenant_id: str) -> None:
+        self._rag, self._url, self._tenant_id = rag, url, tenant_id
+        self._slots = asyncio.Semaphore(rag.concurrency)
+        headers = {}
+        if rag.api_key_env:
+            headers["authorization"] = f"Bearer {require_secret(rag.api_key_env, 'rag')}"
+        self._client = httpx.AsyncClient(timeout=rag.timeout_s, headers=headers)
+        self.call_count = self.failed_count = 0
+
+    async def retrieve(self, query: str, rewritten_query: str | None = None) -> Retrieved:
+        """Passages for a query, or for its rewrite where one is given.
+
+        Raises:
+            RetrievalError: no valid answer after the retries.
+        """
+        body: dict[str, Any] = {
+            "query": query,
+            "tenant_id": self._tenant_id,
+            "kb_name": self._rag.kb_name,
+            "top_k": self._rag.top_k,
+            "score_threshold": self._rag.score_threshold,
+        }
+        if rewritten_query is not None:
+            body["rewritten_query"] = rewritten_query
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(_TransientError),
+            stop=stop_after_attempt(self._rag.max_retries + 1),
+            wait=wait_random_exponential(multiplier=0.2, max=10),
+            reraise=True,
+        )
+        async with self._slots:
+            return await retrying(self._post, body)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _post(self, body: dict[str, Any]) -> Retrieved:
+        self.call_count += 1
+        try:
+            response = await self._client.post(self._url, json=body)
+            if response.status_code == 429 or response.status_code >= 500:
+                raise _TransientError(f"rag {self._url}: HTTP {response.status_code}")
+        except httpx.TransportError as error:
+            self.failed_count += 1
+            raise _TransientError(f"rag {self._url}: {error or type(error).__name__}") from error
+        except _TransientError:
+            self.failed_count += 1
+            raise
+        if response.status_code >= 400:
+            self.failed_count += 1
+            raise RetrievalError(f"rag {self._url}: HTTP {response.status_code}: {response.text[:120]}", "rag_refused")
+        return read_answer(response.content, self._url)
+
+
+def read_answer(content: bytes, url: str) -> Retrieved:
+    """Check an answer against the contract.
+
+    Raises:
+        RetrievalError: the envelope, a score or the order is wrong.
+    """
+    try:
+        passages = _Envelope.model_validate_json(content).data.recall
+    except ValidationError as error:
+        raise RetrievalError(
+            f"rag {url}: the answer breaks the contract: {explain(error)}", "rag_bad_answer"
+        ) from error
+    scores = tuple(passage.reranker_score for passage in passages)
+    if any(later > earlier for earlier, later in itertools.pairwise(scores)):
+        raise RetrievalError(f"rag {url}: the answer is not sorted by reranker_score, best first", "rag_bad_answer")
+    return Retrieved(
+        ids=tuple(passage.id for passage in passages),
+        scores=scores,
+        titles=tuple((passage.title or passage.content)[:_TITLE_CHARS] for passage in passages),
+    )

@@ -1,0 +1,172 @@
+"""Runs: a directory per run, stage by stage; unfinished ones are continued, finished stages reused.
+
+`open_run` continues the newest unfinished run of the same flow and settings unless another process is at work on it
+(each run is guarded by a file lock, which a killed process loses). `find_stage` looks for a finished stage with the
+same key in this run and then in all earlier ones, so what has not changed is not computed again.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict
+
+from qinglan.artifacts import MANIFEST, StageResult, hash_of, write_json
+from qinglan.config import Profile
+from qinglan.errors import ArtifactError, ConfigError
+
+RUN_FILE = "run.json"
+
+
+class Run(BaseModel):
+    """One run of a flow; small enough to pass to every task."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    flow: str
+    profile: Profile
+    directory: Path
+    fresh: bool = False
+    """Compute every stage anew instead of reusing earlier runs' stages."""
+    mlflow_run_id: str = ""
+
+    def stage_directory(self, stage: str) -> Path:
+        """Where a stage keeps its files; made if need be."""
+        directory = self.directory / stage
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+
+@contextmanager
+def open_run(profile: Profile, flow: str, *, fresh: bool = False) -> Iterator[Run]:
+    """Continue the unfinished run of this flow with these settings, or start a new one; hold its lock meanwhile."""
+    profile = _with_absolute_paths(profile)
+    root = profile.paths.runs
+    root.mkdir(parents=True, exist_ok=True)
+    identity = hash_of(flow, profile.model_dump(mode="json"))
+    for directory in [] if fresh else _newest_first(root):
+        state = _read(directory)
+        if state and state["identity"] == identity and not state["finished"]:
+            lock = FileLock(directory / ".lock", blocking=False)
+            try:
+                lock.acquire()
+            except Timeout:
+                continue
+            with lock:
+                yield _resume(directory, state, profile, fresh=state["fresh"])
+            return
+    run_id = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-") + os.urandom(2).hex()
+    directory = root / run_id
+    directory.mkdir()
+    with FileLock(directory / ".lock"):
+        run = Run(id=run_id, flow=flow, profile=profile, directory=directory, fresh=fresh)
+        _write(run, identity, finished=False)
+        _point_latest(root, run_id)
+        yield run
+
+
+def note_mlflow_run(run: Run, mlflow_run_id: str) -> Run:
+    """Remember which MLflow run belongs to this run."""
+    run = run.model_copy(update={"mlflow_run_id": mlflow_run_id})
+    state = _read(run.directory)
+    assert state is not None
+    _write(run, state["identity"], finished=False)
+    return run
+
+
+def finish_run(run: Run) -> None:
+    """Mark the run complete, so that the next call starts a new one."""
+    state = _read(run.directory)
+    assert state is not None
+    _write(run, state["identity"], finished=True)
+
+
+def find_run(runs: Path, name: str) -> Path:
+    """A run's directory by id, unique prefix, path or `latest`.
+
+    Raises:
+        ConfigError: no such run.
+    """
+    for candidate in (runs / name, Path(name)):
+        if (candidate / RUN_FILE).exists():
+            return candidate.resolve()
+    matches = [d for d in _newest_first(runs) if d.name.startswith(name)] if runs.is_dir() else []
+    if len(matches) == 1:
+        return matches[0]
+    known = ", ".join(d.name for d in _newest_first(runs)[:5]) if runs.is_dir() else ""
+    raise ConfigError(f"run `{name}`: not found under {runs}; newest runs: {known or 'none'}")
+
+
+def save_stage(run: Run, result: StageResult) -> StageResult:
+    """Write the manifest, last: from now on the stage is complete."""
+    write_json(run.stage_directory(result.stage) / MANIFEST, result.model_dump(mode="json"))
+    return result
+
+
+def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
+    """A finished stage with this key whose files are all still as they were."""
+    elsewhere = [] if run.fresh else [d for d in _newest_first(run.directory.parent) if d != run.directory]
+    for directory in [run.directory, *elsewhere]:
+        manifest = directory / stage / MANIFEST
+        if not manifest.exists():
+            continue
+        result = StageResult.model_validate_json(manifest.read_text(encoding="utf-8"))
+        if result.key == key and _intact(result):
+            return result
+    return None
+
+
+def _intact(result: StageResult) -> bool:
+    try:
+        for artifact in result.artifacts.values():
+            artifact.verify()
+    except ArtifactError:
+        return False
+    return True
+
+
+def _with_absolute_paths(profile: Profile) -> Profile:
+    paths = profile.paths
+    update = {"runs": paths.runs.resolve(), "state": paths.state.resolve()}
+    return profile.model_copy(update={"paths": paths.model_copy(update=update)})
+
+
+def _resume(directory: Path, state: dict[str, Any], profile: Profile, *, fresh: bool) -> Run:
+    return Run(
+        id=directory.name,
+        flow=state["flow"],
+        profile=profile,
+        directory=directory,
+        fresh=fresh,
+        mlflow_run_id=state["mlflow_run_id"],
+    )
+
+
+def _newest_first(root: Path) -> list[Path]:
+    return sorted((p.parent for p in root.glob(f"*/{RUN_FILE}") if not p.parent.is_symlink()), reverse=True)
+
+
+def _read(directory: Path) -> dict[str, Any] | None:
+    path = directory / RUN_FILE
+    if not path.exists():
+        return None
+    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return state
+
+
+def _write(run: Run, identity: str, *, finished: bool) -> None:
+    state = {"identity": identity, "finished": finished, "profile_name": run.profile.name}
+    write_json(run.directory / RUN_FILE, state | run.model_dump(mode="json"))
+
+
+def _point_latest(root: Path, run_id: str) -> None:
+    link = root / "latest"
+    partial = root / f".latest-{run_id}"
+    partial.symlink_to(run_id)
+    partial.replace(link)

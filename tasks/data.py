@@ -1,0 +1,209 @@
+"""The data stages: ingest → distill → validate → select → dataset."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.runtime import task_run
+
+from qinglan.artifacts import Artifact, StageResult, read_jsonl, sha256_of, write_jsonl
+from qinglan.batches import Batch, Work, check_failed_share, cut
+from qinglan.clients import Clients, key_salt, open_clients
+from qinglan.dataset import assign_splits, write_datasets
+from qinglan.distillation import distiller
+from qinglan.embedded.services import Services
+from qinglan.errors import StageError
+from qinglan.evaluation import count_by_split
+from qinglan.rows import Row
+from qinglan.runs import Run
+from qinglan.selection import count_reasons, select
+from qinglan.validation import summary, validator
+from qinglan.workbook import problems, read_rows, write_rows
+from tasks.stage import Outcome, Stage, perform
+
+RETRY_DELAYS_S = [2.0, 10.0, 30.0]
+_SHOWN_PROBLEMS = 20
+
+
+@task(name="ingest", cache_policy=NO_CACHE)
+def ingest_workbook(run: Run, workbook: Path) -> StageResult:
+    """Read the workbook; bad rows are kept with their reason."""
+    data, tenant = run.profile.data, run.profile.tenant
+
+    def work(stage: Stage) -> Outcome:
+        rows = read_rows(workbook, data, tenant)
+        lines = problems(rows)
+        for line in lines[:_SHOWN_PROBLEMS]:
+            stage.say(line)
+        if len(lines) > _SHOWN_PROBLEMS:
+            stage.say(f"... and {len(lines) - _SHOWN_PROBLEMS} more; all are in rows.jsonl with their reason")
+        ok = sum(row.status == "ok" for row in rows)
+        if not ok:
+            raise StageError(f"{workbook}: none of its {len(rows)} rows can be used; first: {lines[0]}")
+        stage.say(f"{ok:,} of {len(rows):,} rows of {workbook.name} are usable")
+        return _outcome(rows, rows, {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)})
+
+    depends_on = {
+        "workbook_sha256": sha256_of(workbook),
+        "data": data.model_dump(mode="json"),
+        "tenant": tenant.model_dump(mode="json"),
+    }
+    return perform(run, "ingest", depends_on, work)
+
+
+@task(name="distill", cache_policy=NO_CACHE)
+def distill_rows(run: Run, services: Services, ingested: StageResult) -> StageResult:
+    """Ask the teacher, in batches; a retried batch asks only for what is missing."""
+    profile = run.profile
+
+    def work(stage: Stage) -> Outcome:
+        rows = list(read_jsonl(ingested.path("rows"), Row))
+        done, calls = asyncio.run(
+            _in_batches(stage, services, rows, profile.distill.batch_rows, profile.distill.retries, "distill")
+        )
+        return _finish_rows(stage, "distill", rows, done, profile.distill.max_failed_share, calls)
+
+    depends_on = {
+        "rows_sha256": ingested.artifacts["rows"].sha256,
+        "teacher": profile.teacher.model_dump(mode="json", include={"base_url", "model", "temperature", "max_tokens"}),
+        "server": key_salt(profile, "teacher"),
+    }
+    return perform(run, "distill", depends_on, work)
+
+
+@task(name="validate", cache_policy=NO_CACHE)
+def validate_rows(run: Run, services: Services, distilled: StageResult, knowledge_base: Path | None) -> StageResult:
+    """Retrieve with question and rewrite; judge the rewrite."""
+    profile = run.profile
+
+    def work(stage: Stage) -> Outcome:
+        rows = list(read_jsonl(distilled.path("rows"), Row))
+        done, calls = asyncio.run(
+            _in_batches(stage, services, rows, profile.validation.batch_rows, profile.validation.retries, "validate")
+        )
+        outcome = _finish_rows(stage, "validation", rows, done, profile.validation.max_failed_share, calls)
+        outcome.metrics = summary(done)
+        stage.say(", ".join(f"{name} {value:.3f}" for name, value in outcome.metrics.items()))
+        return outcome
+
+    depends_on = {
+        "rows_sha256": distilled.artifacts["rows"].sha256,
+        "rag": profile.rag.model_dump(mode="json", include={"url", "kb_name", "top_k", "score_threshold"}),
+        "judge": profile.judge.model_dump(mode="json", include={"base_url", "model", "temperature", "max_tokens"}),
+        "judge_baseline": profile.validation.judge_baseline,
+        "server": key_salt(profile, "judge"),
+        # A live service's knowledge base changes unseen, so its answers are reused within one run only.
+        "knowledge_base": sha256_of(knowledge_base) if knowledge_base else run.id,
+    }
+    return perform(run, "validate", depends_on, work)
+
+
+@task(name="select", cache_policy=NO_CACHE)
+def select_rows(run: Run, validated: StageResult) -> StageResult:
+    """Decide which rewrites may teach."""
+
+    def work(stage: Stage) -> Outcome:
+        before = list(read_jsonl(validated.path("rows"), Row))
+        rows = select(before, run.profile.select)
+        artifacts = {
+            "rows": write_jsonl(stage.directory / "rows.jsonl", rows),
+            "workbook": write_rows(stage.directory / "rows.xlsx", rows),
+        }
+        return _outcome(before, rows, artifacts)
+
+    depends_on = {
+        "rows_sha256": validated.artifacts["rows"].sha256,
+        "select": run.profile.select.model_dump(mode="json"),
+    }
+    return perform(run, "select", depends_on, work)
+
+
+@task(name="dataset", cache_policy=NO_CACHE)
+def build_dataset(run: Run, selected: StageResult) -> StageResult:
+    """Split by near-duplicate group and write the training files."""
+    profile = run.profile
+
+    def work(stage: Stage) -> Outcome:
+        before = list(read_jsonl(selected.path("rows"), Row))
+        rows = assign_splits(before, profile.dataset, profile.dataset.seed)
+        artifacts = write_datasets(stage.directory, rows, profile)
+        outcome = _outcome(before, rows, artifacts)
+        outcome.metrics = {f"rows_{split}": float(n) for split, n in count_by_split(rows).items()}
+        outcome.metrics |= {f"{name}_rows": float(a.rows) for name, a in artifacts.items() if a.rows is not None}
+        stage.say(", ".join(f"{name} {value:.0f}" for name, value in outcome.metrics.items()))
+        return outcome
+
+    depends_on = {
+        "rows_sha256": selected.artifacts["rows"].sha256,
+        "dataset": profile.dataset.model_dump(mode="json"),
+        "tenant": profile.tenant.model_dump(mode="json"),
+    }
+    return perform(run, "dataset", depends_on, work)
+
+
+@task(name="batch", cache_policy=NO_CACHE, task_run_name="{kind}-{batch.index}")
+async def run_batch(kind: str, batch: Batch, work: Work, retries: int) -> list[Row]:  # noqa: ARG001 (names the run)
+    """One batch; Prefect retries it while rows are missing."""
+    attempt = task_run.run_count or 1
+    return await batch.run(work, last_attempt=attempt > retries)
+
+
+async def _in_batches(
+    stage: Stage, services: Services, rows: Sequence[Row], batch_rows: int, retries: int, kind: str
+) -> tuple[list[Row], dict[str, dict[str, int]]]:
+    profile, tenant = stage.run.profile, stage.run.profile.tenant
+    batches, finished = cut(rows, batch_rows), 0
+    makers: dict[str, Callable[[Clients], Work]] = {
+        "distill": lambda clients: distiller(clients, tenant),
+        "validate": lambda clients: validator(clients, tenant, judge=profile.validation.judge_baseline),
+    }
+    ahead = asyncio.Semaphore(4)  # enough to keep the clients busy; thousands of waiting rows would help nobody
+    configured = run_batch.with_options(retries=retries, retry_delay_seconds=RETRY_DELAYS_S[: max(1, retries)])
+
+    async with open_clients(stage.run, services) as clients:
+        work = makers[kind](clients)
+
+        async def one(batch: Batch) -> list[Row]:
+            nonlocal finished
+            async with ahead:
+                result: list[Row] = await configured(kind, batch, work, retries)
+            finished += len(batch.rows)
+            stage.progress(finished, len(rows), "rows")
+            return result
+
+        done = [row for result in await asyncio.gather(*map(one, batches)) for row in result]
+        calls = call_counts(clients)
+    stage.first_failure = next((text for batch in batches if (text := batch.first_failure())), None)
+    return done, calls
+
+
+def call_counts(clients: Clients) -> dict[str, dict[str, int]]:
+    """What the ledger can't know: answers taken from it, and calls to the RAG."""
+    return {
+        "teacher": {"cached": clients.teacher.cached_count},
+        "judge": {"cached": clients.judge.cached_count},
+        "rag": {"calls": clients.rag.call_count, "failed": clients.rag.failed_count},
+    }
+
+
+def _finish_rows(
+    stage: Stage,
+    section: str,
+    before: Sequence[Row],
+    done: Sequence[Row],
+    max_failed_share: float,
+    calls: dict[str, dict[str, int]],
+) -> Outcome:
+    check_failed_share(section, before, done, max_failed_share, stage.first_failure)
+    outcome = _outcome(before, done, {"rows": write_jsonl(stage.directory / "rows.jsonl", done)})
+    outcome.details = {"api": calls}
+    return outcome
+
+
+def _outcome(before: Sequence[Row], after: Sequence[Row], artifacts: dict[str, Artifact]) -> Outcome:
+    earlier = count_reasons(before) if before is not after else {}
+    dropped = {r: n - earlier.get(r, 0) for r, n in count_reasons(after).items() if n > earlier.get(r, 0)}
+    ok_before = sum(row.status == "ok" for row in before) if before is not after else len(before)
+    return Outcome(ok_before, sum(row.status == "ok" for row in after), dropped, artifacts)

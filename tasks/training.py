@@ -1,0 +1,282 @@
+"""The training stages: base_model → sft → rl. Each starts one engine process and follows its metrics."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from qinglan.artifacts import Artifact, StageResult
+from qinglan.clients import key_salt, ledger_path
+from qinglan.config import EMBEDDED
+from qinglan.embedded.base_model import cached_path, is_complete, pretrain_argv
+from qinglan.embedded.services import Services
+from qinglan.engines import swift, verl
+from qinglan.engines.command import Command
+from qinglan.engines.launcher import JsonlTail, launch
+from qinglan.errors import EngineError
+from qinglan.reward import RewardService, SampleWatch
+from qinglan.runs import Run
+from tasks.stage import Outcome, Stage, perform
+
+Metrics = dict[str, Any]
+
+
+@task(name="base-model", cache_policy=NO_CACHE)
+def prepare_base_model(run: Run) -> StageResult:
+    """The model to start from: the profile's own, or the embedded one, pretrained once per machine."""
+    profile = run.profile
+    embedded = profile.student.base_model == EMBEDDED
+    folder = cached_path(profile.paths, profile.embedded) if embedded else Path(profile.student.base_model)
+
+    def work(stage: Stage) -> Outcome:
+        if not embedded:
+            return _model_outcome(folder)
+        if is_complete(folder):
+            stage.say(f"already pretrained: {folder}")
+            return _model_outcome(folder)
+        metrics_path = stage.directory / "metrics.jsonl"
+        metrics_path.unlink(missing_ok=True)
+        stage.say("pretraining a tiny Qwen3 from scratch; this happens once per machine")
+        command = Command(
+            pretrain_argv(
+                swift.engine_python(profile), profile.embedded, folder, metrics_path, profile.trainer.threads
+            ),
+            swift.engine_env(profile, str(folder)),
+        )
+        follow = _Follower(stage, metrics_path, _pretrain_line)
+        launch(command, name="pretraining", log=stage.directory / "pretrain.log", on_poll=follow)
+        return _model_outcome(folder, {"curve": follow.curve("loss")})
+
+    return perform(run, "base_model", {"folder": str(folder)}, work)
+
+
+def _model_outcome(folder: Path, details: dict[str, Any] | None = None) -> Outcome:
+    # A hub id is not a folder on this machine; the engines resolve it.
+    artifacts = {"model": Artifact.of(folder)} if folder.is_dir() else {}
+    return Outcome(artifacts=artifacts, details=(details or {}) | {"model": str(folder)})
+
+
+@task(name="sft", cache_policy=NO_CACHE)
+def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
+    """LoRA SFT on the selected rewrites with ms-swift, then merge."""
+    profile = run.profile
+    train_file, dev_file = dataset.artifacts["sft_train"], dataset.artifacts["sft_dev"]
+    model: str = base.details["model"]
+
+    def work(stage: Stage) -> Outcome:
+        output = stage.directory / "checkpoints"
+        resume_from = swift.newest_checkpoint(output)
+        if resume_from:
+            stage.say(f"continuing from {resume_from.name}")
+        command = swift.sft_command(
+            profile,
+            model=model,
+            train_file=train_file.path,
+            dev_file=dev_file.path,
+            output_dir=output,
+            resume_from=resume_from,
+        )
+        follow = _Follower(stage, output / swift.LOGGING_FILE, _swift_line)
+        launch(command, name="ms-swift SFT", log=stage.directory / "sft.log", on_poll=follow)
+        adapter = swift.newest_checkpoint(output)
+        if adapter is None:
+            raise EngineError(f"ms-swift ended without a checkpoint; log: {stage.directory / 'sft.log'}")
+        stage.say("merging the adapter into the base model")
+        merged = stage.directory / "merged"
+        merge = swift.merge_command(profile, adapter=adapter, output_dir=merged, model=model)
+        launch(merge, name="ms-swift merge", log=stage.directory / "merge.log")
+        losses = follow.curve("loss")
+        summary = {"rows": train_file.rows, "steps": follow.last_step, **_ends("loss", losses)}
+        return Outcome(
+            rows_in=train_file.rows or 0,
+            artifacts={"adapter": Artifact.of(adapter), "model": Artifact.of(merged)},
+            metrics={k: v for k, v in summary.items() if isinstance(v, float)},
+            details={"summary": summary, "curve": losses, "eval_curve": follow.curve("eval_loss")},
+        )
+
+    depends_on = {
+        "train_sha256": train_file.sha256,
+        "dev_sha256": dev_file.sha256,
+        "model": base.artifacts["model"].sha256 if "model" in base.artifacts else model,
+        "sft": profile.sft.model_dump(mode="json"),
+        "student": profile.student.model_dump(mode="json", include={"model_type", "template"}),
+    }
+    return perform(run, "sft", depends_on, work)
+
+
+@task(name="rl", cache_policy=NO_CACHE)
+def train_rl(run: Run, services: Services, dataset: StageResult, sft: StageResult) -> StageResult:
+    """PPO with verl from the merged SFT model, rewarded for beating the teacher in retrieval; then export."""
+    profile = run.profile
+    train_file, dev_file = dataset.artifacts["rl_train"], dataset.artifacts["rl_dev"]
+
+    def work(stage: Stage) -> Outcome:
+        output = stage.directory / "checkpoints"
+        service = _reward_service(run, services, stage.directory / "samples.jsonl")
+        reward_config = stage.directory / "reward.json"
+        reward_config.write_text(service.model_dump_json(indent=1), encoding="utf-8")
+        metrics_path = verl.next_metrics_path(stage.directory)
+        command = verl.ppo_command(
+            profile,
+            model=sft.path("model"),
+            train_file=train_file.path,
+            dev_file=dev_file.path,
+            output_dir=output,
+            reward_config=reward_config,
+            metrics_path=metrics_path,
+            run_name=run.id,
+        )
+        follow = _Follower(stage, metrics_path, _verl_line(profile.rl.total_steps))
+        watch = SampleWatch(service.samples_log, profile.reward)
+        stage.say("starting Ray and verl's workers, about a minute on a small machine")
+
+        def on_poll() -> None:
+            follow()
+            watch()
+
+        launch(command, name="verl PPO", log=stage.directory / "rl.log", on_poll=on_poll)
+        follow.flush()
+        chosen = _choose(stage, output, profile.recipe)
+        exported = stage.directory / "model"
+        export = verl.export_command(
+            profile, checkpoint=chosen["checkpoint"], base_model=sft.path("model"), output_dir=exported
+        )
+        launch(export, name="verl export", log=stage.directory / "export.log")
+        return _rl_outcome(stage, exported, train_file.rows or 0, watch, chosen)
+
+    depends_on = {
+        "train_sha256": train_file.sha256,
+        "dev_sha256": dev_file.sha256,
+        "model_sha256": sft.artifacts["model"].sha256,
+        "rl": profile.rl.model_dump(mode="json"),
+        "reward": profile.reward.model_dump(mode="json"),
+        "rag": profile.rag.model_dump(mode="json", include={"url", "kb_name", "top_k"}),
+        "judge": profile.judge.model_dump(mode="json", include={"base_url", "model"}),
+        "server": key_salt(profile, "judge"),
+    }
+    return perform(run, "rl", depends_on, work)
+
+
+def _reward_service(run: Run, services: Services, samples_log: Path) -> RewardService:
+    profile = run.profile
+    return RewardService(
+        reward=profile.reward,
+        rag=profile.rag,
+        rag_url=services.rag_url,
+        judge=profile.judge,
+        judge_url=services.judge_url,
+        judge_price=profile.prices[profile.judge.model],
+        judge_key_salt=key_salt(profile, "judge"),
+        tenant=profile.tenant,
+        ledger=ledger_path(profile),
+        run_id=run.id,
+        samples_log=samples_log,
+    )
+
+
+def _choose(stage: Stage, checkpoints: Path, data_source: str) -> dict[str, Any]:
+    """The checkpoint that did best on the dev split: by gold top-1 where it is labelled, else by retrieval quality."""
+    measured = verl.read_metrics(stage.directory).values()
+    gold, quality = verl.dev_metric(data_source, "gold_top1"), verl.dev_metric(data_source, "rq")
+    metric = gold if any(gold in metrics for metrics in measured) else quality
+    step, checkpoint, value = verl.best_checkpoint(checkpoints, stage.directory, metric)
+    stage.say(f"exporting step {step}, the best on the dev split: {metric} {value:.3f}")
+    return {"checkpoint": checkpoint, "step": step, "metric": metric, "value": value}
+
+
+def _rl_outcome(stage: Stage, exported: Path, rows_in: int, watch: SampleWatch, chosen: dict[str, Any]) -> Outcome:
+    steps = verl.read_metrics(stage.directory)
+
+    def curve(key: str) -> list[tuple[int, float]]:
+        return [(step, metrics[key]) for step, metrics in steps.items() if key in metrics]
+
+    curves = {label: curve(key) for label, key in verl.STEP_METRICS.items()}
+    summary: dict[str, Any] = {"steps": max(steps, default=0), "chosen_step": chosen["step"]}
+    for label, points in curves.items():
+        summary |= _ends(label, points)
+    summary |= {"dev_metric": chosen["metric"], "dev_value": chosen["value"]}
+    summary |= {"samples": watch.samples, "samples_invalid": watch.invalid}
+    return Outcome(
+        rows_in=rows_in,
+        artifacts={"model": Artifact.of(exported)},
+        metrics={k: float(v) for k, v in summary.items() if isinstance(v, int | float)},
+        details={
+            "summary": summary,
+            "curve": curves["reward"],
+            "dev_curve": curve(chosen["metric"]),
+            "api": {"rag": {"calls": watch.rag_calls, "failed": watch.invalid, "cached": watch.rag_cached}},
+        },
+    )
+
+
+class _Follower:
+    """Hands new metrics of a training process to MLflow and to the people who wait."""
+
+    def __init__(
+        self, stage: Stage, path: Path, read: Callable[[Metrics], tuple[int, int, str, Metrics] | None]
+    ) -> None:
+        self._stage, self._read, self._tail = stage, read, JsonlTail(path)
+        self._points: list[tuple[int, Metrics]] = []
+        self._flushed, self._flushed_at = 0, time.monotonic()
+
+    def __call__(self) -> None:
+        """Look for new lines; called while the process runs and once after."""
+        for entry in self._tail.new():
+            if (found := self._read(entry)) is None:
+                continue
+            step, total, text, metrics = found
+            self._points.append((step, metrics))
+            if total:
+                self._stage.progress(step, total, text)
+        if len(self._points) > self._flushed and time.monotonic() - self._flushed_at > 5:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what MLflow has not seen."""
+        self._stage.tracker.log_steps(self._stage.mlflow_run_id, self._points[self._flushed :])
+        self._flushed, self._flushed_at = len(self._points), time.monotonic()
+
+    @property
+    def last_step(self) -> int:
+        """The highest step seen."""
+        return max((step for step, _ in self._points), default=0)
+
+    def curve(self, key: str) -> list[tuple[int, float]]:
+        """Steps and values of one metric."""
+        self.flush()
+        return [(step, float(metrics[key])) for step, metrics in self._points if key in metrics]
+
+
+def _ends(name: str, points: list[tuple[int, float]]) -> dict[str, float]:
+    """First and last value of a curve, each averaged over a tenth of it against noise."""
+    values = [value for _, value in points]
+    if not values:
+        return {}
+    width = max(1, len(values) // 10)
+    return {f"{name}_first": sum(values[:width]) / width, f"{name}_last": sum(values[-width:]) / width}
+
+
+def _pretrain_line(entry: Metrics) -> tuple[int, int, str, Metrics] | None:
+    return entry["step"], entry["max_steps"], f"steps, loss {entry['loss']:.3f}", {"loss": entry["loss"]}
+
+
+def _swift_line(entry: Metrics) -> tuple[int, int, str, Metrics] | None:
+    place = entry.get("global_step/max_steps")
+    if not place:
+        return None
+    step, total = map(int, place.split("/"))
+    metrics = {k: v for k, v in entry.items() if isinstance(v, int | float)}
+    text = f"steps, loss {entry['loss']:.3f}" if "loss" in entry else "steps"
+    return step, total, text, metrics
+
+
+def _verl_line(total: int) -> Callable[[Metrics], tuple[int, int, str, Metrics] | None]:
+    def read(entry: Metrics) -> tuple[int, int, str, Metrics] | None:
+        metrics = entry["data"]
+        reward = metrics.get(verl.STEP_METRICS["reward"])
+        return entry["step"], total, "steps" if reward is None else f"steps, reward {reward:+.3f}", metrics
+
+    return read

@@ -1,0 +1,124 @@
+"""A random tiny Qwen3, prompts and a reward, for tests that run verl for real.
+
+The reward is the share of the letter `a` in the answer, which PPO learns in a few steps from nothing.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from qinglan.config import Profile
+
+WORDS = "count the letters write words about cats dogs rivers stars tiny machines please say nice using a lot".split()
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def make_model(folder: Path, *, hidden_size: int = 64, layers: int = 2) -> Path:
+    """A random Qwen3 over a 512-token vocabulary, as `save_pretrained` writes it."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    shuffled = random.Random(0)
+    corpus = [" ".join(shuffled.choices(WORDS, k=12)) for _ in range(400)]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=509, initial_alphabet=alphabet, special_tokens=special)
+    tokenizer.train_from_iterator(corpus, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=512,
+    )
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512,
+        hidden_size=hidden_size,
+        intermediate_size=8 * hidden_size // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=hidden_size // 4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        eos_token_id=fast.eos_token_id,
+        pad_token_id=fast.pad_token_id,
+        bos_token_id=None,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def make_prompts(path: Path, rows: int, *, words: int = 6) -> Path:
+    """A parquet file as verl wants it."""
+    import pandas as pd
+
+    rng = random.Random(path.name)
+    records = [
+        {
+            "data_source": "toy",
+            "prompt": [{"role": "user", "content": " ".join(rng.choices(WORDS, k=words))}],
+            "ability": "toy",
+            "reward_model": {"style": "rule", "ground_truth": "a"},
+            "extra_info": {"index": index},
+        }
+        for index in range(rows)
+    ]
+    pd.DataFrame(records).to_parquet(path)
+    return path
+
+
+def make_reward(folder: Path) -> tuple[Path, Path]:
+    """A reward module, and its configuration; it raises for the rows that the configuration names."""
+    module, config = folder / "toy_reward.py", folder / "reward.json"
+    module.write_text(
+        "import json, pathlib\n"
+        "async def compute_score(data_source, solution_str, ground_truth, extra_info, config_path, **_):\n"
+        "    if extra_info['index'] in json.loads(pathlib.Path(config_path).read_text())['failing']:\n"
+        "        raise RuntimeError('reward service down')\n"
+        "    share = solution_str.count(ground_truth) / max(len(solution_str), 1)\n"
+        "    known = share if extra_info['index'] % 2 else float('nan')\n"
+        "    return {'score': share, 'half_known': known, 'has_letter': float(share > 0)}\n"
+    )
+    config.write_text(json.dumps({"failing": []}))
+    return module, config
+
+
+def toy_profile(rl: dict[str, Any], threads: int = 1) -> Profile:
+    """A CPU profile with PPO settings that suit the toy."""
+    endpoint = {"model": "none"}
+    settings: dict[str, Any] = {
+        "train_batch_size": 16,
+        "ppo_mini_batch_size": 8,
+        "ppo_micro_batch_size_per_gpu": 8,
+        "ppo_epochs": 1,
+        "entropy_coefficient": 0.0,
+        "grad_clip": 1.0,
+        "gamma": 1.0,
+        "lam": 1.0,
+        "actor_lr": 3e-3,
+        "critic_lr": 3e-3,
+        "max_prompt_length": 64,
+        "max_response_length": 12,
+        "rollout_engine": "cpu",
+    }
+    return Profile.model_validate(
+        {
+            "name": "toy",
+            "teacher": endpoint,
+            "judge": endpoint,
+            "prices": {"none": {"input_per_million_usd": 0, "output_per_million_usd": 0}},
+            "rl": settings | rl,
+            "trainer": {"device": "cpu", "threads": threads},
+        }
+    )

@@ -1,0 +1,124 @@
+"""Profiles: overrides, one-line errors with the nearest right name, secrets by name only."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from qinglan.config import EMBEDDED, load_profile, require_secret
+from qinglan.errors import ConfigError
+
+PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 2.0}
+RAW: dict[str, Any] = {
+    "name": "test",
+    "teacher": {"model": "big"},
+    "judge": {"model": "big"},
+    "prices": {"big": PRICE},
+}
+SHIPPED = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+
+def profile_file(tmp_path: Path, **sections: Any) -> str:
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump(RAW | sections, allow_unicode=True), encoding="utf-8")
+    return str(path)
+
+
+def error_of(name_or_path: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_profile(name_or_path, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_defaults_fill_what_a_profile_leaves_out(tmp_path: Path) -> None:
+    profile = load_profile(profile_file(tmp_path))
+    assert (profile.data.workbook, profile.rag.url, profile.data.columns.query) == (EMBEDDED, EMBEDDED, "问题")
+    assert profile.tracking_uri.startswith("sqlite:////")
+
+
+def test_a_dumped_profile_loads_again(tmp_path: Path) -> None:
+    profile = load_profile(profile_file(tmp_path))
+    path = tmp_path / "dump.yaml"
+    path.write_text(yaml.safe_dump(profile.model_dump(mode="json"), allow_unicode=True), encoding="utf-8")
+    assert load_profile(str(path)) == profile
+
+
+def test_profiles_are_frozen(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError):
+        load_profile(profile_file(tmp_path)).name = "other"  # type: ignore[misc]
+
+
+def test_overrides_are_yaml_values_at_dotted_keys(tmp_path: Path) -> None:
+    overrides = ["data.columns.query=用户问题", "data.limit=10", "rl.actor_lr=1e-5", "sft.extra={packing: true}"]
+    profile = load_profile(profile_file(tmp_path), overrides)
+    assert (profile.data.columns.query, profile.data.limit, profile.rl.actor_lr) == ("用户问题", 10, 1e-5)
+    assert profile.sft.extra == {"packing": True}
+
+
+def test_a_profile_is_found_by_name_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "configs").mkdir()
+    Path(profile_file(tmp_path)).rename(tmp_path / "configs" / "mine.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert load_profile("mine").name == "test"
+    assert "did you mean `mine`?" in error_of("mime")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_profile_loads(path: Path) -> None:
+    assert load_profile(str(path)).name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sft.learning_rat=1", "unknown key `sft.learning_rat`; did you mean `learning_rate`?"),
+        ("data.columns.qury=x", "unknown key `data.columns.qury`; did you mean `query`?"),
+        ("sfft.lora_rank=1", "unknown key `sfft`; did you mean `sft`?"),
+        ("teacher.model=other", "prices has no entry for teacher.model 'other'"),
+        ("select.min_top1_score=2", "`select.min_top1_score`: Input should be less than or equal to 1, got 2"),
+        ("dataset.train_share=0.95", "`dataset`: train_share + dev_share must leave a share for the test split"),
+        ("data.limit=0", "`data.limit`: Input should be greater than or equal to 1, got 0"),
+        ("trainer.device=tpu", "`trainer.device`: Input should be 'cpu' or 'cuda', got 'tpu'"),
+        ("data", "--set 'data': write it as dotted.key=value"),
+        ("=1", "write it as dotted.key=value"),
+        ("data.limit=[", "the value is not valid YAML"),
+        ("name.x=1", "`name` is a value, not a section"),
+    ],
+)
+def test_wrong_overrides_name_key_and_remedy(tmp_path: Path, override: str, message: str) -> None:
+    assert message in error_of(profile_file(tmp_path), override)
+
+
+def test_missing_section_is_named(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("name: x\njudge: {model: m}\nprices: {}\n")
+    assert "`teacher` is missing; add it" in error_of(str(tmp_path / "p.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: [", "not valid YAML"),
+        (b"- a\n", "expected sections such as `teacher:`, found list"),
+        (b"", "expected sections such as `teacher:`, found NoneType"),
+        (b"name: \xff\n", "can't be read"),
+    ],
+)
+def test_unreadable_profiles(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "p.yaml").write_bytes(content)
+    assert message in error_of(str(tmp_path / "p.yaml"))
+
+
+def test_missing_profile_file(tmp_path: Path) -> None:
+    assert "no such file" in error_of(str(tmp_path / "no.yaml"))
+
+
+def test_secrets_come_from_the_named_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "s3cret")
+    assert require_secret("MY_KEY", "teacher") == "s3cret"
+    assert require_secret(None, "teacher") == "no-key"
+    monkeypatch.delenv("MY_KEY")
+    with pytest.raises(ConfigError, match="teacher needs the environment variable MY_KEY; set it"):
+        require_secret("MY_KEY", "teacher")

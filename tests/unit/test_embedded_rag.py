@@ -1,0 +1,82 @@
+"""The RAG stand-in: ranking, the HTTP contract, and bad knowledge bases."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from qinglan.embedded import rag_server
+from qinglan.embedded.domain import documents, title
+from qinglan.embedded.retriever import Retriever, load_documents, tokens
+from qinglan.errors import WorkbookError
+from qinglan.retrieval import read_answer
+
+
+@pytest.fixture(scope="module")
+def retriever() -> Retriever:
+    return Retriever(documents())
+
+
+@pytest.fixture(scope="module")
+def client(retriever: Retriever) -> TestClient:
+    return TestClient(rag_server.create_app(retriever))
+
+
+def test_tokens():
+    assert tokens("胶原蛋白 Q10怎么吃 菌") == ["胶原", "原蛋", "蛋白", "q10", "怎么", "么吃", "菌"]
+
+
+def test_a_title_finds_its_document(retriever: Retriever):
+    hits = retriever.search(title("虾青素", "side"), 5)
+    assert hits[0].document.id == "虾青素-side"
+    assert hits[0].score > 0.95
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    assert len(hits) == 5
+
+
+def test_nothing_for_unknown_words(retriever: Retriever):
+    assert retriever.search("") == []
+    assert retriever.search("zzz ？") == []
+
+
+def test_rewritten_query_is_honoured(client: TestClient):
+    body = {"query": "虾青素 适用人群", "tenant_id": "t", "kb_name": "k", "top_k": 3, "score_threshold": 0}
+    plain = read_answer(client.post("/retrieve", json=body).content, "x")
+    rewritten = read_answer(client.post("/retrieve", json={**body, "rewritten_query": "阿胶 适用人群"}).content, "x")
+    assert plain.ids[0] == "虾青素-who"
+    assert rewritten.ids[0] == "阿胶-who"
+    assert len(plain.ids) == 3
+
+
+def test_threshold(client: TestClient):
+    answer = client.post("/retrieve", json={"query": "虾青素 适用人群", "score_threshold": 0.9}).json()
+    assert [hit["id"] for hit in answer["data"]["recall"]] == ["虾青素-who"]
+
+
+def test_bad_request(client: TestClient):
+    assert client.post("/retrieve", json={"query": "x", "top_k": 0}).status_code == 422
+    assert client.get("/health").json() == {"status": "ok", "documents": 528}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('{"id": "1", "title": "a", "content": "b"}\n{oops', "line 2: not JSON"),
+        ('{"id": "1", "title": "a"}', "line 1: `content` is missing"),
+        ("[]", "line 1: expected an object"),
+        ('{"id": "1", "title": "a", "content": "b"}\n' * 2, "line 2: id '1' occurs twice"),
+        ("", "holds no text"),
+    ],
+)
+def test_bad_knowledge_base(tmp_path: Path, lines: str, message: str):
+    path = tmp_path / "kb.jsonl"
+    path.write_text(lines, encoding="utf-8")
+    with pytest.raises(WorkbookError, match=message):
+        load_documents(path)
+
+
+def test_main_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sys, "argv", ["rag_server", "--knowledge-base", "missing.jsonl"])
+    assert rag_server.main() == 2
+    assert capsys.readouterr().err.startswith("knowledge base missing.jsonl: can't be read")

@@ -1,0 +1,98 @@
+"""The stand-ins as processes: addresses, failures, and no orphans."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from qinglan.config import Profile
+from qinglan.embedded.sample import write_sample
+from qinglan.embedded.services import embedded_services
+from qinglan.errors import EngineError
+
+PRICE = {"input_per_million_usd": 1, "output_per_million_usd": 1}
+
+
+def profile(state: Path, **sections: object) -> Profile:
+    values = {
+        "name": "test",
+        "teacher": {"model": "standin-rewriter"},
+        "judge": {"model": "standin-judge"},
+        "prices": {"standin-rewriter": PRICE, "standin-judge": PRICE},
+        "paths": {"state": str(state)},
+        "embedded": {"sample_train_rows": 1, "sample_dev_rows": 1, "sample_test_rows": 1},
+        **sections,
+    }
+    return Profile.model_validate(values)
+
+
+def test_start_serve_and_stop(tmp_path: Path):
+    settings = profile(tmp_path)
+    knowledge_base = write_sample(tmp_path, settings.embedded).knowledge_base
+    with embedded_services(settings, knowledge_base) as services, httpx.Client(trust_env=False) as client:
+        children = psutil.Process().children()
+        assert services.teacher_url == services.judge_url
+        assert services.teacher_url.endswith("/v1")
+        assert client.get(f"{services.teacher_url}/models").status_code == 200
+        found = client.post(services.rag_url, json={"query": "虾青素 适用人群"}).json()
+        assert found["data"]["recall"][0]["id"] == "虾青素-who"
+    assert children
+    assert not any(child.is_running() for child in children)
+
+
+def test_a_users_own_services_are_left_alone(tmp_path: Path):
+    own = {"model": "standin-judge", "base_url": "http://judge/v1"}
+    settings = profile(tmp_path, judge=own, teacher={**own, "model": "standin-rewriter"}, rag={"url": "http://rag/q"})
+    with embedded_services(settings, tmp_path / "unused") as services:
+        assert (services.teacher_url, services.rag_url) == ("http://judge/v1", "http://rag/q")
+    assert not (tmp_path / "logs").exists()
+
+
+def test_failure_shows_the_log(tmp_path: Path):
+    settings = profile(tmp_path, teacher={"model": "standin-rewriter", "base_url": "http://own/v1"})
+    settings = settings.model_copy(update={"judge": settings.teacher})
+    with (
+        pytest.raises(EngineError, match=r"(?s)exited with 2 .*missing\.jsonl: can't be read"),
+        embedded_services(settings, tmp_path / "missing.jsonl"),
+    ):
+        pass
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+import psutil
+from qinglan.config import Profile
+from qinglan.embedded.services import embedded_services
+with embedded_services(Profile.model_validate_json(sys.argv[1]), Path(sys.argv[2])):
+    print(*(child.pid for child in psutil.Process().children()), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_killed_parent_leaves_no_orphans(tmp_path: Path):
+    settings = profile(tmp_path)
+    knowledge_base = write_sample(tmp_path, settings.embedded).knowledge_base
+    argv = [sys.executable, "-c", PARENT, json.dumps(settings.model_dump(mode="json")), str(knowledge_base)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
+        children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        parent.send_signal(signal.SIGKILL)
+    assert len(children) == 2
+    deadline = time.monotonic() + 5
+    while any(_alive(child) for child in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_alive(child) for child in children)
+
+
+def _alive(process: psutil.Process) -> bool:
+    """Running, and not a zombie that a container's first process hasn't reaped."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

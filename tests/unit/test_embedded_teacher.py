@@ -1,0 +1,151 @@
+"""The teacher and judge stand-ins: what they understand, what they answer, and that they speak OpenAI's protocol."""
+
+import json
+from collections import Counter
+
+import pytest
+from fastapi.testclient import TestClient
+
+from qinglan.config import Tenant
+from qinglan.embedded import domain
+from qinglan.embedded.reader import Reading, understand
+from qinglan.embedded.serving import Weather
+from qinglan.embedded.teacher import judge, keywords, rewrite
+from qinglan.embedded.teacher_server import create_app
+from qinglan.recipes.query_rewrite import judge_messages, parse_judge, user_text
+
+
+@pytest.mark.parametrize("intent", domain.INTENTS)
+def test_reads_every_phrasing(intent: str):
+    spec = domain.INTENTS[intent]
+    for phrasing in spec.phrasings + spec.test_phrasings:
+        for product, aliases in domain.PRODUCTS.items():
+            question = phrasing.format(p=aliases[0])
+            assert understand(question) == Reading(product, intent), question
+
+
+@pytest.mark.parametrize(
+    ("text", "reading"),
+    [
+        ("历史摘要：上轮问了鱼油\n当前问题：那它孕妇能吃吗", Reading("深海鱼油", "preg")),
+        ("历史摘要：上轮问了鱼油\n当前问题：钙片怎么保存", Reading("碳酸钙", "store")),
+        ("用户画像：孕28周\n当前问题：燕窝能吃吗", Reading("燕窝", "preg")),
+        ("用户画像：给3岁孩子问\n当前问题：燕窝能吃吗", Reading("燕窝", "child")),
+        ("用户画像：孕28周\n当前问题：燕窝怎么保存", Reading("燕窝", "store")),
+        ("历史摘要：上轮问了鱼油\n当前问题：那可以和钙片一起用吗", Reading("深海鱼油", "mix")),
+        ("退黑素有付作用吗", Reading("褪黑素", "side")),
+        ("腿黑素安全吗", Reading(None, "side")),
+        ("ＮＭＮ怎么吃", Reading("烟酰胺单核苷酸", "how")),
+    ],
+)
+def test_reads_context_and_typos(text: str, reading: Reading):
+    assert understand(text) == reading
+
+
+def test_rewrites_by_habit_with_some_alternatives():
+    answers = Counter(rewrite(f"{prefix}虾青素怎么吃", seed) for prefix in ("", "请问") for seed in range(200))
+    assert answers.most_common(1)[0][0] == "虾青素 服用方法 推荐用量"
+    assert 0.70 < answers["虾青素 服用方法 推荐用量"] / 400 < 0.82
+    assert 0.05 < answers["虾青素 食用建议 每日摄入量"] / 400 < 0.16
+
+
+def test_rewrite_depends_on_prompt_and_seed_alone():
+    assert [rewrite("胶原怎么吃", seed) for seed in range(20)] == [rewrite("胶原怎么吃", seed) for seed in range(20)]
+
+
+def test_rewrites_open_text_to_keywords():
+    words = rewrite("您好医生，我爸爸有高血压，高血压患者能吃党参吗？").split()
+    assert "高血压" in words
+    assert "党参" in words
+    assert "您好" not in words
+
+
+def test_keywords_of_nothing_known():
+    assert keywords("？！") == []
+    assert keywords("a b") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("rewritten", "low", "high"),
+    [
+        ("胶原蛋白肽 服用方法 推荐用量", 5, 5),
+        ("胶原蛋白肽 食用建议 每日摄入量", 5, 5),
+        ("胶原 用法用量", 5, 5),
+        ("胶原蛋白肽", 2, 2),
+        ("食用建议 每日摄入量", 2, 2),
+        ("胶原蛋白肽 功效与作用", 2, 2),
+        ("虾青素 食用建议 每日摄入量", 0, 2),
+        ("胶原蛋白肽 食用建议 食用建议 食用建议", 4, 4),
+        ("", 0, 0),
+    ],
+)
+def test_judges_supplements(rewritten: str, low: float, high: float):
+    assert low <= judge(f"请问胶原怎么吃\n改写：{rewritten}").score <= high
+
+
+def test_judges_open_text():
+    question = "我有高血压，高血压患者能吃党参吗？"
+    good, bad = (judge(f"{question}\n改写：{text}").score for text in ("高血压 党参", "感冒 发烧 咳嗽"))
+    assert good > 4
+    assert bad < 2
+
+
+def test_judge_reads_what_the_recipe_writes():
+    text = user_text("那怎么吃", profile="老客户", history="上轮问了NMN")
+    prompt = judge_messages(text, "烟酰胺单核苷酸 用法用量", Tenant())[-1]["content"]
+    assert judge(prompt).score == 5
+
+
+def _ask(model: str, content: str, **more: object):
+    body = {"model": model, "messages": [{"role": "user", "content": content}], **more}
+    return TestClient(create_app()).post("/v1/chat/completions", json=body)
+
+
+def test_chat_completion():
+    answer = _ask("standin-rewriter", "益生菌怎么保存", temperature=0).json()
+    assert answer["choices"][0]["message"]["content"].startswith("益生菌")
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    usage = answer["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 8
+
+
+def test_judge_answers_in_json():
+    text = _ask("standin-judge", "益生菌怎么保存\n改写：益生菌 保存方法").json()["choices"][0]["message"]["content"]
+    assert parse_judge(text) == 5
+    assert json.loads(text)["reason"]
+
+
+def test_models():
+    answer = TestClient(create_app()).get("/v1/models").json()
+    assert [model["id"] for model in answer["data"]] == ["standin-rewriter", "standin-judge"]
+
+
+def test_unknown_model_and_bad_body():
+    assert _ask("gpt-4o", "x").status_code == 404
+    assert _ask("gpt-4o", "x").json()["error"]["code"] == "model_not_found"
+    assert _ask("standin-rewriter", "x", stream=True).status_code == 400
+    refused = TestClient(create_app()).post("/v1/chat/completions", json={"model": "standin-rewriter"})
+    assert refused.status_code == 400
+    assert "messages" in refused.json()["error"]["message"]
+
+
+def test_faults_are_seeded_and_come_in_thirds():
+    faults = [Weather(create_app(), fault_rate=0.3, seed=1) for _ in range(2)]
+    first, second = ([weather.next_fault() for _ in range(3000)] for weather in faults)
+    counts = Counter(first)
+    assert first == second
+    assert all(240 < counts[fault] < 360 for fault in ("rate_limit", "server_error", "drop"))
+
+
+def test_rate_limit_says_when_to_return():
+    client = TestClient(Weather(create_app(), fault_rate=1.0, seed=0))
+    weather = Weather(create_app(), fault_rate=1.0, seed=0)
+    while weather.next_fault() != "rate_limit":
+        client.post("/v1/chat/completions")
+    answer = client.post("/v1/chat/completions")
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_health_has_no_bad_weather():
+    assert TestClient(Weather(create_app(), fault_rate=1.0)).get("/health").json() == {"status": "ok"}

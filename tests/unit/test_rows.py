@@ -1,0 +1,46 @@
+"""Row ids and retrieval quality."""
+
+import pytest
+from pydantic import ValidationError
+
+from qinglan.rows import Retrieved, Row, normalise, row_id
+
+
+@pytest.mark.parametrize("text", ["维生素C 怎么吃？", "维生素c怎么吃", "维生素Ｃ，怎么吃！", " 维生素_C\n怎么吃"])
+def test_the_same_words_normalise_to_the_same_text(text: str) -> None:
+    assert normalise(text) == "维生素c怎么吃"
+
+
+def test_id_is_stable_across_versions() -> None:
+    assert row_id("t", "头疼？") == row_id("t", " 头疼 ") == "6f7f1da2966d7691"
+
+
+def test_id_depends_on_every_part_in_its_place() -> None:
+    ids = {row_id("t", "a"), row_id("u", "a"), row_id("t", "b"), row_id("t", "a", "b"), row_id("t", "a", "", "b")}
+    assert len(ids) == 5
+    assert len(row_id("t", "a")) == 16
+
+
+def test_quality_counts_missing_places_as_zero() -> None:
+    assert Retrieved(scores=(0.9, 0.6, 0.3, 0.1)).quality == pytest.approx(0.6 * 0.9 + 0.4 * 0.6)
+    assert Retrieved(scores=(0.9,)).quality == pytest.approx(0.6 * 0.9 + 0.4 * 0.3)
+    assert (Retrieved().quality, Retrieved().top1_score) == (0.0, 0.0)
+
+
+def test_rank_is_one_based_and_zero_where_missed() -> None:
+    found = Retrieved(ids=("a", None, "b"), scores=(3, 2, 1))
+    assert [found.rank(key) for key in ("a", "b", "c", None)] == [1, 3, 0, 0]
+
+
+def test_a_failed_row_keeps_what_was_paid_for() -> None:
+    row = Row(id="1", tenant="t", query="q", source="s", rewrite="r")
+    failed = row.failed("below_threshold")
+    assert (failed.status, failed.reason, failed.rewrite) == ("failed", "below_threshold", "r")
+    assert row.status == "ok"
+
+
+def test_rows_are_frozen_and_survive_json() -> None:
+    row = Row(id="1", tenant="t", query="q", source="s", rewrite_retrieved=Retrieved(ids=(None,), scores=(0.1,)))
+    assert Row.model_validate_json(row.model_dump_json()) == row
+    with pytest.raises(ValidationError):
+        row.query = "other"  # type: ignore[misc]

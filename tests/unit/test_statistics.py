@@ -1,0 +1,142 @@
+"""Paired statistics over groups: known answers, pairing, signs, missing values, coverage."""
+
+import math
+
+import numpy as np
+import pytest
+
+from qinglan.statistics import ArmScores, Comparison, compare, mean_ci, sign_flip_p
+
+
+def arm(name: str, *values: float | None) -> ArmScores:
+    return ArmScores(arm=name, scores={"top1": {f"r{i}": value for i, value in enumerate(values)}})
+
+
+def own_groups(count: int) -> dict[str, str]:
+    return {f"r{i}": f"g{i}" for i in range(count)}
+
+
+def compared(a: ArmScores, b: ArmScores, groups: dict[str, str] | None = None, seed: int = 0) -> Comparison:
+    return compare(a, b, "top1", groups or own_groups(len(a.scores["top1"])), resamples=2000, seed=seed)
+
+
+def test_diff_is_a_minus_b_and_counts_wins_ties_losses() -> None:
+    result = compared(arm("rl", 1, 1, 1, 0), arm("teacher", 0, 1, 0, 1))
+    assert (result.a, result.b, result.n, result.groups) == ("rl", "teacher", 4, 4)
+    assert result.diff == 0.25
+    assert (result.wins, result.ties, result.losses) == (2, 1, 1)
+    assert (result.mean_a, result.mean_b) == (0.75, 0.5)
+
+
+def test_swapping_the_arms_mirrors_everything() -> None:
+    better, worse = arm("a", *[1] * 30, *[0] * 10), arm("b", *[1] * 15, *[0] * 25)
+    one, other = compared(better, worse), compared(worse, better)
+    assert one.diff == -other.diff and one.p_value == other.p_value  # type: ignore[operator]
+    assert one.ci95 is not None and other.ci95 is not None
+    assert one.ci95 == pytest.approx((-other.ci95[1], -other.ci95[0]))
+
+
+def test_sign_flip_matches_the_exact_answer() -> None:
+    # Five groups, all in favour: 2 of 2**5 sign patterns are as extreme.
+    assert sign_flip_p(np.ones(5), 50_000, seed=0) == pytest.approx(2 / 32, abs=0.004)
+
+
+def test_standard_error_matches_the_formula_for_independent_rows() -> None:
+    values = np.random.default_rng(0).normal(0.1, 1, 400)
+    result = compared(arm("a", *values.tolist()), arm("b", *[0.0] * 400))
+    error, mean = values.std() / math.sqrt(400), values.mean()
+    assert result.detectable_diff == pytest.approx(2.8 * error, rel=0.06)
+    assert result.ci95 == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.02)
+
+
+def test_rows_are_paired_by_id_not_by_place() -> None:
+    a = ArmScores(arm="a", scores={"top1": {"x": 1.0, "y": 0.0}})
+    b = ArmScores(arm="b", scores={"top1": {"y": 0.0, "x": 1.0}})
+    result = compare(a, b, "top1", {"x": "1", "y": "2"}, resamples=100)
+    assert (result.diff, result.ties) == (0.0, 2)
+
+
+def test_pairing_narrows_the_interval() -> None:
+    base = np.random.default_rng(1).normal(0, 1, 200)
+    paired = compared(arm("a", *(base + 0.1).tolist()), arm("b", *base.tolist()))
+    shuffled = compared(arm("a", *(base + 0.1).tolist()), arm("b", *base[::-1].tolist()))
+    assert paired.ci95 == pytest.approx((0.1, 0.1))
+    assert shuffled.ci95 is not None and shuffled.ci95[0] < 0 < shuffled.ci95[1]
+
+
+def test_missing_values_are_left_out_and_counted_never_zero() -> None:
+    result = compared(arm("a", 1, 1, None, math.nan, 1), arm("b", 1, None, 0, None, 0))
+    assert (result.n, result.left_out, result.one_sided) == (2, 3, 2)
+    assert result.diff == 0.5
+
+
+def test_rows_that_one_arm_never_saw_are_left_out() -> None:
+    result = compare(arm("a", 1, 0, 1), arm("b", 1, 0), "top1", own_groups(3), resamples=100)
+    assert (result.n, result.left_out, result.one_sided) == (2, 1, 1)
+
+
+def test_no_common_row_gives_no_number() -> None:
+    result = compared(arm("a", None), arm("b", 1))
+    assert (result.n, result.diff, result.ci95, result.p_value) == (0, None, None, None)
+
+
+def test_one_group_gives_no_interval() -> None:
+    result = compared(arm("a", 1, 1), arm("b", 0, 0), {"r0": "same", "r1": "same"})
+    assert (result.diff, result.groups, result.ci95, result.detectable_diff) == (1.0, 1, None, None)
+    assert result.p_value == 1.0
+
+
+def test_identical_arms_are_no_proof_of_anything() -> None:
+    result = compared(arm("a", 1, 0, 1), arm("b", 1, 0, 1))
+    assert (result.diff, result.ci95, result.p_value, result.detectable_diff) == (0.0, (0.0, 0.0), 1.0, None)
+
+
+def test_groups_are_the_unit_copies_of_a_row_add_no_certainty() -> None:
+    values = np.random.default_rng(2).normal(0.2, 1, 40)
+    once = compared(arm("a", *values.tolist()), arm("b", *[0.0] * 40))
+    copies = {f"r{i}": f"g{i // 10}" for i in range(400)}
+    tenfold = compared(arm("a", *np.repeat(values, 10).tolist()), arm("b", *[0.0] * 400), copies)
+    assert tenfold.ci95 == pytest.approx(once.ci95)
+    assert tenfold.p_value == pytest.approx(once.p_value, abs=0.01)
+
+
+def test_groups_of_unequal_size_weigh_by_rows() -> None:
+    groups = {"r0": "big", "r1": "big", "r2": "big", "r3": "small"}
+    assert compared(arm("a", 1, 1, 1, 0), arm("b", 0, 0, 0, 0), groups).diff == 0.75
+
+
+def test_same_seed_same_numbers() -> None:
+    a, b = arm("a", *[1, 0, 1] * 20), arm("b", *[0, 1, 1, 1, 0] * 12)
+    assert compared(a, b, seed=3) == compared(a, b, seed=3)
+    assert compared(a, b, seed=3).p_value != compared(a, b, seed=4).p_value
+
+
+def test_a_row_without_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 rows have no group, the first is 'r1'"):
+        compared(arm("a", 1, 0), arm("b", 0, 0), {"r0": "g"})
+
+
+def test_mean_ci_of_one_arm() -> None:
+    result = mean_ci({"r0": 1.0, "r1": 0.0, "r2": None}, own_groups(3), resamples=500)
+    assert (result.mean, result.n, result.groups, result.left_out) == (0.5, 2, 2, 1)
+    assert result.ci95 == (0.0, 1.0)
+
+
+def test_mean_ci_of_nothing() -> None:
+    result = mean_ci({"r0": None}, {}, resamples=10)
+    assert (result.mean, result.ci95, result.n) == (None, None, 0)
+
+
+def test_coverage_and_false_alarms_on_clustered_data() -> None:
+    """Without a true difference 95% of the intervals should cover 0, and 5% of the p-values be below 0.05."""
+    rng, covered, alarms, trials = np.random.default_rng(5), 0, 0, 100
+    for trial in range(trials):
+        group = np.repeat(np.arange(50), rng.integers(1, 8, 50))
+        values = rng.normal(0, 1, 50)[group] + rng.normal(0, 0.5, len(group))
+        names = {f"r{i}": f"g{g}" for i, g in enumerate(group)}
+        result = compare(arm("a", *values.tolist()), arm("b", *[0.0] * len(group)), "top1", names, 500, trial)
+        assert result.ci95 is not None and result.p_value is not None
+        covered += result.ci95[0] <= 0 <= result.ci95[1]
+        alarms += result.p_value < 0.05
+    assert 0.87 <= covered / trials <= 0.99
+    assert 0.01 <= alarms / trials <= 0.11

@@ -1,0 +1,367 @@
+"""The workbook in and out: one-line errors for bad files, reasons for bad rows, text that stays text."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pytest
+
+from qinglan.config import Columns, Data, Tenant
+from qinglan.errors import WorkbookError
+from qinglan.rows import Retrieved, Row, row_id
+from qinglan.workbook import INPUT_REASONS, REMEDIES, problems, read_rows, write_rows
+
+HEADER = ["问题", "用户画像", "历史摘要", "标准文档", "划分"]
+OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+
+
+def xlsx(path: Path, *rows: list[Any], sheet: str = "Sheet1") -> Path:
+    book = openpyxl.Workbook()
+    book.active.title = sheet
+    for row in rows:
+        book.active.append(row)
+    book.save(path)
+    return path
+
+
+def text_file(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def read(path: Path, **data: Any) -> list[Row]:
+    return read_rows(path, Data(**data), Tenant(id="t"))
+
+
+def reasons(path: Path, **data: Any) -> list[str | None]:
+    return [row.reason for row in read(path, **data)]
+
+
+def error_of(path: Path, **data: Any) -> str:
+    with pytest.raises(WorkbookError) as caught:
+        read(path, **data)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+# Good files
+
+
+def test_xlsx_row_carries_every_column(tmp_path: Path) -> None:
+    path = xlsx(tmp_path / "q.xlsx", HEADER, [" 怎么吃？\n", "老人", "问过钙片", "doc-1", "Dev "])
+    assert read(path) == [
+        Row(
+            id=row_id("t", "怎么吃？", "老人", "问过钙片"),
+            tenant="t",
+            query="怎么吃？",
+            profile="老人",
+            history="问过钙片",
+            gold_id="doc-1",
+            split="dev",
+            source="q.xlsx!Sheet1!A2",
+        )
+    ]
+
+
+def test_source_names_the_querys_cell(tmp_path: Path) -> None:
+    path = xlsx(tmp_path / "q.xlsx", ["编号", "问题"], [1, "头疼"], [2, "失眠"])
+    assert [row.source for row in read(path)] == ["q.xlsx!Sheet1!B2", "q.xlsx!Sheet1!B3"]
+
+
+def test_only_the_query_column_is_needed(tmp_path: Path) -> None:
+    (row,) = read(xlsx(tmp_path / "q.xlsx", ["问题"], ["头疼"]))
+    assert (row.profile, row.history, row.gold_id, row.split) == ("", "", None, None)
+
+
+def test_numbers_and_dates_beside_the_query_become_text(tmp_path: Path) -> None:
+    (row,) = read(xlsx(tmp_path / "q.xlsx", HEADER, ["头疼", 35.0, datetime(2026, 1, 2), 1007, None]))
+    assert (row.profile, row.history, row.gold_id) == ("35", "2026-01-02T00:00:00", "1007")
+
+
+def test_chosen_sheet_and_columns(tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    book.create_sheet("数据").append(["query"])
+    book["数据"].append(["头疼"])
+    book.save(tmp_path / "q.xlsx")
+    (row,) = read(tmp_path / "q.xlsx", sheet="数据", columns=Columns(query="query"))
+    assert row.source == "q.xlsx!数据!A2"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "gb18030"])
+def test_csv_in_each_encoding(tmp_path: Path, encoding: str) -> None:
+    path = text_file(tmp_path / "q.csv", '问题,用户画像\r\n"头疼，\n怎么办",老人\r\n失眠,\r\n', encoding)
+    rows = read(path)
+    assert [(row.query, row.source) for row in rows] == [("头疼，\n怎么办", "q.csv:2"), ("失眠", "q.csv:4")]
+
+
+def test_jsonl(tmp_path: Path) -> None:
+    path = text_file(tmp_path / "q.jsonl", '{"问题": "头疼", "用户画像": "老人"}\n\n{"问题": "失眠\\ud800", "x": 1}\n')
+    rows = read(path)
+    assert [(row.query, row.profile, row.source) for row in rows] == [
+        ("头疼", "老人", "q.jsonl:1"),
+        ("失眠", "", "q.jsonl:3"),
+    ]
+
+
+def test_limit_takes_the_first_rows(tmp_path: Path) -> None:
+    path = xlsx(tmp_path / "q.xlsx", ["问题"], ["一"], [None], ["三"])
+    assert reasons(path, limit=2) == [None, "empty_query"]
+    assert len(read(path, limit=9)) == 3
+
+
+def test_empty_rows_at_the_end_are_no_rows(tmp_path: Path) -> None:
+    path = xlsx(tmp_path / "q.xlsx", ["问题", "备注"], ["头疼"], [" ", None], [None, "\n"])
+    assert len(read(path)) == 1
+
+
+def test_a_stray_style_far_below_costs_nothing(tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    book.active.append(["问题"])
+    book.active.append(["头疼"])
+    book.active["A1048576"].font = openpyxl.styles.Font(bold=True)
+    book.save(tmp_path / "q.xlsx")
+    assert len(read(tmp_path / "q.xlsx")) == 1
+
+
+# Bad rows
+
+
+def test_row_level_problems_are_kept_with_their_reason(tmp_path: Path) -> None:
+    rows: list[tuple[list[Any], str | None]] = [
+        (["头疼怎么办"], None),
+        ([None, "老人"], "empty_query"),
+        ([" \n"], "empty_query"),
+        (["\u200b？？"], "empty_query"),
+        ([42], "not_text"),
+        ([datetime(2026, 1, 2)], "not_text"),
+        ([True], "not_text"),
+        (["长" * 21], "query_too_long"),
+        (["头疼 怎么办？"], "duplicate"),
+        (["=1+1"], "formula_cell"),
+        (["失眠", "=A2"], "formula_cell"),
+        (["#N/A"], "not_text"),
+        (["胃疼", None, None, None, "validation"], "bad_split"),
+        (["咳嗽"], None),
+    ]
+    path = xlsx(tmp_path / "q.xlsx", HEADER, *(row for row, _ in rows))
+    assert reasons(path, max_query_chars=20) == [reason for _, reason in rows]
+
+
+def test_text_cells_that_look_like_formulas_are_data(tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    book.active.append(["问题"])
+    for number, text in enumerate(("=怎么吃", "+加量", "-减量", "@医生"), 2):
+        book.active.cell(number, 1, text).data_type = "s"
+    book.save(tmp_path / "q.xlsx")
+    rows = read(tmp_path / "q.xlsx")
+    assert [(row.query, row.status) for row in rows] == [
+        ("=怎么吃", "ok"),
+        ("+加量", "ok"),
+        ("-减量", "ok"),
+        ("@医生", "ok"),
+    ]
+
+
+def test_array_formula_is_a_formula(tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    book.active.append(["问题"])
+    book.active["A2"] = openpyxl.worksheet.formula.ArrayFormula("A2:A3", "=B1:B2")
+    book.save(tmp_path / "q.xlsx")
+    (row,) = read(tmp_path / "q.xlsx")
+    assert (row.reason, row.query) == ("formula_cell", "=B1:B2")
+
+
+@pytest.mark.parametrize("merge", ["A2:A3", "B2:B3"])
+def test_cells_under_a_merge_are_refused(tmp_path: Path, merge: str) -> None:
+    path = xlsx(tmp_path / "q.xlsx", HEADER, ["头疼", "老人"], ["失眠", "青年", "x"], ["胃疼"])
+    book = openpyxl.load_workbook(path)
+    book.active.merge_cells(merge)
+    book.save(path)
+    assert reasons(path) == [None, "merged_cell", None]
+
+
+def test_context_tells_questions_apart_and_ids_are_unique(tmp_path: Path) -> None:
+    questions = [["多少钱", "", history] for history in ("钙片", "鱼油", "钙片", "钙片")]
+    rows = read(xlsx(tmp_path / "q.xlsx", HEADER, *questions, [None], [1], [None, "x"]))
+    assert [row.reason for row in rows[:4]] == [None, None, "duplicate", "duplicate"]
+    assert len({row.id for row in rows}) == len(rows)
+
+
+def test_a_failed_row_is_not_what_a_later_one_repeats(tmp_path: Path) -> None:
+    path = xlsx(tmp_path / "q.xlsx", HEADER, ["头疼", "", "", "", "val"], ["头疼"])
+    assert reasons(path) == ["bad_split", None]
+
+
+def test_illegal_characters_are_stripped(tmp_path: Path) -> None:
+    path = text_file(tmp_path / "q.csv", "问题\n头\x00疼\x0b吗\n")
+    assert [row.query for row in read(path)] == ["头疼吗"]
+
+
+def test_csv_line_with_an_unquoted_comma_is_refused(tmp_path: Path) -> None:
+    path = text_file(tmp_path / "q.csv", "问题,用户画像\n头疼,怎么办,老人\n失眠,青年,,\n\n胃疼\n")
+    assert reasons(path) == ["extra_cells", None, "empty_query", None]
+
+
+def test_jsonl_values_that_are_not_text(tmp_path: Path) -> None:
+    lines = ['{"问题": 1}', '{"问题": null}', '{"问题": NaN}', '{"问题": ["头疼"]}', '{"用户画像": "老人"}']
+    lines.append('{"问题": "失眠", "历史摘要": ["钙片"]}')
+    path = text_file(tmp_path / "q.jsonl", "\n".join(lines))
+    assert reasons(path) == ["not_text", "empty_query", "empty_query", "not_text", "empty_query", "not_text"]
+
+
+def test_problems_name_cell_reason_and_remedy(tmp_path: Path) -> None:
+    rows = read(xlsx(tmp_path / "q.xlsx", ["问题"], ["头疼"], [None], ["头疼！"]))
+    assert problems([*rows, rows[0].failed("teacher_refused")]) == [
+        "q.xlsx!Sheet1!A3: empty_query: fill in the question or delete the row",
+        "q.xlsx!Sheet1!A4: duplicate: repeats q.xlsx!Sheet1!A2; delete one of the two",
+        "q.xlsx!Sheet1!A2: teacher_refused",
+    ]
+    assert frozenset(REMEDIES) == INPUT_REASONS
+
+
+# Bad files
+
+
+def test_missing_file_directory_and_suffix(tmp_path: Path) -> None:
+    assert "no such file; correct data.workbook" in error_of(tmp_path / "no.xlsx")
+    assert "is a directory" in error_of(tmp_path)
+    assert "save it as .xlsx" in error_of(text_file(tmp_path / "q.xls", "x"))
+    assert "unknown suffix `.pdf`; save it as .xlsx, .csv, .jsonl" in error_of(text_file(tmp_path / "q.pdf", "x"))
+
+
+def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = text_file(tmp_path / "q.csv", "问题\n头疼\n")
+
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert "can't be read: Permission denied; check its permissions" in error_of(path)
+
+
+def test_files_that_are_not_what_their_name_says(tmp_path: Path) -> None:
+    path = tmp_path / "q.xlsx"
+    path.write_bytes(OLE + b"Workbook")
+    assert "old .xls file under the name .xlsx" in error_of(path)
+    path.write_bytes(OLE + "EncryptedPackage".encode("utf-16-le"))
+    assert "is encrypted; remove its password" in error_of(path)
+    path.write_bytes("问题\n头疼\n".encode())
+    assert "is not an Excel file; if it is text, rename it to .csv" in error_of(path)
+
+
+def test_damaged_xlsx(tmp_path: Path) -> None:
+    good = xlsx(tmp_path / "good.xlsx", ["问题"], ["头疼"]).read_bytes()
+    path = tmp_path / "q.xlsx"
+    for content in (good[: len(good) // 2], good.replace(b"xl/workbook.xml", b"xl/workbork.xml"), good[:2000] + good):
+        path.write_bytes(content[:-1])
+        assert "is damaged (" in error_of(path)
+
+
+def test_empty_workbooks(tmp_path: Path) -> None:
+    assert "the sheet is empty (sheets: Sheet1)" in error_of(xlsx(tmp_path / "q.xlsx"))
+    assert "has a header but no rows" in error_of(xlsx(tmp_path / "h.xlsx", ["问题"], [None, "  "]))
+    assert "has a header but no rows" in error_of(text_file(tmp_path / "h.csv", "问题\n"))
+    assert "is empty" in error_of(text_file(tmp_path / "e.csv", "\n"))
+    assert "is empty" in error_of(text_file(tmp_path / "e.csv", "\ufeff"))
+    assert "is empty" in error_of(text_file(tmp_path / "e.jsonl", ""))
+
+
+def test_missing_query_column_names_the_nearest_and_the_remedy(tmp_path: Path) -> None:
+    message = error_of(xlsx(tmp_path / "q.xlsx", ["用户问题", "画像"], ["头疼"]))
+    assert "Sheet1, row 1: no column `问题` (found: 用户问题, 画像; nearest: 用户问题)" in message
+    assert "--set data.columns.query=用户问题" in message
+
+
+def test_missing_column_in_csv_and_jsonl(tmp_path: Path) -> None:
+    assert "line 1: no column `问题` (found: a, b);" in error_of(text_file(tmp_path / "q.csv", "a,b\n1,2\n"))
+    assert "not separated by commas" in error_of(text_file(tmp_path / "s.csv", "问题;画像\n头疼;老人\n"))
+    assert "no column `问题` (found: query)" in error_of(text_file(tmp_path / "q.jsonl", '{"query": "头疼"}'))
+
+
+def test_optional_column_must_exist_once_the_profile_names_it(tmp_path: Path) -> None:
+    path = xlsx(tmp_path / "q.xlsx", ["问题"], ["头疼"])
+    assert "--set data.columns.gold=NAME" in error_of(path, columns=Columns(gold="文档号"))
+
+
+def test_used_column_twice_in_the_header(tmp_path: Path) -> None:
+    message = error_of(xlsx(tmp_path / "q.xlsx", ["问题", "备注", "备注", " 问题"], ["头疼"]))
+    assert "column `问题` stands in the header twice (A and D); rename one" in message
+
+
+def test_unknown_sheet_lists_the_sheets(tmp_path: Path) -> None:
+    path = xlsx(tmp_path / "q.xlsx", ["问题"], ["头疼"], sheet="数据")
+    assert "no sheet `Sheet2` (sheets: 数据)" in error_of(path, sheet="Sheet2")
+
+
+def test_bad_json_lines_are_named_by_number(tmp_path: Path) -> None:
+    assert "q.jsonl:2: not valid JSON" in error_of(text_file(tmp_path / "q.jsonl", '{"问题": "头疼"}\n{"问题": \n'))
+    assert "q.jsonl:1: expected a JSON object, found list" in error_of(text_file(tmp_path / "q.jsonl", "[1]\n"))
+
+
+def test_undecodable_bytes_are_named_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "q.csv"
+    path.write_bytes("问题\n头疼怎么办\n失眠".encode() + b"\xff\n")
+    assert "q.csv:3: byte 0xff is neither UTF-8 nor GB18030" in error_of(path)
+    path.write_bytes("问题\n头疼".encode("utf-16"))
+    assert "save the file as UTF-8" in error_of(path)
+    path = tmp_path / "q.jsonl"
+    path.write_bytes(json.dumps({"问题": "头疼"}, ensure_ascii=False).encode("gb18030"))
+    assert "q.jsonl:1: byte" in error_of(path)
+
+
+def test_damaged_utf8_is_not_garbled_as_gb18030(tmp_path: Path) -> None:
+    path = tmp_path / "q.csv"
+    path.write_bytes(b"query\n" + "头疼怎么办\n".encode() * 20 + "失".encode()[:2] + b"\n")
+    assert "q.csv:22: byte" in error_of(path, columns=Columns(query="query"))
+
+
+def test_unclosed_quote_does_not_swallow_the_rest(tmp_path: Path) -> None:
+    path = text_file(tmp_path / "q.csv", '问题\n头疼\n"失眠\n胃疼\n')
+    assert "q.csv:3: not readable as CSV" in error_of(path)
+
+
+# Writing
+
+
+def written(path: Path, *rows: Row) -> list[dict[str, Any]]:
+    artifact = write_rows(path, rows)
+    assert artifact.rows == len(rows)
+    header, *lines = openpyxl.load_workbook(path).active.iter_rows()
+    return [dict(zip((cell.value for cell in header), line, strict=True)) for line in lines]
+
+
+def test_written_rows_keep_verdict_and_scores(tmp_path: Path) -> None:
+    found = Retrieved(ids=("a", "b"), scores=(0.9, 0.6), titles=("钙片", "鱼油"))
+    row = Row(
+        id="1", tenant="t", query="头疼", source="q.csv:2", gold_id="b", rewrite="头疼 缓解", rewrite_retrieved=found
+    )
+    (cells,) = written(tmp_path / "new" / "out.xlsx", row.failed("below_threshold"))
+    expected = {"问题": "头疼", "状态": "failed", "原因": "below_threshold", "改写首条得分": 0.9, "改写检索质量": 0.74}
+    expected |= {"改写标准文档名次": 2, "原问题检索质量": None, "改写首条内容": "钙片", "来源": "q.csv:2"}
+    assert {name: cells[name].value for name in expected} == expected
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\n=1", "#N/A", '=HYPERLINK("http://x")'])
+def test_written_text_never_becomes_a_formula(tmp_path: Path, text: str) -> None:
+    row = Row(id="1", tenant="t", query=text, rewrite=text, source=text)
+    (cells,) = written(tmp_path / "out.xlsx", row)
+    for name in ("问题", "改写", "来源"):
+        assert (cells[name].data_type, cells[name].value) == ("s", text)
+        assert bool(cells[name].quotePrefix) == (text != "#N/A")
+
+
+def test_written_header_is_frozen_and_illegal_characters_are_gone(tmp_path: Path) -> None:
+    (cells,) = written(tmp_path / "out.xlsx", Row(id="1", tenant="t", query="头\x00疼\ud800", source="s"))
+    assert cells["问题"].value == "头疼"
+    assert openpyxl.load_workbook(tmp_path / "out.xlsx").active.freeze_panes == "A2"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.xlsx"]
+
+
+def test_a_written_workbook_can_be_read_again(tmp_path: Path) -> None:
+    row = Row(id=row_id("t", "=头疼", "老人"), tenant="t", query="=头疼", profile="老人", split="dev", source="s")
+    write_rows(tmp_path / "out.xlsx", [row])
+    assert read(tmp_path / "out.xlsx") == [row.model_copy(update={"source": "out.xlsx!数据!A2"})]

@@ -34,7 +34,7 @@ def sha256_of(path: Path) -> str:
 
 def hash_of(*parts: Any) -> str:
     """Digest of JSON-able values, independent of dictionary order."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 class Artifact(BaseModel):

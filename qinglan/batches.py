@@ -36,7 +36,11 @@ class Batch:
         Raises:
             BatchIncompleteError: rows failed transiently and this was not the last attempt.
         """
-        await asyncio.gather(*(self._attempt(row, work) for row in self.missing))
+        attempts = (self._attempt(row, work) for row in self.missing)
+        # All of them end before an error is raised: an answer in flight is paid for and must reach the ledger.
+        for problem in await asyncio.gather(*attempts, return_exceptions=True):
+            if isinstance(problem, BaseException):
+                raise problem
         if self.missing and not last_attempt:
             first = self._failures[self.missing[0].id]
             raise BatchIncompleteError(f"batch {self.index}: {len(self.missing)} rows to try again; first: {first}")
@@ -64,9 +68,9 @@ def cut(rows: Sequence[Row], batch_rows: int) -> list[Batch]:
 
 
 def check_failed_share(
-    stage: str, before: Sequence[Row], after: Sequence[Row], limit: float, first: str | None
+    section: str, before: Sequence[Row], after: Sequence[Row], limit: float, first: str | None
 ) -> None:
-    """Stop a stage that lost too many of the rows that it was given.
+    """Stop a stage that lost too many of the rows that it was given; `section` is its name in the profile.
 
     Raises:
         StageError: more than `limit` of the rows failed in this stage, or none is left.

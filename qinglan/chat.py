@@ -1,7 +1,8 @@
 """Asking a teacher or judge over OpenAI chat completions, through the ledger.
 
 The openai package does the transport and its retries (back-off, Retry-After). What it can't know is added here:
-which models refuse which parameters, when an answer is no answer, and that nothing is paid for twice.
+which models refuse which parameters, when an answer is no answer, and that nothing is paid for twice: not even where
+the same is asked again while the first request is still under way.
 """
 
 import asyncio
@@ -9,14 +10,15 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import httpx
 import openai
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletion
 
 from qinglan.artifacts import hash_of
-from qinglan.config import Endpoint, Price, require_secret
+from qinglan.config import Endpoint, Price, require_secret, uses_proxy
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.ledger import Call, Ledger
 
@@ -25,6 +27,8 @@ T = TypeVar("T")
 
 _REASONING = re.compile(r"^(gpt-5|o\d)")
 """Models that take `max_completion_tokens` and refuse a temperature (OpenAI's reasoning families)."""
+_HASH_HEADER = "x-request-hash"
+_LAST_ANSWERS_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -65,17 +69,20 @@ class ChatClient:
         self._run_id, self._tenant, self._key_salt = run_id, tenant, key_salt
         self._parameters = request_parameters(endpoint)
         self._slots = asyncio.Semaphore(endpoint.concurrency)
+        self._under_way: dict[str, asyncio.Task[Call]] = {}
         self.cached_count = 0
+        transport = _CountingClient(
+            self._record_failure,
+            limits=httpx.Limits(max_connections=endpoint.concurrency),
+            timeout=endpoint.timeout_s,
+            trust_env=uses_proxy(base_url),
+        )
         self._client = AsyncOpenAI(
             base_url=base_url,
             api_key=require_secret(endpoint.api_key_env, f"{role} {endpoint.model}"),
             timeout=endpoint.timeout_s,
             max_retries=endpoint.max_retries,
-            http_client=httpx.AsyncClient(
-                limits=httpx.Limits(max_connections=endpoint.concurrency),
-                event_hooks={"response": [self._count_failed_response]},
-                timeout=endpoint.timeout_s,
-            ),
+            http_client=cast(Any, transport),  # openai 2 wants httpx, openai 3 httpx2 and takes both
         )
 
     async def ask(self, messages: list[Message], parse: Callable[[str], T]) -> Answer[T]:
@@ -87,42 +94,60 @@ class ChatClient:
         """
         request_hash = hash_of(self._key_salt, self._parameters, messages)
         call = self._ledger.get(request_hash)
-        cached = call is not None
+        cached = call is not None or request_hash in self._under_way
+        self.cached_count += cached
         if call is None:
-            async with self._slots:
-                call = await self._call(request_hash, messages)
-        else:
-            self.cached_count += 1
+            call = await self._call_once(request_hash, messages)
         return Answer(parse(_usable_text(call)), request_hash, cached, call.cost_usd, call.latency_ms)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Wait a little for answers under way, as they are paid for, and close the connections."""
+        if tasks := list(self._under_way.values()):
+            await asyncio.wait(tasks, timeout=_LAST_ANSWERS_S)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.close()
 
+    async def _call_once(self, request_hash: str, messages: list[Message]) -> Call:
+        task = self._under_way.get(request_hash)
+        if task is None:
+            task = self._under_way[request_hash] = asyncio.create_task(self._call(request_hash, messages))
+            task.add_done_callback(lambda _: self._under_way.pop(request_hash))
+        return await asyncio.shield(task)  # whoever gives up waiting does not take the answer from the others
+
     async def _call(self, request_hash: str, messages: list[Message]) -> Call:
-        start = time.perf_counter()
-        try:
-            completion = await self._client.chat.completions.create(
-                messages=messages, **self._parameters, extra_headers={"x-request-hash": request_hash}
-            )
-        except openai.APIError as error:
-            raise self._failure(error, request_hash) from error
-        latency_ms = 1000 * (time.perf_counter() - start)
-        if not completion.choices:
+        async with self._slots:
+            if call := self._ledger.get(request_hash):  # another process was quicker
+                return call
+            start = time.perf_counter()
+            try:
+                answer: object = await self._client.chat.completions.create(
+                    messages=cast(Any, messages), **self._parameters, extra_headers={_HASH_HEADER: request_hash}
+                )
+            except openai.APIError as error:
+                raise self._failure(error) from error
+            except ValueError as error:  # a body that is not JSON
+                answer = error
+            latency_ms = 1000 * (time.perf_counter() - start)
+        completion = _completion_of(answer)
+        if completion is None:
             self._record_failure(request_hash, "teacher_bad_response")
-            raise TeacherError(f"{self._role}: an answer without choices", "teacher_bad_response", transient=True)
-        choice, usage = completion.choices[0], completion.usage
-        prompt_tokens = usage.prompt_tokens if usage else 0
-        completion_tokens = usage.completion_tokens if usage else 0
+            raise TeacherError(
+                f"{self._role}: the answer is no chat completion", "teacher_bad_response", transient=True
+            )
+        message, usage = completion.choices[0].message, completion.usage
+        prompt_tokens = (usage.prompt_tokens or 0) if usage else 0
+        completion_tokens = (usage.completion_tokens or 0) if usage else 0
         call = Call(
             request_hash=request_hash,
             run_id=self._run_id,
             tenant=self._tenant,
             role=self._role,
             model=self._endpoint.model,
-            text=choice.message.content or "",
-            refusal=choice.message.refusal,
-            finish_reason=choice.finish_reason,
+            text=message.content or "",
+            refusal=message.refusal,
+            finish_reason=cast(str | None, completion.choices[0].finish_reason) or "",
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             cost_usd=cost_usd(self._price, prompt_tokens, completion_tokens),
@@ -131,7 +156,7 @@ class ChatClient:
         self._ledger.record(call)
         return call
 
-    def _failure(self, error: openai.APIError, request_hash: str) -> Exception:
+    def _failure(self, error: openai.APIError) -> Exception:
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
             variable = self._endpoint.api_key_env
             remedy = f"check the environment variable {variable}" if variable else f"set {self._role}.api_key_env"
@@ -140,24 +165,48 @@ class ChatClient:
             return ConfigError(
                 f"{self._role}: the service knows no model {self._endpoint.model!r}; set {self._role}.model"
             )
-        if isinstance(error, openai.BadRequestError):
+        if isinstance(error, openai.RateLimitError) and error.code == "insufficient_quota":
+            return ConfigError(f"{self._role} {self._endpoint.model}: the account's quota is spent; top it up")
+        if isinstance(error, openai.APIStatusError) and _is_final(error.status_code):
             return TeacherError(f"{self._role}: request refused: {error.message}", "teacher_bad_request")
-        if not isinstance(error, openai.APIStatusError):  # status errors were counted by the response hook
-            self._record_failure(request_hash, type(error).__name__)
         return TeacherError(f"{self._role}: {error.message}", _transient_reason(error), transient=True)
 
     def _record_failure(self, request_hash: str, reason: str) -> None:
         self._ledger.record_failure(request_hash, self._run_id, self._tenant, self._role, self._endpoint.model, reason)
 
-    async def _count_failed_response(self, response: httpx.Response) -> None:
+
+class _CountingClient(httpx.AsyncClient):
+    """Counts every request without a usable HTTP answer, those that openai repeats included."""
+
+    def __init__(self, count: Callable[[str, str], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._count = count
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        """As the parent does."""
+        request_hash = request.headers.get(_HASH_HEADER, "")
+        try:
+            response = await super().send(request, **options)
+        except httpx.RequestError as error:
+            self._count(request_hash, type(error).__name__)
+            raise
         if response.status_code >= 400:
-            request_hash = response.request.headers.get("x-request-hash", "")
-            self._record_failure(request_hash, f"http_{response.status_code}")
+            self._count(request_hash, f"http_{response.status_code}")
+        return response
+
+
+def _completion_of(answer: object) -> ChatCompletion | None:
+    # openai does not check what a service sends: a proxy's error page arrives here as a string.
+    return answer if isinstance(answer, ChatCompletion) and answer.choices else None
 
 
 def cost_usd(price: Price, prompt_tokens: int, completion_tokens: int) -> float:
     """Dollars for one call."""
     return (price.input_per_million_usd * prompt_tokens + price.output_per_million_usd * completion_tokens) / 1e6
+
+
+def _is_final(status: int) -> bool:
+    return 400 <= status < 500 and status not in (408, 409, 429)
 
 
 def _transient_reason(error: openai.APIError) -> str:

@@ -18,7 +18,10 @@ from qinglan.report import Report, print_table
 from qinglan.runs import find_run
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+_TABLE_WIDTH = 100
 out, err = Console(), Console(stderr=True)
+if not out.is_terminal:  # rich assumes 80 columns and would cut the table
+    out = Console(width=max(_TABLE_WIDTH, out.width))
 
 ProfileOption = Annotated[str, typer.Option(help="Name of a file in configs/, or a path.")]
 SetOption = Annotated[
@@ -74,12 +77,28 @@ def doctor(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
         raise ConfigError(f"{problems} of the checks failed")
 
 
+@app.command()
+def up(
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+    prefect_port: Annotated[int, typer.Option(help="Other commands look for the server on 4200.")] = 4200,
+    mlflow_port: int = 5000,
+) -> None:
+    """Serve Prefect's and MLflow's pages on loopback and run what they ask for, until Ctrl-C."""
+    from qinglan.up import serve_site
+
+    def say(text: str) -> None:
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    serve_site(load_profile(profile, set_ or ()), say, prefect_port=prefect_port, mlflow_port=mlflow_port)
+
+
 def main() -> None:
     """Entry point of the console script."""
     try:
         app()
     except QinglanError as error:
-        err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"error: {str(error).splitlines()[0]}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
@@ -100,6 +119,7 @@ def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool
 def _use_local_prefect(state: Path) -> None:
     """Where the user has not set up Prefect: the server of `make up` if it runs, else one just for this run."""
     os.environ.setdefault("DO_NOT_TRACK", "true")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     if "PREFECT_API_URL" in os.environ or "PREFECT_PROFILE" in os.environ:
         return
     home = Path(os.environ.setdefault("PREFECT_HOME", str((state / "prefect").resolve())))
@@ -112,6 +132,10 @@ def _answers(url: str) -> bool:
     import httpx
 
     try:
-        return httpx.get(url, timeout=1.0).status_code == 200
+        return httpx.get(url, timeout=1.0, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+if __name__ == "__main__":
+    main()

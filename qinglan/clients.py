@@ -32,9 +32,9 @@ def ledger_path(profile: Profile) -> Path:
 
 
 def key_salt(profile: Profile, role: Role) -> str:
-    """Part of every ledger key: the stand-in's version, as its answers change with its code; else nothing."""
+    """Part of every ledger key: the stand-in's version and seed, as its answers change with them; else nothing."""
     endpoint = profile.teacher if role == "teacher" else profile.judge
-    return embedded_version() if endpoint.base_url == EMBEDDED else ""
+    return f"{embedded_version()}-{profile.embedded.sample_seed}" if endpoint.base_url == EMBEDDED else ""
 
 
 @asynccontextmanager

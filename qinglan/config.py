@@ -6,12 +6,14 @@ variable. Engine settings keep the engines' own names where they are handed thro
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qinglan.errors import ConfigError
 
@@ -21,6 +23,28 @@ EMBEDDED = "embedded"
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _expand_home(value: str) -> str:
+    return str(Path(value).expanduser()) if value.startswith("~") else value
+
+
+def _refuse_secret_in_url(value: str) -> str:
+    if urlsplit(value).password:
+        raise ValueError("holds a password, which would be logged; give the address without it")
+    return value
+
+
+def _refuse_secret_as_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("write the name of an environment variable here, never the key itself")
+    return value
+
+
+LocalPath = Annotated[str, AfterValidator(_expand_home)]
+Url = Annotated[str, AfterValidator(_refuse_secret_in_url)]
+SecretName = Annotated[str, AfterValidator(_refuse_secret_as_name)]
+"""Name of an environment variable that holds a secret."""
 
 
 class Section(BaseModel):
@@ -53,7 +77,7 @@ class Columns(Section):
 class Data(Section):
     """Where the questions come from."""
 
-    workbook: str = EMBEDDED
+    workbook: LocalPath = EMBEDDED
     """Path of an .xlsx, .csv or .jsonl file, or `embedded` for the shipped sample."""
     sheet: str | None = None
     """Sheet name; the first sheet if not given."""
@@ -67,10 +91,10 @@ class Data(Section):
 class Endpoint(Section):
     """An OpenAI-compatible chat endpoint."""
 
-    base_url: str = EMBEDDED
+    base_url: Url = EMBEDDED
     """Up to and including `/v1`, or `embedded` for the stand-in."""
     model: str
-    api_key_env: str | None = None
+    api_key_env: SecretName | None = None
     """Name of the environment variable that holds the API key."""
     temperature: float = 0.0
     """Not sent to reasoning models, which refuse it."""
@@ -84,9 +108,9 @@ class Endpoint(Section):
 class Rag(Section):
     """The retrieval service (see docs/contracts.md)."""
 
-    url: str = EMBEDDED
+    url: Url = EMBEDDED
     """Address that takes the POST, or `embedded` for the BM25 stand-in."""
-    knowledge_base: str = EMBEDDED
+    knowledge_base: LocalPath = EMBEDDED
     """JSONL (id, title, content) that the embedded RAG serves; `embedded` is the shipped sample. Unused otherwise."""
     kb_name: str = "default"
     top_k: Count = 10
@@ -94,7 +118,7 @@ class Rag(Section):
     timeout_s: Positive = 20
     max_retries: Annotated[int, Field(ge=0)] = 4
     concurrency: Count = 16
-    api_key_env: str | None = None
+    api_key_env: SecretName | None = None
     """Name of the environment variable that holds a bearer token, where the service wants one."""
 
 
@@ -105,9 +129,9 @@ class Embedded(Section):
     rag_latency_ms: Annotated[float, Field(ge=0)] = 0.0
     fault_rate: Share = 0.0
     """Share of teacher and RAG requests answered with 429, 500 or a dropped connection."""
-    pretrain_seconds_max: Positive = 240.0
+    pretrain_seconds_max: Positive = 900.0
     """The tiny base model's pretraining is a fixed number of steps; it fails if it would take longer than this."""
-    pretrain_steps: Count = 1200
+    pretrain_steps: Count = 600
     sample_train_rows: Count = 2000
     sample_dev_rows: Count = 200
     sample_test_rows: Count = 1000
@@ -151,7 +175,7 @@ class Dataset(Section):
     """Of the hash that puts unsplit rows into splits."""
     train_share: Share = 0.8
     dev_share: Share = 0.1
-    near_duplicate_jaccard: Share = 0.85
+    near_duplicate_jaccard: Annotated[float, Field(ge=0.5, le=1)] = 0.85
     """Character-trigram similarity from which two questions count as the same; such groups never straddle splits."""
 
     @model_validator(mode="after")
@@ -164,7 +188,7 @@ class Dataset(Section):
 class Student(Section):
     """The model that learns."""
 
-    base_model: str = EMBEDDED
+    base_model: LocalPath = EMBEDDED
     """Local folder or hub id, or `embedded` for a tiny Qwen3 that is pretrained on this machine."""
     model_type: str = "qwen3"
     """ms-swift's model type."""
@@ -226,6 +250,12 @@ class Reward(Section):
     max_invalid_share: Share = 0.05
     """More unscorable samples than this in a window of `invalid_window` samples stop the run."""
     invalid_window: Count = 256
+
+    @model_validator(mode="after")
+    def _weigh_something_always(self) -> Self:
+        if self.retrieval_weight + self.win_weight == 0:
+            raise ValueError("retrieval_weight + win_weight must be above 0: the judge is not asked for every sample")
+        return self
 
 
 class Rl(Section):
@@ -289,7 +319,7 @@ class Trainer(Section):
     device: Literal["cpu", "cuda"] = "cpu"
     gpus_per_node: Count = 1
     nodes: Count = 1
-    python: str | None = None
+    python: LocalPath | None = None
     """Interpreter of the trainer's environment; this one if not given."""
     threads: Count = 2
     """OMP threads of a training process on the CPU."""
@@ -305,15 +335,15 @@ class Price(Section):
 class Paths(Section):
     """Where a site keeps things."""
 
-    runs: Path = Path("runs")
-    state: Path = Path(".qinglan")
+    runs: Annotated[Path, AfterValidator(Path.expanduser)] = Path("runs")
+    state: Annotated[Path, AfterValidator(Path.expanduser)] = Path(".qinglan")
     """Ledger, embedded base models, Prefect's and MLflow's local databases."""
 
 
 class Tracking(Section):
     """MLflow."""
 
-    uri: str | None = None
+    uri: Url | None = None
     """Tracking URI; a SQLite file under `paths.state` if not given."""
     experiment: str = "qinglan"
 
@@ -379,22 +409,22 @@ def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
         raise ConfigError(f"profile {path}: {explain(error)}") from error
 
 
-def explain(error: ValidationError) -> str:
+def explain(error: ValidationError, root: str = "profile") -> str:
     """The first problem of a pydantic error in words, with the nearest right key for an unknown one."""
     problems = error.errors()
     first = problems[0]
-    where = ".".join(str(part) for part in first["loc"]) or "profile"
+    where = ".".join(str(part) for part in first["loc"]) or root
     if first["type"] == "extra_forbidden":
         known = _keys_beside(first["loc"])
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.4)
-        hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(sorted(known))}"
+        hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(sorted(known)) or 'none'}"
         text = f"unknown key `{where}`; {hint}"
     elif first["type"] == "missing":
         text = f"`{where}` is missing; add it"
     elif first["type"] == "value_error":
         text = f"`{where}`: {first['msg'].removeprefix('Value error, ')}"
     else:
-        text = f"`{where}`: {first['msg']}, got {first['input']!r}"
+        text = f"`{where}`: {first['msg']}, got {_short(first['input'])}"
     return text + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
 
 
@@ -402,14 +432,21 @@ def require_secret(env_name: str | None, used_by: str) -> str:
     """The value of a secret's environment variable; a placeholder where the service needs none.
 
     Raises:
-        ConfigError: the variable is not set.
+        ConfigError: the variable is not set, or can't be an HTTP header (httpx's error would show the secret).
     """
     if env_name is None:
         return "no-key"
-    value = os.environ.get(env_name, "")
+    value = os.environ.get(env_name, "").strip()
     if not value:
         raise ConfigError(f"{used_by} needs the environment variable {env_name}; set it and run again")
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(f"{used_by}: the value of {env_name} has characters that no key has; set it again")
     return value
+
+
+def uses_proxy(url: str) -> bool:
+    """Should the proxy settings of the environment apply? Not to this machine itself, where the stand-ins are."""
+    return urlsplit(url).hostname not in ("127.0.0.1", "::1", "localhost")
 
 
 def _find(name_or_path: str) -> Path:
@@ -439,18 +476,26 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     *parents, leaf = key.split(".")
     node = raw
     for parent in parents:
-        child = node.setdefault(parent, {})
+        child = node.get(parent)
+        if child is None:
+            child = node[parent] = {}
         if not isinstance(child, dict):
             raise ConfigError(f"--set {override!r}: `{parent}` is a value, not a section")
         node = child
     node[leaf] = value
 
 
+def _short(value: object, chars: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= chars else text[: chars - 3] + "..."
+
+
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     model: Any = Profile
     for part in location[:-1]:
-        field = model.model_fields.get(str(part))
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            return []
-        model = field.annotation
-    return list(model.model_fields)
+        if get_origin(model) is dict:  # `part` is a key that the user chose, such as a model's name in `prices`
+            model = get_args(model)[1]
+        else:
+            field = getattr(model, "model_fields", {}).get(str(part))
+            model = field.annotation if field else None
+    return list(getattr(model, "model_fields", ()))

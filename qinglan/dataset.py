@@ -233,11 +233,16 @@ def _sft_line(row: Row, recipe: Recipe, profile: Profile) -> dict[str, Any]:
     }
 
 
+def data_source(recipe: str) -> str:
+    """How verl names these rows in its metrics."""
+    return f"qinglan/{recipe}"
+
+
 def _rl_record(row: Row, recipe: Recipe, profile: Profile) -> dict[str, Any]:
     found, gold = row.rewrite_retrieved, row.gold_id or ""
     assert found is not None, "only rows with a baseline get here"
     return {
-        "data_source": f"qinglan/{recipe.NAME}",
+        "data_source": data_source(recipe.NAME),
         "prompt": recipe.student_messages(row, profile.tenant),
         "ability": recipe.NAME,
         "reward_model": {"style": "rule", "ground_truth": gold},

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from qinglan.clients import Clients
 from qinglan.config import Evaluate, Tenant
-from qinglan.errors import CallError
+from qinglan.errors import CallError, StageError
 from qinglan.recipes import query_rewrite as recipe
 from qinglan.report import Arm, ArmName, Example, ExampleArm, Shared
 from qinglan.rows import Retrieved, Row, normalise
@@ -27,6 +27,8 @@ PAIRS: tuple[tuple[ArmName, ArmName], ...] = (
     ("teacher", "original"),
     ("sft", "base"),
 )
+MAX_FAILED_SHARE = 0.05
+"""Of an arm's questions without an answer from RAG or judge; a larger share would compare the weather."""
 COMPARED_METRICS = ("top1", "mrr10", "mean_top1_score", "quality")
 
 
@@ -89,9 +91,21 @@ def original_rows(rows: Iterable[Row]) -> list[ArmRow]:
 async def retrieve_and_judge(
     arm: Sequence[ArmRow], rows: Sequence[Row], clients: Clients, tenant: Tenant
 ) -> list[ArmRow]:
-    """Fill in what is missing: retrieval with each text, and the judge's score of it."""
+    """Fill in what is missing: retrieval with each text, and the judge's score of it.
+
+    Raises:
+        StageError: too many calls failed for a fair comparison; nothing of it is kept.
+    """
     by_id = {row.id: row for row in rows}
-    return list(await asyncio.gather(*(_complete(entry, by_id[entry.row_id], clients, tenant) for entry in arm)))
+    done = list(await asyncio.gather(*(_complete(entry, by_id[entry.row_id], clients, tenant) for entry in arm)))
+    failed = [entry.reason for entry in done if entry.text is not None and entry.reason]
+    if len(failed) > MAX_FAILED_SHARE * len(done):
+        reasons = ", ".join(f"{reason} {count}" for reason, count in Counter(failed).most_common())
+        raise StageError(
+            f"evaluate: calls failed for {len(failed)} of {len(done)} questions ({reasons}), more than the "
+            f"{MAX_FAILED_SHARE:.0%} that a comparison can bear; mend the service and run again"
+        )
+    return done
 
 
 def summarise(arm: Sequence[ArmRow], rows: Sequence[Row], config: Evaluate) -> Arm:
@@ -200,14 +214,18 @@ async def _complete(entry: ArmRow, row: Row, clients: Clients, tenant: Tenant) -
         return entry
     try:
         retrieved = entry.retrieved or await clients.rag.retrieve(row.query, entry.text)
-        score = entry.judge_score
-        if score is None:
-            question = recipe.user_text(row.query, row.profile, row.history)
-            messages = recipe.judge_messages(question, entry.text, tenant)
-            score = (await clients.judge.ask(messages, recipe.parse_judge)).value
     except CallError as error:
-        return entry.model_copy(update={"retrieved": None, "reason": error.reason})
-    return entry.model_copy(update={"retrieved": retrieved, "judge_score": score})
+        return entry.model_copy(update={"reason": error.reason})
+    entry = entry.model_copy(update={"retrieved": retrieved, "reason": None})
+    if entry.judge_score is not None:
+        return entry
+    question = recipe.user_text(row.query, row.profile, row.history)
+    messages = recipe.judge_messages(question, entry.text or "", tenant)
+    try:
+        score = (await clients.judge.ask(messages, recipe.parse_judge)).value
+    except CallError as error:  # the arm did its part: what it retrieved counts
+        return entry.model_copy(update={"reason": error.reason})
+    return entry.model_copy(update={"judge_score": score})
 
 
 def _first_places(retrieved: Retrieved | None, places: int = 3) -> Retrieved | None:

@@ -1,8 +1,9 @@
-"""The ledger: every paid call exactly once, by the hash of what was asked.
+"""The ledger: every paid call, by the hash of what was asked.
 
 SQLite in WAL mode: each answer is committed before anyone uses it, so a killed process loses at most the calls in
-flight, and several processes (the flow, the reward workers) may share one file. Answers that turned out unusable
-(a refusal, a truncated text) are kept too: they were paid for, and asking again would pay again.
+flight, and several processes (the flow, the reward workers) may share one file. Two that ask the same at the same
+moment both pay: both calls are kept and counted, and the first answer is the one that is given from then on. Answers
+that turned out unusable (a refusal, a truncated text) are kept too: asking again would pay again.
 """
 
 import sqlite3
@@ -16,13 +17,14 @@ from pydantic import BaseModel, ConfigDict
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
-    request_hash TEXT PRIMARY KEY, run_id TEXT NOT NULL, tenant TEXT NOT NULL, role TEXT NOT NULL,
+    request_hash TEXT NOT NULL, run_id TEXT NOT NULL, tenant TEXT NOT NULL, role TEXT NOT NULL,
     model TEXT NOT NULL, text TEXT NOT NULL, finish_reason TEXT NOT NULL, refusal TEXT,
     prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, cost_usd REAL NOT NULL,
     latency_ms REAL NOT NULL, created_s REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS failures (
     request_hash TEXT NOT NULL, run_id TEXT NOT NULL, tenant TEXT NOT NULL, role TEXT NOT NULL,
     model TEXT NOT NULL, reason TEXT NOT NULL, created_s REAL NOT NULL);
+CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request_hash);
 CREATE INDEX IF NOT EXISTS calls_by_run ON calls (run_id, role);
 CREATE INDEX IF NOT EXISTS failures_by_run ON failures (run_id, role);
 """
@@ -75,18 +77,18 @@ class Ledger:
         columns = ", ".join(Call.model_fields)
         with self._lock:
             row = self._connection.execute(
-                f"SELECT {columns} FROM calls WHERE request_hash = ?",  # noqa: S608 (our own column names)
+                f"SELECT {columns} FROM calls WHERE request_hash = ? ORDER BY rowid LIMIT 1",  # noqa: S608 (our own names)
                 (request_hash,),
             ).fetchone()
         return Call(**dict(zip(Call.model_fields, row, strict=True))) if row else None
 
     def record(self, call: Call) -> None:
-        """Keep an answer. The first answer to a request stays."""
+        """Keep an answer."""
         values = {**call.model_dump(), "created_s": time.time()}
         marks = ", ".join(f":{name}" for name in values)
         with self._lock:
             self._connection.execute(
-                f"INSERT OR IGNORE INTO calls ({', '.join(values)}) VALUES ({marks})",  # noqa: S608
+                f"INSERT INTO calls ({', '.join(values)}) VALUES ({marks})",  # noqa: S608
                 values,
             )
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import httpx
 
-from qinglan.config import EMBEDDED, Endpoint, Profile, require_secret
+from qinglan.config import EMBEDDED, Endpoint, Profile, require_secret, uses_proxy
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
 from qinglan.recipes import get_recipe
 from qinglan.retrieval import read_answer
@@ -84,9 +84,8 @@ def _chat_checker(role: str, endpoint: Endpoint) -> Callable[[], None]:
             return
         key = require_secret(endpoint.api_key_env, f"{role} {endpoint.model}")
         url = f"{endpoint.base_url.rstrip('/')}/models"  # free of charge, unlike a completion
-        response = _reach(
-            role, "base_url", lambda: httpx.get(url, headers={"authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S)
-        )
+        headers = {"authorization": f"Bearer {key}"}
+        response = _reach(role, "base_url", endpoint.base_url, lambda http: http.get(url, headers=headers))
         if response.status_code in (401, 403):
             variable = endpoint.api_key_env or f"{role}.api_key_env (not set)"
             raise ConfigError(
@@ -112,18 +111,19 @@ def _rag(profile: Profile) -> None:
         "score_threshold": rag.score_threshold,
     }
     headers = {"authorization": f"Bearer {require_secret(rag.api_key_env, 'rag')}"} if rag.api_key_env else {}
-    response = _reach("rag", "url", lambda: httpx.post(rag.url, json=body, headers=headers, timeout=_TIMEOUT_S))
+    response = _reach("rag", "url", rag.url, lambda http: http.post(rag.url, json=body, headers=headers))
     if response.status_code >= 400:
         raise ConfigError(f"rag {rag.url}: answers HTTP {response.status_code}: {response.text[:120]}")
     read_answer(response.content, rag.url)
 
 
-def _reach(role: str, key: str, send: Callable[[], httpx.Response]) -> httpx.Response:
+def _reach(role: str, key: str, url: str, send: Callable[[httpx.Client], httpx.Response]) -> httpx.Response:
     try:
-        return send()
+        with httpx.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(url)) as http:
+            return send(http)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(
-            f"{role}.{key} can't be reached: {error or type(error).__name__}; is it up, is the address right?"
+            f"{role}.{key} can't be reached: {str(error) or type(error).__name__}; is it up, is the address right?"
         ) from error
 
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from qinglan.config import Rag, explain, require_secret
+from qinglan.config import Rag, explain, require_secret, uses_proxy
 from qinglan.errors import RetrievalError
 from qinglan.rows import Retrieved
 
 _TITLE_CHARS = 60
+_MAX_RETRY_AFTER_S = 60.0
+_BACK_OFF = wait_random_exponential(multiplier=0.2, max=10)
 
 
 class _Passage(BaseModel):
@@ -36,10 +38,11 @@ class _Envelope(BaseModel):
 
 
 class _TransientError(RetrievalError):
-    """Worth another try."""
+    """Worth another try, after the time that the service asked for."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message, "rag_unavailable", transient=True)
+        self.retry_after_s = retry_after_s
 
 
 class RagClient:
@@ -51,7 +54,12 @@ class RagClient:
         headers = {}
         if rag.api_key_env:
             headers["authorization"] = f"Bearer {require_secret(rag.api_key_env, 'rag')}"
-        self._client = httpx.AsyncClient(timeout=rag.timeout_s, headers=headers)
+        self._client = httpx.AsyncClient(
+            limits=httpx.Limits(max_connections=rag.concurrency),
+            timeout=rag.timeout_s,
+            headers=headers,
+            trust_env=uses_proxy(url),
+        )
         self.call_count = self.failed_count = 0
 
     async def retrieve(self, query: str, rewritten_query: str | None = None) -> Retrieved:
@@ -72,7 +80,7 @@ class RagClient:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_TransientError),
             stop=stop_after_attempt(self._rag.max_retries + 1),
-            wait=wait_random_exponential(multiplier=0.2, max=10),
+            wait=_wait_s,
             reraise=True,
         )
         async with self._slots:
@@ -85,19 +93,37 @@ class RagClient:
     async def _post(self, body: dict[str, Any]) -> Retrieved:
         self.call_count += 1
         try:
-            response = await self._client.post(self._url, json=body)
-            if response.status_code == 429 or response.status_code >= 500:
-                raise _TransientError(f"rag {self._url}: HTTP {response.status_code}")
-        except httpx.TransportError as error:
-            self.failed_count += 1
-            raise _TransientError(f"rag {self._url}: {error or type(error).__name__}") from error
-        except _TransientError:
+            return read_answer(await self._content(body), self._url)
+        except RetrievalError:
             self.failed_count += 1
             raise
-        if response.status_code >= 400:
-            self.failed_count += 1
-            raise RetrievalError(f"rag {self._url}: HTTP {response.status_code}: {response.text[:120]}", "rag_refused")
-        return read_answer(response.content, self._url)
+
+    async def _content(self, body: dict[str, Any]) -> bytes:
+        try:
+            response = await self._client.post(self._url, json=body)
+        except httpx.RequestError as error:
+            raise _TransientError(f"rag {self._url}: {str(error) or type(error).__name__}") from error
+        status = response.status_code
+        if status == 429 or status >= 500:
+            raise _TransientError(f"rag {self._url}: HTTP {status}", _retry_after_s(response))
+        if status >= 300:
+            raise RetrievalError(
+                f"rag {self._url}: HTTP {status}: {' '.join(response.text[:120].split())}", "rag_refused"
+            )
+        return response.content
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    try:
+        return min(float(response.headers.get("retry-after", 0)), _MAX_RETRY_AFTER_S)
+    except ValueError:  # a date, which is rare: back off as usual
+        return 0.0
+
+
+def _wait_s(state: RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome else None
+    asked = error.retry_after_s if isinstance(error, _TransientError) else 0.0
+    return max(asked, _BACK_OFF(state))
 
 
 def read_answer(content: bytes, url: str) -> Retrieved:
@@ -110,7 +136,7 @@ def read_answer(content: bytes, url: str) -> Retrieved:
         passages = _Envelope.model_validate_json(content).data.recall
     except ValidationError as error:
         raise RetrievalError(
-            f"rag {url}: the answer breaks the contract: {explain(error)}", "rag_bad_answer"
+            f"rag {url}: the answer breaks the contract: {explain(error, 'answer')}", "rag_bad_answer"
         ) from error
     scores = tuple(passage.reranker_score for passage in passages)
     if any(later > earlier for earlier, later in itertools.pairwise(scores)):

@@ -19,14 +19,14 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict
 
 from qinglan.chat import ChatClient
 from qinglan.config import Endpoint, Price, Rag, Reward, Tenant
 from qinglan.engines.launcher import JsonlTail
-from qinglan.errors import QinglanError, StageError
+from qinglan.errors import StageError
 from qinglan.ledger import Ledger
 from qinglan.recipes import query_rewrite as recipe
 from qinglan.retrieval import RagClient
@@ -151,44 +151,52 @@ class Scorer:
     """Scores samples in one worker process: HTTP clients, a cache by content, the log."""
 
     def __init__(self, service: RewardService) -> None:
-        self._service = service
+        self._service, self._ledger = service, Ledger(service.ledger)
         self._rag = RagClient(service.rag, service.rag_url, service.tenant.id)
         self._judge = ChatClient(
             service.judge,
             service.judge_url,
             role="judge",
-            ledger=Ledger(service.ledger),
+            ledger=self._ledger,
             price=service.judge_price,
             run_id=service.run_id,
             tenant=service.tenant.id,
             key_salt=service.judge_key_salt,
         )
         self._retrieved: dict[tuple[str, str], Retrieved] = {}
-        self._log: TextIO = service.samples_log.open("a", encoding="utf-8")
+        self._log = _open_log(service.samples_log)
 
-    async def score(self, baseline: Baseline, text: str) -> Scored:
-        """Score one sample and log it.
+    async def close(self) -> None:
+        """Close connections and files; a worker that lives as long as its process need not."""
+        await self._rag.close()
+        await self._judge.close()
+        self._ledger.close()
+        self._log.close()
+
+    async def score(self, extra_info: dict[str, Any], text: str) -> Scored:
+        """Score one sample and log it; `extra_info` holds a `Baseline`.
 
         Raises:
             QinglanError: the RAG or the judge failed after its retries; the sample has no score.
         """
         start, rewrite = time.perf_counter(), " ".join(_SPECIAL_TOKEN.sub("", text).split())
-        rag_calls = self._rag.call_count
-        entry: dict[str, Any] = {"row_id": baseline.row_id, "rewrite": rewrite}
+        entry: dict[str, Any] = {"row_id": extra_info.get("row_id"), "rewrite": rewrite}
         try:
+            baseline = Baseline.model_validate(extra_info)
+            entry["rag_cached"] = not rewrite or (baseline.question, rewrite) in self._retrieved
             scored = await self._score(baseline, rewrite)
-        except QinglanError as error:
-            self._write(entry | {"invalid": str(error)})
+        except Exception as error:  # verl drops the sample without a word, whatever the error is
+            _write(self._log, entry | _invalid(error))
             raise
-        latency_ms = 1000 * (time.perf_counter() - start)
-        cached = self._rag.call_count == rag_calls
-        self._write(entry | asdict(scored) | {"latency_ms": latency_ms, "rag_cached": cached})
+        known = {name: value for name, value in asdict(scored).items() if not math.isnan(value)}
+        _write(self._log, entry | known | {"latency_ms": 1000 * (time.perf_counter() - start)})
         return scored
 
     async def _score(self, baseline: Baseline, rewrite: str) -> Scored:
         config = self._service.reward
         if not rewrite:  # nothing to retrieve or judge with: the policy's own failure, not a call's
-            return Scored(-1.0, math.nan, 0.0, -baseline.teacher_quality, config.loss, 0.0, 0.0)
+            gold_top1 = 0.0 if baseline.gold_id else math.nan
+            return Scored(-1.0, math.nan, 0.0, -baseline.teacher_quality, config.loss, gold_top1, 0.0)
         key = (baseline.question, rewrite)
         if key not in self._retrieved:
             self._retrieved[key] = await self._rag.retrieve(baseline.question, rewrite)
@@ -201,9 +209,17 @@ class Scorer:
         messages = recipe.judge_messages(question, rewrite, self._service.tenant)
         return (await self._judge.ask(messages, recipe.parse_judge)).value
 
-    def _write(self, entry: dict[str, Any]) -> None:
-        self._log.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        self._log.flush()
+
+def _open_log(path: Path) -> BinaryIO:
+    return path.open("ab", buffering=0)  # one write a line, so that the lines of several workers don't mix
+
+
+def _write(log: BinaryIO, entry: dict[str, Any]) -> None:
+    log.write((json.dumps(entry, ensure_ascii=False) + "\n").encode())
+
+
+def _invalid(error: Exception) -> dict[str, str]:
+    return {"invalid": " ".join(f"{error or type(error).__name__}".split())[:500]}
 
 
 class SampleWatch:
@@ -239,7 +255,13 @@ class SampleWatch:
 
 @lru_cache(maxsize=1)
 def _scorer(config_path: str) -> Scorer:
-    return Scorer(RewardService.model_validate_json(Path(config_path).read_text(encoding="utf-8")))
+    service = RewardService.model_validate_json(Path(config_path).read_text(encoding="utf-8"))
+    try:
+        return Scorer(service)
+    except Exception as error:  # such as a key that this machine lacks: the flow has to hear of it
+        with _open_log(service.samples_log) as log:
+            _write(log, _invalid(error))
+        raise
 
 
 async def compute_score(
@@ -254,5 +276,5 @@ async def compute_score(
 
     verl wants the same keys from every sample, so a part that is unknown for this one is NaN, and means skip it.
     """
-    scored = await _scorer(config_path).score(Baseline.model_validate(extra_info), solution_str)
+    scored = await _scorer(config_path).score(extra_info, solution_str)
     return asdict(scored)

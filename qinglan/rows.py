@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict
 
 Split = Literal["train", "dev", "test"]
 
-_PUNCTUATION = re.compile(r"[\W_]+", re.UNICODE)
+# 5.6 is not 56 and ++ is not +, so punctuation between digits and plus signs stay.
+_PUNCTUATION = re.compile(r"(?<!\d)(?:[^\w+]|_)|(?:[^\w+]|_)(?!\d)")
 
 
 def normalise(text: str) -> str:
-    """NFKC, lower case, no punctuation or white space: the form in which two texts count as the same."""
+    """NFKC, lower case, no white space and no punctuation that carries no meaning: two texts that agree are the same."""
     return _PUNCTUATION.sub("", unicodedata.normalize("NFKC", text).lower())
 
 

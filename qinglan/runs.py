@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qinglan.artifacts import MANIFEST, StageResult, hash_of, write_json
 from qinglan.config import Profile
@@ -51,15 +51,16 @@ def open_run(profile: Profile, flow: str, *, fresh: bool = False) -> Iterator[Ru
     root.mkdir(parents=True, exist_ok=True)
     identity = hash_of(flow, profile.model_dump(mode="json"))
     for directory in [] if fresh else _newest_first(root):
-        state = _read(directory)
-        if state and state["identity"] == identity and not state["finished"]:
-            lock = FileLock(directory / ".lock", blocking=False)
-            try:
-                lock.acquire()
-            except Timeout:
+        if not _is_open(directory, identity):
+            continue
+        try:
+            held = FileLock(directory / ".lock").acquire(blocking=False)
+        except Timeout:
+            continue
+        with held:
+            if not _is_open(directory, identity):  # whoever held the lock has just finished it
                 continue
-            with lock:
-                yield _resume(directory, state, profile, fresh=state["fresh"])
+            yield _resume(directory, profile)
             return
     run_id = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-") + os.urandom(2).hex()
     directory = root / run_id
@@ -99,8 +100,15 @@ def find_run(runs: Path, name: str) -> Path:
     matches = [d for d in _newest_first(runs) if d.name.startswith(name)] if runs.is_dir() else []
     if len(matches) == 1:
         return matches[0]
+    if matches:
+        raise ConfigError(f"run `{name}`: fits {len(matches)} runs: {', '.join(d.name for d in matches[:5])}")
     known = ", ".join(d.name for d in _newest_first(runs)[:5]) if runs.is_dir() else ""
     raise ConfigError(f"run `{name}`: not found under {runs}; newest runs: {known or 'none'}")
+
+
+def runs_of(runs: Path, profile_name: str) -> list[Path]:
+    """All runs of a profile, the newest first."""
+    return [d for d in _newest_first(runs) if (state := _read(d)) and state["profile_name"] == profile_name]
 
 
 def save_stage(run: Run, result: StageResult) -> StageResult:
@@ -116,7 +124,10 @@ def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
         manifest = directory / stage / MANIFEST
         if not manifest.exists():
             continue
-        result = StageResult.model_validate_json(manifest.read_text(encoding="utf-8"))
+        try:
+            result = StageResult.model_validate_json(manifest.read_text(encoding="utf-8"))
+        except ValidationError:  # of another version
+            continue
         if result.key == key and _intact(result):
             return result
     return None
@@ -137,13 +148,20 @@ def _with_absolute_paths(profile: Profile) -> Profile:
     return profile.model_copy(update={"paths": paths.model_copy(update=update)})
 
 
-def _resume(directory: Path, state: dict[str, Any], profile: Profile, *, fresh: bool) -> Run:
+def _is_open(directory: Path, identity: str) -> bool:
+    state = _read(directory)
+    return state is not None and state["identity"] == identity and not state["finished"]
+
+
+def _resume(directory: Path, profile: Profile) -> Run:
+    state = _read(directory)
+    assert state is not None
     return Run(
         id=directory.name,
         flow=state["flow"],
         profile=profile,
         directory=directory,
-        fresh=fresh,
+        fresh=state["fresh"],
         mlflow_run_id=state["mlflow_run_id"],
     )
 
@@ -156,7 +174,10 @@ def _read(directory: Path) -> dict[str, Any] | None:
     path = directory / RUN_FILE
     if not path.exists():
         return None
-    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ArtifactError(f"{path}: not readable ({error}); remove {directory} and run again") from error
     return state
 
 

@@ -53,7 +53,7 @@ class Tracker:
 
     def log_params(self, run_id: str, nested: Mapping[str, Any]) -> None:
         """Log a nested mapping as dotted parameters."""
-        params = [Param(key, str(value)[:_MAX_PARAM_CHARS]) for key, value in _flatten(nested)]
+        params = [Param(_safe_key(key), str(value)[:_MAX_PARAM_CHARS]) for key, value in _flatten(nested)]
         for start in range(0, len(params), 100):
             self._log_batch(run_id, params=params[start : start + 100])
 
@@ -98,7 +98,12 @@ class Tracker:
         if found := self._client.get_experiment_by_name(name):
             return str(found.experiment_id)
         local = self._artifacts.resolve().as_uri() if self._tracking.uri is None else None
-        return str(self._client.create_experiment(name, artifact_location=local))
+        try:
+            return str(self._client.create_experiment(name, artifact_location=local))
+        except MlflowException:
+            if found := self._client.get_experiment_by_name(name):  # another run was quicker
+                return str(found.experiment_id)
+            raise
 
     def _log_batch(self, run_id: str, **what: Any) -> None:
         try:

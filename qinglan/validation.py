@@ -10,8 +10,11 @@ from collections.abc import Iterable
 from qinglan.batches import Work
 from qinglan.clients import Clients
 from qinglan.config import Tenant
+from qinglan.errors import StageError
 from qinglan.recipes import query_rewrite as recipe
-from qinglan.rows import Row
+from qinglan.rows import Row, normalise
+
+_TELLING_ROWS = 20
 
 
 def validator(clients: Clients, tenant: Tenant, *, judge: bool) -> Work:
@@ -53,6 +56,30 @@ def summary(rows: Iterable[Row]) -> dict[str, float]:
             r.original_retrieved.rank(r.gold_id) == 1 for r in labelled if r.original_retrieved
         )
     return figures
+
+
+def check_service(rows: Iterable[Row]) -> None:
+    """Notice a RAG that answers well-formed nonsense.
+
+    Raises:
+        StageError: it ignores `rewritten_query`, or gives no ids though rows name a gold document.
+    """
+    seen = [row for row in rows if row.original_retrieved and row.rewrite_retrieved and row.rewrite_retrieved.scores]
+    if seen and any(row.gold_id for row in seen) and not any(_ids(row) for row in seen):
+        raise StageError(
+            "validation: rows name a gold document, but no passage of the RAG has an `id`, so none could ever be "
+            "found; let the service send ids, or leave the gold column empty"
+        )
+    changed = [row for row in seen if row.rewrite and normalise(row.rewrite) != normalise(row.query)]
+    if len(changed) >= _TELLING_ROWS and all(row.rewrite_retrieved == row.original_retrieved for row in changed):
+        raise StageError(
+            f"validation: the RAG gave the same passages with and without `rewritten_query` on all {len(changed)} "
+            "rows; it seems to ignore the rewrite (docs/contracts.md)"
+        )
+
+
+def _ids(row: Row) -> bool:
+    return any(i is not None for r in (row.original_retrieved, row.rewrite_retrieved) if r for i in r.ids)
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -3,23 +3,25 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 
 from qinglan.artifacts import Artifact, StageResult, read_jsonl, sha256_of, write_jsonl
-from qinglan.batches import Batch, Work, check_failed_share, cut
+from qinglan.batches import Batch, BatchIncompleteError, Work, check_failed_share, cut
 from qinglan.clients import Clients, key_salt, open_clients
 from qinglan.dataset import assign_splits, write_datasets
 from qinglan.distillation import distiller
 from qinglan.embedded.services import Services
-from qinglan.errors import StageError
+from qinglan.errors import StageError, WorkbookError
 from qinglan.evaluation import count_by_split
 from qinglan.rows import Row
 from qinglan.runs import Run
 from qinglan.selection import count_reasons, select
-from qinglan.validation import summary, validator
+from qinglan.validation import check_service, summary, validator
 from qinglan.workbook import problems, read_rows, write_rows
 from tasks.stage import Outcome, Stage, perform
 
@@ -45,6 +47,8 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
         stage.say(f"{ok:,} of {len(rows):,} rows of {workbook.name} are usable")
         return _outcome(rows, rows, {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)})
 
+    if not workbook.is_file():
+        raise WorkbookError(f"{workbook}: no such file; set data.workbook")
     depends_on = {
         "workbook_sha256": sha256_of(workbook),
         "data": data.model_dump(mode="json"),
@@ -67,6 +71,7 @@ def distill_rows(run: Run, services: Services, ingested: StageResult) -> StageRe
 
     depends_on = {
         "rows_sha256": ingested.artifacts["rows"].sha256,
+        "tenant": profile.tenant.model_dump(mode="json"),
         "teacher": profile.teacher.model_dump(mode="json", include={"base_url", "model", "temperature", "max_tokens"}),
         "server": key_salt(profile, "teacher"),
     }
@@ -83,6 +88,7 @@ def validate_rows(run: Run, services: Services, distilled: StageResult, knowledg
         done, calls = asyncio.run(
             _in_batches(stage, services, rows, profile.validation.batch_rows, profile.validation.retries, "validate")
         )
+        check_service(done)
         outcome = _finish_rows(stage, "validation", rows, done, profile.validation.max_failed_share, calls)
         outcome.metrics = summary(done)
         stage.say(", ".join(f"{name} {value:.3f}" for name, value in outcome.metrics.items()))
@@ -90,6 +96,7 @@ def validate_rows(run: Run, services: Services, distilled: StageResult, knowledg
 
     depends_on = {
         "rows_sha256": distilled.artifacts["rows"].sha256,
+        "tenant": profile.tenant.model_dump(mode="json"),
         "rag": profile.rag.model_dump(mode="json", include={"url", "kb_name", "top_k", "score_threshold"}),
         "judge": profile.judge.model_dump(mode="json", include={"base_url", "model", "temperature", "max_tokens"}),
         "judge_baseline": profile.validation.judge_baseline,
@@ -139,11 +146,17 @@ def build_dataset(run: Run, selected: StageResult) -> StageResult:
         "rows_sha256": selected.artifacts["rows"].sha256,
         "dataset": profile.dataset.model_dump(mode="json"),
         "tenant": profile.tenant.model_dump(mode="json"),
+        "recipe": profile.recipe,
     }
     return perform(run, "dataset", depends_on, work)
 
 
-@task(name="batch", cache_policy=NO_CACHE, task_run_name="{kind}-{batch.index}")
+async def _is_incomplete(_task: Any, _run: Any, state: State) -> bool:
+    """Another try helps rows that met a transient failure; it does not help a refused key."""
+    return isinstance(await state.aresult(raise_on_failure=False), BatchIncompleteError)
+
+
+@task(name="batch", cache_policy=NO_CACHE, task_run_name="{kind}-{batch.index}", retry_condition_fn=_is_incomplete)
 async def run_batch(kind: str, batch: Batch, work: Work, retries: int) -> list[Row]:  # noqa: ARG001 (names the run)
     """One batch; Prefect retries it while rows are missing."""
     attempt = task_run.run_count or 1
@@ -173,7 +186,13 @@ async def _in_batches(
             stage.progress(finished, len(rows), "rows")
             return result
 
-        done = [row for result in await asyncio.gather(*map(one, batches)) for row in result]
+        running = [asyncio.create_task(one(batch)) for batch in batches]
+        try:
+            done = [row for result in await asyncio.gather(*running) for row in result]
+        finally:  # after an error none may go on: the clients are about to be closed
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
         calls = call_counts(clients)
     stage.first_failure = next((text for batch in batches if (text := batch.first_failure())), None)
     return done, calls

@@ -15,7 +15,7 @@ from qinglan.embedded.sample import write_sample
 from qinglan.embedded.services import Services, embedded_services
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.preflight import FlowName, require
-from qinglan.runs import Run, find_run, finish_run, note_mlflow_run, open_run
+from qinglan.runs import Run, find_run, finish_run, note_mlflow_run, open_run, runs_of
 from tasks.stage import flow_run_id, tracker_of
 
 
@@ -37,7 +37,7 @@ def open_session(profile_name: str, overrides: Sequence[str], flow: FlowName, *,
     Raises:
         QinglanError: something is wrong that would stop the run later.
     """
-    _keep_user_errors_short()
+    _tidy_logs()
     profile = load_profile(profile_name, overrides)
     require(profile, flow)
     with open_run(profile, flow, fresh=fresh) as opened:
@@ -58,7 +58,7 @@ def open_session(profile_name: str, overrides: Sequence[str], flow: FlowName, *,
 
 
 def stages_of(session: Session, source: str | None, names: Sequence[str]) -> list[StageResult]:
-    """Finished stages of an earlier run; of the newest run that has them if none is named.
+    """Finished stages of an earlier run; of this profile's newest run that has them if none is named.
 
     Raises:
         ConfigError: no such run, or it lacks a stage.
@@ -67,9 +67,7 @@ def stages_of(session: Session, source: str | None, names: Sequence[str]) -> lis
     if source:
         directories = [find_run(runs, source)]
     else:
-        directories = sorted(
-            (d for d in runs.iterdir() if d.is_dir() and not d.is_symlink() and d != own), reverse=True
-        )
+        directories = [d for d in runs_of(runs, session.run.profile.name) if d != own]
     for directory in directories:
         manifests = [directory / name / MANIFEST for name in names]
         if all(manifest.exists() for manifest in manifests):
@@ -78,7 +76,7 @@ def stages_of(session: Session, source: str | None, names: Sequence[str]) -> lis
                 artifact.verify()
             return results
     raise ConfigError(
-        f"no finished {' + '.join(names)} in {source or f'any run under {runs}'}; "
+        f"no finished {' + '.join(names)} in {source or f'any run of {session.run.profile.name} under {runs}'}; "
         "run `qinglan run refresh` or `qinglan run pipeline` first"
     )
 
@@ -114,13 +112,24 @@ class _ShortUserErrors(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], QinglanError):
-            record.msg, record.args = str(record.exc_info[1]), ()
+            text = str(record.exc_info[1])
+            # The end of a log, which follows in some messages, is shown once, by the task.
+            record.msg = text.splitlines()[0] if record.name == "prefect.flow_runs" else text
+            record.args = ()
             record.exc_info = record.exc_text = None
         return True
 
 
-def _keep_user_errors_short() -> None:
+class _NoBatchChatter(logging.Filter):
+    """Prefect says of every task that it finished; a stage says so itself, and batches need not."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(("Finished in state Completed", "Finished in state Failed"))
+
+
+def _tidy_logs() -> None:
     for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.flow_engine", "prefect.task_engine"):
         logger = logging.getLogger(name)
         if not any(isinstance(f, _ShortUserErrors) for f in logger.filters):
             logger.addFilter(_ShortUserErrors())
+            logger.addFilter(_NoBatchChatter())

@@ -46,7 +46,9 @@ class Stage:
         self.name, self.run, self.directory = name, run, directory
         self.tracker, self.mlflow_run_id = tracker, mlflow_run_id
         self._log = get_run_logger()
-        self._start = self._last_shown = time.monotonic()
+        self._last_shown = time.monotonic()
+        self._first: tuple[float, float] | None = None
+        self._shown: float = -1
         self._progress_id: Any = None
         self.first_failure: str | None = None
 
@@ -57,11 +59,17 @@ class Stage:
     def progress(self, done: float, total: float, text: str = "") -> None:
         """Show how far the work is, at most every few seconds and at the end."""
         now = time.monotonic()
-        if now - self._last_shown < _PROGRESS_EVERY_S and done < total:
+        if (now - self._last_shown < _PROGRESS_EVERY_S and done < total) or done == self._shown:
             return
+        self._shown = done
         self._last_shown = now
-        left = (now - self._start) / done * (total - done) if done else 0.0
-        line = f"{done:.0f}/{total:.0f} {text}".strip() + (f", {duration(left)} left" if done < total else "")
+        line = f"{done:.0f}/{total:.0f} {text}".strip()
+        if 0 < done < total:
+            if self._first is None:
+                self._first = (now, done)  # what came before the first unit was start-up, and says nothing of the rest
+            else:
+                began, at = self._first
+                line += f", {duration((now - began) / (done - at) * (total - done))} left"
         self.say(line)
         if self._progress_id is None:
             self._progress_id = create_progress_artifact(100 * done / total, f"{self.name}-progress", line)
@@ -95,6 +103,8 @@ def perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Sta
     save_stage(run, result)
     _track(tracker, mlflow_run_id, result, depends_on)
     _show(result, run)
+    rows = f", {result.rows_in:,} rows in, {result.rows_out:,} out" if result.rows_out else ""
+    log.info("%s: done in %s%s", name, duration(result.seconds), rows)
     return result
 
 

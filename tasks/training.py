@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from qinglan.artifacts import Artifact, StageResult
 from qinglan.clients import key_salt, ledger_path
 from qinglan.config import EMBEDDED
+from qinglan.dataset import data_source
 from qinglan.embedded.base_model import cached_path, is_complete, pretrain_argv
 from qinglan.embedded.services import Services
 from qinglan.engines import swift, verl
@@ -139,7 +140,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, sft: StageResul
 
         launch(command, name="verl PPO", log=stage.directory / "rl.log", on_poll=on_poll)
         follow.flush()
-        chosen = _choose(stage, output, profile.recipe)
+        chosen = _choose(stage, output, data_source(profile.recipe))
         exported = stage.directory / "model"
         export = verl.export_command(
             profile, checkpoint=chosen["checkpoint"], base_model=sft.path("model"), output_dir=exported
@@ -177,10 +178,10 @@ def _reward_service(run: Run, services: Services, samples_log: Path) -> RewardSe
     )
 
 
-def _choose(stage: Stage, checkpoints: Path, data_source: str) -> dict[str, Any]:
+def _choose(stage: Stage, checkpoints: Path, source: str) -> dict[str, Any]:
     """The checkpoint that did best on the dev split: by gold top-1 where it is labelled, else by retrieval quality."""
     measured = verl.read_metrics(stage.directory).values()
-    gold, quality = verl.dev_metric(data_source, "gold_top1"), verl.dev_metric(data_source, "rq")
+    gold, quality = verl.dev_metric(source, "gold_top1"), verl.dev_metric(source, "rq")
     metric = gold if any(gold in metrics for metrics in measured) else quality
     step, checkpoint, value = verl.best_checkpoint(checkpoints, stage.directory, metric)
     stage.say(f"exporting step {step}, the best on the dev split: {metric} {value:.3f}")

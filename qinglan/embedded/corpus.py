@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from random import Random
 
+from qinglan.config import Tenant
 from qinglan.embedded import domain
 from qinglan.embedded.domain import INTENTS, PRODUCTS, Question
 from qinglan.recipes.query_rewrite import STUDENT_SYSTEM, user_text
@@ -20,18 +21,17 @@ PARAPHRASE_TASK = "换个说法"
 
 TOPICS: dict[str, str] = {
     "how": "用法", "when": "时间", "effect": "效果", "contra": "忌讳", "who": "对象", "side": "风险",
-    "cycle": "周期", "store": "存放", "buy": "挑选", "preg": "怀孕", "child": "孩子", "mix": "搭配",
+    "cycle": "周期", "store": "存放", "buy": "挑选", "preg": "孕育", "child": "孩子", "mix": "搭配",
 }  # fmt: skip
 """One word per intent: neither the knowledge base's nor the teacher's wording."""
-
-WORD_WEIGHT = 20
-"""How often the tokenizer sees a word that deserves a token of its own; characters 20 times as often."""
 
 P_PASSAGE = 0.14
 P_NAMES = 0.08
 P_PARAPHRASE = 0.2
 P_TWO_PHRASINGS = 0.15
 P_LOST_CHARACTERS = 0.2
+P_OTHER_HISTORY = 0.1
+"""Share of self-contained questions that come with a history about something else."""
 
 
 def chat(*turns: str) -> str:
@@ -50,22 +50,28 @@ def documents(seed: int, count: int) -> Iterator[str]:
         yield text
 
 
-def vocabulary_texts() -> Iterator[tuple[str, int]]:
-    """Texts for the tokenizer with their weights: every character, and the words that deserve a token of their own."""
-    characters = {character for text in documents(0, 20_000) for character in text}
-    for character in sorted(characters):
-        yield character, 20 * WORD_WEIGHT
-    for word in ("system", "user", "assistant"):
-        yield word, 5 * WORD_WEIGHT
-    prompt = user_text("问题", "画像", "历史")
-    fixed = (STUDENT_SYSTEM.format(domain="健康保健品"), prompt, NAME_TASK, TOPIC_TASK, PARAPHRASE_TASK)
-    for text in fixed:
-        yield text, WORD_WEIGHT
-    for product in PRODUCTS:
-        yield product, WORD_WEIGHT
-    for intent in INTENTS.values():
-        for word in sorted(intent.accepted_words):
-            yield word, WORD_WEIGHT
+def characters() -> list[str]:
+    """Every character of the corpus, and of what the student's prompts are made of."""
+    rng = Random(0)
+    passages = (domain.passage(rng, p, i, bridge=True) for _ in range(3) for p, i in domain.pairs("train"))
+    return sorted(set("".join((*passages, *words(), *_spoken()))))
+
+
+def words() -> list[str]:
+    """What prompts and answers are made of, and deserves a token of its own."""
+    named = [*PRODUCTS, *(word for known in INTENTS.values() for word in sorted(known.accepted_words))]
+    prompts = [STUDENT_SYSTEM.format(domain=Tenant().domain), user_text("问题", "画像", "历史")]
+    return ["system", "user", "assistant", *prompts, NAME_TASK, TOPIC_TASK, PARAPHRASE_TASK, *named]
+
+
+def _spoken() -> Iterator[str]:
+    for names in (*PRODUCTS.values(), *domain.PRODUCT_TYPOS.values(), *domain.TELLING_PROFILES.values()):
+        yield from names
+    for intent, known in INTENTS.items():
+        yield from (*known.phrasings, TOPICS[intent])
+    yield from (*domain.AMBIGUOUS, *domain.PREFIXES, *domain.SUFFIXES, *domain.REFERENCES)
+    yield from (*domain.HISTORIES, *domain.PLAIN_PROFILES, *domain.WORD_TYPOS.values())
+    yield "的学名的俗名0123456789，。：；？\n "
 
 
 def _document(rng: Random) -> str:
@@ -107,7 +113,10 @@ def _question(rng: Random, product: str, intent: str) -> Question:
         query += "，" + rng.choice(INTENTS[intent].phrasings).format(p=rng.choice(domain.REFERENCES))
     elif draw < P_TWO_PHRASINGS + P_LOST_CHARACTERS:
         query = _lose_characters(rng, query)
-    return replace(question, query=query)
+    history = question.history
+    if not history and rng.random() < P_OTHER_HISTORY:
+        history = rng.choice(domain.HISTORIES).format(p=rng.choice(PRODUCTS[rng.choice(list(PRODUCTS))]))
+    return replace(question, query=query, history=history)
 
 
 def _lose_characters(rng: Random, text: str) -> str:
@@ -124,7 +133,7 @@ _OWNER = {
     for product, names in PRODUCTS.items()
     for name in (product, *names, *domain.PRODUCT_TYPOS.get(product, ()))
 }
-_NAME = re.compile("|".join(sorted(map(re.escape, _OWNER), key=len, reverse=True)))
+_NAME = re.compile(f"({'|'.join(sorted(map(re.escape, _OWNER), key=len, reverse=True))})")
 _SEEN = {phrasing: intent for intent, known in INTENTS.items() for phrasing in known.phrasings}
 _UNSEEN = {phrasing for known in INTENTS.values() for phrasing in known.test_phrasings} | set(domain.AMBIGUOUS_TEST)
 _CORES = {p: max(p.split("{p}"), key=len) for p in (*_SEEN, *domain.AMBIGUOUS, *_UNSEEN)}
@@ -160,9 +169,10 @@ def _asked(text: str) -> Iterator[tuple[str, str]]:
     candidates = [phrasing for phrasing, core in _CORES.items() if core in text]
     if not candidates:
         return
-    names = sorted(set(_NAME.findall(text)))
+    parts = _NAME.split(text)  # every other one is a name
+    names = sorted(set(parts[1::2]))
     for name in names:
-        marked = _NAME.sub(lambda match, name=name: "{p}" if match.group() == name else match.group(), text)
+        marked = "".join("{p}" if part == name else part for part in parts)
         yield from ((_OWNER[name], phrasing) for phrasing in _longest(p for p in candidates if p in marked))
     for reference in domain.REFERENCES:
         follow_ups = _longest(p for p in candidates if _is_follow_up(p, reference, text))

@@ -1,7 +1,8 @@
-"""Pretrain the tiny base model from scratch on the CPU: ``python -m qinglan.embedded.pretrain``.
+"""Pretrain the tiny base model from scratch on the CPU: `python -m qinglan.embedded.pretrain`.
 
-Runs in the trainer's environment. A fixed number of steps, so the same machine gives the same model; if they would
-take longer than ``--seconds-max``, it gives up early. The loss counts passages and the assistant's turns only.
+Runs in the trainer's environment. The steps are fixed, so the same machine gives the same weights; the manifest
+comes last. Only passages and the assistant's turns count in the loss, and the vocabulary's logits are computed only
+there: prompts are most of the tokens.
 """
 
 import argparse
@@ -10,101 +11,107 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from qinglan.artifacts import MANIFEST, write_json
 from qinglan.embedded import corpus, tokenizer
+from qinglan.errors import EngineError
 
 HIDDEN_SIZE = 128
 LAYERS = 4
 HEAD_SIZE = 32
 TOKENS_PER_STEP = 3072
-DOCUMENTS = 40_000
+DOCUMENTS_PER_STEP = 60
+"""A batch holds about 75, so that every document is seen 1.25 times."""
 MUON_LR = 0.02
 ADAM_LR = 4e-3
 WARMUP_STEPS = 20
+FINAL_LR_SHARE = 0.02
+SEED = 1
+REPORT_EVERY_S = 3.0
 IGNORED = -100
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Token ids and labels, (documents, length); padding and prompts are `IGNORED` in the labels."""
+class Example(NamedTuple):
+    """A document's token ids, and the same with `IGNORED` where nothing is to be predicted."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+class Batch(NamedTuple):
+    """Both as tensors (documents, length), padded on the right, where a causal model doesn't look."""
 
     ids: torch.Tensor
     labels: torch.Tensor
 
 
-def build_model(vocabulary: int, end_of_turn: int, padding: int) -> Any:
-    """A Qwen3 with 4 layers of 128, about a million parameters."""
-    config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=HIDDEN_SIZE,
-        intermediate_size=3 * HIDDEN_SIZE,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HIDDEN_SIZE // HEAD_SIZE,
-        num_key_value_heads=HIDDEN_SIZE // HEAD_SIZE // 2,
-        head_dim=HEAD_SIZE,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        bos_token_id=None,
-        eos_token_id=end_of_turn,
-        pad_token_id=padding,
-    )
-    return Qwen3ForCausalLM(config).float()
+def examples(tok: Any, texts: list[str]) -> list[Example]:
+    """Tokenized documents."""
+    marks = [tok.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "assistant", "<|im_end|>")]
+    encoded = tok.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [Example(e.ids, labels(e.ids, *marks)) for e in encoded]
 
 
-def labels_of(ids: list[int], start: int, assistant: int, end: int) -> list[int]:
-    """The ids that are to be predicted: all of a passage, but only the assistant's turns of a dialogue."""
+def labels(ids: list[int], start: int, assistant: int, end: int) -> list[int]:
+    """All of a passage; of a dialogue what the assistant says, and that it stops."""
     if ids[0] != start:
         return ids
-    labels, speaking = [], False
+    wanted, speaking = [], False
     for place, token in enumerate(ids):
-        labels.append(token if speaking else IGNORED)
+        wanted.append(token if speaking else IGNORED)
         if token == end:
             speaking = False
         elif place >= 2 and ids[place - 2] == start and ids[place - 1] == assistant:
             speaking = True
-    return labels
+    return wanted
 
 
-def batches(encoded: list[tuple[list[int], list[int]]], padding: int, seed: int) -> Iterator[Batch]:
-    """Endless batches of about `TOKENS_PER_STEP`, of documents of like length, in a random order."""
-    generator = torch.Generator().manual_seed(seed)
-    encoded = sorted(encoded, key=lambda pair: len(pair[0]))
-    groups, group, width = [], [], 0
-    for pair in encoded:
-        width = len(pair[0])
-        if (len(group) + 1) * width > TOKENS_PER_STEP:
-            groups.append(group)
-            group = []
-        group.append(pair)
+def batches(found: list[Example], padding: int) -> Iterator[Batch]:
+    """Batches of up to `TOKENS_PER_STEP`, of documents of like length, in a random order, without end."""
+    groups: list[list[Example]] = [[]]
+    for example in sorted(found, key=lambda one: len(one.ids)):
+        if (len(groups[-1]) + 1) * len(example.ids) > TOKENS_PER_STEP:
+            groups.append([])
+        groups[-1].append(example)
     while True:
-        for number in torch.randperm(len(groups), generator=generator).tolist():
+        for number in torch.randperm(len(groups)).tolist():
             yield _pad(groups[number], padding)
 
 
-def _pad(group: list[tuple[list[int], list[int]]], padding: int) -> Batch:
-    width = max(len(ids) for ids, _ in group)
-    ids = torch.full((len(group), width), padding)
-    labels = torch.full((len(group), width), IGNORED)
-    for row, (tokens, targets) in enumerate(group):
-        ids[row, : len(tokens)] = torch.tensor(tokens)
-        labels[row, : len(targets)] = torch.tensor(targets)
-    return Batch(ids, labels)
+def _pad(group: list[Example], padding: int) -> Batch:
+    shape = len(group), max(len(example.ids) for example in group)
+    ids, wanted = torch.full(shape, padding), torch.full(shape, IGNORED)
+    for row, example in enumerate(group):
+        ids[row, : len(example.ids)] = torch.tensor(example.ids)
+        wanted[row, : len(example.labels)] = torch.tensor(example.labels)
+    return Batch(ids, wanted)
 
 
-def loss_of(model: Any, batch: Batch) -> torch.Tensor:
-    """Mean cross entropy; the vocabulary's logits are computed only where something is to be predicted."""
-    hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state[:, :-1]
-    targets = batch.labels[:, 1:]
-    wanted = targets != IGNORED
-    return cross_entropy(model.lm_head(hidden[wanted]), targets[wanted])
+def build_model(tok: Any) -> Any:
+    """An untrained Qwen3 of about a million parameters."""
+    heads = HIDDEN_SIZE // HEAD_SIZE
+    config = Qwen3Config(
+        vocab_size=len(tok),
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=4 * HIDDEN_SIZE,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=HEAD_SIZE,
+        max_position_embeddings=tok.model_max_length,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        bos_token_id=None,
+        eos_token_id=tok.eos_token_id,
+        pad_token_id=tok.pad_token_id,
+    )
+    return Qwen3ForCausalLM(config).float()
 
 
 def optimisers(model: Any) -> list[torch.optim.Optimizer]:
@@ -117,84 +124,106 @@ def optimisers(model: Any) -> list[torch.optim.Optimizer]:
     ]
 
 
-def schedule(step: int, steps: int) -> float:
-    """Factor of the learning rate: a short warm-up, then a cosine to 2%."""
-    return min(1.0, (step + 1) / WARMUP_STEPS) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+def learning_rate_share(step: int, steps: int) -> float:
+    """A short linear warm-up, then a cosine down to `FINAL_LR_SHARE`."""
+    cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
+    return min(1.0, (step + 1) / WARMUP_STEPS) * (FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * cosine)
 
 
-def train(model: Any, feed: Iterator[Batch], steps: int, seconds_max: float, metrics: TextIO) -> None:
-    """Run all steps, a line of progress at least every 5 s."""
-    torch.manual_seed(0)
+def train(model: Any, feed: Iterator[Batch], steps: int, seconds_max: float, metrics: TextIO) -> float:
+    """Take all steps and return the last reported loss.
+
+    Raises:
+        EngineError: `seconds_max` is over before the last step.
+    """
     used = optimisers(model)
-    model.train()
+    schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: learning_rate_share(step, steps)) for one in used]
     began = reported = time.monotonic()
-    losses = []
-    for step in range(steps):
-        for optimiser in used:
-            for group in optimiser.param_groups:
-                group["lr"] = group.setdefault("full_lr", group["lr"]) * schedule(step, steps)
-        loss = loss_of(model, next(feed))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimiser in used:
-            optimiser.step()
-            optimiser.zero_grad()
-        losses.append(loss.item())
+    loss, losses = math.nan, []
+    model.train()
+    for step in range(1, steps + 1):
+        losses.append(_step(model, next(feed), used))
+        for schedule in schedules:
+            schedule.step()
         now = time.monotonic()
-        if now - reported > 3 or step + 1 == steps:
-            reported = now
-            mean = sum(losses) / len(losses)
-            losses = []
-            seconds = now - began
-            eta = seconds / (step + 1) * (steps - step - 1)
-            print(f"step {step + 1}/{steps} loss {mean:.3f} eta {eta:.0f} s", flush=True)
-            metrics.write(json.dumps({"step": step + 1, "max_steps": steps, "loss": mean, "seconds": seconds}) + "\n")
-            metrics.flush()
+        if now - reported >= REPORT_EVERY_S or step == steps:
+            loss, losses, reported = sum(losses) / len(losses), [], now
+            _report(step, steps, loss, now - began, metrics)
+        if now - began > seconds_max and step < steps:
+            raise EngineError(
+                f"pretraining reached step {step} of {steps} in {seconds_max:.0f} s; free the CPU, "
+                "or raise embedded.pretrain_seconds_max"
+            )
+    return loss
+
+
+def _step(model: Any, batch: Batch, used: list[torch.optim.Optimizer]) -> float:
+    hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state[:, :-1]
+    targets = batch.labels[:, 1:]
+    wanted = targets != IGNORED
+    loss = cross_entropy(model.lm_head(hidden[wanted]), targets[wanted])
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimiser in used:
+        optimiser.step()
+        optimiser.zero_grad()
+    return float(loss)
+
+
+def _report(step: int, steps: int, loss: float, seconds: float, metrics: TextIO) -> None:
+    eta_s = seconds / step * (steps - step)
+    sys.stdout.write(f"step {step}/{steps} loss {loss:.3f} eta {eta_s:.0f} s\n")
+    sys.stdout.flush()
+    record = {"step": step, "max_steps": steps, "loss": round(loss, 4), "seconds": round(seconds, 2)}
+    metrics.write(json.dumps(record) + "\n")
+    metrics.flush()
+
+
+def save(model: Any, tok: Any, output: Path) -> None:
+    """Write the Hugging Face folder in fp32."""
+    model.eval()
+    model.generation_config.update(eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id, do_sample=False)
+    model.save_pretrained(output)
+    tok.save_pretrained(output)
+
+
+def pretrain(output: Path, metrics_path: Path, steps: int, seconds_max: float) -> None:
+    """From nothing to a complete folder."""
+    began = time.monotonic()
+    torch.manual_seed(SEED)
+    torch.use_deterministic_algorithms(True)
+    tok = tokenizer.build()
+    found = examples(tok, list(corpus.documents(SEED, DOCUMENTS_PER_STEP * steps)))
+    model = build_model(tok)
+    metrics_path.parent.mkdir(parents=True, exist_ok=True)
+    with metrics_path.open("w", encoding="utf-8") as metrics:
+        loss = train(model, batches(found, tok.pad_token_id), steps, seconds_max, metrics)
+    save(model, tok, output)
+    summary = {
+        "steps": steps,
+        "loss": loss,
+        "parameters": model.num_parameters(),
+        "vocabulary": len(tok),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    write_json(output / MANIFEST, summary)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--metrics", type=Path, required=True)
+    """Parse the arguments and pretrain; 2 after an error that the user can mend."""
+    parser = argparse.ArgumentParser(description="Pretrain the tiny base model of the embedded profile.")
+    parser.add_argument("--output", type=Path, required=True, help="Hugging Face folder to write")
+    parser.add_argument("--metrics", type=Path, required=True, help="JSONL, one object per reported step")
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seconds-max", type=float, default=math.inf, help="give up after this long")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds-max", type=float, default=240)
-    args = parser.parse_args(argv)
-    t0 = time.monotonic()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-    tok = tokenizer.build()
-    t1 = time.monotonic()
-    texts = list(corpus.documents(1, DOCUMENTS))
-    t2 = time.monotonic()
-    ids = tok(texts, add_special_tokens=False)["input_ids"]
-    t3 = time.monotonic()
-    start, end, assistant = (tok.convert_tokens_to_ids(t) for t in ("<|im_start|>", "<|im_end|>", "assistant"))
-    enc = [(x, labels_of(x, start, assistant, end)) for x in ids]
-    print(
-        "tok",
-        t1 - t0,
-        "docs",
-        t2 - t1,
-        "enc",
-        t3 - t2,
-        "labels",
-        time.monotonic() - t3,
-        "vocab",
-        len(tok),
-        "mean len",
-        sum(map(len, ids)) / len(ids),
-        "labels/doc",
-        sum(sum(t >= 0 for t in l) for _, l in enc) / len(enc),
-    )
-    model = build_model(len(tok), end, tok.pad_token_id)
-    print("params", model.num_parameters())
-    with args.metrics.open("w") as metrics:
-        train(model, batches(enc, tok.pad_token_id, 0), args.steps, args.seconds_max, metrics)
-    model.eval()
-    model.generation_config.update(eos_token_id=[end, tok.pad_token_id], pad_token_id=tok.pad_token_id, do_sample=False)
-    model.save_pretrained(args.output)
-    tok.save_pretrained(args.output)
+    options = parser.parse_args(argv)
+    torch.set_num_threads(options.threads)
+    try:
+        pretrain(options.output, options.metrics, options.steps, options.seconds_max)
+    except EngineError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     return 0
 
 

@@ -4,7 +4,6 @@ The vocabulary holds every character of the corpus, and the words that answers a
 else falls back to bytes. A small vocabulary keeps the softmax cheap, whole words keep answers short.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -21,6 +20,9 @@ SPECIAL_TOKENS = (
 MAX_VOCABULARY = 4096
 MAX_TOKEN_BYTES = 18
 """Six Chinese characters."""
+WORD_WEIGHT = 20
+CHARACTER_WEIGHT = 400
+"""Characters outweigh words, so that no merge crosses from one into a part of the next."""
 
 _QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -48,7 +50,7 @@ def build() -> Any:
         ]
     )
     bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(_repeated(corpus.vocabulary_texts()), _trainer())
+    bpe.train_from_iterator(corpus.characters() * CHARACTER_WEIGHT + corpus.words() * WORD_WEIGHT, _trainer())
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=END_OF_TURN,
@@ -64,14 +66,9 @@ def build() -> Any:
 def _trainer() -> Any:
     return trainers.BpeTrainer(
         vocab_size=MAX_VOCABULARY,
-        min_frequency=corpus.WORD_WEIGHT,
+        min_frequency=WORD_WEIGHT,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         max_token_length=MAX_TOKEN_BYTES,
         show_progress=False,
     )
-
-
-def _repeated(texts: Iterable[tuple[str, int]]) -> Iterable[str]:
-    for text, weight in texts:
-        yield from [text] * weight

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from qinglan.artifacts import hash_of
 
-_SOURCES = ("domain.py", "teacher_server.py")
+_SOURCES = ("domain.py", "reader.py", "teacher.py", "teacher_server.py")
 
 
 @cache

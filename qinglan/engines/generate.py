@@ -14,14 +14,16 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from qinglan.config import Profile
 from qinglan.engines.command import Command
 from qinglan.engines.swift import engine_env, engine_python
 
+Name = TypeVar("Name", bound=str)
 
-def generate_command(profile: Profile, folders: Mapping[str, str], prompts: Path, output_dir: Path) -> Command:
+
+def generate_command(profile: Profile, folders: Mapping[Name, str], prompts: Path, output_dir: Path) -> Command:
     """The command that answers all prompts with each model."""
     on_cpu = profile.trainer.device == "cpu"
     options = {
@@ -34,7 +36,7 @@ def generate_command(profile: Profile, folders: Mapping[str, str], prompts: Path
         "max-new-tokens": profile.student.max_new_tokens,
         "batch-size": profile.evaluate.batch_size,
         "latency-queries": profile.evaluate.latency_queries,
-        "tensor-parallel-size": profile.rl.tensor_parallel_size,
+        "tensor-parallel-size": profile.rl.tensor_model_parallel_size,
     }
     argv = [engine_python(profile), "-m", "qinglan.engines.generate"]
     argv += [f"--model={name}={folder}" for name, folder in folders.items()]

@@ -27,7 +27,11 @@ Metrics = dict[str, Any]
 
 
 class JsonlTail:
-    """Yields what was appended to a JSONL file since the last look; a half-written last line waits."""
+    """Yields what was appended to a JSONL file since the last look.
+
+    A half-written last line waits. A line that is no JSON is skipped: a killed process left half of it, and the next
+    one wrote on from there.
+    """
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
@@ -43,8 +47,11 @@ class JsonlTail:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                if line.strip():
-                    yield json.loads(line)
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    continue
+                yield entry
 
 
 def launch(

@@ -9,6 +9,7 @@ the metrics of an earlier attempt, as verl's file logger would.
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
 
 import os
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,19 +20,24 @@ from omegaconf import DictConfig, open_dict
 from verl.plugin.platform import PlatformRegistry, get_platform
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo, validate_config
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import omega_conf_to_dataclass
 
 from qinglan.errors import EngineError
 
 
-class TaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[name-defined]
+class TaskRunner(TaskRunnerV1.__ray_actor_class__):
     """verl's task runner, in whose process the trainer lives."""
 
     def run(self, config: DictConfig) -> Any:
-        """Register our trainers, then run verl's."""
-        import qinglan.engines.ppo_trainer
-
+        """Register the trainer that the configuration names, then run verl's."""
+        import_module("qinglan.engines.ppo_trainer")
         if config.trainer.device == "cpu":
-            import qinglan.verl_cpu.trainer  # noqa: F401
+            import_module("qinglan.verl_cpu.trainer")
+            from qinglan.verl_cpu.rollout import start_server
+
+            # Its imports take as long as those of the processes that verl waits for first. It lives while we hold it.
+            rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+            self.rollout_server = start_server(rollout, config.actor_rollout_ref.model.path)
         return super().run(config)
 
 

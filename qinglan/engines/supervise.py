@@ -1,45 +1,83 @@
-"""Run a command and end its whole process group when the caller goes away.
+"""Run a command and end everything that it started when the caller goes away.
 
 `python supervise.py COMMAND...` waits on the command and on its own stdin. End of file there means that the caller
-closed it or died, kill -9 included; then the command's group gets SIGTERM and, after a grace period, SIGKILL. So a
-killed flow leaves no training process behind that would write into the next attempt's files.
+closed it or died, kill -9 included; then the command's group gets SIGTERM and, after a grace period, all of its
+descendants get SIGKILL. So a killed flow leaves no training process behind that would write into the next attempt's
+files. torchrun and Ray put their workers into groups of their own, so on Linux this process adopts orphans and kills
+by descent.
 
 Imports nothing but the standard library: it is started by path, in whatever environment the engine uses.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 GRACE_S = 15.0
+_KILL_WITHIN_S = 5.0
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> int:
     """Exit with the command's status (128 + signal where it was killed)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
     threading.Thread(target=_end_with_caller, args=(child,), daemon=True).start()
     status = child.wait()
-    _kill_group(child.pid, signal.SIGKILL)  # whatever the command left behind
+    _kill_all(child.pid)  # whatever the command left behind
     return status if status >= 0 else 128 - status
 
 
 def _end_with_caller(child: "subprocess.Popen[bytes]") -> None:
-    sys.stdin.buffer.read()
-    _kill_group(child.pid, signal.SIGTERM)
+    while os.read(sys.stdin.fileno(), 4096):  # not sys.stdin.buffer: its lock would be held at interpreter exit
+        pass
+    _signal_group(child.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
     while child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
-    _kill_group(child.pid, signal.SIGKILL)
+    _kill_all(child.pid)
 
 
-def _kill_group(group: int, number: signal.Signals) -> None:
+def _kill_all(group: int) -> None:
+    _signal_group(group, signal.SIGKILL)
+    deadline = time.monotonic() + _KILL_WITHIN_S
+    while (pids := descendants(os.getpid())) and time.monotonic() < deadline:
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        time.sleep(0.02)
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
     try:
         os.killpg(group, number)
     except ProcessLookupError:
         return
+
+
+def descendants(root: int) -> list[int]:
+    """Living children, grandchildren and so on, by /proc; none where there is no /proc."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_text(errors="replace").rpartition(")")[2].split()[:2]
+        except (OSError, ValueError):  # gone in the meantime
+            continue
+        if state != "Z":
+            parents[int(path.parent.name)] = int(parent)
+    found: list[int] = []
+    level = {root}
+    while level := {pid for pid, parent in parents.items() if parent in level}:
+        found += level
+    return found
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ A local model folder needs both `--model_type` and `--template`, and paths must 
 a model hub.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,10 @@ def engine_python(profile: Profile) -> str:
 
 def engine_env(profile: Profile, model: str) -> dict[str, str]:
     """Environment of a training process; hubs are only reachable where the model is not a local folder."""
-    env = {"OMP_NUM_THREADS": str(profile.trainer.threads)} if profile.trainer.device == "cpu" else {}
+    env = {}
+    if profile.trainer.device == "cpu":
+        # Threads that spin while they wait ruin each other as soon as cores are shared.
+        env = {"OMP_NUM_THREADS": str(profile.trainer.threads), "OMP_WAIT_POLICY": "PASSIVE"}
     return env | (_ENV if Path(model).is_dir() else {})
 
 
@@ -47,7 +51,7 @@ def sft_command(
     """LoRA SFT of `model` on chat JSONL; checkpoints go to `output_dir/checkpoint-N`."""
     sft, on_cpu = profile.sft, profile.trainer.device == "cpu"
     arguments: dict[str, Any] = {
-        "model": model,
+        "model": _located(model),
         "model_type": profile.student.model_type,
         "template": profile.student.template,
         "tuner_type": "lora",
@@ -99,7 +103,7 @@ def sft_command(
 def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: str) -> Command:
     """Merge a LoRA adapter into its base model, written as a plain Hugging Face folder."""
     arguments: dict[str, Any] = {
-        "model": model,
+        "model": _located(model),
         "model_type": profile.student.model_type,
         "template": profile.student.template,
         "adapters": adapter.resolve(),
@@ -107,7 +111,6 @@ def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: s
         "output_dir": output_dir.resolve(),
         "torch_dtype": profile.sft.torch_dtype,
         "exist_ok": True,
-        "check_model": False,
     }
     if profile.trainer.device == "cpu":
         arguments["device_map"] = "cpu"
@@ -127,5 +130,15 @@ def newest_checkpoint(output_dir: Path) -> Path | None:
 def _argv(profile: Profile, verb: str, arguments: dict[str, Any]) -> list[str]:
     argv = [engine_python(profile), "-m", f"swift.cli.{verb}"]
     for name, value in arguments.items():
-        argv += [f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)]
+        argv += [f"--{name}", *map(_word, value if isinstance(value, list) else [value])]
     return argv
+
+
+def _located(model: str) -> str:
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, dict) else str(value)

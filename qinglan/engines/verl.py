@@ -127,14 +127,17 @@ def next_metrics_path(folder: Path) -> Path:
 
 
 def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
-    """Metrics by step over all attempts; where two did the same step, the later one counts."""
+    """Metrics by step over all attempts; where two measured the same, the later one counts.
+
+    A resumed run validates first, under the step that it resumes from.
+    """
     steps: dict[int, dict[str, float]] = {}
     for path in _attempts(folder):
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
             if line.endswith("\n"):
                 entry = json.loads(line)
                 known = {name: value for name, value in entry["data"].items() if value is not None}
-                steps[entry["step"]] = known
+                steps.setdefault(entry["step"], {}).update(known)
     return dict(sorted(steps.items()))
 
 
@@ -316,9 +319,7 @@ def _fp32(owner: str, engine: str) -> Overrides:
         f"{owner}.model.enable_gradient_checkpointing": False,
         f"+{owner}.model.override_config.attn_implementation": "sdpa",
         f"{owner}.{engine}.use_torch_compile": False,
-        f"+{owner}.{engine}.mixed_precision": {
-            name: "fp32" for name in ("param_dtype", "reduce_dtype", "buffer_dtype")
-        },
+        f"+{owner}.{engine}.mixed_precision": dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"),
     }
 
 
@@ -344,5 +345,10 @@ def _on_cuda(profile: Profile) -> Overrides:
 
 
 def _environment(profile: Profile, model: Path) -> dict[str, str]:
-    platform = "cpu" if profile.trainer.device == "cpu" else "nvidia"
-    return engine_env(profile, str(model)) | _ENV | {"VERL_PLATFORM": platform}
+    if profile.trainer.device == "cuda":
+        device = {"VERL_PLATFORM": "nvidia"}
+    else:
+        # TransferQueue sets torch to 8 threads around every transfer; threads that spin while they wait make
+        # training several times slower as soon as anything else runs on the machine.
+        device = {"VERL_PLATFORM": "cpu", "TQ_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    return engine_env(profile, str(model)) | _ENV | device

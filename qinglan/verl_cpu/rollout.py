@@ -19,7 +19,7 @@ from typing import Any
 import ray
 import torch
 from verl.workers.rollout.base import BaseRollout
-from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY, RolloutReplica, TokenOutput
 
 GATHER_S = 0.02
 """A batch starts once no request has come in for this long."""
@@ -207,16 +207,21 @@ def _server_name(rank: int) -> str:
     return f"hf_cpu_server_{rank}"
 
 
+def start_server(config: Any, model_path: str, rank: int = 0) -> Any:
+    """The server's handle; it is started unless it was before. The call returns before the server is ready."""
+    options = {"name": _server_name(rank), "get_if_exists": True, "num_cpus": 0}
+    concurrency = max(1000, config.max_num_seqs + CONTROL_METHOD_CONCURRENCY)
+    actor: Any = CpuServer
+    return actor.options(max_concurrency=concurrency, **options).remote(config, model_path)
+
+
 class CpuReplica(RolloutReplica):
     """The controller's half: starts the server (verl's `RolloutReplicaRegistry`)."""
 
     async def launch_servers(self) -> None:
         """Start one server; verl asks for its handle and never calls its address."""
-        server = CpuServer.options(
-            name=_server_name(self.replica_rank), max_concurrency=self.max_concurrency, num_cpus=0
-        ).remote(self.config, self.model_config.path)
-        self.servers, self._server_handle = [server], server
-        self._server_address = _server_name(self.replica_rank)
+        self._server_handle = start_server(self.config, self.model_config.path, self.replica_rank)
+        self.servers, self._server_address = [self._server_handle], _server_name(self.replica_rank)
 
 
 class CpuRolloutAdapter(BaseRollout):

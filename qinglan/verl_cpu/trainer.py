@@ -74,7 +74,27 @@ _CPU_WORKERS = {"ActorRolloutRefWorker": CpuActorRolloutRefWorker, "TrainingWork
 class CpuTrainer(ReportingTrainer):
     """verl's synchronous PPO on CPU workers."""
 
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._rollout_has_weights = False
+
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         for role, worker in self.role_worker_mapping.items():
             self.role_worker_mapping[role] = ray.remote(_CPU_WORKERS[worker.__ray_metadata__.class_name])
+
+    def on_init_end(self) -> None:
+        """Leave the first weights for later, so that the agent loop's process starts meanwhile."""
+
+    def on_validate_begin(self) -> None:
+        """Hand the rollout its first weights, if validation comes first."""
+        self._hand_over_first_weights()
+
+    def on_train_begin(self) -> None:
+        """Hand the rollout its first weights, if training comes first."""
+        self._hand_over_first_weights()
+
+    def _hand_over_first_weights(self) -> None:
+        if not self._rollout_has_weights:
+            self.checkpoint_manager.update_weights(self.global_steps)
+            self._rollout_has_weights = True

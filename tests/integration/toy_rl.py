@@ -10,7 +10,26 @@ from typing import Any
 
 from qinglan.config import Profile
 
-WORDS = "count the letters write words about cats dogs rivers stars tiny machines please say nice using a lot".split()
+WORDS = [
+    "count",
+    "the",
+    "letters",
+    "write",
+    "words",
+    "about",
+    "cats",
+    "dogs",
+    "rivers",
+    "stars",
+    "tiny",
+    "machines",
+    "please",
+    "say",
+    "nice",
+    "using",
+    "a",
+    "lot",
+]
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

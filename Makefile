@@ -1,0 +1,54 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Wheels of torch without CUDA, for machines whose package index would hand out the CUDA build by default.
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+STAMP := $(VENV)/.installed
+NAME ?= seeds
+export DO_NOT_TRACK := true
+
+.PHONY: setup demo test test-unit lint up bench clean help
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## create .venv and install everything that is locked
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Qinglan needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
+	@echo "setup 1/3: virtual environment and torch"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.lock)"
+	@echo "setup 2/3: $$(wc -l < requirements.lock) locked packages, about two minutes"
+	@# --no-deps: the lock is complete, so nothing is resolved and no CUDA package is pulled in.
+	@$(PIP) install --quiet --no-deps -r requirements.lock
+	@echo "setup 3/3: Qinglan itself"
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -c 'import torch' || { echo "error: torch can't be loaded; on a machine without GPU give its CPU wheels: make setup TORCH_INDEX=<index of CPU wheels>"; rm -rf $(VENV); exit 2; }
+	@touch $@
+
+demo: setup ## the whole DAG on the embedded default, ending with the result table
+	@$(BIN)/qinglan run pipeline --profile embedded
+
+test: setup ## all tests, a small real end-to-end run included
+	@$(BIN)/python -m pytest
+
+test-unit: setup ## the fast tests only
+	@$(BIN)/python -m pytest tests/unit
+
+lint: setup ## ruff, and mypy in strict mode
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+up: setup ## Prefect's and MLflow's pages on loopback, and a worker
+	@$(BIN)/qinglan up
+
+bench: setup ## run benchmarks/$(NAME).py and print its table
+	@$(BIN)/python benchmarks/$(NAME).py
+
+clean: ## remove the environment and all runs
+	rm -rf $(VENV) runs .qinglan build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,242 @@
+"""`qinglan up`: Prefect's server, MLflow's, the deployments and a worker on this machine, until Ctrl-C.
+
+Every process runs under `engines/supervise.py`, so that it ends with this one, kill -9 included. Prefect and MLflow
+are started and asked over HTTP, never imported. All listen on loopback only, and none sends telemetry.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from qinglan.config import Profile
+from qinglan.engines.command import Command
+from qinglan.engines.launcher import SUPERVISOR, launch, tail
+from qinglan.errors import ConfigError, EngineError
+
+HOST = "127.0.0.1"
+WORK_POOL = "qinglan"
+DEPLOYMENTS = Path("deployments") / "prefect.yaml"
+READY_WITHIN_S = 300.0
+_POLL_S = 0.5
+_SAY_EVERY_S = 15.0
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where this machine's servers listen and keep their state."""
+
+    state: Path
+    tracking_uri: str
+    prefect_port: int = 4200
+    mlflow_port: int = 5000
+
+    @property
+    def prefect_url(self) -> str:
+        """Prefect's UI; its API is under `/api`."""
+        return f"http://{HOST}:{self.prefect_port}"
+
+    @property
+    def mlflow_url(self) -> str:
+        """MLflow's UI: our own server for a local database, else the tracking server itself."""
+        return self.tracking_uri if self._is_tracked_elsewhere else f"http://{HOST}:{self.mlflow_port}"
+
+    @property
+    def _is_tracked_elsewhere(self) -> bool:
+        return self.tracking_uri.startswith(("http://", "https://"))
+
+    def prefect_server(self) -> Command:
+        """Prefect's API, scheduler and UI."""
+        return Command(
+            [*_PREFECT, "server", "start", f"--host={HOST}", f"--port={self.prefect_port}"], self._prefect_env
+        )
+
+    def mlflow_server(self) -> Command | None:
+        """MLflow's UI over the profile's database; None where a tracking server is already there."""
+        if self._is_tracked_elsewhere:
+            return None
+        artifacts = (self.state / "mlartifacts").resolve().as_uri()
+        argv = [sys.executable, "-m", "mlflow", "server", f"--host={HOST}", f"--port={self.mlflow_port}", "--workers=1"]
+        argv += [f"--backend-store-uri={self.tracking_uri}", f"--artifacts-destination={artifacts}"]
+        # Without its job runner it starts in a third of the time.
+        return Command(argv, _QUIET | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
+
+    def worker(self) -> Command:
+        """Runs what the UI and the schedules ask for, one flow at a time: the device is shared."""
+        argv = [*_PREFECT, "worker", "start", f"--pool={WORK_POOL}", "--type=process", "--install-policy=never"]
+        return Command(
+            [*argv, "--name=qinglan-up", "--limit=1"], self._prefect_env | {"PREFECT_WORKER_QUERY_SECONDS": "2"}
+        )
+
+    def deploy(self, prefect_file: Path) -> Command:
+        """Register every deployment, or bring it up to date."""
+        return Command(
+            [*_PREFECT, "--no-prompt", "deploy", "--all", f"--prefect-file={prefect_file}"], self._prefect_env
+        )
+
+    @property
+    def _prefect_env(self) -> dict[str, str]:
+        home = os.environ.get("PREFECT_HOME") or str((self.state / "prefect").resolve())
+        return _QUIET | {
+            "PREFECT_HOME": home,
+            "PREFECT_API_URL": f"{self.prefect_url}/api",
+            "PREFECT_SERVER_UI_API_URL": "/api",  # also right behind a forwarded port
+            "PREFECT_SERVER_UI_V2_ENABLED": "false",  # Prefect's new UI reports to Amplitude from the browser
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        }
+
+
+_PREFECT = [sys.executable, "-m", "prefect"]
+_QUIET = {"DO_NOT_TRACK": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def serve_site(profile: Profile, say: Say, *, prefect_port: int = 4200, mlflow_port: int = 5000) -> None:
+    """Start everything, say where, and keep it running until Ctrl-C or SIGTERM.
+
+    Raises:
+        ConfigError: a port is taken, or there is no deployments/prefect.yaml.
+        EngineError: one of the processes ended by itself; with the end of its log.
+    """
+    site = Site(profile.paths.state, profile.tracking_uri, prefect_port, mlflow_port)
+    prefect_file, logs = _find_deployments(), profile.paths.state.resolve() / "logs"
+    if os.environ.get("PREFECT_API_URL", f"{site.prefect_url}/api") != f"{site.prefect_url}/api":
+        raise ConfigError(
+            f"PREFECT_API_URL is {os.environ['PREFECT_API_URL']}, so this site has a Prefect server already; "
+            f"deploy there with `prefect deploy --prefect-file {DEPLOYMENTS} --all`, or unset it"
+        )
+    mlflow = site.mlflow_server()
+    _require_free(site.prefect_port, "--prefect-port")
+    if mlflow:
+        _require_free(site.mlflow_port, "--mlflow-port")
+    with _sigterm_is_ctrl_c(), suppress(KeyboardInterrupt), _Processes(logs, say) as processes:
+        processes.start("prefect_server", site.prefect_server())
+        if mlflow:
+            processes.start("mlflow_server", mlflow)
+        processes.wait_for("Prefect's server", f"{site.prefect_url}/api/health")
+        processes.start("worker", site.worker())
+        processes.wait_for("work pool", f"{site.prefect_url}/api/work_pools/{WORK_POOL}")
+        launch(site.deploy(prefect_file), name="prefect deploy", log=logs / "deploy.log")
+        say(f"deployed {prefect_file}")
+        if mlflow:
+            processes.wait_for("MLflow's server", f"{site.mlflow_url}/health")
+        say(f"\nPrefect  {site.prefect_url}\nMLflow   {site.mlflow_url}\nLogs     {logs}\n\nCtrl-C stops all of it.")
+        processes.watch()
+
+
+@dataclass
+class _Processes:
+    """What runs in the background; ends in reverse order, so that the worker can still tell the server."""
+
+    logs: Path
+    say: Say
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    def __enter__(self) -> "_Processes":
+        self.logs.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._running:
+            self.say("\nstopping")
+        self._stack.close()
+
+    def start(self, name: str, command: Command) -> None:
+        """Start a supervised process with a log of its own; an earlier log is replaced."""
+        with (self.logs / f"{name}.log").open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, str(SUPERVISOR), *command.argv],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **command.env},
+                start_new_session=True,
+            )
+        self._running[name] = process
+        self._stack.callback(_stop, process)
+
+    def wait_for(self, what: str, url: str) -> None:
+        """Wait until `url` answers 200, and say how long it took.
+
+        Raises:
+            EngineError: a process ended, or it took too long.
+        """
+        start = said = time.monotonic()
+        while not _answers(url):
+            self.check()
+            now = time.monotonic()
+            if now - start > READY_WITHIN_S:
+                raise EngineError(f"{what} did not answer at {url} within {READY_WITHIN_S:.0f} s; logs: {self.logs}")
+            if now - said > _SAY_EVERY_S:
+                said = now
+                self.say(f"{what}: waiting for {url}, {now - start:.0f} s")
+            time.sleep(_POLL_S)
+        self.say(f"{what}: ready")
+
+    def watch(self) -> None:
+        """Return never; raise when a process has ended."""
+        while True:
+            self.check()
+            time.sleep(_POLL_S)
+
+    def check(self) -> None:
+        """Are all still running?
+
+        Raises:
+            EngineError: one is not.
+        """
+        for name, process in self._running.items():
+            if process.poll() is not None:
+                log = self.logs / f"{name}.log"
+                raise EngineError(f"{name} ended with status {process.returncode}; full log: {log}\n{tail(log)}")
+
+
+def _find_deployments() -> Path:
+    for folder in (Path.cwd(), Path(__file__).parent.parent):
+        if (candidate := folder / DEPLOYMENTS).is_file():
+            return candidate
+    raise ConfigError(f"{DEPLOYMENTS}: no such file; run `qinglan up` in Qinglan's folder")
+
+
+def _require_free(port: int, option: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{HOST}:{port}: {error.strerror}; is `qinglan up` running already? Else give another {option}"
+            ) from error
+
+
+@contextmanager
+def _sigterm_is_ctrl_c() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2.0, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False

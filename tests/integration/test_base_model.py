@@ -1,0 +1,88 @@
+"""The tiny base model: pretrained for a few steps, in its own process as the launcher does."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from qinglan.artifacts import sha256_of
+from qinglan.config import Embedded, Paths
+from qinglan.embedded import base_model
+
+FEW = Embedded(pretrain_steps=3)
+
+
+def pretrain(folder, embedded=FEW):
+    argv = base_model.pretrain_argv(sys.executable, embedded, folder / "model", folder / "metrics.jsonl", threads=1)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    done = pretrain(folder)
+    assert done.returncode == 0, done.stderr
+    assert "step 3/3 loss " in done.stdout
+    return folder
+
+
+def test_key_follows_what_the_weights_depend_on():
+    assert base_model.cache_key(FEW) == base_model.cache_key(FEW.model_copy(update={"rag_latency_ms": 5.0}))
+    assert base_model.cache_key(FEW) != base_model.cache_key(Embedded(pretrain_steps=4))
+
+
+def test_incomplete_without_manifest(tmp_path):
+    path = base_model.cached_path(Paths(state=tmp_path), FEW)
+    path.mkdir(parents=True)
+    (path / "model.safetensors").touch()
+    assert not base_model.is_complete(path)
+
+
+@pytest.mark.slow
+def test_folder_is_complete_and_metrics_reach_the_last_step(folder):
+    assert base_model.is_complete(folder / "model")
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["step"], last["max_steps"]) == (3, 3)
+    assert set(last) == {"step", "max_steps", "loss", "seconds"}
+
+
+@pytest.mark.slow
+def test_same_machine_same_weights(folder, tmp_path):
+    pretrain(tmp_path)
+    names = ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    assert [sha256_of(folder / "model" / n) for n in names] == [sha256_of(tmp_path / "model" / n) for n in names]
+
+
+@pytest.mark.slow
+def test_transformers_loads_it_and_stops_at_the_end_of_turn(folder):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert model.config.model_type == "qwen3"
+    assert model.dtype.is_floating_point and model.dtype.itemsize == 4
+    assert tokenizer.decode(model.generation_config.eos_token_id) == "<|im_end|>"
+
+
+@pytest.mark.slow
+def test_prompts_are_qwens(folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    messages = [{"role": "system", "content": "你好"}, {"role": "user", "content": "磷虾油😀怎么吃"}]
+    prompt = "<|im_start|>system\n你好<|im_end|>\n<|im_start|>user\n磷虾油😀怎么吃<|im_end|>\n<|im_start|>assistant\n"
+    options = {"tokenize": False, "add_generation_prompt": True}
+    assert tokenizer.apply_chat_template(messages, **options) == prompt
+    assert tokenizer.apply_chat_template(messages, enable_thinking=False, **options) == (
+        prompt + "<think>\n\n</think>\n\n"
+    )
+    assert tokenizer.decode(tokenizer(prompt)["input_ids"]) == prompt
+
+
+@pytest.mark.slow
+def test_too_slow_a_machine_is_told_so(tmp_path):
+    done = pretrain(tmp_path, Embedded(pretrain_steps=3, pretrain_seconds_max=0.001))
+    assert done.returncode == 2
+    assert "pretrain_seconds_max" in done.stderr
+    assert not base_model.is_complete(tmp_path / "model")

@@ -1,0 +1,179 @@
+"""The whole DAG with real engines, small, as a user runs it: interrupted three times by SIGKILL, then finished."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+
+from qinglan.artifacts import read_jsonl
+from qinglan.report import Report
+from qinglan.rows import Row, normalise
+
+pytestmark = pytest.mark.slow
+
+SMALL = {
+    "embedded.sample_train_rows": 240,
+    "embedded.sample_dev_rows": 40,
+    "embedded.sample_test_rows": 60,
+    "embedded.pretrain_steps": 40,
+    "embedded.teacher_latency_ms": 40,
+    "teacher.concurrency": 4,
+    "distill.batch_rows": 40,
+    "sft.num_train_epochs": 2,
+    "sft.save_steps": 8,
+    "sft.eval_steps": 8,
+    "rl.total_steps": 3,
+    "rl.train_batch_size": 16,
+    "rl.ppo_mini_batch_size": 16,
+    "rl.ppo_micro_batch_size_per_gpu": 16,
+    "rl.save_freq": 1,
+    "rl.test_freq": 1,
+    "evaluate.latency_queries": 5,
+}
+ROWS = 340
+
+
+class Site:
+    """A user's working directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        settings = SMALL | {"paths.runs": root / "runs", "paths.state": root / "state"}
+        overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        self.command = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", *overrides]
+        self.log = root / "terminal.log"
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        with self.log.open("ab") as log:
+            return subprocess.Popen(self.command, stdout=log, stderr=log, cwd=self.root)
+
+    def run(self) -> float:
+        """Run to the end; the seconds it took."""
+        start = time.monotonic()
+        process = self.start()
+        assert process.wait(timeout=600) == 0, self.log.read_text()[-4000:]
+        return time.monotonic() - start
+
+    def kill_when(self, ready: Callable[[], bool]) -> None:
+        """Kill -9 the flow's process, and only that, as soon as `ready`."""
+        process = self.start()
+        children: list[psutil.Process] = []
+        deadline = time.monotonic() + 300
+        while not ready():
+            assert process.poll() is None, self.log.read_text()[-4000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-4000:]
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        _, alive = psutil.wait_procs(children, timeout=40)
+        assert not alive, f"left behind: {[p.cmdline() for p in alive]}"
+
+    def found(self, pattern: str) -> bool:
+        return any(self.root.glob(pattern))
+
+    def paid(self, role: str) -> int:
+        path = self.root / "state" / "ledger.db"
+        if not path.exists():
+            return 0
+        with sqlite3.connect(path) as connection:
+            try:
+                (count,) = connection.execute("SELECT count(*) FROM calls WHERE role = ?", (role,)).fetchone()
+            except sqlite3.OperationalError:  # not created yet
+                return 0
+        return int(count)
+
+    @property
+    def run_directory(self) -> Path:
+        return (self.root / "runs" / "latest").resolve()
+
+    def report(self) -> dict[str, Any]:
+        return json.loads((self.run_directory / "report.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """A finished run that was killed in distillation, in SFT and in PPO."""
+    site = Site(tmp_path_factory.mktemp("site"))
+    site.kill_when(lambda: site.paid("teacher") >= 50)
+    site.kill_when(lambda: site.found("runs/*/sft/checkpoints/checkpoint-*/trainer_state.json"))
+    site.kill_when(lambda: site.found("runs/*/rl/checkpoints/latest_checkpointed_iteration.txt"))
+    site.run()
+    return site
+
+
+def test_interrupted_run_is_one_run(site: Site) -> None:
+    assert len([d for d in (site.root / "runs").iterdir() if d.is_dir() and not d.is_symlink()]) == 1
+
+
+def test_no_paid_call_is_repeated(site: Site) -> None:
+    assert site.paid("teacher") == ROWS
+    usage = site.report()["api"]["teacher"]
+    assert usage["calls"] == ROWS and usage["failed"] == 0
+
+
+def test_training_continued_from_its_checkpoints(site: Site) -> None:
+    assert "sft: continuing from checkpoint-" in site.log.read_text()
+    steps = [json.loads(line)["step"] for line in (site.run_directory / "rl" / "metrics.2.jsonl").open()]
+    assert steps[0] > 0
+
+
+def test_report_has_every_arm_stage_and_comparison(site: Site) -> None:
+    report = site.report()
+    Report.model_validate(report)
+    assert list(report["arms"]) == ["original", "teacher", "base", "sft", "rl"]
+    stages = ["ingest", "distill", "validate", "select", "dataset", "base_model", "sft", "rl", "evaluate"]
+    assert [stage["name"] for stage in report["stages"]] == stages
+    assert {(c["a"], c["b"]) for c in report["comparisons"]} >= {("rl", "teacher"), ("sft", "teacher"), ("rl", "sft")}
+    assert all(arm["n"] == 60 for arm in report["arms"].values())
+    assert report["training"]["rl"]["steps"] == 3
+
+
+def test_artifacts_are_what_the_report_says(site: Site) -> None:
+    from qinglan.artifacts import sha256_of
+
+    for stage in site.report()["stages"]:
+        for artifact in stage["artifacts"]:
+            assert sha256_of(Path(artifact["path"])) == artifact["sha256"]
+
+
+def test_nothing_of_the_test_split_reaches_training(site: Site) -> None:
+    dataset = site.run_directory / "dataset"
+    test = list(read_jsonl(dataset / "test.jsonl", Row))
+    test_ids, test_texts = {row.id for row in test}, {normalise(row.query + row.history) for row in test}
+    for line in (dataset / "sft_train.jsonl").open(encoding="utf-8"):
+        assert json.loads(line)["metadata"]["row_id"] not in test_ids
+    trained = [row for row in read_jsonl(dataset / "rows.jsonl", Row) if row.split == "train"]
+    assert trained and not test_ids & {row.id for row in trained}
+    assert not test_texts & {normalise(row.query + row.history) for row in trained}
+
+
+def test_mlflow_has_the_parent_and_a_child_per_stage(site: Site) -> None:
+    client = MlflowClient(f"sqlite:///{site.root / 'state' / 'mlflow.db'}")
+    (experiment,) = [e for e in client.search_experiments() if e.name == "qinglan"]
+    runs = client.search_runs([experiment.experiment_id], max_results=100)
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    finished = [run for run in runs if run.info.status == "FINISHED" and run is not parent]
+    assert {run.data.tags["stage"] for run in finished} >= {"distill", "sft", "rl", "evaluate"}
+    assert all(run.data.tags["prefect.flow_run_id"] for run in runs)
+    assert {a.path for a in client.list_artifacts(parent.info.run_id)} == {"report.json", "report.html"}
+    (rl,) = [run for run in finished if run.data.tags["stage"] == "rl"]
+    assert client.get_metric_history(rl.info.run_id, "critic/score/mean")
+
+
+def test_second_run_pays_nothing_and_repeats_nothing(site: Site) -> None:
+    seconds = site.run()
+    report = site.report()
+    assert report["api"]["teacher"]["calls"] == 0 and report["api"]["judge"]["calls"] == 0
+    assert all(stage["reused_from"] for stage in report["stages"])
+    assert seconds < 90

@@ -1,0 +1,238 @@
+"""verl on the CPU for real: PPO and GRPO on a random tiny Qwen3; and the rollout's sampling by itself."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_rl import make_model, make_prompts, make_reward, toy_profile
+
+from qinglan.config import Profile
+from qinglan.engines.command import Command
+from qinglan.engines.verl import (
+    best_checkpoint,
+    checkpoints,
+    dev_metric,
+    export_command,
+    next_metrics_path,
+    ppo_command,
+    read_metrics,
+)
+
+for module in ("torch", "verl", "transfer_queue"):
+    pytest.importorskip(module)
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15]]
+
+
+@pytest.fixture(scope="module")
+def rollout() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import qinglan.verl_cpu.rollout
+
+        return qinglan.verl_cpu.rollout
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def model(model_folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model_folder).eval()
+
+
+def test_greedy_batch_agrees_with_generate(rollout: Any, model: Any) -> None:
+    import torch
+
+    rows = [rollout.Sampling(max_tokens=8, temperature=0)] * len(PROMPTS)
+    sampled = rollout.sample(model, PROMPTS, rows, eos_ids={-5}, pad_id=0)
+    for prompt, (tokens, _) in zip(PROMPTS, sampled, strict=True):
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        alone = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, eos_token_id=511)
+        assert tokens == alone[0, len(prompt) :].tolist()
+
+
+def test_log_probs_are_those_of_a_plain_forward_pass(rollout: Any, model: Any) -> None:
+    import torch
+
+    rows = [rollout.Sampling(max_tokens=6, temperature=0.7)] * len(PROMPTS)
+    for prompt, (tokens, log_probs) in zip(PROMPTS, rollout.sample(model, PROMPTS, rows, {-5}, 0), strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
+        expected = torch.log_softmax(logits / 0.7, -1).gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
+        assert torch.allclose(torch.tensor(log_probs), expected, atol=1e-4)
+
+
+def test_each_row_has_its_own_limit_and_stops_after_eos(rollout: Any, model: Any) -> None:
+    rows = [rollout.Sampling(max_tokens=limit, temperature=0) for limit in (1, 4, 9)]
+    free = rollout.sample(model, PROMPTS, rows, {-5}, 0)
+    assert [len(tokens) for tokens, _ in free] == [1, 4, 9]
+    eos = free[2][0][2]
+    stopped, log_probs = rollout.sample(model, PROMPTS, rows, {eos}, 0)[2]
+    assert stopped[-1] == eos and eos not in stopped[:-1] and len(log_probs) == len(stopped) <= 3
+
+
+def test_top_k_and_top_p_cut_each_row_on_its_own(rollout: Any) -> None:
+    import torch
+
+    log_probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 3).log()
+    rows = [rollout.Sampling(1, top_k=1), rollout.Sampling(1, top_p=0.8), rollout.Sampling(1)]
+    left = rollout._cut(log_probs, rows).isfinite().sum(-1)
+    assert left.tolist() == [1, 2, 4]
+
+
+def test_extras_that_are_not_known_are_left_out() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from qinglan.engines.ppo_trainer import extra_means
+
+    extras = [{"rq": 1.0, "judge": float("nan"), "note": "text"}, {"rq": 0.0, "judge": 3.0}]
+    assert extra_means(extras) == {"rq": 0.5, "judge": 3.0}
+
+
+class Toy:
+    """A training run in a folder of its own."""
+
+    def __init__(self, folder: Path, model_folder: Path, **rl: Any) -> None:
+        self.folder, self.model, self.output = folder, model_folder, folder / "rl"
+        self.train = make_prompts(folder / "train.parquet", 64)
+        self.dev = make_prompts(folder / "dev.parquet", 16)
+        module, self.reward_config = make_reward(folder)
+        extra = {"reward.custom_reward_function.path": str(module)}
+        self.profile: Profile = toy_profile(rl | {"extra": extra})
+
+    def command(self) -> Command:
+        return ppo_command(
+            self.profile,
+            model=self.model,
+            train_file=self.train,
+            dev_file=self.dev,
+            output_dir=self.output,
+            reward_config=self.reward_config,
+            metrics_path=next_metrics_path(self.folder),
+            run_name="toy",
+        )
+
+    def start(self, command: Command) -> "subprocess.Popen[bytes]":
+        with (self.folder / "log.txt").open("ab") as log:
+            return subprocess.Popen(
+                command.argv, env={**os.environ, **command.env}, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def run(self, command: Command) -> None:
+        status = self.start(command).wait(timeout=600)
+        assert status == 0, (self.folder / "log.txt").read_text()[-4000:]
+
+    def export(self) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        newest = max(checkpoints(self.output))
+        self.run(
+            export_command(
+                self.profile,
+                checkpoint=self.output / f"global_step_{newest}",
+                base_model=self.model,
+                output_dir=self.folder / "exported",
+            )
+        )
+        return AutoModelForCausalLM.from_pretrained(self.folder / "exported")
+
+
+def wait_until(condition: Any, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.3)
+
+
+@pytest.mark.slow
+def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    toy = Toy(tmp_path, model_folder, total_steps=8, save_freq=2, test_freq=2)
+    toy.reward_config.write_text(json.dumps({"failing": [3, 4]}))
+    process = toy.start(toy.command())
+    wait_until(lambda: 2 in checkpoints(toy.output) or process.poll() is not None, timeout_s=400)
+    assert process.poll() is None, (tmp_path / "log.txt").read_text()[-4000:]
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    newest = max(checkpoints(toy.output))
+
+    second = next_metrics_path(tmp_path)
+    toy.run(toy.command())
+    resumed = [json.loads(line)["step"] for line in second.read_text().splitlines()]
+    assert resumed == list(range(newest, 9))  # validation before training stands at the step resumed from
+
+    steps = read_metrics(tmp_path)
+    assert set(steps) == set(range(9))
+    trained = [steps[step] for step in range(1, 9) if "critic/score/mean" in steps[step]]
+    assert len(trained) >= 7  # the killed run may have saved a step that it did not get to log
+    assert all(step["reward_extra/samples"] + step["reward_extra/invalid"] == 16 for step in trained)
+    assert sum(step["reward_extra/invalid"] for step in trained) > 0
+    wanted = {
+        "critic/score/mean",
+        "critic/vf_loss",
+        "actor/entropy",
+        "actor/ppo_kl",
+        "actor/pg_clipfrac",
+        "reward_extra/half_known/mean",
+        dev_metric("toy", "has_letter"),
+    }
+    assert wanted <= set(steps[8])
+    assert steps[8][dev_metric("toy")] > steps[0][dev_metric("toy")]
+    assert best_checkpoint(toy.output, tmp_path, dev_metric("toy"))[0] in {2, 4, 6, 8}
+
+    exported = toy.export()
+    before = AutoModelForCausalLM.from_pretrained(model_folder)
+    assert exported.dtype == torch.float32
+    assert not torch.equal(exported.model.embed_tokens.weight, before.model.embed_tokens.weight)
+    assert AutoTokenizer.from_pretrained(tmp_path / "exported").chat_template
+
+
+@pytest.mark.slow
+def test_grpo_with_lora_and_reference_exports_a_merged_model(tmp_path: Path, model_folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    settings = {
+        "algorithm": "grpo",
+        "rollouts_per_prompt": 4,
+        "train_batch_size": 4,
+        "ppo_mini_batch_size": 4,
+        "lora_rank": 4,
+        "kl_loss_coefficient": 0.01,
+        "entropy_coefficient": 0.01,
+    }
+    toy = Toy(tmp_path, model_folder, total_steps=2, save_freq=2, test_freq=-1, val_before_train=False, **settings)
+    toy.run(toy.command())
+    steps = read_metrics(tmp_path)
+    assert set(steps) == {1, 2}
+    assert "actor/kl_loss" in steps[2] and steps[2]["reward_extra/samples"] == 16
+    assert abs(steps[1]["training/rollout_probs_diff_mean"]) < 0.02
+
+    exported = toy.export()
+    before = AutoModelForCausalLM.from_pretrained(model_folder)
+    weight, frozen = "model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight"
+    assert not torch.equal(exported.state_dict()[weight], before.state_dict()[weight])
+    assert torch.equal(exported.state_dict()[frozen], before.state_dict()[frozen])
+
+
+@pytest.mark.slow
+def test_entry_point_refuses_an_unknown_platform() -> None:
+    env = {**os.environ, "VERL_PLATFORM": "abacus"}
+    argv = [sys.executable, "-c", "import qinglan.engines.ppo as ppo; ppo.check_platform()"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert "VERL_PLATFORM='abacus' is not registered" in done.stderr

@@ -1,0 +1,50 @@
+"""The clients of a process: ledger keys of the stand-ins, and closing."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from qinglan.clients import key_salt, ledger_path, open_clients
+from qinglan.config import Profile
+from qinglan.embedded.services import Services
+from qinglan.embedded.version import _SOURCES, embedded_version
+from qinglan.runs import Run
+
+ProfileOf = Callable[..., Profile]
+
+
+def run_of(profile: Profile, directory: Path) -> Run:
+    return Run(id="r", flow="refresh", profile=profile, directory=directory)
+
+
+def test_salt_is_empty_for_live_services(profile_of: ProfileOf):
+    profile = profile_of(teacher={"model": "big", "base_url": "http://live/v1"})
+    assert key_salt(profile, "teacher") == ""
+    assert key_salt(profile, "judge").startswith(embedded_version())
+
+
+def test_salt_changes_with_the_stand_ins_seed(profile_of: ProfileOf):
+    salts = {key_salt(profile_of(embedded={"sample_seed": seed}), "teacher") for seed in (1, 2)}
+    assert len(salts) == 2
+
+
+def test_version_covers_every_source_of_an_answer():
+    folder = Path(__file__).parents[2] / "qinglan" / "embedded"
+    imported = {
+        line.split()[1].rpartition(".")[2] + ".py"
+        for name in _SOURCES
+        for line in (folder / name).read_text(encoding="utf-8").splitlines()
+        if line.startswith("from qinglan.embedded.")
+    }
+    assert imported - {"serving.py"} <= set(_SOURCES)
+
+
+async def test_clients_open_and_close(profile_of: ProfileOf, tmp_path: Path):
+    profile = profile_of()
+    services = Services("http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/q")
+    async with open_clients(run_of(profile, tmp_path), services) as clients:
+        assert ledger_path(profile).is_file()
+    with pytest.raises((RuntimeError, httpx.HTTPError)):
+        await clients.rag._client.get("http://127.0.0.1:9")

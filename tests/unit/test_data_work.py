@@ -1,0 +1,116 @@
+"""Distilling and validating one row, and the stage's figures."""
+
+from typing import Any
+
+import pytest
+
+from qinglan.chat import Answer
+from qinglan.clients import Clients
+from qinglan.config import Tenant
+from qinglan.distillation import distiller
+from qinglan.errors import RetrievalError, StageError, TeacherError
+from qinglan.rows import Retrieved, Row
+from qinglan.validation import check_service, summary, validator
+
+GOOD, BAD = Retrieved(ids=("g", "x"), scores=(0.9, 0.5)), Retrieved(ids=("x", "g"), scores=(0.6, 0.5))
+ROW = Row(id="1", tenant="t", query="它咋吃", history="上轮问了虾青素", source="f!A1")
+
+
+class Speaker:
+    """Stands in for a chat client: says one thing, remembers what it was asked."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.asked = text, []
+
+    async def ask(self, messages: Any, parse: Any) -> Answer[Any]:
+        self.asked.append(messages)
+        return Answer(parse(self.text), "hash", False, 0.5, 12.0)
+
+
+class Library:
+    """Stands in for the RAG: one answer for questions, one for rewrites."""
+
+    def __init__(self, original: Retrieved, rewritten: Retrieved | Exception) -> None:
+        self.original, self.rewritten = original, rewritten
+
+    async def retrieve(self, query: str, rewritten_query: str | None = None) -> Retrieved:
+        found = self.original if rewritten_query is None else self.rewritten
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def clients(teacher: str = "", judge: str = '{"score": 4}', rewritten: Any = GOOD) -> Clients:
+    return Clients(Speaker(teacher), Speaker(judge), Library(BAD, rewritten))  # type: ignore[arg-type]
+
+
+async def test_distilling_keeps_what_it_cost():
+    teacher = clients("“虾青素  服用方法”")
+    done = await distiller(teacher, Tenant(domain="保健品"))(ROW)
+    assert (done.rewrite, done.rewrite_request) == ("虾青素 服用方法", "hash")
+    assert (done.rewrite_cost_usd, done.rewrite_latency_ms) == (0.5, 12.0)
+    assert "保健品" in teacher.teacher.asked[0][0]["content"]
+
+
+async def test_an_empty_rewrite_never_becomes_the_question():
+    with pytest.raises(TeacherError) as caught:
+        await distiller(clients(" ``` "), Tenant())(ROW)
+    assert caught.value.reason == "empty_rewrite"
+
+
+async def test_validating():
+    found = clients()
+    done = await validator(found, Tenant(), judge=True)(ROW.model_copy(update={"rewrite": "虾青素 服用方法"}))
+    assert (done.original_retrieved, done.rewrite_retrieved, done.judge_score) == (BAD, GOOD, 4.0)
+    assert found.judge.asked[0][1]["content"].endswith("当前问题：它咋吃\n改写：虾青素 服用方法")
+
+
+async def test_the_judge_may_stay_unasked():
+    found = clients()
+    done = await validator(found, Tenant(), judge=False)(ROW.model_copy(update={"rewrite": "x"}))
+    assert (done.judge_score, found.judge.asked) == (None, [])
+
+
+@pytest.mark.parametrize("text", ["great!", '{"score": 7}', '{"score": NaN}', '{"score": null}', "{}", '{"score": "x"}'])
+async def test_an_unreadable_judgement_is_no_score(text: str):
+    with pytest.raises(TeacherError) as caught:
+        await validator(clients(judge=text), Tenant(), judge=True)(ROW.model_copy(update={"rewrite": "x"}))
+    assert (caught.value.reason, caught.value.transient) == ("judge_unreadable", False)
+
+
+async def test_a_failed_retrieval_is_no_score():
+    gone = RetrievalError("down", "rag_unavailable", transient=True)
+    with pytest.raises(RetrievalError):
+        await validator(clients(rewritten=gone), Tenant(), judge=False)(ROW.model_copy(update={"rewrite": "x"}))
+
+
+def seen(number: int, original: Retrieved, rewritten: Retrieved | None, gold: str | None = None) -> Row:
+    update = {"id": str(number), "rewrite": "改写", "original_retrieved": original, "rewrite_retrieved": rewritten}
+    return ROW.model_copy(update=update | {"gold_id": gold})
+
+
+def test_summary_counts_rows_that_were_retrieved_for():
+    rows = [seen(0, BAD, GOOD, "g"), seen(1, BAD, Retrieved(), "g"), seen(2, BAD, GOOD), seen(3, BAD, None), ROW]
+    figures = summary(rows)
+    assert figures["success_rate"] == pytest.approx(2 / 3)
+    assert figures["top1_score_mean"] == pytest.approx(0.6)
+    assert (figures["gold_top1"], figures["original_gold_top1"]) == (0.5, 0.0)
+
+
+def test_summary_of_nothing():
+    assert summary([ROW]) == {}
+    assert "gold_top1" not in summary([seen(0, BAD, GOOD)])
+
+
+def test_a_rag_that_ignores_rewrites_is_noticed():
+    check_service([seen(n, BAD, BAD) for n in range(19)])
+    check_service([seen(n, BAD, BAD) for n in range(30)] + [seen(99, BAD, GOOD)])
+    with pytest.raises(StageError, match="seems to ignore the rewrite"):
+        check_service([seen(n, BAD, BAD) for n in range(20)])
+
+
+def test_labels_without_ids_are_noticed():
+    nameless = Retrieved(ids=(None,), scores=(0.5,))
+    check_service([seen(0, nameless, nameless)])
+    with pytest.raises(StageError, match="no passage of the RAG has an `id`"):
+        check_service([seen(0, nameless, nameless, "g")])

@@ -1,0 +1,190 @@
+"""Processes are started for real: their output, their end, and that nothing outlives the caller."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from qinglan.engines import launcher
+from qinglan.engines.command import Command
+from qinglan.engines.launcher import JsonlTail, launch, tail
+from qinglan.engines.supervise import descendants
+from qinglan.errors import EngineError, StageError
+
+# A command with a child of its own, a grandchild that went into another session and lost its parent (as torchrun's
+# and Ray's workers do), and no ear for SIGTERM if asked for. Writes everyone's process id.
+FAMILY = """
+import json, os, signal, subprocess, sys, time
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+child = subprocess.Popen(sleep)
+middle = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True).pid)"
+orphan = int(subprocess.run([sys.executable, "-c", middle, *sleep], stdout=subprocess.PIPE, check=True).stdout)
+open(sys.argv[1] + ".partial", "w").write(json.dumps([os.getpid(), child.pid, orphan]))
+os.rename(sys.argv[1] + ".partial", sys.argv[1])
+if "leave" not in sys.argv:
+    time.sleep(60)
+"""
+FLOW = """
+import sys
+from pathlib import Path
+from qinglan.engines.command import Command
+from qinglan.engines.launcher import launch
+launch(Command([sys.executable, "-c", *sys.argv[2:]]), name="train", log=Path(sys.argv[1]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "POLL_S", 0.02)
+
+
+def python(code: str, *arguments: str, **env: str) -> Command:
+    return Command([sys.executable, "-c", code, *arguments], env)
+
+
+def family(path: Path) -> list[int]:
+    deadline = time.monotonic() + 20
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    pids: list[int] = json.loads(path.read_text())
+    return pids
+
+
+def alive(pids: list[int], within_s: float = 5.0) -> list[int]:
+    deadline = time.monotonic() + within_s
+    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_output_goes_to_the_log(tmp_path: Path):
+    log = tmp_path / "deep" / "x.log"
+    code = "import sys; print('out'); print('err', file=sys.stderr)"
+    assert launch(python(code), name="x", log=log) > 0
+    assert sorted(log.read_text().split()) == ["err", "out"]
+
+
+def test_failure_shows_status_path_and_the_end_of_the_log(tmp_path: Path):
+    log = tmp_path / "x.log"
+    with pytest.raises(EngineError) as caught:
+        launch(python("[print(n) for n in range(50)]; raise SystemExit(3)"), name="ms-swift SFT", log=log)
+    first, *rest = str(caught.value).splitlines()
+    assert first == f"ms-swift SFT ended with status 3; full log: {log}"
+    assert rest == [f"    {n}" for n in range(38, 50)]
+
+
+@pytest.mark.parametrize(("argv", "status"), [(["/no/such/program"], 1), ([sys.executable, "-c", "import os; os.abort()"], 134)])
+def test_what_did_not_start_or_crashed(tmp_path: Path, argv: list[str], status: int):
+    with pytest.raises(EngineError, match=f"ended with status {status}"):
+        launch(Command(argv), name="x", log=tmp_path / "x.log")
+
+
+def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("FROM_HERE", "1")
+    names = ["CUDA_VISIBLE_DEVICES", "FROM_HERE", "MINE", "DO_NOT_TRACK"]
+    code = f"import os; print([os.environ.get(n) for n in {names}])"
+    launch(python(code, MINE="2"), name="x", log=tmp_path / "x.log")
+    assert (tmp_path / "x.log").read_text().strip() == "[None, '1', '2', 'true']"
+
+
+def test_on_poll_sees_everything_even_of_a_short_command(tmp_path: Path):
+    path, seen = tmp_path / "m.jsonl", []
+    follow = JsonlTail(path)
+    code = "import sys; f = open(sys.argv[1], 'w'); f.write('{\"step\": 1}\\n{\"step\": 2}\\n')"
+    launch(python(code, str(path)), name="x", log=tmp_path / "x.log", on_poll=lambda: seen.extend(follow.new()))
+    assert seen == [{"step": 1}, {"step": 2}]
+
+
+def test_an_error_in_on_poll_stops_the_whole_family(tmp_path: Path):
+    path = tmp_path / "pids"
+
+    def stop_when_born() -> None:
+        if path.exists():
+            raise StageError("too many samples could not be scored")
+
+    with pytest.raises(StageError, match="too many samples"):
+        launch(python(FAMILY, str(path)), name="x", log=tmp_path / "x.log", on_poll=stop_when_born)
+    assert alive(family(path), within_s=0) == []
+
+
+def test_nothing_is_left_behind_by_a_command_that_ends_well(tmp_path: Path):
+    path = tmp_path / "pids"
+    launch(python(FAMILY, str(path), "leave"), name="x", log=tmp_path / "x.log")
+    assert alive(family(path), within_s=0) == []
+
+
+def test_kill_9_of_the_flow_ends_the_whole_family(tmp_path: Path):
+    path = tmp_path / "pids"
+    argv = [sys.executable, "-c", FLOW, str(tmp_path / "x.log"), FAMILY, str(path)]
+    with subprocess.Popen(argv) as flow:
+        pids = family(path)
+        supervisors = descendants(flow.pid)
+        assert set(pids) < set(supervisors)
+        flow.send_signal(signal.SIGKILL)
+    assert alive([*pids, *supervisors]) == []
+
+
+def test_who_does_not_hear_sigterm_is_killed_after_the_grace_period(tmp_path: Path):
+    path = tmp_path / "pids"
+    code = "import sys; from qinglan.engines import supervise; supervise.GRACE_S = 0.3; sys.exit(supervise.main())"
+    argv = [sys.executable, "-c", code, sys.executable, "-c", FAMILY, str(path), "deaf"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
+        pids = family(path)
+        supervisor.stdin.close()
+        assert supervisor.wait(10) == 128 + signal.SIGKILL
+    assert alive(pids) == []
+
+
+def test_descendants_of_this_process():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.pid in descendants(os.getpid())
+    assert child.pid not in descendants(os.getpid())
+
+
+def test_tail_of_a_long_log(tmp_path: Path):
+    log = tmp_path / "x.log"
+    log.write_bytes(b"\xff" * 20_000 + "\n结束\n".encode())
+    assert tail(log, 1) == "    结束"
+
+
+def test_a_half_written_line_waits(tmp_path: Path):
+    path = tmp_path / "m.jsonl"
+    follow = JsonlTail(path)
+    assert list(follow.new()) == []
+    path.write_text('{"a": 1}\n{"b"')
+    assert list(follow.new()) == [{"a": 1}]
+    with path.open("a") as stream:
+        stream.write(': "二"}\n')
+    assert list(follow.new()) == [{"b": "二"}]
+    assert list(follow.new()) == []
+
+
+def test_half_a_line_of_a_killed_process_is_skipped(tmp_path: Path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"a": 1}\n{"b{"c": 2}\n\n{"d": 3}\n')
+    assert list(JsonlTail(path).new()) == [{"a": 1}, {"d": 3}]
+
+
+def test_from_the_end(tmp_path: Path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"a": 1}\n')
+    follow = JsonlTail(path, from_end=True)
+    with path.open("a") as stream:
+        stream.write('{"b": 2}\n')
+    assert list(follow.new()) == [{"b": 2}]

@@ -1,0 +1,149 @@
+"""Preflight: every problem is found before anything is spent, and no secret is shown."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FakeService, Script, recall
+
+from qinglan import preflight
+from qinglan.config import Profile
+from qinglan.errors import ConfigError
+from qinglan.preflight import inspect_profile, require
+
+ProfileOf = Callable[..., Profile]
+Serve = Callable[[Script], FakeService]
+
+
+def problems(profile: Profile, flow: Any = "refresh") -> dict[str, str]:
+    return {check.name: check.problem for check in inspect_profile(profile, flow) if check.problem}
+
+
+@pytest.fixture(autouse=True)
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
+
+
+def test_the_stand_ins_need_nothing(profile_of: ProfileOf):
+    assert problems(profile_of(rl={"rollout_engine": "cpu"}), "pipeline") == {}
+
+
+def test_flows_look_only_at_what_they_use(profile_of: ProfileOf):
+    names = {flow: [c.name for c in inspect_profile(profile_of(), flow)] for flow in ("refresh", "train", "evaluate")}
+    assert names["refresh"] == ["recipe", "workbook", "teacher", "judge", "rag"]
+    assert names["train"] == ["recipe", "judge", "rag", "base model", "device", "trainer packages"]
+    assert names["evaluate"] == ["recipe", "judge", "rag", "device", "trainer packages"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "name", "message"),
+    [
+        ({"recipe": "query_rewrit"}, "recipe", "did you mean `query_rewrite`?"),
+        ({"data": {"workbook": "/no/such.xlsx"}}, "workbook", "/no/such.xlsx"),
+        ({"teacher": {"model": "big", "base_url": "http://127.0.0.1:9/v1"}}, "teacher", "teacher.base_url can't be rea"),
+        ({"judge": {"model": "big", "base_url": "no-scheme"}}, "judge", "judge.base_url can't be reached"),
+        ({"rag": {"url": "http://127.0.0.1:9/q"}}, "rag", "rag.url can't be reached"),
+        ({"rag": {"knowledge_base": "/no/kb.jsonl"}}, "rag", "rag.knowledge_base: /no/kb.jsonl: no such file"),
+    ],
+)
+def test_wrong_data_settings(profile_of: ProfileOf, sections: dict[str, Any], name: str, message: str):
+    assert message in problems(profile_of(**sections))[name]
+
+
+@pytest.mark.parametrize(
+    ("sections", "name", "message"),
+    [
+        ({"student": {"base_model": "/no/model"}}, "base model", "no config.json in it"),
+        ({"trainer": {"device": "cuda"}}, "device", "this machine has none"),
+        ({"rl": {"rollout_engine": "vllm"}}, "device", "set it to cpu"),
+        ({"trainer": {"python": "/no/python"}}, "trainer packages", "no such interpreter"),
+    ],
+)
+def test_wrong_training_settings(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], name: str, message: str
+):
+    monkeypatch.setattr(preflight.shutil, "which", lambda _: None)
+    assert message in problems(profile_of(**sections), "train")[name]
+
+
+def test_missing_packages_are_named(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json", "no_such_package"))
+    assert "not installed (no_such_package); run `make setup`" in problems(profile_of(), "train")["trainer packages"]
+
+
+def test_a_base_model_under_home(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    profile = profile_of(student={"base_model": "~/model"}, paths={"runs": "~/runs"})
+    assert "base model" not in problems(profile, "train")
+    assert profile.paths.runs == tmp_path / "runs"
+
+
+def live(service: FakeService, **options: Any) -> dict[str, Any]:
+    return {"teacher": {"model": "big", "base_url": service.url, **options}}
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(401, "refuses the key (HTTP 401); check A_KEY"), (503, "answers HTTP 503"), (404, None)]
+)
+def test_a_live_teacher(
+    profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch, status: int, message: str | None
+):
+    monkeypatch.setenv("A_KEY", "sk-secret")
+    service = serve(lambda _: (status, {}))
+    problem = problems(profile_of(**live(service, api_key_env="A_KEY"))).get("teacher")
+    assert (message in problem) if message else problem is None
+    assert service.headers[0]["authorization"] == "Bearer sk-secret"
+    assert "sk-secret" not in str(problem)
+
+
+def test_a_missing_key_and_one_that_no_header_can_hold(
+    profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    profile = profile_of(**live(serve(lambda _: (200, {})), api_key_env="A_KEY"))
+    assert "teacher big needs the environment variable A_KEY" in problems(profile)["teacher"]
+    monkeypatch.setenv("A_KEY", "sk-sec\nret")
+    assert "sk-sec" not in problems(profile)["teacher"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        ((200, recall(("a", 0.5))), None),
+        ((200, recall()), None),
+        ((200, recall(("a", 7.5))), "got 7.5"),
+        ((200, {"recall": []}), "breaks the contract"),
+        ((422, {"detail": "kb"}), "answers HTTP 422"),
+    ],
+)
+def test_a_live_rag(profile_of: ProfileOf, serve: Serve, reply: Any, message: str | None):
+    problem = problems(profile_of(rag={"url": serve(lambda _: reply).url})).get("rag")
+    assert (message in problem) if message else problem is None
+
+
+def test_require_raises_the_first(profile_of: ProfileOf):
+    require(profile_of(), "refresh")
+    with pytest.raises(ConfigError, match="no/such"):
+        require(profile_of(data={"workbook": "/no/such.xlsx"}, rag={"knowledge_base": "/no/kb"}), "refresh")
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"teacher": {"model": "big", "api_key_env": "sk-proj-secret"}},
+        {"rag": {"url": "http://me:sk-proj-secret@rag/q"}},
+        {"tracking": {"uri": "postgresql://me:sk-proj-secret@db/mlflow"}},
+    ],
+)
+def test_a_secret_in_place_of_its_name_is_refused_unseen(tmp_path: Path, profile_of: ProfileOf, sections: Any):
+    import yaml
+
+    from qinglan.config import load_profile
+
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump(profile_of().model_dump(mode="json") | sections))
+    with pytest.raises(ConfigError) as caught:
+        load_profile(str(path))
+    assert "sk-proj-secret" not in str(caught.value)

@@ -1,0 +1,181 @@
+"""Runs: continued after a kill, never shared by two, stages reused only while their files are intact."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qinglan.artifacts import MANIFEST, StageResult, write_jsonl
+from qinglan.config import Profile
+from qinglan.errors import ArtifactError, ConfigError
+from qinglan.runs import Run, find_run, find_stage, finish_run, note_mlflow_run, open_run, runs_of, save_stage
+
+ProfileOf = Callable[..., Profile]
+
+HOLDER = """
+import sys
+from qinglan.config import Profile
+from qinglan.runs import open_run
+with open_run(Profile.model_validate_json(sys.argv[1]), "pipeline") as run:
+    print(run.id, flush=True)
+    sys.stdin.read()
+"""
+
+
+def new_run(profile: Profile, flow: str = "pipeline", *, fresh: bool = False, finish: bool = False) -> Run:
+    with open_run(profile, flow, fresh=fresh) as run:
+        if finish:
+            finish_run(run)
+        return run
+
+
+def stage(run: Run, key: str = "k", name: str = "ingest") -> StageResult:
+    artifact = write_jsonl(run.stage_directory(name) / "rows.jsonl", [{"a": 1}])
+    result = StageResult(stage=name, key=key, run_id=run.id, seconds=1.0, artifacts={"rows": artifact})
+    return save_stage(run, result)
+
+
+def test_an_unfinished_run_is_continued(profile_of: ProfileOf):
+    first = new_run(profile_of())
+    with open_run(profile_of(), "pipeline") as again:
+        assert again == first
+
+
+def test_a_finished_run_is_not(profile_of: ProfileOf):
+    assert new_run(profile_of(), finish=True).id != new_run(profile_of()).id
+
+
+@pytest.mark.parametrize("change", ["settings", "flow", "fresh"])
+def test_another_run_for_other_settings_flow_or_fresh(profile_of: ProfileOf, change: str):
+    first = new_run(profile_of())
+    profile = profile_of(data={"limit": 5}) if change == "settings" else profile_of()
+    other = new_run(profile, "refresh" if change == "flow" else "pipeline", fresh=change == "fresh")
+    assert other.id != first.id
+
+
+def test_a_fresh_run_stays_fresh_when_it_is_continued(profile_of: ProfileOf):
+    fresh = new_run(profile_of(), fresh=True)
+    assert new_run(profile_of()) == fresh
+    assert fresh.fresh
+
+
+def test_two_at_once_do_not_share_a_run(profile_of: ProfileOf):
+    with open_run(profile_of(), "pipeline") as first, open_run(profile_of(), "pipeline") as second:
+        assert first.id != second.id
+    with open_run(profile_of(), "pipeline") as third:
+        assert third.id in (first.id, second.id)
+
+
+def test_the_lock_goes_with_the_block_even_while_an_error_is_kept(profile_of: ProfileOf):
+    with pytest.raises(RuntimeError) as kept, open_run(profile_of(), "pipeline") as first:
+        raise RuntimeError("boom")
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as again, open_run(profile_of(), "pipeline") as second:
+            raise RuntimeError("boom")
+        assert second.id == first.id
+    assert kept.value is not again.value
+
+
+def test_a_process_holds_its_run_until_kill_9(profile_of: ProfileOf):
+    argv = [sys.executable, "-c", HOLDER, profile_of().model_dump_json()]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        held = holder.stdout.readline().strip()
+        other = new_run(profile_of(), finish=True)
+        holder.send_signal(signal.SIGKILL)
+    assert other.id != held
+    assert new_run(profile_of()).id == held
+
+
+def test_latest_points_at_the_newest(profile_of: ProfileOf):
+    profile = profile_of()
+    for _ in range(2):
+        run = new_run(profile, finish=True)
+        assert (profile.paths.runs / "latest").resolve() == run.directory
+    assert not list(profile.paths.runs.glob(".latest*"))
+
+
+def test_the_mlflow_run_is_remembered(profile_of: ProfileOf):
+    with open_run(profile_of(), "pipeline") as run:
+        note_mlflow_run(run, "abc")
+    assert new_run(profile_of()).mlflow_run_id == "abc"
+
+
+def test_find_run(profile_of: ProfileOf):
+    run = new_run(profile_of(), finish=True)
+    runs = run.directory.parent
+    for name in (run.id, run.id[:-1], "latest", str(run.directory)):
+        assert find_run(runs, name) == run.directory
+    with pytest.raises(ConfigError, match=f"run `nope`: not found .* newest runs: {run.id}"):
+        find_run(runs, "nope")
+    with pytest.raises(ConfigError, match="newest runs: none"):
+        find_run(runs / "nowhere", "latest")
+
+
+def test_an_ambiguous_prefix_says_so(profile_of: ProfileOf):
+    for _ in range(2):
+        run = new_run(profile_of(), finish=True)
+    with pytest.raises(ConfigError, match="fits 2 runs"):
+        find_run(run.directory.parent, run.id[:2])
+
+
+def test_runs_of_a_profile(profile_of: ProfileOf):
+    mine, other = new_run(profile_of()), new_run(profile_of(name="other"))
+    assert runs_of(mine.directory.parent, "test") == [mine.directory]
+    assert runs_of(mine.directory.parent, "other") == [other.directory]
+
+
+def test_a_broken_run_file_is_named(profile_of: ProfileOf):
+    run = new_run(profile_of())
+    (run.directory / "run.json").write_text("{half")
+    with pytest.raises(ArtifactError, match=r"run\.json: not readable .* remove"):
+        new_run(profile_of())
+
+
+def test_no_secret_in_a_run_file(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("A_KEY", "sk-secret")
+    run = new_run(profile_of(teacher={"model": "big", "api_key_env": "A_KEY"}))
+    text = (run.directory / "run.json").read_text()
+    assert "A_KEY" in text
+    assert "sk-secret" not in text
+
+
+def test_stages_are_found_here_then_in_earlier_runs(profile_of: ProfileOf):
+    old = new_run(profile_of(), finish=True)
+    result = stage(old)
+    new = new_run(profile_of())
+    assert find_stage(new, "ingest", "k") == result
+    assert find_stage(new, "ingest", "other key") is None
+    assert find_stage(new, "distill", "k") is None
+
+
+def test_a_fresh_run_reuses_only_its_own(profile_of: ProfileOf):
+    stage(new_run(profile_of(), finish=True))
+    fresh = new_run(profile_of(), fresh=True)
+    assert find_stage(fresh, "ingest", "k") is None
+    assert find_stage(fresh, "ingest", stage(fresh).key) is not None
+
+
+@pytest.mark.parametrize("damage", ["changed", "gone", "other version", "no manifest"])
+def test_a_damaged_stage_is_not_reused(profile_of: ProfileOf, damage: str):
+    run = new_run(profile_of())
+    stage(run)
+    rows, manifest = run.directory / "ingest" / "rows.jsonl", run.directory / "ingest" / MANIFEST
+    if damage == "changed":
+        rows.write_text("{}\n")
+    elif damage == "gone":
+        rows.unlink()
+    elif damage == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text(json.dumps({"stage": "ingest"}))
+    assert find_stage(run, "ingest", "k") is None
+
+
+def test_a_figure_that_is_not_a_number_survives_the_manifest(profile_of: ProfileOf):
+    run = new_run(profile_of())
+    save_stage(run, StageResult(stage="s", key="k", run_id=run.id, seconds=0, metrics={"loss": float("nan")}))
+    assert "loss" in find_stage(run, "s", "k").metrics

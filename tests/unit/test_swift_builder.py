@@ -1,0 +1,107 @@
+"""ms-swift's command lines: pure, absolute, every profile's settings handed through."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qinglan.config import Profile, load_profile
+from qinglan.engines.command import Command
+from qinglan.engines.swift import engine_env, merge_command, newest_checkpoint, sft_command
+
+ProfileOf = Callable[..., Profile]
+SHIPPED = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+
+def options(command: Command) -> dict[str, str]:
+    names = [i for i, word in enumerate(command.argv) if word.startswith("--")]
+    return {command.argv[i][2:]: " ".join(command.argv[i + 1 : j]) for i, j in zip(names, [*names[1:], None], strict=True)}
+
+
+def sft(profile: Profile, model: str = "Qwen/Qwen3-32B", resume_from: Path | None = None) -> Command:
+    files = {"train_file": Path("train.jsonl"), "dev_file": Path("dev.jsonl"), "output_dir": Path("out")}
+    return sft_command(profile, model=model, resume_from=resume_from, **files)
+
+
+def test_settings_reach_the_command_line(profile_of: ProfileOf):
+    command = sft(profile_of(sft={"learning_rate": 1e-4, "lora_rank": 8, "torch_dtype": "float32"}))
+    found = options(command)
+    assert command.argv[:3] == [sys.executable, "-m", "swift.cli.sft"]
+    assert (found["learning_rate"], found["lora_rank"], found["bf16"], found["fp16"]) == ("0.0001", "8", "false", "false")
+    assert (found["model_type"], found["template"]) == ("qwen3", "qwen3_nothinking")
+    assert found["dataset"] == str(Path("train.jsonl").resolve())
+    assert "resume_from_checkpoint" not in found
+
+
+def test_resuming(profile_of: ProfileOf):
+    found = options(sft(profile_of(), resume_from=Path("out/checkpoint-3")))
+    assert found["resume_from_checkpoint"] == str(Path("out/checkpoint-3").resolve())
+
+
+def test_extra_arguments_pass_through_and_win(profile_of: ProfileOf):
+    extra = {"packing": True, "seed": 5, "target_modules": ["q_proj", "v_proj"], "model_kwargs": {"a": 1}}
+    found = options(sft(profile_of(sft={"extra": extra})))
+    assert (found["packing"], found["seed"], found["target_modules"]) == ("true", "5", "q_proj v_proj")
+    assert json.loads(found["model_kwargs"]) == {"a": 1}
+
+
+def test_a_local_model_is_absolute_and_offline(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    command = sft(profile_of(), model="base")
+    assert options(command)["model"] == str(tmp_path / "base")
+    assert command.env["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_hub_id_stays_and_is_online(profile_of: ProfileOf):
+    command = sft(profile_of())
+    assert options(command)["model"] == "Qwen/Qwen3-32B"
+    assert "HF_HUB_OFFLINE" not in command.env
+
+
+def test_gpus(profile_of: ProfileOf):
+    profile = profile_of(trainer={"device": "cuda", "gpus_per_node": 8, "python": "/opt/py"}, sft={"deepspeed": "zero3"})
+    command = sft(profile)
+    assert command.argv[0] == "/opt/py"
+    assert command.env == {"NPROC_PER_NODE": "8"}
+    assert options(command)["deepspeed"] == "zero3"
+    assert "use_cpu" not in options(command)
+
+
+def test_merging(profile_of: ProfileOf):
+    command = merge_command(profile_of(), adapter=Path("a"), output_dir=Path("m"), model="Qwen/Qwen3-32B")
+    found = options(command)
+    assert command.argv[2] == "swift.cli.export"
+    assert (found["merge_lora"], found["adapters"], found["device_map"]) == ("true", str(Path("a").resolve()), "cpu")
+
+
+def test_threads_on_the_cpu(profile_of: ProfileOf):
+    assert engine_env(profile_of(trainer={"threads": 3}), "hub/id") == {"OMP_NUM_THREADS": "3"}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_profile_makes_plain_words(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("A_KEY", "sk-secret")
+    command = sft(load_profile(str(path)))
+    assert all(isinstance(word, str) and word not in ("None", "True", "False") for word in command.argv)
+    assert not any("sk-secret" in word for word in [*command.argv, *command.env.values()])
+
+
+def checkpoint(folder: Path, step: Any, *, whole: bool = True) -> Path:
+    made = folder / f"checkpoint-{step}"
+    made.mkdir()
+    if whole:
+        (made / "trainer_state.json").write_text("{}")
+    return made
+
+
+def test_the_newest_whole_checkpoint(tmp_path: Path):
+    assert newest_checkpoint(tmp_path) is None
+    for step in (90, 100):
+        newest = checkpoint(tmp_path, step)
+    checkpoint(tmp_path, 110, whole=False)
+    checkpoint(tmp_path, "110-merged")
+    assert newest_checkpoint(tmp_path) == newest

@@ -1,0 +1,88 @@
+"""MLflow on SQLite: runs and their children, batches, and a server that is away."""
+
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from qinglan.artifacts import Artifact
+from qinglan.config import Tracking
+from qinglan.errors import ConfigError
+from qinglan.tracking import Tracker
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tracker, MlflowClient]]:
+    folder = tmp_path_factory.mktemp("mlflow")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    yield Tracker(uri, Tracking(), folder), MlflowClient(uri)
+
+
+def test_a_child_run_with_parameters_metrics_and_tags(site: tuple[Tracker, MlflowClient]):
+    tracker, client = site
+    parent = tracker.start_run("run", {"profile": "p"})
+    child = tracker.start_run("sft", {}, parent=parent)
+    tracker.log_params(child, {"sft": {"lr": 1e-3, "extra": {}}, "note": "x" * 9000, "prices": {"a@b:c": 1}, "none": ""})
+    tracker.log_metrics(child, {"dropped/空": 2.0, "loss (dev)": 0.5, "text": "no"})  # type: ignore[dict-item]
+    tracker.end_run(child)
+    data = client.get_run(child).data
+    assert data.tags["mlflow.parentRunId"] == parent
+    assert data.params["sft.lr"] == "0.001"
+    assert (data.params["prices.a_b_c"], len(data.params["note"])) == ("1", 500)
+    assert data.metrics == {"dropped/空": 2.0, "loss _dev_": 0.5}
+    assert client.get_run(child).info.status == "FINISHED"
+
+
+def test_many_steps_at_once_not_a_number_included(site: tuple[Tracker, MlflowClient]):
+    tracker, client = site
+    run = tracker.start_run("rl", {})
+    tracker.log_steps(run, [(step, {"reward": math.nan if step == 3 else float(step)}) for step in range(1000)])
+    assert len(client.get_metric_history(run, "reward")) == 1000
+
+
+def test_a_file_is_kept_and_a_folder_referred_to(site: tuple[Tracker, MlflowClient], tmp_path: Path):
+    tracker, client = site
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "w.bin").write_bytes(b"1")
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    run = tracker.start_run("data", {})
+    tracker.log_artifact(run, "rows", Artifact.of(tmp_path / "rows.jsonl", 1))
+    tracker.log_artifact(run, "model", Artifact.of(tmp_path / "model"))
+    tags = client.get_run(run).data.tags
+    assert [file.path for file in client.list_artifacts(run)] == ["rows.jsonl"]
+    assert tags["artifact.rows.rows"] == "1"
+    assert tags["artifact.model.path"] == str(tmp_path / "model")
+
+
+def test_losses_on_the_way_are_said_not_raised(site: tuple[Tracker, MlflowClient], caplog: pytest.LogCaptureFixture):
+    tracker, _ = site
+    with caplog.at_level(logging.WARNING):
+        tracker.log_metrics("no-such-run", {"loss": 1.0})
+        tracker.set_tags("no-such-run", {"a": "b"})
+        tracker.end_run("no-such-run", failed=True)
+    assert [record.message.split("no-such-run")[0] for record in caplog.records] == [
+        "MLflow did not take a batch for run ",
+        "MLflow did not take a batch for run ",
+        "MLflow did not close run ",
+    ]
+
+
+def test_a_server_that_is_away_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    uri = "http://127.0.0.1:9"
+    with pytest.raises(ConfigError, match="MLflow can't be reached"):
+        Tracker(uri, Tracking(uri=uri), tmp_path).start_run("run", {})
+
+
+def test_an_experiment_that_another_run_makes_first(site: tuple[Tracker, MlflowClient], monkeypatch: pytest.MonkeyPatch):
+    tracker, client = site
+    tracker.start_run("first", {})
+    made = client.get_experiment_by_name("qinglan")
+    answers = iter([None, made])
+    monkeypatch.setattr(tracker._client, "get_experiment_by_name", lambda _: next(answers))
+    assert tracker._experiment_id() == made.experiment_id

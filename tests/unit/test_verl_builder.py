@@ -1,0 +1,177 @@
+"""The builder's overrides, composed against verl's own configuration schema."""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qinglan.config import Profile
+from qinglan.engines.command import Command
+from qinglan.engines.verl import (
+    best_checkpoint,
+    checkpoints,
+    dev_metric,
+    hydra_value,
+    next_metrics_path,
+    ppo_command,
+    read_metrics,
+)
+from qinglan.errors import ArtifactError
+
+
+def profile(device: str, **rl: Any) -> Profile:
+    return Profile.model_validate(
+        {
+            "name": "test",
+            "teacher": {"model": "m"},
+            "judge": {"model": "m"},
+            "prices": {"m": {"input_per_million_usd": 1, "output_per_million_usd": 1}},
+            "rl": rl,
+            "trainer": {"device": device, "gpus_per_node": 8 if device == "cuda" else 1, "threads": 2},
+        }
+    )
+
+
+def command(given: Profile, folder: Path = Path("/data/青蓝 runs/it's")) -> Command:
+    return ppo_command(
+        given,
+        model=folder / "model",
+        train_file=folder / "train.parquet",
+        dev_file=folder / "dev.parquet",
+        output_dir=folder / "rl",
+        reward_config=folder / "reward.json",
+        metrics_path=folder / "metrics.1.jsonl",
+        run_name="run-1",
+    )
+
+
+@pytest.fixture(scope="module")
+def schema() -> Iterator[None]:
+    hydra = pytest.importorskip("hydra")
+    verl = importlib.util.find_spec("verl")
+    if verl is None:
+        pytest.skip("verl is not installed")
+    folder = str(Path(verl.origin).parent / "trainer" / "config")
+    with hydra.initialize_config_dir(config_dir=folder, version_base=None):
+        yield
+
+
+def composed(given: Command) -> Any:
+    """What verl's entry point would get; an override of a key that verl doesn't have is an error."""
+    from hydra import compose
+    from omegaconf import OmegaConf
+
+    assert given.argv[1:3] == ["-m", "qinglan.engines.ppo"]
+    overrides = [argument for argument in given.argv[3:] if not argument.startswith("hydra.")]
+    config = compose(config_name="ppo_trainer", overrides=overrides)
+    OmegaConf.to_container(config, resolve=True)
+    return config
+
+
+def test_cpu_profile_composes(schema: None) -> None:
+    config = composed(command(profile("cpu", rollout_engine="cpu", test_freq=10)))
+    assert config.actor_rollout_ref.rollout.name == "hf_cpu"
+    assert config.trainer.v1.trainer_mode == "cpu_sync"
+    assert config.actor_rollout_ref.model.path == "/data/青蓝 runs/it's/model"
+    assert config.critic.fsdp.mixed_precision.param_dtype == "fp32"
+    assert config.algorithm.rollout_correction.bypass_mode
+
+
+def test_cuda_profile_composes(schema: None) -> None:
+    settings = {"kl_loss_coefficient": 0.01, "param_offload": True, "tensor_model_parallel_size": 4}
+    config = composed(command(profile("cuda", **settings)))
+    assert config.actor_rollout_ref.rollout.name == "vllm"
+    assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == 4
+    assert config.actor_rollout_ref.actor.strategy == config.critic.strategy == "fsdp2"
+    assert config.actor_rollout_ref.actor.use_kl_loss
+    assert config.critic.fsdp.param_offload and config.actor_rollout_ref.ref.fsdp_config.param_offload
+    assert not config.algorithm.rollout_correction.bypass_mode
+    assert config.trainer.n_gpus_per_node == 8
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("lora_rank", [0, 16])
+def test_every_variant_composes(schema: None, device: str, algorithm: str, lora_rank: int) -> None:
+    config = composed(command(profile(device, algorithm=algorithm, lora_rank=lora_rank, rollouts_per_prompt=4)))
+    assert config.actor_rollout_ref.model.lora_rank == lora_rank
+    assert config.algorithm.adv_estimator == ("gae" if algorithm == "ppo" else "grpo")
+
+
+def test_plan_hyperparameters_have_their_place(schema: None) -> None:
+    config = composed(command(profile("cuda")))
+    actor = config.actor_rollout_ref.actor
+    assert (actor.clip_ratio, actor.ppo_epochs, actor.entropy_coeff) == (0.2, 4, 0.01)
+    assert (config.algorithm.gamma, config.algorithm.lam) == (0.99, 0.95)
+    assert actor.optim.clip_grad == config.critic.optim.clip_grad == 0.5
+    assert config.critic.ppo_epochs == 4
+
+
+def test_value_coefficient_scales_the_critics_clip(schema: None) -> None:
+    config = composed(command(profile("cuda", value_coefficient=0.25, grad_clip=0.5)))
+    assert config.critic.optim.clip_grad == 1.0
+
+
+def test_extra_comes_last_and_unknown_keys_are_refused(schema: None) -> None:
+    from hydra.errors import ConfigCompositionException
+
+    config = composed(command(profile("cuda", extra={"actor_rollout_ref.rollout.gpu_memory_utilization": 0.7})))
+    assert config.actor_rollout_ref.rollout.gpu_memory_utilization == 0.7
+    with pytest.raises(ConfigCompositionException):
+        composed(command(profile("cuda", extra={"actor_rollout_ref.rollout.gpu_memory": 0.7})))
+
+
+def test_environment_names_the_platform() -> None:
+    assert command(profile("cuda")).env["VERL_PLATFORM"] == "nvidia"
+    cpu = command(profile("cpu")).env
+    assert (cpu["VERL_PLATFORM"], cpu["OMP_NUM_THREADS"]) == ("cpu", "2")
+    assert "CUDA_VISIBLE_DEVICES" not in cpu
+    assert cpu["VERL_FILE_LOGGER_PATH"].endswith("metrics.1.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (1e-05, "1e-05"),
+        ("gae", "gae"),
+        ("true", '"true"'),
+        ("a b", '"a b"'),
+        ('say "hi"', '"say \\"hi\\""'),
+        (["console", "file"], "[console,file]"),
+        ({"param_dtype": "fp32"}, "{param_dtype:fp32}"),
+    ],
+)
+def test_hydra_value(value: Any, text: str) -> None:
+    assert hydra_value(value) == text
+
+
+def write_attempt(folder: Path, *steps: tuple[int, float]) -> None:
+    lines = [json.dumps({"step": step, "data": {dev_metric("qr"): value, "unknown": None}}) for step, value in steps]
+    next_metrics_path(folder).write_text("\n".join(lines) + "\n")
+
+
+def test_metrics_of_a_resumed_run_are_joined(tmp_path: Path) -> None:
+    write_attempt(tmp_path, (0, 0.1), (10, 0.2), (20, 0.3))
+    write_attempt(tmp_path, (10, 0.25), (30, 0.4))
+    assert next_metrics_path(tmp_path).name == "metrics.3.jsonl"
+    measured = {step: values["val-core/qr/reward/mean@1"] for step, values in read_metrics(tmp_path).items()}
+    assert measured == {0: 0.1, 10: 0.25, 20: 0.3, 30: 0.4}
+
+
+def test_best_checkpoint_ignores_a_torn_one(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        (tmp_path / f"global_step_{step}").mkdir()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
+    write_attempt(tmp_path, (10, 0.5), (20, 0.4), (30, 0.9))
+    assert list(checkpoints(tmp_path)) == [10, 20]
+    assert best_checkpoint(tmp_path, tmp_path, dev_metric("qr")) == (10, tmp_path / "global_step_10", 0.5)
+
+
+def test_best_checkpoint_needs_the_metric(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="save_freq a multiple of test_freq"):
+        best_checkpoint(tmp_path, tmp_path, dev_metric("qr"))

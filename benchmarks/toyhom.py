@@ -1,6 +1,6 @@
 """6,146 real patient questions through the data stages, with the keyword-extracting stand-in as teacher.
 
-    make bench NAME=toyhom DATA=../shared/data/toyhom
+    make bench NAME=toyhom DATA=toyhom
 
 Prints the tables of docs/toyhom.md and writes them there. The data (MIT licence) is not part of this repository.
 """
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-DATA = Path(os.environ.get("DATA", "../shared/data/toyhom"))
+DATA = Path(os.environ.get("DATA", "toyhom"))
 PAGE = Path(__file__).parent.parent / "docs" / "toyhom.md"
 SETTINGS = (f"data.workbook={DATA / 'questions.xlsx'}", f"rag.knowledge_base={DATA / 'kb.jsonl'}")
 

@@ -50,6 +50,7 @@ METRICS = {
 """In the order of preference for the headline: the gold document first."""
 CURVES = {
     "rl_reward": ("RL: reward", "step"),
+    "rl_dev": ("RL: dev split, by which the checkpoint was chosen", "step"),
     "sft_loss": ("SFT: loss", "step"),
     "pretrain_loss": ("Pretraining of the embedded base model: loss", "step"),
 }

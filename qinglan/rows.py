@@ -18,7 +18,7 @@ _PUNCTUATION = re.compile(r"(?<!\d)(?:[^\w+]|_)|(?:[^\w+]|_)(?!\d)")
 
 
 def normalise(text: str) -> str:
-    """NFKC, lower case, no white space and no punctuation that carries no meaning: two texts that agree are the same."""
+    """NFKC, lower case, no white space, no punctuation without meaning: texts that agree count as the same."""
     return _PUNCTUATION.sub("", unicodedata.normalize("NFKC", text).lower())
 
 

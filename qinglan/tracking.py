@@ -97,7 +97,8 @@ class Tracker:
         name = self._tracking.experiment
         if found := self._client.get_experiment_by_name(name):
             return str(found.experiment_id)
-        local = self._artifacts.resolve().as_uri() if self._tracking.uri is None else None
+        own = (self._tracking.uri or "sqlite:").startswith("sqlite:")  # a server knows where it keeps files
+        local = self._artifacts.resolve().as_uri() if own else None
         try:
             return str(self._client.create_experiment(name, artifact_location=local))
         except MlflowException:

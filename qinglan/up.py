@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -119,11 +119,14 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int = 4200, mlflow_p
     _require_free(site.prefect_port, "--prefect-port")
     if mlflow:
         _require_free(site.mlflow_port, "--mlflow-port")
-    with _sigterm_is_ctrl_c(), suppress(KeyboardInterrupt), _Processes(logs, say) as processes:
+    with _stop_signals(), suppress(KeyboardInterrupt), _Processes(logs, say) as processes:
         processes.start("prefect_server", site.prefect_server())
         if mlflow:
             processes.start("mlflow_server", mlflow)
         processes.wait_for("Prefect's server", f"{site.prefect_url}/api/health")
+        with httpx.Client(base_url=f"{site.prefect_url}/api", trust_env=False, timeout=60) as api:
+            if interrupted := crash_interrupted(api):
+                say(f"interrupted flow runs, now marked as crashed: {interrupted}; retry them to continue")
         processes.start("worker", site.worker())
         processes.wait_for("work pool", f"{site.prefect_url}/api/work_pools/{WORK_POOL}")
         launch(site.deploy(prefect_file), name="prefect deploy", log=logs / "deploy.log")
@@ -136,11 +139,10 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int = 4200, mlflow_p
 
 @dataclass
 class _Processes:
-    """What runs in the background; ends in reverse order, so that the worker can still tell the server."""
+    """What runs in the background. The worker ends first, while there is a server to tell."""
 
     logs: Path
     say: Say
-    _stack: ExitStack = field(default_factory=ExitStack)
     _running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def __enter__(self) -> "_Processes":
@@ -148,9 +150,16 @@ class _Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._running:
-            self.say("\nstopping")
-        self._stack.close()
+        if not self._running:
+            return
+        self.say("\nstopping, up to 20 s")
+        for names in (["worker"], list(self._running)):
+            ending = [process for name, process in self._running.items() if name in names]
+            for process in ending:
+                assert process.stdin is not None
+                process.stdin.close()
+            for process in ending:
+                process.wait()
 
     def start(self, name: str, command: Command) -> None:
         """Start a supervised process with a log of its own; an earlier log is replaced."""
@@ -164,7 +173,6 @@ class _Processes:
                 start_new_session=True,
             )
         self._running[name] = process
-        self._stack.callback(_stop, process)
 
     def wait_for(self, what: str, url: str) -> None:
         """Wait until `url` answers 200, and say how long it took.
@@ -221,18 +229,29 @@ def _require_free(port: int, option: str) -> None:
 
 
 @contextmanager
-def _sigterm_is_ctrl_c() -> Iterator[None]:
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _stop_signals() -> Iterator[None]:
+    """Let SIGTERM end the work as Ctrl-C does, and Ctrl-C also where a shell had it ignored for a background job."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait()
+def crash_interrupted(api: httpx.Client) -> int:
+    """Mark what an earlier worker left behind at work as crashed: nobody works on it, but the server can't know.
+
+    Call it before this site's worker starts. The number of flow runs.
+    """
+    unfinished = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
+    query = {"flow_runs": unfinished, "work_pools": {"name": {"any_": [WORK_POOL]}}}
+    runs = api.post("flow_runs/filter", json=query).raise_for_status().json()
+    state = {"type": "CRASHED", "message": "`qinglan up` ended while this was at work; retry it to continue"}
+    for run in runs:
+        api.post(f"flow_runs/{run['id']}/set_state", json={"state": state, "force": True}).raise_for_status()
+    return len(runs)
 
 
 def _answers(url: str) -> bool:

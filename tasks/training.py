@@ -93,6 +93,7 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
         summary = {"rows": train_file.rows, "steps": follow.last_step, **_ends("loss", losses)}
         return Outcome(
             rows_in=train_file.rows or 0,
+            rows_out=train_file.rows or 0,
             artifacts={"adapter": Artifact.of(adapter), "model": Artifact.of(merged)},
             metrics={k: v for k, v in summary.items() if isinstance(v, float)},
             details={"summary": summary, "curve": losses, "eval_curve": follow.curve("eval_loss")},
@@ -202,6 +203,7 @@ def _rl_outcome(stage: Stage, exported: Path, rows_in: int, watch: SampleWatch, 
     summary |= {"samples": watch.samples, "samples_invalid": watch.invalid}
     return Outcome(
         rows_in=rows_in,
+        rows_out=rows_in,
         artifacts={"model": Artifact.of(exported)},
         metrics={k: float(v) for k, v in summary.items() if isinstance(v, int | float)},
         details={

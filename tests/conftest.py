@@ -35,7 +35,7 @@ class FakeService:
                 service.headers.append({name.lower(): value for name, value in self.headers.items()})
                 self._answer(script(body))
 
-            do_GET = do_POST
+            do_GET = do_POST  # noqa: N815
 
             def _answer(self, reply: Reply) -> None:
                 if reply is None:
@@ -54,8 +54,13 @@ class FakeService:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.handle_error = lambda *_: None  # a client that gave up waiting
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128
+
+            def handle_error(self, *_: Any) -> None:
+                """A client that gave up waiting."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"

@@ -7,6 +7,7 @@ which writes bf16.
 """
 
 import argparse
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -31,9 +32,23 @@ def export(checkpoint: Path, base_model: Path, output_dir: Path) -> None:
         _merge_adapter(actor, base_model, partial)
     elif any((actor / "huggingface").glob("*.safetensors")):
         shutil.copytree(actor / "huggingface", partial, dirs_exist_ok=True)
+        _record_dtype(partial)
     else:
         _merge_shards(actor, partial)
     partial.rename(output_dir)
+
+
+def _record_dtype(folder: Path) -> None:
+    """verl writes fp32 weights under a configuration that says bf16, and `from_pretrained` believes the latter."""
+    from safetensors import safe_open
+
+    with safe_open(next(folder.glob("*.safetensors")), framework="pt") as weights:
+        dtype = weights.get_tensor(next(iter(weights.keys()))).dtype
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(
+        json.dumps(config | {"dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def _merge_shards(actor: Path, target: Path) -> None:

@@ -1,9 +1,9 @@
 """`python -m qinglan.engines.ppo OVERRIDE…`: verl's own PPO entry point, with our trainers registered.
 
-Runs in the trainer's environment. Differs from `verl.trainer.main_ppo` in four places: it refuses to start unless
-the platform that VERL_PLATFORM names was registered (verl only logs a failed plug-in at debug level); the task
-runner loads our trainers; Ray's own sizes are dropped where a cluster is already there; and it refuses to overwrite
-the metrics of an earlier attempt, as verl's file logger would.
+Runs in the trainer's environment. Differs from `verl.trainer.main_ppo` in four places: it refuses to start without
+VERL_PLATFORM (verl only logs a failed plug-in at debug level); the task runner loads our trainers; Ray's own sizes
+are dropped where a cluster is already there; and it refuses to overwrite the metrics of an earlier attempt, as verl's
+file logger would.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
@@ -17,7 +17,7 @@ from typing import Any
 import hydra
 import ray
 from omegaconf import DictConfig, open_dict
-from verl.plugin.platform import PlatformRegistry, get_platform
+from verl.plugin.platform import PlatformRegistry
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo, validate_config
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass
@@ -59,18 +59,14 @@ class LocalTaskRunner:
 
 
 def check_platform() -> None:
-    """Fail here, in words, rather than in a Ray worker later.
+    """verl guesses a platform where none is named, and a guess would hide that our plug-in failed to load.
 
     Raises:
-        EngineError: VERL_PLATFORM is not set, or names a platform that no plug-in registered.
+        EngineError: VERL_PLATFORM is not set. (Importing verl fails already where it names an unknown platform.)
     """
-    name = os.environ.get("VERL_PLATFORM", "")
-    if PlatformRegistry.get(name) is None:
-        raise EngineError(
-            f"VERL_PLATFORM={name!r} is not registered with verl (known: {PlatformRegistry.registered_names()}); "
-            "install qinglan in the trainer's environment, so that verl finds its entry point `verl.plugins`"
-        )
-    get_platform()
+    if PlatformRegistry.get(os.environ.get("VERL_PLATFORM", "")) is None:
+        known = ", ".join(PlatformRegistry.registered_names())
+        raise EngineError(f"VERL_PLATFORM is not set; set it to one of verl's platforms here: {known}")
 
 
 def check_metrics_file() -> None:

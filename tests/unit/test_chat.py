@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import FakeService, Script, completion
 
 from qinglan.chat import ChatClient, cost_usd, request_parameters
 from qinglan.config import Endpoint, Price
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.ledger import open_ledger
-from conftest import FakeService, Script, completion
 
 MESSAGES = [{"role": "user", "content": "虾青素咋吃"}]
 PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
@@ -21,12 +21,12 @@ Serve = Callable[[Script], FakeService]
 
 
 @asynccontextmanager
-async def client(path: Path, url: str, role: str = "teacher", salt: str = "", **options: Any) -> AsyncIterator[ChatClient]:
+async def client(
+    path: Path, url: str, role: str = "teacher", salt: str = "", **options: Any
+) -> AsyncIterator[ChatClient]:
     endpoint = Endpoint.model_validate({"model": "m", "max_retries": 2, "timeout_s": 5} | options)
     with open_ledger(path / "ledger.db") as ledger:
-        made = ChatClient(
-            endpoint, url, role=role, ledger=ledger, price=PRICE, run_id="r", tenant="t", key_salt=salt
-        )
+        made = ChatClient(endpoint, url, role=role, ledger=ledger, price=PRICE, run_id="r", tenant="t", key_salt=salt)
         try:
             yield made
         finally:
@@ -44,6 +44,10 @@ def usage(path: Path, role: str = "teacher") -> tuple[int, int]:
     with open_ledger(path / "ledger.db") as ledger:
         found = ledger.usage("r", role)
         return found.calls, found.failed
+
+
+def files_with(folder: Path, text: bytes) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and text in path.read_bytes()]
 
 
 def script_of(*replies: Any) -> Script:
@@ -214,7 +218,7 @@ async def test_the_secret_is_sent_but_never_kept(tmp_path: Path, serve: Serve, m
     async with client(tmp_path, service.url, api_key_env="A_KEY") as chat:
         await chat.ask(MESSAGES, str)
     assert service.headers[0]["authorization"] == "Bearer sk-secret"
-    assert not [path for path in tmp_path.iterdir() if b"sk-secret" in path.read_bytes()]
+    assert not files_with(tmp_path, b"sk-secret")
 
 
 async def test_a_missing_key_is_named(tmp_path: Path):

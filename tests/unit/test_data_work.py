@@ -71,7 +71,9 @@ async def test_the_judge_may_stay_unasked():
     assert (done.judge_score, found.judge.asked) == (None, [])
 
 
-@pytest.mark.parametrize("text", ["great!", '{"score": 7}', '{"score": NaN}', '{"score": null}', "{}", '{"score": "x"}'])
+@pytest.mark.parametrize(
+    "text", ["great!", '{"score": 7}', '{"score": NaN}', '{"score": null}', "{}", '{"score": "x"}']
+)
 async def test_an_unreadable_judgement_is_no_score(text: str):
     with pytest.raises(TeacherError) as caught:
         await validator(clients(judge=text), Tenant(), judge=True)(ROW.model_copy(update={"rewrite": "x"}))

@@ -122,7 +122,7 @@ def test_unlabelled_rows_have_no_top1():
 
 
 def test_cost_and_latency_where_measured():
-    entries = arm(HIT, HIT, cost_usd=0.002) + [ArmRow(row_id="002", text="x", retrieved=HIT, latency_ms=10.0)]
+    entries = [*arm(HIT, HIT, cost_usd=0.002), ArmRow(row_id="002", text="x", retrieved=HIT, latency_ms=10.0)]
     summary = summarise(entries, ROWS, CONFIG)
     assert (summary.cost_per_1000_usd, summary.latency_p50_ms) == (2.0, 10.0)
     assert summarise(arm(HIT), ROWS, CONFIG).cost_per_1000_usd is None

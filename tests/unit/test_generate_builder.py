@@ -45,7 +45,9 @@ def answer(engine: str, prompts: list[dict[str, Any]], _max_tokens: int) -> list
     return [SimpleNamespace(choices=[SimpleNamespace(message=message)], usage=usage) for _ in prompts]
 
 
-def test_answers_of_each_model_and_the_time_of_the_first(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_answers_of_each_model_and_the_time_of_the_first(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"id": str(n), "messages": []}) + "\n" for n in range(3)))
     profile = profile_of(evaluate={"latency_queries": 2})

@@ -25,7 +25,7 @@ if "deaf" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
 child = subprocess.Popen(sleep)
-middle = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True).pid)"
+middle = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=-3, start_new_session=True).pid)"
 orphan = int(subprocess.run([sys.executable, "-c", middle, *sleep], stdout=subprocess.PIPE, check=True).stdout)
 open(sys.argv[1] + ".partial", "w").write(json.dumps([os.getpid(), child.pid, orphan]))
 os.rename(sys.argv[1] + ".partial", sys.argv[1])
@@ -54,6 +54,7 @@ def family(path: Path) -> list[int]:
     deadline = time.monotonic() + 20
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
+    assert path.exists()
     pids: list[int] = json.loads(path.read_text())
     return pids
 
@@ -88,7 +89,9 @@ def test_failure_shows_status_path_and_the_end_of_the_log(tmp_path: Path):
     assert rest == [f"    {n}" for n in range(38, 50)]
 
 
-@pytest.mark.parametrize(("argv", "status"), [(["/no/such/program"], 1), ([sys.executable, "-c", "import os; os.abort()"], 134)])
+@pytest.mark.parametrize(
+    ("argv", "status"), [(["/no/such/program"], 1), ([sys.executable, "-c", "import os; os.abort()"], 134)]
+)
 def test_what_did_not_start_or_crashed(tmp_path: Path, argv: list[str], status: int):
     with pytest.raises(EngineError, match=f"ended with status {status}"):
         launch(Command(argv), name="x", log=tmp_path / "x.log")

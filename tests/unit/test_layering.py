@@ -10,7 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ["torch", "transformers", "ray", "swift", "vllm", "verl", "peft", "trl"]
-TRAINER_SIDE = ["qinglan/verl_cpu", "qinglan/engines/ppo.py", "qinglan/engines/ppo_trainer.py"]
+TRAINER_SIDE = (
+    "qinglan/verl_cpu",
+    "qinglan/engines/ppo",
+    "qinglan/embedded/pretrain.py",
+    "qinglan/embedded/tokenizer.py",
+)
 """Runs only in the trainer's processes."""
 
 
@@ -54,7 +59,7 @@ def test_orchestration_imports_no_engine(folder: str):
 
 
 def test_the_core_imports_engines_only_inside_functions():
-    assert offenders("qinglan", *ENGINES, at_top=True, but=tuple(TRAINER_SIDE)) == []
+    assert offenders("qinglan", *ENGINES, at_top=True, but=TRAINER_SIDE) == []
 
 
 def test_the_orchestrators_process_loads_no_engine():

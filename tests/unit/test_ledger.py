@@ -13,8 +13,9 @@ from pathlib import Path
 from qinglan.ledger import Call, Ledger
 ledger = Ledger(Path(sys.argv[1]))
 for number in range(40):
-    ledger.record(Call(request_hash=f"{sys.argv[2]}-{number}", run_id="r", tenant="t", role="judge", model="m", text="x",
-        finish_reason="stop", prompt_tokens=1, completion_tokens=1, cost_usd=0.5, latency_ms=1))
+    names = {"run_id": "r", "tenant": "t", "role": "judge", "model": "m", "text": "x", "finish_reason": "stop"}
+    numbers = {"prompt_tokens": 1, "completion_tokens": 1, "cost_usd": 0.5, "latency_ms": 1}
+    ledger.record(Call(request_hash=f"{sys.argv[2]}-{number}", **names, **numbers))
     assert ledger.get(f"{sys.argv[2]}-{number}")
 print("done", flush=True)
 sys.stdin.read()
@@ -74,5 +75,3 @@ def test_processes_share_a_file_and_kill_9_loses_nothing_recorded(tmp_path: Path
     with open_ledger(path) as ledger:
         assert ledger.usage("r", "judge").calls == 120
         assert ledger.usage("r", "judge").cost_usd == 60.0
-
-

@@ -41,7 +41,11 @@ def test_flows_look_only_at_what_they_use(profile_of: ProfileOf):
     [
         ({"recipe": "query_rewrit"}, "recipe", "did you mean `query_rewrite`?"),
         ({"data": {"workbook": "/no/such.xlsx"}}, "workbook", "/no/such.xlsx"),
-        ({"teacher": {"model": "big", "base_url": "http://127.0.0.1:9/v1"}}, "teacher", "teacher.base_url can't be rea"),
+        (
+            {"teacher": {"model": "big", "base_url": "http://127.0.0.1:9/v1"}},
+            "teacher",
+            "teacher.base_url can't be rea",
+        ),
         ({"judge": {"model": "big", "base_url": "no-scheme"}}, "judge", "judge.base_url can't be reached"),
         ({"rag": {"url": "http://127.0.0.1:9/q"}}, "rag", "rag.url can't be reached"),
         ({"rag": {"knowledge_base": "/no/kb.jsonl"}}, "rag", "rag.knowledge_base: /no/kb.jsonl: no such file"),

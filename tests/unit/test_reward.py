@@ -100,7 +100,9 @@ def test_entity_kept_has_nothing_to_hold_on_to_without_overlap():
     assert not entity_kept("NMN咋吃", "NMN 服用方法", "鱼油 用量")
 
 
-@pytest.mark.parametrize(("text", "repeats"), [("虾青素 用量", False), ("a b a", True), ("啊啊啊啊啊啊", True), ("啊啊", False)])
+@pytest.mark.parametrize(
+    ("text", "repeats"), [("虾青素 用量", False), ("a b a", True), ("啊啊啊啊啊啊", True), ("啊啊", False)]
+)
 def test_is_repetitive(text: str, repeats: bool):
     assert is_repetitive(text) is repeats
 
@@ -143,13 +145,14 @@ class Site:
 
 
 FOUND = (200, recall(("g", 0.9), ("x", 0.6)))
+JUDGED = (200, completion('{"score": 4}'))
 
 
 @pytest.fixture
 async def site_of(tmp_path: Path, serve: Serve) -> AsyncIterator[Callable[..., Site]]:
     made: list[Site] = []
 
-    def make(rag: Any = FOUND, judge: Any = (200, completion('{"score": 4}')), **judge_options: Any) -> Site:
+    def make(rag: Any = FOUND, judge: Any = JUDGED, **judge_options: Any) -> Site:
         made.append(Site(tmp_path, serve(lambda _: rag), serve(lambda _: judge), **judge_options))
         return made[-1]
 
@@ -181,8 +184,8 @@ async def test_an_empty_rewrite_is_the_policys_failure(site: Site):
 @pytest.mark.parametrize(
     ("rag", "judge", "message"),
     [
-        ((500, {}), (200, completion('{"score": 4}')), "HTTP 500"),
-        ((200, {"recall": []}), (200, completion('{"score": 4}')), "breaks the contract"),
+        ((500, {}), JUDGED, "HTTP 500"),
+        ((200, {"recall": []}), JUDGED, "breaks the contract"),
         (FOUND, (500, {}), "judge"),
         (FOUND, (200, completion("fine")), "no score"),
         (FOUND, (401, {}), "refuses the key"),

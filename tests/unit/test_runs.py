@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 

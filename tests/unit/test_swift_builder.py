@@ -18,7 +18,9 @@ SHIPPED = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
 def options(command: Command) -> dict[str, str]:
     names = [i for i, word in enumerate(command.argv) if word.startswith("--")]
-    return {command.argv[i][2:]: " ".join(command.argv[i + 1 : j]) for i, j in zip(names, [*names[1:], None], strict=True)}
+    return {
+        command.argv[i][2:]: " ".join(command.argv[i + 1 : j]) for i, j in zip(names, [*names[1:], None], strict=True)
+    }
 
 
 def sft(profile: Profile, model: str = "Qwen/Qwen3-32B", resume_from: Path | None = None) -> Command:
@@ -30,7 +32,12 @@ def test_settings_reach_the_command_line(profile_of: ProfileOf):
     command = sft(profile_of(sft={"learning_rate": 1e-4, "lora_rank": 8, "torch_dtype": "float32"}))
     found = options(command)
     assert command.argv[:3] == [sys.executable, "-m", "swift.cli.sft"]
-    assert (found["learning_rate"], found["lora_rank"], found["bf16"], found["fp16"]) == ("0.0001", "8", "false", "false")
+    assert (found["learning_rate"], found["lora_rank"], found["bf16"], found["fp16"]) == (
+        "0.0001",
+        "8",
+        "false",
+        "false",
+    )
     assert (found["model_type"], found["template"]) == ("qwen3", "qwen3_nothinking")
     assert found["dataset"] == str(Path("train.jsonl").resolve())
     assert "resume_from_checkpoint" not in found
@@ -63,7 +70,9 @@ def test_a_hub_id_stays_and_is_online(profile_of: ProfileOf):
 
 
 def test_gpus(profile_of: ProfileOf):
-    profile = profile_of(trainer={"device": "cuda", "gpus_per_node": 8, "python": "/opt/py"}, sft={"deepspeed": "zero3"})
+    profile = profile_of(
+        trainer={"device": "cuda", "gpus_per_node": 8, "python": "/opt/py"}, sft={"deepspeed": "zero3"}
+    )
     command = sft(profile)
     assert command.argv[0] == "/opt/py"
     assert command.env == {"NPROC_PER_NODE": "8"}
@@ -79,7 +88,7 @@ def test_merging(profile_of: ProfileOf):
 
 
 def test_threads_on_the_cpu(profile_of: ProfileOf):
-    assert engine_env(profile_of(trainer={"threads": 3}), "hub/id") == {"OMP_NUM_THREADS": "3"}
+    assert engine_env(profile_of(trainer={"threads": 3}), "hub/id")["OMP_NUM_THREADS"] == "3"
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -27,7 +27,9 @@ def test_a_child_run_with_parameters_metrics_and_tags(site: tuple[Tracker, Mlflo
     tracker, client = site
     parent = tracker.start_run("run", {"profile": "p"})
     child = tracker.start_run("sft", {}, parent=parent)
-    tracker.log_params(child, {"sft": {"lr": 1e-3, "extra": {}}, "note": "x" * 9000, "prices": {"a@b:c": 1}, "none": ""})
+    tracker.log_params(
+        child, {"sft": {"lr": 1e-3, "extra": {}}, "note": "x" * 9000, "prices": {"a@b:c": 1}, "none": ""}
+    )
     tracker.log_metrics(child, {"dropped/空": 2.0, "loss (dev)": 0.5, "text": "no"})  # type: ignore[dict-item]
     tracker.end_run(child)
     data = client.get_run(child).data
@@ -79,7 +81,9 @@ def test_a_server_that_is_away_is_a_config_error(tmp_path: Path, monkeypatch: py
         Tracker(uri, Tracking(uri=uri), tmp_path).start_run("run", {})
 
 
-def test_an_experiment_that_another_run_makes_first(site: tuple[Tracker, MlflowClient], monkeypatch: pytest.MonkeyPatch):
+def test_an_experiment_that_another_run_makes_first(
+    site: tuple[Tracker, MlflowClient], monkeypatch: pytest.MonkeyPatch
+):
     tracker, client = site
     tracker.start_run("first", {})
     made = client.get_experiment_by_name("qinglan")

@@ -1,0 +1,99 @@
+"""What the embedded demo costs on this machine: wall time by stage, orchestration overhead, peak memory.
+
+    make bench NAME=demo
+
+Runs the pipeline twice in a temporary site: once with nothing there, then again with nothing changed. Memory is the
+sum of the proportional set sizes of the whole process tree, sampled twice a second. Prints the table and writes
+benchmarks/results/demo.json.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+RESULT = Path(__file__).parent / "results" / "demo.json"
+SAMPLE_EVERY_S = 0.5
+
+
+def main() -> None:
+    """Run, then print and write."""
+    with tempfile.TemporaryDirectory() as site:
+        first, second = run(Path(site)), run(Path(site))
+    RESULT.write_text(json.dumps({"cores": os.cpu_count(), "first": first, "second": second}, indent=1) + "\n")
+    print("\n| | first run | nothing changed |\n| --- | ---: | ---: |")
+    for name, seconds in first["stages"].items():
+        print(f"| {name}, s | {seconds:.1f} | |")
+    for label, key, form in (
+        ("wall, s", "wall_s", "{:.1f}"),
+        ("outside the stages / wall", "overhead_share", "{:.3f}"),
+        ("peak memory, GiB", "peak_gib", "{:.1f}"),
+        ("teacher calls", "teacher_calls", "{:,}"),
+        ("judge calls", "judge_calls", "{:,}"),
+    ):
+        print(f"| {label} | {form.format(first[key])} | {form.format(second[key])} |")
+    print(f"\nWritten to {RESULT}")
+
+
+def run(site: Path) -> dict[str, Any]:
+    """One pipeline run's figures."""
+    places = ("--set", f"paths.runs={site / 'runs'}", "--set", f"paths.state={site / 'state'}")
+    start = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", "embedded", *places]
+    )
+    peak = PeakMemory(process.pid)
+    if process.wait() != 0:
+        sys.exit("error: the run failed; see above")
+    wall_s = time.monotonic() - start
+    report = json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8"))
+    stages = {s["name"]: 0.0 if s["reused_from"] else s["seconds"] for s in report["stages"]}
+    return {
+        "wall_s": wall_s,
+        "stages": stages,
+        "overhead_share": 1 - sum(stages.values()) / wall_s,
+        "peak_gib": peak.gib,
+        "teacher_calls": report["api"]["teacher"]["calls"],
+        "judge_calls": report["api"]["judge"]["calls"],
+        "top1": {name: arm["top1"] for name, arm in report["arms"].items()},
+        "versions": report["versions"],
+    }
+
+
+class PeakMemory:
+    """The highest sum of a process tree's proportional set sizes."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self.gib = pid, 0.0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while psutil.pid_exists(self._pid):
+            self.gib = max(self.gib, self._now())
+            time.sleep(SAMPLE_EVERY_S)
+
+    def _now(self) -> float:
+        try:
+            root = psutil.Process(self._pid)
+            tree = [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return 0.0
+        return sum(map(_pss, tree)) / 2**30
+
+
+def _pss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return 0
+
+
+if __name__ == "__main__":
+    main()

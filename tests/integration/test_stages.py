@@ -1,0 +1,153 @@
+"""The data stages under a real Prefect server, MLflow on SQLite, teacher and RAG by script over real HTTP."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FakeService, Script, completion, recall
+from prefect import flow
+from prefect.testing.utilities import prefect_test_harness
+
+from qinglan.artifacts import StageResult, read_jsonl
+from qinglan.config import Profile
+from qinglan.embedded.services import Services
+from qinglan.errors import ConfigError, StageError, WorkbookError
+from qinglan.ledger import open_ledger
+from qinglan.rows import Row
+from qinglan.runs import Run, open_run
+from tasks import data
+from tasks.data import distill_rows, ingest_workbook, validate_rows
+
+pytestmark = [
+    pytest.mark.slow,  # 10 s for Prefect's server alone
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
+]
+ROWS = 30
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect() -> Iterator[None]:
+    with prefect_test_harness():
+        yield
+
+
+class Site:
+    """A profile with a workbook of 30 questions, and its scripted services."""
+
+    def __init__(
+        self, folder: Path, profile_of: Callable[..., Profile], tracking: str, teacher: FakeService, rag: FakeService
+    ) -> None:
+        self.workbook = folder / "q.csv"
+        self.workbook.write_text("问题\n" + "".join(f"虾青素{n}咋吃\n" for n in range(ROWS)), encoding="utf-8")
+        self.teacher, self.rag = teacher, rag
+        self.profile = profile_of(
+            teacher={"model": "big", "base_url": teacher.url, "max_retries": 0},
+            rag={"url": rag.url, "max_retries": 0},
+            distill={"batch_rows": 10, "retries": 1},
+            tracking={"uri": tracking},
+            validation={"batch_rows": 10, "retries": 0, "judge_baseline": False},
+        )
+        self.services = Services(teacher.url, teacher.url, rag.url)
+
+    def run(self, work: Callable[[Run], StageResult], profile: Profile | None = None) -> StageResult:
+        with open_run(profile or self.profile, "refresh") as opened:
+            return flow(work, validate_parameters=False)(opened)  # type: ignore[return-value]
+
+    def distill(self, run: Run) -> StageResult:
+        return distill_rows(run, self.services, ingest_workbook(run, self.workbook))
+
+    def validate(self, run: Run) -> StageResult:
+        return validate_rows(run, self.services, self.distill(run), None)
+
+
+def rewritten(body: dict[str, Any]) -> Any:
+    return 200, completion(body["messages"][-1]["content"].replace("咋吃", " 服用方法"))
+
+
+def retrieved(body: dict[str, Any]) -> Any:
+    return 200, recall(("g", 0.9 if "rewritten_query" in body else 0.5))
+
+
+@pytest.fixture(scope="module")
+def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One MLflow database for all, as making one takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture
+def site_of(
+    tmp_path: Path,
+    profile_of: Callable[..., Profile],
+    tracking_uri: str,
+    serve: Callable[[Script], FakeService],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Site]:
+    monkeypatch.setattr(data, "RETRY_DELAYS_S", [0.0])
+    return lambda teacher=rewritten, rag=retrieved: Site(tmp_path, profile_of, tracking_uri, serve(teacher), serve(rag))
+
+
+def test_faults_cost_no_row_and_no_second_payment(site_of: Callable[..., Site]):
+    faults = {f"虾青素{n}咋吃" for n in (3, 13, 14)}
+
+    def teacher(body: dict[str, Any]) -> Any:
+        question = body["messages"][-1]["content"]
+        if question in faults:
+            faults.remove(question)
+            return 503, {}
+        return rewritten(body)
+
+    site = site_of(teacher)
+    result = site.run(site.validate)
+    rows = list(read_jsonl(result.path("rows"), Row))
+    assert (result.rows_out, result.metrics["success_rate"]) == (ROWS, 1.0)
+    assert rows[3].rewrite == "虾青素3 服用方法"
+    assert len(site.teacher.bodies) == ROWS + 3
+    with open_ledger(site.profile.paths.state / "ledger.db") as ledger:
+        usage = ledger.usage(result.run_id, "teacher")
+    assert (usage.calls, usage.failed) == (ROWS + 3, 3)
+
+
+def test_a_second_run_pays_nothing_and_another_prompt_is_asked_anew(site_of: Callable[..., Site]):
+    site = site_of()
+    first = site.run(site.distill)
+    assert site.run(site.distill).key == first.key
+    assert len(site.teacher.bodies) == ROWS
+    other = site.profile.model_copy(update={"tenant": site.profile.tenant.model_copy(update={"domain": "药品"})})
+    assert site.run(site.distill, other).key != first.key
+    assert len(site.teacher.bodies) == 2 * ROWS
+
+
+def test_a_refused_key_stops_at_once_and_in_one_line(site_of: Callable[..., Site]):
+    site = site_of(lambda _: (401, {"error": {"message": "sk-wrong"}}))
+    with pytest.raises(ConfigError, match="the service refuses the key") as caught:
+        site.run(site.distill)
+    assert "\n" not in str(caught.value)
+    assert len(site.teacher.bodies) <= ROWS  # no batch was tried twice
+
+
+def test_too_many_failures_stop_the_stage_and_what_was_paid_is_kept(site_of: Callable[..., Site]):
+    down = True
+
+    def teacher(body: dict[str, Any]) -> Any:
+        return (500, {}) if down and "1" in body["messages"][-1]["content"] else rewritten(body)
+
+    site = site_of(teacher)
+    with pytest.raises(StageError, match=r"distill: 12 of 30 rows failed, more than distill.max_failed_share = 10%"):
+        site.run(site.distill)
+    asked, down = len(site.teacher.bodies), False
+    assert site.run(site.distill).rows_out == ROWS
+    assert len(site.teacher.bodies) == asked + 12
+
+
+def test_a_rag_that_ignores_rewrites_stops_the_run(site_of: Callable[..., Site]):
+    site = site_of(rag=lambda _: (200, recall(("g", 0.5))))
+    with pytest.raises(StageError, match="seems to ignore the rewrite"):
+        site.run(site.validate)
+
+
+def test_a_missing_workbook_is_one_line(site_of: Callable[..., Site]):
+    site = site_of()
+    site.workbook.unlink()
+    with pytest.raises(WorkbookError, match=r"q\.csv: no such file"):
+        site.run(site.distill)

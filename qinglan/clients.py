@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from qinglan.chat import ChatClient
 from qinglan.config import EMBEDDED, Profile
@@ -35,6 +35,16 @@ def key_salt(profile: Profile, role: Role) -> str:
     """Part of every ledger key: the stand-in's version and seed, as its answers change with them; else nothing."""
     endpoint = profile.teacher if role == "teacher" else profile.judge
     return f"{embedded_version()}-{profile.embedded.sample_seed}" if endpoint.base_url == EMBEDDED else ""
+
+
+def scoring_identity(profile: Profile) -> dict[str, Any]:
+    """What a score by RAG and judge depends on, beside the text."""
+    return {
+        "tenant": profile.tenant.model_dump(mode="json"),
+        "rag": profile.rag.model_dump(mode="json", include={"url", "kb_name", "top_k", "score_threshold"}),
+        "judge": profile.judge.model_dump(mode="json", include={"base_url", "model", "temperature", "max_tokens"}),
+        "server": key_salt(profile, "judge"),
+    }
 
 
 @asynccontextmanager

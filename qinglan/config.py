@@ -306,6 +306,8 @@ class Rl(Section):
 class Evaluate(Section):
     """Arms compared on the test split."""
 
+    max_failed_share: Share = 0.05
+    """Of an arm's questions without an answer from RAG or judge; more would compare the weather."""
     batch_size: Count = 64
     latency_queries: Count = 40
     """Queries timed one at a time, for p50 and p95."""

@@ -27,8 +27,6 @@ PAIRS: tuple[tuple[ArmName, ArmName], ...] = (
     ("teacher", "original"),
     ("sft", "base"),
 )
-MAX_FAILED_SHARE = 0.05
-"""Of an arm's questions without an answer from RAG or judge; a larger share would compare the weather."""
 COMPARED_METRICS = ("top1", "mrr10", "mean_top1_score", "quality")
 
 
@@ -89,7 +87,7 @@ def original_rows(rows: Iterable[Row]) -> list[ArmRow]:
 
 
 async def retrieve_and_judge(
-    arm: Sequence[ArmRow], rows: Sequence[Row], clients: Clients, tenant: Tenant
+    arm: Sequence[ArmRow], rows: Sequence[Row], clients: Clients, tenant: Tenant, max_failed_share: float = 0.05
 ) -> list[ArmRow]:
     """Fill in what is missing: retrieval with each text, and the judge's score of it.
 
@@ -99,11 +97,11 @@ async def retrieve_and_judge(
     by_id = {row.id: row for row in rows}
     done = list(await asyncio.gather(*(_complete(entry, by_id[entry.row_id], clients, tenant) for entry in arm)))
     failed = [entry.reason for entry in done if entry.text is not None and entry.reason]
-    if len(failed) > MAX_FAILED_SHARE * len(done):
+    if len(failed) > max_failed_share * len(done):
         reasons = ", ".join(f"{reason} {count}" for reason, count in Counter(failed).most_common())
         raise StageError(
-            f"evaluate: calls failed for {len(failed)} of {len(done)} questions ({reasons}), more than the "
-            f"{MAX_FAILED_SHARE:.0%} that a comparison can bear; mend the service and run again"
+            f"evaluate: calls failed for {len(failed)} of {len(done)} questions ({reasons}), more than "
+            f"evaluate.max_failed_share = {max_failed_share:.0%} allows; mend the service and run again"
         )
     return done
 

@@ -6,6 +6,7 @@ when the run is opened.
 """
 
 import logging
+import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ from qinglan.config import Tracking
 from qinglan.errors import ConfigError
 
 log = logging.getLogger(__name__)
+# MLflow's own default is seven tries with back-off: minutes in which nobody would watch the training.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 MAX_ARTIFACT_BYTES = 20 * 2**20
 """A larger file is logged by reference: path and digest as tags."""
 _BATCH = 900

@@ -12,7 +12,7 @@ from prefect.runtime import task_run
 
 from qinglan.artifacts import Artifact, StageResult, read_jsonl, sha256_of, write_jsonl
 from qinglan.batches import Batch, BatchIncompleteError, Work, check_failed_share, cut
-from qinglan.clients import Clients, key_salt, open_clients
+from qinglan.clients import Clients, key_salt, open_clients, scoring_identity
 from qinglan.dataset import assign_splits, write_datasets
 from qinglan.distillation import distiller
 from qinglan.embedded.services import Services
@@ -96,11 +96,8 @@ def validate_rows(run: Run, services: Services, distilled: StageResult, knowledg
 
     depends_on = {
         "rows_sha256": distilled.artifacts["rows"].sha256,
-        "tenant": profile.tenant.model_dump(mode="json"),
-        "rag": profile.rag.model_dump(mode="json", include={"url", "kb_name", "top_k", "score_threshold"}),
-        "judge": profile.judge.model_dump(mode="json", include={"base_url", "model", "temperature", "max_tokens"}),
+        **scoring_identity(profile),
         "judge_baseline": profile.validation.judge_baseline,
-        "server": key_salt(profile, "judge"),
         # A live service's knowledge base changes unseen, so its answers are reused within one run only.
         "knowledge_base": sha256_of(knowledge_base) if knowledge_base else run.id,
     }

@@ -13,8 +13,8 @@ from prefect.cache_policies import NO_CACHE
 
 from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
 from qinglan.chat import cost_usd
-from qinglan.clients import key_salt, ledger_path, open_clients
-from qinglan.config import Evaluate, Price
+from qinglan.clients import ledger_path, open_clients, scoring_identity
+from qinglan.config import EMBEDDED, Evaluate, Price
 from qinglan.embedded.services import Services
 from qinglan.engines.generate import generate_command
 from qinglan.engines.launcher import launch
@@ -94,8 +94,9 @@ def evaluate_arms(
         "evaluate": profile.evaluate.model_dump(mode="json"),
         "student": profile.student.model_dump(mode="json"),
         "prices": {name: price.model_dump() for name, price in profile.prices.items()},
-        "judge": key_salt(profile, "judge") or profile.judge.model,
-        "rag": profile.rag.model_dump(mode="json"),
+        **scoring_identity(profile),
+        # As in validation: a live service's knowledge base changes unseen.
+        "knowledge_base": profile.rag.knowledge_base if profile.rag.url == EMBEDDED else run.id,
     }
     return perform(run, "evaluate", depends_on, work)
 
@@ -175,7 +176,10 @@ async def _complete(
 ) -> tuple[dict[ArmName, list[ArmRow]], dict[str, dict[str, int]]]:
     async with open_clients(run, services) as clients:
         done: dict[ArmName, list[ArmRow]] = {
-            name: await retrieve_and_judge(arm, rows, clients, run.profile.tenant) for name, arm in arms.items()
+            name: await retrieve_and_judge(
+                arm, rows, clients, run.profile.tenant, run.profile.evaluate.max_failed_share
+            )
+            for name, arm in arms.items()
         }
         return done, call_counts(clients)
 

@@ -9,7 +9,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from qinglan.artifacts import Artifact, StageResult
-from qinglan.clients import key_salt, ledger_path
+from qinglan.clients import key_salt, ledger_path, scoring_identity
 from qinglan.config import EMBEDDED
 from qinglan.dataset import data_source
 from qinglan.embedded.base_model import cached_path, is_complete, pretrain_argv
@@ -155,9 +155,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, sft: StageResul
         "model_sha256": sft.artifacts["model"].sha256,
         "rl": profile.rl.model_dump(mode="json"),
         "reward": profile.reward.model_dump(mode="json"),
-        "rag": profile.rag.model_dump(mode="json", include={"url", "kb_name", "top_k"}),
-        "judge": profile.judge.model_dump(mode="json", include={"base_url", "model"}),
-        "server": key_salt(profile, "judge"),
+        **scoring_identity(profile),
     }
     return perform(run, "rl", depends_on, work)
 

@@ -20,7 +20,8 @@ RUN apt-get update && apt-get install --yes --no-install-recommends build-essent
 # The versions are stated, so that another resolution fails the build rather than a training run.
 RUN python -m venv /opt/trainer \
  && /opt/trainer/bin/pip install "verl[vllm]==0.9.1" ms-swift==4.6.0 "ray[default]>=2.50" transferqueue==0.1.11 \
-      "tensordict>=0.10" torch==2.11.0 vllm==0.24.0 transformers==5.9.0 mlflow==3.17.2 deepspeed
+      "tensordict>=0.10" torch==2.11.0 vllm==0.24.0 transformers==5.9.0 mlflow==3.17.2 \
+ && /opt/trainer/bin/pip install --no-build-isolation deepspeed
 # What qinglan.reward needs in verl's workers; Qinglan itself without its dependencies, which include Prefect.
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./

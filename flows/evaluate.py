@@ -8,7 +8,7 @@ from tasks.evaluation import evaluate_arms, write_report
 from tasks.session import open_session, stages_of
 
 
-@flow(name="evaluate", log_prints=True)
+@flow(name="evaluate", flow_run_name="evaluate {profile}", log_prints=True)
 def evaluate(
     profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
 ) -> Path:

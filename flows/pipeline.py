@@ -10,7 +10,7 @@ from tasks.session import open_session
 from tasks.training import prepare_base_model, train_rl, train_sft
 
 
-@flow(name="pipeline", log_prints=True)
+@flow(name="pipeline", flow_run_name="pipeline {profile}", log_prints=True)
 def pipeline(profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
     """Run every stage; returns the path of report.json.
 

@@ -9,7 +9,7 @@ from tasks.evaluation import write_report
 from tasks.session import open_session
 
 
-@flow(name="refresh", log_prints=True)
+@flow(name="refresh", flow_run_name="refresh {profile}", log_prints=True)
 def refresh(profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
     """Make a dataset of a workbook; returns the path of report.json.
 

@@ -9,7 +9,7 @@ from tasks.session import open_session, stages_of
 from tasks.training import prepare_base_model, train_rl, train_sft
 
 
-@flow(name="train", log_prints=True)
+@flow(name="train", flow_run_name="train {profile}", log_prints=True)
 def train(
     profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
 ) -> Path:

@@ -25,7 +25,7 @@ from qinglan.ledger import Call, Ledger
 Message = dict[str, str]
 T = TypeVar("T")
 
-_REASONING = re.compile(r"^(gpt-5|o\d)")
+_REASONING = re.compile(r"^(gpt-[5-9]|o\d)")
 """Models that take `max_completion_tokens` and refuse a temperature (OpenAI's reasoning families)."""
 _HASH_HEADER = "x-request-hash"
 _LAST_ANSWERS_S = 10.0
@@ -44,9 +44,12 @@ class Answer(Generic[T]):
 
 def request_parameters(endpoint: Endpoint) -> dict[str, Any]:
     """What is sent beside the messages, by what the model accepts."""
+    parameters: dict[str, Any] = {"model": endpoint.model}
     if _REASONING.match(endpoint.model):
-        return {"model": endpoint.model, "max_completion_tokens": endpoint.max_tokens}
-    return {"model": endpoint.model, "max_tokens": endpoint.max_tokens, "temperature": endpoint.temperature}
+        parameters |= {"max_completion_tokens": endpoint.max_tokens}
+    else:
+        parameters |= {"max_tokens": endpoint.max_tokens, "temperature": endpoint.temperature}
+    return parameters | ({"extra_body": endpoint.extra_body} if endpoint.extra_body else {})
 
 
 class ChatClient:

@@ -16,6 +16,7 @@ from qinglan.errors import ConfigError, QinglanError
 from qinglan.preflight import FlowName, inspect_profile
 from qinglan.report import Report, print_table
 from qinglan.runs import find_run
+from qinglan.up import SERVER_FILE, serve_site
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 _TABLE_WIDTH = 100
@@ -27,7 +28,6 @@ ProfileOption = Annotated[str, typer.Option(help="Name of a file in configs/, or
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting by its dotted key.")
 ]
-LOCAL_SERVER = "http://127.0.0.1:4200/api"
 
 
 @app.command()
@@ -81,11 +81,10 @@ def doctor(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
 def up(
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
-    prefect_port: Annotated[int, typer.Option(help="Other commands look for the server on 4200.")] = 4200,
+    prefect_port: int = 4200,
     mlflow_port: int = 5000,
 ) -> None:
     """Serve Prefect's and MLflow's pages on loopback and run what they ask for, until Ctrl-C."""
-    from qinglan.up import serve_site
 
     def say(text: str) -> None:
         out.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -124,8 +123,9 @@ def _use_local_prefect(state: Path) -> None:
         return
     home = Path(os.environ.setdefault("PREFECT_HOME", str((state / "prefect").resolve())))
     home.mkdir(parents=True, exist_ok=True)
-    if _answers(f"{LOCAL_SERVER}/health"):
-        os.environ["PREFECT_API_URL"] = LOCAL_SERVER
+    announced = state / SERVER_FILE
+    if announced.exists() and _answers(f"{announced.read_text(encoding='utf-8')}/health"):
+        os.environ["PREFECT_API_URL"] = announced.read_text(encoding="utf-8")
 
 
 def _answers(url: str) -> bool:

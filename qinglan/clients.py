@@ -42,7 +42,9 @@ def scoring_identity(profile: Profile) -> dict[str, Any]:
     return {
         "tenant": profile.tenant.model_dump(mode="json"),
         "rag": profile.rag.model_dump(mode="json", include={"url", "kb_name", "top_k", "score_threshold"}),
-        "judge": profile.judge.model_dump(mode="json", include={"base_url", "model", "temperature", "max_tokens"}),
+        "judge": profile.judge.model_dump(
+            mode="json", include={"base_url", "model", "temperature", "max_tokens", "extra_body"}
+        ),
         "server": key_salt(profile, "judge"),
     }
 

@@ -103,6 +103,8 @@ class Endpoint(Section):
     max_retries: Annotated[int, Field(ge=0)] = 4
     """Retries of one call inside the client, honouring Retry-After."""
     concurrency: Count = 16
+    extra_body: dict[str, Any] = {}
+    """More fields of the request, as the service names them, such as `reasoning_effort`; part of the ledger's key."""
 
 
 class Rag(Section):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from qinglan.errors import ConfigError, EngineError
 
 HOST = "127.0.0.1"
 WORK_POOL = "qinglan"
+SERVER_FILE = "prefect_api_url"
+"""Under the state directory while the server runs."""
 DEPLOYMENTS = Path("deployments") / "prefect.yaml"
 READY_WITHIN_S = 300.0
 _POLL_S = 0.5
@@ -119,11 +121,12 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int = 4200, mlflow_p
     _require_free(site.prefect_port, "--prefect-port")
     if mlflow:
         _require_free(site.mlflow_port, "--mlflow-port")
-    with _stop_signals(), suppress(KeyboardInterrupt), _Processes(logs, say) as processes:
+    with _stop_signals(), suppress(KeyboardInterrupt), ExitStack() as stack, _Processes(logs, say) as processes:
         processes.start("prefect_server", site.prefect_server())
         if mlflow:
             processes.start("mlflow_server", mlflow)
         processes.wait_for("Prefect's server", f"{site.prefect_url}/api/health")
+        stack.enter_context(_announced(profile.paths.state / SERVER_FILE, f"{site.prefect_url}/api"))
         with httpx.Client(base_url=f"{site.prefect_url}/api", trust_env=False, timeout=60) as api:
             if interrupted := crash_interrupted(api):
                 say(f"interrupted flow runs, now marked as crashed: {interrupted}; retry them to continue")
@@ -135,6 +138,16 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int = 4200, mlflow_p
             processes.wait_for("MLflow's server", f"{site.mlflow_url}/health")
         say(f"\nPrefect  {site.prefect_url}\nMLflow   {site.mlflow_url}\nLogs     {logs}\n\nCtrl-C stops all of it.")
         processes.watch()
+
+
+@contextmanager
+def _announced(file: Path, api_url: str) -> Iterator[None]:
+    """Tells `qinglan run` on this site where the server is, for as long as it is there."""
+    file.write_text(api_url, encoding="utf-8")
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
 
 
 @dataclass
@@ -175,7 +188,7 @@ class _Processes:
         self._running[name] = process
 
     def wait_for(self, what: str, url: str) -> None:
-        """Wait until `url` answers 200, and say how long it took.
+        """Wait until `url` answers 200.
 
         Raises:
             EngineError: a process ended, or it took too long.

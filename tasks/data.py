@@ -29,7 +29,7 @@ RETRY_DELAYS_S = [2.0, 10.0, 30.0]
 _SHOWN_PROBLEMS = 20
 
 
-@task(name="ingest", cache_policy=NO_CACHE)
+@task(name="ingest", task_run_name="ingest", cache_policy=NO_CACHE)
 def ingest_workbook(run: Run, workbook: Path) -> StageResult:
     """Read the workbook; bad rows are kept with their reason."""
     data, tenant = run.profile.data, run.profile.tenant
@@ -57,7 +57,7 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
     return perform(run, "ingest", depends_on, work)
 
 
-@task(name="distill", cache_policy=NO_CACHE)
+@task(name="distill", task_run_name="distill", cache_policy=NO_CACHE)
 def distill_rows(run: Run, services: Services, ingested: StageResult) -> StageResult:
     """Ask the teacher, in batches; a retried batch asks only for what is missing."""
     profile = run.profile
@@ -72,13 +72,15 @@ def distill_rows(run: Run, services: Services, ingested: StageResult) -> StageRe
     depends_on = {
         "rows_sha256": ingested.artifacts["rows"].sha256,
         "tenant": profile.tenant.model_dump(mode="json"),
-        "teacher": profile.teacher.model_dump(mode="json", include={"base_url", "model", "temperature", "max_tokens"}),
+        "teacher": profile.teacher.model_dump(
+            mode="json", include={"base_url", "model", "temperature", "max_tokens", "extra_body"}
+        ),
         "server": key_salt(profile, "teacher"),
     }
     return perform(run, "distill", depends_on, work)
 
 
-@task(name="validate", cache_policy=NO_CACHE)
+@task(name="validate", task_run_name="validate", cache_policy=NO_CACHE)
 def validate_rows(run: Run, services: Services, distilled: StageResult, knowledge_base: Path | None) -> StageResult:
     """Retrieve with question and rewrite; judge the rewrite."""
     profile = run.profile
@@ -104,7 +106,7 @@ def validate_rows(run: Run, services: Services, distilled: StageResult, knowledg
     return perform(run, "validate", depends_on, work)
 
 
-@task(name="select", cache_policy=NO_CACHE)
+@task(name="select", task_run_name="select", cache_policy=NO_CACHE)
 def select_rows(run: Run, validated: StageResult) -> StageResult:
     """Decide which rewrites may teach."""
 
@@ -124,7 +126,7 @@ def select_rows(run: Run, validated: StageResult) -> StageResult:
     return perform(run, "select", depends_on, work)
 
 
-@task(name="dataset", cache_policy=NO_CACHE)
+@task(name="dataset", task_run_name="dataset", cache_policy=NO_CACHE)
 def build_dataset(run: Run, selected: StageResult) -> StageResult:
     """Split by near-duplicate group and write the training files."""
     profile = run.profile
@@ -135,7 +137,9 @@ def build_dataset(run: Run, selected: StageResult) -> StageResult:
         artifacts = write_datasets(stage.directory, rows, profile)
         outcome = _outcome(before, rows, artifacts)
         outcome.metrics = {f"rows_{split}": float(n) for split, n in count_by_split(rows).items()}
-        outcome.metrics |= {f"{name}_rows": float(a.rows) for name, a in artifacts.items() if a.rows is not None}
+        outcome.metrics |= {
+            f"{name}_rows": float(a.rows) for name, a in artifacts.items() if a.rows is not None and name != "rows"
+        }
         stage.say(", ".join(f"{name} {value:.0f}" for name, value in outcome.metrics.items()))
         return outcome
 

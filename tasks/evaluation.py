@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
@@ -29,6 +29,7 @@ from qinglan.evaluation import (
     summarise,
     teacher_rows,
 )
+from qinglan.formats import latency, number, usd
 from qinglan.ledger import open_ledger
 from qinglan.recipes import get_recipe
 from qinglan.report import (
@@ -54,7 +55,7 @@ from tasks.stage import Outcome, Stage, perform, tracker_of
 REPORTED_PACKAGES = ("qinglan", "prefect", "mlflow", "ms-swift", "verl", "ray", "torch", "transformers")
 
 
-@task(name="evaluate", cache_policy=NO_CACHE)
+@task(name="evaluate", task_run_name="evaluate", cache_policy=NO_CACHE)
 def evaluate_arms(
     run: Run, services: Services, dataset: StageResult, models: Mapping[ArmName, StageResult]
 ) -> StageResult:
@@ -101,7 +102,7 @@ def evaluate_arms(
     return perform(run, "evaluate", depends_on, work)
 
 
-@task(name="report", cache_policy=NO_CACHE)
+@task(name="report", task_run_name="report", cache_policy=NO_CACHE)
 def write_report(run: Run, stages: Sequence[StageResult]) -> Path:
     """report.json and report.html, in the run's directory, MLflow and Prefect."""
     profile, by_name = run.profile, {result.stage: result for result in stages}
@@ -127,8 +128,8 @@ def write_report(run: Run, stages: Sequence[StageResult]) -> Path:
     for name, artifact in artifacts.items():
         tracker.log_artifact(run.mlflow_run_id, name, artifact)
     tracker.log_metrics(run.mlflow_run_id, by_name["evaluate"].metrics if "evaluate" in by_name else {})
-    create_markdown_artifact(_result_markdown(report), key="result", description="The result table")
-    create_link_artifact((run.directory / "report.html").as_uri(), "report.html", key="report")
+    text = _result_markdown(report) + f"\nPlots and examples: `{run.directory / 'report.html'}`, also in MLflow.\n"
+    create_markdown_artifact(text, key="result", description="The result table")
     return path
 
 
@@ -234,11 +235,12 @@ def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[Series]]:
 
 def _result_markdown(report: Report) -> str:
     lines = [f"## {verdict(report).sentence}", "", verdict(report).reading, ""]
-    lines += ["| Arm | n | top-1 | MRR@10 | mean top-1 score | judge | p50 ms | $/1000 |"]
+    lines += ["| Arm | n | top-1 | MRR@10 | mean top-1 score | judge | p50 ms | 1,000 cost |"]
     lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for name, arm in report.arms.items():
-        values = (arm.top1, arm.mrr10, arm.mean_top1_score, arm.quality, arm.latency_p50_ms, arm.cost_per_1000_usd)
-        lines.append(f"| {name} | {arm.n:,} | " + " | ".join("–" if v is None else f"{v:.3f}" for v in values) + " |")
+        cells = [*map(number, (arm.top1, arm.mrr10, arm.mean_top1_score)), number(arm.quality, 2)]
+        cells += [latency(arm.latency_p50_ms), usd(arm.cost_per_1000_usd)]
+        lines.append(f"| {name} | {arm.n:,} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -63,7 +63,7 @@ class Stage:
             return
         self._shown = done
         self._last_shown = now
-        line = f"{done:.0f}/{total:.0f} {text}".strip()
+        line = f"{done:,.0f}/{total:,.0f} {text}".strip()
         if 0 < done < total:
             if self._first is None:
                 self._first = (now, done)  # what came before the first unit was start-up, and says nothing of the rest
@@ -72,7 +72,8 @@ class Stage:
                 line += f", {duration((now - began) / (done - at) * (total - done))} left"
         self.say(line)
         if self._progress_id is None:
-            self._progress_id = create_progress_artifact(100 * done / total, f"{self.name}-progress", line)
+            key = f"{artifact_key(self.name)}-progress"
+            self._progress_id = create_progress_artifact(100 * done / total, key, line)
         else:
             update_progress_artifact(self._progress_id, 100 * done / total, line)
 
@@ -147,7 +148,8 @@ def _track(tracker: Tracker, mlflow_run_id: str, result: StageResult, depends_on
 
 
 def _show(result: StageResult, run: Run) -> None:
-    create_markdown_artifact(stage_markdown(result, run), key=result.stage.replace("_", "-"), description=result.stage)
+    what = f"{result.rows_in:,} → {result.rows_out:,} rows in {duration(result.seconds)}"
+    create_markdown_artifact(stage_markdown(result, run), key=artifact_key(result.stage), description=what)
 
 
 def stage_markdown(result: StageResult, run: Run) -> str:
@@ -158,10 +160,10 @@ def stage_markdown(result: StageResult, run: Run) -> str:
     lines += [f"{duration(result.seconds)} · {result.rows_in:,} rows in · {result.rows_out:,} rows out", ""]
     if result.dropped:
         lines += ["| Why rows fell | Rows |", "| --- | ---: |"]
-        lines += [f"| `{reason}` | {n:,} |" for reason, n in sorted(result.dropped.items())] + [""]
+        lines += [f"| `{reason}` | {n:,} |" for reason, n in sorted(result.dropped.items())] + ["", ""]
     if result.metrics:
         lines += ["| Figure | Value |", "| --- | ---: |"]
-        lines += [f"| {name} | {value:.4g} |" for name, value in result.metrics.items()] + [""]
+        lines += [f"| {name} | {value:.4g} |" for name, value in result.metrics.items()] + ["", ""]
     if result.artifacts:
         lines += ["| Artifact | Rows | SHA-256 | Path |", "| --- | ---: | --- | --- |"]
         lines += [
@@ -169,3 +171,8 @@ def stage_markdown(result: StageResult, run: Run) -> str:
             for name, a in result.artifacts.items()
         ]
     return "\n".join(lines) + "\n"
+
+
+def artifact_key(stage: str) -> str:
+    """A stage's name as Prefect wants it: lower case and dashes."""
+    return stage.replace("_", "-")

@@ -25,7 +25,7 @@ from tasks.stage import Outcome, Stage, perform
 Metrics = dict[str, Any]
 
 
-@task(name="base-model", cache_policy=NO_CACHE)
+@task(name="base-model", task_run_name="base-model", cache_policy=NO_CACHE)
 def prepare_base_model(run: Run) -> StageResult:
     """The model to start from: the profile's own, or the embedded one, pretrained once per machine."""
     profile = run.profile
@@ -60,7 +60,7 @@ def _model_outcome(folder: Path, details: dict[str, Any] | None = None) -> Outco
     return Outcome(artifacts=artifacts, details=(details or {}) | {"model": str(folder)})
 
 
-@task(name="sft", cache_policy=NO_CACHE)
+@task(name="sft", task_run_name="sft", cache_policy=NO_CACHE)
 def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
     """LoRA SFT on the selected rewrites with ms-swift, then merge."""
     profile = run.profile
@@ -109,7 +109,7 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
     return perform(run, "sft", depends_on, work)
 
 
-@task(name="rl", cache_policy=NO_CACHE)
+@task(name="rl", task_run_name="rl", cache_policy=NO_CACHE)
 def train_rl(run: Run, services: Services, dataset: StageResult, sft: StageResult) -> StageResult:
     """PPO with verl from the merged SFT model, rewarded for beating the teacher in retrieval; then export."""
     profile = run.profile

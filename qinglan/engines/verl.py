@@ -233,7 +233,9 @@ def _policy(profile: Profile, model: Path) -> Overrides:
 
 def _critic(profile: Profile, model: Path) -> Overrides:
     rl = profile.rl
+    adapter = {"critic.model.lora_rank": rl.lora_rank, "critic.model.lora_alpha": rl.lora_alpha} if rl.lora_rank else {}
     return {
+        **adapter,
         "critic.model.path": model,
         "critic.strategy": "fsdp2",
         "critic.ppo_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,

@@ -13,6 +13,7 @@ from qinglan import cli, preflight
 from qinglan.config import Profile
 from qinglan.report import Api, Report, Training
 from qinglan.runs import open_run
+from qinglan.up import SERVER_FILE
 
 ProfileOf = Callable[..., Profile]
 Qinglan = Callable[..., tuple[int, str, str]]
@@ -109,12 +110,14 @@ def test_a_users_prefect_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("answers", "url"), [(True, cli.LOCAL_SERVER), (False, None)])
-def test_the_local_server_is_used_if_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool, url: str | None
+@pytest.mark.parametrize(("announced", "answers"), [(True, True), (True, False), (False, True)])
+def test_the_sites_server_is_used_if_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: bool, answers: bool
 ):
     monkeypatch.setattr("os.environ", {})
     monkeypatch.setattr(cli, "_answers", lambda _: answers)
+    if announced:
+        (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
     cli._use_local_prefect(tmp_path)
-    assert os.environ.get("PREFECT_API_URL") == url
+    assert ("PREFECT_API_URL" in os.environ) == (announced and answers)
     assert os.environ["PREFECT_HOME"] == str(tmp_path / "prefect")

@@ -1,0 +1,121 @@
+"""What ships in configs/: the plan's numbers, no secret, and command lines that the engines accept."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from qinglan import config_docs
+from qinglan.chat import request_parameters
+from qinglan.config import EMBEDDED, Profile, load_profile
+from qinglan.engines.command import Command
+from qinglan.engines.swift import sft_command
+from qinglan.engines.verl import ppo_command
+from qinglan.recipes import get_recipe
+
+ROOT = Path(__file__).parents[2]
+PATHS = sorted((ROOT / "configs").glob("*.yaml"))
+PROFILES = [load_profile(str(path)) for path in PATHS]
+ON_GPUS = [profile for profile in PROFILES if profile.trainer.device == "cuda"]
+every_profile = pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+gpu_profile = pytest.mark.parametrize("profile", ON_GPUS, ids=lambda profile: profile.name)
+
+
+@pytest.fixture(scope="module")
+def verl_schema() -> Iterator[None]:
+    hydra = pytest.importorskip("hydra")
+    verl = importlib.util.find_spec("verl")
+    if verl is None or verl.origin is None:
+        pytest.skip("verl is not installed")
+    with hydra.initialize_config_dir(str(Path(verl.origin).parent / "trainer" / "config"), version_base=None):
+        yield
+
+
+def rl_command(profile: Profile, folder: Path) -> Command:
+    return ppo_command(
+        profile,
+        model=folder / "merged",
+        train_file=folder / "rl_train.parquet",
+        dev_file=folder / "rl_dev.parquet",
+        output_dir=folder / "checkpoints",
+        reward_config=folder / "reward.json",
+        metrics_path=folder / "metrics.1.jsonl",
+        run_name="run",
+    )
+
+
+@every_profile
+def test_names_a_recipe_and_a_checkpoint_that_was_measured(profile: Profile):
+    assert get_recipe(profile.recipe)
+    assert profile.rl.total_steps % profile.rl.save_freq == 0
+    assert profile.rl.save_freq % profile.rl.test_freq == 0  # the best is chosen by its validation
+
+
+@every_profile
+def test_services_are_embedded_on_loopback_or_encrypted(profile: Profile):
+    for url in (profile.teacher.base_url, profile.judge.base_url, profile.rag.url):
+        assert url == EMBEDDED or urlsplit(url).scheme == "https" or urlsplit(url).hostname == "127.0.0.1"
+
+
+@gpu_profile
+def test_models_that_think_have_room_to_answer(profile: Profile):
+    for endpoint in (profile.teacher, profile.judge):
+        sent = request_parameters(endpoint)
+        assert endpoint.api_key_env
+        assert sent.get("max_completion_tokens", sent.get("max_tokens")) >= 2048
+
+
+@every_profile
+def test_verl_accepts_the_command_line(profile: Profile, tmp_path: Path, verl_schema: None):
+    from hydra import compose
+    from omegaconf import OmegaConf
+
+    argv = rl_command(profile, tmp_path).argv
+    overrides = [word for word in argv[argv.index("-m") + 2 :] if not word.startswith("hydra.")]
+    config = compose("ppo_trainer", overrides=overrides)
+    OmegaConf.to_container(config, resolve=True)
+    assert config.actor_rollout_ref.rollout.name == ("vllm" if profile in ON_GPUS else "hf_cpu")
+
+
+@gpu_profile
+def test_policy_and_critic_fit_because_both_are_adapters(profile: Profile, tmp_path: Path):
+    argv = rl_command(profile, tmp_path).argv
+    assert f"actor_rollout_ref.model.lora_rank={profile.rl.lora_rank}" in argv
+    assert f"critic.model.lora_rank={profile.rl.lora_rank}" in argv
+    assert profile.trainer.gpus_per_node % profile.rl.tensor_model_parallel_size == 0
+
+
+def test_fivedoctors_has_the_plans_numbers(tmp_path: Path):
+    profile = load_profile(str(ROOT / "configs" / "fivedoctors.yaml"))
+    sft, rl = profile.sft, profile.rl
+    assert (sft.lora_rank, sft.lora_alpha, sft.target_modules, sft.learning_rate) == (16, 32, "all-linear", 5e-5)
+    assert (sft.num_train_epochs, sft.per_device_train_batch_size, sft.gradient_accumulation_steps) == (3, 2, 8)
+    assert (sft.max_length, sft.warmup_ratio, sft.torch_dtype) == (2048, 0.05, "bfloat16")
+    assert (sft.eval_steps, sft.save_steps, sft.save_total_limit) == (100, 100, 3)
+    assert (rl.clip_ratio, rl.ppo_epochs, rl.value_coefficient, rl.entropy_coefficient) == (0.2, 4, 0.5, 0.01)
+    assert (rl.grad_clip, rl.gamma, rl.lam, rl.actor_lr, rl.critic_lr) == (0.5, 0.99, 0.95, 1e-5, 1e-4)
+    command = sft_command(
+        profile,
+        model=profile.student.base_model,
+        train_file=tmp_path / "train.jsonl",
+        dev_file=tmp_path / "dev.jsonl",
+        output_dir=tmp_path,
+        resume_from=None,
+    )
+    assert command.argv[command.argv.index("--deepspeed") + 1] == "zero3"
+    assert command.env["NPROC_PER_NODE"] == "4"
+
+
+def test_documentation_of_every_key_is_current():
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == config_docs.render(), "run `python -m qinglan.config_docs > docs/configuration.md`"
+
+
+def test_documentation_names_type_bounds_default_and_meaning():
+    page = config_docs.render()
+    assert "| `data.limit` | integer or null, ≥ 1 | null | Use only the first rows; for trials. |" in page
+    assert "| `teacher.model` | text | required |" in page
+    assert "| `trainer.device` | `cpu` or `cuda` | `cpu` |" in page
+    assert "| `reward.tie_margin` | number, ≥ 0 | `0.02` | \\|rq_s − rq_t\\|" in page

@@ -3,14 +3,15 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Wheels of torch without CUDA, for machines whose package index would hand out the CUDA build by default.
+# Where torch comes from, if not from pip's own index: on a machine without GPU whose index hands out the CUDA build,
+# the index of torch's CPU wheels.
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 STAMP := $(VENV)/.installed
 NAME ?= seeds
 export DO_NOT_TRACK := true
 
-.PHONY: setup demo test test-unit lint up bench clean help
+.PHONY: setup demo test test-unit lint up bench clean clean-all help
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -21,9 +22,9 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Qinglan needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
 	@echo "setup 1/3: virtual environment and torch"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.lock)"
+	@# --no-deps, here and below: the lock is complete, so nothing is resolved and no CUDA package is pulled in.
+	@$(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.lock)"
 	@echo "setup 2/3: $$(wc -l < requirements.lock) locked packages, about two minutes"
-	@# --no-deps: the lock is complete, so nothing is resolved and no CUDA package is pulled in.
 	@$(PIP) install --quiet --no-deps -r requirements.lock
 	@echo "setup 3/3: Qinglan itself"
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
@@ -50,5 +51,8 @@ up: setup ## Prefect's and MLflow's pages on loopback, and a worker
 bench: setup ## run benchmarks/$(NAME).py and print its table
 	@$(BIN)/python benchmarks/$(NAME).py
 
-clean: ## remove the environment and all runs
-	rm -rf $(VENV) runs .qinglan build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+clean: ## remove the environment and caches; runs and the ledger of paid answers stay
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+clean-all: clean ## remove all runs and the ledger as well
+	rm -rf runs .qinglan

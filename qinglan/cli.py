@@ -3,20 +3,19 @@
 A user's mistake ends in one line on stderr and exit status 2.
 """
 
-import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError
-from qinglan.preflight import FlowName, inspect_profile
+from qinglan.preflight import FlowName, inspect_profile, require
 from qinglan.report import Report, print_table
 from qinglan.runs import find_run
-from qinglan.up import SERVER_FILE, serve_site
+from qinglan.up import prefect_for, serve_site
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 _TABLE_WIDTH = 100
@@ -32,7 +31,7 @@ SetOption = Annotated[
 
 @app.command()
 def run(
-    flow: Annotated[Literal["pipeline", "refresh", "train", "evaluate"], typer.Argument(help="Which flow.")],
+    flow: Annotated[FlowName, typer.Argument(help="Which flow.")],
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
     fresh: Annotated[bool, typer.Option(help="Compute every stage anew.")] = False,
@@ -44,9 +43,11 @@ def run(
     overrides = tuple(set_ or ())
     if source and flow in ("pipeline", "refresh"):
         raise ConfigError(f"--from goes with train and evaluate; {flow} starts from the workbook")
-    paths = load_profile(profile, overrides).paths  # a mistake shows before Prefect is even imported
-    _use_local_prefect(paths.state)
-    report = Report.read(_start(flow, profile, overrides, fresh, source))
+    loaded = load_profile(profile, overrides)
+    require(loaded, flow)  # the flow does so too, but here a mistake shows before seconds are spent on Prefect
+    paths = loaded.paths
+    with prefect_for(paths.state, _say):
+        report = Report.read(_start(flow, profile, overrides, fresh, source))
     out.print()
     out.print(print_table(report))
     out.print(f"Report: {(paths.runs / report.run_id / 'report.html').resolve()}", soft_wrap=True)
@@ -86,10 +87,7 @@ def up(
 ) -> None:
     """Serve Prefect's and MLflow's pages on loopback and run what they ask for, until Ctrl-C."""
 
-    def say(text: str) -> None:
-        out.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    serve_site(load_profile(profile, set_ or ()), say, prefect_port=prefect_port, mlflow_port=mlflow_port)
+    serve_site(load_profile(profile, set_ or ()), _say, prefect_port=prefect_port, mlflow_port=mlflow_port)
 
 
 def main() -> None:
@@ -99,6 +97,10 @@ def main() -> None:
     except QinglanError as error:
         err.print(f"error: {str(error).splitlines()[0]}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
+
+
+def _say(text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool, source: str | None) -> Path:
@@ -113,28 +115,6 @@ def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool
     if flow == "refresh":
         return refresh(profile, overrides, fresh)
     return (train if flow == "train" else evaluate)(profile, overrides, fresh, source)
-
-
-def _use_local_prefect(state: Path) -> None:
-    """Where the user has not set up Prefect: the server of `make up` if it runs, else one just for this run."""
-    os.environ.setdefault("DO_NOT_TRACK", "true")
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    if "PREFECT_API_URL" in os.environ or "PREFECT_PROFILE" in os.environ:
-        return
-    home = Path(os.environ.setdefault("PREFECT_HOME", str((state / "prefect").resolve())))
-    home.mkdir(parents=True, exist_ok=True)
-    announced = state / SERVER_FILE
-    if announced.exists() and _answers(f"{announced.read_text(encoding='utf-8')}/health"):
-        os.environ["PREFECT_API_URL"] = announced.read_text(encoding="utf-8")
-
-
-def _answers(url: str) -> bool:
-    import httpx
-
-    try:
-        return httpx.get(url, timeout=1.0, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 if __name__ == "__main__":

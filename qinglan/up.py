@@ -60,7 +60,7 @@ class Site:
     def prefect_server(self) -> Command:
         """Prefect's API, scheduler and UI."""
         return Command(
-            [*_PREFECT, "server", "start", f"--host={HOST}", f"--port={self.prefect_port}"], self._prefect_env
+            [*_PREFECT, "server", "start", f"--host={HOST}", f"--port={self.prefect_port}"], self.prefect_env
         )
 
     def mlflow_server(self) -> Command | None:
@@ -77,17 +77,18 @@ class Site:
         """Runs what the UI and the schedules ask for, one flow at a time: the device is shared."""
         argv = [*_PREFECT, "worker", "start", f"--pool={WORK_POOL}", "--type=process", "--install-policy=never"]
         return Command(
-            [*argv, "--name=qinglan-up", "--limit=1"], self._prefect_env | {"PREFECT_WORKER_QUERY_SECONDS": "2"}
+            [*argv, "--name=qinglan-up", "--limit=1"], self.prefect_env | {"PREFECT_WORKER_QUERY_SECONDS": "2"}
         )
 
     def deploy(self, prefect_file: Path) -> Command:
         """Register every deployment, or bring it up to date."""
         return Command(
-            [*_PREFECT, "--no-prompt", "deploy", "--all", f"--prefect-file={prefect_file}"], self._prefect_env
+            [*_PREFECT, "--no-prompt", "deploy", "--all", f"--prefect-file={prefect_file}"], self.prefect_env
         )
 
     @property
-    def _prefect_env(self) -> dict[str, str]:
+    def prefect_env(self) -> dict[str, str]:
+        """For the server and for everything that talks to it."""
         home = os.environ.get("PREFECT_HOME") or str((self.state / "prefect").resolve())
         return _QUIET | {
             "PREFECT_HOME": home,
@@ -138,6 +139,32 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int = 4200, mlflow_p
             processes.wait_for("MLflow's server", f"{site.mlflow_url}/health")
         say(f"\nPrefect  {site.prefect_url}\nMLflow   {site.mlflow_url}\nLogs     {logs}\n\nCtrl-C stops all of it.")
         processes.watch()
+
+
+@contextmanager
+def prefect_for(state: Path, say: Say) -> Iterator[None]:
+    """Point this process at a Prefect server, before Prefect is imported.
+
+    The user's own where one is configured, `qinglan up`'s where it runs, else one that lives as long as the run does.
+    Prefect's own temporary server would survive a killed run.
+    """
+    os.environ.update(_QUIET)
+    if "PREFECT_API_URL" in os.environ or "PREFECT_PROFILE" in os.environ:
+        yield
+        return
+    announced = state / SERVER_FILE
+    if announced.exists() and answers(f"{announced.read_text(encoding='utf-8')}/health"):
+        os.environ |= {"PREFECT_API_URL": announced.read_text(encoding="utf-8")}
+        yield
+        return
+    site = Site(state, "", prefect_port=_free_port())
+    Path(site.prefect_env["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    with _Processes(state.resolve() / "logs", lambda _: None) as processes:
+        say("starting a Prefect server for this run")
+        processes.start(f"prefect_server_{site.prefect_port}", site.prefect_server())
+        processes.wait_for("Prefect's server", f"{site.prefect_url}/api/health")
+        os.environ.update(site.prefect_env)
+        yield
 
 
 @contextmanager
@@ -194,7 +221,7 @@ class _Processes:
             EngineError: a process ended, or it took too long.
         """
         start = said = time.monotonic()
-        while not _answers(url):
+        while not answers(url):
             self.check()
             now = time.monotonic()
             if now - start > READY_WITHIN_S:
@@ -228,6 +255,12 @@ def _find_deployments() -> Path:
         if (candidate := folder / DEPLOYMENTS).is_file():
             return candidate
     raise ConfigError(f"{DEPLOYMENTS}: no such file; run `qinglan up` in Qinglan's folder")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 def _require_free(port: int, option: str) -> None:
@@ -267,7 +300,8 @@ def crash_interrupted(api: httpx.Client) -> int:
     return len(runs)
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Does this address answer 200?"""
     try:
         return httpx.get(url, timeout=2.0, trust_env=False).status_code == 200
     except httpx.HTTPError:

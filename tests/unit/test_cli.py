@@ -13,7 +13,6 @@ from qinglan import cli, preflight
 from qinglan.config import Profile
 from qinglan.report import Api, Report, Training
 from qinglan.runs import open_run
-from qinglan.up import SERVER_FILE
 
 ProfileOf = Callable[..., Profile]
 Qinglan = Callable[..., tuple[int, str, str]]
@@ -101,23 +100,3 @@ def test_a_pipe_gets_a_wide_table():
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert int(done.stdout) >= 100
-
-
-def test_a_users_prefect_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("os.environ", {"PREFECT_API_URL": "http://prefect/api"})
-    cli._use_local_prefect(tmp_path)
-    assert "PREFECT_HOME" not in os.environ
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("announced", "answers"), [(True, True), (True, False), (False, True)])
-def test_the_sites_server_is_used_if_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: bool, answers: bool
-):
-    monkeypatch.setattr("os.environ", {})
-    monkeypatch.setattr(cli, "_answers", lambda _: answers)
-    if announced:
-        (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
-    cli._use_local_prefect(tmp_path)
-    assert ("PREFECT_API_URL" in os.environ) == (announced and answers)
-    assert os.environ["PREFECT_HOME"] == str(tmp_path / "prefect")

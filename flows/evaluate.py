@@ -18,10 +18,10 @@ def evaluate(
         profile: name of a file in configs/, or a path.
         overrides: settings as `dotted.key=value`.
         fresh: evaluate anew even where nothing changed.
-        source: the run whose dataset and models to use; the newest one that has them if not given.
+        source: the run whose dataset and models to use; the newest pipeline or train run if not given.
     """
-    with open_session(profile, overrides, "evaluate", fresh=fresh) as session:
+    with open_session(profile, overrides, "evaluate", fresh=fresh, source=source) as session:
         run, services = session.run, session.services
-        dataset, base, sft, rl = stages_of(session, source, ["dataset", "base_model", "sft", "rl"])
+        dataset, base, sft, rl = stages_of(session, ["dataset", "base_model", "sft", "rl"])
         evaluated = evaluate_arms(run, services, dataset, {"base": base, "sft": sft, "rl": rl})
         return write_report(run, [dataset, base, sft, rl, evaluated])

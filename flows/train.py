@@ -19,11 +19,11 @@ def train(
         profile: name of a file in configs/, or a path.
         overrides: settings as `dotted.key=value`.
         fresh: compute every stage anew instead of reusing what earlier runs left unchanged.
-        source: the run whose dataset to use; the newest one that has a dataset if not given.
+        source: the run whose dataset to use; the newest pipeline or refresh run if not given.
     """
-    with open_session(profile, overrides, "train", fresh=fresh) as session:
+    with open_session(profile, overrides, "train", fresh=fresh, source=source) as session:
         run, services = session.run, session.services
-        (dataset,) = stages_of(session, source, ["dataset"])
+        (dataset,) = stages_of(session, ["dataset"])
         base = prepare_base_model(run)
         sft = train_sft(run, dataset, base)
         rl = train_rl(run, services, dataset, sft)

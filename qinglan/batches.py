@@ -67,21 +67,37 @@ def cut(rows: Sequence[Row], batch_rows: int) -> list[Batch]:
     return [Batch(number, rows[start : start + batch_rows]) for number, start in enumerate(starts)]
 
 
-def check_failed_share(
-    section: str, before: Sequence[Row], after: Sequence[Row], limit: float, first: str | None
-) -> None:
-    """Stop a stage that lost too many of the rows that it was given; `section` is its name in the profile.
+class Losses:
+    """Rows that a stage has lost so far, to stop it as soon as they are too many; `section` is its name in the profile.
 
-    Raises:
-        StageError: more than `limit` of the rows failed in this stage, or none is left.
+    The limit is a share of all rows given, so that a bad first batch of many stops nothing that it needn't. Above 0 it
+    allows one row: of 10 rows at 5% none could be lost otherwise.
     """
-    given = sum(row.status == "ok" for row in before)
-    left = sum(row.status == "ok" for row in after)
-    if given == 0:
-        raise StageError(f"{section}: no row to work on; every row failed before")
-    lost = given - left
-    if left == 0 or lost > limit * given:
-        raise StageError(
-            f"{section}: {lost} of {given} rows failed, more than {section}.max_failed_share = {limit:.0%} allows; "
-            f"first failure: {first or 'see the rows'}. Answers already paid for are kept; mend the cause and run again"
-        )
+
+    def __init__(self, section: str, rows: Sequence[Row], max_failed_share: float) -> None:
+        """Raise StageError where there is nothing to work on."""
+        self._section, self._share = section, max_failed_share
+        self._given, self._lost = _usable(rows), 0
+        self._first: str | None = None
+        if not self._given:
+            raise StageError(f"{section}: no row to work on; every row failed before")
+
+    def add(self, batch: Batch, done: Sequence[Row]) -> None:
+        """Count a finished batch.
+
+        Raises:
+            StageError: too many rows are lost.
+        """
+        self._lost += _usable(batch.rows) - _usable(done)
+        self._first = self._first or batch.first_failure()
+        allowed = max(self._share * self._given, 1 if self._share else 0)
+        if self._lost > allowed or self._lost == self._given:
+            raise StageError(
+                f"{self._section}: {self._lost} of {self._given} rows failed, more than "
+                f"{self._section}.max_failed_share = {self._share:.0%} allows; first failure: "
+                f"{self._first or 'see the rows'}. Answers already paid for are kept; mend the cause and run again"
+            )
+
+
+def _usable(rows: Sequence[Row]) -> int:
+    return sum(row.status == "ok" for row in rows)

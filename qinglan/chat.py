@@ -67,12 +67,13 @@ class ChatClient:
         tenant: str,
         key_salt: str = "",
     ) -> None:
-        """`key_salt` tells apart servers that answer differently under one model name (the stand-in's version)."""
+        """`key_salt` tells apart services that answer differently under one model name."""
         self._endpoint, self._role, self._ledger, self._price = endpoint, role, ledger, price
         self._run_id, self._tenant, self._key_salt = run_id, tenant, key_salt
         self._parameters = request_parameters(endpoint)
         self._slots = asyncio.Semaphore(endpoint.concurrency)
         self._under_way: dict[str, asyncio.Task[Call]] = {}
+        self._closing = False
         self.cached_count = 0
         transport = _CountingClient(
             self._record_failure,
@@ -104,7 +105,8 @@ class ChatClient:
         return Answer(parse(_usable_text(call)), request_hash, cached, call.cost_usd, call.latency_ms)
 
     async def close(self) -> None:
-        """Wait a little for answers under way, as they are paid for, and close the connections."""
+        """Wait a little for answers under way, as they are paid for, send nothing new, and close the connections."""
+        self._closing = True
         if tasks := list(self._under_way.values()):
             await asyncio.wait(tasks, timeout=_LAST_ANSWERS_S)
             for task in tasks:
@@ -123,6 +125,8 @@ class ChatClient:
         async with self._slots:
             if call := self._ledger.get(request_hash):  # another process was quicker
                 return call
+            if self._closing:  # whoever asked has given up, and nothing has been paid yet
+                raise asyncio.CancelledError
             start = time.perf_counter()
             try:
                 answer: object = await self._client.chat.completions.create(

@@ -13,7 +13,8 @@ from rich.console import Console
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.preflight import FlowName, inspect_profile, require
-from qinglan.report import Report, print_table
+from qinglan.report import Report
+from qinglan.report_terminal import print_table
 from qinglan.runs import find_run
 from qinglan.up import prefect_for, serve_site
 
@@ -71,9 +72,10 @@ def doctor(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     problems = 0
     for check in inspect_profile(load_profile(profile, set_ or ())):
         problems += check.problem is not None
-        mark = "[red]✗[/red]" if check.problem else "[green]✓[/green]"
+        mark = "[red]✗[/red]" if check.problem else "[yellow]![/yellow]" if check.note else "[green]✓[/green]"
         out.print(f"{mark} {check.name}: ", end="")
-        out.print(check.problem or check.detail, markup=False, highlight=False, soft_wrap=True)
+        detail = f"{check.detail}: {check.note}" if check.note else check.detail
+        out.print(check.problem or detail, markup=False, highlight=False, soft_wrap=True)
     if problems:
         raise ConfigError(f"{problems} of the checks failed")
 

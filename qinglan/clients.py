@@ -1,29 +1,67 @@
 """The clients of one process, built from a profile and the addresses in force."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from qinglan.artifacts import hash_of
 from qinglan.chat import ChatClient
 from qinglan.config import EMBEDDED, Profile
 from qinglan.embedded.services import Services
 from qinglan.embedded.version import embedded_version
 from qinglan.ledger import open_ledger
+from qinglan.recipes import identity
 from qinglan.retrieval import RagClient
 from qinglan.runs import Run
 
-Role = Literal["teacher", "judge"]
+ChatRole = Literal["teacher", "judge"]
+Role = Literal["teacher", "judge", "rag"]
+Client = TypeVar("Client")
 
 
-@dataclass(frozen=True)
 class Clients:
-    """Teacher, judge and RAG; they belong to the event loop that made them."""
+    """Those of teacher, judge and RAG that a stage asked for; they belong to the event loop that made them."""
 
-    teacher: ChatClient
-    judge: ChatClient
-    rag: RagClient
+    def __init__(
+        self, teacher: ChatClient | None = None, judge: ChatClient | None = None, rag: RagClient | None = None
+    ) -> None:
+        self._teacher, self._judge, self._rag = teacher, judge, rag
+
+    @property
+    def teacher(self) -> ChatClient:
+        """The teacher's client."""
+        return _opened(self._teacher, "teacher")
+
+    @property
+    def judge(self) -> ChatClient:
+        """The judge's client."""
+        return _opened(self._judge, "judge")
+
+    @property
+    def rag(self) -> RagClient:
+        """The retrieval service's client."""
+        return _opened(self._rag, "rag")
+
+    def call_counts(self) -> dict[str, dict[str, int]]:
+        """By role, what the ledger can't know: answers taken from it, and calls to the RAG."""
+        chats = {"teacher": self._teacher, "judge": self._judge}
+        counts = {role: {"cached": client.cached_count} for role, client in chats.items() if client}
+        if self._rag:
+            counts["rag"] = {"calls": self._rag.call_count, "failed": self._rag.failed_count}
+        return counts
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for client in (self._teacher, self._judge, self._rag):
+            if client:
+                await client.close()
+
+
+def _opened(client: Client | None, role: Role) -> Client:
+    if client is None:
+        raise LookupError(f"this stage has no {role} client; name the role in open_clients")
+    return client
 
 
 def ledger_path(profile: Profile) -> Path:
@@ -31,15 +69,21 @@ def ledger_path(profile: Profile) -> Path:
     return profile.paths.state / "ledger.db"
 
 
-def key_salt(profile: Profile, role: Role) -> str:
-    """Part of every ledger key: the stand-in's version and seed, as its answers change with them; else nothing."""
+def key_salt(profile: Profile, role: ChatRole) -> str:
+    """Part of every ledger key: which service answers. Two may have models of the same name.
+
+    Of a stand-in it is version and seed, as its answers change with them; its port is another one in every run.
+    """
     endpoint = profile.teacher if role == "teacher" else profile.judge
-    return f"{embedded_version()}-{profile.embedded.sample_seed}" if endpoint.base_url == EMBEDDED else ""
+    if endpoint.base_url == EMBEDDED:
+        return f"{embedded_version()}-{profile.embedded.sample_seed}"
+    return endpoint.base_url.rstrip("/")
 
 
 def scoring_identity(profile: Profile) -> dict[str, Any]:
     """What a score by RAG and judge depends on, beside the text."""
     return {
+        "recipe": identity(profile.recipe),
         "tenant": profile.tenant.model_dump(mode="json"),
         "rag": profile.rag.model_dump(mode="json", include={"url", "kb_name", "top_k", "score_threshold"}),
         "judge": profile.judge.model_dump(
@@ -49,13 +93,24 @@ def scoring_identity(profile: Profile) -> dict[str, Any]:
     }
 
 
+def scored_with(run: Run) -> str:
+    """Digest of all that is known of what scored a run's rows; of a live service only its settings are."""
+    return hash_of(scoring_identity(run.profile), run.knowledge_base_sha256)
+
+
 @asynccontextmanager
-async def open_clients(run: Run, services: Services) -> AsyncIterator[Clients]:
-    """Clients that are closed at the end."""
+async def open_clients(run: Run, services: Services, roles: Collection[Role]) -> AsyncIterator[Clients]:
+    """The clients of these roles, closed at the end; of no other role is a key needed.
+
+    Raises:
+        ConfigError: a role's API key is not set.
+    """
     profile = run.profile
     with open_ledger(ledger_path(profile)) as ledger:
 
-        def chat(role: Role, url: str) -> ChatClient:
+        def chat(role: ChatRole, url: str) -> ChatClient | None:
+            if role not in roles:
+                return None
             endpoint = profile.teacher if role == "teacher" else profile.judge
             return ChatClient(
                 endpoint,
@@ -71,11 +126,9 @@ async def open_clients(run: Run, services: Services) -> AsyncIterator[Clients]:
         clients = Clients(
             chat("teacher", services.teacher_url),
             chat("judge", services.judge_url),
-            RagClient(profile.rag, services.rag_url, profile.tenant.id),
+            RagClient(profile.rag, services.rag_url, profile.tenant.id) if "rag" in roles else None,
         )
         try:
             yield clients
         finally:
-            await clients.teacher.close()
-            await clients.judge.close()
-            await clients.rag.close()
+            await clients.close()

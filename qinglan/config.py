@@ -84,6 +84,8 @@ class Data(Section):
     columns: Columns = Columns()
     max_query_chars: Count = 500
     """A longer query is kept as a failed row (`query_too_long`)."""
+    max_context_chars: Count = 2000
+    """A row whose profile and history together are longer is kept as a failed row (`context_too_long`)."""
     limit: Count | None = None
     """Use only the first rows; for trials."""
 
@@ -137,7 +139,7 @@ class Embedded(Section):
     sample_train_rows: Count = 2000
     sample_dev_rows: Count = 200
     sample_test_rows: Count = 1000
-    sample_seed: int = 7
+    sample_seed: int = 11
 
 
 class Distill(Section):
@@ -148,7 +150,8 @@ class Distill(Section):
     retries: Annotated[int, Field(ge=0)] = 2
     """Prefect retries of a batch; only its missing rows are asked again."""
     max_failed_share: Share = 0.1
-    """More failed rows than this stop the run."""
+    """More failed rows than this, of all that the stage was given, stop the run at once; above 0, one alone never does.
+    """
 
 
 class Validate(Section):
@@ -157,6 +160,7 @@ class Validate(Section):
     batch_rows: Count = 200
     retries: Annotated[int, Field(ge=0)] = 2
     max_failed_share: Share = 0.05
+    """As for `distill`."""
     judge_baseline: bool = True
     """Score the teacher's rewrites once, so that RL never has to."""
 
@@ -267,7 +271,9 @@ class Rl(Section):
     rollouts_per_prompt: Count = 1
     total_steps: Count = 200
     train_batch_size: Count = 64
+    """Prompts a step, a multiple of `ppo_mini_batch_size`: verl fills up to one with rows that have no loss."""
     ppo_mini_batch_size: Count = 32
+    """Prompts an update; its rollouts are spread over the GPUs in whole micro-batches."""
     ppo_micro_batch_size_per_gpu: Count = 4
     ppo_epochs: Count = 4
     clip_ratio: Positive = 0.2
@@ -290,8 +296,9 @@ class Rl(Section):
     """0 trains all parameters of the merged SFT model."""
     lora_alpha: Count = 32
     save_freq: Count = 20
-    test_freq: int = 20
-    """Steps between validations on the dev split; −1 for none."""
+    """Steps between checkpoints, a multiple of `test_freq`: the best is chosen by its validation. The last is saved."""
+    test_freq: Count = 20
+    """Steps between validations on the dev split."""
     val_before_train: bool = True
     """Validate the SFT model first, as the curve's step 0."""
     max_checkpoints: Count | None = None
@@ -303,6 +310,24 @@ class Rl(Section):
     optimizer_offload: bool = False
     extra: dict[str, Any] = {}
     """More verl (Hydra) overrides by dotted key, passed through as they are."""
+
+    @model_validator(mode="after")
+    def _validate_every_checkpoint(self) -> Self:
+        if self.save_freq % self.test_freq:
+            raise ValueError(
+                f"save_freq ({self.save_freq}) must be a multiple of test_freq ({self.test_freq}); "
+                "a checkpoint without a validation can't be compared"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fill_mini_batches(self) -> Self:
+        if self.train_batch_size % self.ppo_mini_batch_size:
+            raise ValueError(
+                f"train_batch_size ({self.train_batch_size}) must be a multiple of "
+                f"ppo_mini_batch_size ({self.ppo_mini_batch_size})"
+            )
+        return self
 
 
 class Evaluate(Section):
@@ -382,6 +407,17 @@ class Profile(Section):
         for role, endpoint in (("teacher", self.teacher), ("judge", self.judge)):
             if endpoint.model not in self.prices:
                 raise ValueError(f"prices has no entry for {role}.model {endpoint.model!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _fill_micro_batches(self) -> Self:
+        rl, gpus = self.rl, self.trainer.nodes * self.trainer.gpus_per_node
+        rollouts = rl.ppo_mini_batch_size * rl.rollouts_per_prompt
+        if rollouts % (gpus * rl.ppo_micro_batch_size_per_gpu) and not any("dynamic_bsz" in key for key in rl.extra):
+            raise ValueError(
+                f"rl.ppo_mini_batch_size × rollouts_per_prompt ({rollouts}) must be a multiple of "
+                f"GPUs × rl.ppo_micro_batch_size_per_gpu ({gpus} × {rl.ppo_micro_batch_size_per_gpu})"
+            )
         return self
 
     @property

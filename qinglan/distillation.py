@@ -3,11 +3,11 @@
 from qinglan.batches import Work
 from qinglan.clients import Clients
 from qinglan.config import Tenant
-from qinglan.recipes import query_rewrite as recipe
+from qinglan.recipes import Recipe
 from qinglan.rows import Row
 
 
-def distiller(clients: Clients, tenant: Tenant) -> Work:
+def distiller(recipe: Recipe, clients: Clients, tenant: Tenant) -> Work:
     """The work on one row: its rewrite, what it cost and which ledger entry holds it."""
 
     async def distill(row: Row) -> Row:

@@ -5,17 +5,20 @@ has no value there; it is counted and left out of that arm's means and compariso
 """
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from qinglan.chat import cost_usd
 from qinglan.clients import Clients
-from qinglan.config import Evaluate, Tenant
+from qinglan.config import Evaluate, Price, Tenant
 from qinglan.errors import CallError, StageError
-from qinglan.recipes import query_rewrite as recipe
+from qinglan.recipes import Recipe
 from qinglan.report import Arm, ArmName, Example, ExampleArm, Shared
 from qinglan.rows import Retrieved, Row, normalise
 from qinglan.statistics import ArmScores, Comparison, compare, mean_ci
@@ -86,8 +89,34 @@ def original_rows(rows: Iterable[Row]) -> list[ArmRow]:
     ]
 
 
+def student_rows(answers: Iterable[str], price: Price | None) -> list[ArmRow]:
+    """A student's arm, from the JSON lines that its generation wrote."""
+    return [_student_row(json.loads(answer), price) for answer in answers]
+
+
+def _student_row(answer: dict[str, Any], price: Price | None) -> ArmRow:
+    text = " ".join(answer["text"].split())
+    return ArmRow(
+        row_id=answer["id"],
+        text=text or None,
+        reason=None if text else "empty_rewrite",
+        latency_ms=answer.get("latency_ms"),
+        cost_usd=cost_usd(price, answer["prompt_tokens"], answer["completion_tokens"]) if price else None,
+    )
+
+
+def not_retrieved(arm: Iterable[ArmRow]) -> list[ArmRow]:
+    """The same texts, to be retrieved again: what an earlier run found does not compare with a service of today."""
+    return [entry.model_copy(update={"retrieved": None}) for entry in arm]
+
+
 async def retrieve_and_judge(
-    arm: Sequence[ArmRow], rows: Sequence[Row], clients: Clients, tenant: Tenant, max_failed_share: float = 0.05
+    arm: Sequence[ArmRow],
+    rows: Sequence[Row],
+    recipe: Recipe,
+    clients: Clients,
+    tenant: Tenant,
+    max_failed_share: float = 0.05,
 ) -> list[ArmRow]:
     """Fill in what is missing: retrieval with each text, and the judge's score of it.
 
@@ -95,7 +124,9 @@ async def retrieve_and_judge(
         StageError: too many calls failed for a fair comparison; nothing of it is kept.
     """
     by_id = {row.id: row for row in rows}
-    done = list(await asyncio.gather(*(_complete(entry, by_id[entry.row_id], clients, tenant) for entry in arm)))
+    done = list(
+        await asyncio.gather(*(_complete(entry, by_id[entry.row_id], recipe, clients, tenant) for entry in arm))
+    )
     failed = [entry.reason for entry in done if entry.text is not None and entry.reason]
     if len(failed) > max_failed_share * len(done):
         reasons = ", ".join(f"{reason} {count}" for reason, count in Counter(failed).most_common())
@@ -172,6 +203,7 @@ def examples(arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], coun
             profile=row.profile,
             history=row.history,
             gold_id=row.gold_id,
+            gold_title=_title_of(row.gold_id, (entries[row.id] for entries in by_arm.values() if row.id in entries)),
             arms={
                 name: ExampleArm(text=entry.text, reason=entry.reason, retrieved=_first_places(entry.retrieved))
                 for name, entries in by_arm.items()
@@ -207,7 +239,7 @@ def count_by_split(rows: Iterable[Row]) -> dict[str, int]:
     return dict(Counter(row.split or "none" for row in rows))
 
 
-async def _complete(entry: ArmRow, row: Row, clients: Clients, tenant: Tenant) -> ArmRow:
+async def _complete(entry: ArmRow, row: Row, recipe: Recipe, clients: Clients, tenant: Tenant) -> ArmRow:
     if entry.text is None:
         return entry
     try:
@@ -224,6 +256,14 @@ async def _complete(entry: ArmRow, row: Row, clients: Clients, tenant: Tenant) -
     except CallError as error:  # the arm did its part: what it retrieved counts
         return entry.model_copy(update={"reason": error.reason})
     return entry.model_copy(update={"judge_score": score})
+
+
+def _title_of(document_id: str | None, entries: Iterable[ArmRow]) -> str | None:
+    """A document's title, if any arm found it."""
+    for entry in entries:
+        if entry.retrieved and 0 < (rank := entry.retrieved.rank(document_id)) <= len(entry.retrieved.titles):
+            return entry.retrieved.titles[rank - 1]
+    return None
 
 
 def _first_places(retrieved: Retrieved | None, places: int = 3) -> Retrieved | None:

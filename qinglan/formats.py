@@ -1,5 +1,6 @@
 """How numbers read, in the report and in the terminal: fixed decimals, a true minus, a dash for no value."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
 NONE = "–"
@@ -22,6 +23,11 @@ def signed(value: float | None, digits: int = 3) -> str:
 def interval(ends: tuple[float, float] | None) -> str:
     """`[low, high]`."""
     return NONE if ends is None else f"[{number(ends[0])}, {number(ends[1])}]"
+
+
+def with_interval(value: float | None, ends: tuple[float, float] | None, show: Callable[[float | None], str]) -> str:
+    """A value and its interval, where there is one."""
+    return f"{show(value)} {interval(ends)}" if ends else show(value)
 
 
 def count(value: int | None) -> str:
@@ -61,3 +67,8 @@ def plain(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}".replace("-", "−")
     return count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def capitalised(text: str) -> str:
+    """The first letter in upper case, the others as they are."""
+    return text[:1].upper() + text[1:]

@@ -3,8 +3,11 @@
 `inspect_profile` gives every check's outcome for `qinglan doctor`; `require` raises the first problem before a run.
 """
 
+import difflib
 import importlib.util
+import json
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Literal
 import httpx
 
 from qinglan.config import EMBEDDED, Endpoint, Profile, require_secret, uses_proxy
+from qinglan.embedded.retriever import load_documents
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
 from qinglan.recipes import get_recipe
 from qinglan.retrieval import read_answer
@@ -22,25 +26,36 @@ FlowName = Literal["pipeline", "refresh", "train", "evaluate"]
 _PROBE = "服务检查"
 _TIMEOUT_S = 10.0
 _TRAINER_PACKAGES = ("torch", "swift", "verl", "ray")
+_FIND_PACKAGES = """
+import importlib.util, sys
+print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
+"""
+_RUN_WITHIN_S = 60.0
+_SHOWN_MODELS = 8
+
+Look = Callable[[], str | None]
+"""One look, which raises a problem or returns a note."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `problem` is None where it is fine."""
+    """One thing that was looked at. `problem` is None where it is fine, or can't be told: `note` then says more."""
 
     name: str
     detail: str
     problem: str | None = None
+    note: str | None = None
 
 
 def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Check]:
     """Check after check, so that a slow one does not hide the others."""
     data, trains = flow in ("pipeline", "refresh"), flow in ("pipeline", "train")
-    yield _check("recipe", profile.recipe, lambda: get_recipe(profile.recipe))
+    yield _check("recipe", profile.recipe, lambda: _recipe(profile.recipe))
     if data:
         yield _check("workbook", profile.data.workbook, lambda: _workbook(profile))
-    for role, endpoint in (("teacher", profile.teacher), ("judge", profile.judge)):
-        if role == "judge" or data:
+    judges = flow != "refresh" or profile.validation.judge_baseline
+    for role, endpoint, needed in (("teacher", profile.teacher, data), ("judge", profile.judge, judges)):
+        if needed:
             yield _check(role, f"{endpoint.model} at {endpoint.base_url}", _chat_checker(role, endpoint))
     yield _check("rag", profile.rag.url, lambda: _rag(profile))
     if trains:
@@ -61,12 +76,15 @@ def require(profile: Profile, flow: FlowName) -> None:
             raise ConfigError(check.problem)
 
 
-def _check(name: str, detail: str, look: Callable[[], object]) -> Check:
+def _check(name: str, detail: str, look: Look) -> Check:
     try:
-        look()
+        return Check(name, detail, note=look())
     except QinglanError as error:
         return Check(name, detail, str(error))
-    return Check(name, detail)
+
+
+def _recipe(name: str) -> None:
+    get_recipe(name)
 
 
 def _workbook(profile: Profile) -> None:
@@ -78,10 +96,10 @@ def _workbook(profile: Profile) -> None:
         raise WorkbookError(f"{profile.data.workbook}: no row can be used; reasons: {', '.join(reasons)}")
 
 
-def _chat_checker(role: str, endpoint: Endpoint) -> Callable[[], None]:
-    def look() -> None:
+def _chat_checker(role: str, endpoint: Endpoint) -> Look:
+    def look() -> str | None:
         if endpoint.base_url == EMBEDDED:
-            return
+            return None
         key = require_secret(endpoint.api_key_env, f"{role} {endpoint.model}")
         url = f"{endpoint.base_url.rstrip('/')}/models"  # free of charge, unlike a completion
         headers = {"authorization": f"Bearer {key}"}
@@ -93,18 +111,38 @@ def _chat_checker(role: str, endpoint: Endpoint) -> Callable[[], None]:
             )
         if response.status_code >= 500:
             raise ConfigError(f"{role} {endpoint.base_url}: answers HTTP {response.status_code}; is the service up?")
+        if response.status_code != 200:
+            return f"the model is not checked: GET /models answers HTTP {response.status_code}"
+        return _model_note(endpoint.model, response.content)
 
     return look
+
+
+def _model_note(model: str, content: bytes) -> str | None:
+    """Only a note: aliases and deployments are served by some under names that they don't list."""
+    try:
+        listed = [str(entry["id"]) for entry in json.loads(content)["data"]]
+    except (ValueError, TypeError, KeyError):
+        listed = []
+    if not listed:
+        return "the model is not checked: the service lists none"
+    if model in listed:
+        return None
+    near = difflib.get_close_matches(model, listed, n=_SHOWN_MODELS, cutoff=0.4) or listed[:_SHOWN_MODELS]
+    return f"the service does not list this model; it has {', '.join(near)}{', …' if len(near) < len(listed) else ''}"
 
 
 def _rag(profile: Profile) -> None:
     rag = profile.rag
     if rag.url == EMBEDDED:
-        if rag.knowledge_base != EMBEDDED and not Path(rag.knowledge_base).is_file():
-            raise ConfigError(f"rag.knowledge_base: {rag.knowledge_base}: no such file; give a JSONL file")
+        if rag.knowledge_base != EMBEDDED:
+            if not Path(rag.knowledge_base).is_file():
+                raise ConfigError(f"rag.knowledge_base: {rag.knowledge_base}: no such file; give a JSONL file")
+            load_documents(Path(rag.knowledge_base))
         return
     body = {
         "query": _PROBE,
+        "rewritten_query": _PROBE,  # spares the service its own rewriting, which costs
         "tenant_id": profile.tenant.id,
         "kb_name": rag.kb_name,
         "top_k": rag.top_k,
@@ -134,20 +172,49 @@ def _base_model(name: str) -> None:
 
 
 def _device(profile: Profile) -> None:
-    if profile.trainer.device == "cuda" and shutil.which("nvidia-smi") is None:
-        raise ConfigError(
-            "trainer.device: the profile asks for GPUs and this machine has none (no nvidia-smi); "
-            "run it on a GPU machine, or try the road with --profile embedded"
-        )
+    if profile.trainer.device == "cuda":
+        _gpus(profile.trainer.gpus_per_node)
     if profile.trainer.device == "cpu" and profile.rl.rollout_engine != "cpu":
         raise ConfigError("rl.rollout_engine: vllm needs trainer.device: cuda; on the CPU set it to cpu")
 
 
+def _gpus(wanted: int) -> None:
+    if shutil.which("nvidia-smi") is None:
+        raise ConfigError(
+            "trainer.device: the profile asks for GPUs and this machine has none (no nvidia-smi); "
+            "run it on a GPU machine, or try the road with --profile embedded"
+        )
+    listed = _output_of(["nvidia-smi", "-L"], "nvidia-smi")
+    count = sum(line.startswith("GPU ") for line in listed.splitlines())
+    if count < wanted:
+        raise ConfigError(
+            f"trainer.gpus_per_node: the profile asks for {wanted} and this machine has {count} (nvidia-smi -L)"
+        )
+
+
 def _packages(profile: Profile) -> None:
-    if profile.trainer.python:
-        if shutil.which(profile.trainer.python) is None:
-            raise ConfigError(f"trainer.python: {profile.trainer.python}: no such interpreter")
+    python, needed = profile.trainer.python, list(_TRAINER_PACKAGES)
+    if profile.trainer.device == "cuda":
+        needed.append("vllm")
+    if python is None:
+        missing = [name for name in needed if importlib.util.find_spec(name) is None]
+        if missing:
+            raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); run `make setup`")
         return
-    missing = [name for name in _TRAINER_PACKAGES if importlib.util.find_spec(name) is None]
+    if shutil.which(python) is None:
+        raise ConfigError(f"trainer.python: {python}: no such interpreter")
+    found = _output_of([python, "-c", _FIND_PACKAGES, *needed], f"trainer.python: {python}")
+    missing = found.rpartition("missing:")[2].split()
     if missing:
-        raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); run `make setup`")
+        raise ConfigError(f"trainer.python: {python} lacks {', '.join(missing)}; see docker/trainer.Dockerfile")
+
+
+def _output_of(argv: list[str], what: str) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_RUN_WITHIN_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{what}: can't be run: {error}") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or [""]
+        raise ConfigError(f"{what}: exits with {done.returncode}: {said[-1]}")
+    return done.stdout

@@ -1,26 +1,14 @@
-"""What a run found: `report.json` as models, one self-contained HTML page, and a table for the terminal.
+"""What a run found: `report.json` as models, and the verdict. `report_html` and `report_terminal` show it."""
 
-Every text that came from a workbook, a model or the RAG is untrusted: the template escapes it, and the page's
-content policy allows no script and no network.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import jinja2
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
-from qinglan import formats
 from qinglan.artifacts import Artifact, StageResult, write_json
 from qinglan.config import EMBEDDED, Profile
 from qinglan.errors import ArtifactError
-from qinglan.formats import count, interval, number, p_value, signed, usd
-from qinglan.plots import Chart, DotPlot, chart, dot_plot
+from qinglan.formats import capitalised, count, number, signed, with_interval
 from qinglan.rows import Retrieved
 from qinglan.statistics import Comparison, Interval
 
@@ -48,12 +36,6 @@ METRICS = {
     "mean_top1_score": "mean top-1 score",
 }
 """In the order of preference for the headline: the gold document first."""
-CURVES = {
-    "rl_reward": ("RL: reward", "step"),
-    "rl_dev": ("RL: dev split, by which the checkpoint was chosen", "step"),
-    "sft_loss": ("SFT: loss", "step"),
-    "pretrain_loss": ("Pretraining of the embedded base model: loss", "step"),
-}
 STAND_INS: dict[StandIn, str] = {
     "teacher": "the teacher",
     "judge": "the judge",
@@ -61,11 +43,8 @@ STAND_INS: dict[StandIn, str] = {
     "student": "the base model",
     "workbook": "the workbook",
 }
-DETECTABLE = "the smallest true difference that four of five such test sets would show"
 _HEADLINE_PAIRS = (("rl", "teacher"), ("sft", "teacher"), ("teacher", "original"))
-_TERMINAL_PAIRS = (("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("teacher", "original"))
 _STUDENTS = ("base", "sft", "rl")
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def _no_nan(value: Any) -> Any:
@@ -248,9 +227,8 @@ class Report(Part):
     """What was played by an embedded stand-in (`stand_ins_of` reads it off the profile)."""
     examples: list[Example] = []
     shared: list[Shared] = []
-    notes: list[str] = []
     curves: dict[str, list[Series]] = {}
-    """By name, see `CURVES`; other names are drawn under their own name."""
+    """By name, see `report_html.CURVES`; other names are drawn under their own name."""
 
     def write(self, path: Path) -> Artifact:
         """Write `report.json`."""
@@ -296,14 +274,14 @@ def stand_ins_of(profile: Profile) -> list[StandIn]:
 
 def verdict(report: Report) -> Verdict:
     """The headline: the furthest student against the teacher on the best metric there is."""
-    found = _headline(report)
+    found = headline(report)
     if found is None or found.diff is None:
         return Verdict("none", "Nothing was compared in this run.", "No two arms have values for the same questions.")
     a, b = arm_label(found.a), arm_label(found.b)
     questions = "test questions" if any(arm in report.arms for arm in _STUDENTS) else "questions"
     sentence = (
-        f"{_capital(a)} {number(found.mean_a)} vs {b} {number(found.mean_b)} {metric_label(found.metric)} "
-        f"on {count(found.n)} {questions}: {_with_interval(found.diff, found.ci95, signed)}"
+        f"{capitalised(a)} {number(found.mean_a)} vs {b} {number(found.mean_b)} {metric_label(found.metric)} "
+        f"on {count(found.n)} {questions}: {with_interval(found.diff, found.ci95, signed)}"
     )
     return Verdict(_tone(found), sentence, _reading(found, a, b))
 
@@ -316,7 +294,7 @@ def stand_in_warning(report: Report) -> str:
     names = f"{', '.join(first)} and {last}" if first else last
     verb = "were embedded stand-ins" if first else "was an embedded stand-in"
     about = "GPT-5 or your data" if "teacher" in report.stand_ins else "your own service or data"
-    return f"{_capital(names)} {verb}. The numbers marked * say that the machinery works, nothing about {about}."
+    return f"{capitalised(names)} {verb}. The numbers marked * say that the machinery works, nothing about {about}."
 
 
 def starred(report: Report, key: str) -> bool:
@@ -348,69 +326,8 @@ def metric_label(name: str) -> str:
     return METRICS.get(name, name)
 
 
-def print_table(report: Report) -> RenderableType:
-    """The result for a terminal of 100 columns: headline, arms, comparisons, and what came from stand-ins."""
-    result = verdict(report)
-    style = {"better": "bold green", "worse": "bold red"}.get(result.tone, "bold")
-    parts: list[RenderableType] = [Text(result.sentence, style), Text(result.reading, "dim")]
-    parts += [_arms_table(report), _comparisons_table(report)] if report.arms else []
-    if failed := [f"{arm_label(name)} {arm.failed}" for name, arm in report.arms.items() if arm.failed]:
-        parts.append(Text(f"Failed, left out of the means: {', '.join(failed)}"))
-    if warning := stand_in_warning(report):
-        parts.append(Text(f"* {warning}", "yellow"))
-    return Group(*parts)
-
-
-def render_html(report: Report, out: Path) -> Artifact:
-    """Write the report as one HTML file that needs nothing else."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    helpers = (
-        number,
-        signed,
-        interval,
-        count,
-        usd,
-        formats.latency,
-        formats.duration,
-        p_value,
-        arm_label,
-        metric_label,
-    )
-    environment.filters |= {helper.__name__: helper for helper in (*helpers, metric_label, pair)}
-    page = environment.get_template("report.html.j2").render(_view(report))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_suffix(out.suffix + ".partial")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(out)
-    return Artifact.of(out)
-
-
-def _view(report: Report) -> dict[str, Any]:
-    arms = [name for name in ARMS if name in report.arms]
-    return {
-        "report": report,
-        "verdict": verdict(report),
-        "headline": _headline(report),
-        "warning": stand_in_warning(report),
-        "star": lambda key: "*" if starred(report, key) else "",
-        "arms": arms,
-        "heads": ARM_HEADS,
-        "arm_dots": _arm_dots(report, arms),
-        "difference_dots": _difference_dots(report),
-        "charts": _charts(report.curves),
-        "funnel": _funnel(report.stages),
-        "training": _training(report.training),
-        "detectable": DETECTABLE,
-    }
-
-
-def _headline(report: Report) -> Comparison | None:
+def headline(report: Report) -> Comparison | None:
+    """The comparison that the verdict speaks of."""
     usable = {(c.a, c.b, c.metric): c for c in report.comparisons if c.diff is not None}
     keys = ((*pair, metric) for pair in _HEADLINE_PAIRS for metric in METRICS)
     return next((usable[key] for key in keys if key in usable), None)
@@ -431,112 +348,3 @@ def _reading(found: Comparison, a: str, b: str) -> str:
         "worse": f"The 95% interval lies below 0: the {a} is worse than the {b} on questions like these.",
         "open": f"The 95% interval includes 0: no difference is shown.{detects}",
     }[_tone(found)]
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _with_interval(value: float | None, ends: Interval | None, show: Callable[[float | None], str]) -> str:
-    return f"{show(value)} {interval(ends)}" if ends else show(value)
-
-
-def _arms_table(report: Report) -> Table:
-    def star(key: str) -> str:
-        return "*" if starred(report, key) else ""
-
-    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
-    table.add_column("arm", no_wrap=True)
-    heads = ("n", f"top-1{star('top1')} [95% CI]", f"MRR@10{star('mrr10')}", f"score{star('mean_top1_score')}")
-    for head in (*heads, f"judge{star('quality')}", "p50/p95 ms", "$/1000"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for name, arm in ((name, report.arms[name]) for name in ARMS if name in report.arms):
-        table.add_row(
-            ARM_HEADS[name] + star(name),
-            count(arm.n),
-            _with_interval(arm.top1, arm.top1_ci95, number),
-            number(arm.mrr10),
-            number(arm.mean_top1_score),
-            number(arm.quality, 2),
-            f"{formats.latency(arm.latency_p50_ms)}/{formats.latency(arm.latency_p95_ms)}",
-            usd(arm.cost_per_1000_usd).removeprefix("$"),
-        )
-    return table
-
-
-def _comparisons_table(report: Report) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
-    main = _headline(report)
-    shown = [c for c in _in_order(report.comparisons, _TERMINAL_PAIRS) if main and c.metric == main.metric]
-    for c in shown:
-        table.add_row(
-            pair(c),
-            metric_label(c.metric),
-            _with_interval(c.diff, c.ci95, signed),
-            f"p {p_value(c.p_value)}",
-            f"{c.wins}/{c.ties}/{c.losses} w/t/l",
-            f"detects {number(c.detectable_diff)}",
-        )
-    return table
-
-
-def _in_order(comparisons: Sequence[Comparison], pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
-    places = {pair: place for place, pair in enumerate(pairs)}
-    return sorted(
-        (c for c in comparisons if (c.a, c.b) in places and c.diff is not None), key=lambda c: places[c.a, c.b]
-    )
-
-
-def _arm_dots(report: Report, arms: Sequence[ArmName]) -> DotPlot | None:
-    """One dot per arm on the best metric there is; only top-1 has intervals."""
-    metric = next((m for m in METRICS if any(getattr(report.arms[a], m) is not None for a in arms)), None)
-    if metric is None:
-        return None
-    shown = [(name, _capital(ARMS[name]), report.arms[name]) for name in arms]
-    rows = [(n, label, getattr(arm, metric), arm.top1_ci95 if metric == "top1" else None) for n, label, arm in shown]
-    return dot_plot(metric_label(metric), rows, number)
-
-
-def _difference_dots(report: Report) -> DotPlot | None:
-    """One dot per comparison on the headline's metric, around 0."""
-    main = _headline(report)
-    if main is None:
-        return None
-    shown = [c for c in report.comparisons if c.metric == main.metric]
-    rows = [(c.a, pair(c), c.diff, c.ci95) for c in shown]
-    return dot_plot(metric_label(main.metric), rows, signed, zero=True)
-
-
-def _charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:
-    order = sorted(curves, key=lambda name: (list(CURVES).index(name) if name in CURVES else len(CURVES), name))
-    charts = []
-    for name in order:
-        title, x_label = CURVES.get(name, (name, "step"))
-        series = [(s.label, [(x, y) for x, y in zip(s.x, s.y, strict=True) if y is not None]) for s in curves[name]]
-        if any(points for _, points in series):
-            charts.append(chart(title, x_label, series))
-    return charts
-
-
-def _funnel(stages: Sequence[Stage]) -> list[dict[str, Any]]:
-    """Stages that count rows, with bar widths in percent of the fullest stage."""
-    counted = [stage for stage in stages if stage.rows_in]
-    full = max((stage.rows_in for stage in counted), default=1)
-    return [
-        {
-            "stage": stage,
-            "kept": 100 * min(stage.rows_out, stage.rows_in) / full,
-            "fell": 100 * sum(stage.dropped.values()) / full,
-            "reasons": sorted(stage.dropped.items(), key=lambda item: -item[1]),
-        }
-        for stage in counted
-    ]
-
-
-def _training(training: Training) -> list[tuple[str, list[tuple[str, str]]]]:
-    blocks = []
-    for title, part in (("SFT", training.sft), ("RL", training.rl)):
-        if part is not None:
-            facts = [(key.replace("_", " "), value) for key, value in part.model_dump().items() if value is not None]
-            blocks.append((title, [(key, formats.plain(value)) for key, value in facts]))
-    return blocks

@@ -7,7 +7,7 @@ same key in this run and then in all earlier ones, so what has not changed is no
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +35,10 @@ class Run(BaseModel):
     fresh: bool = False
     """Compute every stage anew instead of reusing earlier runs' stages."""
     mlflow_run_id: str = ""
+    source: Path | None = None
+    """The run whose stages a `train` or `evaluate` uses; the same one when it is continued."""
+    knowledge_base_sha256: str = ""
+    """Digest of what the embedded RAG serves; empty for a live service, whose content is not known."""
 
     def stage_directory(self, stage: str) -> Path:
         """Where a stage keeps its files; made if need be."""
@@ -44,48 +48,59 @@ class Run(BaseModel):
 
 
 @contextmanager
-def open_run(profile: Profile, flow: str, *, fresh: bool = False) -> Iterator[Run]:
-    """Continue the unfinished run of this flow with these settings, or start a new one; hold its lock meanwhile."""
+def open_run(profile: Profile, flow: str, *, fresh: bool = False, source: str | None = None) -> Iterator[Run]:
+    """Continue the unfinished run of this flow with these settings, or start a new one; hold its lock meanwhile.
+
+    Args:
+        fresh: continue only a run that was itself started fresh.
+        source: the earlier run to take stages from, as the user named it; another name is another run.
+
+    Raises:
+        ConfigError: there is no such source.
+    """
     profile = _with_absolute_paths(profile)
     root = profile.paths.runs
     root.mkdir(parents=True, exist_ok=True)
-    identity = hash_of(flow, profile.model_dump(mode="json"))
-    for directory in [] if fresh else _newest_first(root):
-        if not _is_open(directory, identity):
+    identity = hash_of(flow, profile.model_dump(mode="json"), source)
+    for directory in _newest_first(root):
+        if not _is_open(directory, identity, fresh=fresh):
             continue
         try:
             held = FileLock(directory / ".lock").acquire(blocking=False)
         except Timeout:
             continue
         with held:
-            if not _is_open(directory, identity):  # whoever held the lock has just finished it
+            if not _is_open(directory, identity, fresh=fresh):  # whoever held the lock has just finished it
                 continue
             yield _resume(directory, profile)
             return
+    named = find_run(root, source) if source else None  # before this run becomes `latest`
     run_id = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-") + os.urandom(2).hex()
     directory = root / run_id
     directory.mkdir()
     with FileLock(directory / ".lock"):
-        run = Run(id=run_id, flow=flow, profile=profile, directory=directory, fresh=fresh)
-        _write(run, identity, finished=False)
+        run = Run(id=run_id, flow=flow, profile=profile, directory=directory, fresh=fresh, source=named)
+        state = {"identity": identity, "finished": False, "profile_name": profile.name}
+        write_json(directory / RUN_FILE, state | run.model_dump(mode="json"))
         _point_latest(root, run_id)
         yield run
 
 
 def note_mlflow_run(run: Run, mlflow_run_id: str) -> Run:
     """Remember which MLflow run belongs to this run."""
-    run = run.model_copy(update={"mlflow_run_id": mlflow_run_id})
-    state = _read(run.directory)
-    assert state is not None
-    _write(run, state["identity"], finished=False)
-    return run
+    _note(run, mlflow_run_id=mlflow_run_id)
+    return run.model_copy(update={"mlflow_run_id": mlflow_run_id})
+
+
+def note_source(run: Run, source: Path) -> Run:
+    """Remember whose stages this run uses."""
+    _note(run, source=str(source))
+    return run.model_copy(update={"source": source})
 
 
 def finish_run(run: Run) -> None:
     """Mark the run complete, so that the next call starts a new one."""
-    state = _read(run.directory)
-    assert state is not None
-    _write(run, state["identity"], finished=True)
+    _note(run, finished=True)
 
 
 def find_run(runs: Path, name: str) -> Path:
@@ -106,15 +121,36 @@ def find_run(runs: Path, name: str) -> Path:
     raise ConfigError(f"run `{name}`: not found under {runs}; newest runs: {known or 'none'}")
 
 
-def runs_of(runs: Path, profile_name: str) -> list[Path]:
-    """All runs of a profile, the newest first."""
-    return [d for d in _newest_first(runs) if (state := _read(d)) and state["profile_name"] == profile_name]
+def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None) -> list[Path]:
+    """All runs of a profile, or those of some flows, the newest first."""
+    states = ((directory, _read(directory)) for directory in _newest_first(runs))
+    mine = [(directory, state) for directory, state in states if state and state["profile_name"] == profile_name]
+    return [directory for directory, state in mine if flows is None or state["flow"] in flows]
 
 
 def save_stage(run: Run, result: StageResult) -> StageResult:
     """Write the manifest, last: from now on the stage is complete."""
     write_json(run.stage_directory(result.stage) / MANIFEST, result.model_dump(mode="json"))
     return result
+
+
+def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list[StageResult]:
+    """Finished stages of an earlier run, for a run whose rows are scored with `scored_with`.
+
+    Raises:
+        ConfigError: a stage is not finished, of another version, or scored by other services.
+        ArtifactError: a file is gone or was changed.
+    """
+    results = [_load(directory, name) for name in names]
+    for result in results:
+        if result.stage == "dataset" and result.details.get("scored_with") != scored_with:
+            raise ConfigError(
+                f"run {directory.name}: its dataset was scored with another tenant, RAG, knowledge base or judge than "
+                "this profile's, so the teacher's scores in it can't be compared; run `qinglan run refresh` first"
+            )
+        for artifact in result.artifacts.values():
+            artifact.verify()
+    return results
 
 
 def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
@@ -133,6 +169,21 @@ def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
     return None
 
 
+def _load(directory: Path, stage: str) -> StageResult:
+    path = directory / stage / MANIFEST
+    advice = "run `qinglan run refresh` or `qinglan run pipeline` first"
+    if not path.exists():
+        raise ConfigError(f"run {directory.name}: has no finished {stage}; {advice}")
+    try:
+        return StageResult.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"])) or "manifest"
+        raise ConfigError(
+            f"run {directory.name}: {path} is not of this version of Qinglan (`{where}`: {problem['msg']}); {advice}"
+        ) from error
+
+
 def _intact(result: StageResult) -> bool:
     try:
         for artifact in result.artifacts.values():
@@ -148,9 +199,11 @@ def _with_absolute_paths(profile: Profile) -> Profile:
     return profile.model_copy(update={"paths": paths.model_copy(update=update)})
 
 
-def _is_open(directory: Path, identity: str) -> bool:
+def _is_open(directory: Path, identity: str, *, fresh: bool) -> bool:
     state = _read(directory)
-    return state is not None and state["identity"] == identity and not state["finished"]
+    if state is None or state["identity"] != identity or state["finished"]:
+        return False
+    return bool(state["fresh"]) or not fresh
 
 
 def _resume(directory: Path, profile: Profile) -> Run:
@@ -163,6 +216,7 @@ def _resume(directory: Path, profile: Profile) -> Run:
         directory=directory,
         fresh=state["fresh"],
         mlflow_run_id=state["mlflow_run_id"],
+        source=state["source"],
     )
 
 
@@ -181,9 +235,10 @@ def _read(directory: Path) -> dict[str, Any] | None:
     return state
 
 
-def _write(run: Run, identity: str, *, finished: bool) -> None:
-    state = {"identity": identity, "finished": finished, "profile_name": run.profile.name}
-    write_json(run.directory / RUN_FILE, state | run.model_dump(mode="json"))
+def _note(run: Run, **what: Any) -> None:
+    state = _read(run.directory)
+    assert state is not None
+    write_json(run.directory / RUN_FILE, state | what)
 
 
 def _point_latest(root: Path, run_id: str) -> None:

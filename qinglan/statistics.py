@@ -1,6 +1,6 @@
 """Paired comparison of two arms over the same rows, in groups.
 
-Rows of one group (one gold document, or near duplicates) are not independent, so the group is the unit:
+Rows of one group (questions about one gold document) are not independent, so the group is the unit:
 intervals come from a bootstrap over groups (ratio of sums), p-values from flipping the sign of whole groups'
 differences. McNemar's test would count rows as independent and claim too much. A missing value is never a 0:
 its row is left out and counted.

@@ -51,6 +51,15 @@ class Tracker:
             raise ConfigError(f"tracking.uri: MLflow can't be reached: {str(error).splitlines()[0]}") from error
         return str(run.info.run_id)
 
+    def resume_run(self, run_id: str) -> bool:
+        """Set a run that ended early, or whose process was killed, back to running; False where it is not known."""
+        try:
+            self._client.update_run(run_id, status="RUNNING")
+        except MlflowException as error:
+            log.warning("MLflow did not continue run %s: %s", run_id, error)
+            return False
+        return True
+
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Add tags."""
         self._log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()])

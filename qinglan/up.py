@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 
 from qinglan.config import Profile
-from qinglan.engines.command import Command
+from qinglan.engines.command import QUIET_ENV, Command
 from qinglan.engines.launcher import SUPERVISOR, launch, tail
 from qinglan.errors import ConfigError, EngineError
 
@@ -71,7 +71,7 @@ class Site:
         argv = [sys.executable, "-m", "mlflow", "server", f"--host={HOST}", f"--port={self.mlflow_port}", "--workers=1"]
         argv += [f"--backend-store-uri={self.tracking_uri}", f"--artifacts-destination={artifacts}"]
         # Without its job runner it starts in a third of the time.
-        return Command(argv, _QUIET | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
+        return Command(argv, QUIET_ENV | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 
     def worker(self) -> Command:
         """Runs what the UI and the schedules ask for, one flow at a time: the device is shared."""
@@ -90,7 +90,7 @@ class Site:
     def prefect_env(self) -> dict[str, str]:
         """For the server and for everything that talks to it."""
         home = os.environ.get("PREFECT_HOME") or str((self.state / "prefect").resolve())
-        return _QUIET | {
+        return QUIET_ENV | {
             "PREFECT_HOME": home,
             "PREFECT_API_URL": f"{self.prefect_url}/api",
             "PREFECT_SERVER_UI_API_URL": "/api",  # also right behind a forwarded port
@@ -101,7 +101,6 @@ class Site:
 
 
 _PREFECT = [sys.executable, "-m", "prefect"]
-_QUIET = {"DO_NOT_TRACK": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def serve_site(profile: Profile, say: Say, *, prefect_port: int = 4200, mlflow_port: int = 5000) -> None:
@@ -148,7 +147,7 @@ def prefect_for(state: Path, say: Say) -> Iterator[None]:
     The user's own where one is configured, `qinglan up`'s where it runs, else one that lives as long as the run does.
     Prefect's own temporary server would survive a killed run.
     """
-    os.environ.update(_QUIET)
+    os.environ.update(QUIET_ENV)
     if "PREFECT_API_URL" in os.environ or "PREFECT_PROFILE" in os.environ:
         yield
         return

@@ -11,13 +11,13 @@ from qinglan.batches import Work
 from qinglan.clients import Clients
 from qinglan.config import Tenant
 from qinglan.errors import StageError
-from qinglan.recipes import query_rewrite as recipe
+from qinglan.recipes import Recipe
 from qinglan.rows import Row, normalise
 
 _TELLING_ROWS = 20
 
 
-def validator(clients: Clients, tenant: Tenant, *, judge: bool) -> Work:
+def validator(recipe: Recipe, clients: Clients, tenant: Tenant, *, judge: bool) -> Work:
     """The work on one row: two retrievals, and the judge's score if asked for."""
 
     async def validate(row: Row) -> Row:

@@ -34,6 +34,7 @@ REMEDIES = {
     "empty_query": "fill in the question or delete the row",
     "not_text": "write it as text; numbers, dates, errors and lists are not questions",
     "query_too_long": "shorten the question, or allow it with --set data.max_query_chars=N",
+    "context_too_long": "shorten profile and history, or allow them with --set data.max_context_chars=N",
     "duplicate": "delete one of the two",
     "formula_cell": "paste the formula's result as a value",
     "merged_cell": "unmerge the cells and give every row its own value",
@@ -120,7 +121,7 @@ def _rows(records: Iterable[_Record], data: Data, tenant: Tenant) -> Iterator[Ro
             split=split if split in get_args(Split) else None,
             source=record.source,
         )
-        reason = record.flaw or _flaw(row, record.cells, data.max_query_chars)
+        reason = record.flaw or _flaw(row, record.cells, data)
         if reason is None and split and row.split is None:
             reason = "bad_split"
         if reason is None and row.id in seen:
@@ -135,7 +136,7 @@ def _refused(row: Row, reason: str) -> Row:
     return row.failed(reason).model_copy(update={"id": hash_of(row.id, row.source)[:16]})
 
 
-def _flaw(row: Row, cells: Mapping[str, Any], max_query_chars: int) -> str | None:
+def _flaw(row: Row, cells: Mapping[str, Any], data: Data) -> str | None:
     query = cells.get("query")
     if _is_empty(query):
         return "empty_query"
@@ -143,7 +144,9 @@ def _flaw(row: Row, cells: Mapping[str, Any], max_query_chars: int) -> str | Non
         return "not_text"
     if not normalise(row.query):  # only punctuation, emoji or invisible characters
         return "empty_query"
-    return "query_too_long" if len(row.query) > max_query_chars else None
+    if len(row.query) > data.max_query_chars:
+        return "query_too_long"
+    return "context_too_long" if len(row.profile) + len(row.history) > data.max_context_chars else None
 
 
 def _is_empty(value: Any) -> bool:
@@ -293,12 +296,22 @@ def _read_csv(path: Path, content: bytes, data: Data) -> Iterator[_Record]:
 
 
 def _csv_record(source: str, cells: Sequence[str], places: Mapping[str, int], width: int) -> _Record:
+    used = {field: cells[place] for field, place in places.items() if place < len(cells)}
     return _Record(
         source=source,
-        cells={field: cells[place] for field, place in places.items() if place < len(cells)},
-        flaw="extra_cells" if any(cell.strip() for cell in cells[width:]) else None,
+        cells=used,
+        flaw="extra_cells" if any(cell.strip() for cell in cells[width:]) else _number_flaw(used.get("query", "")),
         blank=not any(cell.strip() for cell in cells),
     )
+
+
+def _number_flaw(query: str) -> str | None:
+    """What a number is refused for in Excel, where cells have types; NaN is how pandas writes an empty one."""
+    try:
+        number = float(query)
+    except ValueError:
+        return None
+    return "empty_query" if math.isnan(number) else "not_text"
 
 
 def _csv_lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:

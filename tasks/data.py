@@ -11,13 +11,14 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 
 from qinglan.artifacts import Artifact, StageResult, read_jsonl, sha256_of, write_jsonl
-from qinglan.batches import Batch, BatchIncompleteError, Work, check_failed_share, cut
-from qinglan.clients import Clients, key_salt, open_clients, scoring_identity
+from qinglan.batches import Batch, BatchIncompleteError, Losses, Work, cut
+from qinglan.clients import Clients, Role, key_salt, open_clients, scored_with, scoring_identity
 from qinglan.dataset import assign_splits, write_datasets
 from qinglan.distillation import distiller
 from qinglan.embedded.services import Services
 from qinglan.errors import StageError, WorkbookError
 from qinglan.evaluation import count_by_split
+from qinglan.recipes import get_recipe, identity
 from qinglan.rows import Row
 from qinglan.runs import Run
 from qinglan.selection import count_reasons, select
@@ -64,13 +65,15 @@ def distill_rows(run: Run, services: Services, ingested: StageResult) -> StageRe
 
     def work(stage: Stage) -> Outcome:
         rows = list(read_jsonl(ingested.path("rows"), Row))
+        losses = Losses("distill", rows, profile.distill.max_failed_share)
         done, calls = asyncio.run(
-            _in_batches(stage, services, rows, profile.distill.batch_rows, profile.distill.retries, "distill")
+            _in_batches(stage, services, rows, profile.distill.batch_rows, profile.distill.retries, "distill", losses)
         )
-        return _finish_rows(stage, "distill", rows, done, profile.distill.max_failed_share, calls)
+        return _finish_rows(stage, rows, done, calls)
 
     depends_on = {
         "rows_sha256": ingested.artifacts["rows"].sha256,
+        "recipe": identity(profile.recipe),
         "tenant": profile.tenant.model_dump(mode="json"),
         "teacher": profile.teacher.model_dump(
             mode="json", include={"base_url", "model", "temperature", "max_tokens", "extra_body"}
@@ -87,11 +90,13 @@ def validate_rows(run: Run, services: Services, distilled: StageResult, knowledg
 
     def work(stage: Stage) -> Outcome:
         rows = list(read_jsonl(distilled.path("rows"), Row))
+        config = profile.validation
+        losses = Losses("validation", rows, config.max_failed_share)
         done, calls = asyncio.run(
-            _in_batches(stage, services, rows, profile.validation.batch_rows, profile.validation.retries, "validate")
+            _in_batches(stage, services, rows, config.batch_rows, config.retries, "validate", losses)
         )
         check_service(done)
-        outcome = _finish_rows(stage, "validation", rows, done, profile.validation.max_failed_share, calls)
+        outcome = _finish_rows(stage, rows, done, calls)
         outcome.metrics = summary(done)
         stage.say(", ".join(f"{name} {value:.3f}" for name, value in outcome.metrics.items()))
         return outcome
@@ -141,13 +146,15 @@ def build_dataset(run: Run, selected: StageResult) -> StageResult:
             f"{name}_rows": float(a.rows) for name, a in artifacts.items() if a.rows is not None and name != "rows"
         }
         stage.say(", ".join(f"{name} {value:.0f}" for name, value in outcome.metrics.items()))
+        outcome.details = {"scored_with": scored_with(run)}
         return outcome
 
     depends_on = {
         "rows_sha256": selected.artifacts["rows"].sha256,
         "dataset": profile.dataset.model_dump(mode="json"),
         "tenant": profile.tenant.model_dump(mode="json"),
-        "recipe": profile.recipe,
+        "recipe": identity(profile.recipe),
+        "scored_with": scored_with(run),
     }
     return perform(run, "dataset", depends_on, work)
 
@@ -165,18 +172,29 @@ async def run_batch(kind: str, batch: Batch, work: Work, retries: int) -> list[R
 
 
 async def _in_batches(
-    stage: Stage, services: Services, rows: Sequence[Row], batch_rows: int, retries: int, kind: str
+    stage: Stage,
+    services: Services,
+    rows: Sequence[Row],
+    batch_rows: int,
+    retries: int,
+    kind: str,
+    losses: Losses,
 ) -> tuple[list[Row], dict[str, dict[str, int]]]:
     profile, tenant = stage.run.profile, stage.run.profile.tenant
+    recipe = get_recipe(profile.recipe)
     batches, finished = cut(rows, batch_rows), 0
     makers: dict[str, Callable[[Clients], Work]] = {
-        "distill": lambda clients: distiller(clients, tenant),
-        "validate": lambda clients: validator(clients, tenant, judge=profile.validation.judge_baseline),
+        "distill": lambda clients: distiller(recipe, clients, tenant),
+        "validate": lambda clients: validator(recipe, clients, tenant, judge=profile.validation.judge_baseline),
     }
     ahead = asyncio.Semaphore(4)  # enough to keep the clients busy; thousands of waiting rows would help nobody
     configured = run_batch.with_options(retries=retries, retry_delay_seconds=RETRY_DELAYS_S[: max(1, retries)])
 
-    async with open_clients(stage.run, services) as clients:
+    roles: dict[str, tuple[Role, ...]] = {
+        "distill": ("teacher",),
+        "validate": ("judge", "rag") if profile.validation.judge_baseline else ("rag",),
+    }
+    async with open_clients(stage.run, services, roles[kind]) as clients:
         work = makers[kind](clients)
 
         async def one(batch: Batch) -> list[Row]:
@@ -185,6 +203,7 @@ async def _in_batches(
                 result: list[Row] = await configured(kind, batch, work, retries)
             finished += len(batch.rows)
             stage.progress(finished, len(rows), "rows")
+            losses.add(batch, result)
             return result
 
         running = [asyncio.create_task(one(batch)) for batch in batches]
@@ -194,29 +213,11 @@ async def _in_batches(
             for each in running:
                 each.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        calls = call_counts(clients)
-    stage.first_failure = next((text for batch in batches if (text := batch.first_failure())), None)
+        calls = clients.call_counts()
     return done, calls
 
 
-def call_counts(clients: Clients) -> dict[str, dict[str, int]]:
-    """What the ledger can't know: answers taken from it, and calls to the RAG."""
-    return {
-        "teacher": {"cached": clients.teacher.cached_count},
-        "judge": {"cached": clients.judge.cached_count},
-        "rag": {"calls": clients.rag.call_count, "failed": clients.rag.failed_count},
-    }
-
-
-def _finish_rows(
-    stage: Stage,
-    section: str,
-    before: Sequence[Row],
-    done: Sequence[Row],
-    max_failed_share: float,
-    calls: dict[str, dict[str, int]],
-) -> Outcome:
-    check_failed_share(section, before, done, max_failed_share, stage.first_failure)
+def _finish_rows(stage: Stage, before: Sequence[Row], done: Sequence[Row], calls: dict[str, dict[str, int]]) -> Outcome:
     outcome = _outcome(before, done, {"rows": write_jsonl(stage.directory / "rows.jsonl", done)})
     outcome.details = {"api": calls}
     return outcome

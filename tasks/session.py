@@ -9,13 +9,14 @@ from pathlib import Path
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
-from qinglan.artifacts import MANIFEST, StageResult
+from qinglan.artifacts import StageResult, sha256_of
+from qinglan.clients import scored_with
 from qinglan.config import EMBEDDED, Profile, load_profile
 from qinglan.embedded.sample import write_sample
 from qinglan.embedded.services import Services, embedded_services
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.preflight import FlowName, require
-from qinglan.runs import Run, find_run, finish_run, note_mlflow_run, open_run, runs_of
+from qinglan.runs import Run, finish_run, load_stages, note_mlflow_run, note_source, open_run, runs_of, save_stage
 from tasks.stage import flow_run_id, tracker_of
 
 
@@ -28,11 +29,22 @@ class Session:
     workbook: Path
     knowledge_base: Path | None
     """The file that the embedded RAG serves; None for a live service."""
+    source_named: bool = False
+    """The user named the run to start from."""
+
+
+_MAKERS: dict[str, tuple[FlowName, ...]] = {"train": ("pipeline", "refresh"), "evaluate": ("pipeline", "train")}
+"""Whose stages a flow takes where no run is named: those that make them."""
 
 
 @contextmanager
-def open_session(profile_name: str, overrides: Sequence[str], flow: FlowName, *, fresh: bool) -> Iterator[Session]:
+def open_session(
+    profile_name: str, overrides: Sequence[str], flow: FlowName, *, fresh: bool, source: str | None = None
+) -> Iterator[Session]:
     """Check the profile, continue or start a run, start the stand-ins, track it all.
+
+    Args:
+        source: the earlier run to take stages from.
 
     Raises:
         QinglanError: something is wrong that would stop the run later.
@@ -40,16 +52,18 @@ def open_session(profile_name: str, overrides: Sequence[str], flow: FlowName, *,
     _tidy_logs()
     profile = load_profile(profile_name, overrides)
     require(profile, flow)
-    with open_run(profile, flow, fresh=fresh) as opened:
+    with open_run(profile, flow, fresh=fresh, source=source) as opened:
         run = _track(opened)
         tracker = tracker_of(run.profile)
         log = get_run_logger()
         log.info("run %s in %s, MLflow run %s", run.id, run.directory, run.mlflow_run_id)
-        workbook, knowledge_base = _inputs(run.profile)
+        workbook, sample = _inputs(run.profile)
+        knowledge_base = sample if run.profile.rag.url == EMBEDDED else None
+        if knowledge_base:
+            run = run.model_copy(update={"knowledge_base_sha256": sha256_of(knowledge_base)})
         try:
-            with embedded_services(run.profile, knowledge_base or Path()) as services:
-                live = run.profile.rag.url != EMBEDDED
-                yield Session(run, services, workbook, None if live else knowledge_base)
+            with embedded_services(run.profile, sample) as services:
+                yield Session(run, services, workbook, knowledge_base, source is not None)
         except BaseException:
             tracker.end_run(run.mlflow_run_id, failed=True)
             raise
@@ -57,27 +71,35 @@ def open_session(profile_name: str, overrides: Sequence[str], flow: FlowName, *,
         tracker.end_run(run.mlflow_run_id)
 
 
-def stages_of(session: Session, source: str | None, names: Sequence[str]) -> list[StageResult]:
-    """Finished stages of an earlier run; of this profile's newest run that has them if none is named.
+def stages_of(session: Session, names: Sequence[str]) -> list[StageResult]:
+    """Finished stages of the run that was named, or of this profile's newest one that fits; now also in this run.
+
+    A run that is continued uses the same source as before.
 
     Raises:
-        ConfigError: no such run, or it lacks a stage.
+        ConfigError: no such run, it lacks a stage, or its scores can't be compared with this profile's.
     """
-    runs, own = session.run.directory.parent, session.run.directory
-    if source:
-        directories = [find_run(runs, source)]
-    else:
-        directories = [d for d in runs_of(runs, session.run.profile.name) if d != own]
-    for directory in directories:
-        manifests = [directory / name / MANIFEST for name in names]
-        if all(manifest.exists() for manifest in manifests):
-            results = [StageResult.model_validate_json(m.read_text(encoding="utf-8")) for m in manifests]
-            for artifact in (artifact for result in results for artifact in result.artifacts.values()):
-                artifact.verify()
-            return results
+    run = session.run
+    directory, results = _find_stages(session, names)
+    note_source(run, directory)
+    get_run_logger().info("using %s of run %s", " + ".join(names), directory.name)
+    return [save_stage(run, result) for result in results]
+
+
+def _find_stages(session: Session, names: Sequence[str]) -> tuple[Path, list[StageResult]]:
+    run, identity = session.run, scored_with(session.run)
+    if session.source_named and run.source:
+        return run.source, load_stages(run.source, names, identity)
+    runs, newest_problem = run.directory.parent, None
+    pinned = [run.source] if run.source else []
+    for directory in [*pinned, *runs_of(runs, run.profile.name, _MAKERS[run.flow])]:
+        try:
+            return directory, load_stages(directory, names, identity)
+        except ConfigError as problem:
+            newest_problem = newest_problem or problem
     raise ConfigError(
-        f"no finished {' + '.join(names)} in {source or f'any run of {session.run.profile.name} under {runs}'}; "
-        "run `qinglan run refresh` or `qinglan run pipeline` first"
+        f"no run of {run.profile.name} under {runs} has what `{run.flow}` needs ({', '.join(names)}); "
+        + (f"the newest: {newest_problem}" if newest_problem else "run `qinglan run refresh` or `pipeline` first")
     )
 
 
@@ -94,7 +116,7 @@ def _inputs(profile: Profile) -> tuple[Path, Path]:
 
 def _track(run: Run) -> Run:
     tracker, prefect_id = tracker_of(run.profile), flow_run_id()
-    if not run.mlflow_run_id:
+    if not (run.mlflow_run_id and tracker.resume_run(run.mlflow_run_id)):
         tags = {"profile": run.profile.name, "recipe": run.profile.recipe, "qinglan.run_id": run.id}
         run = note_mlflow_run(run, tracker.start_run(run.id, tags))
         tracker.log_params(run.mlflow_run_id, run.profile.model_dump(mode="json"))

@@ -1,10 +1,10 @@
 """The frame around every stage: reuse, manifest, MLflow child run, Prefect artifact, progress.
 
 `perform` looks for a finished stage with the same key first. Otherwise it runs the work in the stage's directory,
-writes the manifest last, and shows in Prefect and MLflow what came in, what came out and why rows fell.
+writes the manifest last, and shows in Prefect and MLflow what came in, what came out and why rows fell. An attempt
+that follows a killed one goes on with its files, its MLflow run and its clock.
 """
 
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,9 +15,10 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
+from pydantic import BaseModel, ValidationError
 
 import qinglan
-from qinglan.artifacts import Artifact, StageResult, hash_of, sha256_of, write_json
+from qinglan.artifacts import MANIFEST, Artifact, StageResult, hash_of, sha256_of, write_json
 from qinglan.config import Profile
 from qinglan.formats import duration
 from qinglan.runs import Run, find_stage, save_stage
@@ -25,6 +26,54 @@ from qinglan.tracking import Tracker
 
 STARTED = "started.json"
 _PROGRESS_EVERY_S = 5.0
+
+
+class Started(BaseModel):
+    """`started.json`: whose inputs a stage's files belong to, its MLflow run, and the work that went into it so far."""
+
+    key: str
+    mlflow_run_id: str = ""
+    seconds: float = 0.0
+    """Of all attempts; of a killed one up to its last progress."""
+    tracked: bool = False
+    """MLflow has the end of it."""
+
+    @classmethod
+    def read(cls, directory: Path) -> "Started | None":
+        """What an earlier attempt left, if anything."""
+        try:
+            return cls.model_validate_json((directory / STARTED).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def write(self, directory: Path) -> None:
+        """Keep it beside the files."""
+        write_json(directory / STARTED, self.model_dump())
+
+
+class Clock:
+    """Counts the seconds of this attempt onto those of earlier ones, and keeps them where a kill can't take them."""
+
+    def __init__(self, directory: Path, started: Started) -> None:
+        self.started, self._directory = started, directory
+        self._earlier_s, self._start = started.seconds, time.monotonic()
+        self._kept_at = self._start
+
+    @property
+    def seconds(self) -> float:
+        """Of all attempts."""
+        return self._earlier_s + time.monotonic() - self._start
+
+    def tick(self) -> None:
+        """Keep the seconds, at most every few of them."""
+        if time.monotonic() - self._kept_at >= _PROGRESS_EVERY_S:
+            self.keep()
+
+    def keep(self, *, tracked: bool = False) -> None:
+        """Keep the seconds now."""
+        self._kept_at = time.monotonic()
+        self.started = self.started.model_copy(update={"seconds": self.seconds, "tracked": tracked})
+        self.started.write(self._directory)
 
 
 @dataclass
@@ -42,22 +91,24 @@ class Outcome:
 class Stage:
     """What a stage's work gets: its directory, its MLflow run, and a way to tell how far it is."""
 
-    def __init__(self, name: str, run: Run, directory: Path, tracker: Tracker, mlflow_run_id: str) -> None:
+    def __init__(self, name: str, run: Run, directory: Path, tracker: Tracker, clock: Clock) -> None:
         self.name, self.run, self.directory = name, run, directory
-        self.tracker, self.mlflow_run_id = tracker, mlflow_run_id
+        self.tracker, self.mlflow_run_id = tracker, clock.started.mlflow_run_id
+        self._clock = clock
         self._log = get_run_logger()
         self._last_shown = time.monotonic()
         self._first: tuple[float, float] | None = None
         self._shown: float = -1
         self._progress_id: Any = None
-        self.first_failure: str | None = None
 
     def say(self, text: str) -> None:
         """One line in the terminal and in Prefect's log."""
+        self._clock.tick()
         self._log.info("%s: %s", self.name, text)
 
     def progress(self, done: float, total: float, text: str = "") -> None:
         """Show how far the work is, at most every few seconds and at the end."""
+        self._clock.tick()
         now = time.monotonic()
         if (now - self._last_shown < _PROGRESS_EVERY_S and done < total) or done == self._shown:
             return
@@ -86,23 +137,23 @@ def perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Sta
     """
     log = get_run_logger()
     key = hash_of(name, sources_digest(), depends_on)
+    tracker = tracker_of(run.profile)
     if found := find_stage(run, name, key):
         log.info("%s: nothing changed; reusing run %s (%s of work)", name, found.run_id, duration(found.seconds))
+        _finish_tracking(run, tracker, found, depends_on)
         _show(found, run)
         return save_stage(run, found)
-    directory = _prepare_directory(run, name, key)
-    tracker = tracker_of(run.profile)
-    tags = {"stage": name, "qinglan.run_id": run.id, "prefect.flow_run_id": flow_run_id()}
-    mlflow_run_id = tracker.start_run(f"{run.id} {name}", tags, parent=run.mlflow_run_id)
-    start = time.monotonic()
+    directory, clock = _begin(run, name, key, tracker)
     try:
-        outcome = work(Stage(name, run, directory, tracker, mlflow_run_id))
+        outcome = work(Stage(name, run, directory, tracker, clock))
     except BaseException:
-        tracker.end_run(mlflow_run_id, failed=True)
+        tracker.end_run(clock.started.mlflow_run_id, failed=True)
+        clock.keep(tracked=True)
         raise
-    result = StageResult(stage=name, key=key, run_id=run.id, seconds=time.monotonic() - start, **vars(outcome))
+    clock.keep()
+    result = StageResult(stage=name, key=key, run_id=run.id, seconds=clock.seconds, **vars(outcome))
     save_stage(run, result)
-    _track(tracker, mlflow_run_id, result, depends_on)
+    _finish_tracking(run, tracker, result, depends_on)
     _show(result, run)
     rows = f", {result.rows_in:,} rows in, {result.rows_out:,} out" if result.rows_out else ""
     log.info("%s: done in %s%s", name, duration(result.seconds), rows)
@@ -127,14 +178,51 @@ def sources_digest() -> str:
     return hash_of([sha256_of(path) for path in sorted(package.rglob("*.py"))])
 
 
-def _prepare_directory(run: Run, name: str, key: str) -> Path:
+def _begin(run: Run, name: str, key: str, tracker: Tracker) -> tuple[Path, Clock]:
+    """The stage's directory and clock: an interrupted attempt's where it had the same inputs, else new ones."""
     directory = run.stage_directory(name)
-    started = directory / STARTED
-    if started.exists() and key not in started.read_text(encoding="utf-8"):
-        shutil.rmtree(directory)  # what an earlier attempt left belongs to other inputs
-        directory = run.stage_directory(name)
-    write_json(started, {"key": key})
-    return directory
+    manifest = directory / MANIFEST
+    left = Started.read(directory)
+    if (directory / STARTED).exists() and (left is None or left.key != key):
+        if left and left.mlflow_run_id and not left.tracked:
+            tracker.end_run(left.mlflow_run_id, failed=True)
+        _set_aside(directory)
+        directory, left = run.stage_directory(name), None
+    interrupted = left if left and left.mlflow_run_id and not manifest.exists() else None
+    manifest.unlink(missing_ok=True)  # of files that were damaged, or reused from elsewhere for other inputs
+    tags = {"stage": name, "qinglan.run_id": run.id, "prefect.flow_run_id": flow_run_id()}
+    if interrupted and tracker.resume_run(interrupted.mlflow_run_id):
+        tracker.set_tags(interrupted.mlflow_run_id, tags)
+        started = interrupted.model_copy(update={"tracked": False})
+    else:
+        child = tracker.start_run(f"{run.id} {name}", tags, parent=run.mlflow_run_id)
+        started = Started(key=key, mlflow_run_id=child, seconds=interrupted.seconds if interrupted else 0.0)
+    started.write(directory)
+    return directory, Clock(directory, started)
+
+
+def _set_aside(directory: Path) -> None:
+    """Keep what was made of other inputs or by other code: it may hold hours of training."""
+    number = 1
+    while (aside := directory.with_name(f"{directory.name}.superseded-{number}")).exists():
+        number += 1
+    directory.rename(aside)
+    get_run_logger().warning(
+        "%s: its inputs or Qinglan's code changed since the last attempt, so it starts anew; what that attempt left "
+        "is now in %s, delete it when you don't need it",
+        directory.name,
+        aside,
+    )
+
+
+def _finish_tracking(run: Run, tracker: Tracker, result: StageResult, depends_on: dict[str, Any]) -> None:
+    """Tell MLflow of the end, once; also where the process was killed between the manifest and this."""
+    directory = run.stage_directory(result.stage)
+    started = Started.read(directory)
+    if started is None or started.key != result.key or started.tracked or result.run_id != run.id:
+        return
+    _track(tracker, started.mlflow_run_id, result, depends_on)
+    started.model_copy(update={"tracked": True}).write(directory)
 
 
 def _track(tracker: Tracker, mlflow_run_id: str, result: StageResult, depends_on: dict[str, Any]) -> None:

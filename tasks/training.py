@@ -1,10 +1,14 @@
 """The training stages: base_model → sft → rl. Each starts one engine process and follows its metrics."""
 
+import re
+import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
@@ -16,13 +20,15 @@ from qinglan.embedded.base_model import cached_path, is_complete, pretrain_argv
 from qinglan.embedded.services import Services
 from qinglan.engines import swift, verl
 from qinglan.engines.command import Command
-from qinglan.engines.launcher import JsonlTail, launch
-from qinglan.errors import EngineError
+from qinglan.engines.launcher import JsonlTail, LineTail, launch
+from qinglan.errors import EngineError, StageError
 from qinglan.reward import RewardService, SampleWatch
 from qinglan.runs import Run
 from tasks.stage import Outcome, Stage, perform
 
 Metrics = dict[str, Any]
+MAX_LEFT_OUT_SHARE = 0.2
+"""An engine that leaves out more of the training rows is stopped: its length limit is not what was meant."""
 
 
 @task(name="base-model", task_run_name="base-model", cache_policy=NO_CACHE)
@@ -72,6 +78,9 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
         resume_from = swift.newest_checkpoint(output)
         if resume_from:
             stage.say(f"continuing from {resume_from.name}")
+            swift.rewind_log(output, resume_from)
+        elif output.exists():
+            shutil.rmtree(output)  # of an attempt that ended before its first checkpoint
         command = swift.sft_command(
             profile,
             model=model,
@@ -80,20 +89,28 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
             output_dir=output,
             resume_from=resume_from,
         )
+        rows, limit, log = train_file.rows or 0, profile.sft.max_length, stage.directory / "sft.log"
         follow = _Follower(stage, output / swift.LOGGING_FILE, _swift_line)
-        launch(command, name="ms-swift SFT", log=stage.directory / "sft.log", on_poll=follow)
+        left_out = _LeftOut(stage, log, rows, partial(swift.left_out, rows), f"sft.max_length = {limit}")
+
+        def on_poll() -> None:
+            left_out()
+            follow()
+
+        launch(command, name="ms-swift SFT", log=log, on_poll=on_poll)
         adapter = swift.newest_checkpoint(output)
         if adapter is None:
-            raise EngineError(f"ms-swift ended without a checkpoint; log: {stage.directory / 'sft.log'}")
+            raise EngineError(f"ms-swift ended without a checkpoint; log: {log}")
         stage.say("merging the adapter into the base model")
         merged = stage.directory / "merged"
         merge = swift.merge_command(profile, adapter=adapter, output_dir=merged, model=model)
         launch(merge, name="ms-swift merge", log=stage.directory / "merge.log")
         losses = follow.curve("loss")
-        summary = {"rows": train_file.rows, "steps": follow.last_step, **_ends("loss", losses)}
+        summary = {"rows": rows - left_out.count, "steps": follow.last_step, **_ends("loss", losses)}
         return Outcome(
-            rows_in=train_file.rows or 0,
-            rows_out=train_file.rows or 0,
+            rows_in=rows,
+            rows_out=rows - left_out.count,
+            dropped=left_out.dropped,
             artifacts={"adapter": Artifact.of(adapter), "model": Artifact.of(merged)},
             metrics={k: v for k, v in summary.items() if isinstance(v, float)},
             details={"summary": summary, "curve": losses, "eval_curve": follow.curve("eval_loss")},
@@ -132,14 +149,17 @@ def train_rl(run: Run, services: Services, dataset: StageResult, sft: StageResul
             run_name=run.id,
         )
         follow = _Follower(stage, metrics_path, _verl_line(profile.rl.total_steps))
-        watch = SampleWatch(service.samples_log, profile.reward)
+        watch = SampleWatch(service.samples_log, profile.reward, _row_ids(dev_file.path))
+        log, limit = stage.directory / "rl.log", profile.rl.max_prompt_length
+        left_out = _LeftOut(stage, log, train_file.rows or 0, verl.left_out, f"rl.max_prompt_length = {limit}")
         stage.say("starting Ray and verl's workers, about a minute on a small machine")
 
         def on_poll() -> None:
+            left_out()
             follow()
             watch()
 
-        launch(command, name="verl PPO", log=stage.directory / "rl.log", on_poll=on_poll)
+        launch(command, name="verl PPO", log=log, on_poll=on_poll)
         follow.flush()
         chosen = _choose(stage, output, data_source(profile.recipe))
         exported = stage.directory / "model"
@@ -147,7 +167,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, sft: StageResul
             profile, checkpoint=chosen["checkpoint"], base_model=sft.path("model"), output_dir=exported
         )
         launch(export, name="verl export", log=stage.directory / "export.log")
-        return _rl_outcome(stage, exported, train_file.rows or 0, watch, chosen)
+        return _rl_outcome(stage, exported, left_out, watch, chosen)
 
     depends_on = {
         "train_sha256": train_file.sha256,
@@ -156,6 +176,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, sft: StageResul
         "rl": profile.rl.model_dump(mode="json"),
         "reward": profile.reward.model_dump(mode="json"),
         **scoring_identity(profile),
+        "knowledge_base_sha256": run.knowledge_base_sha256,
     }
     return perform(run, "rl", depends_on, work)
 
@@ -163,6 +184,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, sft: StageResul
 def _reward_service(run: Run, services: Services, samples_log: Path) -> RewardService:
     profile = run.profile
     return RewardService(
+        recipe=profile.recipe,
         reward=profile.reward,
         rag=profile.rag,
         rag_url=services.rag_url,
@@ -187,7 +209,14 @@ def _choose(stage: Stage, checkpoints: Path, source: str) -> dict[str, Any]:
     return {"checkpoint": checkpoint, "step": step, "metric": metric, "value": value}
 
 
-def _rl_outcome(stage: Stage, exported: Path, rows_in: int, watch: SampleWatch, chosen: dict[str, Any]) -> Outcome:
+def _row_ids(rl_file: Path) -> list[str]:
+    infos = pq.read_table(rl_file, columns=["extra_info"])["extra_info"].to_pylist()
+    return [info["row_id"] for info in infos]
+
+
+def _rl_outcome(
+    stage: Stage, exported: Path, left_out: "_LeftOut", watch: SampleWatch, chosen: dict[str, Any]
+) -> Outcome:
     steps = verl.read_metrics(stage.directory)
 
     def curve(key: str) -> list[tuple[int, float]]:
@@ -198,17 +227,18 @@ def _rl_outcome(stage: Stage, exported: Path, rows_in: int, watch: SampleWatch, 
     for label, points in curves.items():
         summary |= _ends(label, points)
     summary |= {"dev_metric": chosen["metric"], "dev_value": chosen["value"]}
-    summary |= {"samples": watch.samples, "samples_invalid": watch.invalid}
+    summary |= watch.summary
     return Outcome(
-        rows_in=rows_in,
-        rows_out=rows_in,
+        rows_in=left_out.rows,
+        rows_out=left_out.rows - left_out.count,
+        dropped=left_out.dropped,
         artifacts={"model": Artifact.of(exported)},
         metrics={k: float(v) for k, v in summary.items() if isinstance(v, int | float)},
         details={
             "summary": summary,
             "curve": curves["reward"],
             "dev_curve": curve(chosen["metric"]),
-            "api": {"rag": {"calls": watch.rag_calls, "failed": watch.invalid, "cached": watch.rag_cached}},
+            "api": watch.calls,
         },
     )
 
@@ -220,8 +250,9 @@ class _Follower:
         self, stage: Stage, path: Path, read: Callable[[Metrics], tuple[int, int, str, Metrics] | None]
     ) -> None:
         self._stage, self._read, self._tail = stage, read, JsonlTail(path)
-        self._points: list[tuple[int, Metrics]] = []
-        self._flushed, self._flushed_at = 0, time.monotonic()
+        self._points: dict[int, Metrics] = {}
+        self._unsent: dict[int, Metrics] = {}
+        self._flushed_at = time.monotonic()
 
     def __call__(self) -> None:
         """Look for new lines; called while the process runs and once after."""
@@ -229,26 +260,62 @@ class _Follower:
             if (found := self._read(entry)) is None:
                 continue
             step, total, text, metrics = found
-            self._points.append((step, metrics))
+            self._points.setdefault(step, {}).update(metrics)
+            self._unsent.setdefault(step, {}).update(metrics)
             if total:
                 self._stage.progress(step, total, text)
-        if len(self._points) > self._flushed and time.monotonic() - self._flushed_at > 5:
+        if self._unsent and time.monotonic() - self._flushed_at > 5:
             self.flush()
 
     def flush(self) -> None:
         """Send what MLflow has not seen."""
-        self._stage.tracker.log_steps(self._stage.mlflow_run_id, self._points[self._flushed :])
-        self._flushed, self._flushed_at = len(self._points), time.monotonic()
+        self._stage.tracker.log_steps(self._stage.mlflow_run_id, self._unsent.items())
+        self._unsent, self._flushed_at = {}, time.monotonic()
 
     @property
     def last_step(self) -> int:
         """The highest step seen."""
-        return max((step for step, _ in self._points), default=0)
+        return max(self._points, default=0)
 
     def curve(self, key: str) -> list[tuple[int, float]]:
-        """Steps and values of one metric."""
+        """Values of one metric by step; where a step was measured twice, the later one counts."""
         self.flush()
-        return [(step, float(metrics[key])) for step, metrics in self._points if key in metrics]
+        return [(step, float(metrics[key])) for step, metrics in sorted(self._points.items()) if key in metrics]
+
+
+_SIZE_LINE = re.compile(rb"[Dd]ataset|random samples")
+
+
+class _LeftOut:
+    """The rows that an engine leaves out as too long, by what this attempt writes to its log."""
+
+    def __init__(self, stage: Stage, log: Path, rows: int, count: Callable[[str], int], setting: str) -> None:
+        self.rows, self.count = rows, 0
+        self._stage, self._lines, self._read, self._setting = stage, LineTail(log, from_end=True), count, setting
+        self._sizes = ""
+
+    def __call__(self) -> None:
+        """Look for new lines.
+
+        Raises:
+            StageError: more than `MAX_LEFT_OUT_SHARE` of the rows are left out.
+        """
+        sizes = "".join(line.decode(errors="replace") for line in self._lines.new() if _SIZE_LINE.search(line))
+        if not sizes:
+            return
+        self._sizes += sizes
+        if (count := self._read(self._sizes)) == self.count:
+            return
+        self.count = count
+        what = f"{count:,} of {self.rows:,} training rows are longer than {self._setting} tokens"
+        if count > MAX_LEFT_OUT_SHARE * self.rows:
+            raise StageError(f"{self._stage.name}: {what}, more than {MAX_LEFT_OUT_SHARE:.0%}; raise it")
+        self._stage.say(f"{what} and left out")
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """As a stage's outcome wants it."""
+        return {"prompt_too_long": self.count} if self.count else {}
 
 
 def _ends(name: str, points: list[tuple[int, float]]) -> dict[str, float]:
@@ -265,10 +332,9 @@ def _pretrain_line(entry: Metrics) -> tuple[int, int, str, Metrics] | None:
 
 
 def _swift_line(entry: Metrics) -> tuple[int, int, str, Metrics] | None:
-    place = entry.get("global_step/max_steps")
-    if not place:
+    if (logged := swift.logged_step(entry)) is None:
         return None
-    step, total = map(int, place.split("/"))
+    step, total = logged
     metrics = {k: v for k, v in entry.items() if isinstance(v, int | float)}
     text = f"steps, loss {entry['loss']:.3f}" if "loss" in entry else "steps"
     return step, total, text, metrics

@@ -9,11 +9,9 @@ from pathlib import Path
 
 from qinglan.artifacts import MANIFEST, hash_of
 from qinglan.config import Embedded, Paths
+from qinglan.recipes import identity
 
-_SOURCES = (
-    "embedded/corpus.py", "embedded/domain.py", "embedded/pretrain.py", "embedded/tokenizer.py",
-    "recipes/query_rewrite.py",
-)  # fmt: skip
+_SOURCES = ("embedded/corpus.py", "embedded/domain.py", "embedded/pretrain.py", "embedded/tokenizer.py")
 _PACKAGES = ("torch", "transformers", "tokenizers")
 
 
@@ -21,7 +19,8 @@ def cache_key(embedded: Embedded) -> str:
     """Digest of everything that the pretrained weights depend on."""
     package = Path(__file__).parent.parent
     sources = {name: (package / name).read_text(encoding="utf-8") for name in _SOURCES}
-    return hash_of(sources, embedded.pretrain_steps, {name: _version(name) for name in _PACKAGES})
+    prompt = identity("query_rewrite")  # the corpus holds its frame
+    return hash_of(sources, prompt, embedded.pretrain_steps, {name: _version(name) for name in _PACKAGES})
 
 
 def cached_path(paths: Paths, embedded: Embedded) -> Path:

@@ -17,11 +17,11 @@ from pathlib import Path
 import httpx
 
 from qinglan.config import EMBEDDED, Profile
+from qinglan.engines.launcher import tail
 from qinglan.errors import EngineError
 
 READY_WITHIN_S = 60.0
 STOP_WITHIN_S = 5.0
-_LOG_TAIL_LINES = 12
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,10 @@ def _server(module: str, options: list[str], logs: Path) -> Iterator[str]:
         try:
             base_url = _wait_until_ready(process)
         except EngineError as error:
-            tail = _tail(log_path, log_start)
-            raise EngineError(f"{module} {error}; {log_path} ends:\n{tail}" if tail else f"{module} {error}") from None
+            end = tail(log_path, start=log_start)
+            # The last line says why; it stands in the first, which is all that a flow shows in the end.
+            why = f": {end.splitlines()[-1]}; {log_path} ends:\n{end}" if end else ""
+            raise EngineError(f"{module} {error}{why}") from None
         yield base_url
     finally:
         _stop(process)
@@ -127,11 +129,3 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
     if process.stdout is not None:
         process.stdout.close()
-
-
-def _tail(log_path: Path, start: int) -> str:
-    """The last lines written since `start`."""
-    with log_path.open("rb") as log:
-        log.seek(start)
-        lines = log.read().decode(errors="replace").strip().splitlines()
-    return "\n".join(lines[-_LOG_TAIL_LINES:])

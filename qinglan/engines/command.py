@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+QUIET_ENV = {"DO_NOT_TRACK": "true", "RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
+"""No process that we start reports home."""
+
 
 @dataclass(frozen=True)
 class Command:

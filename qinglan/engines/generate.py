@@ -5,11 +5,12 @@
 Runs on ms-swift's inference engines (transformers on the CPU, vLLM on GPUs) with the template of the training.
 `prompts.jsonl` holds {"id", "messages"}; NAME.answers.jsonl {"id", "text", "completion_tokens", "prompt_tokens"} and,
 for the first `--latency-queries` prompts, "latency_ms": one question at a time, after all have been answered once.
-The orchestrator imports `generate_command` from here, so torch and swift are imported inside the functions that run
+The orchestrator imports `generate_commands` from here, so torch and swift are imported inside the functions that run
 over there.
 """
 
 import argparse
+import gc
 import json
 import time
 from collections.abc import Mapping
@@ -23,8 +24,18 @@ from qinglan.engines.swift import engine_env, engine_python
 Name = TypeVar("Name", bound=str)
 
 
-def generate_command(profile: Profile, folders: Mapping[Name, str], prompts: Path, output_dir: Path) -> Command:
-    """The command that answers all prompts with each model."""
+def generate_commands(profile: Profile, folders: Mapping[Name, str], prompts: Path, output_dir: Path) -> list[Command]:
+    """The commands that answer all prompts with each model, one after the other.
+
+    A model a process on GPUs, where vLLM gives its memory back only with its process; all in one on the CPU, where
+    starting takes longer than answering.
+    """
+    models = list(folders.items())
+    groups = [models] if profile.trainer.device == "cpu" else [[model] for model in models]
+    return [_command(profile, dict(group), prompts, output_dir) for group in groups]
+
+
+def _command(profile: Profile, folders: Mapping[Name, str], prompts: Path, output_dir: Path) -> Command:
     on_cpu = profile.trainer.device == "cpu"
     options = {
         "prompts": prompts.resolve(),
@@ -50,14 +61,20 @@ def main() -> None:
     prompts = [json.loads(line) for line in Path(arguments.prompts).read_text(encoding="utf-8").splitlines()]
     for named in arguments.model:
         name, _, folder = named.partition("=")
-        engine = _engine(folder, arguments)
-        answers = _answer_all(engine, prompts, arguments)
-        _time_single(engine, prompts, answers, arguments)
+        answers = _answers(folder, prompts, arguments)
+        gc.collect()  # the model is gone before the next one is loaded
         path = Path(arguments.output_dir) / f"{name}.answers.jsonl"
         partial = path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(a, ensure_ascii=False) + "\n" for a in answers), encoding="utf-8")
         partial.replace(path)
         print(f"{name}: {len(answers)} answers", flush=True)  # noqa: T201 (the log file)
+
+
+def _answers(folder: str, prompts: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    engine = _engine(folder, arguments)
+    answers = _answer_all(engine, prompts, arguments)
+    _time_single(engine, prompts, answers, arguments)
+    return answers
 
 
 def _parse() -> argparse.Namespace:

@@ -14,31 +14,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from qinglan.engines.command import Command
+from qinglan.engines.command import QUIET_ENV, Command
 from qinglan.errors import EngineError
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 POLL_S = 0.5
 TAIL_LINES = 12
-# Training processes must not inherit an empty CUDA_VISIBLE_DEVICES: it breaks Ray's logical GPU.
-_OFFLINE = {"DO_NOT_TRACK": "true", "RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
+_READABLE = {"PYTHONUNBUFFERED": "1"}  # logs are read while the process runs
 
 Metrics = dict[str, Any]
 
 
-class JsonlTail:
-    """Yields what was appended to a JSONL file since the last look.
-
-    A half-written last line waits. A line that is no JSON is skipped: a killed process left half of it, and the next
-    one wrote on from there.
-    """
+class LineTail:
+    """Yields the lines that were appended to a file since the last look. A half-written last line waits."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
-    def new(self) -> Iterator[Metrics]:
-        """New complete objects."""
+    def new(self) -> Iterator[bytes]:
+        """New complete lines."""
         if not self._path.exists():
             return
         with self._path.open("rb") as stream:
@@ -47,11 +42,26 @@ class JsonlTail:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                try:
-                    entry = json.loads(line)
-                except ValueError:
-                    continue
-                yield entry
+                yield line
+
+
+class JsonlTail:
+    """Yields the objects that were appended to a JSONL file since the last look.
+
+    A line that is no JSON is skipped: a killed process left half of it, and the next one wrote on from there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineTail(path)
+
+    def new(self) -> Iterator[Metrics]:
+        """New complete objects."""
+        for line in self._lines.new():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            yield entry
 
 
 def launch(
@@ -69,8 +79,8 @@ def launch(
         Exception: whatever `on_poll` raises, after the process group has ended.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **_OFFLINE, **command.env}
-    if environment.get("CUDA_VISIBLE_DEVICES") == "":
+    environment = {**os.environ, **QUIET_ENV, **_READABLE, **command.env}
+    if environment.get("CUDA_VISIBLE_DEVICES") == "":  # would break Ray's logical GPU
         del environment["CUDA_VISIBLE_DEVICES"]
     start = time.monotonic()
     with log.open("ab") as output:
@@ -99,9 +109,9 @@ def launch(
     return time.monotonic() - start
 
 
-def tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log, indented."""
+def tail(log: Path, lines: int = TAIL_LINES, start: int = 0) -> str:
+    """The last lines of a log, of those written from byte `start` on, indented."""
     with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - 16_384))
+        stream.seek(max(start, log.stat().st_size - 16_384))
         text = stream.read().decode(errors="replace")
     return "\n".join(f"    {line}" for line in text.splitlines()[-lines:])

@@ -5,16 +5,20 @@ a model hub.
 """
 
 import json
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
 from qinglan.engines.command import Command
+from qinglan.engines.launcher import JsonlTail
 
 LOGGING_FILE = "logging.jsonl"
 """Under the output directory; ms-swift appends one object per logged step."""
 
+_FILTERED = re.compile(r"Dataset filtered, origin length: (\d+), filtered dataset length: (\d+)")
 _ENV = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -125,6 +129,42 @@ def newest_checkpoint(output_dir: Path) -> Path | None:
         if (folder / "trainer_state.json").exists() and folder.name.rpartition("-")[2].isdigit()
     ]
     return max(found, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+
+
+def rewind_log(output_dir: Path, checkpoint: Path | None) -> None:
+    """Make what was logged end where training goes on from: with nothing but whole steps up to `checkpoint`.
+
+    ms-swift only ever appends, so the steps between the checkpoint and the kill would be there twice.
+    """
+    log = output_dir / LOGGING_FILE
+    if not log.exists():
+        return
+    last = int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1
+    kept = [entry for entry in JsonlTail(log).new() if (step := logged_step(entry)) and step[0] <= last]
+    partial = log.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in kept), encoding="utf-8")
+    partial.replace(log)
+
+
+def logged_step(entry: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Step and number of steps of a line in the log; None for the summary at the end."""
+    place = entry.get("global_step/max_steps")
+    if not place:
+        return None
+    step, total = map(int, place.split("/"))
+    return step, total
+
+
+def left_out(rows: int, log: str) -> int:
+    """How many of the `rows` for training ms-swift left out as longer than `max_length`, by its log.
+
+    It reports each data set that shrank, training before dev, by its length before and after.
+    """
+    left = rows
+    for before, after in _FILTERED.findall(log):
+        if int(before) == left:
+            left = int(after)
+    return rows - left
 
 
 def _argv(profile: Profile, verb: str, arguments: dict[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
-from qinglan.engines.command import Command
+from qinglan.engines.command import QUIET_ENV, Command
 from qinglan.engines.swift import engine_env, engine_python
 from qinglan.errors import ArtifactError
 
@@ -41,11 +41,10 @@ STEP_METRICS = {
 }
 """What is reported of each training step, by the name that verl logs it under."""
 
+_LENGTHS = re.compile(r"(filter )?dataset len: (\d+)|selected (\d+) random samples")
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
 _ENV = {
-    "DO_NOT_TRACK": "true",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
+    **QUIET_ENV,
     "HYDRA_FULL_ERROR": "1",
     "TOKENIZERS_PARALLELISM": "false",
     # Workers that Ray starts ahead of need have nothing imported and only take time from those that are needed.
@@ -167,6 +166,19 @@ def best_checkpoint(output_dir: Path, metrics_folder: Path, metric: str) -> tupl
         raise ArtifactError(f"no checkpoint under {output_dir} has {metric}; make save_freq a multiple of test_freq")
     step = max(values, key=lambda step: (values[step], step))
     return step, checkpoints(output_dir)[step], values[step]
+
+
+def left_out(log: str) -> int:
+    """How many prompts for training verl left out as longer than `max_prompt_length`, by its log.
+
+    It prints the number of prompts before and after, for the training file first.
+    """
+    before = 0
+    for is_filtered, length, selected in _LENGTHS.findall(log):
+        if is_filtered:
+            return before - int(length)
+        before = int(length or selected)
+    return 0
 
 
 def _attempts(folder: Path) -> list[Path]:

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet as parquet
 import pytest
 from mlflow import MlflowClient
 
 from qinglan.artifacts import read_jsonl
+from qinglan.embedded import corpus
+from qinglan.recipes.query_rewrite import user_text
 from qinglan.report import Report
 from qinglan.rows import Row, normalise
 
@@ -124,7 +127,8 @@ def test_no_paid_call_is_repeated(site: Site) -> None:
 
 def test_training_continued_from_its_checkpoints(site: Site) -> None:
     assert "sft: continuing from checkpoint-" in site.log.read_text()
-    steps = [json.loads(line)["step"] for line in (site.run_directory / "rl" / "metrics.2.jsonl").open()]
+    lines = (site.run_directory / "rl" / "metrics.2.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
     assert steps[0] > 0
 
 
@@ -147,15 +151,32 @@ def test_artifacts_are_what_the_report_says(site: Site) -> None:
             assert sha256_of(Path(artifact["path"])) == artifact["sha256"]
 
 
-def test_nothing_of_the_test_split_reaches_training(site: Site) -> None:
+def trigrams(text: str) -> set[str]:
+    plain = normalise(text)
+    return {plain[i : i + 3] for i in range(max(1, len(plain) - 2))}
+
+
+@pytest.mark.parametrize("file", ["sft_train.jsonl", "sft_dev.jsonl", "rl_train.parquet", "rl_dev.parquet"])
+def test_nothing_of_the_test_split_is_in_what_the_engines_read(site: Site, file: str) -> None:
     dataset = site.run_directory / "dataset"
     test = list(read_jsonl(dataset / "test.jsonl", Row))
-    test_ids, test_texts = {row.id for row in test}, {normalise(row.query + row.history) for row in test}
-    for line in (dataset / "sft_train.jsonl").open(encoding="utf-8"):
-        assert json.loads(line)["metadata"]["row_id"] not in test_ids
-    trained = [row for row in read_jsonl(dataset / "rows.jsonl", Row) if row.split == "train"]
-    assert trained and not test_ids & {row.id for row in trained}
-    assert not test_texts & {normalise(row.query + row.history) for row in trained}
+    if file.endswith(".jsonl"):
+        rows = [json.loads(line) for line in (dataset / file).read_text(encoding="utf-8").splitlines()]
+        read = {row["metadata"]["row_id"]: row["messages"][1]["content"] for row in rows}
+    else:
+        rows = parquet.read_table(dataset / file).to_pylist()
+        read = {row["extra_info"]["row_id"]: row["prompt"][1]["content"] for row in rows}
+    asked = [user_text(row.query, row.profile, row.history) for row in test]
+    assert read and not read.keys() & {row.id for row in test}
+    assert not {normalise(text) for text in read.values()} & {normalise(text) for text in asked}
+    nearest = max(len(a & b) / len(a | b) for a in map(trigrams, read.values()) for b in map(trigrams, asked))
+    assert nearest < 0.85
+
+
+def test_pretraining_saw_nothing_of_the_test_split(site: Site) -> None:
+    test = {normalise(row.query) for row in read_jsonl(site.run_directory / "dataset" / "test.jsonl", Row)}
+    seen = "\n".join(normalise(text) for text in corpus.documents(0, 3000))
+    assert not [text for text in test if len(text) > 6 and text in seen]
 
 
 def test_mlflow_has_the_parent_and_a_child_per_stage(site: Site) -> None:

@@ -127,17 +127,29 @@ def test_a_refused_key_stops_at_once_and_in_one_line(site_of: Callable[..., Site
 
 
 def test_too_many_failures_stop_the_stage_and_what_was_paid_is_kept(site_of: Callable[..., Site]):
-    down = True
+    down, paid = True, []
 
     def teacher(body: dict[str, Any]) -> Any:
-        return (500, {}) if down and "1" in body["messages"][-1]["content"] else rewritten(body)
+        question = body["messages"][-1]["content"]
+        if down and "1" in question:
+            return 500, {}
+        paid.append(question)
+        return rewritten(body)
 
     site = site_of(teacher)
-    with pytest.raises(StageError, match=r"distill: 12 of 30 rows failed, more than distill.max_failed_share = 10%"):
+    with pytest.raises(StageError, match=r"distill: \d+ of 30 rows failed, more than distill.max_failed_share = 10%"):
         site.run(site.distill)
-    asked, down = len(site.teacher.bodies), False
+    down = False
     assert site.run(site.distill).rows_out == ROWS
-    assert len(site.teacher.bodies) == asked + 12
+    assert len(paid) == ROWS
+
+
+def test_a_stage_that_loses_every_row_stops_early(site_of: Callable[..., Site]):
+    site = site_of(lambda _: (500, {}))
+    small = site.profile.distill.model_copy(update={"batch_rows": 2, "retries": 0})
+    with pytest.raises(StageError, match="rows failed"):
+        site.run(site.distill, site.profile.model_copy(update={"distill": small}))
+    assert len(site.teacher.bodies) < ROWS
 
 
 def test_a_rag_that_ignores_rewrites_stops_the_run(site_of: Callable[..., Site]):

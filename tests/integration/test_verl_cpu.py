@@ -216,7 +216,7 @@ def test_grpo_with_lora_and_reference_exports_a_merged_model(tmp_path: Path, mod
         "kl_loss_coefficient": 0.01,
         "entropy_coefficient": 0.01,
     }
-    toy = Toy(tmp_path, model_folder, total_steps=2, save_freq=2, test_freq=-1, val_before_train=False, **settings)
+    toy = Toy(tmp_path, model_folder, total_steps=2, save_freq=2, test_freq=2, val_before_train=False, **settings)
     toy.run(toy.command())
     steps = read_metrics(tmp_path)
     assert set(steps) == {1, 2}

@@ -80,7 +80,8 @@ def make_model(folder: Path, *, hidden_size: int = 64, layers: int = 2) -> Path:
 
 def make_prompts(path: Path, rows: int, *, words: int = 6) -> Path:
     """A parquet file as verl wants it."""
-    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     rng = random.Random(path.name)
     records = [
@@ -93,7 +94,7 @@ def make_prompts(path: Path, rows: int, *, words: int = 6) -> Path:
         }
         for index in range(rows)
     ]
-    pd.DataFrame(records).to_parquet(path)
+    pq.write_table(pa.Table.from_pylist(records), path)
     return path
 
 

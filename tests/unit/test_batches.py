@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from qinglan.batches import Batch, BatchIncompleteError, check_failed_share, cut
+from qinglan.batches import Batch, BatchIncompleteError, Losses, cut
 from qinglan.errors import ConfigError, StageError, TeacherError
 from qinglan.rows import Row
 
@@ -80,18 +80,43 @@ def test_cut():
     assert [(b.index, len(b.rows)) for b in batches] == [(0, 2), (1, 2), (2, 1)]
 
 
-def test_share_within_the_limit():
-    check_failed_share("distill", ROWS, [row(0), row(1), row(2, "truncated")], 0.34, None)
+def lose(losses: Losses, *done: str) -> None:
+    """A finished batch, of which each row is `ok` or failed with a reason."""
+    batch = Batch(0, [row(n) for n in range(len(done))])
+    losses.add(batch, [row(n, status) for n, status in enumerate(done)])
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        (ROWS, [row(0), row(1, "x"), row(2, "x")], r"distill: 2 of 3 rows failed, more than distill.max_failed_share"),
-        (ROWS, [row(0, "x"), row(1, "x"), row(2, "x")], r"3 of 3 .* first failure: boom\. Answers already paid"),
-        ([row(0, "x")], [row(0, "x")], "no row to work on"),
-    ],
-)
-def test_too_many_failures_stop_the_stage(before: list[Row], after: list[Row], message: str):
-    with pytest.raises(StageError, match=message):
-        check_failed_share("distill", before, after, 0.5, "boom")
+def test_a_share_within_the_limit_goes_on():
+    losses = Losses("distill", [row(n) for n in range(20)], 0.1)
+    lose(losses, "truncated", "truncated", "ok", "ok")
+    lose(losses, *["ok"] * 16)
+
+
+def test_the_stage_stops_once_more_than_the_share_of_all_rows_is_lost():
+    losses = Losses("distill", [row(n) for n in range(1000)], 0.1)
+    lose(losses, *["x"] * 100)  # a whole batch, and yet no more than may fail
+    with pytest.raises(StageError, match=r"distill: 101 of 1000 rows failed, more than distill.max_failed_share = 10%"):
+        lose(losses, "x", "ok")
+
+
+@pytest.mark.parametrize(("limit", "given", "failed"), [(0.05, 10, 2), (0.0, 10, 1), (0.05, 1, 1), (1.0, 3, 3)])
+def test_small_stages_may_lose_one_row_but_not_all(limit: float, given: int, failed: int):
+    losses = Losses("distill", [row(n) for n in range(given)], limit)
+    for _ in range(failed - 1):
+        lose(losses, "x")
+    with pytest.raises(StageError, match=f"{failed} of {given} rows failed"):
+        lose(losses, "x")
+
+
+def test_rows_that_failed_before_are_no_losses():
+    with pytest.raises(StageError, match="distill: no row to work on"):
+        Losses("distill", [row(0, "x")], 0.5)
+    before = [row(0, "duplicate"), row(1), row(2)]
+    Losses("distill", before, 0.0).add(Batch(0, before), before)
+
+
+async def test_the_first_failure_is_named():
+    batch = Batch(0, ROWS)
+    done = await batch.run(Worker({"1": [TeacherError("boom", "teacher_refused")]}), last_attempt=True)
+    with pytest.raises(StageError, match=r"first failure: boom\. Answers already paid"):
+        Losses("distill", ROWS, 0.0).add(batch, done)

@@ -1,6 +1,7 @@
 """Asking over real HTTP: what is sent, when an answer is none, retries, and that nothing is paid for twice."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -247,3 +248,22 @@ async def test_no_more_requests_at_once_than_allowed(tmp_path: Path, serve: Serv
     async with client(tmp_path, serve(slow).url, concurrency=2) as chat:
         await asyncio.gather(*(chat.ask([{"role": "user", "content": str(n)}], str) for n in range(6)))
     assert most == 2
+
+
+async def test_closing_lets_answers_come_in_and_sends_nothing_new(tmp_path: Path, serve: Serve):
+    arrived = threading.Semaphore(0)
+    service = serve(lambda _: arrived.release() or time.sleep(0.1) or (200, completion("x")))
+    async with client(tmp_path, service.url, concurrency=2) as chat:
+        asked = [asyncio.create_task(chat.ask([{"role": "user", "content": str(n)}], str)) for n in range(6)]
+        await asyncio.to_thread(lambda: arrived.acquire() and arrived.acquire())
+        for each in asked:
+            each.cancel()
+    assert len(service.bodies) == 2
+    assert usage(tmp_path) == (2, 0)
+
+
+async def test_two_services_do_not_share_answers(tmp_path: Path, serve: Serve):
+    for text in ("x", "y"):
+        service = serve(script_of((200, completion(text))))
+        async with client(tmp_path, service.url, salt=service.url) as chat:
+            assert (await chat.ask(MESSAGES, str)).value == text

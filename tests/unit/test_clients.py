@@ -10,6 +10,7 @@ from qinglan.clients import key_salt, ledger_path, open_clients
 from qinglan.config import Profile
 from qinglan.embedded.services import Services
 from qinglan.embedded.version import _SOURCES, embedded_version
+from qinglan.errors import ConfigError
 from qinglan.runs import Run
 
 ProfileOf = Callable[..., Profile]
@@ -19,9 +20,9 @@ def run_of(profile: Profile, directory: Path) -> Run:
     return Run(id="r", flow="refresh", profile=profile, directory=directory)
 
 
-def test_salt_is_empty_for_live_services(profile_of: ProfileOf):
-    profile = profile_of(teacher={"model": "big", "base_url": "http://live/v1"})
-    assert key_salt(profile, "teacher") == ""
+def test_salt_names_the_service_or_the_stand_in(profile_of: ProfileOf):
+    profile = profile_of(teacher={"model": "big", "base_url": "http://live/v1/"})
+    assert key_salt(profile, "teacher") == "http://live/v1"
     assert key_salt(profile, "judge").startswith(embedded_version())
 
 
@@ -44,7 +45,23 @@ def test_version_covers_every_source_of_an_answer():
 async def test_clients_open_and_close(profile_of: ProfileOf, tmp_path: Path):
     profile = profile_of()
     services = Services("http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/q")
-    async with open_clients(run_of(profile, tmp_path), services) as clients:
+    async with open_clients(run_of(profile, tmp_path), services, ("rag",)) as clients:
         assert ledger_path(profile).is_file()
     with pytest.raises((RuntimeError, httpx.HTTPError)):
         await clients.rag._client.get("http://127.0.0.1:9")
+
+
+async def test_only_the_roles_asked_for_need_a_key(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    live = {"model": "big", "base_url": "http://127.0.0.1:9/v1", "api_key_env": "NO_SUCH_KEY"}
+    run = run_of(profile_of(teacher=live), tmp_path)
+    services = Services("http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/q")
+    async with open_clients(run, services, ("judge", "rag")) as clients:
+        assert clients.call_counts() == {"judge": {"cached": 0}, "rag": {"calls": 0, "failed": 0}}
+        with pytest.raises(LookupError, match="no teacher client; name the role in open_clients"):
+            _ = clients.teacher
+    with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
+        async with open_clients(run, services, ("teacher",)):
+            pass

@@ -21,6 +21,7 @@ from qinglan.evaluation import (
     summarise,
     teacher_rows,
 )
+from qinglan.recipes import query_rewrite
 from qinglan.rows import Retrieved, Row
 
 CONFIG = Evaluate(bootstrap_resamples=200)
@@ -79,7 +80,7 @@ def test_teacher_and_original_from_the_data_stages():
 async def test_only_what_is_missing_is_asked_for():
     judge, rag = Judge(), Library()
     known = [ArmRow(row_id="000", text="改写", retrieved=MISS, judge_score=2.0), ArmRow(row_id="001", text="新")]
-    done = await retrieve_and_judge(known, ROWS, clients(judge, rag), Tenant())
+    done = await retrieve_and_judge(known, ROWS, query_rewrite, clients(judge, rag), Tenant())
     assert (done[0].retrieved, done[0].judge_score) == (MISS, 2.0)
     assert (done[1].retrieved, done[1].judge_score) == (HIT, 4.0)
     assert (judge.asked, rag.asked) == (1, [("问题1", "新")])
@@ -87,17 +88,21 @@ async def test_only_what_is_missing_is_asked_for():
 
 async def test_an_arm_without_a_text_keeps_its_reason():
     nothing = [ArmRow(row_id="000", reason="empty_rewrite")]
-    assert await retrieve_and_judge(nothing, ROWS, clients(Judge(), Library()), Tenant()) == nothing
+    assert await retrieve_and_judge(nothing, ROWS, query_rewrite, clients(Judge(), Library()), Tenant()) == nothing
 
 
 async def test_a_failed_judge_takes_nothing_from_retrieval():
-    done = await retrieve_and_judge(arm(*[None] * 40), ROWS, clients(Judge(failing=1), Library()), Tenant())
+    done = await retrieve_and_judge(
+        arm(*[None] * 40), ROWS, query_rewrite, clients(Judge(failing=1), Library()), Tenant()
+    )
     assert (done[0].retrieved, done[0].judge_score, done[0].reason) == (HIT, None, "judge_unreadable")
     assert summarise(done, ROWS, CONFIG).failed == 0
 
 
 async def test_a_failed_retrieval_is_no_score():
-    done = await retrieve_and_judge(arm(*[None] * 40), ROWS, clients(Judge(), Library(failing=2)), Tenant())
+    done = await retrieve_and_judge(
+        arm(*[None] * 40), ROWS, query_rewrite, clients(Judge(), Library(failing=2)), Tenant()
+    )
     summary = summarise(done, ROWS, CONFIG)
     assert (summary.n, summary.failed, summary.top1) == (40, 2, 1.0)
     assert done[0].reason == "rag_unavailable"
@@ -106,7 +111,7 @@ async def test_a_failed_retrieval_is_no_score():
 @pytest.mark.parametrize(("judge", "rag"), [(3, 0), (0, 3)])
 async def test_too_many_failures_are_no_evaluation(judge: int, rag: int):
     with pytest.raises(StageError, match="calls failed for 3 of 40 questions"):
-        await retrieve_and_judge(arm(*[None] * 40), ROWS, clients(Judge(judge), Library(rag)), Tenant())
+        await retrieve_and_judge(arm(*[None] * 40), ROWS, query_rewrite, clients(Judge(judge), Library(rag)), Tenant())
 
 
 def test_scores_of_one_arm():
@@ -144,6 +149,13 @@ def test_examples_spread_over_groups():
     chosen = examples({"rl": arm(*[HIT] * 20)}, rows, count=3)  # type: ignore[arg-type]
     assert len({example.gold_id for example in chosen}) == len(chosen) == 3
     assert chosen[0].arms["rl"].retrieved.ids == ("g", "x")
+
+
+def test_an_example_names_its_gold_document_where_an_arm_found_it():
+    titled = HIT.model_copy(update={"ids": ("x", "g"), "titles": ("别的", "标准")})
+    (named,) = examples({"teacher": arm(MISS), "rl": arm(titled)}, [row(0)])  # type: ignore[arg-type]
+    (unnamed,) = examples({"rl": arm(titled)}, [row(0, gold="h")])  # type: ignore[arg-type]
+    assert (named.gold_title, unnamed.gold_title) == ("标准", None)
 
 
 def test_overlap_of_train_and_test():

@@ -11,7 +11,7 @@ import pytest
 
 from qinglan.config import Profile, load_profile
 from qinglan.engines import generate
-from qinglan.engines.generate import generate_command
+from qinglan.engines.generate import generate_commands
 
 ProfileOf = Callable[..., Profile]
 SHIPPED = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -25,9 +25,11 @@ def parsed(command: list[str], monkeypatch: pytest.MonkeyPatch) -> Namespace:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_the_script_understands_every_profiles_command(path: Path, monkeypatch: pytest.MonkeyPatch):
     profile = load_profile(str(path))
-    command = generate_command(profile, {"sft": "/m/a=b", "rl": "/m/c"}, Path("p.jsonl"), Path("out"))
-    found = parsed(command.argv, monkeypatch)
-    assert found.model == ["sft=/m/a=b", "rl=/m/c"]
+    commands = generate_commands(profile, {"sft": "/m/a=b", "rl": "/m/c"}, Path("p.jsonl"), Path("out"))
+    models = [parsed(command.argv, monkeypatch).model for command in commands]
+    found = parsed(commands[0].argv, monkeypatch)
+    assert [model for group in models for model in group] == ["sft=/m/a=b", "rl=/m/c"]
+    assert len(models) == (1 if profile.trainer.device == "cpu" else 2), "vLLM keeps its memory until its process ends"
     assert found.prompts == str(Path("p.jsonl").resolve())
     assert (found.max_new_tokens, found.template) == (profile.student.max_new_tokens, profile.student.template)
 
@@ -35,7 +37,7 @@ def test_the_script_understands_every_profiles_command(path: Path, monkeypatch: 
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "transformers"), ("cuda", "vllm")])
 def test_backend(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, device: str, backend: str):
     profile = profile_of(trainer={"device": device}, rl={"tensor_model_parallel_size": 4})
-    found = parsed(generate_command(profile, {"rl": "/m"}, Path("p"), Path("o")).argv, monkeypatch)
+    found = parsed(generate_commands(profile, {"rl": "/m"}, Path("p"), Path("o"))[0].argv, monkeypatch)
     assert (found.backend, found.tensor_parallel_size) == (backend, 4)
 
 
@@ -51,7 +53,7 @@ def test_answers_of_each_model_and_the_time_of_the_first(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"id": str(n), "messages": []}) + "\n" for n in range(3)))
     profile = profile_of(evaluate={"latency_queries": 2})
-    command = generate_command(profile, {"sft": "/a", "rl": "/b"}, prompts, tmp_path)
+    (command,) = generate_commands(profile, {"sft": "/a", "rl": "/b"}, prompts, tmp_path)
     monkeypatch.setattr("sys.argv", command.argv[2:])
     monkeypatch.setattr(generate, "_engine", lambda folder, _: folder)
     monkeypatch.setattr(generate, "_ask", answer)
@@ -60,3 +62,25 @@ def test_answers_of_each_model_and_the_time_of_the_first(
     assert [line["text"] for line in lines] == ["/b 答"] * 3
     assert ["latency_ms" in line for line in lines] == [True, True, False]
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_model_is_gone_before_the_next_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Engine:
+        alive = 0
+
+        def __init__(self, *_: Any) -> None:
+            Engine.alive += 1
+            self.itself = self  # as real ones: only the garbage collector gets them
+            assert Engine.alive == 1
+
+        def __del__(self) -> None:
+            Engine.alive -= 1
+
+    (tmp_path / "p.jsonl").write_text("")
+    options = {"prompts": tmp_path / "p.jsonl", "output-dir": tmp_path, "backend": "transformers", "model-type": "m"}
+    options |= {"template": "t", "torch-dtype": "float32", "max-new-tokens": 1, "batch-size": 1, "latency-queries": 0}
+    monkeypatch.setattr("sys.argv", ["x", "--model=a=/a", "--model=b=/b", *(f"--{k}={v}" for k, v in options.items())])
+    monkeypatch.setattr(generate, "_engine", Engine)
+    monkeypatch.setattr(generate, "_ask", lambda *_: [])
+    generate.main()
+    assert Engine.alive == 0

@@ -13,7 +13,7 @@ import pytest
 
 from qinglan.engines import launcher
 from qinglan.engines.command import Command
-from qinglan.engines.launcher import JsonlTail, launch, tail
+from qinglan.engines.launcher import JsonlTail, LineTail, launch, tail
 from qinglan.engines.supervise import descendants
 from qinglan.errors import EngineError, StageError
 
@@ -164,6 +164,7 @@ def test_tail_of_a_long_log(tmp_path: Path):
     log = tmp_path / "x.log"
     log.write_bytes(b"\xff" * 20_000 + "\n结束\n".encode())
     assert tail(log, 1) == "    结束"
+    assert tail(log, start=log.stat().st_size) == ""
 
 
 def test_a_half_written_line_waits(tmp_path: Path):
@@ -186,8 +187,8 @@ def test_half_a_line_of_a_killed_process_is_skipped(tmp_path: Path):
 
 def test_from_the_end(tmp_path: Path):
     path = tmp_path / "m.jsonl"
-    path.write_text('{"a": 1}\n')
-    follow = JsonlTail(path, from_end=True)
+    path.write_text("an earlier attempt\n")
+    follow = LineTail(path, from_end=True)
     with path.open("a") as stream:
-        stream.write('{"b": 2}\n')
-    assert list(follow.new()) == [{"b": 2}]
+        stream.write("new\nhalf")
+    assert list(follow.new()) == [b"new\n"]

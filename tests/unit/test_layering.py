@@ -1,6 +1,7 @@
 """Imports go one way, and the orchestrator's process never loads a training engine."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,12 @@ def test_the_core_knows_no_prefect_and_nothing_above_it():
 
 def test_tasks_know_no_flows():
     assert offenders("tasks", "flows", "deployments") == []
+
+
+def test_only_the_stand_ins_know_a_certain_recipe():
+    sources = [p for folder in ("qinglan", "tasks", "flows") for p in sorted((ROOT / folder).rglob("*.py"))]
+    knowing = [p for p in sources if re.search(r"qinglan\.recipes\b.*\bquery_rewrite\b", p.read_text(encoding="utf-8"))]
+    assert {p.parent.name for p in knowing} == {"embedded"}
 
 
 @pytest.mark.parametrize("folder", ["tasks", "flows"])

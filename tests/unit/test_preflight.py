@@ -1,5 +1,6 @@
 """Preflight: every problem is found before anything is spent, and no secret is shown."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ def test_the_stand_ins_need_nothing(profile_of: ProfileOf):
 def test_flows_look_only_at_what_they_use(profile_of: ProfileOf):
     names = {flow: [c.name for c in inspect_profile(profile_of(), flow)] for flow in ("refresh", "train", "evaluate")}
     assert names["refresh"] == ["recipe", "workbook", "teacher", "judge", "rag"]
+    unjudged = inspect_profile(profile_of(validation={"judge_baseline": False}), "refresh")
+    assert [c.name for c in unjudged] == ["recipe", "workbook", "teacher", "rag"]
     assert names["train"] == ["recipe", "judge", "rag", "base model", "device", "trainer packages"]
     assert names["evaluate"] == ["recipe", "judge", "rag", "device", "trainer packages"]
 
@@ -48,6 +51,7 @@ def test_flows_look_only_at_what_they_use(profile_of: ProfileOf):
         ),
         ({"judge": {"model": "big", "base_url": "no-scheme"}}, "judge", "judge.base_url can't be reached"),
         ({"rag": {"url": "http://127.0.0.1:9/q"}}, "rag", "rag.url can't be reached"),
+        ({"rag": {"knowledge_base": __file__}}, "rag", "test_preflight.py, line 1: not JSON"),
         ({"rag": {"knowledge_base": "/no/kb.jsonl"}}, "rag", "rag.knowledge_base: /no/kb.jsonl: no such file"),
     ],
 )
@@ -74,6 +78,41 @@ def test_wrong_training_settings(
 def test_missing_packages_are_named(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json", "no_such_package"))
     assert "not installed (no_such_package); run `make setup`" in problems(profile_of(), "train")["trainer packages"]
+
+
+def program(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_trainers_environment_is_asked_what_it_lacks(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    own = profile_of(trainer={"python": sys.executable}, rl={"rollout_engine": "cpu"})
+    assert "trainer packages" not in problems(own, "train")
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json", "no_such_package"))
+    assert problems(own, "train")["trainer packages"].startswith(
+        f"trainer.python: {sys.executable} lacks no_such_package; see docker/"
+    )
+
+
+def test_a_trainers_interpreter_that_fails(profile_of: ProfileOf, tmp_path: Path):
+    python = program(tmp_path / "python", "echo no libpython >&2; exit 127")
+    problem = problems(profile_of(trainer={"python": python}), "train")["trainer packages"]
+    assert problem.endswith("exits with 127: no libpython")
+
+
+def test_gpus_are_counted_and_vllm_is_needed(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program(tmp_path / "nvidia-smi", "echo 'GPU 0: H100 (UUID: x)'; echo '  MIG 1g.10gb'; echo 'GPU 1: H100'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None if name == "vllm" else name)
+
+    def found(gpus: int) -> dict[str, str]:
+        return problems(profile_of(trainer={"device": "cuda", "gpus_per_node": gpus}), "train")
+
+    assert "asks for 4 and this machine has 2" in found(4)["device"]
+    assert "device" not in found(2)
+    assert "not installed (vllm)" in found(2)["trainer packages"]
 
 
 def test_a_base_model_under_home(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -103,6 +142,27 @@ def test_a_live_teacher(
     assert "sk-secret" not in str(problem)
 
 
+def models(*names: str) -> Any:
+    return {"object": "list", "data": [{"id": name} for name in names]}
+
+
+@pytest.mark.parametrize(
+    ("reply", "note"),
+    [
+        ((200, models("big", "other")), None),
+        ((200, models("bigger", "else")), "the service does not list this model; it has bigger, …"),
+        ((200, models("x")), "the service does not list this model; it has x"),
+        ((200, models()), "the model is not checked: the service lists none"),
+        ((200, b"<html>"), "the model is not checked: the service lists none"),
+        ((404, {}), "the model is not checked: GET /models answers HTTP 404"),
+    ],
+)
+def test_a_model_that_is_not_listed_is_noted(profile_of: ProfileOf, serve: Serve, reply: Any, note: str | None):
+    profile = profile_of(**live(serve(lambda _: reply)))
+    (check,) = [check for check in inspect_profile(profile, "refresh") if check.name == "teacher"]
+    assert (check.problem, check.note) == (None, note)
+
+
 def test_a_missing_key_and_one_that_no_header_can_hold(
     profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
@@ -123,8 +183,10 @@ def test_a_missing_key_and_one_that_no_header_can_hold(
     ],
 )
 def test_a_live_rag(profile_of: ProfileOf, serve: Serve, reply: Any, message: str | None):
-    problem = problems(profile_of(rag={"url": serve(lambda _: reply).url})).get("rag")
+    service = serve(lambda _: reply)
+    problem = problems(profile_of(rag={"url": service.url})).get("rag")
     assert (message in problem) if message else problem is None
+    assert service.bodies[0]["rewritten_query"]
 
 
 def test_require_raises_the_first(profile_of: ProfileOf):

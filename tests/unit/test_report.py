@@ -14,7 +14,9 @@ from qinglan.artifacts import Artifact, StageResult
 from qinglan.config import Endpoint, Price, Profile, Rag
 from qinglan.errors import ArtifactError
 from qinglan.plots import Axis, chart, moving_mean
-from qinglan.report import Report, Stage, print_table, render_html, stand_in_warning, stand_ins_of, starred, verdict
+from qinglan.report import Report, Stage, stand_in_warning, stand_ins_of, starred, verdict
+from qinglan.report_html import render_html
+from qinglan.report_terminal import print_table
 from qinglan.statistics import Comparison
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
@@ -138,7 +140,6 @@ def report(**changes: Any) -> Report:
             {"what": "gold documents", "test": 159, "in_train": 0, "note": "product × intent pairs unseen in training"},
             {"what": "products", "test": 44, "in_train": 44},
         ],
-        "notes": ["Chosen on the dev split; the test split was used once."],
         "curves": curves(),
     }  # fmt: skip
     return Report.model_validate(content | changes)
@@ -264,7 +265,7 @@ def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
     assert parsed.open == []
     heads = re.findall(r"<h2>(.*?)</h2>", html)
     assert heads == ["Arms", "Comparisons", "Where rows fell", "Training", "Examples", "Calls and cost",
-                     "What test and train share", "Notes", "Stages", "Versions"]  # fmt: skip
+                     "What test and train share", "Stages", "Versions"]  # fmt: skip
     assert html.count("gold first") == 10 and "failed: empty_rewrite" in html
     assert "below_threshold" in html and "20261103-0210-55aa" in html
 
@@ -283,7 +284,7 @@ def test_untrusted_text_stays_text(tmp_path: Path) -> None:
     stage = {"name": EVIL, "seconds": 1, "rows_in": 2, "rows_out": 1, "dropped": {EVIL: 1}}
     shared = [{"what": EVIL, "test": 1, "in_train": 0, "note": EVIL}]
     series = [{"label": EVIL, "x": [1, 2], "y": [1, 2]}]
-    html = page(tmp_path, report(run_id=EVIL, examples=[evil], stages=[stage], notes=[EVIL], shared=shared,
+    html = page(tmp_path, report(run_id=EVIL, examples=[evil], stages=[stage], shared=shared,
                                  versions={EVIL: EVIL}, curves={EVIL: series}))  # fmt: skip
     parsed = Tags(html)
     assert not {"script", "img"} & {tag for tag, _ in parsed.tags}

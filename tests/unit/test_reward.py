@@ -1,7 +1,6 @@
-"""The reward: its formula, guards and gate; and that a failed call is never a number, nor ever silent."""
+"""Scoring a sample in a reward worker: a failed call is never a number, nor ever silent."""
 
 import json
-import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from conftest import FakeService, Script, completion, recall
 from qinglan import reward
 from qinglan.config import Endpoint, Price, Rag, Reward, Tenant
 from qinglan.errors import ConfigError, QinglanError, StageError
-from qinglan.reward import Baseline, RewardService, SampleWatch, combine, entity_kept, is_repetitive, judge_asked
-from qinglan.rows import Retrieved
+from qinglan.recipes import Baseline
+from qinglan.reward import RewardService, SampleWatch, judge_asked
 
 Serve = Callable[[Script], FakeService]
 BASE = Baseline(
@@ -27,84 +26,9 @@ BASE = Baseline(
 REWRITE = "虾青素 推荐用量"
 
 
-def found(*scores: float, first: str = "g") -> Retrieved:
-    return Retrieved(ids=tuple([first, "x", "y"][: len(scores)]), scores=scores)
-
-
-def score(baseline: Baseline = BASE, rewrite: str = REWRITE, judge: float | None = None, **config: Any) -> float:
-    return combine(Reward(**config), baseline, rewrite, found(0.9, 0.6, 0.3), judge).score
-
-
-def with_gold(gold: str) -> Baseline:
-    return BASE.model_copy(update={"gold_id": gold})
-
-
-def test_formula_with_all_parts():
-    rq_gain = 0.6 * 0.9 + 0.4 * 0.6 - 0.5
-    expected = 0.35 * math.tanh(3 * 2 / 5) + 0.40 * math.tanh(3 * rq_gain) + 0.25 * 0.5
-    assert score(judge=5.0) == pytest.approx(expected)
-
-
-def test_an_unasked_judge_is_not_a_tie():
-    rq_gain = 0.6 * 0.9 + 0.4 * 0.6 - 0.5
-    assert score() == pytest.approx((0.40 * math.tanh(3 * rq_gain) + 0.25 * 0.5) / 0.65)
-    unjudged = BASE.model_copy(update={"teacher_judge": -1.0})
-    assert score(unjudged, judge=5.0) == pytest.approx(score())
-
-
-def test_doing_as_the_teacher_does_is_zero():
-    same = BASE.model_copy(update={"teacher_quality": found(0.9, 0.6, 0.3).quality})
-    assert score(same, judge=3.0) == pytest.approx(0.0)
-
-
-def test_losing_to_the_teacher_costs():
-    better = BASE.model_copy(update={"teacher_quality": 1.0})
-    assert combine(Reward(), better, REWRITE, found(0.1), None).win == -0.3
-    assert score(better) < 0
-
-
-@pytest.mark.parametrize(
-    "rewrite", ["鱼油 推荐用量", "虾青素 虾青素", "虾虾虾虾虾虾虾", "虾青素" + "好" * 200, "astaxanthin dosage"]
-)
-def test_guard_caps_what_lost_the_question(rewrite: str):
-    assert score(rewrite=rewrite) == -0.5
-    assert score(rewrite=rewrite, preservation_guard=False) > 0
-
-
-def test_guard_caps_what_the_judge_finds_wanting():
-    assert score(judge=2.9) <= -0.5
-    assert score(judge=3.0) > 0
-
-
-def test_gold_gate():
-    assert score(with_gold("g")) > 0
-    assert score(with_gold("x")) == -0.3
-    assert score(with_gold("x"), gold_gate=False) > 0
-
-
-def test_unknown_parts_are_nan_and_the_score_never_is():
-    scored = combine(Reward(), BASE, REWRITE, Retrieved(), None)
-    assert math.isnan(scored.judge)
-    assert math.isnan(scored.gold_top1)
-    assert -1 <= scored.score < 0
-
-
 def test_weights_can_not_vanish():
     with pytest.raises(ValueError, match="must be above 0"):
         Reward(retrieval_weight=0, win_weight=0)
-
-
-def test_entity_kept_has_nothing_to_hold_on_to_without_overlap():
-    assert entity_kept("那个咋吃", "虾青素 服用方法", "鱼油")
-    assert entity_kept("NMN咋吃", "NMN 服用方法", "nmn 用量")
-    assert not entity_kept("NMN咋吃", "NMN 服用方法", "鱼油 用量")
-
-
-@pytest.mark.parametrize(
-    ("text", "repeats"), [("虾青素 用量", False), ("a b a", True), ("啊啊啊啊啊啊", True), ("啊啊", False)]
-)
-def test_is_repetitive(text: str, repeats: bool):
-    assert is_repetitive(text) is repeats
 
 
 def test_the_judged_share_is_stable_and_right():
@@ -122,6 +46,7 @@ class Site:
         self.log = folder / "samples.jsonl"
         self.rag, self.judge, self.path = rag, judge, folder / "reward.json"
         service = RewardService(
+            recipe="query_rewrite",
             reward=Reward(),
             rag=Rag(max_retries=0),
             rag_url=rag.url,
@@ -172,7 +97,10 @@ async def test_a_sample_is_scored_logged_and_paid_once(site: Site):
     assert await site.score("虾青素 推荐用量") == pytest.approx(first, nan_ok=True)
     assert site.rag.bodies[0]["rewritten_query"] == "虾青素 推荐用量"
     assert (len(site.rag.bodies), len(site.judge.bodies)) == (1, 1)
-    assert [entry["rag_cached"] for entry in site.entries()] == [False, True]
+    assert [(e["rag_cached"], e["judge_cached"], e["rag_calls"]) for e in site.entries()] == [
+        (False, False, 1),
+        (True, True, 0),
+    ]
     assert "gold_top1" not in site.entries()[0]
 
 
@@ -182,22 +110,25 @@ async def test_an_empty_rewrite_is_the_policys_failure(site: Site):
 
 
 @pytest.mark.parametrize(
-    ("rag", "judge", "message"),
+    ("rag", "judge", "failed_by", "message"),
     [
-        ((500, {}), JUDGED, "HTTP 500"),
-        ((200, {"recall": []}), JUDGED, "breaks the contract"),
-        (FOUND, (500, {}), "judge"),
-        (FOUND, (200, completion("fine")), "no score"),
-        (FOUND, (401, {}), "refuses the key"),
+        ((500, {}), JUDGED, "rag", "HTTP 500"),
+        ((200, {"recall": []}), JUDGED, "rag", "breaks the contract"),
+        (FOUND, (500, {}), "judge", "judge"),
+        (FOUND, (200, completion("fine")), "judge", "no score"),
+        (FOUND, (401, {}), "judge", "refuses the key"),
     ],
 )
-async def test_a_failed_call_is_not_a_number(site_of: Callable[..., Site], rag: Any, judge: Any, message: str):
+async def test_a_failed_call_is_not_a_number(
+    site_of: Callable[..., Site], rag: Any, judge: Any, failed_by: str, message: str
+):
     site = site_of(rag, judge)
     with pytest.raises(QinglanError):
         await site.score(REWRITE)
     (entry,) = site.entries()
     assert message in entry["invalid"]
     assert "score" not in entry
+    assert (entry["failed_by"], entry["rag_calls"], entry["rag_failed"]) == (failed_by, 1, int(failed_by == "rag"))
 
 
 async def test_a_key_that_only_the_worker_lacks_is_heard_of(site_of: Callable[..., Site]):
@@ -218,13 +149,26 @@ def append(path: Path, *entries: dict[str, Any]) -> None:
         stream.writelines(json.dumps(entry) + "\n" for entry in entries)
 
 
-def test_watch_counts_what_is_new(tmp_path: Path):
+def test_watch_counts_all_attempts_and_tells_training_from_dev(tmp_path: Path):
     log = tmp_path / "samples.jsonl"
-    append(log, {"invalid": "earlier attempt"})
-    watch = SampleWatch(log, Reward())
-    append(log, {"score": 1, "rag_cached": True}, {"score": 0, "rag_cached": False}, {"invalid": "x"})
+    called, cached = {"row_id": "t", "rag_cached": False, "rag_calls": 1}, {"row_id": "t", "rag_cached": True}
+    append(log, called | {"judge_cached": False, "score": 1}, called | {"invalid": "x", "failed_by": "judge"})
+    watch = SampleWatch(log, Reward(), dev_rows=["d"])
+    append(log, cached | {"row_id": "d", "judge_cached": True, "score": 1})
+    append(log, called | {"rag_calls": 3, "rag_failed": 3, "invalid": "x", "failed_by": "rag"}, {"invalid": "no key"})
     watch()
-    assert (watch.samples, watch.invalid, watch.rag_cached, watch.rag_calls) == (3, 1, 1, 2)
+    invalid = {"samples_invalid": 3, "samples_invalid_rag": 1, "samples_invalid_judge": 1}
+    assert watch.summary == {"samples": 4, "dev_samples": 1, **invalid}
+    assert watch.calls == {"rag": {"calls": 5, "failed": 3, "cached": 1}, "judge": {"asked": 3, "cached": 1}}
+
+
+def test_the_alarm_forgets_earlier_attempts(tmp_path: Path):
+    log = tmp_path / "samples.jsonl"
+    append(log, *[{"invalid": "rag was down"}] * 50)
+    watch = SampleWatch(log, Reward(max_invalid_share=0.05, invalid_window=100))
+    append(log, *[{"invalid": "x"}] * 5)
+    watch()
+    assert watch.summary["samples_invalid"] == 55
 
 
 def test_watch_stops_a_run_that_can_not_be_scored(tmp_path: Path):
@@ -242,4 +186,4 @@ def test_watch_forgets(tmp_path: Path):
     for _ in range(3):
         append(tmp_path / "samples.jsonl", {"invalid": "x"}, *[{"score": 1}] * 20)
     watch()
-    assert watch.invalid == 3
+    assert watch.summary["samples_invalid"] == 3

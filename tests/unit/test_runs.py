@@ -62,6 +62,29 @@ def test_a_fresh_run_stays_fresh_when_it_is_continued(profile_of: ProfileOf):
     assert fresh.fresh
 
 
+def test_fresh_continues_an_unfinished_fresh_run(profile_of: ProfileOf):
+    plain, fresh = new_run(profile_of()), new_run(profile_of(), fresh=True)
+    assert fresh.id != plain.id
+    assert new_run(profile_of(), fresh=True, finish=True) == fresh
+    assert new_run(profile_of(), fresh=True).id != fresh.id
+
+
+def test_another_source_is_another_run(profile_of: ProfileOf):
+    source = new_run(profile_of(), finish=True)
+    with open_run(profile_of(), "train", source=source.id) as first:
+        assert first.source == source.directory
+    with open_run(profile_of(), "train", source=str(source.directory)) as other:
+        assert other.id != first.id
+    with open_run(profile_of(), "train", source=source.id) as again:
+        assert again == first
+
+
+def test_an_unknown_source_leaves_no_run(profile_of: ProfileOf):
+    with pytest.raises(ConfigError, match="run `nope`: not found"), open_run(profile_of(), "train", source="nope"):
+        pass
+    assert not list(profile_of().paths.runs.glob("2*"))
+
+
 def test_two_at_once_do_not_share_a_run(profile_of: ProfileOf):
     with open_run(profile_of(), "pipeline") as first, open_run(profile_of(), "pipeline") as second:
         assert first.id != second.id

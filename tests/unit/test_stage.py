@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from qinglan.artifacts import Artifact, StageResult, write_jsonl
+from qinglan.clients import scored_with
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, StageError
-from qinglan.runs import Run, open_run, save_stage
+from qinglan.runs import Run, finish_run, open_run, save_stage
+from tasks import session as session_module
 from tasks import stage as stage_module
 from tasks.session import Session, _inputs, _ShortUserErrors, stages_of
-from tasks.stage import STARTED, Outcome, Stage, perform, sources_digest, stage_markdown
+from tasks.stage import STARTED, Clock, Outcome, Stage, Started, perform, sources_digest, stage_markdown
 
 ProfileOf = Callable[..., Profile]
 
@@ -25,9 +27,20 @@ class Tracker:
     def __init__(self) -> None:
         self.ended: list[bool] = []
         self.metrics: dict[str, float] = {}
+        self.running: set[str] = set()
+        self.started = 0
 
     def start_run(self, name: str, tags: dict[str, str], parent: str | None = None) -> str:
-        return "child"
+        self.started += 1
+        self.running.add(child := f"child-{self.started}")
+        return child
+
+    def resume_run(self, run_id: str) -> bool:
+        self.running.add(run_id)
+        return True
+
+    def set_tags(self, *_: Any) -> None:
+        pass
 
     def log_metrics(self, run_id: str, metrics: dict[str, float]) -> None:
         self.metrics = metrics
@@ -40,6 +53,7 @@ class Tracker:
 
     def end_run(self, run_id: str, *, failed: bool = False) -> None:
         self.ended.append(failed)
+        self.running.discard(run_id)
 
 
 @pytest.fixture
@@ -48,6 +62,8 @@ def tracker(monkeypatch: pytest.MonkeyPatch) -> Tracker:
     made = Tracker()
     monkeypatch.setattr(stage_module, "get_run_logger", lambda: logging.getLogger("test"))
     monkeypatch.setattr(stage_module, "create_markdown_artifact", lambda *_, **__: None)
+    monkeypatch.setattr(stage_module, "create_progress_artifact", lambda *_: "id")
+    monkeypatch.setattr(stage_module, "update_progress_artifact", lambda *_: None)
     monkeypatch.setattr(stage_module, "tracker_of", lambda _: made)
     return made
 
@@ -67,6 +83,23 @@ def boom(_: Stage) -> Outcome:
     raise StageError("boom")
 
 
+class Kill(BaseException):
+    """As kill -9: nothing after it is run."""
+
+
+def killed(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]) -> None:
+    """Perform a stage whose process dies in its work: neither MLflow nor the clock hears of it."""
+
+    def dying(stage: Stage) -> Outcome:
+        work(stage)
+        stage.tracker.end_run = lambda *_, **__: None  # type: ignore[method-assign]
+        stage._clock.keep = lambda **_: None  # type: ignore[method-assign]
+        raise Kill
+
+    with pytest.raises(Kill):
+        perform(run, name, depends_on, dying)
+
+
 def never(_: Stage) -> Outcome:
     raise AssertionError("was not to be run again")
 
@@ -84,16 +117,67 @@ def test_a_finished_stage_is_not_run_again(run: Run, tracker: Tracker):
     }
 
 
-def test_other_inputs_start_from_an_empty_folder(run: Run, tracker: Tracker):
-    with pytest.raises(StageError):
-        perform(run, "ingest", {"a": 1}, boom)
-    (run.directory / "ingest" / "half.txt").write_text("of other inputs")
-    perform(run, "ingest", {"a": 2}, rows)
-    assert sorted(path.name for path in (run.directory / "ingest").iterdir()) == [
-        "manifest.json",
-        "rows.jsonl",
-        STARTED,
-    ]
+def test_other_inputs_start_from_an_empty_folder_and_lose_nothing(
+    run: Run, tracker: Tracker, caplog: pytest.LogCaptureFixture
+):
+    for attempt in (1, 2):
+        with pytest.raises(StageError):
+            perform(run, "sft", {"a": attempt}, boom)
+        (run.directory / "sft" / "checkpoint.txt").write_text(f"of attempt {attempt}")
+    perform(run, "sft", {"a": 3}, rows)
+    assert sorted(path.name for path in (run.directory / "sft").iterdir()) == ["manifest.json", "rows.jsonl", STARTED]
+    for attempt in (1, 2):
+        aside = run.directory / f"sft.superseded-{attempt}"
+        assert (aside / "checkpoint.txt").read_text() == f"of attempt {attempt}"
+        assert str(aside) in caplog.text
+
+
+def test_a_killed_stage_goes_on_with_its_files_its_mlflow_run_and_its_clock(
+    run: Run, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+):
+    now = 100.0
+    monkeypatch.setattr(stage_module.time, "monotonic", lambda: now)
+
+    def half(stage: Stage) -> Outcome:
+        nonlocal now
+        (stage.directory / "checkpoint").write_text("half way")
+        now += 60
+        stage.progress(1, 2)
+        now += 3  # lost: the process dies before the next progress
+        return Outcome()
+
+    def rest(stage: Stage) -> Outcome:
+        nonlocal now
+        assert (stage.directory / "checkpoint").exists()
+        now += 40
+        return Outcome()
+
+    end_run = tracker.end_run
+    killed(run, "sft", {"a": 1}, half)
+    tracker.end_run = end_run  # type: ignore[method-assign]
+    assert tracker.running == {"child-1"}
+    result = perform(run, "sft", {"a": 1}, rest)
+    assert (result.seconds, tracker.started, tracker.running) == (100, 1, set())
+
+
+def test_a_killed_stage_of_other_inputs_does_not_stay_running(run: Run, tracker: Tracker):
+    end_run = tracker.end_run
+    killed(run, "sft", {"a": 1}, lambda _: Outcome())
+    tracker.end_run = end_run  # type: ignore[method-assign]
+    perform(run, "sft", {"a": 2}, rows)
+    assert (tracker.ended, tracker.running) == ([True, False], set())
+
+
+def test_a_kill_between_manifest_and_mlflow_is_made_good(run: Run, tracker: Tracker, monkeypatch: pytest.MonkeyPatch):
+    def dies(*_: Any) -> None:
+        raise Kill
+
+    with monkeypatch.context() as patch, pytest.raises(Kill):
+        patch.setattr(stage_module, "_track", dies)
+        perform(run, "ingest", {}, rows)
+    assert tracker.running == {"child-1"}
+    perform(run, "ingest", {}, never)
+    assert (tracker.running, tracker.metrics["top1"]) == (set(), 0.5)
 
 
 def test_a_failed_stage_keeps_its_files_for_the_next_attempt(run: Run, tracker: Tracker):
@@ -120,7 +204,8 @@ def test_the_code_is_part_of_every_key(run: Run, tracker: Tracker, monkeypatch: 
 def test_progress_is_shown_now_and_then(run: Run, tracker: Tracker, monkeypatch: pytest.MonkeyPatch):
     shown: list[float] = []
     monkeypatch.setattr(stage_module, "create_progress_artifact", lambda percent, *_: shown.append(percent))
-    stage = Stage("distill", run, run.directory, tracker, "child")  # type: ignore[arg-type]
+    clock = Clock(run.directory, Started(key="k", mlflow_run_id="child"))
+    stage = Stage("distill", run, run.directory, tracker, clock)  # type: ignore[arg-type]
     for done in range(101):
         stage.progress(done, 100, "rows")
     assert shown == [100.0]
@@ -139,38 +224,116 @@ def test_a_stage_for_people(run: Run):
     assert "| rows | 1,234 | `abababababab` | `/r/rows.jsonl` |" in text
 
 
-def session(profile: Profile) -> Session:
-    with open_run(profile, "train", fresh=True) as opened:
-        return Session(opened, SimpleNamespace(), Path(), None)  # type: ignore[arg-type]
+@pytest.fixture
+def resolve(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[StageResult]]:
+    """`stages_of` in a new or continued run of a flow."""
+    monkeypatch.setattr(session_module, "get_run_logger", lambda: logging.getLogger("test"))
+
+    def stages(
+        profile: Profile, *names: str, flow: str = "evaluate", source: str | None = None, done: bool = True
+    ) -> list[StageResult]:
+        with open_run(profile, flow, source=source) as opened:
+            found = stages_of(Session(opened, SimpleNamespace(), Path(), None, source is not None), names)  # type: ignore[arg-type]
+            if done:
+                finish_run(opened)
+            return found
+
+    return stages
 
 
-def finished(profile: Profile, *names: str) -> Run:
-    with open_run(profile, "refresh", fresh=True) as opened:
+def finished(profile: Profile, *names: str, flow: str = "pipeline") -> Run:
+    with open_run(profile, flow) as opened:
         for name in names:
             artifact = write_jsonl(opened.stage_directory(name) / "rows.jsonl", [{"n": 1}])
-            save_stage(opened, StageResult(stage=name, key="k", run_id=opened.id, seconds=1, artifacts={"r": artifact}))
+            details = {"scored_with": scored_with(opened)} if name == "dataset" else {}
+            result = StageResult(stage=name, key="k", run_id=opened.id, seconds=1, artifacts={"r": artifact})
+            save_stage(opened, result.model_copy(update={"details": details}))
+        finish_run(opened)
         return opened
 
 
-def test_stages_of_the_newest_run_that_has_them(profile_of: ProfileOf):
+Resolve = Callable[..., list[StageResult]]
+
+
+def test_stages_of_the_newest_run_that_has_them(profile_of: ProfileOf, resolve: Resolve):
     complete = finished(profile_of(), "dataset", "sft")
     finished(profile_of(), "dataset")
     finished(profile_of(name="someone else's"), "dataset", "sft")
-    assert [r.run_id for r in stages_of(session(profile_of()), None, ["dataset", "sft"])] == [complete.id] * 2
+    assert [r.run_id for r in resolve(profile_of(), "dataset", "sft")] == [complete.id] * 2
 
 
-def test_stages_of_a_named_run(profile_of: ProfileOf):
+def test_evaluate_finds_what_train_used_and_made(profile_of: ProfileOf, resolve: Resolve):
+    data = finished(profile_of(), "dataset", flow="refresh")
+    with open_run(profile_of(), "train") as train:
+        trained = StageResult(stage="rl", key="k", run_id=train.id, seconds=1)
+        save_stage(train, trained)
+    (dataset,) = resolve(profile_of(), "dataset", flow="train")
+    assert resolve(profile_of(), "dataset", "rl") == [dataset, trained]
+    assert resolve(profile_of(), "dataset", "rl", source=train.id) == [dataset, trained]
+    assert dataset.run_id == data.id
+
+
+def test_stages_of_a_named_run(profile_of: ProfileOf, resolve: Resolve):
     run = finished(profile_of(name="other"), "dataset")
-    assert stages_of(session(profile_of()), run.id, ["dataset"])[0].run_id == run.id
-    with pytest.raises(ConfigError, match=f"no finished rl in {run.id}; run `qinglan run refresh`"):
-        stages_of(session(profile_of()), run.id, ["rl"])
+    assert resolve(profile_of(), "dataset", source=run.id)[0].run_id == run.id
+    assert resolve(profile_of(), "dataset", source="latest")[0].run_id == run.id
+    with pytest.raises(ConfigError, match=f"run {run.id}: has no finished rl; run `qinglan run refresh`"):
+        resolve(profile_of(), "rl", source=run.id)
 
 
-def test_stages_that_were_tampered_with(profile_of: ProfileOf):
+def test_an_earlier_evaluation_is_no_source(profile_of: ProfileOf, resolve: Resolve):
+    old, new = finished(profile_of(), "dataset"), finished(profile_of(), "dataset")
+    resolve(profile_of(), "dataset", source=old.id)
+    assert resolve(profile_of(), "dataset")[0].run_id == max(old.id, new.id)
+
+
+@pytest.mark.parametrize("source", [None, "latest"])
+def test_a_continued_run_keeps_its_source(profile_of: ProfileOf, resolve: Resolve, source: str | None):
+    first = finished(profile_of(), "dataset")
+    assert resolve(profile_of(), "dataset", source=source, done=False)[0].run_id == first.id
+    newer = first.directory.with_name("99990101-000000-aaaa")
+    finished(profile_of(), "dataset").directory.rename(newer)
+    assert resolve(profile_of(), "dataset", source=source, done=False)[0].run_id == first.id
+
+
+@pytest.mark.parametrize("change", [{"rag": {"top_k": 3}}, {"judge": {"model": "big"}}, {"tenant": {"id": "x"}}])
+def test_a_dataset_scored_otherwise_is_refused(profile_of: ProfileOf, resolve: Resolve, change: dict[str, Any]):
+    run = finished(profile_of(), "dataset")
+    with pytest.raises(ConfigError, match="was scored with another tenant, RAG, knowledge base or judge"):
+        resolve(profile_of(**change), "dataset", source=run.id)
+    with pytest.raises(ConfigError, match=f"no run of test .* the newest: run {run.id}: its dataset was scored with"):
+        resolve(profile_of(**change), "dataset")
+
+
+def test_a_dataset_scored_otherwise_is_passed_over(profile_of: ProfileOf, resolve: Resolve):
+    fits = finished(profile_of(), "dataset")
+    other = finished(profile_of(rag={"top_k": 3}), "dataset").directory
+    other.rename(other.with_name("99990101-000000-aaaa"))
+    assert resolve(profile_of(), "dataset")[0].run_id == fits.id
+
+
+def test_another_knowledge_base_scores_otherwise(run: Run):
+    assert scored_with(run) != scored_with(run.model_copy(update={"knowledge_base_sha256": "ab"}))
+
+
+def test_a_manifest_of_another_version_is_one_line(profile_of: ProfileOf, resolve: Resolve):
+    run = finished(profile_of(), "dataset")
+    (run.directory / "dataset" / "manifest.json").write_text('{"stage": "dataset"}')
+    with pytest.raises(ConfigError, match=r"not of this version of Qinglan \(`key`: Field required\)") as caught:
+        resolve(profile_of(), "dataset", source=run.id)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_to_start_from(profile_of: ProfileOf, resolve: Resolve):
+    with pytest.raises(ConfigError, match="has what `train` needs \\(dataset\\); run `qinglan run refresh`"):
+        resolve(profile_of(), "dataset", flow="train")
+
+
+def test_stages_that_were_tampered_with(profile_of: ProfileOf, resolve: Resolve):
     run = finished(profile_of(), "dataset")
     (run.directory / "dataset" / "rows.jsonl").write_text("x")
     with pytest.raises(ArtifactError, match="was changed after it was written"):
-        stages_of(session(profile_of()), None, ["dataset"])
+        resolve(profile_of(), "dataset")
 
 
 def test_own_inputs_need_no_sample(profile_of: ProfileOf, tmp_path: Path):

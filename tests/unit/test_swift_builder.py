@@ -10,7 +10,15 @@ import pytest
 
 from qinglan.config import Profile, load_profile
 from qinglan.engines.command import Command
-from qinglan.engines.swift import engine_env, merge_command, newest_checkpoint, sft_command
+from qinglan.engines.swift import (
+    LOGGING_FILE,
+    engine_env,
+    left_out,
+    merge_command,
+    newest_checkpoint,
+    rewind_log,
+    sft_command,
+)
 
 ProfileOf = Callable[..., Profile]
 SHIPPED = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -114,3 +122,26 @@ def test_the_newest_whole_checkpoint(tmp_path: Path):
     checkpoint(tmp_path, 110, whole=False)
     checkpoint(tmp_path, "110-merged")
     assert newest_checkpoint(tmp_path) == newest
+
+
+def test_the_log_goes_back_to_the_checkpoint(tmp_path: Path):
+    log = tmp_path / LOGGING_FILE
+    lines = [{"loss": 1.0 / step, "global_step/max_steps": f"{step}/9"} for step in (1, 2, 3, 4)]
+    log.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"memory": 0}]) + '{"loss": 0.')
+    rewind_log(tmp_path, tmp_path / "checkpoint-2")
+    assert [json.loads(line) for line in log.read_text().splitlines()] == lines[:2]
+
+
+def test_a_log_that_is_not_there_yet(tmp_path: Path):
+    rewind_log(tmp_path, tmp_path / "checkpoint-2")
+    assert list(tmp_path.iterdir()) == []
+
+
+FILTERED = "[INFO:swift] Dataset filtered, origin length: {}, filtered dataset length: {}\n"
+
+
+def test_rows_that_ms_swift_left_out():
+    assert left_out(100, "") == 0
+    assert left_out(100, FILTERED.format(100, 90) + FILTERED.format(20, 5)) == 10
+    assert left_out(100, FILTERED.format(20, 5)) == 0, "dev rows"
+    assert left_out(100, FILTERED.format(100, 95) + FILTERED.format(95, 90)) == 10, "two passes"

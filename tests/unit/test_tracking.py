@@ -61,6 +61,17 @@ def test_a_file_is_kept_and_a_folder_referred_to(site: tuple[Tracker, MlflowClie
     assert tags["artifact.model.path"] == str(tmp_path / "model")
 
 
+def test_a_run_is_continued(site: tuple[Tracker, MlflowClient]):
+    tracker, client = site
+    run = tracker.start_run("sft", {})
+    tracker.end_run(run, failed=True)
+    assert tracker.resume_run(run)
+    assert client.get_run(run).info.status == "RUNNING"
+    tracker.end_run(run)
+    assert client.get_run(run).info.status == "FINISHED"
+    assert not tracker.resume_run("no-such-run")
+
+
 def test_losses_on_the_way_are_said_not_raised(site: tuple[Tracker, MlflowClient], caplog: pytest.LogCaptureFixture):
     tracker, _ = site
     with caplog.at_level(logging.WARNING):

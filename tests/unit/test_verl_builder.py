@@ -15,6 +15,7 @@ from qinglan.engines.verl import (
     checkpoints,
     dev_metric,
     hydra_value,
+    left_out,
     next_metrics_path,
     ppo_command,
     read_metrics,
@@ -175,3 +176,10 @@ def test_best_checkpoint_ignores_a_torn_one(tmp_path: Path) -> None:
 def test_best_checkpoint_needs_the_metric(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="save_freq a multiple of test_freq"):
         best_checkpoint(tmp_path, tmp_path, dev_metric("qr"))
+
+
+def test_prompts_that_verl_left_out():
+    assert left_out("") == left_out("dataset len: 100\n") == 0
+    whole = "dataset len: 100\nUsing dataset class\n(TaskRunner pid=7) filter dataset len: 93\n"
+    assert left_out(whole + "dataset len: 20\nfilter dataset len: 1\n") == 7, "the training file comes first"
+    assert left_out("dataset len: 100\nselected 50 random samples out of 100\nfilter dataset len: 49\n") == 1

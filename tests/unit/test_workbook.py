@@ -206,6 +206,21 @@ def test_csv_line_with_an_unquoted_comma_is_refused(tmp_path: Path) -> None:
     assert reasons(path) == ["extra_cells", None, "empty_query", None]
 
 
+def test_csv_numbers_are_refused_as_in_excel(tmp_path: Path) -> None:
+    path = text_file(tmp_path / "q.csv", "问题,标准文档\n12345,\n3.14,\nnan,\n头疼,007\n5.6是不是偏高,\n")
+    rows = read(path)
+    assert [row.reason for row in rows] == ["not_text", "not_text", "empty_query", None, None]
+    assert (rows[0].query, rows[3].gold_id) == ("12345", "007")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reason"), [((60, 40), None), ((60, 41), "context_too_long"), ((0, 101), "context_too_long")]
+)
+def test_long_context(tmp_path: Path, lengths: tuple[int, int], reason: str | None) -> None:
+    path = xlsx(tmp_path / "q.xlsx", HEADER, ["头疼", *("长" * n for n in lengths)], ["失眠"])
+    assert reasons(path, max_context_chars=100) == [reason, None]
+
+
 def test_jsonl_values_that_are_not_text(tmp_path: Path) -> None:
     lines = ['{"问题": 1}', '{"问题": null}', '{"问题": NaN}', '{"问题": ["头疼"]}', '{"用户画像": "老人"}']
     lines.append('{"问题": "失眠", "历史摘要": ["钙片"]}')

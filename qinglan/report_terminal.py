@@ -1,0 +1,85 @@
+"""The report as a table for the terminal."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from qinglan import formats
+from qinglan.formats import count, number, p_value, signed, usd, with_interval
+from qinglan.report import (
+    ARM_HEADS,
+    ARMS,
+    Report,
+    arm_label,
+    headline,
+    metric_label,
+    pair,
+    stand_in_warning,
+    starred,
+    verdict,
+)
+from qinglan.statistics import Comparison
+
+_PAIRS = (("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("teacher", "original"))
+
+
+def print_table(report: Report) -> RenderableType:
+    """The result for a terminal of 100 columns: headline, arms, comparisons, and what came from stand-ins."""
+    result = verdict(report)
+    style = {"better": "bold green", "worse": "bold red"}.get(result.tone, "bold")
+    parts: list[RenderableType] = [Text(result.sentence, style), Text(result.reading, "dim")]
+    parts += [_arms_table(report), _comparisons_table(report)] if report.arms else []
+    if failed := [f"{arm_label(name)} {arm.failed}" for name, arm in report.arms.items() if arm.failed]:
+        parts.append(Text(f"Failed, left out of the means: {', '.join(failed)}"))
+    if warning := stand_in_warning(report):
+        parts.append(Text(f"* {warning}", "yellow"))
+    return Group(*parts)
+
+
+def _arms_table(report: Report) -> Table:
+    def star(key: str) -> str:
+        return "*" if starred(report, key) else ""
+
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
+    table.add_column("arm", no_wrap=True)
+    heads = ("n", f"top-1{star('top1')} [95% CI]", f"MRR@10{star('mrr10')}", f"score{star('mean_top1_score')}")
+    for head in (*heads, f"judge{star('quality')}", "p50/p95 ms", "$/1000"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, arm in ((name, report.arms[name]) for name in ARMS if name in report.arms):
+        table.add_row(
+            ARM_HEADS[name] + star(name),
+            count(arm.n),
+            with_interval(arm.top1, arm.top1_ci95, number),
+            number(arm.mrr10),
+            number(arm.mean_top1_score),
+            number(arm.quality, 2),
+            f"{formats.latency(arm.latency_p50_ms)}/{formats.latency(arm.latency_p95_ms)}",
+            usd(arm.cost_per_1000_usd).removeprefix("$"),
+        )
+    return table
+
+
+def _comparisons_table(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
+    main = headline(report)
+    shown = [c for c in _in_order(report.comparisons, _PAIRS) if main and c.metric == main.metric]
+    for c in shown:
+        table.add_row(
+            pair(c),
+            metric_label(c.metric),
+            with_interval(c.diff, c.ci95, signed),
+            f"p {p_value(c.p_value)}",
+            f"{c.wins}/{c.ties}/{c.losses} w/t/l",
+            f"detects {number(c.detectable_diff)}",
+        )
+    return table
+
+
+def _in_order(comparisons: Sequence[Comparison], pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
+    places = {pair: place for place, pair in enumerate(pairs)}
+    return sorted(
+        (c for c in comparisons if (c.a, c.b) in places and c.diff is not None), key=lambda c: places[c.a, c.b]
+    )

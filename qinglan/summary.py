@@ -1,0 +1,158 @@
+"""What a run's stages found, put together: the arms with their comparisons, and the report.
+
+A refresh trains nothing: its report compares the original question and the teacher over every row of the workbook
+that was a question.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+
+from qinglan.artifacts import StageResult, read_jsonl
+from qinglan.clients import ledger_path
+from qinglan.config import Evaluate
+from qinglan.evaluation import (
+    ArmRow,
+    Evaluation,
+    compare_arms,
+    examples,
+    original_rows,
+    shared_between,
+    summarise,
+    teacher_rows,
+)
+from qinglan.formats import latency, number, usd
+from qinglan.ledger import open_ledger
+from qinglan.report import (
+    Api,
+    ArmName,
+    PaidCalls,
+    RagCalls,
+    Report,
+    RlTraining,
+    Series,
+    SftTraining,
+    Stage,
+    Training,
+    stand_ins_of,
+    verdict,
+)
+from qinglan.rows import Row
+from qinglan.runs import Run
+from qinglan.workbook import INPUT_REASONS
+
+REPORTED_PACKAGES = ("qinglan", "prefect", "mlflow", "ms-swift", "verl", "ray", "torch", "transformers")
+_CURVES = {
+    "rl_reward": (("rl", "curve", "mean reward of a step"),),
+    "rl_dev": (("rl", "dev_curve", "dev split"),),
+    "sft_loss": (("sft", "curve", "training"), ("sft", "eval_curve", "dev split")),
+    "pretrain_loss": (("base_model", "curve", "training"),),
+}
+"""By the report's name: stage, key of its details, label."""
+
+
+def evaluate(
+    arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate, train: Sequence[Row] = ()
+) -> Evaluation:
+    """Summaries, comparisons and examples of finished arms, and what `rows` share with the training rows."""
+    return Evaluation(
+        arms={name: summarise(arm, rows, config) for name, arm in arms.items()},
+        comparisons=compare_arms(arms, rows, config),
+        examples=examples(arms, rows),
+        shared=shared_between(train, rows) if train else [],
+    )
+
+
+def evaluate_baselines(rows: Sequence[Row], config: Evaluate) -> Evaluation:
+    """Original and teacher as validation found them, over every row that was a question."""
+    questions = [row for row in rows if row.reason not in INPUT_REASONS]
+    return evaluate({"original": original_rows(questions), "teacher": teacher_rows(questions)}, questions, config)
+
+
+def metrics_of(evaluation: Evaluation) -> dict[str, float]:
+    """Figures of all arms under names such as `rl/top1`."""
+    return {
+        f"{name}/{key}": value
+        for name, arm in evaluation.arms.items()
+        for key, value in arm.model_dump().items()
+        if isinstance(value, int | float)
+    }
+
+
+def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
+    """`report.json` of a run, from the stages that it did or reused."""
+    profile, by_name = run.profile, {result.stage: result for result in stages}
+    evaluation = _evaluation_of(by_name, profile.evaluate)
+    return Report(
+        run_id=run.id,
+        profile=profile.name,
+        recipe=profile.recipe,
+        versions={name: _version(name) for name in REPORTED_PACKAGES},
+        stages=[Stage.of(result, run.id) for result in stages],
+        api=_api(run, stages),
+        arms=evaluation.arms,
+        comparisons=evaluation.comparisons,
+        training=_training(by_name),
+        stand_ins=stand_ins_of(profile),
+        examples=evaluation.examples,
+        shared=evaluation.shared,
+        curves=_curves(by_name),
+    )
+
+
+def result_markdown(report: Report) -> str:
+    """The verdict and the table of arms."""
+    lines = [f"## {verdict(report).sentence}", "", verdict(report).reading, ""]
+    lines += ["| Arm | n | failed | top-1 | MRR@10 | mean top-1 score | judge | p50 ms | 1,000 cost |"]
+    lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    for name, arm in report.arms.items():
+        cells = [*map(number, (arm.top1, arm.mrr10, arm.mean_top1_score)), number(arm.quality, 2)]
+        cells += [latency(arm.latency_p50_ms), usd(arm.cost_per_1000_usd)]
+        lines.append(f"| {name} | {arm.n:,} | {arm.failed:,} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _evaluation_of(by_name: Mapping[str, StageResult], config: Evaluate) -> Evaluation:
+    if "evaluate" in by_name:
+        return Evaluation.model_validate_json(by_name["evaluate"].path("evaluation").read_text(encoding="utf-8"))
+    return evaluate_baselines(list(read_jsonl(by_name["validate"].path("rows"), Row)), config)
+
+
+def _api(run: Run, stages: Sequence[StageResult]) -> Api:
+    ours = [result.details.get("api", {}) for result in stages if result.run_id == run.id]
+
+    def total(role: str, name: str) -> int:
+        return sum(counts.get(role, {}).get(name, 0) for counts in ours)
+
+    with open_ledger(ledger_path(run.profile)) as ledger:
+        paid = {
+            role: PaidCalls(**ledger.usage(run.id, role).model_dump() | {"cached": total(role, "cached")})
+            for role in ("teacher", "judge")
+        }
+    rag = RagCalls(calls=total("rag", "calls"), cached=total("rag", "cached"), failed=total("rag", "failed"))
+    return Api(teacher=paid["teacher"], judge=paid["judge"], rag=rag)
+
+
+def _training(by_name: Mapping[str, StageResult]) -> Training:
+    sft = SftTraining(**by_name["sft"].details["summary"]) if "sft" in by_name else None
+    rl = RlTraining(**by_name["rl"].details["summary"]) if "rl" in by_name else None
+    return Training(sft=sft, rl=rl)
+
+
+def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[Series]]:
+    curves = {}
+    for name, parts in _CURVES.items():
+        series = [
+            Series(label=label, x=[x for x, _ in points], y=[y for _, y in points])
+            for stage, key, label in parts
+            if stage in by_name and (points := by_name[stage].details.get(key))
+        ]
+        if series:
+            curves[name] = series
+    return curves
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except ModuleNotFoundError:  # the orchestrator's image has no trainer
+        return "not installed"

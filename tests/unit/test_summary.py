@@ -1,0 +1,38 @@
+"""What stages found, put together: a refresh's arms, and what is shown of them."""
+
+from qinglan.config import Evaluate
+from qinglan.report import Report
+from qinglan.rows import Retrieved, Row
+from qinglan.summary import evaluate_baselines, metrics_of, result_markdown
+
+HIT, MISS = Retrieved(ids=("g",), scores=(0.9,)), Retrieved(ids=("x",), scores=(0.6,))
+ROWS = [
+    Row(
+        id=f"{n:03}", tenant="t", query=f"问题{n}", gold_id="g", source="f!A1",
+        rewrite="改写", rewrite_retrieved=HIT, original_retrieved=MISS, judge_score=4.0,
+    )
+    for n in range(20)
+]  # fmt: skip
+
+
+def failed(number: int, reason: str) -> Row:
+    return Row(id=f"f{number}", tenant="t", query="问", source="f!A1", gold_id="g").failed(reason)
+
+
+def test_a_refreshs_arms_count_failed_rows_but_no_bad_input():
+    rows = [*ROWS, failed(1, "teacher_refused"), failed(2, "rag_unavailable"), failed(3, "empty_query")]
+    evaluation = evaluate_baselines(rows, Evaluate(bootstrap_resamples=200))
+    teacher = evaluation.arms["teacher"]
+    assert (teacher.n, teacher.failed, teacher.top1) == (22, 2, 1.0)
+    (top1,) = [c for c in evaluation.comparisons if c.metric == "top1"]
+    assert (top1.n, top1.left_out, top1.diff) == (20, 2, 1.0)
+
+
+def test_figures_and_table():
+    evaluation = evaluate_baselines([*ROWS, failed(1, "teacher_refused")], Evaluate(bootstrap_resamples=200))
+    assert metrics_of(evaluation)["teacher/failed"] == 1
+    report = Report(
+        run_id="r", profile="p", recipe="query_rewrite", arms=evaluation.arms, comparisons=evaluation.comparisons
+    )
+    text = result_markdown(report)
+    assert "| teacher | 21 | 1 | " in text

@@ -1,0 +1,104 @@
+"""What the training stages see of their engines: curves over a resume, and rows that an engine leaves out."""
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from qinglan.engines import swift, verl
+from qinglan.errors import StageError
+from tasks.stage import Stage
+from tasks.training import _Follower, _LeftOut, _swift_line
+
+
+class FakeStage:
+    """A stage and its tracker."""
+
+    def __init__(self) -> None:
+        self.name, self.mlflow_run_id, self.tracker = "sft", "", self
+        self.sent: list[tuple[int, Mapping[str, float]]] = []
+        self.said: list[str] = []
+
+    def log_steps(self, _: str, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        self.sent += steps
+
+    def progress(self, *_: Any) -> None:
+        """Nobody looks."""
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture
+def stage() -> FakeStage:
+    return FakeStage()
+
+
+def log_steps(path: Path, *steps: tuple[int, str, float]) -> None:
+    with path.open("a") as stream:
+        for step, name, value in steps:
+            stream.write(json.dumps({name: value, "global_step/max_steps": f"{step}/9"}) + "\n")
+
+
+def test_a_step_that_was_trained_twice_counts_once(stage: FakeStage, tmp_path: Path):
+    log = tmp_path / swift.LOGGING_FILE
+    log_steps(log, (1, "loss", 9.0), (2, "loss", 8.0), (2, "eval_loss", 7.0), (3, "loss", 99.0))
+    follow = _Follower(cast(Stage, stage), log, _swift_line)
+    follow()
+    log_steps(log, (2, "loss", 6.0), (3, "loss", 5.0))
+    follow()
+    assert follow.curve("loss") == [(1, 9.0), (2, 6.0), (3, 5.0)]
+    assert follow.curve("eval_loss") == [(2, 7.0)]
+    assert follow.last_step == 3
+    assert [step for step, _ in stage.sent] == [1, 2, 3], "sent once, after both were read"
+
+
+def test_what_was_sent_is_not_sent_again(stage: FakeStage, tmp_path: Path):
+    log = tmp_path / swift.LOGGING_FILE
+    follow = _Follower(cast(Stage, stage), log, _swift_line)
+    for step in (1, 2):
+        log_steps(log, (step, "loss", 1.0))
+        follow()
+        follow.flush()
+    assert stage.sent == [(1, {"loss": 1.0}), (2, {"loss": 1.0})]
+
+
+def swift_filtered(before: int, after: int) -> str:
+    return f"[INFO:swift] Dataset filtered, origin length: {before}, filtered dataset length: {after}\n"
+
+
+def left_out_of(stage: FakeStage, log: Path) -> _LeftOut:
+    return _LeftOut(cast(Stage, stage), log, 100, partial(swift.left_out, 100), "sft.max_length = 64")
+
+
+def test_rows_that_are_left_out_are_counted_in_this_attempt(stage: FakeStage, tmp_path: Path):
+    log = tmp_path / "sft.log"
+    log.write_text(swift_filtered(100, 90))
+    watch = left_out_of(stage, log)
+    assert watch.dropped == {}
+    with log.open("a") as stream:
+        stream.write("noise\n" * 3 + swift_filtered(100, 80) + swift_filtered(10, 2))
+    watch()
+    watch()
+    assert (watch.count, watch.dropped) == (20, {"prompt_too_long": 20})
+    assert stage.said == ["20 of 100 training rows are longer than sft.max_length = 64 tokens and left out"]
+
+
+def test_too_many_rows_left_out_stop_the_stage(stage: FakeStage, tmp_path: Path):
+    watch = left_out_of(stage, tmp_path / "sft.log")
+    (tmp_path / "sft.log").write_text(swift_filtered(100, 79))
+    with pytest.raises(StageError, match=r"sft: 21 of 100 .* sft.max_length = 64 tokens, more than 20%; raise it"):
+        watch()
+
+
+def test_verls_two_lines_may_come_apart(stage: FakeStage, tmp_path: Path):
+    log = tmp_path / "rl.log"
+    watch = _LeftOut(cast(Stage, stage), log, 1998, verl.left_out, "rl.max_prompt_length = 256")
+    for text, count in (("dataset len: 1998\n", 0), ("(TaskRunner pid=7) filter dataset len: 1990\n", 8)):
+        with log.open("a") as stream:
+            stream.write(text)
+        watch()
+        assert watch.count == count

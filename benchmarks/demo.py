@@ -27,6 +27,7 @@ def main() -> None:
     """Run, then print and write."""
     with tempfile.TemporaryDirectory() as site:
         first, second = run(Path(site)), run(Path(site))
+    RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps({"cores": os.cpu_count(), "first": first, "second": second}, indent=1) + "\n")
     print("\n| | first run | nothing changed |\n| --- | ---: | ---: |")
     for name, seconds in first["stages"].items():

@@ -19,6 +19,7 @@ RESULT = Path(__file__).parent / "results" / "seeds.json"
 def main() -> None:
     """Run, then print and write."""
     rows = [measure(seed) for seed in SEEDS]
+    RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     print("\n| RL seed | test questions | teacher | SFT | RL | RL − teacher [95% CI] | SFT − teacher [95% CI] | RL s |")
     print("| ---: | ---: | ---: | ---: | ---: | --- | --- | ---: |")

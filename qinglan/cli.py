@@ -111,12 +111,16 @@ def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool
     from flows.pipeline import pipeline
     from flows.refresh import refresh
     from flows.train import train
+    from tasks.session import send_what_is_queued
 
-    if flow == "pipeline":
-        return pipeline(profile, overrides, fresh)
-    if flow == "refresh":
-        return refresh(profile, overrides, fresh)
-    return (train if flow == "train" else evaluate)(profile, overrides, fresh, source)
+    try:
+        if flow == "pipeline":
+            return pipeline(profile, overrides, fresh)
+        if flow == "refresh":
+            return refresh(profile, overrides, fresh)
+        return (train if flow == "train" else evaluate)(profile, overrides, fresh, source)
+    finally:
+        send_what_is_queued()
 
 
 if __name__ == "__main__":

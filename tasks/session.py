@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact
+from prefect.events.worker import EventsWorker
 from prefect.logging import get_run_logger
+from prefect.logging.handlers import APILogWorker
 
 from qinglan.artifacts import StageResult, sha256_of
 from qinglan.clients import scored_with
@@ -127,6 +129,15 @@ def _track(run: Run) -> Run:
     )
     create_markdown_artifact(markdown, key="run", description="Where this run is kept")
     return run
+
+
+def send_what_is_queued(timeout_s: float = 10.0) -> None:
+    """Send Prefect the logs and events that its threads still hold, while its server is there.
+
+    Otherwise they are sent at exit, and where the run's own server has ended by then, Prefect retries for a minute.
+    """
+    APILogWorker.drain_all(timeout=timeout_s)
+    EventsWorker.drain_all(timeout=timeout_s)
 
 
 class _ShortUserErrors(logging.Filter):

@@ -72,6 +72,7 @@ def open_run(profile: Profile, flow: str, *, fresh: bool = False, source: str | 
         with held:
             if not _is_open(directory, identity, fresh=fresh):  # whoever held the lock has just finished it
                 continue
+            _point_latest(root, directory.name)
             yield _resume(directory, profile)
             return
     named = find_run(root, source) if source else None  # before this run becomes `latest`
@@ -244,5 +245,6 @@ def _note(run: Run, **what: Any) -> None:
 def _point_latest(root: Path, run_id: str) -> None:
     link = root / "latest"
     partial = root / f".latest-{run_id}"
+    partial.unlink(missing_ok=True)  # of a process that was killed right here
     partial.symlink_to(run_id)
     partial.replace(link)

@@ -44,6 +44,12 @@ def test_an_unfinished_run_is_continued(profile_of: ProfileOf):
         assert again == first
 
 
+def test_latest_points_at_a_run_that_is_continued(profile_of: ProfileOf):
+    first, newer = new_run(profile_of()), new_run(profile_of(), finish=True, fresh=True)
+    with open_run(profile_of(), "pipeline"):
+        assert (first.directory.parent / "latest").resolve() == first.directory != newer.directory
+
+
 def test_a_finished_run_is_not(profile_of: ProfileOf):
     assert new_run(profile_of(), finish=True).id != new_run(profile_of()).id
 

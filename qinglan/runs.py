@@ -35,6 +35,8 @@ class Run(BaseModel):
     fresh: bool = False
     """Compute every stage anew instead of reusing earlier runs' stages."""
     mlflow_run_id: str = ""
+    flow_run_id: str = ""
+    """Of the orchestrator, for the attempt that is or was last at work."""
     source: Path | None = None
     """The run whose stages a `train` or `evaluate` uses; the same one when it is continued."""
     knowledge_base_sha256: str = ""
@@ -91,6 +93,12 @@ def note_mlflow_run(run: Run, mlflow_run_id: str) -> Run:
     """Remember which MLflow run belongs to this run."""
     _note(run, mlflow_run_id=mlflow_run_id)
     return run.model_copy(update={"mlflow_run_id": mlflow_run_id})
+
+
+def note_flow_run(run: Run, flow_run_id: str) -> Run:
+    """Remember which of the orchestrator's runs is at work."""
+    _note(run, flow_run_id=flow_run_id)
+    return run.model_copy(update={"flow_run_id": flow_run_id})
 
 
 def note_source(run: Run, source: Path) -> Run:
@@ -217,6 +225,7 @@ def _resume(directory: Path, profile: Profile) -> Run:
         directory=directory,
         fresh=state["fresh"],
         mlflow_run_id=state["mlflow_run_id"],
+        flow_run_id=state.get("flow_run_id", ""),
         source=state["source"],
     )
 

@@ -5,11 +5,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import get_client
 from prefect.events.worker import EventsWorker
+from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogWorker
+from prefect.states import Crashed
 
 from qinglan.artifacts import StageResult, sha256_of
 from qinglan.clients import scored_with
@@ -18,7 +22,17 @@ from qinglan.embedded.sample import write_sample
 from qinglan.embedded.services import Services, embedded_services
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.preflight import FlowName, require
-from qinglan.runs import Run, finish_run, load_stages, note_mlflow_run, note_source, open_run, runs_of, save_stage
+from qinglan.runs import (
+    Run,
+    finish_run,
+    load_stages,
+    note_flow_run,
+    note_mlflow_run,
+    note_source,
+    open_run,
+    runs_of,
+    save_stage,
+)
 from tasks.stage import flow_run_id, tracker_of
 
 
@@ -118,9 +132,12 @@ def _inputs(profile: Profile) -> tuple[Path, Path]:
 
 def _track(run: Run) -> Run:
     tracker, prefect_id = tracker_of(run.profile), flow_run_id()
+    if run.flow_run_id not in ("", prefect_id):
+        _mark_crashed(run.flow_run_id, f"its process was killed; continued by flow run {prefect_id}")
+    run = note_flow_run(run, prefect_id)
     if not (run.mlflow_run_id and tracker.resume_run(run.mlflow_run_id)):
         tags = {"profile": run.profile.name, "recipe": run.profile.recipe, "qinglan.run_id": run.id}
-        run = note_mlflow_run(run, tracker.start_run(run.id, tags))
+        run = note_mlflow_run(run, tracker.start_run(f"{run.id} {run.flow} {run.profile.name}", tags))
         tracker.log_params(run.mlflow_run_id, run.profile.model_dump(mode="json"))
     tracker.set_tags(run.mlflow_run_id, {"prefect.flow_run_id": prefect_id, "run.directory": str(run.directory)})
     markdown = (
@@ -129,6 +146,17 @@ def _track(run: Run) -> Run:
     )
     create_markdown_artifact(markdown, key="run", description="Where this run is kept")
     return run
+
+
+def _mark_crashed(prefect_id: str, message: str) -> None:
+    """Of the attempt before: Prefect can't know that nobody is at work on it, but we hold the run's lock."""
+    with get_client(sync_client=True) as client:
+        try:
+            state = client.read_flow_run(UUID(prefect_id)).state
+            if state is None or not state.is_final():
+                client.set_flow_run_state(UUID(prefect_id), Crashed(message=message), force=True)
+        except ObjectNotFound:  # it ran under another Prefect server
+            return
 
 
 def send_what_is_queued(timeout_s: float = 10.0) -> None:

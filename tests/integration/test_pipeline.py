@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ class Site:
         path = self.root / "state" / "ledger.db"
         if not path.exists():
             return 0
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection:
             try:
                 (count,) = connection.execute("SELECT count(*) FROM calls WHERE role = ?", (role,)).fetchone()
             except sqlite3.OperationalError:  # not created yet
@@ -117,6 +118,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 def test_interrupted_run_is_one_run(site: Site) -> None:
     assert len([d for d in (site.root / "runs").iterdir() if d.is_dir() and not d.is_symlink()]) == 1
+
+
+def test_prefect_knows_which_attempts_were_killed(site: Site) -> None:
+    with closing(sqlite3.connect(site.root / "state" / "prefect" / "prefect.db")) as connection:
+        states = connection.execute("SELECT state_type FROM flow_run ORDER BY created").fetchall()
+    assert [state for (state,) in states] == ["CRASHED", "CRASHED", "CRASHED", "COMPLETED"]
 
 
 def test_no_paid_call_is_repeated(site: Site) -> None:

@@ -37,7 +37,11 @@ def main() -> None:
     subprocess.run([sys.executable, "-m", "qinglan.cli", *command], check=True)
     report = json.loads(Path("runs/latest/report.json").read_text(encoding="utf-8"))
     documents = sum(1 for _ in (DATA / "kb.jsonl").open(encoding="utf-8"))
-    intro = INTRO.format(n=report["stages"][0]["rows_in"], documents=documents, command="qinglan " + " ".join(command))
+    intro = INTRO.format(
+        n=report["stages"][0]["rows_in"],
+        documents=documents,
+        command=f"qinglan {' '.join(command)}".replace(f"{DATA}/", "toyhom/"),
+    )
     page = "\n".join([intro, *stages_table(report), "", *arms_table(report), "", *reading(report), ""])
     PAGE.write_text(page, encoding="utf-8")
     print(page)

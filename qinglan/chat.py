@@ -119,6 +119,8 @@ class ChatClient:
         if task is None:
             task = self._under_way[request_hash] = asyncio.create_task(self._call(request_hash, messages))
             task.add_done_callback(lambda _: self._under_way.pop(request_hash))
+            # Where the stage stopped meanwhile, nobody is left to hear of a failure, and asyncio would complain.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(task)  # whoever gives up waiting does not take the answer from the others
 
     async def _call(self, request_hash: str, messages: list[Message]) -> Call:

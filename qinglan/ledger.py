@@ -51,7 +51,13 @@ class Call(BaseModel):
 
 
 class Usage(BaseModel):
-    """What a run spent on one role. `failed` counts requests without a usable HTTP answer, retries included."""
+    """What a run spent on one role.
+
+    `failed` counts requests without a usable HTTP answer, retries included; `cached` answers came from the ledger and
+    cost nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     calls: int = 0
     cached: int = 0

@@ -9,6 +9,7 @@ from qinglan.artifacts import Artifact, StageResult, write_json
 from qinglan.config import EMBEDDED, Profile
 from qinglan.errors import ArtifactError
 from qinglan.formats import capitalised, count, number, signed, with_interval
+from qinglan.ledger import Usage
 from qinglan.rows import Retrieved
 from qinglan.statistics import Comparison, Interval
 
@@ -97,17 +98,6 @@ class Stage(Part):
         )
 
 
-class PaidCalls(Part):
-    """Use of a model's API; `cached` answers came from the ledger and cost nothing."""
-
-    calls: int = 0
-    cached: int = 0
-    failed: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost_usd: float = 0.0
-
-
 class RagCalls(Part):
     """Use of the retrieval service."""
 
@@ -119,8 +109,8 @@ class RagCalls(Part):
 class Api(Part):
     """Calls by role."""
 
-    teacher: PaidCalls = PaidCalls()
-    judge: PaidCalls = PaidCalls()
+    teacher: Usage = Usage()
+    judge: Usage = Usage()
     rag: RagCalls = RagCalls()
 
 

@@ -25,7 +25,6 @@ from qinglan.ledger import open_ledger
 from qinglan.report import (
     Api,
     ArmName,
-    PaidCalls,
     RagCalls,
     Report,
     RlTraining,
@@ -125,7 +124,7 @@ def _api(run: Run, stages: Sequence[StageResult]) -> Api:
 
     with open_ledger(ledger_path(run.profile)) as ledger:
         paid = {
-            role: PaidCalls(**ledger.usage(run.id, role).model_dump() | {"cached": total(role, "cached")})
+            role: ledger.usage(run.id, role).model_copy(update={"cached": total(role, "cached")})
             for role in ("teacher", "judge")
         }
     rag = RagCalls(calls=total("rag", "calls"), cached=total("rag", "cached"), failed=total("rag", "failed"))

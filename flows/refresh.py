@@ -4,7 +4,8 @@ from pathlib import Path
 
 from prefect import flow
 
-from tasks.data import build_dataset, distill_rows, ingest_workbook, select_rows, validate_rows
+from tasks.asking import distill_rows, validate_rows
+from tasks.data import build_dataset, ingest_workbook, select_rows
 from tasks.evaluation import write_report
 from tasks.session import open_session
 

@@ -74,11 +74,23 @@ class Columns(Section):
     """train, dev or test (optional column); rows without it are split by `dataset`."""
 
 
+class Sql(Section):
+    """A query that selects the questions, its columns named as `data.columns` says."""
+
+    url_env: SecretName
+    """Name of the environment variable that holds the database's SQLAlchemy URL."""
+    query: str
+    """One SELECT statement. Order its rows by something that stays, so that a duplicate's first row stays the first."""
+
+
 class Data(Section):
     """Where the questions come from."""
 
     workbook: LocalPath = EMBEDDED
-    """Path of an .xlsx, .csv or .jsonl file, or `embedded` for the shipped sample."""
+    """Path of an .xlsx, .csv, .jsonl or .parquet file, of a folder of them (a drop folder, read in the order of the
+    names), or `embedded` for the shipped sample."""
+    sql: Sql | None = None
+    """Read the questions from a database instead."""
     sheet: str | None = None
     """Sheet name; the first sheet if not given."""
     columns: Columns = Columns()
@@ -105,8 +117,18 @@ class Endpoint(Section):
     max_retries: Annotated[int, Field(ge=0)] = 4
     """Retries of one call inside the client, honouring Retry-After."""
     concurrency: Count = 16
+    requests_per_minute: Count | None = None
+    """The account's limit for this model; nothing is sent beyond it."""
+    tokens_per_minute: Count | None = None
+    """The account's limit for this model, prompt and answer together."""
+    max_answer_chars: Count | None = None
+    """A longer answer is a failure (`answer_too_long`)."""
+    reasoning_effort: str | None = None
+    """`minimal`, `low`, `medium` or `high`, for models that take it."""
+    structured_output: Literal["auto", "json_schema", "json_object", "off"] = "auto"
+    """How an answer in JSON is asked for; `auto` goes by the model's name."""
     extra_body: dict[str, Any] = {}
-    """More fields of the request, as the service names them, such as `reasoning_effort`; part of the ledger's key."""
+    """More fields of the request, as the service names them; part of the ledger's key."""
 
 
 class Rag(Section):
@@ -142,9 +164,36 @@ class Embedded(Section):
     sample_seed: int = 11
 
 
+class BatchApi(Section):
+    """The teacher's batch API: half the price, an answer within a day."""
+
+    max_requests: Count = 10_000
+    """Requests per batch; OpenAI takes 50,000 and 200 MB."""
+    poll_every_s: Positive = 60
+    give_up_after_h: Positive = 26
+    """Then what is missing is asked row by row, at full price."""
+
+
+class OnRay(Section):
+    """Distillation as Ray tasks, where one machine is outgrown."""
+
+    address: str | None = None
+    """Of the cluster, as `ray.init` takes it; a local Ray if not given. On several machines the ledger must be a
+    database server (`ledger.url_env`)."""
+    tasks: Count = 4
+    """Tasks at once. They share the teacher's concurrency and rate limits equally."""
+
+
 class Distill(Section):
     """Asking the teacher."""
 
+    mode: Literal["live", "batch_api"] = "live"
+    """`batch_api` sends what the ledger lacks through `/v1/batches`, and row by row what comes back without an
+    answer."""
+    batch_api: BatchApi = BatchApi()
+    engine: Literal["process", "ray"] = "process"
+    """Where the rows are worked on: in the flow's own process, or as tasks on a Ray cluster."""
+    ray: OnRay = OnRay()
     batch_rows: Count = 100
     """Rows per Prefect task."""
     retries: Annotated[int, Field(ge=0)] = 2
@@ -169,7 +218,10 @@ class Select(Section):
     """Which rewrites may teach."""
 
     min_top1_score: Share = 0.6
+    min_rewrite_chars: Count = 2
     max_rewrite_chars: Count = 120
+    boilerplate: tuple[str, ...] = ()
+    """More regular expressions for rewrites that are no rewrites (`boilerplate`), beside the built-in ones."""
     not_worse_than_original: bool = True
     """A rewrite that retrieves worse than the user's own words must not teach (`worse_than_original`)."""
 
@@ -183,12 +235,53 @@ class Dataset(Section):
     dev_share: Share = 0.1
     near_duplicate_jaccard: Annotated[float, Field(ge=0.5, le=1)] = 0.85
     """Character-trigram similarity from which two questions count as the same; such groups never straddle splits."""
+    decontaminate_against: tuple[LocalPath, ...] = ()
+    """Workbooks of questions that are kept for evaluation elsewhere: a row that nearly repeats one of them reaches
+    neither training nor development (`near_duplicate_of_evaluation`)."""
 
     @model_validator(mode="after")
     def _leave_a_test_split(self) -> Self:
         if self.train_share + self.dev_share >= 1:
             raise ValueError("train_share + dev_share must leave a share for the test split")
         return self
+
+
+class Refresh(Section):
+    """What a nightly refresh does beyond making a dataset."""
+
+    train_at_new_rows: Count | None = None
+    """Start the `train` deployment as soon as this many good training rows came in since the last training; never if
+    not given."""
+    drift_warning: Positive = 0.2
+    """Jensen–Shannon distance (0 to 1) of vocabulary, length or score from which a drift is called out."""
+
+
+class Compare(Section):
+    """Teachers side by side: which one to buy."""
+
+    teachers: dict[str, Endpoint] = {}
+    """By a name for the report, those to compare with `teacher`."""
+    rows: Count = 500
+    """Questions that each of them is asked, drawn by a hash of the row's id."""
+
+
+class LedgerStore(Section):
+    """Where paid answers are kept."""
+
+    url_env: SecretName | None = None
+    """Name of the environment variable that holds the SQLAlchemy URL of a PostgreSQL database; a SQLite file under
+    `paths.state` if not given. Several machines need the server."""
+
+
+class Budget(Section):
+    """What may be spent on teacher and judge together, in US dollars by `prices`."""
+
+    per_run_usd: Positive | None = None
+    per_month_usd: Positive | None = None
+    """Of all runs on this ledger since the first of the month, UTC."""
+    when_spent: Literal["stop", "go_on"] = "stop"
+    """`stop` ends the run with all answers kept; `go_on` goes on to the dataset with the rows that have one, the
+    others fail as `over_budget`."""
 
 
 class Student(Section):
@@ -359,6 +452,8 @@ class Price(Section):
 
     input_per_million_usd: Annotated[float, Field(ge=0)]
     output_per_million_usd: Annotated[float, Field(ge=0)]
+    batch_factor: Share = 0.5
+    """What the batch API takes of these prices."""
 
 
 class Paths(Section):
@@ -392,6 +487,10 @@ class Profile(Section):
     validation: Validate = Validate()
     select: Select = Select()
     dataset: Dataset = Dataset()
+    refresh: Refresh = Refresh()
+    compare: Compare = Compare()
+    ledger: LedgerStore = LedgerStore()
+    budget: Budget = Budget()
     student: Student = Student()
     sft: Sft = Sft()
     reward: Reward = Reward()
@@ -404,7 +503,8 @@ class Profile(Section):
 
     @model_validator(mode="after")
     def _price_every_paid_model(self) -> Self:
-        for role, endpoint in (("teacher", self.teacher), ("judge", self.judge)):
+        rivals = ((f"compare.teachers.{name}", endpoint) for name, endpoint in self.compare.teachers.items())
+        for role, endpoint in (("teacher", self.teacher), ("judge", self.judge), *rivals):
             if endpoint.model not in self.prices:
                 raise ValueError(f"prices has no entry for {role}.model {endpoint.model!r}")
         return self

@@ -200,7 +200,7 @@ def write_datasets(directory: Path, rows: Sequence[Row], profile: Profile) -> di
 
 
 def _teaches(row: Row) -> bool:
-    return row.status == "ok" and bool(row.rewrite)
+    return row.status == "ok" and bool(row.target)
 
 
 def _has_baseline(row: Row) -> bool:
@@ -221,7 +221,7 @@ def _sft_line(row: Row, recipe: Recipe, profile: Profile) -> dict[str, Any]:
     return {
         "messages": [
             *recipe.student_messages(row, profile.tenant),
-            {"role": "assistant", "content": row.rewrite},
+            {"role": "assistant", "content": row.target},
         ],
         "metadata": {
             "row_id": row.id,

@@ -83,6 +83,15 @@ class Row(BaseModel):
     """The judge's score of the teacher's rewrite, 0–5; None where it was not asked."""
     original_retrieved: Retrieved | None = None
     rewrite_retrieved: Retrieved | None = None
+    review: Literal["accept", "reject", "correct"] | None = None
+    """A person's verdict on this rewrite, which outranks the selection's."""
+    corrected: str | None = None
+    """The person's own rewrite, which the student learns instead of the teacher's."""
+
+    @property
+    def target(self) -> str | None:
+        """What SFT learns from this row: the teacher's rewrite, or a person's correction of it."""
+        return self.corrected or self.rewrite
 
     def failed(self, reason: str) -> "Row":
         """The same row, out of the race for a reason."""

@@ -17,7 +17,8 @@ from qinglan.ledger import open_ledger
 from qinglan.rows import Row
 from qinglan.runs import Run, open_run
 from tasks import data
-from tasks.data import distill_rows, ingest_workbook, validate_rows
+from tasks.asking import distill_rows, validate_rows
+from tasks.data import ingest_workbook
 
 pytestmark = [
     pytest.mark.slow,  # 10 s for Prefect's server alone

@@ -9,6 +9,7 @@ from tasks.data import build_dataset, ingest_workbook, select_rows
 from tasks.evaluation import evaluate_arms, write_report
 from tasks.session import open_session
 from tasks.training import prepare_base_model, train_rl, train_sft
+from tasks.versions import note_training, publish_dataset
 
 
 @flow(name="pipeline", flow_run_name="pipeline {profile}", log_prints=True)
@@ -27,8 +28,11 @@ def pipeline(profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: 
         validated = validate_rows(run, services, distilled, session.knowledge_base)
         selected = select_rows(run, validated)
         dataset = build_dataset(run, selected)
+        published = publish_dataset(run, dataset)
         base = prepare_base_model(run)
         sft = train_sft(run, dataset, base)
         rl = train_rl(run, services, dataset, sft)
+        note_training(run, dataset)
         evaluated = evaluate_arms(run, services, dataset, {"base": base, "sft": sft, "rl": rl})
-        return write_report(run, [ingested, distilled, validated, selected, dataset, base, sft, rl, evaluated])
+        stages = [ingested, distilled, validated, selected, dataset, published, base, sft, rl, evaluated]
+        return write_report(run, stages)

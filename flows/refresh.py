@@ -1,4 +1,4 @@
-"""The data stages alone: workbook → teacher → RAG → selection → dataset."""
+"""The data stages alone: workbook → teacher → RAG → selection → dataset, published as a version."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from tasks.asking import distill_rows, validate_rows
 from tasks.data import build_dataset, ingest_workbook, select_rows
 from tasks.evaluation import write_report
 from tasks.session import open_session
+from tasks.versions import publish_dataset, trigger_training
 
 
 @flow(name="refresh", flow_run_name="refresh {profile}", log_prints=True)
@@ -26,4 +27,7 @@ def refresh(profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: b
         validated = validate_rows(run, services, distilled, session.knowledge_base)
         selected = select_rows(run, validated)
         dataset = build_dataset(run, selected)
-        return write_report(run, [ingested, distilled, validated, selected, dataset])
+        published = publish_dataset(run, dataset)
+        report = write_report(run, [ingested, distilled, validated, selected, dataset, published])
+        trigger_training(run, published)
+        return report

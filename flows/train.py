@@ -7,6 +7,7 @@ from prefect import flow
 from tasks.evaluation import evaluate_arms, write_report
 from tasks.session import open_session, stages_of
 from tasks.training import prepare_base_model, train_rl, train_sft
+from tasks.versions import note_training
 
 
 @flow(name="train", flow_run_name="train {profile}", log_prints=True)
@@ -27,5 +28,6 @@ def train(
         base = prepare_base_model(run)
         sft = train_sft(run, dataset, base)
         rl = train_rl(run, services, dataset, sft)
+        note_training(run, dataset)
         evaluated = evaluate_arms(run, services, dataset, {"base": base, "sft": sft, "rl": rl})
         return write_report(run, [dataset, base, sft, rl, evaluated])

@@ -77,6 +77,8 @@ class StageResult(BaseModel):
     metrics: dict[str, float] = {}
     details: dict[str, Any] = {}
     """Whatever else the report shows: API usage, training summary."""
+    try_again: int = 0
+    """Rows that fell for what another run may mend; with any, no later run reuses this result."""
 
     def path(self, name: str) -> Path:
         """Where an artifact lies."""
@@ -91,17 +93,39 @@ def write_json(path: Path, value: Any) -> None:
     partial.replace(path)
 
 
+class JsonlWriter:
+    """Writes one JSON object a line, whole or not at all: the file appears at the end of a `with` without error."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path, self._partial, self.rows = path, path.with_suffix(path.suffix + ".partial"), 0
+        self._stream = self._partial.open("w", encoding="utf-8")
+
+    def __enter__(self) -> "JsonlWriter":
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        self._stream.close()
+        if error is None:
+            self._partial.replace(self._path)
+
+    def write(self, record: BaseModel | dict[str, Any]) -> None:
+        """One more line."""
+        line = record.model_dump_json() if isinstance(record, BaseModel) else json.dumps(record, ensure_ascii=False)
+        self._stream.write(line + "\n")
+        self.rows += 1
+
+    def artifact(self) -> Artifact:
+        """What was written, once it is."""
+        return Artifact.of(self._path, self.rows)
+
+
 def write_jsonl(path: Path, records: Iterable[BaseModel | dict[str, Any]]) -> Artifact:
     """Write one JSON object a line, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial, count = path.with_suffix(path.suffix + ".partial"), 0
-    with partial.open("w", encoding="utf-8") as stream:
+    with JsonlWriter(path) as writer:
         for record in records:
-            line = record.model_dump_json() if isinstance(record, BaseModel) else json.dumps(record, ensure_ascii=False)
-            stream.write(line + "\n")
-            count += 1
-    partial.replace(path)
-    return Artifact.of(path, count)
+            writer.write(record)
+    return writer.artifact()
 
 
 def read_jsonl(path: Path, model: type[Model]) -> Iterator[Model]:

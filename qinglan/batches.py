@@ -5,12 +5,27 @@ data: it ends as a failed row with its reason. An error that would meet every ro
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import itertools
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from qinglan.errors import CallError, StageError
 from qinglan.rows import Row
 
 Work = Callable[[Row], Awaitable[Row]]
+Done = TypeVar("Done")
+
+OVER_BUDGET = "over_budget"
+AGAIN_REASONS = frozenset(
+    {
+        "teacher_timeout", "teacher_rate_limited", "teacher_unavailable", "teacher_bad_response", "rag_unavailable",
+        OVER_BUDGET,
+    }
+)  # fmt: skip
+"""What another run may mend: a stage whose rows fell for one of these is not reused by later runs."""
+
+_AHEAD = 8
 
 
 class BatchIncompleteError(StageError):
@@ -61,35 +76,74 @@ class Batch:
                 self._outcomes[row.id] = row.failed(error.reason)
 
 
-def cut(rows: Sequence[Row], batch_rows: int) -> list[Batch]:
+def cut(rows: Iterable[Row], batch_rows: int) -> Iterator[Batch]:
     """Consecutive batches."""
-    starts = range(0, len(rows), batch_rows)
-    return [Batch(number, rows[start : start + batch_rows]) for number, start in enumerate(starts)]
+    stream = iter(rows)
+    for number in itertools.count():
+        if not (some := list(itertools.islice(stream, batch_rows))):
+            return
+        yield Batch(number, some)
+
+
+async def in_order(
+    batches: Iterable[Batch], work: Callable[[Batch], Awaitable[Done]], *, at_once: int
+) -> AsyncGenerator[tuple[Batch, Done], None]:
+    """Work on several batches at once and yield them in their order, holding a bounded number of them in memory.
+
+    An error of any batch is raised as soon as it happens; what is then under way is cancelled.
+    """
+    source, running = iter(batches), asyncio.Semaphore(at_once)
+    ahead: deque[tuple[Batch, asyncio.Task[Done]]] = deque()
+
+    async def one(batch: Batch) -> Done:
+        async with running:
+            return await work(batch)
+
+    def start() -> None:
+        # Finished batches wait for a slow one before them; so many that those at work don't run dry meanwhile.
+        for batch in itertools.islice(source, _AHEAD * at_once - len(ahead)):
+            ahead.append((batch, asyncio.create_task(one(batch))))
+
+    try:
+        start()
+        while ahead:
+            await asyncio.wait([task for _, task in ahead if not task.done()], return_when="FIRST_COMPLETED")
+            for _, task in ahead:
+                if task.done():
+                    task.result()
+            while ahead and ahead[0][1].done():
+                batch, task = ahead.popleft()
+                yield batch, task.result()
+            start()
+    finally:  # after an error none may go on: the clients are about to be closed
+        for _, task in ahead:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
 
 
 class Losses:
     """Rows that a stage has lost so far, to stop it as soon as they are too many; `section` is its name in the profile.
 
-    The limit is a share of all rows given, so that a bad first batch of many stops nothing that it needn't. Above 0 it
-    allows one row: of 10 rows at 5% none could be lost otherwise.
+    The limit is a share of all usable rows given, so that a bad first batch of many stops nothing that it needn't.
+    Above 0 it allows one row: of 10 rows at 5% none could be lost otherwise. What the budget left out is no loss.
     """
 
-    def __init__(self, section: str, rows: Sequence[Row], max_failed_share: float) -> None:
+    def __init__(self, section: str, given: int, max_failed_share: float) -> None:
         """Raise StageError where there is nothing to work on."""
         self._section, self._share = section, max_failed_share
-        self._given, self._lost = _usable(rows), 0
+        self._given, self._lost = given, 0
         self._first: str | None = None
         if not self._given:
             raise StageError(f"{section}: no row to work on; every row failed before")
 
-    def add(self, batch: Batch, done: Sequence[Row]) -> None:
+    def add(self, before: Sequence[Row], done: Sequence[Row], first_failure: str | None) -> None:
         """Count a finished batch.
 
         Raises:
             StageError: too many rows are lost.
         """
-        self._lost += _usable(batch.rows) - _usable(done)
-        self._first = self._first or batch.first_failure()
+        self._lost += _usable(before) - _usable(done)
+        self._first = self._first or first_failure
         allowed = max(self._share * self._given, 1 if self._share else 0)
         if self._lost > allowed or self._lost == self._given:
             raise StageError(
@@ -100,4 +154,4 @@ class Losses:
 
 
 def _usable(rows: Sequence[Row]) -> int:
-    return sum(row.status == "ok" for row in rows)
+    return sum(row.status == "ok" or row.reason == OVER_BUDGET for row in rows)

@@ -1,34 +1,37 @@
 """Asking a teacher or judge over OpenAI chat completions, through the ledger.
 
-The openai package does the transport and its retries (back-off, Retry-After). What it can't know is added here:
-which models refuse which parameters, when an answer is no answer, and that nothing is paid for twice: not even where
-the same is asked again while the first request is still under way.
+The openai package does the transport. What it can't know is added here: limits that all tasks share, when an answer
+is no answer, what may still be spent, and that nothing is paid for twice: not even where the same is asked again
+while the first request is still under way.
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
-import httpx
+import httpx2
 import openai
 from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletion
+from pydantic import BaseModel, Field, ValidationError
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from qinglan.artifacts import hash_of
+from qinglan.capabilities import JsonSchema, request_parameters
 from qinglan.config import Endpoint, Price, require_secret, uses_proxy
 from qinglan.errors import ConfigError, TeacherError
-from qinglan.ledger import Call, Ledger
+from qinglan.ledger import Call, Failure
+from qinglan.ledger_queue import LedgerQueue
+from qinglan.limits import Limits, retry_after_s
 
 Message = dict[str, str]
 T = TypeVar("T")
 
-_REASONING = re.compile(r"^(gpt-[5-9]|o\d)")
-"""Models that take `max_completion_tokens` and refuse a temperature (OpenAI's reasoning families)."""
-_HASH_HEADER = "x-request-hash"
+TOKENS_PER_CHARACTER = 0.8
+"""Roughly what current tokenizers need for Chinese; English needs less."""
 _LAST_ANSWERS_S = 10.0
+_BACK_OFF = wait_random_exponential(multiplier=0.5, max=30)
 
 
 @dataclass(frozen=True)
@@ -39,70 +42,141 @@ class Answer(Generic[T]):
     request_hash: str
     cached: bool
     cost_usd: float
-    latency_ms: float
+    latency_ms: float | None
+    """None where the batch API brought it."""
 
 
-def request_parameters(endpoint: Endpoint) -> dict[str, Any]:
-    """What is sent beside the messages, by what the model accepts."""
-    parameters: dict[str, Any] = {"model": endpoint.model}
-    if _REASONING.match(endpoint.model):
-        parameters |= {"max_completion_tokens": endpoint.max_tokens}
-    else:
-        parameters |= {"max_tokens": endpoint.max_tokens, "temperature": endpoint.temperature}
-    return parameters | ({"extra_body": endpoint.extra_body} if endpoint.extra_body else {})
+@dataclass(frozen=True)
+class Request:
+    """What is sent, and the ledger's key for it."""
+
+    request_hash: str
+    body: dict[str, Any]
+
+
+class _Transient(TeacherError):  # noqa: N818 (a TeacherError by another name)
+    """Worth another try, after the time that the service asked for."""
+
+    def __init__(self, message: str, reason: str, after_s: float = 0.0) -> None:
+        super().__init__(message, reason, transient=True)
+        self.after_s = after_s
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    """DeepSeek's and vLLM's name for the chain of thought."""
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class Completion(BaseModel):
+    """As much of a chat completion as is used."""
+
+    choices: list[_Choice] = Field(min_length=1)
+    usage: _Usage | None = None
+
+
+@dataclass(frozen=True)
+class Account:
+    """In whose name a client asks: what the ledger keeps beside each call."""
+
+    run_id: str
+    tenant: str
+    role: str
+    model: str
+    price: Price
+
+    def call(
+        self, request_hash: str, completion: Completion, latency_ms: float | None, price_factor: float = 1.0
+    ) -> Call:
+        """The ledger's entry for an answer; one by the batch API costs less."""
+        choice, usage = completion.choices[0], completion.usage or _Usage()
+        prompt_tokens, completion_tokens = usage.prompt_tokens or 0, usage.completion_tokens or 0
+        return Call(
+            request_hash=request_hash,
+            run_id=self.run_id,
+            tenant=self.tenant,
+            role=self.role,
+            model=self.model,
+            text=choice.message.content or "",
+            reasoning=choice.message.reasoning_content,
+            refusal=choice.message.refusal,
+            finish_reason=choice.finish_reason or "",
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cost_usd=price_factor * cost_usd(self.price, prompt_tokens, completion_tokens),
+            latency_ms=latency_ms,
+        )
+
+    def failure(self, request_hash: str, reason: str, latency_ms: float | None = None) -> Failure:
+        """The ledger's entry for a request without an answer."""
+        return Failure(
+            request_hash=request_hash,
+            run_id=self.run_id,
+            tenant=self.tenant,
+            role=self.role,
+            model=self.model,
+            reason=reason,
+            latency_ms=latency_ms,
+        )
 
 
 class ChatClient:
-    """One role's client: concurrency limit, ledger, failure reasons. Belongs to one event loop."""
+    """One role's client: limits, ledger, failure reasons. Belongs to one event loop."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        base_url: str,
-        *,
-        role: str,
-        ledger: Ledger,
-        price: Price,
-        run_id: str,
-        tenant: str,
-        key_salt: str = "",
+        self, endpoint: Endpoint, base_url: str, account: Account, ledger: LedgerQueue, *, key_salt: str = ""
     ) -> None:
         """`key_salt` tells apart services that answer differently under one model name."""
-        self._endpoint, self._role, self._ledger, self._price = endpoint, role, ledger, price
-        self._run_id, self._tenant, self._key_salt = run_id, tenant, key_salt
-        self._parameters = request_parameters(endpoint)
-        self._slots = asyncio.Semaphore(endpoint.concurrency)
-        self._under_way: dict[str, asyncio.Task[Call]] = {}
+        self._endpoint, self._account, self._ledger, self._key_salt = endpoint, account, ledger, key_salt
+        self._limits = Limits(endpoint.concurrency, endpoint.requests_per_minute, endpoint.tokens_per_minute)
+        self._under_way: dict[str, asyncio.Task[tuple[Call, bool]]] = {}
         self._closing = False
+        self._mean_cost_usd = self._mean_tokens = 0.0
         self.cached_count = 0
-        transport = _CountingClient(
-            self._record_failure,
-            limits=httpx.Limits(max_connections=endpoint.concurrency),
-            timeout=endpoint.timeout_s,
-            trust_env=uses_proxy(base_url),
-        )
-        self._client = AsyncOpenAI(
-            base_url=base_url,
-            api_key=require_secret(endpoint.api_key_env, f"{role} {endpoint.model}"),
-            timeout=endpoint.timeout_s,
-            max_retries=endpoint.max_retries,
-            http_client=cast(Any, transport),  # openai 2 wants httpx, openai 3 httpx2 and takes both
+        self._client = openai_client(endpoint, base_url, account.role)
+        self._retrying = AsyncRetrying(
+            retry=retry_if_exception_type(_Transient),
+            stop=stop_after_attempt(endpoint.max_retries + 1),
+            wait=_wait_s,
+            reraise=True,
         )
 
-    async def ask(self, messages: list[Message], parse: Callable[[str], T]) -> Answer[T]:
+    def request(self, messages: list[Message], schema: JsonSchema | None = None) -> Request:
+        """What would be sent for these messages."""
+        return request_of(self._endpoint, self._key_salt, messages, schema)
+
+    async def ask(
+        self, messages: list[Message], parse: Callable[[str], T], schema: JsonSchema | None = None
+    ) -> Answer[T]:
         """The parsed answer, from the ledger if it was ever given.
+
+        Args:
+            schema: JSON schema of the answer, for models that can be held to one.
 
         Raises:
             TeacherError: no usable answer; `reason` says why.
+            BudgetError: it would cost more than may be spent.
             ConfigError: the service refuses the key or the model; no row could succeed.
         """
-        request_hash = hash_of(self._key_salt, self._parameters, messages)
-        call = self._ledger.get(request_hash)
-        cached = call is not None or request_hash in self._under_way
+        request = self.request(messages, schema)
+        joined = request.request_hash in self._under_way
+        # Whoever gives up waiting does not take the answer from the others.
+        call, paid = await asyncio.shield(self._under_way.get(request.request_hash) or self._start(request))
+        cached = joined or not paid
         self.cached_count += cached
-        if call is None:
-            call = await self._call_once(request_hash, messages)
-        return Answer(parse(_usable_text(call)), request_hash, cached, call.cost_usd, call.latency_ms)
+        text = usable_text(call, self._endpoint.max_answer_chars)
+        return Answer(parse(text), request.request_hash, cached, call.cost_usd, call.latency_ms)
 
     async def close(self) -> None:
         """Wait a little for answers under way, as they are paid for, send nothing new, and close the connections."""
@@ -114,119 +188,120 @@ class ChatClient:
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.close()
 
-    async def _call_once(self, request_hash: str, messages: list[Message]) -> Call:
-        task = self._under_way.get(request_hash)
-        if task is None:
-            task = self._under_way[request_hash] = asyncio.create_task(self._call(request_hash, messages))
-            task.add_done_callback(lambda _: self._under_way.pop(request_hash))
-            # Where the stage stopped meanwhile, nobody is left to hear of a failure, and asyncio would complain.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)  # whoever gives up waiting does not take the answer from the others
+    def _start(self, request: Request) -> "asyncio.Task[tuple[Call, bool]]":
+        task = self._under_way[request.request_hash] = asyncio.create_task(self._answer(request))
+        task.add_done_callback(lambda _: self._under_way.pop(request.request_hash))
+        # Where the stage stopped meanwhile, nobody is left to hear of a failure, and asyncio would complain.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
 
-    async def _call(self, request_hash: str, messages: list[Message]) -> Call:
-        async with self._slots:
-            if call := self._ledger.get(request_hash):  # another process was quicker
-                return call
+    async def _answer(self, request: Request) -> tuple[Call, bool]:
+        """The call, and whether it was paid for just now."""
+        if known := await self._ledger.acquire(request.request_hash):
+            return known, False
+        try:
+            call: Call = await self._retrying.copy()(self._attempt, request)
+        except BaseException:
+            self._ledger.release(request.request_hash)
+            raise
+        await self._ledger.record(call)
+        return call, True
+
+    async def _attempt(self, request: Request) -> Call:
+        estimate = self._mean_tokens or sum(estimated_tokens(request.body, self._endpoint.max_tokens))
+        async with self._limits.slot(estimate):
             if self._closing:  # whoever asked has given up, and nothing has been paid yet
                 raise asyncio.CancelledError
+            self._ledger.check_budget(self._mean_cost_usd * (self._limits.in_flight - 1))
             start = time.perf_counter()
             try:
-                answer: object = await self._client.chat.completions.create(
-                    messages=cast(Any, messages), **self._parameters, extra_headers={_HASH_HEADER: request_hash}
-                )
+                response = await self._client.post("/chat/completions", body=request.body, cast_to=httpx2.Response)
             except openai.APIError as error:
-                raise self._failure(error) from error
-            except ValueError as error:  # a body that is not JSON
-                answer = error
+                raise self._failure(request, error, 1000 * (time.perf_counter() - start)) from error
             latency_ms = 1000 * (time.perf_counter() - start)
-        completion = _completion_of(answer)
-        if completion is None:
-            self._record_failure(request_hash, "teacher_bad_response")
-            raise TeacherError(
-                f"{self._role}: the answer is no chat completion", "teacher_bad_response", transient=True
-            )
-        message, usage = completion.choices[0].message, completion.usage
-        prompt_tokens = (usage.prompt_tokens or 0) if usage else 0
-        completion_tokens = (usage.completion_tokens or 0) if usage else 0
-        call = Call(
-            request_hash=request_hash,
-            run_id=self._run_id,
-            tenant=self._tenant,
-            role=self._role,
-            model=self._endpoint.model,
-            text=message.content or "",
-            refusal=message.refusal,
-            finish_reason=cast(str | None, completion.choices[0].finish_reason) or "",
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            cost_usd=cost_usd(self._price, prompt_tokens, completion_tokens),
-            latency_ms=latency_ms,
-        )
-        self._ledger.record(call)
+        try:
+            completion = Completion.model_validate_json(response.content)
+        except ValidationError as error:
+            self._ledger.fail(self._account.failure(request.request_hash, "teacher_bad_response", latency_ms))
+            raise _Transient(
+                f"{self._account.role}: the answer is no chat completion", "teacher_bad_response"
+            ) from error
+        call = self._account.call(request.request_hash, completion, latency_ms)
+        self._learn(call, response, estimate)
         return call
 
-    def _failure(self, error: openai.APIError) -> Exception:
+    def _learn(self, call: Call, response: httpx2.Response, estimate: float) -> None:
+        """Means over about the last hundred calls, from which the next ones are estimated."""
+        tokens = call.prompt_tokens + call.completion_tokens
+        self._limits.answered(response.headers, estimate, tokens or estimate)
+        share = 0.01 if self._mean_tokens else 1.0
+        self._mean_tokens += share * (tokens - self._mean_tokens)
+        self._mean_cost_usd += share * (call.cost_usd - self._mean_cost_usd)
+
+    def _failure(self, request: Request, error: openai.APIError, latency_ms: float) -> Exception:
+        role, model = self._account.role, self._account.model
+        status = error.status_code if isinstance(error, openai.APIStatusError) else None
+        reason = f"http_{status}" if status else _transient_reason(error)
+        self._ledger.fail(self._account.failure(request.request_hash, reason, latency_ms))
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
             variable = self._endpoint.api_key_env
-            remedy = f"check the environment variable {variable}" if variable else f"set {self._role}.api_key_env"
-            return ConfigError(f"{self._role} {self._endpoint.model}: the service refuses the key; {remedy}")
+            remedy = f"check the environment variable {variable}" if variable else f"set {role}.api_key_env"
+            return ConfigError(f"{role} {model}: the service refuses the key; {remedy}")
         if isinstance(error, openai.NotFoundError):
-            return ConfigError(
-                f"{self._role}: the service knows no model {self._endpoint.model!r}; set {self._role}.model"
-            )
+            return ConfigError(f"{role}: the service knows no model {model!r}; set {role}.model")
         if isinstance(error, openai.RateLimitError) and error.code == "insufficient_quota":
-            return ConfigError(f"{self._role} {self._endpoint.model}: the account's quota is spent; top it up")
-        if isinstance(error, openai.APIStatusError) and _is_final(error.status_code):
-            return TeacherError(f"{self._role}: request refused: {error.message}", "teacher_bad_request")
-        return TeacherError(f"{self._role}: {error.message}", _transient_reason(error), transient=True)
-
-    def _record_failure(self, request_hash: str, reason: str) -> None:
-        self._ledger.record_failure(request_hash, self._run_id, self._tenant, self._role, self._endpoint.model, reason)
-
-
-class _CountingClient(httpx.AsyncClient):
-    """Counts every request without a usable HTTP answer, those that openai repeats included."""
-
-    def __init__(self, count: Callable[[str, str], None], **options: Any) -> None:
-        super().__init__(**options)
-        self._count = count
-
-    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        """As the parent does."""
-        request_hash = request.headers.get(_HASH_HEADER, "")
-        try:
-            response = await super().send(request, **options)
-        except httpx.RequestError as error:
-            self._count(request_hash, type(error).__name__)
-            raise
-        if response.status_code >= 400:
-            self._count(request_hash, f"http_{response.status_code}")
-        return response
+            return ConfigError(f"{role} {model}: the account's quota is spent; top it up")
+        if status and 400 <= status < 500 and status not in (408, 409, 429):
+            return TeacherError(f"{role}: request refused: {error.message}", "teacher_bad_request")
+        if isinstance(error, openai.RateLimitError):
+            self._limits.refused()
+        after_s = retry_after_s(error.response.headers) if isinstance(error, openai.APIStatusError) else 0.0
+        return _Transient(f"{role}: {error.message}", _transient_reason(error), after_s)
 
 
-def _completion_of(answer: object) -> ChatCompletion | None:
-    # openai does not check what a service sends: a proxy's error page arrives here as a string.
-    return answer if isinstance(answer, ChatCompletion) and answer.choices else None
+def request_of(endpoint: Endpoint, key_salt: str, messages: list[Message], schema: JsonSchema | None = None) -> Request:
+    """What is sent for these messages; its hash covers model, parameters, prompt and service, not the row's place."""
+    body = request_parameters(endpoint, schema) | {"messages": messages}
+    return Request(hash_of(key_salt, body), body)
 
 
-def cost_usd(price: Price, prompt_tokens: int, completion_tokens: int) -> float:
+def estimated_tokens(body: dict[str, Any], max_tokens: int) -> tuple[float, int]:
+    """Prompt and, at most, completion tokens of a request that was never made."""
+    return TOKENS_PER_CHARACTER * sum(len(message["content"]) for message in body["messages"]), max_tokens
+
+
+def openai_client(endpoint: Endpoint, base_url: str, role: str) -> AsyncOpenAI:
+    """A client without retries of its own: those need the limits and the ledger.
+
+    aiohttp carries it: at 64 requests at once it needs a third of the CPU time of the default transport.
+
+    Raises:
+        ConfigError: the API key is not set.
+    """
+    return AsyncOpenAI(
+        base_url=base_url,
+        api_key=require_secret(endpoint.api_key_env, f"{role} {endpoint.model}"),
+        timeout=endpoint.timeout_s,
+        max_retries=0,
+        http_client=openai.DefaultAioHttpClient(
+            limits=httpx2.Limits(max_connections=endpoint.concurrency),
+            timeout=endpoint.timeout_s,
+            trust_env=uses_proxy(base_url),
+        ),
+    )
+
+
+def cost_usd(price: Price, prompt_tokens: float, completion_tokens: float) -> float:
     """Dollars for one call."""
     return (price.input_per_million_usd * prompt_tokens + price.output_per_million_usd * completion_tokens) / 1e6
 
 
-def _is_final(status: int) -> bool:
-    return 400 <= status < 500 and status not in (408, 409, 429)
+def usable_text(call: Call, max_chars: int | None = None) -> str:
+    """The answer's text.
 
-
-def _transient_reason(error: openai.APIError) -> str:
-    if isinstance(error, openai.APITimeoutError):
-        return "teacher_timeout"
-    if isinstance(error, openai.RateLimitError):
-        return "teacher_rate_limited"
-    return "teacher_unavailable"
-
-
-def _usable_text(call: Call) -> str:
+    Raises:
+        TeacherError: the answer is a refusal, cut off, empty or too long.
+    """
     if call.refusal or call.finish_reason == "content_filter":
         raise TeacherError(f"{call.role}: refused: {call.refusal or call.text[:80]}", "teacher_refused")
     if call.finish_reason == "length":
@@ -235,4 +310,24 @@ def _usable_text(call: Call) -> str:
         raise TeacherError(
             f"{call.role}: empty answer", f"empty_{'rewrite' if call.role == 'teacher' else 'judgement'}"
         )
+    if max_chars is not None and len(call.text) > max_chars:
+        raise TeacherError(
+            f"{call.role}: an answer of {len(call.text)} characters, more than {call.role}.max_answer_chars",
+            "answer_too_long",
+        )
     return call.text
+
+
+def _wait_s(state: RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome else None
+    asked_s = error.after_s if isinstance(error, _Transient) else 0.0
+    # Those that were told the same time must not come back all at once.
+    return asked_s + min(_BACK_OFF(state), max(asked_s / 2, 0.5)) if asked_s else _BACK_OFF(state)
+
+
+def _transient_reason(error: openai.APIError) -> str:
+    if isinstance(error, openai.APITimeoutError):
+        return "teacher_timeout"
+    if isinstance(error, openai.RateLimitError):
+        return "teacher_rate_limited"
+    return "teacher_unavailable"

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from qinglan.cli_common import ProfileOption, SetOption, err, out, say
+from qinglan.cli_dataset import app as dataset_app
+from qinglan.cli_ledger import app as ledger_app
+from qinglan.cli_ledger import print_estimate
+from qinglan.cli_review import app as review_app
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.preflight import FlowName, inspect_profile, require
@@ -19,15 +23,9 @@ from qinglan.runs import find_run
 from qinglan.up import prefect_for, serve_site
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-_TABLE_WIDTH = 100
-out, err = Console(), Console(stderr=True)
-if not out.is_terminal:  # rich assumes 80 columns and would cut the table
-    out = Console(width=max(_TABLE_WIDTH, out.width))
-
-ProfileOption = Annotated[str, typer.Option(help="Name of a file in configs/, or a path.")]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting by its dotted key.")
-]
+app.add_typer(review_app, name="review")
+app.add_typer(ledger_app, name="ledger")
+app.add_typer(dataset_app, name="dataset")
 
 
 @app.command()
@@ -39,15 +37,19 @@ def run(
     source: Annotated[
         str | None, typer.Option("--from", help="train, evaluate: the run to start from; the newest by default.")
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False,
 ) -> None:
     """Run a flow here and print its result table."""
     overrides = tuple(set_ or ())
-    if source and flow in ("pipeline", "refresh"):
+    if source and flow not in ("train", "evaluate"):
         raise ConfigError(f"--from goes with train and evaluate; {flow} starts from the workbook")
     loaded = load_profile(profile, overrides)
     require(loaded, flow)  # the flow does so too, but here a mistake shows before seconds are spent on Prefect
+    if dry_run:
+        print_estimate(loaded, flow)
+        return
     paths = loaded.paths
-    with prefect_for(paths.state, _say):
+    with prefect_for(paths.state, say):
         report = Report.read(_start(flow, profile, overrides, fresh, source))
     out.print()
     out.print(print_table(report))
@@ -89,7 +91,7 @@ def up(
 ) -> None:
     """Serve Prefect's and MLflow's pages on loopback and run what they ask for, until Ctrl-C."""
 
-    serve_site(load_profile(profile, set_ or ()), _say, prefect_port=prefect_port, mlflow_port=mlflow_port)
+    serve_site(load_profile(profile, set_ or ()), say, prefect_port=prefect_port, mlflow_port=mlflow_port)
 
 
 def main() -> None:
@@ -101,12 +103,9 @@ def main() -> None:
         sys.exit(2)
 
 
-def _say(text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool, source: str | None) -> Path:
     # Prefect takes seconds to import and reads its settings then, so only now.
+    from flows.compare import compare
     from flows.evaluate import evaluate
     from flows.pipeline import pipeline
     from flows.refresh import refresh
@@ -118,6 +117,8 @@ def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool
             return pipeline(profile, overrides, fresh)
         if flow == "refresh":
             return refresh(profile, overrides, fresh)
+        if flow == "compare":
+            return compare(profile, overrides, fresh)
         return (train if flow == "train" else evaluate)(profile, overrides, fresh, source)
     finally:
         send_what_is_queued()

@@ -1,19 +1,24 @@
 """The clients of one process, built from a profile and the addresses in force."""
 
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Literal, TypeVar
 
 from qinglan.artifacts import hash_of
-from qinglan.chat import ChatClient
-from qinglan.config import EMBEDDED, Profile
+from qinglan.chat import Account, ChatClient
+from qinglan.config import EMBEDDED, Endpoint, Profile
 from qinglan.embedded.services import Services
 from qinglan.embedded.version import embedded_version
-from qinglan.ledger import open_ledger
+from qinglan.ledger import Ledger, ledger_url, open_ledger
+from qinglan.ledger_queue import LedgerQueue
 from qinglan.recipes import identity
 from qinglan.retrieval import RagClient
 from qinglan.runs import Run
+
+ANSWER_FIELDS = frozenset(Endpoint.model_fields) - {
+    "api_key_env", "timeout_s", "max_retries", "concurrency", "requests_per_minute", "tokens_per_minute",
+}  # fmt: skip
+"""What of an endpoint's settings its answers depend on."""
 
 ChatRole = Literal["teacher", "judge"]
 Role = Literal["teacher", "judge", "rag"]
@@ -64,9 +69,9 @@ def _opened(client: Client | None, role: Role) -> Client:
     return client
 
 
-def ledger_path(profile: Profile) -> Path:
-    """The site's ledger."""
-    return profile.paths.state / "ledger.db"
+def site_ledger(profile: Profile) -> AbstractContextManager[Ledger]:
+    """The site's ledger, closed at the end."""
+    return open_ledger(ledger_url(profile.ledger, profile.paths.state))
 
 
 def key_salt(profile: Profile, role: ChatRole) -> str:
@@ -86,9 +91,7 @@ def scoring_identity(profile: Profile) -> dict[str, Any]:
         "recipe": identity(profile.recipe),
         "tenant": profile.tenant.model_dump(mode="json"),
         "rag": profile.rag.model_dump(mode="json", include={"url", "kb_name", "top_k", "score_threshold"}),
-        "judge": profile.judge.model_dump(
-            mode="json", include={"base_url", "model", "temperature", "max_tokens", "extra_body"}
-        ),
+        "judge": profile.judge.model_dump(mode="json", include=set(ANSWER_FIELDS)),
         "server": key_salt(profile, "judge"),
     }
 
@@ -106,22 +109,15 @@ async def open_clients(run: Run, services: Services, roles: Collection[Role]) ->
         ConfigError: a role's API key is not set.
     """
     profile = run.profile
-    with open_ledger(ledger_path(profile)) as ledger:
+    with site_ledger(profile) as ledger:
+        queue = LedgerQueue(ledger, run.id, profile.budget)
 
         def chat(role: ChatRole, url: str) -> ChatClient | None:
             if role not in roles:
                 return None
             endpoint = profile.teacher if role == "teacher" else profile.judge
-            return ChatClient(
-                endpoint,
-                url,
-                role=role,
-                ledger=ledger,
-                price=profile.prices[endpoint.model],
-                run_id=run.id,
-                tenant=profile.tenant.id,
-                key_salt=key_salt(profile, role),
-            )
+            account = Account(run.id, profile.tenant.id, role, endpoint.model, profile.prices[endpoint.model])
+            return ChatClient(endpoint, url, account, queue, key_salt=key_salt(profile, role))
 
         clients = Clients(
             chat("teacher", services.teacher_url),
@@ -132,3 +128,4 @@ async def open_clients(run: Run, services: Services, roles: Collection[Role]) ->
             yield clients
         finally:
             await clients.close()
+            await queue.close()

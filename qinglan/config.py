@@ -225,6 +225,15 @@ class Select(Section):
     not_worse_than_original: bool = True
     """A rewrite that retrieves worse than the user's own words must not teach (`worse_than_original`)."""
 
+    @model_validator(mode="after")
+    def _compile_boilerplate(self) -> Self:
+        for pattern in self.boilerplate:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"boilerplate {pattern!r} is no regular expression: {error}") from error
+        return self
+
 
 class Dataset(Section):
     """Splits and training files."""
@@ -256,13 +265,27 @@ class Refresh(Section):
     """Jensen–Shannon distance (0 to 1) of vocabulary, length or score from which a drift is called out."""
 
 
-class Compare(Section):
-    """Teachers side by side: which one to buy."""
+_OWN_ARMS = ("original", "teacher", "base", "sft", "rl")
 
-    teachers: dict[str, Endpoint] = {}
-    """By a name for the report, those to compare with `teacher`."""
+
+def _refuse_no_file_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}", value):
+        raise ValueError("a teacher's name is 1 to 40 letters, digits, dots, dashes and underscores, as files carry it")
+    if value.lower() in _OWN_ARMS:
+        raise ValueError(f"{value} has a meaning in every report ({', '.join(_OWN_ARMS)}); choose another name")
+    return value
+
+
+class Compare(Section):
+    """Teachers side by side: which one to buy (docs/teachers.md)."""
+
+    teachers: dict[Annotated[str, AfterValidator(_refuse_no_file_name)], Endpoint] = {}
+    """By a name for the report, those to compare with `teacher`. All are asked live, whatever `distill.mode` says."""
     rows: Count = 500
     """Questions that each of them is asked, drawn by a hash of the row's id."""
+    tolerable_loss: Share = 0.03
+    """What a cheaper teacher may lose in top-1, in the top-1 score or in the share of questions it answers, and five
+    times as much in the judge's score: one that is shown to lose no more counts as good enough."""
 
 
 class LedgerStore(Section):

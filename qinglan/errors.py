@@ -6,6 +6,8 @@
     ├── CallError          one row's call failed: the row keeps the reason
     │   ├── TeacherError   the teacher or judge API
     │   └── RetrievalError the user's RAG service
+    ├── LedgerError        the store of paid answers
+    ├── BudgetError        as much was spent as may be
     ├── EngineError        ms-swift, verl or Ray: a training process failed
     ├── ArtifactError      a file of a run is missing or changed
     └── StageError         a stage has nothing sensible to hand on
@@ -40,6 +42,14 @@ class TeacherError(CallError):
 
 class RetrievalError(CallError):
     """The RAG service did not give a usable answer."""
+
+
+class LedgerError(QinglanError):
+    """The store of paid answers can't be read or written."""
+
+
+class BudgetError(QinglanError):
+    """Another call would cost more than the budget allows."""
 
 
 class EngineError(QinglanError):

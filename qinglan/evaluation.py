@@ -234,11 +234,6 @@ def shared_between(train: Sequence[Row], test: Sequence[Row]) -> list[Shared]:
     ]
 
 
-def count_by_split(rows: Iterable[Row]) -> dict[str, int]:
-    """Rows per split."""
-    return dict(Counter(row.split or "none" for row in rows))
-
-
 async def _complete(entry: ArmRow, row: Row, recipe: Recipe, clients: Clients, tenant: Tenant) -> ArmRow:
     if entry.text is None:
         return entry
@@ -252,7 +247,7 @@ async def _complete(entry: ArmRow, row: Row, recipe: Recipe, clients: Clients, t
     question = recipe.user_text(row.query, row.profile, row.history)
     messages = recipe.judge_messages(question, entry.text or "", tenant)
     try:
-        score = (await clients.judge.ask(messages, recipe.parse_judge)).value
+        score = (await clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA)).value
     except CallError as error:  # the arm did its part: what it retrieved counts
         return entry.model_copy(update={"reason": error.reason})
     return entry.model_copy(update={"judge_score": score})

@@ -1,33 +1,93 @@
 """The ledger: every paid call, by the hash of what was asked.
 
-SQLite in WAL mode: each answer is committed before anyone uses it, so a killed process loses at most the calls in
-flight, and several processes (the flow, the reward workers) may share one file. Two that ask the same at the same
-moment both pay: both calls are kept and counted, and the first answer is the one that is given from then on. Answers
-that turned out unusable (a refusal, a truncated text) are kept too: asking again would pay again.
+A SQLite file (WAL) on one machine, a PostgreSQL database for several. Every answer is committed before anyone uses
+it, so a killed process loses at most the calls in flight. Who is about to ask takes a claim first, so that two
+processes don't pay for the same answer; a claim ends with its process. Answers that turned out unusable (a refusal, a
+truncated text) are kept too: asking again would pay again.
 """
 
-import sqlite3
-import threading
+import os
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal
 
+import psutil
+import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict
+from sqlalchemy.dialects import postgresql, sqlite
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS calls (
-    request_hash TEXT NOT NULL, run_id TEXT NOT NULL, tenant TEXT NOT NULL, role TEXT NOT NULL,
-    model TEXT NOT NULL, text TEXT NOT NULL, finish_reason TEXT NOT NULL, refusal TEXT,
-    prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, cost_usd REAL NOT NULL,
-    latency_ms REAL NOT NULL, created_s REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS failures (
-    request_hash TEXT NOT NULL, run_id TEXT NOT NULL, tenant TEXT NOT NULL, role TEXT NOT NULL,
-    model TEXT NOT NULL, reason TEXT NOT NULL, created_s REAL NOT NULL);
-CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request_hash);
-CREATE INDEX IF NOT EXISTS calls_by_run ON calls (run_id, role);
-CREATE INDEX IF NOT EXISTS failures_by_run ON failures (run_id, role);
-"""
+from qinglan.config import LedgerStore, require_secret
+from qinglan.errors import LedgerError
+
+SCHEMA_VERSION = 1
+BATCH = "batch:"
+"""Claims of the batch API begin with it: they last until the batch is merged, whatever becomes of the process."""
+
+_TABLES = sa.MetaData()
+_LONGEST_LEASE_S = 60.0
+_HEARTBEAT_S = 10.0
+_PARAMETERS_PER_STATEMENT = 500
+
+
+def _text(name: str, *, null: bool = False) -> sa.Column[str]:
+    return sa.Column(name, sa.Text, nullable=null)
+
+
+_WHO = ("run_id", "tenant", "role", "model")
+_META = sa.Table("ledger_meta", _TABLES, sa.Column("version", sa.Integer, primary_key=True))
+_CALLS = sa.Table(
+    "calls",
+    _TABLES,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("request_hash", sa.Text, nullable=False, index=True),
+    *map(_text, _WHO),
+    _text("text"),
+    _text("reasoning", null=True),
+    _text("refusal", null=True),
+    _text("finish_reason"),
+    sa.Column("prompt_tokens", sa.Integer, nullable=False),
+    sa.Column("completion_tokens", sa.Integer, nullable=False),
+    sa.Column("cost_usd", sa.Double, nullable=False),
+    sa.Column("latency_ms", sa.Double),
+    sa.Column("created_s", sa.Double, nullable=False),
+    sa.Index("calls_by_run", "run_id", "role"),
+)
+_FAILURES = sa.Table(
+    "failures",
+    _TABLES,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("request_hash", sa.Text, nullable=False, index=True),
+    *map(_text, _WHO),
+    _text("reason"),
+    sa.Column("latency_ms", sa.Double),
+    sa.Column("created_s", sa.Double, nullable=False),
+    sa.Index("failures_by_run", "run_id", "role"),
+)
+_CLAIMS = sa.Table(
+    "claims", _TABLES, sa.Column("request_hash", sa.Text, primary_key=True), sa.Column("holder", sa.Text, index=True)
+)
+_HOLDERS = sa.Table(
+    "holders", _TABLES, sa.Column("holder", sa.Text, primary_key=True), sa.Column("seen_s", sa.Double, nullable=False)
+)
+_SPENT = sa.Table(
+    "spent", _TABLES, sa.Column("period", sa.Text, primary_key=True), sa.Column("usd", sa.Double, nullable=False)
+)
+_BATCHES = sa.Table(
+    "batches",
+    _TABLES,
+    sa.Column("digest", sa.Text, primary_key=True),
+    _text("server"),
+    _text("role"),
+    _text("status"),
+    _text("batch_id"),
+    sa.Column("request_hashes", sa.JSON, nullable=False),
+    sa.Column("created_s", sa.Double, nullable=False),
+)
 
 
 class Call(BaseModel):
@@ -42,12 +102,29 @@ class Call(BaseModel):
     """teacher or judge"""
     model: str
     text: str
-    finish_reason: str
+    reasoning: str | None = None
+    """The chain of thought, where the service shows it."""
     refusal: str | None = None
+    finish_reason: str
     prompt_tokens: int
     completion_tokens: int
     cost_usd: float
-    latency_ms: float
+    latency_ms: float | None
+    """None for an answer by the batch API, whose time says nothing."""
+
+
+class Failure(BaseModel):
+    """A request that brought no answer."""
+
+    model_config = ConfigDict(frozen=True)
+
+    request_hash: str
+    run_id: str
+    tenant: str
+    role: str
+    model: str
+    reason: str
+    latency_ms: float | None = None
 
 
 class Usage(BaseModel):
@@ -67,74 +144,419 @@ class Usage(BaseModel):
     cost_usd: float = 0.0
 
 
-class Ledger:
-    """Calls by request hash. Safe for threads and processes; opened per process, never pickled."""
+class BatchJob(BaseModel):
+    """Requests that were handed to a batch API and are not merged yet."""
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()
-        self._connection = sqlite3.connect(path, timeout=60, check_same_thread=False, isolation_level=None)
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute("PRAGMA synchronous=NORMAL")
-        self._connection.executescript(_SCHEMA)
+    model_config = ConfigDict(frozen=True)
+
+    digest: str
+    """Of the hashes: the service is told, so that a batch can be found again whose id was never recorded."""
+    server: str
+    role: str
+    status: Literal["submitting", "submitted", "merged"]
+    batch_id: str = ""
+    request_hashes: list[str]
+    created_s: float
+
+
+class Spending(BaseModel):
+    """One line of `qinglan ledger`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float
+    failed: int
+
+
+class Attempt(BaseModel):
+    """One try at a request: `outcome` is the reason of a failure, else how the answer ended."""
+
+    model_config = ConfigDict(frozen=True)
+
+    created_s: float
+    run_id: str
+    role: str
+    model: str
+    outcome: str
+    latency_ms: float | None
+    cost_usd: float
+
+
+@dataclass
+class Order:
+    """What a client wants of the ledger, for one transaction."""
+
+    wanted: list[str] = field(default_factory=list)
+    """Requests to look up, and to claim where there is no answer."""
+    calls: list[Call] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    """Requests that this client claimed and got no answer to."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What became of an order's `wanted`: what is in neither is being asked by somebody else right now."""
+
+    found: dict[str, Call]
+    claimed: set[str]
+
+
+class Ledger:
+    """Calls by request hash. Safe for threads, processes and, on a server, machines; opened per process."""
+
+    def __init__(self, url: str | sa.URL) -> None:
+        """Open, and make the tables of an empty database.
+
+        Raises:
+            LedgerError: not reachable, or of another version.
+        """
+        self._engine = _engine(url)
+        self._insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
+        process = psutil.Process()
+        self._host = socket.gethostname()
+        self.holder = f"{self._host}|{process.pid}|{process.create_time():.2f}|{os.urandom(4).hex()}"
+        self._seen_s = 0.0
+        try:
+            with self._transaction() as db:
+                self._make_tables(db)
+        except LedgerError:
+            self._engine.dispose()
+            raise
+
+    def exchange(self, order: Order) -> Delivery:
+        """Record, release, look up and claim, all or nothing."""
+        with self._transaction() as db:
+            self._record(db, order.calls, order.failures)
+            self._release(db, [*order.released, *(call.request_hash for call in order.calls)], self.holder)
+            found = self._find(db, order.wanted)
+            missing = [wanted for wanted in order.wanted if wanted not in found]
+            claimed = self._claim(db, missing, self.holder) if missing else set()
+            # Whoever held a claim a moment ago may have answered between the two statements.
+            late = self._find(db, claimed)
+            self._release(db, late, self.holder)
+            if claimed:
+                self._heartbeat(db)
+        return Delivery(found | late, claimed - late.keys())
 
     def get(self, request_hash: str) -> Call | None:
         """The answer to this request, if it was ever paid for."""
-        columns = ", ".join(Call.model_fields)
-        with self._lock:
-            row = self._connection.execute(
-                f"SELECT {columns} FROM calls WHERE request_hash = ? ORDER BY rowid LIMIT 1",  # noqa: S608 (our own names)
-                (request_hash,),
-            ).fetchone()
-        return Call(**dict(zip(Call.model_fields, row, strict=True))) if row else None
+        return self.get_many([request_hash]).get(request_hash)
 
-    def record(self, call: Call) -> None:
-        """Keep an answer."""
-        values = {**call.model_dump(), "created_s": time.time()}
-        marks = ", ".join(f":{name}" for name in values)
-        with self._lock:
-            self._connection.execute(
-                f"INSERT INTO calls ({', '.join(values)}) VALUES ({marks})",  # noqa: S608
-                values,
-            )
+    def get_many(self, hashes: Collection[str]) -> dict[str, Call]:
+        """Those of the answers that there are; of several to one request the first."""
+        with self._transaction() as db:
+            return self._find(db, hashes)
 
-    def record_failure(self, request_hash: str, run_id: str, tenant: str, role: str, model: str, reason: str) -> None:
-        """Count a request that brought no answer."""
-        with self._lock:
-            self._connection.execute(
-                "INSERT INTO failures VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (request_hash, run_id, tenant, role, model, reason, time.time()),
-            )
+    def record(self, calls: Sequence[Call], failures: Sequence[Failure] = ()) -> None:
+        """Keep answers and failures; the answers' claims end, whoever held them."""
+        with self._transaction() as db:
+            self._record(db, calls, failures)
+            self._release(db, [call.request_hash for call in calls])
+
+    def claim(self, hashes: Collection[str], holder: str) -> set[str]:
+        """Take what nobody living holds and nobody has answered; `holder` begins with `BATCH` for a batch."""
+        with self._transaction() as db:
+            claimed = self._claim(db, list(hashes), holder)
+            late = self._find(db, claimed)
+            self._release(db, late)
+        return claimed - late.keys()
+
+    def release(self, hashes: Collection[str], holder: str | None = None) -> None:
+        """End claims: one holder's, or whoever holds them."""
+        with self._transaction() as db:
+            self._release(db, hashes, holder)
+
+    def heartbeat(self) -> None:
+        """Tell other machines that this one's claims are alive."""
+        with self._transaction() as db:
+            self._heartbeat(db)
+
+    # Batch API
+
+    def save_batch(self, job: BatchJob) -> None:
+        """Insert or replace what is known of a batch."""
+        values = job.model_dump()
+        statement = self._insert(_BATCHES).values(values)
+        with self._transaction() as db:
+            db.execute(statement.on_conflict_do_update(index_elements=["digest"], set_=values))
+
+    def open_batches(self, server: str, role: str) -> list[BatchJob]:
+        """Batches that are not merged yet, the oldest first."""
+        table = _BATCHES.c
+        query = (
+            sa.select(_BATCHES)
+            .where(table.server == server, table.role == role, table.status != "merged")
+            .order_by(table.created_s)
+        )
+        with self._transaction() as db:
+            return [BatchJob(**row) for row in db.execute(query).mappings()]
+
+    # Questions
 
     def usage(self, run_id: str, role: str) -> Usage:
         """Calls, tokens and dollars of one run; `cached` is not the ledger's to know."""
-        with self._lock:
-            calls, prompt, completion, cost = self._connection.execute(
-                "SELECT count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0),"
-                " coalesce(sum(cost_usd), 0) FROM calls WHERE run_id = ? AND role = ?",
-                (run_id, role),
-            ).fetchone()
-            (failed,) = self._connection.execute(
-                "SELECT count(*) FROM failures WHERE run_id = ? AND role = ?", (run_id, role)
-            ).fetchone()
+        calls, failures = _CALLS.c, _FAILURES.c
+        paid = sa.select(
+            sa.func.count(), _sum(calls.prompt_tokens), _sum(calls.completion_tokens), _sum(calls.cost_usd)
+        ).where(calls.run_id == run_id, calls.role == role)
+        lost = sa.select(sa.func.count()).where(failures.run_id == run_id, failures.role == role)
+        with self._transaction() as db:
+            count, prompt, completion, cost = db.execute(paid).one()
+            failed = db.execute(lost).scalar_one()
         return Usage(
-            calls=calls + failed,
-            failed=failed,
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            cost_usd=cost,
+            calls=count + failed, failed=failed, prompt_tokens=prompt, completion_tokens=completion, cost_usd=cost
         )
 
+    def spent_usd(self, run_id: str) -> tuple[float, float]:
+        """By this run, and by all runs this month."""
+        periods = [f"run:{run_id}", _month(time.time())]
+        with self._transaction() as db:
+            rows = dict(db.execute(sa.select(_SPENT.c.period, _SPENT.c.usd).where(_SPENT.c.period.in_(periods))).all())
+        return rows.get(periods[0], 0.0), rows.get(periods[1], 0.0)
+
+    def spending(self, by: Literal["model", "run", "tenant", "role", "month"], since_s: float = 0.0) -> list[Spending]:
+        """Calls, tokens, dollars and failures by a key, the dearest first."""
+        with self._transaction() as db:
+            calls = self._grouped(db, _CALLS, by, since_s)
+            failures = self._grouped(db, _FAILURES, by, since_s)
+        lines = []
+        for key in calls.keys() | failures.keys():
+            count, prompt, completion, cost = calls.get(key, (0, 0, 0, 0.0))
+            failed = failures.get(key, (0,))[0]
+            lines.append(
+                Spending(
+                    key=key,
+                    calls=count,
+                    prompt_tokens=prompt,
+                    completion_tokens=completion,
+                    cost_usd=cost,
+                    failed=failed,
+                )
+            )
+        return sorted(lines, key=lambda line: (-line.cost_usd, line.key))
+
+    def history(self, request_hash: str) -> list[Attempt]:
+        """Every try at one request, in the order of time."""
+        calls, failures = _CALLS.c, _FAILURES.c
+        answered = sa.select(
+            calls.created_s, calls.run_id, calls.role, calls.model, calls.finish_reason.label("outcome"),
+            calls.latency_ms, calls.cost_usd,
+        ).where(calls.request_hash == request_hash)  # fmt: skip
+        failed = sa.select(
+            failures.created_s, failures.run_id, failures.role, failures.model, failures.reason.label("outcome"),
+            failures.latency_ms, sa.literal(0.0).label("cost_usd"),
+        ).where(failures.request_hash == request_hash)  # fmt: skip
+        with self._transaction() as db:
+            rows = [*db.execute(answered).mappings(), *db.execute(failed).mappings()]
+        return sorted((Attempt(**row) for row in rows), key=lambda attempt: attempt.created_s)
+
+    def mean_tokens(self, model: str, role: str) -> tuple[float, float, int] | None:
+        """Prompt and completion tokens of an answered call, and how many calls that is known from."""
+        calls = _CALLS.c
+        query = sa.select(
+            sa.func.avg(calls.prompt_tokens), sa.func.avg(calls.completion_tokens), sa.func.count()
+        ).where(calls.model == model, calls.role == role)
+        with self._transaction() as db:
+            prompt, completion, count = db.execute(query).one()
+        return (float(prompt), float(completion), count) if count else None
+
     def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
+        """End this client's claims and its connections."""
+        with self._transaction() as db:
+            db.execute(sa.delete(_CLAIMS).where(_CLAIMS.c.holder == self.holder))
+            db.execute(sa.delete(_HOLDERS).where(_HOLDERS.c.holder == self.holder))
+        self._engine.dispose()
+
+    # Within a transaction
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as db:
+                yield db
+        except sa.exc.DBAPIError as error:
+            # SQLAlchemy's own text carries the statement with its values.
+            raise LedgerError(
+                f"ledger {self._engine.url.render_as_string(hide_password=True)}: "
+                f"{' '.join(str(error.orig).split())[:200]}"
+            ) from None
+
+    def _make_tables(self, db: sa.Connection) -> None:
+        if db.dialect.name == "postgresql":  # two processes that make the same tables get in each other's way
+            db.execute(sa.text("SELECT pg_advisory_xact_lock(7213094021)"))
+        _TABLES.create_all(db)
+        db.execute(self._insert(_META).values(version=SCHEMA_VERSION).on_conflict_do_nothing())
+        versions = set(db.execute(sa.select(_META.c.version)).scalars())
+        if versions != {SCHEMA_VERSION}:
+            raise LedgerError(
+                f"ledger {self._engine.url.render_as_string(hide_password=True)}: is of version "
+                f"{max(versions)}, this Qinglan writes version {SCHEMA_VERSION}; use the Qinglan that made it"
+            )
+
+    def _record(self, db: sa.Connection, calls: Sequence[Call], failures: Sequence[Failure]) -> None:
+        now = time.time()
+        if failures:
+            db.execute(sa.insert(_FAILURES), [{**failure.model_dump(), "created_s": now} for failure in failures])
+        if not calls:
+            return
+        db.execute(sa.insert(_CALLS), [{**call.model_dump(), "created_s": now} for call in calls])
+        spent: dict[str, float] = {}
+        for call in calls:
+            for period in (f"run:{call.run_id}", _month(now)):
+                spent[period] = spent.get(period, 0.0) + call.cost_usd
+        statement = self._insert(_SPENT)
+        statement = statement.on_conflict_do_update(
+            index_elements=["period"], set_={"usd": _SPENT.c.usd + statement.excluded.usd}
+        )
+        # Always in the same order, so that two transactions can't wait for each other.
+        db.execute(statement, [{"period": period, "usd": usd} for period, usd in sorted(spent.items())])
+
+    def _find(self, db: sa.Connection, hashes: Collection[str]) -> dict[str, Call]:
+        columns = [_CALLS.c[name] for name in Call.model_fields]
+        found: dict[str, Call] = {}
+        for some in _portions(hashes):
+            query = sa.select(*columns).where(_CALLS.c.request_hash.in_(some)).order_by(_CALLS.c.id.desc())
+            for row in db.execute(query):
+                found[row[0]] = Call.model_construct(**row._mapping)  # ours: validated when it was recorded
+        return found
+
+    def _claim(self, db: sa.Connection, hashes: Sequence[str], holder: str) -> set[str]:
+        if not hashes:
+            return set()
+        ordered = sorted(set(hashes))
+        statement = self._insert(_CLAIMS).on_conflict_do_nothing().returning(_CLAIMS.c.request_hash)
+        claimed: set[str] = set()
+        for some in _portions(ordered):
+            values = [{"request_hash": each, "holder": holder} for each in some]
+            claimed.update(db.execute(statement.values(values)).scalars())
+        return claimed | self._take_over(db, [each for each in ordered if each not in claimed], holder)
+
+    def _take_over(self, db: sa.Connection, hashes: Sequence[str], holder: str) -> set[str]:
+        """Claims of processes that are gone."""
+        taken: set[str] = set()
+        for some in _portions(hashes):
+            held = sa.select(_CLAIMS.c.holder).where(_CLAIMS.c.request_hash.in_(some)).distinct()
+            dead = [each for each in db.execute(held).scalars() if self._is_dead(db, each)]
+            if dead:
+                claims = _CLAIMS.c
+                statement = (
+                    sa.update(_CLAIMS)
+                    .where(claims.request_hash.in_(some), claims.holder.in_(dead))
+                    .values(holder=holder)
+                    .returning(claims.request_hash)
+                )
+                taken.update(db.execute(statement).scalars())
+        return taken
+
+    def _is_dead(self, db: sa.Connection, holder: str) -> bool:
+        if holder == self.holder or holder.startswith(BATCH):
+            return False
+        host, pid, started, _ = holder.split("|")
+        if host == self._host:
+            return not _is_alive(int(pid), float(started))
+        seen = db.execute(sa.select(_HOLDERS.c.seen_s).where(_HOLDERS.c.holder == holder)).scalar()
+        return seen is None or time.time() - seen > _LONGEST_LEASE_S
+
+    def _release(self, db: sa.Connection, hashes: Collection[str], holder: str | None = None) -> None:
+        for some in _portions(hashes):
+            statement = sa.delete(_CLAIMS).where(_CLAIMS.c.request_hash.in_(some))
+            db.execute(statement.where(_CLAIMS.c.holder == holder) if holder else statement)
+
+    def _heartbeat(self, db: sa.Connection) -> None:
+        now = time.time()
+        if now - self._seen_s < _HEARTBEAT_S:
+            return
+        self._seen_s = now
+        statement = self._insert(_HOLDERS).values(holder=self.holder, seen_s=now)
+        db.execute(statement.on_conflict_do_update(index_elements=["holder"], set_={"seen_s": now}))
+
+    def _grouped(self, db: sa.Connection, table: sa.Table, by: str, since_s: float) -> dict[str, Any]:
+        """By key: calls, and for `calls` tokens and dollars."""
+        column = _month_of(db, table.c.created_s) if by == "month" else table.c["run_id" if by == "run" else by]
+        sums = [_sum(table.c[name]) for name in ("prompt_tokens", "completion_tokens", "cost_usd") if name in table.c]
+        query = sa.select(column, sa.func.count(), *sums).where(table.c.created_s >= since_s).group_by(column)
+        return {row[0]: tuple(row[1:]) for row in db.execute(query)}
+
+
+def ledger_url(store: LedgerStore, state: Path) -> str | sa.URL:
+    """Where a site's ledger is: the database that the environment names, or a file under `state`.
+
+    Raises:
+        ConfigError: the environment variable is not set.
+        LedgerError: it holds no URL of a kind that can be used.
+    """
+    if store.url_env is None:
+        state.mkdir(parents=True, exist_ok=True)
+        return sa.URL.create("sqlite", database=str(state / "ledger.db"))
+    try:
+        url = sa.make_url(require_secret(store.url_env, "the ledger"))
+    except sa.exc.ArgumentError:
+        url = None
+    if url is None or url.get_backend_name() not in ("postgresql", "sqlite"):
+        raise LedgerError(f"ledger: {store.url_env} holds no postgresql://user:password@host/database; set it again")
+    return url.set(drivername="postgresql+psycopg") if url.get_backend_name() == "postgresql" else url
 
 
 @contextmanager
-def open_ledger(path: Path) -> Iterator[Ledger]:
+def open_ledger(url: str | sa.URL) -> Iterator[Ledger]:
     """A ledger that is closed at the end."""
-    ledger = Ledger(path)
+    ledger = Ledger(url)
     try:
         yield ledger
     finally:
         ledger.close()
+
+
+def _engine(url: str | sa.URL) -> sa.Engine:
+    url = sa.make_url(url)
+    if url.get_backend_name() == "postgresql":
+        # A killed server or a fail-over costs one retry of the caller, not a dead pool.
+        return sa.create_engine(url, pool_pre_ping=True, pool_size=2, hide_parameters=True)
+    engine = sa.create_engine(url, connect_args={"timeout": 60}, hide_parameters=True)
+
+    @sa.event.listens_for(engine, "connect")
+    def _set_up(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # BEGIN is ours to send, see below
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        # A transaction that reads first and writes later can be refused the lock at once, without waiting for it.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _is_alive(pid: int, started: float) -> bool:
+    try:
+        return abs(float(psutil.Process(pid).create_time()) - started) < 1.0
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:  # somebody else's process of that number is there, so it may be the one
+        return True
+
+
+def _portions(hashes: Collection[str]) -> Iterator[list[str]]:
+    each = list(hashes)
+    for start in range(0, len(each), _PARAMETERS_PER_STATEMENT):
+        yield each[start : start + _PARAMETERS_PER_STATEMENT]
+
+
+def _sum(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    return sa.func.coalesce(sa.func.sum(column), 0)
+
+
+def _month(created_s: float) -> str:
+    return f"month:{datetime.fromtimestamp(created_s, UTC):%Y-%m}"
+
+
+def _month_of(db: sa.Connection, created_s: sa.Column[Any]) -> sa.ColumnElement[str]:
+    if db.dialect.name == "postgresql":
+        return sa.func.to_char(sa.func.timezone("UTC", sa.func.to_timestamp(created_s)), "YYYY-MM")
+    return sa.func.strftime("%Y-%m", created_s, "unixepoch")

@@ -8,9 +8,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from qinglan.formats import interval
+from qinglan.formats import interval, number, signed
+from qinglan.histograms import quantile, regrouped
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_VALUES_PER_BIN = 30
+"""Fewer, and an outline shows chance rather than shape."""
+_FEWEST_BINS, _MOST_BINS = 10, 50
 
 
 @dataclass(frozen=True)
@@ -68,29 +72,37 @@ class DotPlot:
 
 @dataclass(frozen=True)
 class Line:
-    """One curve as an SVG path in a 100 × 100 box; `faint` for the raw values behind a moving mean."""
+    """One curve as an SVG path in a 100 × 100 box; `faint` for the raw values behind a moving mean.
+
+    `area`: the path of what is filled below it.
+    """
 
     label: str
     path: str
     style: str
     faint: bool = False
+    area: str = ""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over common axes."""
+    """Curves over common axes; `zero` is where a line of no difference stands, `spoken` what it shows in words."""
 
     title: str
     x_label: str
     x: Axis
     y: Axis
     lines: tuple[Line, ...]
+    zero: float | None = None
+    spoken: str = ""
 
 
 Interval = tuple[float, float]
 Points = Sequence[tuple[float, float]]
 DotRow = tuple[str, str, float | None, Interval | None]
 """Style, label, value, interval."""
+Outline = tuple[str, str, float, float, Sequence[int]]
+"""Style, label, low, high, counts over equal bins."""
 
 
 def dot_plot(
@@ -117,14 +129,56 @@ def chart(title: str, x_label: str, series: Sequence[tuple[str, Points]]) -> Cha
     x_axis = Axis.over((x for _, points in clean for x, _ in points), ticks=6)
     y_axis = Axis.over((y for _, points in clean for _, y in points), ticks=5)
     lines: list[Line] = []
-    for number, (label, points) in enumerate(clean):
-        style, window = f"line-{number % 4}", len(points) // 20
+    for place, (label, points) in enumerate(clean):
+        style, window = f"line-{place % 4}", len(points) // 20
         if window > 1:
             lines.append(Line("", path(points, x_axis, y_axis), style, faint=True))
             lines.append(Line(label, path(moving_mean(points, window), x_axis, y_axis), style))
         else:
             lines.append(Line(label, path(points, x_axis, y_axis), style))
     return Chart(title, x_label, x_axis, y_axis, tuple(lines))
+
+
+def histogram(title: str, parts: Sequence[Outline], is_difference: bool = False) -> Chart | None:
+    """Outlines of distributions, in percent of the values of each; those of one plot have the same bins.
+
+    Bins are joined until each holds enough values to show a shape. None where nothing was counted.
+    """
+    present = [part for part in parts if sum(part[4])]
+    if not present:
+        return None
+    bins = _bins(min(sum(counts) for *_, counts in present), len(present[0][4]))
+    steps = [
+        (style, label, _steps(low, high, regrouped(counts, bins)), quantile(low, high, counts, 0.5))
+        for style, label, low, high, counts in present
+    ]
+    x = Axis.over([0.0, *(x for *_, points, _ in steps for x, _ in points)], ticks=6)
+    y = Axis.over([0.0, *(y for *_, points, _ in steps for _, y in points)], ticks=4)
+    show = signed if is_difference else number
+    lines = [
+        Line(f"{label}, median {show(median, 2)}", outline := path(points, x, y), style, area=f"{outline} Z")
+        for style, label, points, median in steps
+    ]
+    spoken = f"{title}: {'; '.join(line.label for line in lines)}"
+    return Chart(title, "", x, y, tuple(lines), x.at(0.0) if is_difference else None, spoken)
+
+
+def _bins(values: int, bins: int) -> int:
+    """How many to draw: a divisor of what was counted in, the largest that leaves enough values in each."""
+    possible = [n for n in range(_FEWEST_BINS, _MOST_BINS + 1) if bins % n == 0] or [bins]
+    return max((n for n in possible if n * _VALUES_PER_BIN <= values), default=possible[0])
+
+
+def _steps(low: float, high: float, counts: Sequence[int]) -> list[tuple[float, float]]:
+    """The outline of bars, in percent, from the first that is not empty to the last, down to 0 at both ends."""
+    filled = [i for i, count in enumerate(counts) if count]
+    first, last = filled[0], filled[-1]
+    width, total = (high - low) / len(counts), sum(counts)
+    points = [(low + first * width, 0.0)]
+    for i in range(first, last + 1):
+        share = 100 * counts[i] / total
+        points += [(low + i * width, share), (low + (i + 1) * width, share)]
+    return [*points, (low + (last + 1) * width, 0.0)]
 
 
 def path(points: Points, x: Axis, y: Axis) -> str:

@@ -15,15 +15,19 @@ from typing import Literal
 
 import httpx
 
-from qinglan.config import EMBEDDED, Endpoint, Profile, require_secret, uses_proxy
+from qinglan.config import EMBEDDED, Compare, Data, Endpoint, Profile, Rag, require_secret, uses_proxy
+from qinglan.contract import probe_rag
 from qinglan.embedded.retriever import load_documents
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
 from qinglan.recipes import get_recipe
-from qinglan.retrieval import read_answer
+from qinglan.sources.database import check_database
+from qinglan.sources.files import list_files
+from qinglan.tally import Tally
 from qinglan.workbook import read_rows
 
-FlowName = Literal["pipeline", "refresh", "train", "evaluate"]
-_PROBE = "服务检查"
+FlowName = Literal["pipeline", "refresh", "train", "evaluate", "compare"]
+_CHECKED_ROWS = 1000
+_PROBED_ROWS = 200
 _TIMEOUT_S = 10.0
 _TRAINER_PACKAGES = ("torch", "swift", "verl", "ray")
 _FIND_PACKAGES = """
@@ -49,18 +53,20 @@ class Check:
 
 def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Check]:
     """Check after check, so that a slow one does not hide the others."""
-    data, trains = flow in ("pipeline", "refresh"), flow in ("pipeline", "train")
+    data, trains = flow in ("pipeline", "refresh", "compare"), flow in ("pipeline", "train")
     yield _check("recipe", profile.recipe, lambda: _recipe(profile.recipe))
     if data:
-        yield _check("workbook", profile.data.workbook, lambda: _workbook(profile))
-    judges = flow != "refresh" or profile.validation.judge_baseline
+        yield _check("workbook", _where(profile.data), lambda: _workbook(profile))
+    judges = flow not in ("refresh", "compare") or profile.validation.judge_baseline
     for role, endpoint, needed in (("teacher", profile.teacher, data), ("judge", profile.judge, judges)):
         if needed:
             yield _check(role, f"{endpoint.model} at {endpoint.base_url}", _chat_checker(role, endpoint))
-    yield _check("rag", profile.rag.url, lambda: _rag(profile))
+    if flow == "compare":
+        yield from _rivals(profile.compare)
+    yield _rag(profile)
     if trains:
         yield _check("base model", profile.student.base_model, lambda: _base_model(profile.student.base_model))
-    if flow != "refresh":
+    if flow not in ("refresh", "compare"):
         yield _check("device", profile.trainer.device, lambda: _device(profile))
         yield _check("trainer packages", profile.trainer.python or "this environment", lambda: _packages(profile))
 
@@ -87,13 +93,26 @@ def _recipe(name: str) -> None:
     get_recipe(name)
 
 
-def _workbook(profile: Profile) -> None:
-    if profile.data.workbook == EMBEDDED:
-        return
-    rows = read_rows(Path(profile.data.workbook), profile.data, profile.tenant)
-    if not any(row.status == "ok" for row in rows):
-        reasons = sorted({row.reason or "" for row in rows})
-        raise WorkbookError(f"{profile.data.workbook}: no row can be used; reasons: {', '.join(reasons)}")
+def _where(data: Data) -> str:
+    return f"the database that {data.sql.url_env} names" if data.sql else data.workbook
+
+
+def _workbook(profile: Profile) -> str | None:
+    """Header and first rows: the run itself reads the rest, before anything is spent."""
+    data, path = profile.data, Path(profile.data.workbook)
+    if data.sql:
+        check_database(data)
+        return None
+    if data.workbook == EMBEDDED:
+        return None
+    tally = Tally()
+    for _ in tally.pass_through(read_rows(path, data, profile.tenant)):
+        if tally.total >= _CHECKED_ROWS and tally.ok:
+            break
+    if not tally.ok:
+        raise WorkbookError(f"{data.workbook}: no row can be used; reasons: {', '.join(sorted(tally.reasons))}")
+    skipped = [file.name for file in list_files(path).skipped]
+    return f"skipped, by their suffix: {', '.join(skipped)}" if skipped else None
 
 
 def _chat_checker(role: str, endpoint: Endpoint) -> Look:
@@ -118,6 +137,19 @@ def _chat_checker(role: str, endpoint: Endpoint) -> Look:
     return look
 
 
+def _rivals(compare: Compare) -> Iterator[Check]:
+    def look() -> None:
+        if not compare.teachers:
+            raise ConfigError(
+                "compare.teachers: names no teacher to compare with; add one: {name: {base_url: …, model: …}}"
+            )
+
+    yield _check("compare", ", ".join(compare.teachers) or "no teacher", look)
+    for name, endpoint in compare.teachers.items():
+        role = f"compare.teachers.{name}"
+        yield _check(role, f"{endpoint.model} at {endpoint.base_url}", _chat_checker(role, endpoint))
+
+
 def _model_note(model: str, content: bytes) -> str | None:
     """Only a note: aliases and deployments are served by some under names that they don't list."""
     try:
@@ -132,27 +164,41 @@ def _model_note(model: str, content: bytes) -> str | None:
     return f"the service does not list this model; it has {', '.join(near)}{', …' if len(near) < len(listed) else ''}"
 
 
-def _rag(profile: Profile) -> None:
+def _rag(profile: Profile) -> Check:
     rag = profile.rag
     if rag.url == EMBEDDED:
-        if rag.knowledge_base != EMBEDDED:
-            if not Path(rag.knowledge_base).is_file():
-                raise ConfigError(f"rag.knowledge_base: {rag.knowledge_base}: no such file; give a JSONL file")
-            load_documents(Path(rag.knowledge_base))
+        return _check("rag", rag.url, lambda: _knowledge_base(rag))
+    try:
+        about_rewrite, *others = findings = probe_rag(rag, profile.tenant.id, _questions(profile))
+    except QinglanError as error:
+        return Check("rag", rag.url, str(error))
+    problems = [finding.text for finding in findings if finding.is_problem]
+    if problems:
+        return Check("rag", rag.url, f"rag {rag.url}: {'; '.join(problems)}")
+    if about_rewrite.kind != "honoured":
+        return Check("rag", rag.url, note="; ".join(finding.text for finding in findings))
+    notes = "; ".join(finding.text for finding in others)
+    return Check("rag", f"{rag.url} ({about_rewrite.text})", note=notes or None)
+
+
+def _knowledge_base(rag: Rag) -> None:
+    if rag.knowledge_base == EMBEDDED:
         return
-    body = {
-        "query": _PROBE,
-        "rewritten_query": _PROBE,  # spares the service its own rewriting, which costs
-        "tenant_id": profile.tenant.id,
-        "kb_name": rag.kb_name,
-        "top_k": rag.top_k,
-        "score_threshold": rag.score_threshold,
-    }
-    headers = {"authorization": f"Bearer {require_secret(rag.api_key_env, 'rag')}"} if rag.api_key_env else {}
-    response = _reach("rag", "url", rag.url, lambda http: http.post(rag.url, json=body, headers=headers))
-    if response.status_code >= 400:
-        raise ConfigError(f"rag {rag.url}: answers HTTP {response.status_code}: {response.text[:120]}")
-    read_answer(response.content, rag.url)
+    if not Path(rag.knowledge_base).is_file():
+        raise ConfigError(f"rag.knowledge_base: {rag.knowledge_base}: no such file; give a JSONL file")
+    load_documents(Path(rag.knowledge_base))
+
+
+def _questions(profile: Profile) -> list[str]:
+    """Questions to probe the RAG with; none where the workbook is a stand-in or unreadable, which its check says."""
+    data = profile.data
+    if data.workbook == EMBEDDED or data.sql is not None:
+        return []
+    try:
+        rows = read_rows(Path(data.workbook), data.model_copy(update={"limit": _PROBED_ROWS}), profile.tenant)
+        return [row.query for row in rows if row.status == "ok"]
+    except WorkbookError:
+        return []
 
 
 def _reach(role: str, key: str, url: str, send: Callable[[httpx.Client], httpx.Response]) -> httpx.Response:

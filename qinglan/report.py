@@ -13,8 +13,10 @@ from qinglan.ledger import Usage
 from qinglan.rows import Retrieved
 from qinglan.statistics import Comparison, Interval
 
-ArmName = Literal["original", "teacher", "base", "sft", "rl"]
+ArmName = str
+"""One of `ARMS`, or the name of a teacher in the profile's `compare`."""
 StandIn = Literal["teacher", "judge", "rag", "student", "workbook"]
+Tone = Literal["better", "worse", "open", "none"]
 
 ARMS: dict[ArmName, str] = {
     "original": "original question",
@@ -170,6 +172,15 @@ class Series(Part):
     y: list[Number]
 
 
+class Distribution(Part):
+    """How often a value came up: counts over equal bins of [low, high]."""
+
+    label: str
+    low: float
+    high: float
+    counts: list[int]
+
+
 class ExampleArm(Part):
     """What one arm asked the RAG, and what came back."""
 
@@ -189,6 +200,24 @@ class Example(Part):
     gold_id: str | None = None
     gold_title: str | None = None
     arms: dict[ArmName, ExampleArm]
+
+
+class Purchase(Part):
+    """Teachers side by side: which one to buy."""
+
+    labels: dict[ArmName, str]
+    """What the teachers' arms are called here."""
+    rival: ArmName
+    """The one that the verdict compares with the main teacher."""
+    tone: Tone
+    sentence: str
+    reading: str
+    offers: list[str] = []
+    """Each rival in a paragraph."""
+    notes: list[str] = []
+    """What to keep in mind with the figures."""
+    stand_ins: list[ArmName] = []
+    """Rivals that were played by a stand-in."""
 
 
 class Shared(Part):
@@ -212,6 +241,8 @@ class Report(Part):
     api: Api = Api()
     arms: dict[ArmName, Arm] = {}
     comparisons: list[Comparison] = []
+    purchase: Purchase | None = None
+    """Of a comparison of teachers."""
     training: Training = Training()
     stand_ins: list[StandIn] = []
     """What was played by an embedded stand-in (`stand_ins_of` reads it off the profile)."""
@@ -219,6 +250,8 @@ class Report(Part):
     shared: list[Shared] = []
     curves: dict[str, list[Series]] = {}
     """By name, see `report_html.CURVES`; other names are drawn under their own name."""
+    distributions: dict[str, list[Distribution]] = {}
+    """What validation found: `top1_score` of original question and rewrite, and the `gain` of one over the other."""
 
     def write(self, path: Path) -> Artifact:
         """Write `report.json`."""
@@ -245,7 +278,7 @@ class Report(Part):
 class Verdict(NamedTuple):
     """The run's result in a sentence, and how to read it."""
 
-    tone: Literal["better", "worse", "open", "none"]
+    tone: Tone
     sentence: str
     reading: str
 
@@ -257,13 +290,15 @@ def stand_ins_of(profile: Profile) -> list[StandIn]:
         "judge": profile.judge.base_url,
         "rag": profile.rag.url,
         "student": profile.student.base_model,
-        "workbook": profile.data.workbook,
+        "workbook": "" if profile.data.sql else profile.data.workbook,
     }
     return [role for role, place in places.items() if place == EMBEDDED]
 
 
 def verdict(report: Report) -> Verdict:
-    """The headline: the furthest student against the teacher on the best metric there is."""
+    """The headline: which teacher to buy, or the furthest student against the teacher on the best metric there is."""
+    if report.purchase:
+        return Verdict(report.purchase.tone, report.purchase.sentence, report.purchase.reading)
     found = headline(report)
     if found is None or found.diff is None:
         return Verdict("none", "Nothing was compared in this run.", "No two arms have values for the same questions.")
@@ -297,18 +332,31 @@ def starred(report: Report, key: str) -> bool:
         "rl": set(STAND_INS),
         "quality": {"workbook", "judge"},
     }
+    if report.purchase and key in report.purchase.labels and key != "teacher":
+        return key in report.purchase.stand_ins
     return not sources.get(key, {"workbook", "rag"}).isdisjoint(report.stand_ins)
 
 
-def arm_label(name: str) -> str:
+def arms_of(report: Report) -> dict[ArmName, Arm]:
+    """The report's arms, in the order in which they are shown."""
+    return {name: report.arms[name] for name in sorted(report.arms, key=lambda name: [*ARMS, name].index(name))}
+
+
+def arm_label(name: str, report: Report | None = None) -> str:
     """An arm's name in a sentence."""
-    return next((label for arm, label in ARMS.items() if arm == name), name)
+    own = report.purchase.labels if report and report.purchase else {}
+    return own.get(name) or ARMS.get(name, name)
 
 
-def pair(comparison: Comparison) -> str:
+def arm_head(name: str, report: Report | None = None) -> str:
+    """An arm's name at the head of a column."""
+    own = report.purchase.labels if report and report.purchase else {}
+    return own.get(name) or ARM_HEADS.get(name, name)
+
+
+def pair(comparison: Comparison, report: Report | None = None) -> str:
     """`RL − Teacher`."""
-    heads = {str(arm): head for arm, head in ARM_HEADS.items()}
-    return f"{heads.get(comparison.a, comparison.a)} − {heads.get(comparison.b, comparison.b)}"
+    return f"{arm_head(comparison.a, report)} − {arm_head(comparison.b, report)}"
 
 
 def metric_label(name: str) -> str:
@@ -319,7 +367,8 @@ def metric_label(name: str) -> str:
 def headline(report: Report) -> Comparison | None:
     """The comparison that the verdict speaks of."""
     usable = {(c.a, c.b, c.metric): c for c in report.comparisons if c.diff is not None}
-    keys = ((*pair, metric) for pair in _HEADLINE_PAIRS for metric in METRICS)
+    pairs = ((report.purchase.rival, "teacher"),) if report.purchase else _HEADLINE_PAIRS
+    keys = ((*pair, metric) for pair in pairs for metric in METRICS)
     return next((usable[key] for key in keys if key in usable), None)
 
 

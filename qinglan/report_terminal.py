@@ -10,10 +10,10 @@ from rich.text import Text
 from qinglan import formats
 from qinglan.formats import count, number, p_value, signed, usd, with_interval
 from qinglan.report import (
-    ARM_HEADS,
-    ARMS,
     Report,
+    arm_head,
     arm_label,
+    arms_of,
     headline,
     metric_label,
     pair,
@@ -32,7 +32,10 @@ def print_table(report: Report) -> RenderableType:
     style = {"better": "bold green", "worse": "bold red"}.get(result.tone, "bold")
     parts: list[RenderableType] = [Text(result.sentence, style), Text(result.reading, "dim")]
     parts += [_arms_table(report), _comparisons_table(report)] if report.arms else []
-    if failed := [f"{arm_label(name)} {arm.failed}" for name, arm in report.arms.items() if arm.failed]:
+    if report.purchase:
+        parts += [Text(text) for text in report.purchase.offers if len(report.purchase.offers) > 1]
+        parts += [Text(f"– {note}", "dim") for note in report.purchase.notes]
+    if failed := [f"{arm_label(name, report)} {arm.failed}" for name, arm in report.arms.items() if arm.failed]:
         parts.append(Text(f"Failed, left out of the means: {', '.join(failed)}"))
     if warning := stand_in_warning(report):
         parts.append(Text(f"* {warning}", "yellow"))
@@ -48,9 +51,9 @@ def _arms_table(report: Report) -> Table:
     heads = ("n", f"top-1{star('top1')} [95% CI]", f"MRR@10{star('mrr10')}", f"score{star('mean_top1_score')}")
     for head in (*heads, f"judge{star('quality')}", "p50/p95 ms", "$/1000"):
         table.add_column(head, justify="right", no_wrap=True)
-    for name, arm in ((name, report.arms[name]) for name in ARMS if name in report.arms):
+    for name, arm in arms_of(report).items():
         table.add_row(
-            ARM_HEADS[name] + star(name),
+            arm_head(name, report) + star(name),
             count(arm.n),
             with_interval(arm.top1, arm.top1_ci95, number),
             number(arm.mrr10),
@@ -66,12 +69,15 @@ def _comparisons_table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
     main = headline(report)
     shown = [c for c in _in_order(report.comparisons, _PAIRS) if main and c.metric == main.metric]
+    if report.purchase:
+        table.title, table.title_justify = f"Against {arm_head('teacher', report)}:", "left"
+        shown = [c for c in report.comparisons if c.b == "teacher"]
     for c in shown:
         table.add_row(
-            pair(c),
+            arm_head(c.a, report) if report.purchase else pair(c, report),
             metric_label(c.metric),
             with_interval(c.diff, c.ci95, signed),
-            f"p {p_value(c.p_value)}",
+            f"p {p_value(c.p_value if c.p_holm is None else c.p_holm)}",
             f"{c.wins}/{c.ties}/{c.losses} w/t/l",
             f"detects {number(c.detectable_diff)}",
         )

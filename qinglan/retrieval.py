@@ -3,34 +3,35 @@
 An answer that breaks the contract is an error that says what is wrong with it; it is never read as "nothing found".
 """
 
-import asyncio
-import itertools
 from typing import Any
 
-import httpx
+import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from qinglan.config import Rag, explain, require_secret, uses_proxy
+from qinglan.config import Rag, require_secret, uses_proxy
 from qinglan.errors import RetrievalError
+from qinglan.limits import Limits, retry_after_s
+from qinglan.rag_answer import flaw_of, order_flaw, shown
 from qinglan.rows import Retrieved
 
 _TITLE_CHARS = 60
-_MAX_RETRY_AFTER_S = 60.0
 _BACK_OFF = wait_random_exponential(multiplier=0.2, max=10)
 
 
-class _Passage(BaseModel):
+class Passage(BaseModel):
+    """One passage as the service sent it."""
+
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
     id: str | None = None
-    title: str = ""
+    title: str | None = None
     content: str
-    reranker_score: float = Field(ge=0, le=1)
+    reranker_score: float = Field(ge=0, le=1, strict=True)
 
 
 class _Recall(BaseModel):
-    recall: list[_Passage]
+    recall: list[Passage]
 
 
 class _Envelope(BaseModel):
@@ -50,12 +51,12 @@ class RagClient:
 
     def __init__(self, rag: Rag, url: str, tenant_id: str) -> None:
         self._rag, self._url, self._tenant_id = rag, url, tenant_id
-        self._slots = asyncio.Semaphore(rag.concurrency)
+        self._limits = Limits(rag.concurrency)
         headers = {}
         if rag.api_key_env:
             headers["authorization"] = f"Bearer {require_secret(rag.api_key_env, 'rag')}"
-        self._client = httpx.AsyncClient(
-            limits=httpx.Limits(max_connections=rag.concurrency),
+        self._client = httpx2.AsyncClient(
+            limits=httpx2.Limits(max_connections=rag.concurrency),
             timeout=rag.timeout_s,
             headers=headers,
             trust_env=uses_proxy(url),
@@ -68,56 +69,43 @@ class RagClient:
         Raises:
             RetrievalError: no valid answer after the retries.
         """
-        body: dict[str, Any] = {
-            "query": query,
-            "tenant_id": self._tenant_id,
-            "kb_name": self._rag.kb_name,
-            "top_k": self._rag.top_k,
-            "score_threshold": self._rag.score_threshold,
-        }
-        if rewritten_query is not None:
-            body["rewritten_query"] = rewritten_query
+        body = request_body(self._rag, self._tenant_id, query, rewritten_query)
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_TransientError),
             stop=stop_after_attempt(self._rag.max_retries + 1),
             wait=_wait_s,
             reraise=True,
         )
-        async with self._slots:
-            return await retrying(self._post, body)
+        return await retrying(self._post, body)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
     async def _post(self, body: dict[str, Any]) -> Retrieved:
-        self.call_count += 1
         try:
-            return read_answer(await self._content(body), self._url)
+            async with self._limits.slot(1):
+                self.call_count += 1
+                response = await self._respond(body)
+            return read_answer(response.content, self._url, response.headers.get("content-type", ""))
         except RetrievalError:
             self.failed_count += 1
             raise
 
-    async def _content(self, body: dict[str, Any]) -> bytes:
+    async def _respond(self, body: dict[str, Any]) -> httpx2.Response:
         try:
             response = await self._client.post(self._url, json=body)
-        except httpx.RequestError as error:
+        except httpx2.RequestError as error:
             raise _TransientError(f"rag {self._url}: {str(error) or type(error).__name__}") from error
         status = response.status_code
+        if status == 429:
+            self._limits.refused()
         if status == 429 or status >= 500:
-            raise _TransientError(f"rag {self._url}: HTTP {status}", _retry_after_s(response))
+            raise _TransientError(f"rag {self._url}: HTTP {status}", retry_after_s(response.headers))
+        self._limits.answered(response.headers, 1, 1)
         if status >= 300:
-            raise RetrievalError(
-                f"rag {self._url}: HTTP {status}: {' '.join(response.text[:120].split())}", "rag_refused"
-            )
-        return response.content
-
-
-def _retry_after_s(response: httpx.Response) -> float:
-    try:
-        return min(float(response.headers.get("retry-after", 0)), _MAX_RETRY_AFTER_S)
-    except ValueError:  # a date, which is rare: back off as usual
-        return 0.0
+            raise RetrievalError(f"rag {self._url}: HTTP {status}: {shown(response.text, 120)}", "rag_refused")
+        return response
 
 
 def _wait_s(state: RetryCallState) -> float:
@@ -126,23 +114,47 @@ def _wait_s(state: RetryCallState) -> float:
     return max(asked, _BACK_OFF(state))
 
 
-def read_answer(content: bytes, url: str) -> Retrieved:
-    """Check an answer against the contract.
+def request_body(rag: Rag, tenant_id: str, query: str, rewritten_query: str | None = None) -> dict[str, Any]:
+    """What is posted; without a rewrite the field is left out, so that an unpatched service sees nothing new."""
+    body: dict[str, Any] = {
+        "query": query,
+        "tenant_id": tenant_id,
+        "kb_name": rag.kb_name,
+        "top_k": rag.top_k,
+        "score_threshold": rag.score_threshold,
+    }
+    return body if rewritten_query is None else body | {"rewritten_query": rewritten_query}
+
+
+def read_passages(content: bytes, url: str, content_type: str = "") -> list[Passage]:
+    """Check an answer against the contract; the passages are best first.
 
     Raises:
-        RetrievalError: the envelope, a score or the order is wrong.
+        RetrievalError: the envelope, a field, a score or the order is wrong.
     """
     try:
         passages = _Envelope.model_validate_json(content).data.recall
     except ValidationError as error:
-        raise RetrievalError(
-            f"rag {url}: the answer breaks the contract: {explain(error, 'answer')}", "rag_bad_answer"
-        ) from error
-    scores = tuple(passage.reranker_score for passage in passages)
-    if any(later > earlier for earlier, later in itertools.pairwise(scores)):
-        raise RetrievalError(f"rag {url}: the answer is not sorted by reranker_score, best first", "rag_bad_answer")
+        # What only pydantic refuses, such as UTF-16 or half a surrogate pair.
+        raise _broken(url, flaw_of(content, content_type) or shown(error.errors()[0]["msg"], 120)) from error
+    if flaw := order_flaw([passage.reranker_score for passage in passages]):
+        raise _broken(url, flaw)
+    return passages
+
+
+def read_answer(content: bytes, url: str, content_type: str = "") -> Retrieved:
+    """What a row keeps of an answer.
+
+    Raises:
+        RetrievalError: as `read_passages`.
+    """
+    passages = read_passages(content, url, content_type)
     return Retrieved(
         ids=tuple(passage.id for passage in passages),
-        scores=scores,
+        scores=tuple(passage.reranker_score for passage in passages),
         titles=tuple((passage.title or passage.content)[:_TITLE_CHARS] for passage in passages),
     )
+
+
+def _broken(url: str, flaw: str) -> RetrievalError:
+    return RetrievalError(f"rag {url}: the answer breaks the contract: {flaw}", "rag_bad_answer")

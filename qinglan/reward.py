@@ -19,11 +19,12 @@ from typing import Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from qinglan.chat import ChatClient
-from qinglan.config import Endpoint, Price, Rag, Reward, Tenant
+from qinglan.chat import Account, ChatClient
+from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.engines.launcher import JsonlTail
 from qinglan.errors import StageError
-from qinglan.ledger import Ledger
+from qinglan.ledger import Ledger, ledger_url
+from qinglan.ledger_queue import LedgerQueue
 from qinglan.recipes import Baseline, Scored, get_recipe
 from qinglan.retrieval import RagClient
 from qinglan.rows import Retrieved
@@ -45,7 +46,9 @@ class RewardService(BaseModel):
     judge_price: Price
     judge_key_salt: str
     tenant: Tenant
-    ledger: Path
+    ledger: LedgerStore
+    state: Path
+    budget: Budget
     run_id: str
     samples_log: Path
 
@@ -60,18 +63,13 @@ class Scorer:
     """Scores samples in one worker process: HTTP clients, a cache by content, the log."""
 
     def __init__(self, service: RewardService) -> None:
-        self._service, self._ledger = service, Ledger(service.ledger)
+        self._service, self._ledger = service, Ledger(ledger_url(service.ledger, service.state))
+        self._queue = LedgerQueue(self._ledger, service.run_id, service.budget)
         self._recipe = get_recipe(service.recipe)
         self._rag = RagClient(service.rag, service.rag_url, service.tenant.id)
+        account = Account(service.run_id, service.tenant.id, "judge", service.judge.model, service.judge_price)
         self._judge = ChatClient(
-            service.judge,
-            service.judge_url,
-            role="judge",
-            ledger=self._ledger,
-            price=service.judge_price,
-            run_id=service.run_id,
-            tenant=service.tenant.id,
-            key_salt=service.judge_key_salt,
+            service.judge, service.judge_url, account, self._queue, key_salt=service.judge_key_salt
         )
         self._retrieved: dict[tuple[str, str], Retrieved] = {}
         self._rag_counted = (0, 0)
@@ -81,6 +79,7 @@ class Scorer:
         """Close connections and files; a worker that lives as long as its process need not."""
         await self._rag.close()
         await self._judge.close()
+        await self._queue.close()
         self._ledger.close()
         self._log.close()
 
@@ -127,7 +126,7 @@ class Scorer:
 
     async def _ask_judge(self, question: str, rewrite: str) -> tuple[float, bool]:
         messages = self._recipe.judge_messages(question, rewrite, self._service.tenant)
-        answer = await self._judge.ask(messages, self._recipe.parse_judge)
+        answer = await self._judge.ask(messages, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)
         return answer.value, answer.cached
 
 

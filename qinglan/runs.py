@@ -163,7 +163,7 @@ def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list
 
 
 def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
-    """A finished stage with this key whose files are all still as they were."""
+    """A finished stage with this key whose files are all still as they were, and that another try can't better."""
     elsewhere = [] if run.fresh else [d for d in _newest_first(run.directory.parent) if d != run.directory]
     for directory in [run.directory, *elsewhere]:
         manifest = directory / stage / MANIFEST
@@ -172,6 +172,8 @@ def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
         try:
             result = StageResult.model_validate_json(manifest.read_text(encoding="utf-8"))
         except ValidationError:  # of another version
+            continue
+        if result.try_again and directory != run.directory:
             continue
         if result.key == key and _intact(result):
             return result

@@ -1,42 +1,102 @@
 """Selection: which of the teacher's rewrites may teach.
 
-Pure: rows in, the same rows out, in the same order. A row that fails here keeps everything that was paid for; it is
-out of SFT, while RL may still use its prompt (`qinglan.dataset`). The first reason that applies is the one given,
-from "there is nothing to judge" to "it is judged and too weak".
+Pure and streaming: rows in, the same rows out, in the same order. A row that fails here keeps everything that was
+paid for; it is out of SFT, while RL may still use its prompt (`qinglan.dataset`). The first reason that applies is
+the one given, from "this is no rewrite" to "it is judged and too weak". A person's verdict outranks them all.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from qinglan.config import Select
-from qinglan.rows import Row
+from qinglan.rows import Row, normalise
+from qinglan.workbook import INPUT_REASONS
+
+_SORRY = "(?:非常|很|十分|真的)?(?:抱歉|对不起|不好意思)"
+_AI = "(?:AI|人工智能|大?语言模型|大模型)(?:助手|助理|语言模型|模型)?"
+_REFUSALS = (
+    rf"^{_SORRY}(?:[，,。.！!：:]|\s*(?:我|作为|无法|不能|这|该)|$)",
+    rf"^我?(?:作为|是)(?:一个|一名|一位|一款|个)?{_AI}(?:[，,。]|\s*我)",
+    r"^(?:很遗憾[，,]?\s*)?我(?:无法|不能|没法|没有办法)(?:[为给帮][您你助]|协助|回答|改写|生成|满足|处理[您你这该])",
+    r"^(?:很遗憾[，,]?\s*)?我?(?:无法|不能)(?:回答|改写|满足|处理|提供)(?:您|你|该|此|这|相关|任何|医疗建议|诊断)",
+    r"^(?:(?:I['’]?m|I am|we['’]?re|we are)\s+(?:\w+\s+)?sorry\b|sorry\s*(?:[,.!]|but\b|I\b|we\b))",
+    r"^(?:unfortunately,?\s+)?(?:I|we)\s*(?:can\s*not|can['’]?t|am unable to|['’]m unable to|won['’]t)\s+"
+    r"(?:help|assist|provide|answer|rewrite|comply|fulfil|process|generate|complete|create|respond|discuss|do)\b",
+    r"^as an? (?:AI|large language model|language model)\b",
+)
+"""A refusal in words. Anchored, with its object: 抱歉 and "I cannot" also stand in questions."""
+
+_SUBJECT = "(?:查询|问题|句子|文本|关键词|结果|检索词|检索关键词|检索查询)"
+_BOILERPLATE = (
+    r"[\r\n\u2028\u2029]",
+    r"```|\*\*\S|^#+\s|^[-*•]\s|</?think>",
+    r"^[{\[].*[}\]]$|[\"“]\w+[\"”]\s*[:：]",
+    r"(?:^|\s)1\s*[.、)）]\s*[^\s\d].*\s2\s*[.、)）]\s*[^\s\d]",
+    r"^(?:好的|当然|没问题)[，,。！!]",
+    rf"^(?:以下|下面|这里?)(?:是|为).{{0,12}}(?:改写|重写|{_SUBJECT})",
+    rf"^(?:最终|建议|推荐)?(?:的)?(?:改写|重写|优化)(?:后|结果)?(?:的)?{_SUBJECT}?\s*(?:是|为|如下)?\s*[:：]",
+    r"^(?:检索|搜索|查询)?(?:关键词|关键字|检索词|查询词|查询语句|查询|检索|答案|回答|输出|结果)\s*[:：]",
+    r"(?:用户画像|历史摘要|当前问题)\s*[:：]",
+    r"^(?:(?:rewritten|search|final)\s+)?(?:query|rewrite|keywords?|answer|output)\s*[:：]",
+    r"^(?:here(?:['’]s| is| are)|sure|certainly|of course)\b.*[:：,，!]",
+)
+"""What is left of an answer around or instead of a rewrite: labels, lists, markup, JSON, pieces of the prompt."""
+
+_REFUSAL = re.compile("|".join(f"(?:{pattern})" for pattern in _REFUSALS), re.IGNORECASE)
 
 
-def select(rows: Iterable[Row], config: Select) -> list[Row]:
-    """Fail the rows whose rewrite must not become an SFT target; earlier failures stay as they are."""
-    return [_judge(row, config) for row in rows]
+def select(rows: Iterable[Row], config: Select) -> Iterator[Row]:
+    """Fail the rows whose rewrite must not become an SFT target; earlier failures stay, unless a person decided."""
+    boilerplate = [re.compile(pattern, re.IGNORECASE | re.DOTALL) for pattern in (*_BOILERPLATE, *config.boilerplate)]
+    return (_judge(row, config, boilerplate) for row in rows)
 
 
 def count_reasons(rows: Iterable[Row]) -> dict[str, int]:
     """How many rows failed, by reason, the most frequent first."""
-    counts = Counter(row.reason or "unknown" for row in rows if row.status == "failed")
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return by_frequency(Counter(row.reason or "unknown" for row in rows if row.status == "failed"))
 
 
-def _judge(row: Row, config: Select) -> Row:
-    reason = _weakness(row, config) if row.status == "ok" else None
+def by_frequency(reasons: dict[str, int]) -> dict[str, int]:
+    """The counts in the order in which people read them."""
+    return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _judge(row: Row, config: Select, boilerplate: Sequence[re.Pattern[str]]) -> Row:
+    if row.review and row.reason not in INPUT_REASONS:
+        if row.review == "reject":
+            return row.failed("rejected_by_reviewer")
+        if _filled(row.corrected if row.review == "correct" else row.rewrite):
+            return row.model_copy(update={"status": "ok", "reason": None})
+    reason = _weakness(row, config, boilerplate) if row.status == "ok" else None
     return row.failed(reason) if reason else row
 
 
-def _weakness(row: Row, config: Select) -> str | None:
+def _filled(text: str | None) -> bool:
+    return bool(text and text.strip())
+
+
+def _weakness(row: Row, config: Select, boilerplate: Sequence[re.Pattern[str]]) -> str | None:
     if not row.rewrite or not row.rewrite.strip():
         return "empty_rewrite"
+    return _no_rewrite(row.rewrite.strip(), config, boilerplate) or _too_weak(row, row.rewrite, config)
+
+
+def _no_rewrite(rewrite: str, config: Select, boilerplate: Sequence[re.Pattern[str]]) -> str | None:
+    if _REFUSAL.search(rewrite):
+        return "refusal_text"
+    if any(pattern.search(rewrite) for pattern in boilerplate):
+        return "boilerplate"
+    return "rewrite_too_short" if len(normalise(rewrite)) < config.min_rewrite_chars else None
+
+
+def _too_weak(row: Row, rewrite: str, config: Select) -> str | None:
     found, original = row.rewrite_retrieved, row.original_retrieved
     if found is None or (original is None and config.not_worse_than_original):
         return "not_validated"
     if not found.scores:
         return "nothing_recalled"
-    if len(row.rewrite) > config.max_rewrite_chars:
+    if len(rewrite) > config.max_rewrite_chars:
         return "rewrite_too_long"
     if found.top1_score < config.min_top1_score:
         return "below_threshold"

@@ -75,6 +75,8 @@ class Comparison(Result):
     """Rows where either arm has no value."""
     one_sided: int = 0
     """Those of them where only one arm has none, so that the comparison may flatter it."""
+    p_holm: float | None = None
+    """`p_value` corrected by Holm's method, where several arms are compared with the same one on this metric."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ that was a question.
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from typing import Any
 
 from qinglan.artifacts import StageResult, read_jsonl
-from qinglan.clients import ledger_path
+from qinglan.clients import site_ledger
 from qinglan.config import Evaluate
 from qinglan.evaluation import (
     ArmRow,
@@ -21,10 +22,11 @@ from qinglan.evaluation import (
     teacher_rows,
 )
 from qinglan.formats import latency, number, usd
-from qinglan.ledger import open_ledger
 from qinglan.report import (
     Api,
     ArmName,
+    Distribution,
+    Purchase,
     RagCalls,
     Report,
     RlTraining,
@@ -39,6 +41,8 @@ from qinglan.rows import Row
 from qinglan.runs import Run
 from qinglan.workbook import INPUT_REASONS
 
+COMPARING = ("evaluate", "compare")
+"""Stages that leave an evaluation behind."""
 REPORTED_PACKAGES = ("qinglan", "prefect", "mlflow", "ms-swift", "verl", "ray", "torch", "transformers")
 _CURVES = {
     "rl_reward": (("rl", "curve", "mean reward of a step"),),
@@ -81,6 +85,8 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
     """`report.json` of a run, from the stages that it did or reused."""
     profile, by_name = run.profile, {result.stage: result for result in stages}
     evaluation = _evaluation_of(by_name, profile.evaluate)
+    bought = by_name["compare"].details["purchase"] if "compare" in by_name else None
+    purchase = Purchase.model_validate(bought) if bought else None
     return Report(
         run_id=run.id,
         profile=profile.name,
@@ -90,11 +96,13 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
         api=_api(run, stages),
         arms=evaluation.arms,
         comparisons=evaluation.comparisons,
+        purchase=purchase,
         training=_training(by_name),
         stand_ins=stand_ins_of(profile),
         examples=evaluation.examples,
         shared=evaluation.shared,
         curves=_curves(by_name),
+        distributions=_distributions(by_name, purchase),
     )
 
 
@@ -111,8 +119,9 @@ def result_markdown(report: Report) -> str:
 
 
 def _evaluation_of(by_name: Mapping[str, StageResult], config: Evaluate) -> Evaluation:
-    if "evaluate" in by_name:
-        return Evaluation.model_validate_json(by_name["evaluate"].path("evaluation").read_text(encoding="utf-8"))
+    for stage in COMPARING:
+        if stage in by_name:
+            return Evaluation.model_validate_json(by_name[stage].path("evaluation").read_text(encoding="utf-8"))
     return evaluate_baselines(list(read_jsonl(by_name["validate"].path("rows"), Row)), config)
 
 
@@ -122,7 +131,7 @@ def _api(run: Run, stages: Sequence[StageResult]) -> Api:
     def total(role: str, name: str) -> int:
         return sum(counts.get(role, {}).get(name, 0) for counts in ours)
 
-    with open_ledger(ledger_path(run.profile)) as ledger:
+    with site_ledger(run.profile) as ledger:
         paid = {
             role: ledger.usage(run.id, role).model_copy(update={"cached": total(role, "cached")})
             for role in ("teacher", "judge")
@@ -148,6 +157,21 @@ def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[Series]]:
         if series:
             curves[name] = series
     return curves
+
+
+def _distributions(by_name: Mapping[str, StageResult], purchase: Purchase | None) -> dict[str, list[Distribution]]:
+    found = by_name["validate"].details.get("histograms", {}) if "validate" in by_name else {}
+    if purchase and found:
+        found = {"top1_score": _scores_by_teacher(by_name, purchase)}
+    return {name: [Distribution.model_validate(part) for part in parts] for name, parts in found.items()}
+
+
+def _scores_by_teacher(by_name: Mapping[str, StageResult], purchase: Purchase) -> list[dict[str, Any]]:
+    """The original question's scores, then those of every teacher's rewrites."""
+    original, _ = by_name["validate"].details["histograms"]["top1_score"]
+    stages = {arm: by_name["validate" if arm == "teacher" else f"validate-{arm}"] for arm in purchase.labels}
+    rewrites = {arm: stage.details["histograms"]["top1_score"][1] for arm, stage in stages.items()}
+    return [original, *(part | {"label": purchase.labels[arm]} for arm, part in rewrites.items())]
 
 
 def _version(name: str) -> str:

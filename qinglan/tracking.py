@@ -5,6 +5,7 @@ The tracking server being away must not cost a training run, but it is said: err
 when the run is opened.
 """
 
+import json
 import logging
 import os
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from qinglan.artifacts import Artifact
@@ -28,6 +29,7 @@ MAX_ARTIFACT_BYTES = 20 * 2**20
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow's page opens for GenAI traces
 _BATCH = 900
 _MAX_PARAM_CHARS = 500
+_MAX_NAME_CHARS = 500
 
 
 class Tracker:
@@ -98,6 +100,28 @@ class Tracker:
                 self._client.log_artifact(run_id, str(path))
             except MlflowException as error:
                 log.warning("MLflow did not take %s: %s", path.name, error)
+
+    def log_dataset(
+        self, run_id: str, name: str, digest: str, source: Path, context: str, profile: Mapping[str, Any]
+    ) -> None:
+        """Note which dataset a run made or used: the run's page links it with all others of that dataset.
+
+        Args:
+            digest: at most 36 characters.
+            context: what for, such as `training`.
+            profile: figures that MLflow shows beside it.
+        """
+        dataset = Dataset(
+            name=name[:_MAX_NAME_CHARS],
+            digest=digest,
+            source_type="local",
+            source=json.dumps({"uri": str(source)}),
+            profile=json.dumps(profile, ensure_ascii=False),
+        )
+        try:
+            self._client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
+        except MlflowException as error:
+            log.warning("MLflow did not take dataset %s: %s", digest, error)
 
     def end_run(self, run_id: str, *, failed: bool = False) -> None:
         """Close a run."""

@@ -1,20 +1,26 @@
 """Validate: retrieve with the original question and with the rewrite, and judge the rewrite once, before RL.
 
-`summary` gives the stage's figures: `success_rate` (answered and something recalled), mean top-1 score, and gold
-top-1 where rows are labelled.
+`Findings` gathers the stage's figures row by row, in memory that does not grow with the rows.
 """
 
 import asyncio
-from collections.abc import Iterable
+import math
+from typing import Any
 
-from qinglan.batches import Work
+from qinglan.batches import OVER_BUDGET, Work
 from qinglan.clients import Clients
 from qinglan.config import Tenant
-from qinglan.errors import StageError
-from qinglan.recipes import Recipe
-from qinglan.rows import Row, normalise
+from qinglan.errors import StageError, TeacherError
+from qinglan.histograms import Histogram, quantile
+from qinglan.recipes import Message, Recipe
+from qinglan.rows import Retrieved, Row, normalise
 
 _TELLING_ROWS = 20
+_TELLING_SHARE = 0.98
+_TIE = 1e-6
+_SCORE_NOISE = 1e-3
+"""Two answers with the same passages are the same within this: GPUs in batches do not repeat a score to the bit."""
+_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
 def validator(recipe: Recipe, clients: Clients, tenant: Tenant, *, judge: bool) -> Work:
@@ -29,7 +35,7 @@ def validator(recipe: Recipe, clients: Clients, tenant: Tenant, *, judge: bool) 
         score = None
         if judge:
             messages = recipe.judge_messages(question, row.rewrite, tenant)
-            score = (await clients.judge.ask(messages, recipe.parse_judge)).value
+            score = await _judged(clients, messages, recipe)
         return row.model_copy(
             update={"original_retrieved": original, "rewrite_retrieved": rewritten, "judge_score": score}
         )
@@ -37,51 +43,134 @@ def validator(recipe: Recipe, clients: Clients, tenant: Tenant, *, judge: bool) 
     return validate
 
 
-def summary(rows: Iterable[Row]) -> dict[str, float]:
-    """Figures over the rows that were retrieved for."""
-    seen = [row for row in rows if row.original_retrieved and row.rewrite_retrieved]
-    if not seen:
-        return {}
-    recalled = [r.rewrite_retrieved for r in seen if r.rewrite_retrieved]
-    figures = {
-        "success_rate": _mean(bool(r.scores) for r in recalled),
-        "recall_count_mean": _mean(len(r.scores) for r in recalled),
-        "top1_score_mean": _mean(r.top1_score for r in recalled),
-        "original_top1_score_mean": _mean(r.original_retrieved.top1_score for r in seen if r.original_retrieved),
-    }
-    labelled = [row for row in seen if row.gold_id]
-    if labelled:
-        figures["gold_top1"] = _mean(r.rewrite_retrieved.rank(r.gold_id) == 1 for r in labelled if r.rewrite_retrieved)
-        figures["original_gold_top1"] = _mean(
-            r.original_retrieved.rank(r.gold_id) == 1 for r in labelled if r.original_retrieved
-        )
-    return figures
+async def _judged(clients: Clients, messages: list[Message], recipe: Recipe) -> float | None:
+    """The score; None where a run that goes on without money could not pay for it: the rewrite is good all the same."""
+    try:
+        return (await clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA)).value
+    except TeacherError as error:
+        if error.reason != OVER_BUDGET:
+            raise
+        return None
 
 
-def check_service(rows: Iterable[Row]) -> None:
-    """Notice a RAG that answers well-formed nonsense.
+class Findings:
+    """What validation found: figures, what is wrong with the service, distributions. Add every row, in any order.
 
-    Raises:
-        StageError: it ignores `rewritten_query`, or gives no ids though rows name a gold document.
+    Counted are rows for which question and rewrite were both retrieved with. The gain is the difference in top-1
+    score, rewrite minus original; nothing recalled counts as 0.
     """
-    seen = [row for row in rows if row.original_retrieved and row.rewrite_retrieved and row.rewrite_retrieved.scores]
-    if seen and any(row.gold_id for row in seen) and not any(_ids(row) for row in seen):
-        raise StageError(
-            "validation: rows name a gold document, but no passage of the RAG has an `id`, so none could ever be "
-            "found; let the service send ids, or leave the gold column empty"
-        )
-    changed = [row for row in seen if row.rewrite and normalise(row.rewrite) != normalise(row.query)]
-    if len(changed) >= _TELLING_ROWS and all(row.rewrite_retrieved == row.original_retrieved for row in changed):
-        raise StageError(
-            f"validation: the RAG gave the same passages with and without `rewritten_query` on all {len(changed)} "
-            "rows; it seems to ignore the rewrite (docs/contracts.md)"
-        )
+
+    def __init__(self) -> None:
+        self._rows = self._answered = self._passages = 0
+        self._original_sum = self._rewrite_sum = self._gain_sum = self._gain_squares = 0.0
+        self._better = self._worse = 0
+        self._labelled = self._gold_hits = self._original_gold_hits = 0
+        self._has_ids = self._expects_ids = False
+        self._changed = self._alike = 0
+        self._originals, self._rewrites = Histogram(0, 1, 100), Histogram(0, 1, 100)
+        # An odd number of bins, so that no change lies in the middle of one.
+        self._gains = Histogram(-1.05, 1.05, 105)
+
+    def add(self, row: Row) -> None:
+        """Count a row; one that was not retrieved for counts as nothing."""
+        original, found = row.original_retrieved, row.rewrite_retrieved
+        if original is None or found is None:
+            return
+        self._rows += 1
+        self._answered += bool(found.scores)
+        self._passages += len(found.scores)
+        self._add_scores(original.top1_score, found.top1_score)
+        if row.gold_id:
+            self._labelled += 1
+            self._gold_hits += found.rank(row.gold_id) == 1
+            self._original_gold_hits += original.rank(row.gold_id) == 1
+        if found.scores:
+            self._watch_service(row, original, found)
+
+    def metrics(self) -> dict[str, float]:
+        """Shares, means and quantiles by name; nothing where no row was retrieved for.
+
+        `gain_mean` comes with its standard error over rows, `gain_se`: twice that on either side is the 95% interval,
+        too narrow where many rows ask about the same thing. Quantiles are good to 0.01.
+        """
+        rows = self._rows
+        if not rows:
+            return {}
+        gain = self._gain_sum / rows
+        figures = {
+            "success_rate": self._answered / rows,
+            "recall_count_mean": self._passages / rows,
+            "top1_score_mean": self._rewrite_sum / rows,
+            "original_top1_score_mean": self._original_sum / rows,
+            "gain_mean": gain,
+            "better_share": self._better / rows,
+            "equal_share": (rows - self._better - self._worse) / rows,
+            "worse_share": self._worse / rows,
+        }
+        if rows > 1:
+            figures["gain_se"] = math.sqrt(max(0.0, self._gain_squares / rows - gain * gain) / (rows - 1))
+        figures |= _quantiles("top1_score", self._rewrites) | _quantiles("original_top1_score", self._originals)
+        if self._labelled:
+            figures["gold_top1"] = self._gold_hits / self._labelled
+            figures["original_gold_top1"] = self._original_gold_hits / self._labelled
+        return figures
+
+    def check(self) -> None:
+        """Notice a RAG that answers well-formed nonsense.
+
+        Raises:
+            StageError: it ignores `rewritten_query`, or gives no ids though rows name a gold document.
+        """
+        if self._expects_ids and not self._has_ids:
+            raise StageError(
+                "validation: rows name a gold document, but no passage of the RAG has an `id`, so none could ever be "
+                "found; let the service send ids, or leave the gold column empty"
+            )
+        if self._changed >= _TELLING_ROWS and self._alike >= _TELLING_SHARE * self._changed:
+            raise StageError(
+                f"validation: the RAG gave the same passages with and without `rewritten_query` on {self._alike:,} of "
+                f"{self._changed:,} rows; it seems to ignore the rewrite (docs/rag-service.md)"
+            )
+
+    def histograms(self) -> dict[str, list[dict[str, Any]]]:
+        """What the report draws, as JSON: by plot, its outlines with `label`, `low`, `high`, `counts`."""
+        return {
+            "top1_score": [_outline("original question", self._originals), _outline("rewrite", self._rewrites)],
+            "gain": [_outline("rewrite − original", self._gains)],
+        }
+
+    def _add_scores(self, original: float, found: float) -> None:
+        gain = found - original
+        self._original_sum += original
+        self._rewrite_sum += found
+        self._gain_sum += gain
+        self._gain_squares += gain * gain
+        self._better += gain > _TIE
+        self._worse += gain < -_TIE
+        self._originals.add(original)
+        self._rewrites.add(found)
+        self._gains.add(gain)
+
+    def _watch_service(self, row: Row, original: Retrieved, found: Retrieved) -> None:
+        self._expects_ids |= row.gold_id is not None
+        self._has_ids |= any(i is not None for i in (*original.ids, *found.ids))
+        if row.rewrite and normalise(row.rewrite) != normalise(row.query):
+            self._changed += 1
+            self._alike += _alike(original, found)
 
 
-def _ids(row: Row) -> bool:
-    return any(i is not None for r in (row.original_retrieved, row.rewrite_retrieved) if r for i in r.ids)
+def _alike(one: Retrieved, other: Retrieved) -> bool:
+    return (
+        (one.ids, one.titles) == (other.ids, other.titles)
+        and len(one.scores) == len(other.scores)
+        and all(abs(a - b) <= _SCORE_NOISE for a, b in zip(one.scores, other.scores, strict=True))
+    )
 
 
-def _mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers) if numbers else float("nan")
+def _quantiles(name: str, histogram: Histogram) -> dict[str, float]:
+    found = {key: quantile(histogram.low, histogram.high, histogram.counts, share) for key, share in _QUANTILES.items()}
+    return {f"{name}_{key}": value for key, value in found.items() if value is not None}
+
+
+def _outline(label: str, histogram: Histogram) -> dict[str, Any]:
+    return {"label": label, "low": histogram.low, "high": histogram.high, "counts": list(histogram.counts)}

@@ -1,7 +1,10 @@
 """The data stages that ask services, batch by batch: distill and validate."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,71 +13,103 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 
-from qinglan.artifacts import StageResult, read_jsonl, sha256_of, write_jsonl
-from qinglan.batches import Batch, BatchIncompleteError, Losses, Work, cut
-from qinglan.clients import Clients, Role, key_salt, open_clients, scoring_identity
+from qinglan.artifacts import JsonlWriter, StageResult, read_jsonl, sha256_of
+from qinglan.batches import Batch, BatchIncompleteError, Losses, Work, cut, in_order
+from qinglan.clients import ANSWER_FIELDS, Clients, Role, key_salt, open_clients, scoring_identity
+from qinglan.config import Distill, Validate
 from qinglan.distillation import distiller
 from qinglan.embedded.services import Services
 from qinglan.recipes import get_recipe, identity
 from qinglan.rows import Row
 from qinglan.runs import Run
-from qinglan.validation import check_service, summary, validator
-from tasks.stage import Outcome, Stage, outcome_of, perform
+from qinglan.tally import Tally
+from qinglan.validation import Findings, validator
+from tasks.bulk import RETRY_DELAYS_S, ask_by_batch, asked, distill_on_ray
+from tasks.stage import Outcome, Stage, perform
 
-RETRY_DELAYS_S = [2.0, 10.0, 30.0]
+_SHOWN_FIGURES = ("success_rate", "top1_score_mean", "gain_mean", "gold_top1", "original_gold_top1")
+_KEPT_BUSY = 12
+"""Rows begun for each request that may be under way: those that wait for a retry must not leave the service idle."""
 
 
-@task(name="distill", task_run_name="distill", cache_policy=NO_CACHE)
-def distill_rows(run: Run, services: Services, ingested: StageResult) -> StageResult:
+@dataclass(frozen=True)
+class _Asking:
+    """What tells the stages that ask apart."""
+
+    kind: str
+    section: str
+    """Its name in the profile."""
+    settings: Distill | Validate
+    roles: tuple[Role, ...]
+    concurrency: int
+    make: Callable[[Clients], Work]
+
+
+@task(name="distill", task_run_name="{name}", cache_policy=NO_CACHE)
+def distill_rows(run: Run, services: Services, ingested: StageResult, name: str = "distill") -> StageResult:
     """Ask the teacher, in batches; a retried batch asks only for what is missing."""
     profile = run.profile
+    recipe = get_recipe(profile.recipe)
+    asking = _Asking(
+        kind="distill",
+        section="distill",
+        settings=profile.distill,
+        roles=("teacher",),
+        concurrency=profile.teacher.concurrency,
+        make=lambda clients: distiller(recipe, clients, profile.tenant),
+    )
 
     def work(stage: Stage) -> Outcome:
-        rows = list(read_jsonl(ingested.path("rows"), Row))
-        losses = Losses("distill", rows, profile.distill.max_failed_share)
-        done, calls = asyncio.run(
-            _in_batches(stage, services, rows, profile.distill.batch_rows, profile.distill.retries, "distill", losses)
-        )
-        return _finish_rows(stage, rows, done, calls)
+        if profile.distill.engine == "ray":
+            return distill_on_ray(stage, services, ingested)
+        if profile.distill.mode == "batch_api":
+            asyncio.run(ask_by_batch(stage, services, ingested))
+        return asyncio.run(_ask(stage, services, ingested, asking, lambda _row: None))
 
     depends_on = {
         "rows_sha256": ingested.artifacts["rows"].sha256,
         "recipe": identity(profile.recipe),
         "tenant": profile.tenant.model_dump(mode="json"),
-        "teacher": profile.teacher.model_dump(
-            mode="json", include={"base_url", "model", "temperature", "max_tokens", "extra_body"}
-        ),
+        "teacher": profile.teacher.model_dump(mode="json", include=set(ANSWER_FIELDS)),
         "server": key_salt(profile, "teacher"),
     }
-    return perform(run, "distill", depends_on, work)
+    return perform(run, name, depends_on, work)
 
 
-@task(name="validate", task_run_name="validate", cache_policy=NO_CACHE)
-def validate_rows(run: Run, services: Services, distilled: StageResult, knowledge_base: Path | None) -> StageResult:
+@task(name="validate", task_run_name="{name}", cache_policy=NO_CACHE)
+def validate_rows(
+    run: Run, services: Services, distilled: StageResult, knowledge_base: Path | None, name: str = "validate"
+) -> StageResult:
     """Retrieve with question and rewrite; judge the rewrite."""
     profile = run.profile
+    recipe, judges = get_recipe(profile.recipe), profile.validation.judge_baseline
+    asking = _Asking(
+        kind="validate",
+        section="validation",
+        settings=profile.validation,
+        roles=("judge", "rag") if judges else ("rag",),
+        concurrency=max(profile.rag.concurrency, profile.judge.concurrency if judges else 0),
+        make=lambda clients: validator(recipe, clients, profile.tenant, judge=judges),
+    )
 
     def work(stage: Stage) -> Outcome:
-        rows = list(read_jsonl(distilled.path("rows"), Row))
-        config = profile.validation
-        losses = Losses("validation", rows, config.max_failed_share)
-        done, calls = asyncio.run(
-            _in_batches(stage, services, rows, config.batch_rows, config.retries, "validate", losses)
-        )
-        check_service(done)
-        outcome = _finish_rows(stage, rows, done, calls)
-        outcome.metrics = summary(done)
-        stage.say(", ".join(f"{name} {value:.3f}" for name, value in outcome.metrics.items()))
+        findings = Findings()
+        outcome = asyncio.run(_ask(stage, services, distilled, asking, findings.add))
+        findings.check()
+        outcome.metrics = findings.metrics()
+        outcome.details["histograms"] = findings.histograms()
+        shown = {name: value for name, value in outcome.metrics.items() if name in _SHOWN_FIGURES}
+        stage.say(", ".join(f"{name} {value:.3f}" for name, value in shown.items()))
         return outcome
 
     depends_on = {
         "rows_sha256": distilled.artifacts["rows"].sha256,
         **scoring_identity(profile),
-        "judge_baseline": profile.validation.judge_baseline,
+        "judge_baseline": judges,
         # A live service's knowledge base changes unseen, so its answers are reused within one run only.
         "knowledge_base": sha256_of(knowledge_base) if knowledge_base else run.id,
     }
-    return perform(run, "validate", depends_on, work)
+    return perform(run, name, depends_on, work)
 
 
 async def _is_incomplete(_task: Any, _run: Any, state: State) -> bool:
@@ -89,53 +124,30 @@ async def run_batch(kind: str, batch: Batch, work: Work, retries: int) -> list[R
     return await batch.run(work, last_attempt=attempt > retries)
 
 
-async def _in_batches(
-    stage: Stage,
-    services: Services,
-    rows: Sequence[Row],
-    batch_rows: int,
-    retries: int,
-    kind: str,
-    losses: Losses,
-) -> tuple[list[Row], dict[str, dict[str, int]]]:
-    profile, tenant = stage.run.profile, stage.run.profile.tenant
-    recipe = get_recipe(profile.recipe)
-    batches, finished = cut(rows, batch_rows), 0
-    makers: dict[str, Callable[[Clients], Work]] = {
-        "distill": lambda clients: distiller(recipe, clients, tenant),
-        "validate": lambda clients: validator(recipe, clients, tenant, judge=profile.validation.judge_baseline),
-    }
-    ahead = asyncio.Semaphore(4)  # enough to keep the clients busy; thousands of waiting rows would help nobody
-    configured = run_batch.with_options(retries=retries, retry_delay_seconds=RETRY_DELAYS_S[: max(1, retries)])
-
-    roles: dict[str, tuple[Role, ...]] = {
-        "distill": ("teacher",),
-        "validate": ("judge", "rag") if profile.validation.judge_baseline else ("rag",),
-    }
-    async with open_clients(stage.run, services, roles[kind]) as clients:
-        work = makers[kind](clients)
-
-        async def one(batch: Batch) -> list[Row]:
-            nonlocal finished
-            async with ahead:
-                result: list[Row] = await configured(kind, batch, work, retries)
-            finished += len(batch.rows)
-            stage.progress(finished, len(rows), "rows")
-            losses.add(batch, result)
-            return result
-
-        running = [asyncio.create_task(one(batch)) for batch in batches]
-        try:
-            done = [row for result in await asyncio.gather(*running) for row in result]
-        finally:  # after an error none may go on: the clients are about to be closed
-            for each in running:
-                each.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+async def _ask(
+    stage: Stage, services: Services, given: StageResult, asking: _Asking, watch: Callable[[Row], None]
+) -> Outcome:
+    """Work on every row of the stage before; only the rows of the batches at work are in memory."""
+    settings, source = asking.settings, given.artifacts["rows"]
+    losses = Losses(asking.section, given.rows_out, settings.max_failed_share)
+    before, after = Tally(), Tally()
+    configured = run_batch.with_options(
+        retries=settings.retries, retry_delay_seconds=RETRY_DELAYS_S[: max(1, settings.retries)]
+    )
+    async with open_clients(stage.run, services, asking.roles) as clients:
+        work = asking.make(clients)
+        with JsonlWriter(stage.directory / "rows.jsonl") as writer:
+            batches = cut(before.pass_through(read_jsonl(source.path, Row)), settings.batch_rows)
+            at_once = max(4, math.ceil(_KEPT_BUSY * asking.concurrency / settings.batch_rows))
+            done = in_order(
+                batches, lambda batch: configured(asking.kind, batch, work, settings.retries), at_once=at_once
+            )
+            async with aclosing(done):  # after an error nothing may go on asking: the clients are about to be closed
+                async for batch, rows in done:
+                    losses.add(batch.rows, rows, batch.first_failure())
+                    for row in after.pass_through(rows):
+                        watch(row)
+                        writer.write(row)
+                    stage.progress(after.total, source.rows or after.total, "rows")
         calls = clients.call_counts()
-    return done, calls
-
-
-def _finish_rows(stage: Stage, before: Sequence[Row], done: Sequence[Row], calls: dict[str, dict[str, int]]) -> Outcome:
-    outcome = outcome_of(before, done, {"rows": write_jsonl(stage.directory / "rows.jsonl", done)})
-    outcome.details = {"api": calls}
-    return outcome
+    return asked(before, after, writer.artifact(), calls)

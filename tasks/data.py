@@ -4,44 +4,65 @@ from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
 
-from qinglan.artifacts import StageResult, read_jsonl, sha256_of, write_jsonl
+from qinglan.artifacts import StageResult, hash_of, read_jsonl, write_jsonl
 from qinglan.clients import scored_with
-from qinglan.dataset import assign_splits, write_datasets
+from qinglan.dataset import build
 from qinglan.errors import StageError, WorkbookError
-from qinglan.evaluation import count_by_split
 from qinglan.recipes import identity
+from qinglan.review import load_reviews
 from qinglan.rows import Row
 from qinglan.runs import Run
 from qinglan.selection import select
-from qinglan.workbook import problems, read_rows, write_rows
-from tasks.stage import Outcome, Stage, outcome_of, perform
+from qinglan.sources.database import take_snapshot
+from qinglan.sources.files import READERS, digest_of, list_files
+from qinglan.tally import Tally
+from qinglan.versions import pinned_splits
+from qinglan.workbook import read_rows
+from qinglan.workbook_writer import write_rows
+from tasks.stage import Outcome, Stage, perform
 
 _SHOWN_PROBLEMS = 20
+_WORKBOOK_ROWS = 100_000
 
 
 @task(name="ingest", task_run_name="ingest", cache_policy=NO_CACHE)
 def ingest_workbook(run: Run, workbook: Path) -> StageResult:
-    """Read the workbook; bad rows are kept with their reason."""
+    """Read the workbook; bad rows are kept with their reason.
+
+    Args:
+        workbook: a file or folder; with `data.sql`, where the snapshot of the database's rows is kept.
+    """
     data, tenant = run.profile.data, run.profile.tenant
 
     def work(stage: Stage) -> Outcome:
-        rows = read_rows(workbook, data, tenant)
-        lines = problems(rows)
-        for line in lines[:_SHOWN_PROBLEMS]:
-            stage.say(line)
-        if len(lines) > _SHOWN_PROBLEMS:
-            stage.say(f"... and {len(lines) - _SHOWN_PROBLEMS} more; all are in rows.jsonl with their reason")
-        ok = sum(row.status == "ok" for row in rows)
-        if not ok:
-            raise StageError(f"{workbook}: none of its {len(rows)} rows can be used; first: {lines[0]}")
-        stage.say(f"{ok:,} of {len(rows):,} rows of {workbook.name} are usable")
-        return outcome_of(rows, rows, {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)})
+        tally, shown = Tally(), list[str]()
 
-    if not workbook.is_file():
-        raise WorkbookError(f"{workbook}: no such file; set data.workbook")
+        def tell(problem: str) -> None:
+            if len(shown) < _SHOWN_PROBLEMS:
+                shown.append(problem)
+                stage.say(problem)
+
+        rows = tally.pass_through(read_rows(workbook, data, tenant, tell))
+        artifacts = {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)}
+        if digest_of(workbook) != digest:
+            raise WorkbookError(f"{workbook}: was changed while it was read; run again")
+        if not tally.ok:
+            raise StageError(f"{workbook}: none of its {tally.total:,} rows can be used; first: {shown[0]}")
+        if (more := tally.total - tally.ok - len(shown)) > 0:
+            stage.say(f"... and {more:,} more; all are in rows.jsonl with their reason")
+        stage.say(f"{tally.ok:,} of {tally.total:,} rows of {workbook.name} are usable")
+        return Outcome(tally.total, tally.ok, dict(tally.reasons.most_common()), artifacts)
+
+    if data.sql and not workbook.exists():
+        taken = take_snapshot(data, workbook)
+        get_run_logger().info("ingest: %s rows of the database are now in %s", f"{taken.rows:,}", workbook)
+    digest = digest_of(workbook)
+    for path in list_files(workbook).skipped:
+        get_run_logger().warning("ingest: %s: skipped, its suffix is none of %s", path, ", ".join(READERS))
     depends_on = {
-        "workbook_sha256": sha256_of(workbook),
+        "workbook_sha256": digest,
         "data": data.model_dump(mode="json"),
         "tenant": tenant.model_dump(mode="json"),
     }
@@ -50,47 +71,55 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
 
 @task(name="select", task_run_name="select", cache_policy=NO_CACHE)
 def select_rows(run: Run, validated: StageResult) -> StageResult:
-    """Decide which rewrites may teach."""
+    """Decide which rewrites may teach; what people said of them outranks the rules."""
+    reviews = load_reviews(run.profile)
 
     def work(stage: Stage) -> Outcome:
-        before = list(read_jsonl(validated.path("rows"), Row))
-        rows = select(before, run.profile.select)
-        artifacts = {
-            "rows": write_jsonl(stage.directory / "rows.jsonl", rows),
-            "workbook": write_rows(stage.directory / "rows.xlsx", rows),
-        }
-        return outcome_of(before, rows, artifacts)
+        before, after = Tally(), Tally()
+        rows = reviews.apply(before.pass_through(read_jsonl(validated.path("rows"), Row)))
+        selected = after.pass_through(select(rows, run.profile.select))
+        artifacts = {"rows": write_jsonl(stage.directory / "rows.jsonl", selected)}
+        if after.total <= _WORKBOOK_ROWS:
+            again = read_jsonl(artifacts["rows"].path, Row)
+            artifacts["workbook"] = write_rows(stage.directory / "rows.xlsx", again)
+        else:
+            stage.say(f"no rows.xlsx: {after.total:,} rows are more than people open in Excel; see rows.jsonl")
+        return Outcome(before.ok, after.ok, after.dropped_since(before), artifacts)
 
     depends_on = {
         "rows_sha256": validated.artifacts["rows"].sha256,
         "select": run.profile.select.model_dump(mode="json"),
+        "reviews": reviews.digest,
     }
     return perform(run, "select", depends_on, work)
 
 
 @task(name="dataset", task_run_name="dataset", cache_policy=NO_CACHE)
 def build_dataset(run: Run, selected: StageResult) -> StageResult:
-    """Split by near-duplicate group and write the training files."""
+    """Split by near-duplicate group and write the training files; what was a test row last night is one tonight."""
     profile = run.profile
-
-    def work(stage: Stage) -> Outcome:
-        before = list(read_jsonl(selected.path("rows"), Row))
-        rows = assign_splits(before, profile.dataset, profile.dataset.seed)
-        artifacts = write_datasets(stage.directory, rows, profile)
-        outcome = outcome_of(before, rows, artifacts)
-        outcome.metrics = {f"rows_{split}": float(n) for split, n in count_by_split(rows).items()}
-        outcome.metrics |= {
-            f"{name}_rows": float(a.rows) for name, a in artifacts.items() if a.rows is not None and name != "rows"
-        }
-        stage.say(", ".join(f"{name} {value:.0f}" for name, value in outcome.metrics.items()))
-        outcome.details = {"scored_with": scored_with(run)}
-        return outcome
-
     depends_on = {
         "rows_sha256": selected.artifacts["rows"].sha256,
         "dataset": profile.dataset.model_dump(mode="json"),
+        "evaluation_sha256": [digest_of(Path(workbook)) for workbook in profile.dataset.decontaminate_against],
         "tenant": profile.tenant.model_dump(mode="json"),
         "recipe": identity(profile.recipe),
         "scored_with": scored_with(run),
     }
-    return perform(run, "dataset", depends_on, work)
+    inputs = hash_of(depends_on)
+    pins, splits = pinned_splits(profile, inputs)
+
+    def work(stage: Stage) -> Outcome:
+        built = build(selected.path("rows"), stage.directory, profile, splits)
+        outcome = Outcome(built.before.ok, built.after.ok, built.after.dropped_since(built.before), built.artifacts)
+        outcome.metrics = {f"rows_{split}": float(n) for split, n in built.splits.items()}
+        outcome.metrics |= {
+            f"{name}_rows": float(a.rows)
+            for name, a in built.artifacts.items()
+            if a.rows is not None and name != "rows"
+        }
+        stage.say(", ".join(f"{name} {value:.0f}" for name, value in outcome.metrics.items()))
+        outcome.details = {"scored_with": scored_with(run), "inputs": inputs, "pins": pins}
+        return outcome
+
+    return perform(run, "dataset", depends_on | {"pins": pins}, work)

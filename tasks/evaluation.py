@@ -27,7 +27,7 @@ from qinglan.report import ArmName
 from qinglan.report_html import render_html
 from qinglan.rows import Row
 from qinglan.runs import Run
-from qinglan.summary import build_report, evaluate, metrics_of, result_markdown
+from qinglan.summary import COMPARING, build_report, evaluate, metrics_of, result_markdown
 from tasks.stage import Outcome, Stage, perform, tracker_of
 
 
@@ -78,7 +78,7 @@ def write_report(run: Run, stages: Sequence[StageResult]) -> Path:
     tracker = tracker_of(run.profile)
     for name, artifact in artifacts.items():
         tracker.log_artifact(run.mlflow_run_id, name, artifact)
-    tracker.log_metrics(run.mlflow_run_id, next((s.metrics for s in stages if s.stage == "evaluate"), {}))
+    tracker.log_metrics(run.mlflow_run_id, next((s.metrics for s in stages if s.stage in COMPARING), {}))
     text = result_markdown(report) + f"\nPlots and examples: `{run.directory / 'report.html'}`, also in MLflow.\n"
     create_markdown_artifact(text, key="result", description="The result table")
     return path

@@ -43,6 +43,7 @@ class Session:
     run: Run
     services: Services
     workbook: Path
+    """A file or folder; with `data.sql`, where ingest keeps the database's rows."""
     knowledge_base: Path | None
     """The file that the embedded RAG serves; None for a live service."""
     source_named: bool = False
@@ -73,7 +74,7 @@ def open_session(
         tracker = tracker_of(run.profile)
         log = get_run_logger()
         log.info("run %s in %s, MLflow run %s", run.id, run.directory, run.mlflow_run_id)
-        workbook, sample = _inputs(run.profile)
+        workbook, sample = _inputs(run.profile, run.directory)
         knowledge_base = sample if run.profile.rag.url == EMBEDDED else None
         if knowledge_base:
             run = run.model_copy(update={"knowledge_base_sha256": sha256_of(knowledge_base)})
@@ -119,13 +120,15 @@ def _find_stages(session: Session, names: Sequence[str]) -> tuple[Path, list[Sta
     )
 
 
-def _inputs(profile: Profile) -> tuple[Path, Path]:
+def _inputs(profile: Profile, run_directory: Path) -> tuple[Path, Path]:
+    """The workbook and the knowledge base; a database's rows are kept with the run that asked for them."""
     data, rag = profile.data.workbook, profile.rag.knowledge_base
-    if EMBEDDED not in (data, rag):
-        return Path(data), Path(rag)
+    workbook = run_directory / "source.jsonl" if profile.data.sql else Path(data)
+    if rag != EMBEDDED and (profile.data.sql or data != EMBEDDED):
+        return workbook, Path(rag)
     sample = write_sample(profile.paths.state / "sample", profile.embedded)
     return (
-        sample.workbook if data == EMBEDDED else Path(data),
+        sample.workbook if data == EMBEDDED and not profile.data.sql else workbook,
         sample.knowledge_base if rag == EMBEDDED else Path(rag),
     )
 

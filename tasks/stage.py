@@ -5,8 +5,9 @@ writes the manifest last, and shows in Prefect and MLflow what came in, what cam
 that follows a killed one goes on with its files, its MLflow run and its clock.
 """
 
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,9 +22,7 @@ import qinglan
 from qinglan.artifacts import MANIFEST, Artifact, StageResult, hash_of, sha256_of, write_json
 from qinglan.config import Profile
 from qinglan.formats import duration
-from qinglan.rows import Row
 from qinglan.runs import Run, find_stage, save_stage
-from qinglan.selection import count_reasons
 from qinglan.tracking import Tracker
 
 STARTED = "started.json"
@@ -88,6 +87,8 @@ class Outcome:
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
+    try_again: int = 0
+    """Rows that another run may mend; with any, no later run reuses this result."""
 
 
 class Stage:
@@ -129,14 +130,6 @@ class Stage:
             self._progress_id = create_progress_artifact(100 * done / total, key, line)
         else:
             update_progress_artifact(self._progress_id, 100 * done / total, line)
-
-
-def outcome_of(before: Sequence[Row], after: Sequence[Row], artifacts: dict[str, Artifact]) -> Outcome:
-    """Counts of a stage over rows: those that came in usable, those that went out, and why the others fell."""
-    earlier = count_reasons(before) if before is not after else {}
-    dropped = {r: n - earlier.get(r, 0) for r, n in count_reasons(after).items() if n > earlier.get(r, 0)}
-    ok_before = sum(row.status == "ok" for row in before) if before is not after else len(before)
-    return Outcome(ok_before, sum(row.status == "ok" for row in after), dropped, artifacts)
 
 
 def perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]) -> StageResult:
@@ -273,4 +266,4 @@ def stage_markdown(result: StageResult, run: Run) -> str:
 
 def artifact_key(stage: str) -> str:
     """A stage's name as Prefect wants it: lower case and dashes."""
-    return stage.replace("_", "-")
+    return re.sub(r"[^a-z0-9]+", "-", stage.lower())

@@ -13,7 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from qinglan.artifacts import Artifact, StageResult
-from qinglan.clients import key_salt, ledger_path, scoring_identity
+from qinglan.clients import key_salt, scoring_identity
 from qinglan.config import EMBEDDED
 from qinglan.dataset import data_source
 from qinglan.embedded.base_model import cached_path, is_complete, pretrain_argv
@@ -193,7 +193,9 @@ def _reward_service(run: Run, services: Services, samples_log: Path) -> RewardSe
         judge_price=profile.prices[profile.judge.model],
         judge_key_salt=key_salt(profile, "judge"),
         tenant=profile.tenant,
-        ledger=ledger_path(profile),
+        ledger=profile.ledger,
+        state=profile.paths.state,
+        budget=profile.budget,
         run_id=run.id,
         samples_log=samples_log,
     )

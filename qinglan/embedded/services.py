@@ -9,9 +9,9 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -34,6 +34,8 @@ class Services:
     """Up to and including `/v1`."""
     rag_url: str
     """The address that takes the POST."""
+    rival_urls: Mapping[str, str] = field(default_factory=dict)
+    """Of the teachers in `compare`, by their names."""
 
 
 @contextmanager
@@ -47,17 +49,19 @@ def embedded_services(profile: Profile, knowledge_base: Path) -> Iterator[Servic
     stand_ins = profile.embedded
     faults = ["--fault-rate", str(stand_ins.fault_rate), "--seed", str(stand_ins.sample_seed)]
     teacher_url, judge_url, rag_url = profile.teacher.base_url, profile.judge.base_url, profile.rag.url
+    rival_urls = {name: endpoint.base_url for name, endpoint in profile.compare.teachers.items()}
     with ExitStack() as stack:
-        if EMBEDDED in (teacher_url, judge_url):
+        if EMBEDDED in (teacher_url, judge_url, *rival_urls.values()):
             options = ["--latency-ms", str(stand_ins.teacher_latency_ms), *faults]
             base = stack.enter_context(_server("qinglan.embedded.teacher_server", options, logs))
             teacher_url = f"{base}/v1" if teacher_url == EMBEDDED else teacher_url
             judge_url = f"{base}/v1" if judge_url == EMBEDDED else judge_url
+            rival_urls = {name: f"{base}/v1" if url == EMBEDDED else url for name, url in rival_urls.items()}
         if rag_url == EMBEDDED:
             options = ["--knowledge-base", str(knowledge_base), "--latency-ms", str(stand_ins.rag_latency_ms), *faults]
             base = stack.enter_context(_server("qinglan.embedded.rag_server", options, logs))
             rag_url = f"{base}/retrieve"
-        yield Services(teacher_url, judge_url, rag_url)
+        yield Services(teacher_url, judge_url, rag_url, rival_urls)
 
 
 @contextmanager

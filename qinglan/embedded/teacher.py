@@ -42,7 +42,7 @@ def rewrite(user_text: str, seed: int = 0) -> str:
     """A question as `user_text` renders it → space-separated keywords."""
     reading = understand(user_text)
     if reading.product is None:
-        return " ".join(keywords(" ".join(_stated(user_text))))
+        return extract(user_text)
     rng = Random(hashlib.sha256(f"{seed}|{user_text}".encode()).digest())
     product, intent = reading.product, reading.intent
     misread = rng.random()
@@ -52,6 +52,11 @@ def rewrite(user_text: str, seed: int = 0) -> str:
         product = rng.choice(list(PRODUCTS))
     name = product if rng.random() < P_ALTERNATIVE else NAME_MISMATCH.get(product, product)
     return f"{name} {_term(rng, intent)}" if intent else name
+
+
+def extract(user_text: str) -> str:
+    """A weaker, cheaper teacher: the question's own most telling words, with no knowledge of the field."""
+    return " ".join(keywords(" ".join(_stated(user_text))))
 
 
 def _term(rng: Random, intent: str) -> str:

@@ -1,23 +1,27 @@
 """Teacher and judge stand-ins over OpenAI chat completions: `python -m qinglan.embedded.teacher_server --port 8002`."""
 
+import argparse
 import hashlib
 import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
+from qinglan.embedded.batch_routes import mount_batches
+from qinglan.embedded.batch_store import BatchStore
 from qinglan.embedded.serving import argument_parser, error_body, serve
-from qinglan.embedded.teacher import judge, rewrite
+from qinglan.embedded.teacher import extract, judge, rewrite
 
 REWRITER = "standin-rewriter"
 JUDGE = "standin-judge"
+KEYWORDS = "standin-keywords"
 
 TOKENS_PER_CHARACTER = 0.8
 """Roughly what current tokenizers need for Chinese."""
@@ -40,19 +44,47 @@ class ChatRequest(BaseModel):
     stream: bool = False
 
 
-def create_app(seed: int = 7) -> FastAPI:
+class Speakers:
+    """The models by name, and what they answer: the live route and the batches are the same to them."""
+
+    def __init__(self, seed: int = 7) -> None:
+        self._seed = seed
+        self.models: dict[str, Callable[[str, int], str]] = {
+            REWRITER: rewrite,
+            KEYWORDS: lambda text, _seed: extract(text),
+            JUDGE: lambda text, _seed: json.dumps(judge(text)._asdict(), ensure_ascii=False),
+        }
+
+    def complete(self, request: ChatRequest) -> tuple[int, dict[str, Any]]:
+        """HTTP status and body."""
+        if request.model not in self.models:
+            message = f"The model `{request.model}` does not exist; there are {', '.join(self.models)}"
+            return 404, error_body(message, "model_not_found")
+        if request.stream:
+            return 400, error_body("the stand-ins don't stream", "invalid_request_error")
+        text = next((m.content for m in reversed(request.messages) if m.role == "user"), "")
+        answer = self.models[request.model](text, self._seed if request.seed is None else request.seed)
+        return 200, _completion(request, answer)
+
+    def complete_line(self, body: object) -> tuple[int, dict[str, Any]]:
+        """The same for the body of a batch's line, which nobody has checked yet."""
+        try:
+            return self.complete(ChatRequest.model_validate(body))
+        except ValidationError as error:
+            return 400, _invalid(error.errors()[0], error.errors()[0]["loc"])
+
+
+def create_app(seed: int = 7, batches: BatchStore | None = None) -> FastAPI:
     """The service; `seed` decides the teacher's whims unless a request brings its own."""
     app = FastAPI(title="Qinglan's embedded teacher")
-    speakers: dict[str, Callable[[str, int], str]] = {
-        REWRITER: rewrite,
-        JUDGE: lambda text, _seed: json.dumps(judge(text)._asdict(), ensure_ascii=False),
-    }
+    speakers = Speakers(seed)
+    if batches:
+        mount_batches(app, batches)
 
     @app.exception_handler(RequestValidationError)
     async def refuse(_request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:])
-        return JSONResponse(error_body(f"{where}: {first['msg']}", "invalid_request_error"), 400)
+        return JSONResponse(_invalid(first, first["loc"][1:]), 400)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -60,21 +92,33 @@ def create_app(seed: int = 7) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "qinglan"} for name in speakers]
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "qinglan"} for name in speakers.models]
         return {"object": "list", "data": data}
 
     @app.post("/v1/chat/completions")
     async def complete(request: ChatRequest) -> JSONResponse:
-        if request.model not in speakers:
-            message = f"The model `{request.model}` does not exist; there are {', '.join(speakers)}"
-            return JSONResponse(error_body(message, "model_not_found"), 404)
-        if request.stream:
-            return JSONResponse(error_body("the stand-ins don't stream", "invalid_request_error"), 400)
-        text = next((m.content for m in reversed(request.messages) if m.role == "user"), "")
-        answer = speakers[request.model](text, seed if request.seed is None else request.seed)
-        return JSONResponse(_completion(request, answer))
+        status, body = speakers.complete(request)
+        return JSONResponse(body, status)
 
     return app
+
+
+def batch_store(options: argparse.Namespace) -> BatchStore:
+    """Batches that are answered as the live route answers, with faults at the same rate."""
+    speakers = Speakers(options.seed)
+    return BatchStore(
+        speakers.complete_line,
+        speakers.models,
+        batch_s=options.batch_seconds,
+        window_s=options.batch_window_seconds,
+        fault_rate=options.fault_rate,
+        seed=options.seed,
+    )
+
+
+def _invalid(error: Mapping[str, Any], location: Sequence[int | str]) -> dict[str, Any]:
+    where = ".".join(str(part) for part in location)
+    return error_body(f"{where}: {error['msg']}", "invalid_request_error")
 
 
 def _completion(request: ChatRequest, answer: str) -> dict[str, Any]:
@@ -102,8 +146,11 @@ def _count_tokens(text: str) -> int:
 
 def main() -> int:
     """Parse the arguments and serve."""
-    options = argument_parser("Teacher and judge stand-ins behind the OpenAI protocol.").parse_args()
-    serve(create_app(options.seed), options)
+    parser = argument_parser("Teacher and judge stand-ins behind the OpenAI protocol.")
+    parser.add_argument("--batch-seconds", type=float, default=2.0, help="how long a batch takes")
+    parser.add_argument("--batch-window-seconds", type=float, default=86_400.0, help="after which a batch expires")
+    options = parser.parse_args()
+    serve(create_app(options.seed, batch_store(options)), options)
     return 0
 
 

@@ -7,7 +7,7 @@ import difflib
 import importlib
 import pkgutil
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from pydantic import BaseModel
 
@@ -50,6 +50,9 @@ class Recipe(Protocol):
     NAME: str
     VERSION: str
     """Part of the stages' keys; raise it with any change of a prompt, of the parsing or of the reward."""
+
+    JUDGE_SCHEMA: dict[str, Any]
+    """JSON schema of the judge's answer, for models that can be held to one."""
 
     def user_text(self, query: str, profile: str = "", history: str = "") -> str:
         """The question as the student, the judge and the reward see it."""

@@ -1,10 +1,12 @@
 """Batches: finished rows are never worked on again, failures are data, errors end the batch cleanly."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
 
 import pytest
 
-from qinglan.batches import Batch, BatchIncompleteError, Losses, cut
+from qinglan.batches import Batch, BatchIncompleteError, Losses, cut, in_order
 from qinglan.errors import ConfigError, StageError, TeacherError
 from qinglan.rows import Row
 
@@ -76,24 +78,24 @@ async def test_an_error_waits_for_answers_that_are_under_way():
 
 
 def test_cut():
-    batches = cut([row(n) for n in range(5)], 2)
+    batches = list(cut([row(n) for n in range(5)], 2))
     assert [(b.index, len(b.rows)) for b in batches] == [(0, 2), (1, 2), (2, 1)]
 
 
 def lose(losses: Losses, *done: str) -> None:
     """A finished batch, of which each row is `ok` or failed with a reason."""
     batch = Batch(0, [row(n) for n in range(len(done))])
-    losses.add(batch, [row(n, status) for n, status in enumerate(done)])
+    losses.add(batch.rows, [row(n, status) for n, status in enumerate(done)], None)
 
 
 def test_a_share_within_the_limit_goes_on():
-    losses = Losses("distill", [row(n) for n in range(20)], 0.1)
+    losses = Losses("distill", 20, 0.1)
     lose(losses, "truncated", "truncated", "ok", "ok")
     lose(losses, *["ok"] * 16)
 
 
 def test_the_stage_stops_once_more_than_the_share_of_all_rows_is_lost():
-    losses = Losses("distill", [row(n) for n in range(1000)], 0.1)
+    losses = Losses("distill", 1000, 0.1)
     lose(losses, *["x"] * 100)  # a whole batch, and yet no more than may fail
     with pytest.raises(StageError, match=r"distill: 101 of 1000 rows failed, more than distill.max_failed_share = 10%"):
         lose(losses, "x", "ok")
@@ -101,7 +103,7 @@ def test_the_stage_stops_once_more_than_the_share_of_all_rows_is_lost():
 
 @pytest.mark.parametrize(("limit", "given", "failed"), [(0.05, 10, 2), (0.0, 10, 1), (0.05, 1, 1), (1.0, 3, 3)])
 def test_small_stages_may_lose_one_row_but_not_all(limit: float, given: int, failed: int):
-    losses = Losses("distill", [row(n) for n in range(given)], limit)
+    losses = Losses("distill", given, limit)
     for _ in range(failed - 1):
         lose(losses, "x")
     with pytest.raises(StageError, match=f"{failed} of {given} rows failed"):
@@ -110,13 +112,89 @@ def test_small_stages_may_lose_one_row_but_not_all(limit: float, given: int, fai
 
 def test_rows_that_failed_before_are_no_losses():
     with pytest.raises(StageError, match="distill: no row to work on"):
-        Losses("distill", [row(0, "x")], 0.5)
+        Losses("distill", 0, 0.5)
     before = [row(0, "duplicate"), row(1), row(2)]
-    Losses("distill", before, 0.0).add(Batch(0, before), before)
+    Losses("distill", 2, 0.0).add(before, before, None)
 
 
 async def test_the_first_failure_is_named():
     batch = Batch(0, ROWS)
     done = await batch.run(Worker({"1": [TeacherError("boom", "teacher_refused")]}), last_attempt=True)
     with pytest.raises(StageError, match=r"first failure: boom\. Answers already paid"):
-        Losses("distill", ROWS, 0.0).add(batch, done)
+        Losses("distill", 3, 0.0).add(batch.rows, done, batch.first_failure())
+
+
+def test_what_the_budget_left_out_is_no_loss():
+    lose(Losses("distill", 3, 0.0), "over_budget", "over_budget", "ok")
+
+
+def batches_of(count: int) -> list[Batch]:
+    return list(cut([row(n) for n in range(count)], 1))
+
+
+async def test_batches_come_in_order_and_few_are_at_work():
+    at_work, most = 0, 0
+
+    async def work(batch: Batch) -> int:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        await asyncio.sleep(0.02 if batch.index % 5 == 0 else 0)
+        at_work -= 1
+        return batch.index
+
+    done = [(batch.index, result) async for batch, result in in_order(batches_of(40), work, at_once=3)]
+    assert done == [(n, n) for n in range(40)]
+    assert most == 3
+
+
+async def test_a_batch_is_handed_on_as_soon_as_those_before_it_are():
+    last = asyncio.Event()
+
+    async def work(batch: Batch) -> int:
+        if batch.index == 2:
+            await last.wait()
+        return batch.index
+
+    async with aclosing(in_order(batches_of(3), work, at_once=3)) as done:
+        assert [(await anext(done))[1] for _ in range(2)] == [0, 1]
+        last.set()
+        assert (await anext(done))[1] == 2
+
+
+async def test_the_source_is_read_no_further_than_needed():
+    read = 0
+
+    def source() -> Iterator[Batch]:
+        nonlocal read
+        for batch in batches_of(100):
+            read += 1
+            yield batch
+
+    async def work(batch: Batch) -> int:
+        await asyncio.sleep(0)
+        return batch.index
+
+    async with aclosing(in_order(source(), work, at_once=2)) as done:
+        async for batch, _ in done:
+            if batch.index == 10:
+                break
+    assert read < 50
+
+
+async def test_an_error_is_raised_at_once_and_cancels_the_rest():
+    cancelled = []
+
+    async def work(batch: Batch) -> int:
+        if batch.index == 1:
+            raise StageError("boom")
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            cancelled.append(batch.index)
+            raise
+        return batch.index
+
+    with pytest.raises(StageError, match="boom"):
+        _ = [each async for each in in_order(batches_of(3), work, at_once=3)]
+    assert cancelled == [0, 2]

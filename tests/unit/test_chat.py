@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from conftest import FakeService, Script, completion
 
-from qinglan.chat import ChatClient, cost_usd, request_parameters
-from qinglan.config import Endpoint, Price
-from qinglan.errors import ConfigError, TeacherError
-from qinglan.ledger import open_ledger
+from qinglan import chat as chat_module
+from qinglan.capabilities import request_parameters
+from qinglan.chat import Account, ChatClient, cost_usd
+from qinglan.config import Budget, Endpoint, LedgerStore, Price
+from qinglan.errors import BudgetError, ConfigError, TeacherError
+from qinglan.ledger import ledger_url, open_ledger
+from qinglan.ledger_queue import LedgerQueue
 
 MESSAGES = [{"role": "user", "content": "虾青素咋吃"}]
 PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
@@ -23,15 +26,17 @@ Serve = Callable[[Script], FakeService]
 
 @asynccontextmanager
 async def client(
-    path: Path, url: str, role: str = "teacher", salt: str = "", **options: Any
+    path: Path, url: str, role: str = "teacher", salt: str = "", budget: Budget | None = None, **options: Any
 ) -> AsyncIterator[ChatClient]:
     endpoint = Endpoint.model_validate({"model": "m", "max_retries": 2, "timeout_s": 5} | options)
-    with open_ledger(path / "ledger.db") as ledger:
-        made = ChatClient(endpoint, url, role=role, ledger=ledger, price=PRICE, run_id="r", tenant="t", key_salt=salt)
+    with open_ledger(ledger_url(LedgerStore(), path)) as ledger:
+        queue = LedgerQueue(ledger, "r", budget or Budget())
+        made = ChatClient(endpoint, url, Account("r", "t", role, "m", PRICE), queue, key_salt=salt)
         try:
             yield made
         finally:
             await made.close()
+            await queue.close()
 
 
 async def failure(path: Path, url: str, **options: Any) -> TeacherError:
@@ -42,9 +47,14 @@ async def failure(path: Path, url: str, **options: Any) -> TeacherError:
 
 
 def usage(path: Path, role: str = "teacher") -> tuple[int, int]:
-    with open_ledger(path / "ledger.db") as ledger:
+    with open_ledger(ledger_url(LedgerStore(), path)) as ledger:
         found = ledger.usage("r", role)
         return found.calls, found.failed
+
+
+@pytest.fixture(autouse=True)
+def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_module, "_BACK_OFF", lambda _state: 0.0)
 
 
 def files_with(folder: Path, text: bytes) -> list[Path]:
@@ -65,11 +75,30 @@ def script_of(*replies: Any) -> Script:
         ("gpt-5-mini", {"max_completion_tokens": 9}),
         ("o3", {"max_completion_tokens": 9}),
         ("openchat", {"max_tokens": 9, "temperature": 0.5}),
+        ("openai/gpt-5.1", {"max_completion_tokens": 9}),
+        ("gpt-5-chat-latest", {"max_completion_tokens": 9, "temperature": 0.5}),
+        ("Qwen/Qwen3-32B", {"max_tokens": 9, "temperature": 0.5}),
     ],
 )
 def test_reasoning_models_get_other_parameters(model: str, sent: dict[str, Any]):
     endpoint = Endpoint(model=model, max_tokens=9, temperature=0.5)
     assert request_parameters(endpoint) == {"model": model} | sent
+
+
+@pytest.mark.parametrize(
+    ("model", "setting", "kind"),
+    [
+        ("gpt-5", "auto", "json_schema"),
+        ("deepseek-chat", "auto", "json_object"),
+        ("Qwen/Qwen3-32B", "auto", None),
+        ("Qwen/Qwen3-32B", "json_schema", "json_schema"),
+        ("gpt-5", "off", None),
+    ],
+)
+def test_json_is_asked_for_as_the_model_knows_it(model: str, setting: Any, kind: str | None):
+    sent = request_parameters(Endpoint(model=model, structured_output=setting), {"type": "object"})
+    assert sent.get("response_format", {}).get("type") == kind
+    assert "response_format" not in request_parameters(Endpoint(model=model, structured_output=setting))
 
 
 def test_cost():
@@ -146,7 +175,7 @@ async def test_an_unusable_answer_is_a_failure_and_paid_once(
 async def test_what_is_no_completion_is_never_an_answer(tmp_path: Path, serve: Serve, reply: Any):
     error = await failure(tmp_path, serve(script_of(reply)).url)
     assert (error.reason, error.transient) == ("teacher_bad_response", True)
-    assert usage(tmp_path) == (1, 1)
+    assert usage(tmp_path) == (3, 3)  # tried again: the next answer may be one
 
 
 async def test_gateways_may_leave_out_usage_and_finish_reason(tmp_path: Path, serve: Serve):
@@ -185,6 +214,40 @@ async def test_reasons(tmp_path: Path, serve: Serve, reply: Any, reason: str, tr
     error = await failure(tmp_path, serve(script_of(reply)).url, max_retries=0)
     assert (error.reason, error.transient) == (reason, transient)
     assert usage(tmp_path) == (1, 1)
+
+
+async def test_a_long_answer_is_a_failure(tmp_path: Path, serve: Serve):
+    error = await failure(tmp_path, serve(script_of((200, completion("x" * 11)))).url, max_answer_chars=10)
+    assert error.reason == "answer_too_long"
+
+
+@pytest.mark.parametrize("limit", ["per_run_usd", "per_month_usd"])
+async def test_nothing_is_sent_beyond_the_budget(tmp_path: Path, serve: Serve, limit: str):
+    service = serve(script_of((200, completion("x"))))
+    budget = Budget.model_validate({limit: 0.00045})  # an answer costs 0.0002
+    async with client(tmp_path, service.url, budget=budget, concurrency=1) as chat:
+        asked = [chat.ask([{"role": "user", "content": str(n)}], str) for n in range(9)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(a) for a in answers if isinstance(a, Exception)] == [BudgetError] * 6
+    assert len(service.bodies) == 3
+    async with client(tmp_path, service.url, budget=budget) as chat:  # what is paid for costs nothing
+        assert (await chat.ask([{"role": "user", "content": "0"}], str)).cached
+
+
+async def test_two_processes_do_not_pay_for_the_same(tmp_path: Path, serve: Serve):
+    service = serve(lambda _: time.sleep(0.2) or (200, completion("x")))
+    async with client(tmp_path, service.url) as one, client(tmp_path, service.url) as other:
+        first, second = await asyncio.gather(one.ask(MESSAGES, str), other.ask(MESSAGES, str))
+    assert len(service.bodies) == 1
+    assert sorted((first.cached, second.cached)) == [False, True]
+
+
+async def test_who_fails_lets_the_other_try(tmp_path: Path, serve: Serve):
+    service = serve(script_of((500, {}), (200, completion("x"))))
+    async with client(tmp_path, service.url, max_retries=0) as one, client(tmp_path, service.url) as other:
+        asked = (one.ask(MESSAGES, str), other.ask(MESSAGES, str))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [getattr(answer, "value", None) for answer in answers] in ([None, "x"], ["x", None])
 
 
 async def test_timeout(tmp_path: Path, serve: Serve):

@@ -51,7 +51,7 @@ def report(run_id: str) -> Report:
         (["run", "refresh", "--set", "data.limt=3"], "unknown key `data.limt`; did you mean `limit`?"),
         (["run", "refresh", "--from", "latest"], "--from goes with train and evaluate"),
         (["show", "nope", "--set", "paths.runs=/no/runs"], "run `nope`: not found under /no/runs"),
-        (["run", "refresh", "--set", "prices.standin-judge.in=3"], "known keys: input_per_million_usd, output"),
+        (["run", "refresh", "--set", "prices.standin-judge.in=3"], "known keys: batch_factor, input_per_million_usd"),
     ],
 )
 def test_a_mistake_is_one_line_on_stderr(qinglan: Qinglan, words: list[str], message: str):

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
-from qinglan.clients import key_salt, ledger_path, open_clients
+from qinglan.clients import key_salt, open_clients
 from qinglan.config import Profile
 from qinglan.embedded.services import Services
 from qinglan.embedded.version import _SOURCES, embedded_version
@@ -39,15 +39,15 @@ def test_version_covers_every_source_of_an_answer():
         for line in (folder / name).read_text(encoding="utf-8").splitlines()
         if line.startswith("from qinglan.embedded.")
     }
-    assert imported - {"serving.py"} <= set(_SOURCES)
+    assert imported - {"serving.py", "batch_routes.py", "batch_store.py"} <= set(_SOURCES)  # those carry answers
 
 
 async def test_clients_open_and_close(profile_of: ProfileOf, tmp_path: Path):
     profile = profile_of()
     services = Services("http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/q")
     async with open_clients(run_of(profile, tmp_path), services, ("rag",)) as clients:
-        assert ledger_path(profile).is_file()
-    with pytest.raises((RuntimeError, httpx.HTTPError)):
+        assert (profile.paths.state / "ledger.db").is_file()
+    with pytest.raises((RuntimeError, httpx2.HTTPError)):
         await clients.rag._client.get("http://127.0.0.1:9")
 
 

@@ -1,194 +1,39 @@
-"""Splits that don't leak and don't move, and files that the trainers read."""
+"""The files that the trainers read."""
 
-import itertools
 import json
-import random
-from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from question_rows import LONG, SAME, random_rows, row
 
-from qinglan.config import Dataset, Profile
-from qinglan.dataset import NOT_JUDGED, assign_splits, near_duplicate_groups, write_datasets
-from qinglan.errors import ConfigError, StageError
+from qinglan import dataset_files
+from qinglan.artifacts import read_jsonl, write_jsonl
+from qinglan.config import Profile
+from qinglan.dataset import NOT_JUDGED, Built, build
+from qinglan.errors import ConfigError, StageError, WorkbookError
 from qinglan.recipes import get_recipe, query_rewrite
-from qinglan.rows import Retrieved, Row, normalise, row_id
+from qinglan.rows import Retrieved, Row, Split
 
 PRICE = {"input_per_million_usd": 1, "output_per_million_usd": 1}
 PROFILE = Profile.model_validate(
     {"name": "test", "teacher": {"model": "m"}, "judge": {"model": "m"}, "prices": {"m": PRICE}}
 )
 FOUND = Retrieved(ids=("a", "g"), scores=(0.9, 0.6), titles=("", ""))
-LONG = "我爷爷今年六十八岁，患高血压多年，最近早晨起床后经常头晕，想请问一下医生应该怎样治疗比较好"
-SAME = LONG.replace("，", " ").replace("比较好", "比较好呢？")
 
 
-def row(query: str, profile: str = "", history: str = "", **fields: Any) -> Row:
-    return Row(
-        id=row_id("t", query, profile, history),
-        tenant="t",
-        query=query,
-        profile=profile,
-        history=history,
-        source="q",
-        **fields,
-    )
+def built(
+    folder: Path, rows: Iterable[Row], profile: Profile = PROFILE, pinned: dict[str, Split] | None = None
+) -> Built:
+    write_jsonl(folder / "in.jsonl", rows)
+    return build(folder / "in.jsonl", folder / "out", profile, pinned)
 
 
-def random_rows(count: int, seed: int = 0, **fields: Any) -> list[Row]:
-    """Questions with next to no trigram in common."""
-    source = random.Random(seed)
-    letters = [chr(0x4E00 + i) for i in range(3000)]
-    return [row("".join(source.sample(letters, 12)), **fields) for _ in range(count)]
-
-
-def splits(rows: list[Row], seed: int = 1) -> dict[str, str | None]:
-    return {r.id: r.split for r in assign_splits(rows, Dataset(), seed)}
-
-
-# Groups
-
-
-def grouped(*rows: Row, jaccard: float = 0.85) -> bool:
-    return len(set(near_duplicate_groups(rows, jaccard).values())) == 1
-
-
-def test_small_changes_of_a_question_make_one_group() -> None:
-    assert grouped(row(LONG), row(SAME))
-    assert not grouped(row(LONG), row(LONG.replace("高血压", "糖尿病").replace("头晕", "口渴")))
-
-
-def test_a_long_shared_profile_does_not_merge_different_questions() -> None:
-    assert not grouped(row("能吃蛋白粉吗", profile=LONG * 2), row("能喝鱼油吗", profile=LONG * 2))
-
-
-def test_a_bare_question_under_different_histories_is_not_the_same() -> None:
-    assert not grouped(row("多少钱一瓶", history="问过钙片"), row("多少钱一瓶", history="问过褪黑素"))
-
-
-def test_short_questions_compare_whole() -> None:
-    assert not grouped(row("疼"), row("痒"))
-    assert grouped(row("疼", history=LONG), row("疼。", history=SAME))
-
-
-def test_groups_are_transitive_and_named_by_their_smallest_id() -> None:
-    chain = [row(LONG), row(SAME), row(SAME + "谢谢")]
-    groups = near_duplicate_groups(chain, 0.85)
-    assert groups == dict.fromkeys((r.id for r in chain), min(r.id for r in chain))
-    assert groups == near_duplicate_groups(chain[::-1], 0.85)
-
-
-@pytest.mark.parametrize("jaccard", [0.5, 0.7, 0.85, 1.0])
-def test_groups_equal_those_of_comparing_every_pair(jaccard: float) -> None:
-    source = random.Random(3)
-    rows = [row("".join(letter for letter in LONG if source.random() > 0.03)) for _ in range(100)]
-    groups = near_duplicate_groups(rows, jaccard)
-    grams = {r.id: {normalise(r.query)[i : i + 3] for i in range(len(normalise(r.query)) - 2)} for r in rows}
-    for a, b in itertools.combinations(grams, 2):
-        if len(grams[a] & grams[b]) / len(grams[a] | grams[b]) >= jaccard:
-            assert groups[a] == groups[b]
-    assert 1 <= len(set(groups.values())) <= len(grams)
-
-
-def test_nothing_to_group() -> None:
-    assert near_duplicate_groups([], 0.85) == {}
-
-
-# Splits
-
-
-def test_shares_come_out_about_right() -> None:
-    counts = Counter(splits(random_rows(1000)).values())
-    assert 760 <= (counts["train"] or 0) <= 840
-    assert min(counts["dev"], counts["test"]) >= 70
-
-
-def test_a_group_goes_to_one_split_whole() -> None:
-    twins = [r for seed in range(20) for r in random_rows(1, seed=1000 + seed)]
-    twins = [t.model_copy(update={"query": t.query * 4}) for t in twins]
-    twins += [row(t.query + "呢") for t in twins]
-    placed = splits(random_rows(200) + twins)
-    for first, second in zip(twins[:20], twins[20:], strict=True):
-        assert placed[first.id] == placed[second.id]
-
-
-def test_splits_depend_neither_on_order_nor_on_other_rows() -> None:
-    rows = random_rows(300)
-    placed = splits(rows)
-    assert splits(rows[::-1]) == placed
-    grown = splits(random_rows(300, seed=9) + rows)
-    assert {key: grown[key] for key in placed} == placed
-
-
-def test_another_seed_is_another_split() -> None:
-    rows = random_rows(300)
-    assert splits(rows, seed=1) != splits(rows, seed=2)
-
-
-def test_assigning_twice_changes_nothing() -> None:
-    rows = assign_splits([*random_rows(200), row(LONG), row(SAME)], Dataset(), 1)
-    assert assign_splits(rows, Dataset(), 2) == rows
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "reasons"),
-    [
-        ("train", "test", ["near_duplicate_of_test", None]),
-        ("test", "dev", [None, "near_duplicate_of_test"]),
-        ("dev", "train", [None, "near_duplicate_of_dev"]),
-        ("train", "train", [None, None]),
-    ],
-)
-def test_given_splits_are_kept_and_the_stricter_wins(first: str, second: str, reasons: list[str | None]) -> None:
-    pair = [row(LONG, split=first), row(SAME, split=second)]
-    placed = assign_splits([*pair, *random_rows(100)], Dataset(), 1)[:2]
-    assert [r.reason for r in placed] == reasons
-    assert [r.split for r in placed] == [first, second]
-
-
-def test_a_row_without_split_joins_its_twins_given_one() -> None:
-    placed = assign_splits([row(LONG, split="test"), row(SAME), *random_rows(100)], Dataset(), 1)
-    assert (placed[1].split, placed[1].status) == ("test", "ok")
-
-
-def test_a_leaking_row_says_so_whatever_it_failed_for() -> None:
-    leak = row(LONG, split="train").failed("below_threshold")
-    failed_test = row(SAME, split="test").failed("teacher_refused")
-    placed = assign_splits([leak, failed_test, *random_rows(100)], Dataset(), 1)
-    assert [r.reason for r in placed[:2]] == ["near_duplicate_of_test", "teacher_refused"]
-
-
-def test_rows_failed_by_reading_take_no_part() -> None:
-    bad = row(LONG, split="test").failed("query_too_long")
-    placed = assign_splits([bad, row(SAME, split="train"), *random_rows(100)], Dataset(), 1)
-    assert placed[0] == bad
-    assert placed[1].status == "ok"
-
-
-def test_an_empty_split_stops_the_run() -> None:
-    with pytest.raises(StageError, match=r"a split is empty \(train 5, dev 0, test 5; 0 near-dup.*split column"):
-        assign_splits([*random_rows(5, split="train"), *random_rows(5, seed=1, split="test")], Dataset(), 1)
-    with pytest.raises(StageError, match=r"train 0, dev 1, test 1; 1 near-duplicates dropped, 1 unusable"):
-        assign_splits(
-            [
-                row(LONG, split="test"),
-                row(SAME, split="train"),
-                row("头疼", split="dev"),
-                row("").failed("empty_query"),
-            ],
-            Dataset(),
-            1,
-        )
-
-
-# Files
-
-
-def answered(split: str, seed: int, **fields: Any) -> Row:
+def answered(split: Split | None, seed: int, **fields: Any) -> Row:
     fields = {"rewrite": f"改写{seed}", "rewrite_retrieved": FOUND, "split": split} | fields
-    return random_rows(1, seed, **fields)[0]
+    return row(fields.pop("query", random_rows(1, seed)[0].query), **fields)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -204,6 +49,11 @@ ROWS = [
     answered("train", 6, rewrite=None).failed("teacher_refused"),
     answered("train", 7, rewrite_retrieved=None).failed("rag_error"),
     answered("train", 8, rewrite_retrieved=Retrieved()).failed("nothing_recalled"),
+    answered("train", 13).failed("refusal_text"),
+    answered("train", 14).failed("boilerplate"),
+    answered("train", 15).failed("rewrite_too_short"),
+    answered("train", 16, rewrite_retrieved=Retrieved()).failed("rewrite_too_short"),
+    answered("train", 17).failed("rejected_by_reviewer"),
     answered("dev", 9),
     answered("test", 10),
     answered("test", 11, rewrite=None).failed("teacher_timeout"),
@@ -212,7 +62,7 @@ ROWS = [
 
 
 def test_sft_files_hold_ok_rows_only(tmp_path: Path) -> None:
-    artifacts = write_datasets(tmp_path, ROWS, PROFILE)
+    artifacts = built(tmp_path, ROWS).artifacts
     (line,) = lines(artifacts["sft_train"].path)
     assert line["messages"][:2] == query_rewrite.student_messages(ROWS[0], PROFILE.tenant)
     assert line["messages"][2] == {"role": "assistant", "content": "改写1"}
@@ -221,14 +71,14 @@ def test_sft_files_hold_ok_rows_only(tmp_path: Path) -> None:
 
 
 def test_rl_files_hold_every_row_with_a_valid_baseline(tmp_path: Path) -> None:
-    artifacts = write_datasets(tmp_path, ROWS, PROFILE)
+    artifacts = built(tmp_path, ROWS).artifacts
     records = pq.read_table(artifacts["rl_train"].path).to_pylist()
-    assert [r["extra_info"]["row_id"] for r in records] == [r.id for r in ROWS[:4]]
-    assert (artifacts["rl_train"].rows, artifacts["rl_dev"].rows) == (4, 1)
+    assert [r["extra_info"]["row_id"] for r in records] == [r.id for r in (*ROWS[:4], ROWS[10])]
+    assert (artifacts["rl_train"].rows, artifacts["rl_dev"].rows) == (5, 1)
 
 
 def test_rl_record_carries_the_teachers_baseline(tmp_path: Path) -> None:
-    artifacts = write_datasets(tmp_path, ROWS, PROFILE)
+    artifacts = built(tmp_path, ROWS).artifacts
     first, second = pq.read_table(artifacts["rl_train"].path).to_pylist()[:2]
     assert first == {
         "data_source": "qinglan/query_rewrite",
@@ -252,15 +102,84 @@ def test_rl_record_carries_the_teachers_baseline(tmp_path: Path) -> None:
 
 
 def test_test_split_keeps_rows_where_the_teacher_failed(tmp_path: Path) -> None:
-    artifacts = write_datasets(tmp_path, ROWS, PROFILE)
-    assert [Row.model_validate(line) for line in lines(artifacts["test"].path)] == ROWS[9:11]
+    artifacts = built(tmp_path, ROWS).artifacts
+    assert [Row.model_validate(line) for line in lines(artifacts["test"].path)] == ROWS[14:16]
     assert [Row.model_validate(line) for line in lines(artifacts["rows"].path)] == ROWS
 
 
-def test_an_empty_training_file_stops_the_run(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=r"SFT train and SFT dev \(of 11 rows; failed: .*lower select.min_top1_score"):
-        write_datasets(tmp_path, [r for r in ROWS[1:] if r.split != "dev"] + [ROWS[1]], PROFILE)
-    assert not list(tmp_path.iterdir())
+def test_counts_of_what_came_in_and_what_went_out(tmp_path: Path) -> None:
+    result = built(tmp_path, [*ROWS, row("").failed("empty_query"), row(LONG, split="dev")])
+    assert (result.before.total, result.before.ok, result.after.total, result.after.ok) == (19, 4, 19, 4)
+    assert result.splits == {"train": 13, "dev": 2, "test": 3, "none": 1}
+    assert result.after.reasons == result.before.reasons
+
+
+def test_a_correction_is_what_sft_learns_and_rl_leaves_it_alone(tmp_path: Path) -> None:
+    fixed = answered("train", 20, review="correct", corrected="虾青素 服用方法")
+    unanswered = answered("train", 21, rewrite=None, rewrite_retrieved=None, review="correct", corrected="钙片 用量")
+    artifacts = built(tmp_path, [fixed, unanswered, *ROWS[1:]]).artifacts
+    taught = [line["messages"][-1]["content"] for line in lines(artifacts["sft_train"].path)]
+    assert taught == ["虾青素 服用方法", "钙片 用量"]
+    asked = pq.read_table(artifacts["rl_train"].path).to_pylist()
+    assert {fixed.id, unanswered.id}.isdisjoint(r["extra_info"]["row_id"] for r in asked)
+
+
+def test_rows_are_placed_on_the_way(tmp_path: Path) -> None:
+    pair = [answered(None, 30, query=LONG), answered(None, 31, query=SAME)]
+    result = built(tmp_path, [*ROWS, *pair], pinned={pair[0].id: "train", pair[1].id: "test"})
+    written = {r.id: r for r in read_jsonl(result.artifacts["rows"].path, Row)}
+    assert written[pair[0].id].reason == "near_duplicate_of_test"
+    assert [r.id for r in read_jsonl(result.artifacts["test"].path, Row)][-1] == pair[1].id
+    assert result.after.reasons["near_duplicate_of_test"] == 2
+
+
+def test_evaluation_workbooks_keep_their_questions_out_of_training(tmp_path: Path) -> None:
+    book = tmp_path / "evaluation.csv"
+    essay = "".join(r.query for r in random_rows(60, seed=7))
+    book.write_text(f"问题\n{SAME}\n{essay}\n", encoding="utf-8")
+    config = PROFILE.dataset.model_copy(update={"decontaminate_against": (str(book),)})
+    profile = PROFILE.model_copy(update={"dataset": config})
+    repeated, too_long = answered("train", 40, query=LONG), answered("dev", 41, query=essay + "呢")
+    result = built(tmp_path, [repeated, too_long, *ROWS], profile)
+    assert result.after.reasons["near_duplicate_of_evaluation"] == 2
+    for name in ("sft_train", "sft_dev"):
+        assert {r["metadata"]["row_id"] for r in lines(result.artifacts[name].path)}.isdisjoint(
+            {repeated.id, too_long.id}
+        )
+    with pytest.raises(WorkbookError, match=r"gone\.csv"):
+        lost = config.model_copy(update={"decontaminate_against": (str(tmp_path / "gone.csv"),)})
+        built(tmp_path, ROWS, PROFILE.model_copy(update={"dataset": lost}))
+
+
+def test_files_of_several_row_groups_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_files, "_ROW_GROUP", 2)
+    path = built(tmp_path, ROWS).artifacts["rl_train"].path
+    assert pq.ParquetFile(path).num_row_groups == 3
+    assert pq.read_table(path).num_rows == 5
+
+
+def test_an_empty_split_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match=r"a split is empty \(train 5, dev 0, test 5; 0 near-dup.*split column"):
+        built(tmp_path, [*random_rows(5, split="train"), *random_rows(5, seed=1, split="test")])
+    rows = [row(LONG, split="test"), row(SAME, split="train"), row("头疼", split="dev"), row("").failed("empty_query")]
+    with pytest.raises(StageError, match=r"train 0, dev 1, test 1; 1 near-duplicates dropped, 1 unusable"):
+        built(tmp_path, rows)
+
+
+def test_an_empty_training_file_stops_the_run_and_leaves_nothing(tmp_path: Path) -> None:
+    rows = [r for r in ROWS[1:] if r.split != "dev"] + [answered("dev", 9).failed("rewrite_too_long")]
+    with pytest.raises(StageError, match=r"SFT train and SFT dev \(of 16 rows; failed: .*lower select.min_top1_score"):
+        built(tmp_path, rows)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_failed_build_leaves_the_files_of_an_earlier_one(tmp_path: Path) -> None:
+    artifacts = built(tmp_path, ROWS).artifacts
+    with pytest.raises(StageError):
+        built(tmp_path, ROWS[:2])
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {a.path.name for a in artifacts.values()}
+    for artifact in artifacts.values():
+        artifact.verify()
 
 
 def test_unknown_recipe_names_the_nearest() -> None:

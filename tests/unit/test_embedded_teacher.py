@@ -117,7 +117,7 @@ def test_judge_answers_in_json():
 
 def test_models():
     answer = TestClient(create_app()).get("/v1/models").json()
-    assert [model["id"] for model in answer["data"]] == ["standin-rewriter", "standin-judge"]
+    assert [model["id"] for model in answer["data"]] == ["standin-rewriter", "standin-keywords", "standin-judge"]
 
 
 def test_unknown_model_and_bad_body():

@@ -12,7 +12,6 @@ from qinglan.evaluation import (
     ArmRow,
     arm_scores,
     compare_arms,
-    count_by_split,
     examples,
     groups_of,
     original_rows,
@@ -44,7 +43,7 @@ class Judge:
     def __init__(self, failing: int = 0) -> None:
         self.failing, self.asked = failing, 0
 
-    async def ask(self, messages: Any, parse: Any) -> Answer[float]:
+    async def ask(self, messages: Any, parse: Any, schema: Any) -> Answer[float]:
         self.asked += 1
         if self.asked <= self.failing:
             raise TeacherError("no score", "judge_unreadable")
@@ -162,7 +161,3 @@ def test_overlap_of_train_and_test():
     shared = {s.what: (s.in_train, s.test) for s in shared_between([row(0), row(1)], [row(1), row(2, gold="h")])}
     assert shared["row ids"] == (1, 2)
     assert shared["gold documents"] == (1, 2)
-
-
-def test_count_by_split():
-    assert count_by_split([row(0), row(1), row(2, split=None)]) == {"test": 2, "none": 1}

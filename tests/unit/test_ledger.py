@@ -1,25 +1,40 @@
-"""The ledger: kept before used, shared by processes, every paid call counted."""
+"""The ledger: kept before used, shared by processes and machines, every paid call counted, nothing claimed twice."""
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from qinglan.ledger import Call, open_ledger
+import pytest
+import sqlalchemy as sa
 
+from qinglan import ledger as ledger_module
+from qinglan.config import LedgerStore
+from qinglan.errors import ConfigError, LedgerError
+from qinglan.ledger import BATCH, BatchJob, Call, Failure, Ledger, Order, ledger_url, open_ledger
+
+POSTGRES = Path("/usr/lib/postgresql")
 WRITER = """
 import sys
-from pathlib import Path
-from qinglan.ledger import Call, Ledger
-ledger = Ledger(Path(sys.argv[1]))
+from qinglan.ledger import Call, Ledger, Order
+ledger = Ledger(sys.argv[1])
 for number in range(40):
     names = {"run_id": "r", "tenant": "t", "role": "judge", "model": "m", "text": "x", "finish_reason": "stop"}
     numbers = {"prompt_tokens": 1, "completion_tokens": 1, "cost_usd": 0.5, "latency_ms": 1}
-    ledger.record(Call(request_hash=f"{sys.argv[2]}-{number}", **names, **numbers))
-    assert ledger.get(f"{sys.argv[2]}-{number}")
+    key = f"{sys.argv[2]}-{number}"
+    assert ledger.exchange(Order(wanted=[key])).claimed == {key}
+    ledger.exchange(Order(calls=[Call(request_hash=key, **names, **numbers)]))
+    assert ledger.get(key)
+ledger.exchange(Order(wanted=["held by all"]))
 print("done", flush=True)
 sys.stdin.read()
 """
+Open = Callable[[], Ledger]
 
 
 def call(request_hash: str = "h", text: str = "改写", run_id: str = "r") -> Call:
@@ -38,40 +53,182 @@ def call(request_hash: str = "h", text: str = "改写", run_id: str = "r") -> Ca
     )
 
 
-def test_an_answer_comes_back_whole(tmp_path: Path):
-    with open_ledger(tmp_path / "deep" / "ledger.db") as ledger:
+def failure(request_hash: str = "h", reason: str = "http_500") -> Failure:
+    return Failure(request_hash=request_hash, run_id="r", tenant="t", role="teacher", model="m", reason=reason)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """A PostgreSQL server of its own on a socket, from Debian's packages or the PATH."""
+    found = sorted(POSTGRES.glob("*/bin/initdb")) or [Path(p) for p in [shutil.which("initdb")] if p]
+    if not found:
+        pytest.skip("needs PostgreSQL's server (Debian: postgresql)")
+    binaries = found[-1].resolve().parent
+    # A socket's path must be short, and the server refuses to run as root.
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder:
+        as_user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
+        if as_user:
+            shutil.chown(folder, "nobody", "nogroup")
+        data = f"{folder}/data"
+        run = {"check": True, "capture_output": True, "cwd": folder}
+        subprocess.run([*as_user, binaries / "initdb", "-D", data, "-U", "qinglan", "-A", "trust", "-N"], **run)
+        options = f"-k {folder} -c listen_addresses='' -c fsync=off"
+        control = [*as_user, binaries / "pg_ctl", "-D", data, "-w", "-l", f"{folder}/log"]
+        subprocess.run([*control, "-o", options, "start"], **run)
+        try:
+            yield f"postgresql+psycopg://qinglan@/postgres?host={folder}"
+        finally:
+            subprocess.run([*control, "-m", "immediate", "stop"], **run)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'ledger.db'}"
+        return
+    server = request.getfixturevalue("postgres")
+    engine = sa.create_engine(server, isolation_level="AUTOCOMMIT")
+    with engine.connect() as db:
+        db.execute(sa.text("DROP SCHEMA public CASCADE"))
+        db.execute(sa.text("CREATE SCHEMA public"))
+    engine.dispose()
+    yield server
+
+
+def test_an_answer_comes_back_whole(url: str):
+    with open_ledger(url) as ledger:
         assert ledger.get("h") is None
-        ledger.record(call())
-    with open_ledger(tmp_path / "deep" / "ledger.db") as ledger:
+        ledger.record([call()])
+    with open_ledger(url) as ledger:
         assert ledger.get("h") == call()
 
 
-def test_two_who_asked_at_once_both_count_and_the_first_answer_stays(tmp_path: Path):
-    with open_ledger(tmp_path / "ledger.db") as ledger:
-        ledger.record(call(text="first"))
-        ledger.record(call(text="second"))
+def test_of_two_answers_the_first_stays_and_both_count(url: str):
+    with open_ledger(url) as ledger:
+        ledger.record([call(text="first")])
+        ledger.record([call(text="second")])
         assert ledger.get("h").text == "first"
         assert (ledger.usage("r", "teacher").calls, ledger.usage("r", "teacher").cost_usd) == (2, 0.5)
 
 
-def test_usage_is_per_run_and_role_and_counts_failures(tmp_path: Path):
-    with open_ledger(tmp_path / "ledger.db") as ledger:
-        ledger.record(call("a"))
-        ledger.record(call("b", run_id="other"))
-        ledger.record_failure("c", "r", "t", "teacher", "m", "http_500")
+def test_usage_is_per_run_and_role_and_counts_failures(url: str):
+    with open_ledger(url) as ledger:
+        ledger.record([call("a"), call("b", run_id="other")], [failure("c")])
         usage = ledger.usage("r", "teacher")
         assert (usage.calls, usage.failed, usage.prompt_tokens, usage.cost_usd) == (2, 1, 100, 0.25)
         assert ledger.usage("r", "judge").calls == 0
 
 
-def test_processes_share_a_file_and_kill_9_loses_nothing_recorded(tmp_path: Path):
-    path = tmp_path / "ledger.db"
+def test_what_one_claims_another_gets_as_soon_as_it_is_answered_or_released(url: str):
+    with open_ledger(url) as one, open_ledger(url) as other:
+        assert one.exchange(Order(wanted=["a", "b"])).claimed == {"a", "b"}
+        delivery = other.exchange(Order(wanted=["a", "b"]))
+        assert (delivery.found, delivery.claimed) == ({}, set())
+        one.exchange(Order(calls=[call("a")], released=["b"]))
+        delivery = other.exchange(Order(wanted=["a", "b"]))
+        assert (list(delivery.found), delivery.claimed) == (["a"], {"b"})
+
+
+def test_a_client_that_closed_holds_nothing(url: str):
+    with open_ledger(url) as one:
+        one.exchange(Order(wanted=["a"]))
+    with open_ledger(url) as other:
+        assert other.exchange(Order(wanted=["a"])).claimed == {"a"}
+
+
+def test_claims_of_another_machine_end_when_it_is_not_heard_of(url: str, monkeypatch: pytest.MonkeyPatch):
+    with open_ledger(url) as far, open_ledger(url) as near:
+        far.holder = "elsewhere" + far.holder[far.holder.index("|") :]
+        far.exchange(Order(wanted=["a"]))
+        assert near.exchange(Order(wanted=["a"])).claimed == set()
+        monkeypatch.setattr(ledger_module, "_LONGEST_LEASE_S", 0.0)
+        assert near.exchange(Order(wanted=["a"])).claimed == {"a"}
+
+
+def test_a_batch_holds_its_claims_until_it_is_merged(url: str):
+    with open_ledger(url) as ledger:
+        assert ledger.claim(["a", "b"], f"{BATCH}1") == {"a", "b"}
+    with open_ledger(url) as ledger:
+        assert ledger.exchange(Order(wanted=["a"])).claimed == set()
+        ledger.record([call("a")])
+        ledger.release(["b"])
+        delivery = ledger.exchange(Order(wanted=["a", "b"]))
+        assert (list(delivery.found), delivery.claimed) == (["a"], {"b"})
+        assert ledger.claim(["a"], f"{BATCH}2") == set()
+
+
+def test_batches_are_found_until_they_are_merged(url: str):
+    job = BatchJob(digest="d", server="s", role="teacher", status="submitting", request_hashes=["a"], created_s=1.0)
+    with open_ledger(url) as ledger:
+        ledger.save_batch(job)
+        ledger.save_batch(job.model_copy(update={"status": "submitted", "batch_id": "batch_1"}))
+        assert [(j.status, j.batch_id) for j in ledger.open_batches("s", "teacher")] == [("submitted", "batch_1")]
+        assert ledger.open_batches("other", "teacher") == []
+        ledger.save_batch(job.model_copy(update={"status": "merged"}))
+        assert ledger.open_batches("s", "teacher") == []
+
+
+def test_processes_share_a_ledger_and_kill_9_loses_nothing_recorded(url: str):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, path, str(n)], **pipes) for n in range(3)]
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, url, str(n)], **pipes) for n in range(3)]
     for writer in writers:
         assert writer.stdout.readline() == "done\n"
-        writer.send_signal(signal.SIGKILL)
-        writer.communicate()
-    with open_ledger(path) as ledger:
+    with open_ledger(url) as ledger:
+        assert ledger.exchange(Order(wanted=["held by all"])).claimed == set()
+        for writer in writers:
+            writer.send_signal(signal.SIGKILL)
+            writer.communicate()
+        assert ledger.exchange(Order(wanted=["held by all"])).claimed == {"held by all"}
         assert ledger.usage("r", "judge").calls == 120
-        assert ledger.usage("r", "judge").cost_usd == 60.0
+        assert ledger.spent_usd("r") == (60.0, 60.0)
+
+
+def test_spending_by_key(url: str):
+    with open_ledger(url) as ledger:
+        ledger.record([call("a"), call("b"), call("c", run_id="other")], [failure("d")])
+        lines = {line.key: line for line in ledger.spending("run")}
+        assert (lines["r"].calls, lines["r"].cost_usd, lines["r"].failed) == (2, 0.5, 1)
+        assert [line.key for line in ledger.spending("run")] == ["r", "other"]
+        assert [line.key for line in ledger.spending("month")] == [time.strftime("%Y-%m", time.gmtime())]
+        assert ledger.spending("model", since_s=time.time() + 1) == []
+
+
+def test_the_history_of_a_request(url: str):
+    with open_ledger(url) as ledger:
+        ledger.record([], [failure(reason="http_429")])
+        ledger.record([call()])
+        assert [attempt.outcome for attempt in ledger.history("h")] == ["http_429", "stop"]
+
+
+def test_mean_tokens(url: str):
+    with open_ledger(url) as ledger:
+        assert ledger.mean_tokens("m", "teacher") is None
+        ledger.record([call("a"), call("b")])
+        assert ledger.mean_tokens("m", "teacher") == (100.0, 10.0, 2)
+
+
+def test_another_version_is_refused(url: str, monkeypatch: pytest.MonkeyPatch):
+    with open_ledger(url), monkeypatch.context() as patch:
+        patch.setattr(ledger_module, "SCHEMA_VERSION", 2)
+        with pytest.raises(LedgerError, match=r"is of version \d, this Qinglan writes version 2"):
+            Ledger(url)
+
+
+def test_a_file_that_is_no_database(tmp_path: Path):
+    (tmp_path / "ledger.db").write_text("这不是数据库" * 100)
+    with pytest.raises(LedgerError, match=r"ledger\.db: file is not a database"):
+        Ledger(ledger_url(LedgerStore(), tmp_path))
+
+
+def test_the_password_is_in_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = LedgerStore(url_env="LEDGER_URL")
+    with pytest.raises(ConfigError, match="needs the environment variable LEDGER_URL"):
+        ledger_url(store, tmp_path)
+    monkeypatch.setenv("LEDGER_URL", "postgresql://me:hush@127.0.0.1:9/none")
+    with pytest.raises(LedgerError, match=r"me:\*\*\*@127.0.0.1") as caught:
+        Ledger(ledger_url(store, tmp_path))
+    assert "hush" not in str(caught.value)
+    monkeypatch.setenv("LEDGER_URL", "mysql://me:hush@host/db")
+    with pytest.raises(LedgerError, match="LEDGER_URL holds no postgresql://") as caught:
+        ledger_url(store, tmp_path)
+    assert "hush" not in str(caught.value)

@@ -13,11 +13,13 @@ from rich.console import Console
 from qinglan.artifacts import Artifact, StageResult
 from qinglan.config import Endpoint, Price, Profile, Rag
 from qinglan.errors import ArtifactError
-from qinglan.plots import Axis, chart, moving_mean
+from qinglan.plots import Axis, chart, histogram, moving_mean
 from qinglan.report import Report, Stage, stand_in_warning, stand_ins_of, starred, verdict
 from qinglan.report_html import render_html
 from qinglan.report_terminal import print_table
+from qinglan.rows import Retrieved, Row
 from qinglan.statistics import Comparison
+from qinglan.validation import Findings
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
 
@@ -377,3 +379,50 @@ def test_chart_skips_what_is_not_finite() -> None:
 
 def test_moving_mean_is_centred() -> None:
     assert moving_mean([(0, 0.0), (1, 3.0), (2, 6.0)], 3) == [(0, 1.5), (1, 3.0), (2, 4.5)]
+
+
+def validated(rows: int) -> Findings:
+    """Rewrites that gain 0.3, except every fifth, which changes nothing, and every tenth, which loses 0.1."""
+    findings = Findings()
+    for i in range(rows):
+        original = 0.2 + 0.4 * (i % 37) / 37
+        better = original + (-0.1 if i % 10 == 1 else 0.0 if i % 5 == 0 else 0.3)
+        findings.add(
+            Row(
+                id=str(i), tenant="t", query="q", source="f!A1", rewrite="w",
+                original_retrieved=Retrieved(ids=("d",), scores=(original,)),
+                rewrite_retrieved=Retrieved(ids=("d",), scores=(better,)),
+            )
+        )  # fmt: skip
+    return findings
+
+
+def test_the_gain_of_the_rewrites_is_drawn_and_told(tmp_path: Path) -> None:
+    html = page(tmp_path, report(distributions=validated(1000).histograms()))
+    assert "Of 1,000 rows, 70% score higher with the rewrite, 20% the same (within 0.01) and 10% lower." in html
+    assert 'aria-label="Gain in top-1 score, % of rows: rewrite − original, median +0.30"' in html
+    assert re.search(r'aria-label="Top-1 score, % of rows: original question, median 0\.\d\d; rewrite, median', html)
+    assert Tags(html).open == []
+
+
+def test_nothing_validated_draws_nothing(tmp_path: Path) -> None:
+    assert "What the rewrites gain" not in page(tmp_path, report(distributions=validated(0).histograms()))
+    assert "What the rewrites gain" not in page(tmp_path, report())
+
+
+def test_an_outline_adds_up_to_all_and_ends_at_the_last_value() -> None:
+    counts = [0] * 100
+    counts[10], counts[11], counts[99] = 300, 200, 500
+    drawn = histogram("t", [("line-0", "a", 0.0, 1.0, counts)])
+    assert drawn is not None
+    points = [tuple(map(float, point.split(","))) for point in drawn.lines[0].path[1:].split(" L")]
+    heights = [drawn.y.high * (100 - y) / 100 for _, y in points]
+    assert max(heights) == pytest.approx(50, rel=1e-3) and (heights[0], heights[-1]) == (0, 0)
+    assert sum(heights[1:-1]) / 2 == pytest.approx(100, rel=1e-3)
+    assert (points[0][0], points[-1][0]) == (8, 100)  # 1,000 values are drawn in 25 bins
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(60, 10), (700, 20), (100_000, 50)])
+def test_few_rows_are_drawn_in_few_bins(rows: int, steps: int) -> None:
+    drawn = histogram("t", [("line-0", "a", 0.0, 1.0, [rows // 100 or 1] * 100)])
+    assert drawn is not None and drawn.lines[0].path.count("L") == 2 * steps + 1

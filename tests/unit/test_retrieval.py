@@ -51,30 +51,79 @@ def test_nothing_recalled_is_an_answer():
     assert read_answer(b'{"data": {"recall": []}}', "u").scores == ()
 
 
+def passages(*found: str) -> str:
+    return f'{{"data": {{"recall": [{", ".join(found)}]}}}}'
+
+
+def scored(*scores: object) -> str:
+    return passages(*(f'{{"content": "x", "reranker_score": {score}}}' for score in scores))
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ('{"recall": []}', "`data` is missing"),
-        ('{"data": {"recall": null}}', "`data.recall`"),
-        ('{"data": null, "code": 500, "msg": "busy"}', "`data`"),
-        ('{"data": {"recall": [{"content": "x", "reranker_score": 1.2}]}}', "less than or equal to 1, got 1.2"),
-        ('{"data": {"recall": [{"content": "x", "reranker_score": -3}]}}', "greater than or equal to 0, got -3"),
-        ('{"data": {"recall": [{"content": "x", "reranker_score": NaN}]}}', "reranker_score"),
-        ('{"data": {"recall": [{"content": "x"}]}}', "`data.recall.0.reranker_score` is missing"),
-        ('{"data": {"recall": [{"reranker_score": 0.5}]}}', "`data.recall.0.content` is missing"),
-        ("<html>" + 5000 * "x", "`answer`: Invalid JSON"),
-        (
-            '{"data": {"recall": [{"content": "x", "reranker_score": 0.1}, {"content": "y", "reranker_score": 0.2}]}}',
-            "not sorted by reranker_score",
-        ),
+        ('{"recall": []}', "`data` is missing (found: recall); wrap the passages as"),
+        ("{}", "`data` is missing (the object is empty)"),
+        ('{"docs": [1], "code": 0}', "(found: docs, code)"),
+        ("[]", "it is a list, not an object; wrap the passages as"),
+        ("null", "it is null, not an object"),
+        ('"{\\"data\\": 1}"', "it is a JSON text, not an object"),
+        ('{"data": []}', "`data` is a list; the passages belong one level deeper, under `data.recall`"),
+        ('{"data": null, "msg": "kb\\n not \\u001b[31mfound"}', '`data` is null and `msg` says "kb not [31mfound"'),
+        ('{"data": {"docs": []}}', "`data.recall` is missing (found: docs)"),
+        ('{"data": {"recall": null}}', "`data.recall` is null, not a list; nothing found is []"),
+        (passages('"x"'), "`data.recall[0]` is a text, not an object"),
+        (passages('{"reranker_score": 0.5}'), "`data.recall[0].content` is missing (found: reranker_score)"),
+        (passages('{"page_content": "x"}'), "send `page_content` under this name"),
+        (passages('{"content": null, "reranker_score": 0.5}'), "`data.recall[0].content` is null"),
+        (passages('{"content": "x", "score": 1}'), "send `score` under this name, in [0, 1]"),
+        (passages('{"content": "x", "reranker_score": 1, "id": [1]}'), "`data.recall[0].id` is a list"),
+        (passages('{"content": "x", "reranker_score": 1}', '{"content": "y"}'), "`data.recall[1].reranker_score` is m"),
+        (scored(0.9, 1.2), "`data.recall[1].reranker_score` is 1.2, outside [0, 1]; looks like a logit: send its sig"),
+        (scored(0.2, -3), "is -3, outside [0, 1]; looks like a logit"),
+        (scored(92.5, 31), "is 92.5, outside [0, 1]; looks like a percentage: divide by 100"),
+        (scored(1.0000002, 0.3), "outside [0, 1]; looks like rounding: clip it"),
+        (scored(7120, 31), "is 7120, outside [0, 1]; scale it to [0, 1]"),
+        (scored("NaN"), "`data.recall[0].reranker_score` is nan; send a number in [0, 1]"),
+        (scored('"0.9"'), '`data.recall[0].reranker_score` is the text "0.9"; send a number'),
+        (scored("true"), "`data.recall[0].reranker_score` is true or false"),
+        (scored("null"), "`data.recall[0].reranker_score` is null"),
+        ("", "the body is empty"),
+        ("<html>" + 5000 * "x", 'it is HTML, not JSON: "<html>xxx'),
+        ('data: {"docs": []}\n\n', "it is an event stream, not JSON"),
+        ("busy\n" + 5000 * "x", 'it is not JSON: "busy xxx'),
+        ("[" * 100_000, "it is not JSON"),
+        (scored(0.1, 0.2), "data.recall[1] above the passage before (0.2 after 0.1)"),
+        (scored(0.1, 0.2), "all of them rise: if it is a distance"),
+        (scored(*[0.1, 0.2] * 5), "data.recall[1], data.recall[3], data.recall[5] and 2 more above"),
     ],
 )
-def test_broken_answers_say_what_is_wrong(answer: str, message: str):
+def test_broken_answers_say_what_is_wrong_and_what_to_do(answer: str, message: str):
     with pytest.raises(RetrievalError) as caught:
         read_answer(answer.encode(), "http://rag")
-    assert message in str(caught.value)
-    assert len(str(caught.value)) < 400
+    text = str(caught.value)
+    assert text.startswith("rag http://rag: the answer breaks the contract: ")
+    assert message in text
+    assert len(text) < 400 and text.isprintable()
     assert (caught.value.reason, caught.value.transient) == ("rag_bad_answer", False)
+
+
+def test_a_wrong_content_type_is_named_where_the_body_is_no_json():
+    with pytest.raises(RetrievalError, match=r'content-type "text/html; charset=x"'):
+        read_answer(b"<!doctype html>", "u", "text/html;\tcharset=x")
+    assert read_answer(scored(0.5).encode(), "u", "text/plain").scores == (0.5,)
+
+
+@pytest.mark.parametrize("answer", [scored(0.5).encode("utf-16"), scored(0.5).replace("x", "\\ud800").encode()])
+def test_what_json_allows_and_the_reader_does_not(answer: bytes):
+    with pytest.raises(RetrievalError, match='breaks the contract: "Invalid JSON: '):
+        read_answer(answer, "u")
+
+
+def test_equal_scores_are_in_order_and_a_null_title_is_none():
+    assert read_answer(scored(0.5, 0.5, 0).encode(), "u").scores == (0.5, 0.5, 0.0)
+    answer = passages('{"content": "abc", "reranker_score": 1, "title": null}')
+    assert read_answer(answer.encode(), "u").titles == ("abc",)
 
 
 @pytest.mark.parametrize("fault", [(503, {}), (429, {}), None])
@@ -95,7 +144,7 @@ async def test_retries_end(serve: Serve):
 
 async def test_retry_after_is_honoured(serve: Serve):
     start = time.monotonic()
-    async with client(serve(script_of((429, {}, {"retry-after": "0.3"}), FOUND)).url) as rag:
+    async with client(serve(script_of((429, {}, {"retry-after-ms": "300"}), FOUND)).url) as rag:
         await rag.retrieve("q")
     assert time.monotonic() - start >= 0.3
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import FakeService, Script, completion, recall
 
 from qinglan import reward
-from qinglan.config import Endpoint, Price, Rag, Reward, Tenant
+from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.errors import ConfigError, QinglanError, StageError
 from qinglan.recipes import Baseline
 from qinglan.reward import RewardService, SampleWatch, judge_asked
@@ -55,7 +55,9 @@ class Site:
             judge_price=Price(input_per_million_usd=1, output_per_million_usd=1),
             judge_key_salt="",
             tenant=Tenant(),
-            ledger=folder / "ledger.db",
+            ledger=LedgerStore(),
+            state=folder,
+            budget=Budget(),
             run_id="r",
             samples_log=self.log,
         )

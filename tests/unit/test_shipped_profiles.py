@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from qinglan import config_docs
-from qinglan.chat import request_parameters
+from qinglan.capabilities import request_parameters
 from qinglan.config import EMBEDDED, Profile, load_profile
 from qinglan.engines.command import Command
 from qinglan.engines.swift import sft_command

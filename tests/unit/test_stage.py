@@ -338,7 +338,9 @@ def test_stages_that_were_tampered_with(profile_of: ProfileOf, resolve: Resolve)
 
 def test_own_inputs_need_no_sample(profile_of: ProfileOf, tmp_path: Path):
     profile = profile_of(data={"workbook": "/w.xlsx"}, rag={"knowledge_base": "/kb.jsonl"})
-    assert _inputs(profile) == (Path("/w.xlsx"), Path("/kb.jsonl"))
+    assert _inputs(profile, tmp_path) == (Path("/w.xlsx"), Path("/kb.jsonl"))
+    asked = profile_of(data={"sql": {"url_env": "DB", "query": "SELECT 1"}}, rag={"knowledge_base": "/kb.jsonl"})
+    assert _inputs(asked, tmp_path) == (tmp_path / "source.jsonl", Path("/kb.jsonl"))
     assert not (tmp_path / "state").exists()
 
 

@@ -1,9 +1,16 @@
 """What stages found, put together: a refresh's arms, and what is shown of them."""
 
-from qinglan.config import Evaluate
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from qinglan.artifacts import StageResult, write_jsonl
+from qinglan.config import Evaluate, Profile
 from qinglan.report import Report
 from qinglan.rows import Retrieved, Row
-from qinglan.summary import evaluate_baselines, metrics_of, result_markdown
+from qinglan.runs import open_run
+from qinglan.summary import build_report, evaluate_baselines, metrics_of, result_markdown
+from qinglan.validation import Findings
 
 HIT, MISS = Retrieved(ids=("g",), scores=(0.9,)), Retrieved(ids=("x",), scores=(0.6,))
 ROWS = [
@@ -36,3 +43,19 @@ def test_figures_and_table():
     )
     text = result_markdown(report)
     assert "| teacher | 21 | 1 | " in text
+
+
+def test_a_report_takes_the_distributions_from_validation(profile_of: Callable[..., Profile], tmp_path: Path):
+    findings = Findings()
+    for row in ROWS:
+        findings.add(row)
+    details = json.loads(json.dumps({"histograms": findings.histograms()}))  # as the manifest keeps them
+    with open_run(profile_of(evaluate={"bootstrap_resamples": 200}), "refresh") as run:
+        stage = StageResult(
+            stage="validate", key="k", run_id=run.id, seconds=1.0, details=details,
+            artifacts={"rows": write_jsonl(tmp_path / "rows.jsonl", ROWS)},
+        )  # fmt: skip
+        report = build_report(run, [stage])
+        older = build_report(run, [stage.model_copy(update={"details": {}})])
+    assert [sum(part.counts) for part in report.distributions["top1_score"]] == [20, 20]
+    assert older.distributions == {}

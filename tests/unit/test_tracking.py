@@ -101,3 +101,18 @@ def test_an_experiment_that_another_run_makes_first(
     answers = iter([None, made])
     monkeypatch.setattr(tracker._client, "get_experiment_by_name", lambda _: next(answers))
     assert tracker._experiment_id() == made.experiment_id
+
+
+def test_the_dataset_that_a_run_used(
+    site: tuple[Tracker, MlflowClient], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    tracker, client = site
+    run = tracker.start_run("train", {})
+    for _ in range(2):  # once more changes nothing
+        tracker.log_dataset(run, "租户", "0123456789ab", tmp_path, "training", {"rows": 3})
+    (used,) = client.get_run(run).inputs.dataset_inputs
+    assert (used.dataset.name, used.dataset.digest) == ("租户", "0123456789ab")
+    assert str(tmp_path) in used.dataset.source
+    assert [tag.value for tag in used.tags] == ["training"]
+    tracker.log_dataset("no-such-run", "t", "d", tmp_path, "training", {})
+    assert "MLflow did not take dataset d" in caplog.text

@@ -1,0 +1,58 @@
+"""Ours: the refresh flow's first two stages inside a Prefect flow, with ledger, manifest and MLflow as always.
+
+    python qinglan_flow.py OUT.json fresh|reuse KEY=VALUE...
+
+Writes when each stage began and ended by the system's monotonic clock, and what came out. An error that the user
+would see on one line (the budget is spent) is a result too.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from qinglan.config import load_profile
+from qinglan.errors import QinglanError
+from qinglan.up import prefect_for
+
+PROFILE = "embedded"
+
+
+def distill(settings: tuple[str, ...], fresh: bool, found: dict[str, Any]) -> None:
+    """The stages, as flows/refresh.py calls them."""
+    from tasks.asking import distill_rows
+    from tasks.data import ingest_workbook
+    from tasks.session import open_session
+
+    with open_session(PROFILE, settings, "refresh", fresh=fresh) as session:
+        found["run"] = session.run.id
+        found["ingest_start_s"] = time.monotonic()
+        ingested = ingest_workbook(session.run, session.workbook)
+        found["distill_start_s"] = time.monotonic()
+        try:
+            done = distill_rows(session.run, session.services, ingested)
+            found |= {"rows_in": done.rows_in, "rows_out": done.rows_out, "dropped": done.dropped}
+        finally:
+            found["distill_end_s"] = time.monotonic()
+
+
+def main(out: Path, fresh: bool, settings: tuple[str, ...]) -> None:
+    """Run, then write."""
+    found: dict[str, Any] = {}
+    with prefect_for(load_profile(PROFILE, settings).paths.state, print):
+        from prefect import flow  # reads where its server is when it is imported
+
+        from tasks.session import send_what_is_queued
+
+        try:
+            flow(distill, name="distill", validate_parameters=False)(settings, fresh, found)
+        except QinglanError as error:
+            found["error"] = str(error).splitlines()[0]
+        finally:
+            send_what_is_queued()
+    out.write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] == "fresh", tuple(sys.argv[3:]))

@@ -1,0 +1,144 @@
+"""A million rows through selection and dataset: seconds, and how much memory they take at most.
+
+    make bench NAME=scale            # ROWS=100000 for a smaller one
+
+The rows are what `validate` leaves: questions of 20 to 40 characters with rewrite and two retrievals of ten passages.
+One in a hundred repeats an earlier question but for a few characters; one in two hundred is of a template of which
+thousands differ in one word. Selection and dataset run in one process of their own, once for a tenant's first night
+and once with the first night's splits pinned. Prints the table and writes benchmarks/results/scale.json.
+"""
+
+import json
+import os
+import platform
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from qinglan.artifacts import read_jsonl, write_jsonl
+from qinglan.config import load_profile
+from qinglan.dataset import build
+from qinglan.formats import count
+from qinglan.rows import Retrieved, Row, Split, row_id
+from qinglan.selection import select
+
+ROWS = int(os.environ.get("ROWS", "1000000"))
+MEMORY_LIMIT_MB = 1536
+SEED = 1
+RESULT = Path(__file__).parent / "results" / "scale.json"
+LETTERS = [chr(0x4E00 + i) for i in range(3000)]
+
+
+def main() -> None:
+    """Generate, run the two nights, print and write."""
+    with tempfile.TemporaryDirectory(prefix="qinglan-scale-") as folder:
+        validated = Path(folder) / "validated.jsonl"
+        print(f"generating {count(ROWS)} rows", flush=True)
+        size = write_jsonl(validated, generated(ROWS)).path.stat().st_size
+        nights = [night(Path(folder), name) for name in ("first", "second")]
+    result = {"rows": ROWS, "bytes": size, "machine": platform.machine(), "cores": os.cpu_count(), "nights": nights}
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{count(ROWS)} rows, {size / 1e9:.2f} GB of JSON lines")
+    print("| Night | selection s | dataset s | rows/s | peak memory MB | SFT rows | test rows |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for row in nights:
+        print(
+            f"| {row['night']} | {row['select_s']:.0f} | {row['dataset_s']:.0f} | {count(row['rows_per_s'])} "
+            f"| {count(row['peak_mb'])} | {count(row['sft_train'])} | {count(row['test'])} |"
+        )
+    print(f"\nWritten to {RESULT}")
+    worst = max(row["peak_mb"] for row in nights)
+    if worst > MEMORY_LIMIT_MB:
+        sys.exit(f"peak memory {worst:,.0f} MB is above the limit of {MEMORY_LIMIT_MB:,} MB")
+
+
+def generated(rows: int) -> Iterator[Row]:
+    """Validated rows, the same at every call."""
+    source = random.Random(SEED)
+    recent: list[str] = []
+    for number in range(rows):
+        kind = source.random()
+        if kind < 0.005:
+            query = f"请问一下医生每天早上空腹吃{letters(source, 3)}的话会不会伤胃有没有什么副作用"
+        elif kind < 0.015 and recent:
+            query = source.choice(recent) + letters(source, 1)
+        else:
+            query = letters(source, source.randint(20, 40))
+            recent = [*recent[-99:], query]
+        yield Row(
+            id=row_id("scale", query),
+            tenant="scale",
+            query=query,
+            source=f"scale.jsonl:{number}",
+            rewrite=f"{query[:4]} {letters(source, source.randint(4, 12))}",
+            rewrite_request=f"{number:064x}",
+            rewrite_latency_ms=812.5,
+            rewrite_cost_usd=0.000123,
+            judge_score=float(source.randint(2, 5)),
+            original_retrieved=retrieved(source, 0.7),
+            rewrite_retrieved=retrieved(source, 0.9),
+        )
+
+
+def letters(source: random.Random, length: int) -> str:
+    """Chinese characters, drawn evenly."""
+    return "".join(source.choices(LETTERS, k=length))
+
+
+def retrieved(source: random.Random, best: float) -> Retrieved:
+    """Ten passages."""
+    scores = sorted((round(best * source.random() ** 0.3, 4) for _ in range(10)), reverse=True)
+    ids = tuple(f"doc-{source.randrange(10_000):05d}" for _ in scores)
+    return Retrieved(ids=ids, scores=tuple(scores), titles=tuple(f"关于{name}的说明与服用方法" for name in ids))
+
+
+def night(folder: Path, name: str) -> dict[str, Any]:
+    """Run a night in a process of its own, and read what it measured."""
+    print(f"{name} night", flush=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "--night", name, str(folder)], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return dict(json.loads(done.stdout))
+
+
+def measure(name: str, folder: Path) -> dict[str, Any]:
+    """Selection and dataset, as the stages call them."""
+    profile = load_profile("embedded")
+    start = time.perf_counter()
+    rows = select(read_jsonl(folder / "validated.jsonl", Row), profile.select)
+    selected = write_jsonl(folder / "selected.jsonl", rows).path
+    middle = time.perf_counter()
+    pinned = pins(folder / "first" / "rows.jsonl") if name == "second" else None
+    built = build(selected, folder / name, profile, pinned)
+    end = time.perf_counter()
+    return {
+        "night": name,
+        "select_s": round(middle - start, 1),
+        "dataset_s": round(end - middle, 1),
+        "rows_per_s": round(built.after.total / (end - start)),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "cpu_s": round(time.process_time(), 1),
+        "sft_train": built.artifacts["sft_train"].rows,
+        "test": built.artifacts["test"].rows,
+        "failed": dict(built.after.reasons),
+    }
+
+
+def pins(rows: Path) -> dict[str, Split]:
+    """The splits that a night's rows got."""
+    with rows.open(encoding="utf-8") as stream:
+        return {row["id"]: row["split"] for row in map(json.loads, stream)}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--night"]:
+        print(json.dumps(measure(sys.argv[2], Path(sys.argv[3]))))
+    else:
+        main()

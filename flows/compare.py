@@ -1,0 +1,36 @@
+"""Several teachers on the same questions: which one to buy."""
+
+from pathlib import Path
+
+from prefect import flow
+
+from qinglan.comparison import contenders
+from tasks.asking import distill_rows, validate_rows
+from tasks.comparison import compare_teachers, draw_questions
+from tasks.data import ingest_workbook
+from tasks.evaluation import write_report
+from tasks.session import open_session
+
+
+@flow(name="compare", flow_run_name="compare {profile}", log_prints=True)
+def compare(profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
+    """Ask the profile's teacher and those in its `compare`; returns the path of report.json.
+
+    Args:
+        profile: name of a file in configs/, or a path.
+        overrides: settings as `dotted.key=value`.
+        fresh: compute every stage anew instead of reusing what earlier runs left unchanged.
+    """
+    with open_session(profile, overrides, "compare", fresh=fresh) as session:
+        run, services = session.run, session.services
+        ingested = ingest_workbook(run, session.workbook)
+        sample = draw_questions(run, ingested)
+        stages, validated = [ingested, sample], {}
+        for each in contenders(run, services):
+            distilled = distill_rows(each.run, each.services, sample, each.stage("distill"))
+            validated[each.arm] = validate_rows(
+                each.run, each.services, distilled, session.knowledge_base, each.stage("validate")
+            )
+            stages += [distilled, validated[each.arm]]
+        compared = compare_teachers(run, services, validated)
+        return write_report(run, [*stages, compared])

@@ -1,0 +1,22 @@
+"""What the commands share: their options, and how they print."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+_TABLE_WIDTH = 100
+
+out, err = Console(), Console(stderr=True)
+if not out.is_terminal:  # rich assumes 80 columns and would cut the tables
+    out = Console(width=max(_TABLE_WIDTH, out.width))
+
+ProfileOption = Annotated[str, typer.Option(help="Name of a file in configs/, or a path.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting by its dotted key.")
+]
+
+
+def say(text: str) -> None:
+    """A line as it is: what comes from outside is no markup."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,152 @@
+"""`qinglan dataset`: a tenant's dataset versions, what is in one, and what changed between two."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
+
+from qinglan.cli_common import ProfileOption, SetOption, out, say
+from qinglan.config import load_profile
+from qinglan.errors import ConfigError
+from qinglan.formats import NONE, count, number, usd
+from qinglan.rows import Retrieved, Row
+
+if TYPE_CHECKING:
+    from qinglan.versions import Version
+
+app = typer.Typer(no_args_is_help=True, help="Dataset versions: list them, look into one, compare two.")
+_VERSION_HELP = "A version's id, a unique prefix, or `latest`."
+
+
+@app.command("list")
+def list_versions(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
+    """The tenant's versions, the newest first."""
+    from qinglan.versions import last_training, tenant_folder, versions_of
+
+    loaded = load_profile(profile, set_ or ())
+    versions, trained = versions_of(loaded), last_training(loaded)
+    if not versions:
+        raise ConfigError(f"{tenant_folder(loaded)}: no dataset version yet; run `qinglan run refresh` first")
+    table = Table("version", "created (UTC)", "parent", "rows", "ok", "train", "drift", box=None, pad_edge=False)
+    for version in versions:
+        drift = "" if version.drift is None else "; ".join(version.drift.warnings) or "none"
+        mark = " (trained)" if trained and trained.version == version.id else ""
+        table.add_row(
+            version.id + mark,
+            version.created[:16].replace("T", " "),
+            version.parent or NONE,
+            *(count(version.counts.get(name)) for name in ("rows", "ok", "train_ok")),
+            drift,
+        )
+    out.print(table)
+
+
+@app.command()
+def show(
+    version: Annotated[str, typer.Argument(help=_VERSION_HELP)] = "latest",
+    row: Annotated[str | None, typer.Option(help="Only this row: where it came from and what became of it.")] = None,
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Print a version's data card, or the lineage of one row."""
+    from qinglan.versions import CARD, find_version
+
+    found = find_version(load_profile(profile, set_ or ()), version)
+    if row is not None:
+        out.print(_lineage(found.id, found, row))
+        return
+    out.print(Markdown((found.directory / CARD).read_text(encoding="utf-8")))
+    say(f"Files: {found.directory}")
+
+
+@app.command("diff")
+def show_diff(
+    a: Annotated[str | None, typer.Argument(help=f"{_VERSION_HELP} The parent of B if not given.")] = None,
+    b: Annotated[str, typer.Argument(help=_VERSION_HELP)] = "latest",
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Print which rows came, went or changed from version A to version B."""
+    from qinglan.versions import diff, find_rows, find_version
+
+    loaded = load_profile(profile, set_ or ())
+    new = find_version(loaded, b)
+    if a is None and not new.parent:
+        raise ConfigError(f"dataset version {new.id}: is the tenant's first, so there is none to compare it with")
+    old = find_version(loaded, a or new.parent)
+    found = diff(old, new)
+    say(
+        f"{found.a} → {found.b}: {count(found.added)} rows added, {count(found.removed)} removed, "
+        f"{count(found.changed)} changed, {count(found.unchanged)} as they were"
+    )
+    for what, n in found.what.items():
+        say(f"  {what}: {count(n)}")
+    if not found.examples:
+        return
+    rows = find_rows(new, {c.row_id for c in found.examples if c.kind != "removed"})
+    rows |= find_rows(old, {c.row_id for c in found.examples if c.kind == "removed"})
+    table = Table(box=None, pad_edge=False)
+    for head in ("", "row", "source", "question", "rewrite", "what"):
+        longest = 19 if head == "what" else None  # worse_than_original
+        table.add_column(head, no_wrap=head in ("", "row", "source"), overflow="fold", min_width=longest)
+    for change in found.examples:
+        row = rows[change.row_id]
+        verdict = ", ".join(change.what) or row.reason or f"ok, {row.split}"
+        cells = (change.kind, change.row_id, row.source, row.query, row.target or NONE, verdict)
+        table.add_row(*(Text(_short(cell)) for cell in cells))
+    out.print(table)
+
+
+def _lineage(name: str, version: "Version", row_id: str) -> Table:
+    from qinglan.sketch import original_score, rewritten
+    from qinglan.versions import find_rows
+
+    row = find_rows(version, {row_id}).get(row_id)
+    if row is None:
+        raise ConfigError(f"dataset version {name}: has no row `{row_id}`; ids are in {version.index}")
+    original, found = row.original_retrieved, row.rewrite_retrieved
+    facts = {
+        "row": row.id,
+        "source": row.source,
+        "question": row.query,
+        "profile": row.profile,
+        "history": row.history,
+        "gold document": row.gold_id or NONE,
+        "rewrite": row.rewrite or NONE,
+        "corrected": row.corrected or NONE,
+        "ledger request": row.rewrite_request or NONE,
+        "cost": usd(row.rewrite_cost_usd),
+        "verdict": f"failed: {row.reason}" if row.status == "failed" else "ok",
+        "review": row.review or NONE,
+        "split": row.split or NONE,
+        "top-1 score": f"{number(original_score(row))} → {number(rewritten(row))}",
+        "gold document's rank": f"{_rank(original, row)} → {_rank(found, row)}",
+        "judge": number(row.judge_score, 2),
+        "run": version.run_id,
+    }
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for fact, value in facts.items():
+        if value:
+            table.add_row(Text(fact, "dim"), Text(_line(value)))
+    return table
+
+
+def _rank(found: Retrieved | None, row: Row) -> str:
+    """1-based; a dash where there is nothing to find, or nobody looked."""
+    if found is None or row.gold_id is None:
+        return NONE
+    return str(found.rank(row.gold_id) or "missed")
+
+
+def _short(text: str, chars: int = 40) -> str:
+    line = _line(text)
+    return line if len(line) <= chars else line[: chars - 1] + "…"
+
+
+def _line(text: str) -> str:
+    """One line, without the control characters by which a text could steer the terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

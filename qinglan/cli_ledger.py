@@ -1,0 +1,117 @@
+"""`qinglan ledger`: what was spent, and every try at one request."""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from qinglan.cli_common import ProfileOption, SetOption, out, say
+from qinglan.clients import site_ledger
+from qinglan.config import Profile, load_profile
+from qinglan.errors import ConfigError
+from qinglan.estimate import estimate, questions_of
+from qinglan.formats import count, latency, usd
+from qinglan.preflight import FlowName
+
+app = typer.Typer(no_args_is_help=True, help="What was paid for: every answer, every dollar.")
+
+
+class By(StrEnum):
+    """How `qinglan ledger spent` adds up."""
+
+    model = "model"
+    run = "run"
+    tenant = "tenant"
+    role = "role"
+    month = "month"
+
+
+@app.command()
+def spent(
+    by: Annotated[By, typer.Option(help="What to add up by.")] = By.model,
+    since: Annotated[str | None, typer.Option(help="Only from this day on, as 2026-11-01 (UTC).")] = None,
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Calls, tokens and dollars, the dearest first."""
+    with site_ledger(load_profile(profile, set_ or ())) as ledger:
+        lines = ledger.spending(by.value, _seconds(since))
+    table = Table(box=None, header_style="bold")
+    table.add_column(by.value, overflow="fold")
+    for head in ("calls", "failed", "prompt tokens", "answer tokens", "cost"):
+        table.add_column(head, justify="right")
+    for line in lines:
+        cells = (line.calls, line.failed, line.prompt_tokens, line.completion_tokens)
+        table.add_row(line.key, *map(count, cells), usd(line.cost_usd))
+    table.add_section()
+    totals = [sum(line.model_dump()[name] for line in lines) for name in ("calls", "failed")]
+    tokens = [sum(line.model_dump()[name] for line in lines) for name in ("prompt_tokens", "completion_tokens")]
+    table.add_row("all", *map(count, totals + tokens), usd(sum(line.cost_usd for line in lines)))
+    out.print(table)
+
+
+@app.command()
+def request(
+    request_hash: Annotated[str, typer.Argument(help="`rewrite_request` of a row.")],
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Every try at one request, and its answer."""
+    with site_ledger(load_profile(profile, set_ or ())) as ledger:
+        attempts, call = ledger.history(request_hash), ledger.get(request_hash)
+    if not attempts:
+        raise ConfigError(f"ledger: there is no request {request_hash!r}; a row's `rewrite_request` names its own")
+    table = Table(box=None, header_style="bold")
+    for head in ("at (UTC)", "run", "role", "model", "outcome"):
+        table.add_column(head, overflow="fold")
+    for head in ("ms", "cost"):
+        table.add_column(head, justify="right")
+    for each in attempts:
+        at = datetime.fromtimestamp(each.created_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        cells = (at, each.run_id, each.role, each.model, each.outcome, latency(each.latency_ms), usd(each.cost_usd))
+        table.add_row(*cells)
+    out.print(table)
+    if call:
+        out.print(call.text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_estimate(profile: Profile, flow: FlowName) -> None:
+    """What a flow would ask and what that would cost, beside what may be spent."""
+    with site_ledger(profile) as ledger, questions_of(profile) as rows:
+        parts = estimate(profile, flow, rows, ledger)
+        _, this_month_usd = ledger.spent_usd("")
+    table = Table(box=None, header_style="bold")
+    for head in ("role", "stage", "model"):
+        table.add_column(head, overflow="fold")
+    for head in ("questions", "known", "prompt", "answer", "cost"):
+        table.add_column(head, justify="right")
+    for part in parts:
+        bound = "" if part.measured_on else "≤ "
+        tokens = (f"{bound}{part.prompt_tokens:,.0f}", f"{bound}{part.completion_tokens:,.0f}")
+        cells = (part.role, part.what, part.model, count(part.questions), count(part.known), *tokens)
+        table.add_row(*cells, bound + usd(part.cost_usd))
+    out.print(table)
+    total_usd = sum(part.cost_usd for part in parts)
+    say(
+        f"At most {usd(total_usd)}. Known are answers in the ledger; prompt and answer are tokens per call, marked ≤ "
+        "where the model is new here and only an upper bound can be told."
+    )
+    budget = profile.budget
+    if budget.per_run_usd is not None and total_usd > budget.per_run_usd:
+        say(f"That is more than budget.per_run_usd = {budget.per_run_usd:g}: the run would stop there.")
+    if budget.per_month_usd is not None and this_month_usd + total_usd > budget.per_month_usd:
+        say(
+            f"With the {usd(this_month_usd)} of this month that is more than budget.per_month_usd = "
+            f"{budget.per_month_usd:g}: the run would stop there."
+        )
+
+
+def _seconds(day: str | None) -> float:
+    if day is None:
+        return 0.0
+    try:
+        return datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise ConfigError(f"--since {day!r}: write a day as 2026-11-01") from None

@@ -1,0 +1,113 @@
+"""`qinglan review`: hand a sample of rewrites to people, and take their verdicts back."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from qinglan.cli_common import ProfileOption, SetOption, err, out, say
+from qinglan.config import load_profile
+from qinglan.errors import WorkbookError
+from qinglan.review import Reviews, add_reviews, read_store, store_path
+from qinglan.review_export import count_standing, export_reviews
+from qinglan.review_import import Control, read_sheet
+
+app = typer.Typer(no_args_is_help=True, help="Review rewrites by hand: export a workbook, import its verdicts.")
+_SHOWN_PROBLEMS = 20
+_MAX_ROWS = 10_000
+_NOBODY = "–"
+
+
+@app.command("export")
+def export_workbook(
+    run: Annotated[str, typer.Option(help="A run's id, a unique prefix, or `latest`.")] = "latest",
+    rows: Annotated[int, typer.Option(min=1, max=_MAX_ROWS, help="Rows to review.")] = 200,
+    workbook: Annotated[Path, typer.Option("--out", help="The workbook to write.")] = Path("review.xlsx"),
+    again: Annotated[bool, typer.Option("--again", help="Also rows whose rewrite was reviewed before.")] = False,
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Write a workbook of rows that people should judge: the risky ones, and some at random."""
+    done = export_reviews(load_profile(profile, set_ or ()), run, workbook, rows, again=again)
+    say(f"{workbook}: {done.rows:,} rows of run {done.run} ({done.stage})")
+    for title, count in done.strata.items():
+        say(f"  {title} {count:,}")
+    if done.reviewed:
+        say(f"left out: {done.reviewed:,} rows that are reviewed (--again takes them too)")
+    if done.unfaithful:
+        say(f"left out: {done.unfaithful:,} rows whose text a cell can't hold as it is")
+
+
+@app.command("import")
+def import_workbook(
+    file: Annotated[Path, typer.Argument(help="A filled-in review workbook.")],
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Store the verdicts of a workbook; with one bad cell in it, none of them."""
+    loaded = load_profile(profile, set_ or ())
+    sheet = read_sheet(file, loaded)
+    if sheet.problems:
+        for line in sheet.problems[:_SHOWN_PROBLEMS]:
+            err.print(line, markup=False, highlight=False, soft_wrap=True)
+        more = len(sheet.problems) - _SHOWN_PROBLEMS
+        shown = f"{len(sheet.problems)} cells to correct" + (f", {more} of them not shown" if more > 0 else "")
+        raise WorkbookError(f"{file}: {shown}; nothing was imported")
+    added = add_reviews(loaded, sheet.reviews)
+    verdicts = Counter(review.verdict for review in sheet.reviews)
+    say(
+        f"{file}: {verdicts['accept']:,} accepted, {verdicts['reject']:,} rejected, {verdicts['correct']:,} corrected; "
+        f"{sheet.without_verdict:,} rows without a verdict"
+    )
+    if sheet.lone_comments:
+        say(f"not kept: {sheet.lone_comments:,} comments on rows without a verdict")
+    say(
+        f"{store_path(loaded)}: {len(added.new):,} new, {added.replaced:,} of them against an earlier verdict; "
+        f"{added.unchanged:,} unchanged"
+    )
+    if sheet.control.reviewed:
+        say(_error_rate(sheet.control))
+
+
+@app.command("list")
+def list_reviews(
+    run: Annotated[
+        str | None, typer.Option(help="Also say how many verdicts hold for this run's rows: its id, or `latest`.")
+    ] = None,
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Count the verdicts that stand, by tenant and reviewer."""
+    loaded = load_profile(profile, set_ or ())
+    table = Table("Tenant", "Reviewer", "Accepted", "Rejected", "Corrected", "Last import")
+    for path in sorted(store_path(loaded).parent.glob("*.jsonl")):
+        standing = list(Reviews(read_store(path)).by_row.values())
+        for reviewer in sorted({review.reviewer for review in standing}):
+            mine = [review for review in standing if review.reviewer == reviewer]
+            counts = Counter(review.verdict for review in mine)
+            numbers = (f"{counts[verdict]:,}" for verdict in ("accept", "reject", "correct"))
+            who = (Text(mine[0].tenant), Text(reviewer or _NOBODY))  # no markup in what a stranger typed
+            table.add_row(*who, *numbers, max(review.imported_at for review in mine))
+    if not table.rows:
+        say(f"no reviews under {store_path(loaded).parent}; start with `qinglan review export`")
+        return
+    out.print(table)
+    if run:
+        found = count_standing(loaded, run)
+        say(
+            f"run {found.run}: {found.hold:,} verdicts hold, {found.rewritten:,} no longer (another rewrite), "
+            f"{found.absent:,} are of rows that it does not have"
+        )
+
+
+def _error_rate(control: Control) -> str:
+    low, high = control.interval
+    text = (
+        f"error rate of the rows that teach: {control.wrong:,} of {control.reviewed:,} control rows rejected or "
+        f"corrected = {control.wrong / control.reviewed:.1%} [{low:.1%}, {high:.1%}] (Wilson, 95%)"
+    )
+    silent = control.rows - control.reviewed
+    return f"{text}; {silent:,} control rows have no verdict, which may bias it" if silent else text

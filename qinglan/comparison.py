@@ -1,0 +1,186 @@
+"""Teachers side by side: who is asked what, and the figures of their answers. `qinglan.purchase` says which to buy.
+
+Every teacher is asked the same questions with the same prompt, and its rewrites are retrieved with and judged as the
+main teacher's are. A question that a teacher left without a rewrite counts against it as such, under `answered`, and
+nowhere as a low score.
+"""
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from qinglan.batches import OVER_BUDGET
+from qinglan.chat import request_of
+from qinglan.clients import key_salt
+from qinglan.config import Endpoint, Evaluate, Profile
+from qinglan.embedded.services import Services
+from qinglan.evaluation import (
+    ArmRow,
+    Evaluation,
+    arm_scores,
+    examples,
+    groups_of,
+    original_rows,
+    summarise,
+    teacher_rows,
+)
+from qinglan.ledger import Ledger
+from qinglan.recipes import get_recipe
+from qinglan.report import Arm
+from qinglan.rows import Row
+from qinglan.runs import Run
+from qinglan.statistics import ArmScores, Comparison, compare
+
+MAIN = "teacher"
+"""The arm of the profile's own teacher."""
+ORIGINAL = "original"
+ANSWERED = "answered"
+"""Share of the questions for which a teacher gave a usable rewrite."""
+COMPARED_METRICS = ("top1", "mean_top1_score", "quality", ANSWERED)
+"""In the order in which they decide: the first one that there is."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One teacher, and the run as it looks with this teacher in the place of the main one."""
+
+    arm: str
+    run: Run
+    services: Services
+
+    def stage(self, name: str) -> str:
+        """What a stage is called for this teacher."""
+        return name if self.arm == MAIN else f"{name}-{self.arm}"
+
+
+def contenders(run: Run, services: Services) -> list[Contender]:
+    """The main teacher, then its rivals."""
+    rivals = run.profile.compare.teachers
+    return [
+        Contender(MAIN, _asking(run, run.profile.teacher), services),
+        *(
+            Contender(name, _asking(run, rivals[name]), replace(services, teacher_url=services.rival_urls[name]))
+            for name in rivals
+        ),
+    ]
+
+
+def draw(rows: Iterable[Row], count: int) -> list[Row]:
+    """Usable rows by a hash of their ids: the same ones every night, and those of a smaller sample among them."""
+    usable = (row for row in rows if row.status == "ok")
+    return heapq.nsmallest(count, usable, key=lambda row: hashlib.sha256(f"compare {row.id}".encode()).digest())
+
+
+def paid_in_vain(profile: Profile, rows: Iterable[Row], ledger: Ledger) -> dict[str, float]:
+    """Dollars by row id for answers of this profile's teacher that were no rewrite: refused, cut off, empty."""
+    recipe, salt = get_recipe(profile.recipe), key_salt(profile, "teacher")
+    requests = {
+        row.id: request_of(profile.teacher, salt, recipe.teacher_messages(row, profile.tenant)).request_hash
+        for row in rows
+        if row.rewrite is None
+    }
+    calls = ledger.get_many(requests.values())
+    return {row: calls[request].cost_usd for row, request in requests.items() if request in calls}
+
+
+def arms_of(
+    answers: Mapping[str, Sequence[Row]], in_vain: Mapping[str, Mapping[str, float]]
+) -> dict[str, list[ArmRow]]:
+    """The original question and every teacher, over the same rows.
+
+    Args:
+        answers: by arm, the validated rows, the main teacher's among them.
+        in_vain: by arm, what `paid_in_vain` found.
+    """
+    arms = {ORIGINAL: original_rows(_with_originals(answers))}
+    for name, rows in answers.items():
+        wasted = in_vain.get(name, {})
+        arms[name] = [
+            entry if entry.cost_usd is not None else entry.model_copy(update={"cost_usd": wasted.get(entry.row_id)})
+            for entry in teacher_rows(rows)
+        ]
+    return arms
+
+
+def evaluate_teachers(arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate) -> Evaluation:
+    """Figures of all arms, and every rival against the main teacher on every metric that has values."""
+    return Evaluation(
+        arms={name: _with_cost(summarise(arm, rows, config), arm) for name, arm in arms.items()},
+        comparisons=_comparisons(arms, rows, config),
+        examples=examples(arms, rows),
+        shared=[],
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: the chance of any false alarm among all of them stays at the level."""
+    corrected, highest = [0.0] * len(p_values), 0.0
+    for place, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[index]))
+        corrected[index] = highest
+    return corrected
+
+
+def _asking(run: Run, teacher: Endpoint) -> Run:
+    """With this teacher. It is asked live, so that its latency is known, and what it fails at is a finding."""
+    profile = run.profile
+    distill = profile.distill.model_copy(update={"mode": "live", "engine": "process", "max_failed_share": 1.0})
+    return run.model_copy(update={"profile": profile.model_copy(update={"teacher": teacher, "distill": distill})})
+
+
+def _with_originals(answers: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """The main teacher's rows; what the original question found is taken from any teacher, as it is the same."""
+    known = {row.id: row.original_retrieved for rows in answers.values() for row in rows if row.original_retrieved}
+    return [row.model_copy(update={"original_retrieved": known.get(row.id)}) for row in answers[MAIN]]
+
+
+def _with_cost(arm: Arm, entries: Sequence[ArmRow]) -> Arm:
+    """Dollars per 1,000 usable rewrites: answers that are none were paid for as well."""
+    costs = [entry.cost_usd for entry in entries if entry.cost_usd is not None]
+    usable = sum(entry.text is not None for entry in entries)
+    return arm.model_copy(update={"cost_per_1000_usd": 1000 * sum(costs) / usable if costs and usable else None})
+
+
+def _comparisons(arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate) -> list[Comparison]:
+    scores, groups = {name: _scores(name, arm, rows) for name, arm in arms.items()}, groups_of(rows)
+    rivals = [name for name in arms if name not in (ORIGINAL, MAIN)]
+    by_metric = {
+        metric: [
+            compare(scores[rival], scores[MAIN], metric, groups, config.bootstrap_resamples, config.seed)
+            for rival in rivals
+        ]
+        for metric in COMPARED_METRICS
+    }
+    corrected = [
+        comparison
+        for metric, found in by_metric.items()
+        for comparison in _corrected([c for c in found if c.n])
+        if metric != ANSWERED or comparison.wins or comparison.losses
+    ]
+    return [*sorted(corrected, key=lambda comparison: rivals.index(comparison.a)), *_gains(scores, groups, config)]
+
+
+def _gains(scores: Mapping[str, ArmScores], groups: Mapping[str, str], config: Evaluate) -> list[Comparison]:
+    """Every teacher against the original question: one that gains nothing is worth no money."""
+    for metric in ("top1", "mean_top1_score"):
+        found = [
+            compare(scores[name], scores[ORIGINAL], metric, groups, config.bootstrap_resamples, config.seed)
+            for name in scores
+            if name != ORIGINAL
+        ]
+        if present := [c for c in found if c.n]:
+            return _corrected(present)
+    return []
+
+
+def _corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    if len(comparisons) < 2:
+        return list(comparisons)
+    p_values = holm([1.0 if c.p_value is None else c.p_value for c in comparisons])
+    return [c.model_copy(update={"p_holm": p}) for c, p in zip(comparisons, p_values, strict=True)]
+
+
+def _scores(name: str, arm: Sequence[ArmRow], rows: Sequence[Row]) -> ArmScores:
+    answered = {entry.row_id: None if entry.reason == OVER_BUDGET else float(entry.text is not None) for entry in arm}
+    return ArmScores(arm=name, scores=arm_scores(name, arm, rows).scores | {ANSWERED: answered})

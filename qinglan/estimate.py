@@ -1,0 +1,163 @@
+"""What a run would cost, before it starts: which questions the ledger can't answer, and what asking them would take.
+
+Tokens of a call are those that the model's earlier calls took on average; where there are too few of them, the prompt
+is measured in characters and the answer taken for as long as it may get, so that the estimate is an upper bound.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pydantic import BaseModel, ConfigDict
+
+from qinglan.chat import Request, cost_usd, estimated_tokens, request_of
+from qinglan.clients import ChatRole, key_salt
+from qinglan.config import EMBEDDED, Endpoint, Profile
+from qinglan.embedded.sample import write_sample
+from qinglan.ledger import Ledger
+from qinglan.preflight import FlowName
+from qinglan.recipes import get_recipe
+from qinglan.rows import Row
+from qinglan.sources.database import take_snapshot
+from qinglan.workbook import read_rows
+
+_ENOUGH_CALLS = 20
+_AT_ONCE = 1000
+_JUDGED_ARMS = 4
+"""Of the evaluation: the original question and three students; the teacher was judged before."""
+
+
+class Estimate(BaseModel):
+    """One role's share of a run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    role: ChatRole
+    what: str
+    """The stage that asks."""
+    model: str
+    questions: int
+    """Asked at most."""
+    known: int
+    """Of these, answered by the ledger."""
+    prompt_tokens: float
+    """Per call."""
+    completion_tokens: float
+    cost_usd: float
+    measured_on: int
+    """Earlier calls that the tokens are known from; 0 where they are an upper bound."""
+
+
+@contextmanager
+def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
+    """The questions that a run of this profile would read now; of a database, a snapshot that is gone afterwards."""
+    data = profile.data
+    with TemporaryDirectory() as folder:
+        if data.sql:
+            path = Path(folder) / "source.jsonl"
+            take_snapshot(data, path)
+        elif data.workbook == EMBEDDED:
+            path = write_sample(profile.paths.state / "sample", profile.embedded).workbook
+        else:
+            path = Path(data.workbook)
+        yield read_rows(path, data, profile.tenant)
+
+
+def estimate(profile: Profile, flow: FlowName, rows: Iterable[Row], ledger: Ledger) -> list[Estimate]:
+    """What the flow would ask of teacher and judge for these rows.
+
+    The judge's questions depend on rewrites that are not there yet, so they count as unknown; RL asks about at most
+    its samples, evaluation about every test question and arm.
+    """
+    counts = _Counts()
+    sample: Row | None = None
+    for some in _portions(row for row in rows if row.status == "ok"):
+        sample = sample or some[0]
+        counts.questions += len(some)
+        counts.test += sum(row.split == "test" for row in some)
+        hashes = {_teacher_request(profile, row).request_hash for row in some}
+        counts.known += len(ledger.get_many(hashes))
+    if sample is None:
+        return []
+    if not counts.test:
+        counts.test = round(counts.questions * (1 - profile.dataset.train_share - profile.dataset.dev_share))
+    return [_estimate(profile, ledger, sample, part) for part in _parts(profile, flow, counts)]
+
+
+@dataclass
+class _Counts:
+    questions: int = 0
+    known: int = 0
+    test: int = 0
+
+
+@dataclass(frozen=True)
+class _Part:
+    role: ChatRole
+    what: str
+    endpoint: Endpoint
+    questions: int
+    known: int = 0
+
+
+def _parts(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]:
+    rl, judge, asked = profile.rl, profile.judge, counts.questions
+    if flow in ("pipeline", "refresh"):
+        yield _Part("teacher", "distill", profile.teacher, asked, counts.known)
+    if flow == "compare":
+        asked = min(asked, profile.compare.rows)
+        for label, endpoint in {"teacher": profile.teacher, **profile.compare.teachers}.items():
+            yield _Part("teacher", f"distill {label}", endpoint, asked)
+            if profile.validation.judge_baseline:
+                yield _Part("judge", f"validate {label}", judge, asked)
+    if flow in ("pipeline", "refresh") and profile.validation.judge_baseline:
+        yield _Part("judge", "validate", judge, asked)
+    if flow in ("pipeline", "train"):
+        samples = rl.total_steps * rl.train_batch_size * rl.rollouts_per_prompt
+        yield _Part("judge", "rl", judge, round(samples * profile.reward.judge_share))
+    if flow in ("pipeline", "train", "evaluate"):
+        yield _Part("judge", "evaluate", judge, _JUDGED_ARMS * counts.test)
+
+
+def _estimate(profile: Profile, ledger: Ledger, sample: Row, part: _Part) -> Estimate:
+    prompt, completion, measured_on = _tokens(profile, ledger, sample, part)
+    price = profile.prices[part.endpoint.model]
+    factor = price.batch_factor if part.what == "distill" and profile.distill.mode == "batch_api" else 1.0
+    return Estimate(
+        role=part.role,
+        what=part.what,
+        model=part.endpoint.model,
+        questions=part.questions,
+        known=min(part.known, part.questions),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cost_usd=factor * max(0, part.questions - part.known) * cost_usd(price, prompt, completion),
+        measured_on=measured_on,
+    )
+
+
+def _tokens(profile: Profile, ledger: Ledger, sample: Row, part: _Part) -> tuple[float, float, int]:
+    measured = ledger.mean_tokens(part.endpoint.model, part.role)
+    if measured and measured[2] >= _ENOUGH_CALLS:
+        return measured
+    if part.role == "teacher":
+        body = _teacher_request(profile, sample).body
+    else:
+        recipe = get_recipe(profile.recipe)
+        question = recipe.user_text(sample.query, sample.profile, sample.history)
+        body = {"messages": recipe.judge_messages(question, sample.query, profile.tenant)}
+    return (*estimated_tokens(body, part.endpoint.max_tokens), 0)
+
+
+def _teacher_request(profile: Profile, row: Row) -> Request:
+    messages = get_recipe(profile.recipe).teacher_messages(row, profile.tenant)
+    return request_of(profile.teacher, key_salt(profile, "teacher"), messages)
+
+
+def _portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    stream = iter(rows)
+    while some := list(islice(stream, _AT_ONCE)):
+        yield some

@@ -1,0 +1,167 @@
+"""The ledger for an event loop: what many tasks want at once goes into one transaction, in a thread.
+
+A task's answer is committed before `record` returns, so grouping loses nothing to a kill that was not in flight
+anyhow. What somebody else is asking right now is looked up again until it is there.
+"""
+
+import asyncio
+from typing import TypeVar
+
+from qinglan.config import Budget
+from qinglan.errors import BudgetError, LedgerError, TeacherError
+from qinglan.ledger import Call, Delivery, Failure, Ledger, Order
+
+_GATHER_S = 0.02
+"""How long a transaction waits for company: much less than any answer takes, and nothing waits for it in a slot."""
+_LOOK_AGAIN_S = 0.5
+_RETRY_FOR_S = 60.0
+T = TypeVar("T")
+
+
+class LedgerQueue:
+    """One client of a ledger; belongs to one event loop. `budget` is counted over all clients of the ledger."""
+
+    def __init__(self, ledger: Ledger, run_id: str, budget: Budget) -> None:
+        self._ledger, self._run_id, self._budget = ledger, run_id, budget
+        self._order = Order()
+        self._wanted: dict[str, asyncio.Future[Call | None]] = {}
+        self._commit: asyncio.Future[None] | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._spent = ledger.spent_usd(run_id)
+        self._on_the_way_usd = 0.0
+
+    async def acquire(self, request_hash: str) -> Call | None:
+        """The answer where there is one; else None, and it is this client's to ask (then `record` or `release` it)."""
+        future = self._wanted.get(request_hash)
+        if future is None:
+            future = self._wanted[request_hash] = asyncio.get_running_loop().create_future()
+            self._order.wanted.append(request_hash)
+            self._start()
+        return await future
+
+    async def record(self, call: Call) -> None:
+        """Keep an answer; it is safe on return."""
+        self._order.calls.append(call)
+        self._on_the_way_usd += call.cost_usd
+        await asyncio.shield(self._start())
+
+    def fail(self, failure: Failure) -> None:
+        """Count a request without an answer."""
+        self._order.failures.append(failure)
+        self._start()
+
+    def release(self, request_hash: str) -> None:
+        """Let others ask what this client could not get."""
+        self._order.released.append(request_hash)
+        self._start()
+
+    def affordable_usd(self) -> float | None:
+        """What may still be spent; None where there is no limit."""
+        return affordable_usd(self._budget, self._spent, self._on_the_way_usd)
+
+    def check_budget(self, in_flight_usd: float = 0.0) -> None:
+        """Refuse one more call where nothing is left for it.
+
+        Args:
+            in_flight_usd: what the calls under way will cost, as far as can be told.
+
+        Raises:
+            BudgetError: the run is to stop.
+            TeacherError: the row is to fail as `over_budget`.
+        """
+        left = self.affordable_usd()
+        if left is None or left > in_flight_usd:
+            return
+        limits = self._budget.model_dump(include={"per_run_usd", "per_month_usd"}, exclude_none=True)
+        named = " and ".join(f"budget.{name} = {limit:g}" for name, limit in limits.items())
+        message = f"{named}: nothing is left to spend; raise it and run again: every answer paid for is kept"
+        raise BudgetError(message) if self._budget.when_spent == "stop" else TeacherError(message, "over_budget")
+
+    async def close(self) -> None:
+        """Write what is left."""
+        while self._worker:
+            await asyncio.wait([self._worker])
+
+    def _start(self) -> asyncio.Future[None]:
+        if self._commit is None:
+            self._commit = asyncio.get_running_loop().create_future()
+            # Nobody may be waiting for it: then a failure is told to the next who comes.
+            self._commit.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+        return self._commit
+
+    async def _work(self) -> None:
+        try:
+            while self._commit is not None:
+                await asyncio.sleep(_GATHER_S)
+                order, committed = self._order, self._commit
+                self._order, self._commit = Order(), None
+                try:
+                    delivery = await self._persist(order)
+                except LedgerError as error:
+                    self._give_up(order, committed, error)
+                    continue
+                committed.set_result(None)
+                self._deliver(order, delivery)
+        finally:
+            self._worker = None
+
+    async def _persist(self, order: Order) -> Delivery:
+        """A database that is away for a moment (a fail-over, a restart) costs no paid answer."""
+        deadline = asyncio.get_running_loop().time() + _RETRY_FOR_S
+        pause_s = 0.2
+        while True:
+            try:
+                delivery = await asyncio.to_thread(self._ledger.exchange, order)
+                if order.calls:
+                    self._spent = await asyncio.to_thread(self._ledger.spent_usd, self._run_id)
+                    self._on_the_way_usd -= sum(call.cost_usd for call in order.calls)
+                return delivery
+            except LedgerError:
+                if asyncio.get_running_loop().time() + pause_s > deadline:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 5.0)
+
+    def _deliver(self, order: Order, delivery: Delivery) -> None:
+        elsewhere = []
+        for wanted in order.wanted:
+            if wanted in delivery.found or wanted in delivery.claimed:
+                _tell(self._wanted.pop(wanted), delivery.found.get(wanted))
+            else:
+                elsewhere.append(wanted)
+        if elsewhere:
+            asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._look_again, elsewhere)
+
+    def _look_again(self, hashes: list[str]) -> None:
+        still = [each for each in hashes if each in self._wanted and not self._wanted[each].cancelled()]
+        for gone in set(hashes) - set(still):
+            self._wanted.pop(gone, None)
+        if still:
+            self._order.wanted.extend(still)
+            self._start()
+
+    def _give_up(self, order: Order, committed: asyncio.Future[None], error: LedgerError) -> None:
+        if not committed.done():
+            committed.set_exception(error)
+        for wanted in order.wanted:
+            future = self._wanted.pop(wanted)
+            if not future.done():
+                future.set_exception(error)
+
+
+def affordable_usd(budget: Budget, spent_usd: tuple[float, float], on_the_way_usd: float = 0.0) -> float | None:
+    """What is left of a budget; None where there is no limit.
+
+    Args:
+        spent_usd: by this run, and this month.
+    """
+    limits = (budget.per_run_usd, budget.per_month_usd)
+    left = [limit - spent for limit, spent in zip(limits, spent_usd, strict=True) if limit is not None]
+    return max(0.0, min(left) - on_the_way_usd) if left else None
+
+
+def _tell(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():  # whoever wanted it may have been cancelled
+        future.set_result(value)

@@ -1,0 +1,89 @@
+"""A record: one input row as it stands in its file, before anybody judges it."""
+
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date, time
+from typing import Any, NamedTuple
+
+from openpyxl.utils import get_column_letter
+
+from qinglan.config import Columns
+from qinglan.errors import WorkbookError
+
+FIELDS = tuple(Columns.model_fields)
+
+# Not allowed in XML 1.0, or not encodable at all (lone surrogates out of JSON escapes).
+_ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]|_x000D_")
+
+
+class Record(NamedTuple):
+    """One input row as it stands in the file."""
+
+    prefix: str
+    """What comes before the number in its source: `q.xlsx!Sheet1!A` or `q.jsonl:`."""
+    number: int
+    """Of the row or line."""
+    cells: Mapping[str, Any]
+    """Value by field name (`query`, `profile`, …); absent columns are absent."""
+    flaw: str | None = None
+    """A reason that only the file format can tell, such as a merged cell."""
+    blank: bool = False
+
+
+def locate(found: Sequence[str], columns: Columns, where: str) -> dict[str, int]:
+    """Position of each used column that is there.
+
+    Raises:
+        WorkbookError: a column that must be there is not, or a used one is there twice.
+    """
+    places = {}
+    for field in FIELDS:
+        name = getattr(columns, field)
+        if found.count(name) > 1:
+            letters = " and ".join(get_column_letter(i + 1) for i, other in enumerate(found) if other == name)
+            raise WorkbookError(f"{where}: column `{name}` stands in the header twice ({letters}); rename one")
+        if name in found:
+            places[field] = found.index(name)
+        elif is_required(field, columns):
+            raise WorkbookError(_missing_column(found, field, name, where))
+    return places
+
+
+def is_required(field: str, columns: Columns) -> bool:
+    """The query always, another column once the profile names it."""
+    return field == "query" or getattr(columns, field) != Columns.model_fields[field].default
+
+
+def _missing_column(found: Sequence[str], field: str, name: str, where: str) -> str:
+    names = [other for other in found if other]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
+    if len(names) == 1 and re.search(r"[;\t|]", names[0]):
+        return f"{where}: cells are not separated by commas (header: {names[0]!r}); save it as comma-separated CSV"
+    listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+    return (
+        f"{where}: no column `{name}` (found: {listed or 'none'}{f'; nearest: {near[0]}' if near else ''}); "
+        f"rename it or run with --set data.columns.{field}={near[0] if near else 'NAME'}"
+    )
+
+
+def is_empty(value: Any) -> bool:
+    """Holds nothing; NaN is how pandas writes that."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def cell_text(value: Any) -> str:
+    """A cell as a prompt may quote it: no illegal characters, 12.0 as 12, dates in ISO form."""
+    if is_empty(value):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, date | time):
+        value = value.isoformat()
+    return without_illegal(str(value)).strip()
+
+
+def without_illegal(text: str) -> str:
+    """The text less the characters that XML can't hold."""
+    return _ILLEGAL.sub("", text)

@@ -1,0 +1,94 @@
+"""Distillation in bulk: by the teacher's batch API, or as actors on a Ray cluster."""
+
+from collections import deque
+
+from qinglan.artifacts import Artifact, StageResult, read_jsonl
+from qinglan.batch_api import distill_by_batch
+from qinglan.batch_jobs import BatchProgress
+from qinglan.batches import AGAIN_REASONS
+from qinglan.chat import Account, openai_client, request_of
+from qinglan.clients import key_salt, site_ledger
+from qinglan.embedded.services import Services
+from qinglan.engines.distill_ray import DistillJob
+from qinglan.engines.launcher import JsonlTail, launch
+from qinglan.errors import StageError
+from qinglan.ledger_queue import affordable_usd
+from qinglan.recipes import get_recipe
+from qinglan.rows import Row
+from qinglan.tally import Tally
+from tasks.stage import Outcome, Stage
+
+RETRY_DELAYS_S = [2.0, 10.0, 30.0]
+
+
+def asked(before: Tally, after: Tally, rows: Artifact, calls: dict[str, dict[str, int]]) -> Outcome:
+    """What a stage found that asked a service about every row."""
+    dropped = after.dropped_since(before)
+    try_again = sum(n for reason, n in dropped.items() if reason in AGAIN_REASONS)
+    return Outcome(before.ok, after.ok, dropped, {"rows": rows}, details={"api": calls}, try_again=try_again)
+
+
+async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> None:
+    """Bring into the ledger what the batch API answers; what it doesn't is asked row by row afterwards."""
+    run, profile = stage.run, stage.run.profile
+    recipe, teacher, server = get_recipe(profile.recipe), profile.teacher, key_salt(profile, "teacher")
+    requests = [
+        request_of(teacher, server, recipe.teacher_messages(row, profile.tenant))
+        for row in read_jsonl(given.path("rows"), Row)
+        if row.status == "ok"
+    ]
+
+    def show(progress: BatchProgress) -> None:
+        stage.progress(progress.completed, progress.total, f"answers of {progress.batches} batches")
+
+    with site_ledger(profile) as ledger:
+        client = openai_client(teacher, services.teacher_url, "teacher")
+        try:
+            outcome = await distill_by_batch(
+                requests,
+                client=client,
+                ledger=ledger,
+                account=Account(run.id, profile.tenant.id, "teacher", teacher.model, profile.prices[teacher.model]),
+                server=server,
+                settings=profile.distill.batch_api,
+                retries=teacher.max_retries,
+                affordable_usd=lambda: affordable_usd(profile.budget, ledger.spent_usd(run.id)),
+                on_progress=show,
+            )
+        finally:
+            await client.close()
+    reasons = ", ".join(f"{reason} {n:,}" for reason, n in outcome.reasons.items())
+    stage.say(
+        f"{outcome.answered:,} answers in the ledger, {len(outcome.missing):,} to ask row by row {reasons}".rstrip()
+    )
+
+
+def distill_on_ray(stage: Stage, services: Services, given: StageResult) -> Outcome:
+    """As the stage does in its own process, on as many machines as the cluster has."""
+    source, output = given.artifacts["rows"], stage.directory / "rows.jsonl"
+    progress = stage.directory / "progress.jsonl"
+    progress.unlink(missing_ok=True)
+    job = DistillJob(
+        run=stage.run,
+        services=services,
+        source=source.path,
+        usable_rows=given.rows_out,
+        output=output,
+        progress=progress,
+        retry_delays_s=RETRY_DELAYS_S[: stage.run.profile.distill.retries],
+    )
+    entries, calls = JsonlTail(progress), dict[str, dict[str, int]]()
+
+    def look() -> None:
+        for entry in entries.new():
+            if "error" in entry:
+                raise StageError(entry["error"])
+            calls.update(entry.get("api", {}))
+            stage.progress(entry["done"], source.rows or entry["done"], "rows")
+
+    stage.say(f"starting {stage.run.profile.distill.ray.tasks} actors on Ray")
+    launch(job.command(stage.directory / "job.json"), name="distill", log=stage.directory / "ray.log", on_poll=look)
+    before, after = Tally(), Tally()
+    for path, tally in ((source.path, before), (output, after)):
+        deque(tally.pass_through(read_jsonl(path, Row)), maxlen=0)
+    return asked(before, after, Artifact.of(output, after.total), calls)

@@ -1,0 +1,65 @@
+"""The stages of a comparison of teachers: draw the questions, compare what the teachers made of them."""
+
+from collections.abc import Mapping
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
+from qinglan.clients import site_ledger
+from qinglan.comparison import MAIN, arms_of, contenders, draw, evaluate_teachers, paid_in_vain
+from qinglan.embedded.services import Services
+from qinglan.purchase import advise
+from qinglan.rows import Row
+from qinglan.runs import Run
+from qinglan.summary import metrics_of
+from tasks.stage import Outcome, Stage, perform
+
+
+@task(name="sample", task_run_name="sample", cache_policy=NO_CACHE)
+def draw_questions(run: Run, ingested: StageResult) -> StageResult:
+    """The questions that every teacher is asked."""
+    wanted = run.profile.compare.rows
+
+    def work(stage: Stage) -> Outcome:
+        rows = draw(read_jsonl(ingested.path("rows"), Row), wanted)
+        if len(rows) < wanted:
+            stage.say(f"compare.rows asks for {wanted:,} questions, and there are {len(rows):,}")
+        return Outcome(len(rows), len(rows), {}, {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)})
+
+    return perform(run, "sample", {"rows_sha256": ingested.artifacts["rows"].sha256, "rows": wanted}, work)
+
+
+@task(name="compare", task_run_name="compare", cache_policy=NO_CACHE)
+def compare_teachers(run: Run, services: Services, validated: Mapping[str, StageResult]) -> StageResult:
+    """The teachers' figures, paired differences, and which one to buy.
+
+    Args:
+        validated: by arm, what validation found of that teacher's rewrites.
+    """
+    profile = run.profile
+
+    def work(stage: Stage) -> Outcome:
+        answers = {arm: list(read_jsonl(result.path("rows"), Row)) for arm, result in validated.items()}
+        with site_ledger(profile) as ledger:
+            in_vain = {
+                each.arm: paid_in_vain(each.run.profile, answers[each.arm], ledger)
+                for each in contenders(run, services)
+            }
+        arms, rows = arms_of(answers, in_vain), answers[MAIN]
+        evaluation = evaluate_teachers(arms, rows, profile.evaluate)
+        write_json(stage.directory / "evaluation.json", evaluation.model_dump(mode="json"))
+        artifacts = {f"arm_{arm}": write_jsonl(stage.directory / f"arm_{arm}.jsonl", arms[arm]) for arm in arms}
+        artifacts["evaluation"] = Artifact.of(stage.directory / "evaluation.json")
+        purchase = advise(profile, evaluation, arms)
+        details = {"purchase": purchase.model_dump(mode="json") if purchase else None}
+        return Outcome(len(rows), len(rows), {}, artifacts, metrics_of(evaluation), details)
+
+    depends_on = {
+        "rows_sha256": {arm: result.artifacts["rows"].sha256 for arm, result in validated.items()},
+        "compare": profile.compare.model_dump(mode="json"),
+        "teacher": profile.teacher.model,
+        "judge": profile.judge.model,
+        "evaluate": profile.evaluate.model_dump(mode="json"),
+    }
+    return perform(run, "compare", depends_on, work)

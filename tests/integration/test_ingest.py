@@ -1,0 +1,104 @@
+"""Ingest under a real Prefect server: files, drop folders and databases become rows, and nothing is asked twice."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prefect import flow
+from prefect.testing.utilities import prefect_test_harness
+
+from qinglan.artifacts import StageResult, read_jsonl
+from qinglan.config import Profile
+from qinglan.errors import StageError, WorkbookError
+from qinglan.rows import Row
+from qinglan.runs import Run, finish_run, open_run
+from tasks import data
+from tasks.data import ingest_workbook
+from tasks.session import _inputs
+
+pytestmark = [
+    pytest.mark.slow,  # 10 s for Prefect's server alone
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
+]
+Ingest = Callable[..., StageResult]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect() -> Iterator[None]:
+    with prefect_test_harness():
+        yield
+
+
+@pytest.fixture(scope="module")
+def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture
+def ingest(profile_of: Callable[..., Profile], tracking_uri: str) -> Ingest:
+    def work(*, finish: bool = False, **settings: object) -> StageResult:
+        profile = profile_of(data=settings, tracking={"uri": tracking_uri})
+
+        def read(run: Run) -> StageResult:
+            return ingest_workbook(run, _inputs(profile, run.directory)[0])
+
+        with open_run(profile, "refresh") as run:
+            result = flow(read, validate_parameters=False)(run)
+            if finish:
+                finish_run(run)
+            return result  # type: ignore[return-value]
+
+    return work
+
+
+def test_a_drop_folder(ingest: Ingest, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    drop = tmp_path / "drop"
+    drop.mkdir()
+    (drop / "a.csv").write_text("问题\n头疼\n42\n" + "头疼\n" * 25)
+    (drop / "b.jsonl").write_text('{"问题": "失眠"}\n')
+    (drop / "README.md").write_text("x")
+    result = ingest(workbook=str(drop), finish=True)
+    assert (result.rows_in, result.rows_out, result.dropped) == (28, 2, {"duplicate": 25, "not_text": 1})
+    assert [row.source for row in read_jsonl(result.path("rows"), Row) if row.status == "ok"] == [
+        "a.csv:2",
+        "b.jsonl:1",
+    ]
+    assert "README.md: skipped" in caplog.text
+    assert "a.csv:4: duplicate: repeats a.csv:2" in caplog.text
+    assert "... and 6 more" in caplog.text
+    assert ingest(workbook=str(drop)).run_id == result.run_id
+    (drop / "c.csv").write_text("问题\n胃疼\n")
+    assert ingest(workbook=str(drop)).rows_out == 3
+
+
+def test_a_database_is_asked_once_a_run(ingest: Ingest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = sqlite3.connect(tmp_path / "log.db")
+    monkeypatch.setenv("LOG_DB", f"sqlite:///{tmp_path / 'log.db'}")
+    connection.execute("CREATE TABLE log (问题)")
+    connection.execute("INSERT INTO log VALUES ('头疼')")
+    connection.commit()
+    sql = {"url_env": "LOG_DB", "query": "SELECT 问题 FROM log"}
+    first = ingest(sql=sql)
+    connection.execute("INSERT INTO log VALUES ('失眠')")
+    connection.commit()
+    monkeypatch.delenv("LOG_DB")
+    continued = ingest(sql=sql, finish=True)
+    assert (continued.run_id, continued.rows_out) == (first.run_id, 1)
+    monkeypatch.setenv("LOG_DB", f"sqlite:///{tmp_path / 'log.db'}")
+    tomorrow = ingest(sql=sql, finish=True)
+    assert [row.source for row in read_jsonl(tomorrow.path("rows"), Row)] == ["sql:1", "sql:2"]
+    assert ingest(sql=sql).run_id == tomorrow.run_id  # asked again, and nothing is new
+    connection.close()
+
+
+def test_no_usable_row_and_a_file_that_changes(ingest: Ingest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "q.csv"
+    path.write_text("问题\n42\n")
+    with pytest.raises(StageError, match=r"none of its 1 rows can be used; first: q.csv:2: not_text: "):
+        ingest(workbook=str(path))
+    path.write_text("问题\n头疼\n")
+    digests = iter(["one", "two"])
+    monkeypatch.setattr(data, "digest_of", lambda _: next(digests))
+    with pytest.raises(WorkbookError, match="was changed while it was read; run again"):
+        ingest(workbook=str(path))

@@ -1,0 +1,28 @@
+"""Rows for tests of duplicates, splits and datasets."""
+
+import random
+from typing import Any
+
+from qinglan.rows import Row, row_id
+
+LONG = "我爷爷今年六十八岁，患高血压多年，最近早晨起床后经常头晕，想请问一下医生应该怎样治疗比较好"
+SAME = LONG.replace("，", " ").replace("比较好", "比较好呢？")
+
+
+def row(query: str, profile: str = "", history: str = "", **fields: Any) -> Row:
+    return Row(
+        id=row_id("t", query, profile, history),
+        tenant="t",
+        query=query,
+        profile=profile,
+        history=history,
+        source="q",
+        **fields,
+    )
+
+
+def random_rows(count: int, seed: int = 0, **fields: Any) -> list[Row]:
+    """Questions with next to no trigram in common."""
+    source = random.Random(seed)
+    letters = [chr(0x4E00 + i) for i in range(3000)]
+    return [row("".join(source.sample(letters, 12)), **fields) for _ in range(count)]

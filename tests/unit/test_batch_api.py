@@ -1,0 +1,465 @@
+"""Asking through the batch API over real HTTP: every answer once, at half price, whatever dies on the way."""
+
+import asyncio
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from qinglan.artifacts import hash_of
+from qinglan.batch_api import BatchOutcome, BatchProgress, distill_by_batch
+from qinglan.batch_plan import affordable, batch_costs_usd, chunks
+from qinglan.batch_wire import parse_result, request_line
+from qinglan.chat import Account, Request, openai_client
+from qinglan.config import BatchApi, Endpoint, LedgerStore, Price
+from qinglan.embedded.batch_store import BatchRequest, BatchStore
+from qinglan.embedded.serving import Weather
+from qinglan.embedded.teacher_server import REWRITER, Speakers, create_app
+from qinglan.errors import ConfigError
+from qinglan.ledger import Ledger, ledger_url, open_ledger
+
+PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
+ACCOUNT = Account("r", "t", "teacher", REWRITER, PRICE)
+SERVER = "stand-in"
+
+
+class CountingStore(BatchStore):
+    """Remembers what was created."""
+
+    def __init__(self, **options: Any) -> None:
+        speakers = Speakers()
+        super().__init__(speakers.complete_line, speakers.models, **options)
+        self.created: list[list[str]] = []
+
+    def create(self, request: BatchRequest) -> dict[str, Any]:
+        content = self.file(request.input_file_id).content
+        self.created.append(re.findall(r'"custom_id": "(\w+)"', content.decode()))
+        return super().create(request)
+
+    @property
+    def times_asked(self) -> Counter[str]:
+        return Counter(each for batch in self.created for each in batch)
+
+
+@dataclass
+class Trouble:
+    """ASGI middleware: what is on the list happens once each, to the first request that fits."""
+
+    app: Any
+    to_come: list[tuple[str, str, str]] = field(default_factory=list)
+    """Method, path's beginning, and whether the answer is lost (`lose`), ends in the middle (`half`), or is no more
+    than a status."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = [each for each in self.to_come if scope["type"] == "http" and _fits(each, scope)]
+        if not found:
+            await self.app(scope, receive, send)
+            return
+        self.to_come.remove(found[0])
+        how = found[0][2]
+        if how.isdigit():
+            await JSONResponse({"error": {"message": "bad key sk-secret"}}, int(how))(scope, receive, send)
+            return
+
+        async def badly(message: Message) -> None:
+            if how == "half" and message["type"] == "http.response.start":
+                await send(message)
+            elif how == "half" and message.get("body"):
+                await send({**message, "body": message["body"][: len(message["body"]) // 2], "more_body": True})
+
+        await self.app(scope, receive, badly)  # uvicorn closes a connection whose answer never ends
+
+
+def _fits(trouble: tuple[str, str, str], scope: Scope) -> bool:
+    return trouble[0] == scope["method"] and bool(re.match(trouble[1], scope["path"]))
+
+
+@dataclass
+class Teacher:
+    """A running stand-in."""
+
+    url: str
+    store: CountingStore
+    trouble: Trouble
+
+
+Start = Callable[..., Teacher]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start stand-ins that end with the test."""
+    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start_one(*, fault_rate: float = 0.0, weather: float = 0.0, **options: Any) -> Teacher:
+        store = CountingStore(**{"batch_s": 0.0} | options, fault_rate=fault_rate)
+        trouble = Trouble(Weather(create_app(batches=store), fault_rate=weather, seed=4))
+        server = uvicorn.Server(
+            uvicorn.Config(trouble, port=0, timeout_graceful_shutdown=1, log_level="critical", lifespan="off")
+        )
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        running.append((server, thread))
+        while not server.started:
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        return Teacher(f"http://127.0.0.1:{port}/v1", store, trouble)
+
+    yield start_one
+    for server, _ in running:
+        server.should_exit = True
+    for _, thread in running:
+        thread.join()
+
+
+def requests(count: int, model: str = REWRITER) -> list[Request]:
+    bodies = (
+        {"model": model, "max_tokens": 60, "messages": [{"role": "user", "content": f"虾青素怎么吃{number}"}]}
+        for number in range(count)
+    )
+    return [Request(hash_of(body), body) for body in bodies]
+
+
+def new_ledger(folder: Path, kind: type[Ledger] = Ledger) -> Ledger:
+    return kind(ledger_url(LedgerStore(), folder))
+
+
+async def ask(ledger: Ledger, url: str, wanted: list[Request], settings: Any = None, **options: Any) -> BatchOutcome:
+    client = openai_client(Endpoint(model=REWRITER, timeout_s=5), url, "teacher")
+    try:
+        return await distill_by_batch(
+            wanted,
+            client=client,
+            ledger=ledger,
+            settings=BatchApi.model_validate({"poll_every_s": 0.02} | (settings or {})),
+            **{"account": ACCOUNT, "server": SERVER, "retries": 3} | options,
+        )
+    finally:
+        await client.close()
+
+
+def free(ledger: Ledger, wanted: list[Request]) -> bool:
+    """Whether the live pass could ask all of these."""
+    hashes = {each.request_hash for each in wanted}
+    return ledger.claim(hashes, ledger.holder) == hashes
+
+
+async def test_answers_come_at_half_price_and_without_a_latency(tmp_path: Path, start: Start):
+    teacher, wanted = start(batch_s=0.2), requests(5)
+    seen: list[BatchProgress] = []
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        outcome = await ask(ledger, teacher.url, wanted, on_progress=seen.append)
+        assert outcome == BatchOutcome(answered=5, missing=(), reasons={})
+        calls = ledger.get_many([each.request_hash for each in wanted]).values()
+        usage = ledger.usage("r", "teacher")
+        assert not ledger.open_batches(f"{SERVER} {REWRITER}", "teacher")
+    full_price = (PRICE.input_per_million_usd * usage.prompt_tokens + 10 * usage.completion_tokens) / 1e6
+    assert usage.cost_usd == pytest.approx(full_price / 2)
+    assert {call.latency_ms for call in calls} == {None}
+    assert all("虾青素" in call.text for call in calls)
+    assert (seen[0].completed, seen[-1].completed, seen[-1].total) == (0, 5, 5)
+
+
+async def test_what_the_ledger_has_is_not_sent_again(tmp_path: Path, start: Start):
+    teacher = start()
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        await ask(ledger, teacher.url, requests(3))
+        assert (await ask(ledger, teacher.url, requests(5))).answered == 5
+    assert list(map(len, teacher.store.created)) == [3, 2]
+
+
+async def test_batches_are_no_larger_than_asked_for(tmp_path: Path, start: Start):
+    teacher = start()
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        assert (await ask(ledger, teacher.url, requests(7), {"max_requests": 3})).answered == 7
+    assert sorted(map(len, teacher.store.created)) == [1, 3, 3]
+
+
+async def test_no_question_stays_at_the_service(tmp_path: Path, start: Start):
+    teacher = start(fault_rate=0.3, seed=2)
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        await ask(ledger, teacher.url, requests(20))
+    assert teacher.store._files == {}
+
+
+async def test_failed_lines_are_recorded_and_left_to_the_live_pass(tmp_path: Path, start: Start):
+    teacher, wanted = start(fault_rate=0.3, seed=2), requests(40)
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        outcome = await ask(ledger, teacher.url, wanted)
+        failed = len(outcome.missing)
+        assert (outcome.answered + failed, outcome.reasons) == (40, {"http_500": failed})
+        assert failed > 3
+        usage = ledger.usage("r", "teacher")
+        assert (usage.calls, usage.failed) == (40, failed)
+        assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
+
+
+async def test_bad_weather_neither_loses_nor_repeats_a_batch(tmp_path: Path, start: Start):
+    teacher = start(weather=0.3)
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        outcome = await ask(ledger, teacher.url, requests(6), {"max_requests": 2}, retries=8)
+    assert outcome.answered == 6
+    assert set(teacher.store.times_asked.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        ("POST", "/v1/files", "lose"),
+        ("POST", "/v1/batches", "lose"),
+        ("POST", "/v1/batches", "half"),
+        ("GET", "/v1/batches/batch_", "lose"),
+        ("GET", "/v1/files/.*/content", "lose"),
+        ("GET", "/v1/files/.*/content", "half"),
+        ("DELETE", "/v1/files", "lose"),
+    ],
+)
+async def test_a_lost_answer_costs_nothing(tmp_path: Path, start: Start, trouble: tuple[str, str, str]):
+    teacher = start()
+    teacher.trouble.to_come.append(trouble)
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        assert (await ask(ledger, teacher.url, requests(600), {"max_requests": 600})).answered == 600
+        assert ledger.usage("r", "teacher").calls == 600
+    assert teacher.trouble.to_come == []
+    assert len(teacher.store.created) == 1
+
+
+async def test_an_expired_batch_gives_what_it_has(tmp_path: Path, start: Start):
+    teacher, wanted = start(batch_s=0.4, window_s=0.2), requests(10)
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        outcome = await ask(ledger, teacher.url, wanted)
+        assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
+    assert 0 < outcome.answered < 10
+    assert outcome.reasons == {"batch_expired": len(outcome.missing)}
+
+
+async def test_a_late_batch_is_cancelled_and_gives_what_it_has(tmp_path: Path, start: Start):
+    teacher = start(batch_s=2.0)
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        outcome = await ask(ledger, teacher.url, requests(50), {"give_up_after_h": 0.6 / 3600})
+    assert 0 < outcome.answered < 50
+    assert outcome.reasons == {"batch_cancelled": len(outcome.missing)}
+
+
+async def test_a_batch_that_does_not_even_end_when_cancelled_is_given_up(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("qinglan.batch_jobs._CANCEL_WITHIN_S", 0.05)
+    teacher, wanted = start(batch_s=20.0), requests(3)
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        outcome = await ask(ledger, teacher.url, wanted, {"give_up_after_h": 0.05 / 3600})
+        assert (len(outcome.missing), outcome.reasons) == (3, {"batch_late": 3})
+        assert free(ledger, wanted)
+        assert ledger.open_batches(f"{SERVER} {REWRITER}", "teacher")
+
+
+async def test_a_batch_that_fails_as_a_whole_says_why(tmp_path: Path, start: Start):
+    wanted = requests(3, model="no-such-model")
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        outcome = await ask(ledger, start().url, wanted)
+        assert (outcome.answered, outcome.reasons) == (0, {"batch_model_not_found": 3})
+        assert free(ledger, wanted)
+
+
+async def test_a_batch_that_the_service_lost_is_left_to_the_live_pass(tmp_path: Path, start: Start):
+    first, second, wanted = start(batch_s=60.0), start(), requests(3)
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ask(ledger, first.url, wanted), 0.5)
+        outcome = await ask(ledger, second.url, wanted)
+        assert (len(outcome.missing), outcome.reasons) == (3, {"batch_lost": 3})
+        assert free(ledger, wanted)
+
+
+async def test_a_restart_waits_for_its_batch(tmp_path: Path, start: Start):
+    teacher = start(batch_s=1.0)
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger, pytest.raises(TimeoutError):
+        await asyncio.wait_for(ask(ledger, teacher.url, requests(4)), 0.5)
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        assert (await ask(ledger, teacher.url, requests(6))).answered == 6
+    assert sorted(map(len, teacher.store.created)) == [2, 4]
+
+
+async def test_somebody_elses_finished_batch_is_merged_in_passing(tmp_path: Path, start: Start):
+    teacher, theirs = start(batch_s=0.6), requests(8)[5:]
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ask(ledger, teacher.url, theirs), 0.3)
+        await asyncio.sleep(0.5)
+        assert (await ask(ledger, teacher.url, requests(2))).answered == 2
+        assert len(ledger.get_many([each.request_hash for each in theirs])) == 3
+
+
+async def test_two_at_once_send_one_batch(tmp_path: Path, start: Start):
+    teacher = start(batch_s=0.3)
+    ledgers = [new_ledger(tmp_path) for _ in range(2)]
+    outcomes = await asyncio.gather(*(ask(ledger, teacher.url, requests(5)) for ledger in ledgers))
+    again = await asyncio.gather(*(ask(ledger, teacher.url, requests(5)) for ledger in ledgers))
+    assert max(outcome.answered for outcome in outcomes) == 5
+    assert [outcome.answered for outcome in again] == [5, 5]
+    assert ledgers[0].usage("r", "teacher").calls == 5
+    assert set(teacher.store.times_asked.values()) == {1}
+    for ledger in ledgers:
+        ledger.close()
+
+
+async def test_what_somebody_is_asking_live_is_not_sent(tmp_path: Path, start: Start):
+    teacher, wanted = start(), requests(3)
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as other:
+        other.claim([wanted[1].request_hash], other.holder)
+        with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+            outcome = await ask(ledger, teacher.url, wanted)
+        assert outcome.missing == (wanted[1].request_hash,)
+        assert not free(new_ledger(tmp_path), wanted[1:2])
+
+
+async def test_only_what_can_be_paid_for_is_sent(tmp_path: Path, start: Start):
+    teacher, wanted = start(), requests(20)
+    worst_case_usd = sum(batch_costs_usd(wanted, PRICE, None))
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+
+        def left_usd() -> float:
+            return worst_case_usd / 2 - ledger.spent_usd("r")[0]
+
+        outcome = await ask(ledger, teacher.url, wanted, affordable_usd=left_usd)
+        assert left_usd() >= 0
+    assert 10 < outcome.answered < 20  # the real tokens left room for a second batch
+    assert outcome.reasons == {"over_budget": len(outcome.missing)}
+    assert len(teacher.store.created) == 2
+
+
+@pytest.mark.parametrize("status", ["404", "405"])
+async def test_a_service_without_a_batch_api_is_a_config_error(tmp_path: Path, start: Start, status: str):
+    teacher, wanted = start(), requests(2)
+    teacher.trouble.to_come.append(("POST", "/v1/files", status))
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        with pytest.raises(ConfigError, match=rf"teacher: .* has no batch API .*{status}.*set distill.mode=live"):
+            await ask(ledger, teacher.url, wanted)
+        assert free(ledger, wanted)
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+async def test_a_refused_key_is_a_config_error_that_does_not_show_it(tmp_path: Path, start: Start, path: str):
+    teacher = start()
+    teacher.trouble.to_come.append(("POST", path, "401"))
+    refused = pytest.raises(ConfigError, match=r"refuses the key; check teacher.api_key_env")
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger, refused as caught:
+        await ask(ledger, teacher.url, requests(2))
+    assert "sk-secret" not in str(caught.value)
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        assert (await ask(ledger, teacher.url, requests(2))).answered == 2
+
+
+async def test_a_dead_service_leaves_all_to_the_live_pass(tmp_path: Path):
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        outcome = await ask(ledger, "http://127.0.0.1:9/v1", requests(2), retries=0)
+        assert (len(outcome.missing), outcome.reasons) == (2, {"teacher_unavailable": 2})
+
+
+class Killed(BaseException):
+    """SIGKILL, as far as one process can play it."""
+
+
+class MortalLedger(Ledger):
+    """Dies before or after one of its writes, and writes nothing from then on, cleaning up included."""
+
+    dies_at = -1
+    after = False
+
+    def __init__(self, url: Any) -> None:
+        super().__init__(url)
+        self.holder = self.holder.replace(f"|{self.holder.split('|')[1]}|", "|4999999|")
+        self._writes, self.dead = 0, False
+
+
+def _mortal(name: str) -> Callable[..., Any]:
+    def write(self: MortalLedger, *arguments: Any) -> Any:
+        if self.dead:
+            raise Killed
+        self.dead = self._writes == self.dies_at
+        self._writes += 1
+        if self.dead and not self.after:
+            raise Killed
+        result = getattr(Ledger, name)(self, *arguments)
+        if self.dead:
+            raise Killed
+        return result
+
+    return write
+
+
+for _name in ("save_batch", "claim", "release", "exchange", "record"):
+    setattr(MortalLedger, _name, _mortal(_name))
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_killed_anywhere_nothing_is_lost_or_paid_twice(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, after: bool
+):
+    monkeypatch.setattr("qinglan.batch_jobs._LINES_PER_COMMIT", 2)
+    teacher, wanted, deaths = start(), requests(6), 0
+    while True:
+        folder = tmp_path / str(deaths)
+        mortal = new_ledger(folder, MortalLedger)
+        mortal.dies_at, mortal.after = deaths, after
+        teacher.store.created.clear()
+        try:
+            await ask(mortal, teacher.url, wanted)
+            break
+        except Killed:
+            deaths += 1
+        with open_ledger(ledger_url(LedgerStore(), folder)) as ledger:
+            assert (await ask(ledger, teacher.url, wanted)).answered == 6
+            assert ledger.usage("r", "teacher").calls == 6
+            assert not ledger.open_batches(f"{SERVER} {REWRITER}", "teacher")
+        assert set(teacher.store.times_asked.values()) == {1}, deaths
+    assert deaths > 10
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"custom_id": "a", "response": {"status_code": 429, "body": {}}, "error": null}', "http_429"),
+        (b'{"custom_id": "a", "response": null, "error": {"code": "batch_expired"}}', "batch_expired"),
+        (b'{"custom_id": "a", "response": null, "error": {"code": "rate_limit"}}', "batch_rate_limit"),
+        (b'{"custom_id": "a", "response": null, "error": {"code": "=cmd|x!A1"}}', "batch_failed"),
+        (b'{"custom_id": "a", "response": null, "error": null}', "batch_failed"),
+        (b'{"custom_id": "a", "response": {"status_code": 200, "body": "busy"}}', "teacher_bad_response"),
+        (b'{"custom_id": "a", "response": {"status_code": 200, "body": {"choices": []}}}', "teacher_bad_response"),
+    ],
+)
+def test_reasons(line: bytes, reason: str):
+    result = parse_result(line)
+    assert result
+    assert (result.request_hash, result.completion, result.reason) == ("a", None, reason)
+
+
+@pytest.mark.parametrize("line", [b"", b"{half", b"[]", b'{"response": null}', b'{"custom_id": 7}'])
+def test_a_line_that_names_no_request_says_nothing(line: bytes):
+    assert parse_result(line) is None
+
+
+def test_chunks_by_count_and_bytes():
+    wanted = requests(5)
+    length = len(request_line(wanted[0]))
+    assert [len(chunk) for chunk in chunks(wanted, 2)] == [2, 2, 1]
+    assert [len(chunk) for chunk in chunks(wanted, 9, max_bytes=3 * length)] == [3, 2]
+    assert [len(chunk) for chunk in chunks(wanted, 9, max_bytes=1)] == [1] * 5
+    assert list(chunks([], 9)) == []
+
+
+def test_costs_are_those_of_the_longest_answer_until_enough_calls_are_known():
+    (guessed,) = batch_costs_usd(requests(1), PRICE, (100, 10, 49))
+    assert guessed == pytest.approx(0.5 * (6 + 10 * 60) / 1e6)
+    (known,) = batch_costs_usd(requests(1), PRICE, (100, 10, 50))
+    assert known == pytest.approx(1.1 * 0.5 * (100 + 10 * 10) / 1e6)
+    assert [affordable([2.0] * 3, usd) for usd in (-1, 1.9, 2, 5, 60)] == [0, 0, 1, 2, 3]

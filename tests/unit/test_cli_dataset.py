@@ -1,0 +1,129 @@
+"""`qinglan dataset`, in this process."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from qinglan import cli
+from qinglan.artifacts import write_jsonl
+from qinglan.config import Profile, load_profile
+from qinglan.rows import Retrieved, Row, row_id
+from qinglan.versions import Version, note_training, publish
+
+Qinglan = Callable[..., tuple[int, str, str]]
+FOUND = Retrieved(ids=("b", "g"), scores=(0.8, 0.1), titles=("", ""))
+
+
+def row(query: str, **fields: Any) -> Row:
+    known: dict[str, Any] = {"rewrite": f"{query} 用法", "split": "train", "source": "q.xlsx!问题!A7"} | fields
+    return Row(id=row_id("t", query), tenant="t", query=query, **known)
+
+
+LABELLED = row("钙片", gold_id="g", rewrite_retrieved=FOUND, judge_score=4.5, rewrite_request="e4a92e45")
+ROWS = [row("鱼油"), LABELLED, row("硒\x1b[2J[bold]").failed("rag_error")]
+
+
+@pytest.fixture
+def profile_path(profile_of: Callable[..., Profile], tmp_path: Path) -> str:
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump(profile_of().model_dump(mode="json")))
+    return str(path)
+
+
+@pytest.fixture
+def qinglan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], profile_path: str) -> Qinglan:
+    """Run `qinglan dataset`: status, stdout, stderr."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["qinglan", "dataset", *words, "--profile", profile_path])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def two(profile_path: str, tmp_path: Path) -> tuple[Version, Version]:
+    """A version, and one with a row more, a row less and a row changed."""
+    profile = load_profile(profile_path)
+    later = [ROWS[0].failed("below_threshold"), ROWS[1], row("叶黄素")]
+    files = [write_jsonl(tmp_path / f"{n}" / "rows.jsonl", rows) for n, rows in enumerate((ROWS, later))]
+    first, second = (publish(profile, "run-1", {"rows": file}) for file in files)
+    note_training(profile, first.id, "run-1")
+    return first, second
+
+
+def test_list(qinglan: Qinglan, two: tuple[Version, Version]):
+    status, out, _ = qinglan("list")
+    _, newest, oldest = out.splitlines()
+    assert status == 0
+    assert newest.startswith(f"{two[1].id} ")
+    assert newest.split()[-5:] == [two[0].id, "3", "2", "2", "none"]
+    assert oldest.startswith(f"{two[0].id} (trained)")
+
+
+def test_show_prints_the_card(qinglan: Qinglan, two: tuple[Version, Version]):
+    status, out, _ = qinglan("show", two[0].id[:6])
+    assert status == 0
+    assert f"Dataset {two[0].id}" in out
+    assert f"Files: {two[0].directory}" in out
+
+
+def test_a_rows_lineage_leads_to_its_cell_and_its_call(qinglan: Qinglan, two: tuple[Version, Version]):
+    status, out, _ = qinglan("show", "--row", LABELLED.id)
+    facts = {line[:20].strip(): line[20:].strip() for line in out.splitlines()}
+    assert status == 0
+    assert facts["source"] == "q.xlsx!问题!A7"
+    assert facts["ledger request"] == "e4a92e45"
+    assert facts["top-1 score"] == "– → 0.800"
+    assert facts["gold document's rank"] == "– → 2"
+    assert (facts["verdict"], facts["split"], facts["judge"], facts["run"]) == ("ok", "train", "4.50", "run-1")
+
+
+def test_diff_is_against_the_parent_by_default(qinglan: Qinglan, two: tuple[Version, Version]):
+    status, out, _ = qinglan("diff")
+    assert status == 0
+    assert out.startswith(f"{two[0].id} → {two[1].id}: 1 rows added, 1 removed, 1 changed, 1 as they were\n")
+    assert "  ok → below_threshold: 1\n" in out
+    assert {line.split()[0] for line in out.splitlines()[3:]} == {"added", "removed", "changed"}
+    assert qinglan("diff", two[0].id, two[1].id)[1] == out
+
+
+def test_a_text_can_neither_steer_the_terminal_nor_be_markup(qinglan: Qinglan, two: tuple[Version, Version]):
+    for words in (["diff"], ["show", two[0].id, "--row", ROWS[2].id]):
+        out = qinglan(*words)[1]
+        assert "\x1b" not in out
+        assert "[bold]" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["show", "nope"], "dataset version `nope`: not found for tenant `default`; newest: "),
+        (["diff", "nope"], "dataset version `nope`: not found"),
+        (["diff", "latest", "nope"], "dataset version `nope`: not found"),
+        (["show", "--row", "nope"], ": has no row `nope`; ids are in "),
+    ],
+)
+def test_a_mistake_is_one_line(qinglan: Qinglan, two: tuple[Version, Version], words: list[str], message: str):
+    status, out, err = qinglan(*words)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_before_the_first_version(qinglan: Qinglan):
+    status, _, err = qinglan("list")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "no dataset version yet; run `qinglan run refresh` first" in err
+
+
+def test_the_first_version_has_nothing_to_compare_with(qinglan: Qinglan, profile_path: str, tmp_path: Path):
+    rows = write_jsonl(tmp_path / "rows.jsonl", ROWS)
+    version = publish(load_profile(profile_path), "run-1", {"rows": rows})
+    status, _, err = qinglan("diff")
+    assert (status, err.count("\n")) == (2, 1)
+    assert f"dataset version {version.id}: is the tenant's first, so there is none to compare it with" in err

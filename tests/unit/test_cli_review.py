@@ -1,0 +1,98 @@
+"""`qinglan review` as a person uses it: out, filled in, back in, counted."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import openpyxl
+import pytest
+import yaml
+
+from qinglan import cli
+from qinglan.artifacts import StageResult, write_jsonl
+from qinglan.config import Profile
+from qinglan.review import load_reviews, store_path
+from qinglan.rows import Retrieved, Row, row_id
+from qinglan.runs import open_run, save_stage
+
+FOUND = Retrieved(ids=("d",), scores=(0.9,), titles=("首条",))
+Review = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def profile(profile_of: Callable[..., Profile]) -> Profile:
+    return profile_of(tenant={"id": "t[/b]"})
+
+
+@pytest.fixture
+def review(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Review:
+    """Run `qinglan review …` in this process: status, stdout, stderr."""
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump(profile.model_dump(mode="json")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["qinglan", "review", *words, "--profile", "p.yaml"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+def finish_run(profile: Profile, count: int) -> None:
+    def row(query: str) -> Row:
+        key, tenant = row_id(profile.tenant.id, query), profile.tenant.id
+        found = {"original_retrieved": FOUND, "rewrite_retrieved": FOUND}
+        return Row(id=key, tenant=tenant, query=query, source="q.csv:2", rewrite="改写", **found)
+
+    with open_run(profile, "refresh") as run:
+        artifact = write_jsonl(run.stage_directory("select") / "rows.jsonl", (row(f"问题{n}") for n in range(count)))
+        save_stage(run, StageResult(stage="select", key="k", run_id=run.id, seconds=1, artifacts={"rows": artifact}))
+
+
+def fill_in(path: Path, *verdicts: str | None, reviewer: str = "") -> None:
+    book = openpyxl.load_workbook(path)
+    for number, verdict in enumerate(verdicts, 2):
+        book["审核"][f"P{number}"], book["审核"][f"S{number}"] = verdict, reviewer
+    book.save(path)
+
+
+def test_export_import_list(profile: Profile, review: Review):
+    assert review("list")[1].startswith("no reviews under ")
+    finish_run(profile, 5)
+    status, out, err = review("export", "--rows", "4")
+    assert (status, err) == (0, "")
+    assert out.startswith("review.xlsx: 4 rows of run ")
+    assert "  随机对照 4\n" in out
+
+    fill_in(Path("review.xlsx"), "通过", "拒绝", "accept", None, reviewer="[/王]")
+    status, out, err = review("import", "review.xlsx")
+    assert (status, err) == (0, "")
+    assert "review.xlsx: 2 accepted, 1 rejected, 0 corrected; 1 rows without a verdict" in out
+    assert f"{store_path(profile)}: 3 new, 0 of them against an earlier verdict; 0 unchanged" in out
+    assert (
+        "1 of 3 control rows rejected or corrected = 33.3% [6.1%, 79.2%] (Wilson, 95%); 1 control rows have no" in out
+    )
+    assert "0 new, 0 of them against an earlier verdict; 3 unchanged" in review("import", "review.xlsx")[1]
+
+    status, out, _ = review("list", "--run", "latest")
+    (line,) = (line for line in out.splitlines() if "[/王]" in line)
+    assert [cell.strip() for cell in line.strip("│").split("│")][:5] == ["t[/b]", "[/王]", "2", "1", "0"]
+    assert "3 verdicts hold, 0 no longer" in out
+
+    assert review("export")[0] == 2  # review.xlsx is there
+    assert "left out: 3 rows that are reviewed" in review("export", "--out", "2.xlsx")[1]
+
+
+def test_bad_cells_are_listed_and_nothing_is_imported(profile: Profile, review: Review):
+    finish_run(profile, 25)
+    review("export")
+    fill_in(Path("review.xlsx"), *["maybe"] * 24, "通过")
+    status, out, err = review("import", "review.xlsx")
+    assert (status, out) == (2, "")
+    *lines, last = err.splitlines()
+    assert lines == [f'review.xlsx!审核!P{n}: "maybe" is no verdict; write 通过, 拒绝 or 修改' for n in range(2, 22)]
+    assert last == "error: review.xlsx: 24 cells to correct, 4 of them not shown; nothing was imported"
+    assert load_reviews(profile).by_row == {}

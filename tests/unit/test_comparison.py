@@ -1,0 +1,281 @@
+"""Teachers side by side: who is asked, the figures, and which one to buy."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qinglan.chat import request_of
+from qinglan.clients import key_salt, site_ledger
+from qinglan.comparison import arms_of, contenders, draw, evaluate_teachers, holm, paid_in_vain
+from qinglan.config import Evaluate, Profile
+from qinglan.embedded.services import Services
+from qinglan.ledger import Call
+from qinglan.purchase import advise, family
+from qinglan.recipes import get_recipe
+from qinglan.report import Purchase
+from qinglan.rows import Retrieved, Row
+from qinglan.runs import Run
+
+ProfileOf = Callable[..., Profile]
+EVALUATE = Evaluate(bootstrap_resamples=400)
+PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 10.0}
+HIT, MISS = Retrieved(ids=("g",), scores=(0.9,)), Retrieved(ids=("x",), scores=(0.3,))
+
+
+def question(number: int, **more: Any) -> Row:
+    return Row(id=f"{number:04}", tenant="t", query=f"问{number}", source="f!A1", gold_id="g").model_copy(update=more)
+
+
+def answered(number: int, *, hit: bool = True, cost: float = 0.001, judge: float = 4.0, label: bool = True) -> Row:
+    return question(
+        number, rewrite="改写", rewrite_cost_usd=cost, rewrite_latency_ms=100.0, judge_score=judge,
+        rewrite_retrieved=HIT if hit else MISS, original_retrieved=MISS, gold_id=f"g{number}" if label else None,
+    )  # fmt: skip
+
+
+def hits(every: int, cost: float = 0.001, count: int = 200, **more: Any) -> list[Row]:
+    """Rows whose gold document is found, except for each `every`-th; every row a group of its own."""
+    found = Retrieved(ids=("right",), scores=(0.9,))
+    return [
+        answered(n, cost=cost, **more).model_copy(
+            update={"rewrite_retrieved": (MISS if n % every == 0 else found.model_copy(update={"ids": (f"g{n}",)}))}
+        )
+        for n in range(count)
+    ]
+
+
+def profile_with(profile_of: ProfileOf, *names: str, judge: str = "small", **compare: Any) -> Profile:
+    teachers = {name: {"model": f"{name}-model"} for name in names}
+    models = ["big", judge, *(f"{name}-model" for name in names)]
+    return profile_of(
+        compare={"teachers": teachers, **compare}, judge={"model": judge}, prices=dict.fromkeys(models, PRICE)
+    )
+
+
+@pytest.fixture
+def advised(profile_of: ProfileOf) -> Callable[..., Purchase]:
+    def make(main: list[Row], judge: str = "small", tolerable_loss: float = 0.03, **rivals: list[Row]) -> Purchase:
+        profile = profile_with(profile_of, *rivals, judge=judge, tolerable_loss=tolerable_loss)
+        arms = arms_of({"teacher": main, **rivals}, {})
+        purchase = advise(profile, evaluate_teachers(arms, main, EVALUATE), arms)
+        assert purchase
+        return purchase
+
+    return make
+
+
+def test_draw_is_the_same_whatever_the_order_and_grows():
+    rows = [question(n) for n in range(50)]
+    ids = [row.id for row in draw(rows, 10)]
+    assert [row.id for row in draw(rows[::-1], 10)] == ids
+    assert [row.id for row in draw(rows, 20)][:10] == ids
+    assert ids != sorted(ids)
+
+
+def test_draw_takes_usable_rows_only_and_all_if_there_are_fewer():
+    rows = [question(n).failed("empty_query") if n % 2 else question(n) for n in range(10)]
+    assert {row.id for row in draw(rows, 500)} == {row.id for row in rows if row.status == "ok"}
+
+
+def test_every_teacher_takes_the_main_ones_place(profile_of: ProfileOf, tmp_path: Path):
+    profile = profile_of(
+        compare={"teachers": {"cheap": {"model": "small"}}}, distill={"mode": "batch_api", "max_failed_share": 0.01}
+    )
+    run = Run(id="r", flow="compare", profile=profile, directory=tmp_path)
+    main, rival = contenders(run, Services("http://main", "http://judge", "http://rag", {"cheap": "http://cheap"}))
+    assert (main.run.profile.teacher.model, main.services.teacher_url, main.stage("distill")) == (
+        "big", "http://main", "distill",
+    )  # fmt: skip
+    assert (rival.run.profile.teacher.model, rival.services.teacher_url, rival.stage("distill")) == (
+        "small", "http://cheap", "distill-cheap",
+    )  # fmt: skip
+    assert rival.services.judge_url == "http://judge"
+    # A teacher that refuses half is a finding, and only a live answer has a latency.
+    for each in (main, rival):
+        assert (each.run.profile.distill.max_failed_share, each.run.profile.distill.mode) == (1.0, "live")
+
+
+def test_holm_is_the_textbooks():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_a_refusal_is_paid_for_and_not_scored(profile_of: ProfileOf):
+    rival = [answered(0), answered(1), question(2).failed("teacher_refused"), question(3).failed("truncated")]
+    main = [answered(n) for n in range(4)]
+    arms = arms_of({"teacher": main, "cheap": rival}, {"cheap": {"0002": 0.004}})
+    evaluation = evaluate_teachers(arms, main, EVALUATE)
+    cheap = evaluation.arms["cheap"]
+    assert (cheap.n, cheap.failed, cheap.quality) == (4, 2, 4.0)
+    assert cheap.cost_per_1000_usd == pytest.approx(1000 * (0.001 + 0.001 + 0.004) / 2)
+    found = {c.metric: c for c in evaluation.comparisons if c.b == "teacher"}
+    assert (found["quality"].n, found["quality"].one_sided) == (2, 2)
+    assert (found["answered"].n, found["answered"].diff) == (4, -0.5)
+
+
+def test_the_original_question_keeps_its_score_where_the_main_teacher_failed():
+    main, rival = [question(0).failed("teacher_refused")], [answered(0)]
+    (original,) = arms_of({"teacher": main, "cheap": rival}, {})["original"]
+    assert (original.retrieved, original.reason) == (MISS, None)
+
+
+def test_what_the_budget_left_out_is_no_refusal():
+    main = [answered(n) for n in range(4)]
+    rival = [*main[:2], question(2).failed("over_budget"), question(3).failed("over_budget")]
+    comparisons = evaluate_teachers(arms_of({"teacher": main, "cheap": rival}, {}), main, EVALUATE).comparisons
+    assert "answered" not in {c.metric for c in comparisons}
+
+
+def test_the_ledger_knows_what_a_refusal_cost(profile_of: ProfileOf):
+    profile, row = profile_of(), question(1)
+    messages = get_recipe(profile.recipe).teacher_messages(row, profile.tenant)
+    call = Call(
+        request_hash=request_of(profile.teacher, key_salt(profile, "teacher"), messages).request_hash,
+        run_id="r", tenant="t", role="teacher", model="big", text="", refusal="no", finish_reason="stop",
+        prompt_tokens=1, completion_tokens=1, cost_usd=0.25, latency_ms=1.0,
+    )  # fmt: skip
+    with site_ledger(profile) as ledger:
+        ledger.record([call])
+        rows = [row.failed("teacher_refused"), question(2).failed("teacher_timeout"), answered(3)]
+        assert paid_in_vain(profile, rows, ledger) == {"0001": 0.25}
+
+
+def test_several_rivals_are_corrected_and_one_is_not():
+    main, arms = hits(10), {"teacher": hits(10), "a": hits(4), "b": hits(9)}
+    two = evaluate_teachers(arms_of(arms, {}), main, EVALUATE).comparisons
+    one = evaluate_teachers(arms_of({k: arms[k] for k in ("teacher", "a")}, {}), main, EVALUATE).comparisons
+    top1 = next(c for c in two if (c.a, c.metric) == ("a", "top1"))
+    assert top1.p_holm == pytest.approx(2 * (top1.p_value or 0))
+    assert {c.p_holm for c in one if c.b == "teacher"} == {None}
+    assert [(c.a, c.b) for c in two if c.metric == "top1"] == [
+        ("a", "teacher"), ("b", "teacher"), ("teacher", "original"), ("a", "original"), ("b", "original"),
+    ]  # fmt: skip
+
+
+def test_as_good_and_cheaper_is_taken(advised: Callable[..., Purchase]):
+    main = hits(10, cost=0.012)
+    found = advised(main, cheap=hits(10, cost=0.001))
+    assert found.tone == "better"
+    assert found.sentence.startswith("cheap costs 12× less than big ($1.00 against $12.00 per 1,000 rewrites); ")
+    assert "no difference in top-1 is shown: 0.000 [0.000, 0.000]" in found.sentence
+    assert "Within noise" in found.reading and "Take the cheaper one, cheap." in found.reading
+
+
+def test_worse_and_cheaper_is_a_trade_with_both_sides(advised: Callable[..., Purchase]):
+    found = advised(hits(10, cost=0.002), cheap=hits(4, cost=0.001))
+    assert "its top-1 is 0.150 lower [−0.2" in found.sentence
+    assert found.reading.startswith("A trade: with cheap you save $1.00 per 1,000 rewrites and lose 0.150 in top-1")
+    assert (found.tone, "Keep big" in found.reading) == ("open", True)
+
+
+def test_worse_and_dearer_is_left(advised: Callable[..., Purchase]):
+    found = advised(hits(10, cost=0.001), dear=hits(4, cost=0.002))
+    assert "dear costs 2.0× more" in found.sentence
+    assert found.reading.startswith("Keep big: dear is worse in top-1")
+
+
+def test_better_and_dearer_is_a_trade(advised: Callable[..., Purchase]):
+    found = advised(hits(4, cost=0.001), dear=hits(10, cost=0.002))
+    assert found.reading.startswith("A trade: with dear you gain 0.150 in top-1 and 0.090 in mean top-1")
+    assert "and pay $1.00 more per 1,000 rewrites" in found.reading
+
+
+def test_no_gain_for_more_money_is_left(advised: Callable[..., Purchase]):
+    assert "no gain in top-1 is shown, and dear costs more" in advised(hits(10), dear=hits(10, cost=0.002)).reading
+
+
+def test_too_few_questions_claim_nothing(advised: Callable[..., Purchase]):
+    main, rival = hits(10, cost=0.002, count=20), hits(7, cost=0.001, count=20)
+    found = advised(main, cheap=rival)
+    assert found.tone == "open"
+    assert "is not ruled out, and compare.tolerable_loss allows 0.030" in found.reading
+    assert "questions (compare.rows) would tell" in found.reading
+
+
+def test_a_loss_that_is_tolerated_is_still_called_a_loss(advised: Callable[..., Purchase]):
+    found = advised(hits(10, cost=0.002), tolerable_loss=0.3, cheap=hits(4, cost=0.001))
+    assert found.reading.startswith("The loss is real and small: a loss of more than 0.300 top-1")
+    assert "Take the cheaper one" in found.reading
+
+
+def test_good_retrieval_does_not_hide_a_worse_judgement(advised: Callable[..., Purchase]):
+    main = hits(10, cost=0.002, judge=4.5)
+    rival = [row.model_copy(update={"judge_score": 3.0 + n % 2}) for n, row in enumerate(hits(10, cost=0.001))]
+    found = advised(main, cheap=rival)
+    assert found.reading.startswith("A trade") and "lose 1.000 in judge score" in found.reading
+
+
+def test_a_teacher_that_refuses_half_is_not_flattered(advised: Callable[..., Purchase]):
+    main = hits(10, cost=0.002)
+    rival = [row if n % 2 else question(n).failed("teacher_refused") for n, row in enumerate(hits(10, cost=0.0005))]
+    found = advised(main, cheap=rival)
+    assert "lose 0.500 in share of questions answered" in found.reading
+    assert any("cheap left 50.0% of the questions without a rewrite (teacher_refused 100)" in n for n in found.notes)
+
+
+def test_the_cheapest_of_those_to_take_leads_and_all_are_told(advised: Callable[..., Purchase]):
+    found = advised(hits(10, cost=0.01), a=hits(10, cost=0.005), b=hits(10, cost=0.001), c=hits(3, cost=0.02))
+    assert found.rival == "b"
+    assert [text.split()[0] for text in found.offers] == ["a", "b", "c"]
+    assert "Keep big: c is worse" in found.offers[2]
+
+
+def test_a_teacher_without_a_gain_is_worth_no_money(advised: Callable[..., Purchase]):
+    found = advised(hits(10, cost=0.01), cheap=hits(1, cost=0.001))
+    assert found.reading == (
+        "Keep big: cheap is cheaper, but not shown to retrieve better than the question as it was typed."
+    )
+    assert "cheap is not shown to retrieve better than the question as it was typed." in found.notes
+
+
+def test_unlabelled_rows_are_decided_by_the_score(advised: Callable[..., Purchase]):
+    rows = [row.model_copy(update={"gold_id": None}) for row in hits(10, cost=0.002)]
+    assert "mean top-1 score" in advised(rows, cheap=rows).sentence
+
+
+def test_a_judge_of_the_same_family_is_called_out(advised: Callable[..., Purchase]):
+    def of_kin(judge: str) -> bool:
+        notes = advised(hits(10), judge=judge, qwen=hits(10)).notes
+        return any("is of the same family as qwen and may favour it" in note for note in notes)
+
+    assert of_kin("Qwen/Qwen3-32B") and not of_kin("deepseek-chat")
+
+
+@pytest.mark.parametrize(
+    ("model", "maker"),
+    [
+        ("gpt-5", "openai"),
+        ("o3-mini", "openai"),
+        ("Qwen/Qwen3-32B", "qwen"),
+        ("deepseek-chat", "deepseek"),
+        ("7b", "7b"),
+    ],
+)
+def test_family(model: str, maker: str):
+    assert family(model) == maker
+
+
+def test_batch_answers_are_told_as_their_price_is_another(advised: Callable[..., Purchase]):
+    rows = hits(10)
+    rows[0] = rows[0].model_copy(update={"rewrite_latency_ms": None})
+    assert any("1 of cheap's answers came by the batch API" in note for note in advised(hits(10), cheap=rows).notes)
+
+
+def test_nothing_in_common_has_no_verdict(profile_of: ProfileOf):
+    main, rival = [question(0).failed("over_budget")], [question(0).failed("over_budget")]
+    arms = arms_of({"teacher": main, "cheap": rival}, {})
+    assert advise(profile_with(profile_of, "cheap"), evaluate_teachers(arms, main, EVALUATE), arms) is None
+
+
+@pytest.mark.parametrize("name", ["a b", "../x", "", "x" * 41, "teacher", "RL"])
+def test_a_teachers_name_is_a_file_name_of_its_own(profile_of: ProfileOf, name: str):
+    with pytest.raises(ValueError, match=r"teacher's name|has a meaning"):
+        profile_with(profile_of, name)
+
+
+def test_labels_are_the_models_name_and_the_given_ones(advised: Callable[..., Purchase]):
+    labels: Mapping[str, str] = advised(hits(10), cheap=hits(10)).labels
+    assert labels == {"teacher": "big", "cheap": "cheap"}

@@ -1,0 +1,111 @@
+"""The data card: its counts, its examples, and texts that stay text."""
+
+import re
+from typing import Any
+
+import pytest
+
+from qinglan.artifacts import Artifact
+from qinglan.data_card import Card, CardBuilder, Origin
+from qinglan.data_card_markdown import card_markdown, quoted
+from qinglan.drift import drift
+from qinglan.rows import Retrieved, Row, row_id
+from qinglan.sketch import Sketch, SketchBuilder
+
+ORIGIN = Origin(
+    id="abc", tenant="shop", profile="p", run_id="r1", created="2026-11-21T02:00:00+00:00", recipe="query_rewrite",
+    recipe_version="1", teacher="gpt-5", judge="deepseek",
+)  # fmt: skip
+
+
+def row(query: str, score: float = 0.8, **fields: Any) -> Row:
+    known: dict[str, Any] = {"rewrite": f"{query} 用法", "split": "train", "source": "q.xlsx!问题!A2"}
+    known |= {"original_retrieved": Retrieved(ids=("a",), scores=(0.5,), titles=("",))}
+    known |= {"rewrite_retrieved": Retrieved(ids=("a",), scores=(score,), titles=("",))} | fields
+    return Row(id=row_id("t", query), tenant="t", query=query, **known)
+
+
+def card(*rows: Row, **fields: Any) -> Card:
+    builder = CardBuilder()
+    for each in rows:
+        builder.add(each)
+    artifacts = {"rows": Artifact.model_validate({"path": "/v/rows.jsonl", "sha256": "ab" * 32, "rows": len(rows)})}
+    return builder.build(ORIGIN, artifacts, fields.get("drift"))
+
+
+def test_counts():
+    made = card(
+        row("鱼油怎么吃", profile="老人", gold_id="g1", review="accept"),
+        row("钙片", history="问过鱼油", gold_id="g1", split="dev"),
+        row("硒").failed("near_duplicate_of_test"),
+        row("锌").failed("near_duplicate_of_evaluation"),
+        row("铁").failed("rag_error"),
+        row("").failed("empty_query"),
+    )
+    assert (made.rows, made.ok, made.labelled, made.with_profile, made.with_history) == (6, 2, 2, 1, 1)
+    assert made.reasons["empty_query"] == 1
+    assert made.splits == {"dev": {"rows": 1, "ok": 1}, "train": {"rows": 4, "ok": 1}}
+    assert (made.near_duplicates, made.decontaminated, made.reviews) == (1, 1, {"accept": 1})
+    assert (made.intents, made.intent_count, made.lengths) == ({"g1": 2}, 1, {"0–5": 5})
+
+
+def test_words_count_by_sft_training_rows():
+    rows = [row(f"q{n}", rewrite=f"鱼油 用法 稀有{n} 鱼油") for n in range(5)]
+    made = card(*rows, row("dev", split="dev"), row("x").failed("below_threshold"))
+    assert list(made.terms.items())[:2] == [("鱼油", 5), ("用法", 5)]
+    assert (made.term_count, made.rare_terms) == (7, 5)
+
+
+def test_a_persons_correction_is_what_counts():
+    assert list(card(row("鱼油", corrected="深海鱼油")).terms) == ["深海鱼油"]
+
+
+def test_quantiles_of_both_sides():
+    made = card(*(row(f"q{n}", score=n / 10) for n in range(11)), row("x", rewrite_retrieved=None))
+    assert made.scores["rewrite"]["50%"] == 0.5
+    assert made.scores["original"] == {"5%": 0.5, "25%": 0.5, "50%": 0.5, "75%": 0.5, "95%": 0.5}
+
+
+def test_ten_examples_drawn_by_id():
+    rows = [row(f"问{n}") for n in range(30)] + [row(f"答{n}").failed("rag_error") for n in range(30)]
+    examples = card(*rows).examples
+    assert [e.status for e in examples] == ["ok"] * 5 + ["failed"] * 5
+    assert examples == card(*reversed(rows)).examples
+
+
+EVIL = "a|b\n| `c` | <img src=x onerror=1> [click](javascript:1) **d** \\| & " + "e" * 200
+
+
+def test_a_cell_stays_a_cell():
+    text = card_markdown(card(row(EVIL, rewrite=EVIL, source=EVIL, gold_id=EVIL).failed("rag_error")))
+    table = text[text.index("## Examples") :].splitlines()[2:5]
+    assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in table} == {8}
+    assert "<img" not in text
+    assert "](java" not in text.replace("\\]", "")
+    assert "e" * 130 not in text
+
+
+@pytest.mark.parametrize(("text", "shown"), [(None, ""), ("a\r\n b", "a b"), ("x*y_z", r"x\*y\_z"), ("a\\|", r"a\\\|")])
+def test_quoting(text: str | None, shown: str):
+    assert quoted(text) == shown
+
+
+def test_the_card_for_people():
+    parent, now = SketchBuilder(), SketchBuilder()
+    rows = [row(f"鱼油怎么吃{n}", rewrite_request="e4a92e451656b03b") for n in range(20)]
+    for each in rows:
+        parent.add(each)
+        now.add(each)
+    text = card_markdown(card(*rows, drift=drift("parent0", parent.build(), Sketch(), now.build(), 0.2)))
+    assert text.startswith("# Dataset abc\n")
+    assert "| Teacher, judge | gpt-5, deepseek |" in text
+    assert "No question came in since parent0; failures 0.0% → 0.0%. No drift" in text
+    assert "| vocabulary, all rows | 0.000 |" in text
+    assert "| rewrite | 0.800 | 0.800 | 0.800 | 0.800 | 0.800 |" in text
+    assert "## Words of the rewrites: 21, of which 20 are rare" in text
+    assert "| `e4a92e451656` |" in text
+    assert f"| rows | 20 | `{'ab' * 32}` |" in text
+
+
+def test_nothing_at_all():
+    assert "| Rows | 0, of which 0 ok |" in card_markdown(card())

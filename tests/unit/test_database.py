@@ -1,0 +1,162 @@
+"""Questions out of a database: written down once, read-only, and no message shows the address."""
+
+import sqlite3
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qinglan.config import Columns, Data, Sql, Tenant
+from qinglan.errors import ConfigError, QinglanError, WorkbookError
+from qinglan.rows import Row
+from qinglan.sources.database import check_database, take_snapshot
+from qinglan.workbook import read_rows
+
+Ask = Callable[..., list[Row]]
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "sekret.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE log (id INTEGER, 问题, 用户画像, 标准文档, updated)")
+        rows = [(1, "头疼", 35.0, 7, b"x"), (2, "头疼！", 35, None, b"x"), (3, 42, "老人", None, None)]
+        connection.executemany("INSERT INTO log VALUES (?, ?, ?, ?, ?)", [*rows, (4, "100%怎么办", b"x", None, None)])
+        connection.executemany("INSERT INTO log VALUES (?, ?, '', '', '')", [(n, f"问{n}") for n in range(5, 3000)])
+    connection.close()
+    monkeypatch.setenv("LOG_DB", f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    def work(query: str, **data: Any) -> list[Row]:
+        settings = Data(sql=Sql(url_env="LOG_DB", query=query), **data)
+        take_snapshot(settings, tmp_path / "run" / "source.jsonl")
+        return list(read_rows(tmp_path / "run" / "source.jsonl", settings, Tenant()))
+
+    return work
+
+
+def error_of(work: Callable[[], object]) -> str:
+    with pytest.raises(QinglanError) as caught:
+        work()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "sekret" not in shown
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def data_of(query: str = "SELECT 问题 FROM log") -> Data:
+    return Data(sql=Sql(url_env="LOG_DB", query=query))
+
+
+def test_rows_of_a_query(database: Path, ask: Ask) -> None:
+    rows = ask("SELECT * FROM log ORDER BY id")
+    assert [(row.source, row.reason) for row in rows[:5]] == [
+        ("sql:1", None),
+        ("sql:2", "duplicate"),
+        ("sql:3", "not_text"),
+        ("sql:4", "not_text"),
+        ("sql:5", None),
+    ]
+    assert (len(rows), rows[0].profile, rows[0].gold_id) == (2999, "35", "7")
+
+
+def test_the_snapshot_holds_the_used_columns_only(database: Path, ask: Ask, tmp_path: Path) -> None:
+    ask("SELECT id, 问题, updated FROM log WHERE id = 1")
+    assert (tmp_path / "run" / "source.jsonl").read_text() == '{"问题": "头疼"}\n'
+
+
+def test_the_query_is_sent_as_it_is(database: Path, ask: Ask) -> None:
+    query = "WITH x AS (SELECT 问题 AS q FROM log WHERE 问题 LIKE '100%' OR 问题 = 'a:b ;') SELECT q FROM x; -- end"
+    assert [row.query for row in ask(query, columns=Columns(query="q"))] == ["100%怎么办"]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("DELETE FROM log", "this has DELETE"),
+        ("SELECT 1; DROP TABLE log", "this has DROP"),
+        ("SELECT 1; SELECT 2", "only one SELECT statement"),
+        ("WITH x AS (DELETE FROM log RETURNING *) SELECT * FROM x", "this has DELETE"),
+        ("/* SELECT */ UPDATE log SET 问题 = ''", "this has UPDATE"),
+        ("SELECT * INTO copy FROM log", "this has INTO"),
+        ("PRAGMA user_version = 5", "only one SELECT statement"),
+        ("-- nothing", "only one SELECT statement"),
+    ],
+)
+def test_a_statement_that_writes_is_refused(database: Path, ask: Ask, query: str, found: str) -> None:
+    message = error_of(lambda: ask(query))
+    assert message.startswith("data.sql.query: only one SELECT statement that changes nothing is allowed")
+    assert found in message
+
+
+def test_words_in_names_and_texts_are_no_statements(database: Path, ask: Ask) -> None:
+    query = "SELECT replace(问题, 'drop', '; DELETE') AS 问题, updated AS \"insert\" FROM log WHERE id = 1 -- UPDATE"
+    assert [row.query for row in ask(query)] == ["头疼"]
+
+
+def test_the_database_itself_forbids_writing(database: Path) -> None:
+    from sqlalchemy import create_engine
+    from sqlalchemy.exc import OperationalError
+
+    from qinglan.sources.database import _forbid_writing
+
+    engine = create_engine(f"sqlite:///{database}")
+    with engine.connect() as connection:
+        _forbid_writing(connection)
+        with pytest.raises(OperationalError, match="readonly"):
+            connection.exec_driver_sql("DELETE FROM log")
+    engine.dispose()
+
+
+def test_a_query_that_fails_says_why_and_not_where(database: Path, ask: Ask) -> None:
+    assert error_of(lambda: ask("SELECT 问题 FROM no_log")) == (
+        "data.sql: no such table: no_log; check LOG_DB and the query"
+    )
+    assert "no column `问题` (found: id" in error_of(lambda: ask("SELECT id FROM log"))
+    assert "returns no rows" in error_of(lambda: ask("SELECT 问题 FROM log WHERE id = 0"))
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("", "data.sql needs the environment variable LOG_DB"),
+        ("sekret", "LOG_DB: holds no database address; write it as postgresql"),
+        ("postgresql://u:p@host:sekret/db", "LOG_DB: holds no database address"),
+        ("sekret://u:p@host/db", "LOG_DB: names no database that SQLAlchemy knows"),
+        ("sqlite+aiosqlite://", "LOG_DB: names an asyncio driver"),
+        ("sqlite:////no/sekret.db", "LOG_DB: there is no such SQLite file"),
+        ("mssql+pymssql://sekret:sekret@sekret/sekret", "LOG_DB: its driver is not installed; run pip install pymssql"),
+    ],
+)
+def test_a_wrong_address_is_not_shown(monkeypatch: pytest.MonkeyPatch, url: str, said: str) -> None:
+    monkeypatch.setenv("LOG_DB", url)
+    assert said in error_of(lambda: check_database(data_of()))
+
+
+def test_what_a_driver_says_is_shown_less_the_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "sekret.db"
+    path.write_bytes(b"no database at all" * 100)
+    monkeypatch.setenv("LOG_DB", f"sqlite:///{path}")
+    assert error_of(lambda: check_database(data_of())) == (
+        "data.sql: file is not a database; check LOG_DB and the query"
+    )
+
+
+def test_a_failed_query_leaves_no_snapshot(database: Path, ask: Ask, tmp_path: Path) -> None:
+    with pytest.raises(WorkbookError):
+        ask("SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log")
+    assert not (tmp_path / "run" / "source.jsonl").exists()
+
+
+def test_a_check_asks_for_the_first_row_only(database: Path) -> None:
+    check_database(data_of())
+    check_database(data_of("SELECT 问题, abs(-9223372036854775808 + (id < 2000)) FROM log"))  # fails at row 2000
+    with pytest.raises(WorkbookError, match="returns no rows"):
+        check_database(data_of("SELECT 问题 FROM log WHERE id = 0"))
+    with pytest.raises(ConfigError, match="only one SELECT"):
+        check_database(data_of("VACUUM"))

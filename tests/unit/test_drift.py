@@ -1,0 +1,124 @@
+"""Drift beyond chance: the same population is none, another one is, and few rows claim nothing."""
+
+import random
+
+import pytest
+
+from qinglan.drift import DRAWS, distance, drift, shift, unseen
+from qinglan.rows import Retrieved, Row, row_id
+from qinglan.sketch import BottomK, BoundedCounter, Sketch, SketchBuilder, grams, length_bucket, score_bucket
+
+TOPICS = {
+    "supplement": ("鱼油", "钙片", "蛋白粉", "益生菌", "维生素", "怎么吃", "多少钱", "饭前", "孕妇", "老人"),
+    "insurance": ("车险", "理赔", "保单", "续保", "定损", "报案", "免赔", "额度", "退保", "受益人"),
+}
+
+
+def questions(topic: str, number: int, seed: int = 0, score: float = 0.7) -> list[Row]:
+    source = random.Random(f"{topic}{seed}")
+    made = []
+    for n in range(number):
+        query = "".join(source.sample(TOPICS[topic], 3)) + str(source.randrange(9))
+        found = Retrieved(ids=("a",), scores=(min(1.0, max(0.0, source.gauss(score, 0.1))),))
+        made.append(
+            Row(
+                id=row_id("t", f"{query}{seed}-{n}"), tenant="t", query=query, source="q", gold_id=query[:2],
+                rewrite=query, original_retrieved=found, rewrite_retrieved=found,
+            )
+        )  # fmt: skip
+    return made
+
+
+def sketch(rows: list[Row], sample_rows: int = 1000) -> Sketch:
+    builder = SketchBuilder(sample_rows)
+    for row in rows:
+        builder.add(row)
+    return builder.build()
+
+
+@pytest.mark.parametrize("arrivals", [5, 60, 400])
+def test_more_of_the_same_is_no_drift(arrivals: int):
+    found = shift(sketch(questions("supplement", 400)), sketch(questions("supplement", arrivals, seed=1)))
+    assert set(found.distances) == {"vocabulary", "length", "original score", "rewrite score"}
+    assert found.warnings(0.2) == []
+    assert found.distances["vocabulary"].distance > 0  # though never 0 apart
+
+
+def test_another_subject_is_drift_in_vocabulary_alone():
+    found = shift(sketch(questions("supplement", 400)), sketch(questions("insurance", 60)))
+    assert found.warnings(0.2) == ["vocabulary"]
+    assert found.new_vocabulary and found.new_vocabulary.share > 0.6 > found.new_vocabulary.expected
+    assert found.new_intents and found.new_intents.share == 1
+
+
+def test_worse_scores_of_the_same_questions_are_drift():
+    before, after = questions("supplement", 300), questions("supplement", 300, score=0.4)
+    report = drift("abc", sketch(before), sketch([]), sketch(after), 0.2)
+    assert report.warnings == ["original score of all rows", "rewrite score of all rows"]
+    assert report.sentence.startswith("No question came in since abc; failures 0.0% → 0.0%. Drift: original score of")
+
+
+def test_two_rows_are_too_few_to_warn_of():
+    found = shift(sketch(questions("supplement", 400)), sketch(questions("supplement", 2, seed=1)))
+    assert found.distances["vocabulary"].distance > 0.2
+    assert found.warnings(0.2) == []
+
+
+def test_the_sentence_says_what_came_in_and_what_failed():
+    old, new = questions("supplement", 40), questions("insurance", 40)
+    report = drift("abc", sketch(old), sketch(new), sketch([*old, *(row.failed("rag_error") for row in new)]), 0.2)
+    assert report.sentence.startswith("40 of 80 questions came in since abc, 100% of their intents new (")
+    assert "failures 0.0% → 50.0%. Drift: vocabulary of the new rows (" in report.sentence
+
+
+def test_the_same_is_0_apart_and_the_null_is_seeded():
+    same = [["a"], ["b"], ["b"]] * 20
+    found = distance(same, same)
+    assert found and (found.distance, found.excess, found.p_value) == (0, 0, 1)
+    apart = distance([["a"]] * 50, [["b"]] * 50)
+    assert apart and apart.distance == 1 and apart.p_value == pytest.approx(1 / (DRAWS + 1))
+    assert distance(same, same[:7], seed=1) == distance(same, same[:7], seed=1)
+
+
+def test_what_one_side_lacks_is_left_out():
+    unscored = [row.model_copy(update={"rewrite_retrieved": None}) for row in questions("supplement", 20)]
+    assert "rewrite score" not in shift(sketch(questions("supplement", 20)), sketch(unscored)).distances
+    assert shift(sketch([]), sketch(unscored)).distances == {}
+
+
+def test_unseen_against_good_turing():
+    assert unseen({}, {"a": 1}) is None
+    found = unseen({"a": 3, "b": 1}, {"a": 1, "c": 3})
+    assert found and (found.share, found.expected) == (0.75, 0.25)
+
+
+def test_what_was_no_question_is_not_sketched():
+    rows = questions("supplement", 3)
+    made = sketch([rows[0], rows[1].failed("duplicate"), rows[2].failed("teacher_refused")])
+    assert (made.rows, made.failed, len(made.sample)) == (2, 1, 2)
+
+
+def test_units():
+    assert grams("鱼油 Omega3 怎么吃") == ["鱼油", "omega3", "怎么", "么吃"]
+    assert [length_bucket("x" * n) for n in (0, 5, 6, 160, 161)] == ["0–5", "0–5", "6–10", "81–160", "161+"]
+    assert [score_bucket(s) for s in (0.0, 0.31, 1.0)] == ["0.0–0.1", "0.3–0.4", "0.9–1.0"]
+
+
+def test_counters_stay_bounded():
+    counter = BoundedCounter(limit=10)
+    for n in range(100):
+        counter.add(["often", f"once {n}"])
+    assert counter.counts["often"] == 100
+    assert len(counter.counts) <= 20 < counter.forgotten
+
+
+def test_a_sample_depends_neither_on_order_nor_on_the_run():
+    def lowest(keys: list[str]) -> list[str]:
+        sample: BottomK[str] = BottomK(5)
+        for key in keys:
+            sample.add(key, key)
+        return sample.items()
+
+    keys = [str(n) for n in range(100)]
+    assert lowest(keys) == lowest(keys[::-1])
+    assert len(set(lowest(keys))) == 5

@@ -1,0 +1,176 @@
+"""The stand-in's batch API: OpenAI's shapes and statuses, by the clock, with the live route's answers."""
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from openai.types import Batch, FileObject
+
+from qinglan.embedded.batch_store import BatchStore
+from qinglan.embedded.teacher_server import Speakers, create_app
+
+QUESTIONS = ["虾青素怎么吃", "益生菌怎么保存", "鱼油什么时候吃", "钙片能和铁一起吃吗"]
+
+
+class Server:
+    """The app under a clock that the test sets."""
+
+    def __init__(self, batch_s: float = 100, **options: Any) -> None:
+        self.now = 1_000.0
+        speakers = Speakers()
+        store = BatchStore(speakers.complete_line, speakers.models, batch_s=batch_s, clock=lambda: self.now, **options)
+        self.http = TestClient(create_app(batches=store))
+
+    def upload(self, content: bytes | str, purpose: str = "batch") -> dict[str, Any]:
+        files = {"file": ("requests.jsonl", content, "application/jsonl")}
+        return self.http.post("/v1/files", data={"purpose": purpose}, files=files).json()
+
+    def create(self, content: bytes | str, **metadata: str) -> dict[str, Any]:
+        body = {
+            "input_file_id": self.upload(content)["id"],
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+            "metadata": metadata,
+        }
+        return self.http.post("/v1/batches", json=body).json()
+
+    def at(self, seconds: float, batch: dict[str, Any]) -> dict[str, Any]:
+        self.now = 1_000.0 + seconds
+        found = self.http.get(f"/v1/batches/{batch['id']}").json()
+        Batch.model_validate(found)
+        return found
+
+    def lines(self, file_id: str) -> dict[str, dict[str, Any]]:
+        content = self.http.get(f"/v1/files/{file_id}/content").content
+        return {line["custom_id"]: line for line in map(json.loads, content.splitlines())}
+
+
+def body(question: str, model: str = "standin-rewriter") -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": question}]}
+
+
+def line(custom_id: str, question: str = "虾青素怎么吃", **changes: Any) -> str:
+    whole = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body(question)}
+    return json.dumps(whole | changes, ensure_ascii=False) + "\n"
+
+
+FOUR = "".join(line(str(number), question) for number, question in enumerate(QUESTIONS))
+
+
+def test_files_come_back_as_they_were_sent():
+    server = Server()
+    content = "一行\r\n\n--not-the-boundary\r\n两行\u2028".encode() + bytes(range(256)) + b"\n"
+    stored = server.upload(content)
+    FileObject.model_validate(stored)
+    assert (stored["purpose"], stored["filename"], stored["bytes"]) == ("batch", "requests.jsonl", len(content))
+    assert server.http.get(f"/v1/files/{stored['id']}").json() == stored
+    assert server.http.get(f"/v1/files/{stored['id']}/content").content == content
+    assert server.http.delete(f"/v1/files/{stored['id']}").json()["deleted"] is True
+    assert server.http.get(f"/v1/files/{stored['id']}").status_code == 404
+
+
+@pytest.mark.parametrize("form", [{"data": {"purpose": "batch"}}, {"json": {}}, {"files": {"file": ("x", b"y")}}])
+def test_a_form_without_its_parts_is_refused(form: dict[str, Any]):
+    answer = Server().http.post("/v1/files", **form)
+    assert answer.status_code == 400
+    assert "multipart" in answer.json()["error"]["message"]
+
+
+def test_a_batch_goes_through_its_statuses():
+    server = Server()
+    batch = server.create(FOUR, qinglan="d")
+    Batch.model_validate(batch)
+    assert batch["metadata"] == {"qinglan": "d"}
+    seen = [server.at(seconds, batch) for seconds in (1, 10, 50, 96, 100)]
+    statuses = ["validating", "in_progress", "in_progress", "finalizing", "completed"]
+    assert [each["status"] for each in seen] == statuses
+    assert [each["request_counts"]["completed"] for each in seen] == [0, 0, 2, 4, 4]
+    assert [bool(each["output_file_id"]) for each in seen] == [False] * 4 + [True]
+    assert seen[-1]["error_file_id"] is None
+
+
+def test_answers_are_those_of_the_live_route():
+    server = Server(batch_s=0)
+    done = server.at(0, server.create(FOUR))
+    answers = server.lines(done["output_file_id"])
+    assert answers.keys() == {"0", "1", "2", "3"}
+    for number, question in enumerate(QUESTIONS):
+        live = server.http.post("/v1/chat/completions", json=body(question)).json()
+        found = answers[str(number)]
+        assert (found["error"], found["response"]["status_code"]) == (None, 200)
+        assert found["response"]["body"]["choices"] == live["choices"]
+        assert found["response"]["body"]["usage"] == live["usage"]
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "number"),
+    [
+        (line("a") + line("a"), "duplicate_custom_id", 2),
+        (line("a") + "{half\n", "invalid_json_line", 2),
+        (line("a", url="/v1/embeddings"), "invalid_json_line", 1),
+        (line("a", body=body("x", "gpt-4o")), "model_not_found", 1),
+        ("", "invalid_file", None),
+    ],
+)
+def test_a_bad_input_file_fails_the_batch(content: str, code: str, number: int | None):
+    server = Server(batch_s=0)
+    failed = server.at(0, server.create(content))
+    assert failed["status"] == "failed"
+    assert [(each["code"], each["line"]) for each in failed["errors"]["data"]] == [(code, number)]
+    assert (failed["output_file_id"], failed["error_file_id"]) == (None, None)
+
+
+def test_faulty_lines_are_in_the_error_file():
+    server = Server(batch_s=0, fault_rate=0.3, seed=3)
+    done = server.at(0, server.create("".join(line(str(number)) for number in range(200))))
+    good, bad = server.lines(done["output_file_id"]), server.lines(done["error_file_id"])
+    assert done["request_counts"] == {"total": 200, "completed": len(good), "failed": len(bad)}
+    assert 30 < len(bad) < 90
+    assert not good.keys() & bad.keys()
+    assert {each["response"]["status_code"] for each in bad.values()} == {500}
+
+
+def test_a_line_that_the_live_route_refuses_is_an_error_of_its_own():
+    server = Server(batch_s=0)
+    done = server.at(0, server.create(line("good") + line("bad", body={"model": "standin-judge", "messages": []})))
+    assert server.lines(done["output_file_id"]).keys() == {"good"}
+    refused = server.lines(done["error_file_id"])["bad"]["response"]
+    assert refused["status_code"] == 400
+    assert "messages" in refused["body"]["error"]["message"]
+
+
+def test_a_cancelled_batch_keeps_what_it_has():
+    server = Server()
+    batch = server.create(FOUR)
+    assert server.at(50, batch)["request_counts"]["completed"] == 2
+    cancel = f"/v1/batches/{batch['id']}/cancel"
+    assert server.http.post(cancel).json()["status"] == "cancelling"
+    ended = server.at(60, batch)
+    assert (ended["status"], ended["request_counts"]["completed"]) == ("cancelled", 2)
+    assert server.lines(ended["output_file_id"]).keys() == {"0", "1"}
+    assert {each["error"]["code"] for each in server.lines(ended["error_file_id"]).values()} == {"batch_cancelled"}
+    assert server.http.post(cancel).status_code == 409
+
+
+def test_a_batch_that_takes_too_long_expires_with_what_it_has():
+    server = Server(window_s=50)
+    ended = server.at(70, server.create(FOUR))
+    assert (ended["status"], ended["request_counts"]["completed"]) == ("expired", 2)
+    assert {each["error"]["code"] for each in server.lines(ended["error_file_id"]).values()} == {"batch_expired"}
+
+
+def test_lists_the_newest_first_in_pages():
+    server = Server()
+    ids = [server.create(FOUR)["id"] for _ in range(3)]
+    page = server.http.get("/v1/batches", params={"limit": 2}).json()
+    assert ([each["id"] for each in page["data"]], page["has_more"]) == ([ids[2], ids[1]], True)
+    rest = server.http.get("/v1/batches", params={"limit": 2, "after": page["last_id"]}).json()
+    assert ([each["id"] for each in rest["data"]], rest["has_more"]) == ([ids[0]], False)
+
+
+def test_what_is_not_there_is_404_in_openais_shape():
+    server = Server()
+    for path in ("/v1/batches/batch_x", "/v1/files/file-x", "/v1/files/file-x/content", "/v1/batches?after=x"):
+        answer = server.http.get(path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "invalid_request_error"), path

@@ -1,0 +1,251 @@
+"""The fast way and the exact way through an Excel sheet give the same rows, and only plain sheets go the fast one."""
+
+import re
+import zipfile
+from collections.abc import Callable
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pytest
+from openpyxl.styles import Font
+
+from qinglan.config import Columns, Data, Tenant
+from qinglan.errors import WorkbookError
+from qinglan.rows import Row
+from qinglan.sources import excel
+from qinglan.sources.excel_scan import scan
+from qinglan.workbook import read_rows
+
+FULL = Data(columns=Columns(query="问题", profile="用户画像", gold="标准文档"))
+Edit = Callable[[Any], object]
+
+
+def book_of(path: Path, edit: Edit) -> Path:
+    book = openpyxl.Workbook()
+    edit(book.active)
+    book.save(path)
+    return path
+
+
+def edited(source: Path, member: str, edit: Callable[[str], str]) -> Path:
+    """The workbook with one of its parts edited as text, as another program may have written it."""
+    with zipfile.ZipFile(source) as archive:
+        parts = {name: archive.read(name).decode() for name in archive.namelist()}
+    parts[member] = edit(parts.get(member, ""))
+    with zipfile.ZipFile(source, "w") as archive:
+        for name, text in parts.items():
+            archive.writestr(name, text)
+    return source
+
+
+def sheet_edited(source: Path, edit: Callable[[str], str]) -> Path:
+    return edited(source, "xl/worksheets/sheet1.xml", edit)
+
+
+def shared(source: Path, *items: str) -> Path:
+    """The workbook with shared strings as Excel writes them (openpyxl writes inline ones), from A2 downwards."""
+    kind = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/sharedStrings"
+    link = f'<Relationship Id="rId99" Type="{kind}" Target="/xl/sharedStrings.xml"/></Relationships>'
+    content = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
+    part = f'<Override PartName="/xl/sharedStrings.xml" ContentType="{content}"/></Types>'
+    strings = "".join(f"<si>{item}</si>" for item in items)
+    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    cells = (f'<row r="{n + 2}"><c r="A{n + 2}" t="s"><v>{n}</v></c></row>' for n in range(len(items)))
+    rows = "".join(cells) + "</sheetData>"
+    edited(source, "xl/_rels/workbook.xml.rels", lambda text: text.replace("</Relationships>", link))
+    edited(source, "[Content_Types].xml", lambda text: text.replace("</Types>", part))
+    edited(source, "xl/sharedStrings.xml", lambda _: f'<sst xmlns="{main}">{strings}</sst>')
+    return sheet_edited(source, lambda text: text.replace("</sheetData>", rows))
+
+
+def is_fast(path: Path, data: Data = FULL) -> bool:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(excel, "_exact_records", refuse)
+        try:
+            list(read_rows(path, data, Tenant()))
+        except AssertionError:
+            return False
+    return True
+
+
+def exact(path: Path, data: Data = FULL) -> list[Row]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(excel, "_plain_records", lambda *_: None)
+        return list(read_rows(path, data, Tenant()))
+
+
+def fast(path: Path, data: Data = FULL) -> list[Row]:
+    assert is_fast(path, data)
+    return list(read_rows(path, data, Tenant()))
+
+
+def plain(sheet: Any) -> None:
+    """All that may stand on a plain sheet, header in row 1 and nothing in column A."""
+    rows: list[list[Any]] = [
+        [None, "标准文档", "备注", "用户画像", "问题"],
+        [None, 1007, None, "老人", " 怎么吃？\n两次 "],
+        [None, 35.5, datetime(2026, 1, 2), 35.0, "头疼"],
+        [None, None, None, None, None],
+        [None, "007", True, False, True],
+        [None, 0.1 + 0.2, 1e22, -0.0, 42],
+        [None, 123456789012345, 1.5e-7, "", "#N/A "],
+        [None, "", "x", "  ", "  "],
+        [None, None, "\u200b", "<&>\"'", "胃疼 &amp; <失眠>"],
+        [None, None, None, None, "头疼"],
+        [None, None, " ", None, None],
+    ]
+    for row in rows:
+        sheet.append(row)
+    sheet["C14"].number_format = "yyyy-mm-dd"
+    sheet["A1048576"].font = Font(bold=True)
+    sheet["B3"].number_format = "0.00%"
+
+
+def test_both_ways_give_the_same_rows(tmp_path: Path) -> None:
+    path = book_of(tmp_path / "q.xlsx", plain)
+    rows = fast(path)
+    assert rows == exact(path)
+    assert [(row.source, row.reason) for row in rows[:3]] == [
+        ("q.xlsx!Sheet!E2", None),
+        ("q.xlsx!Sheet!E3", None),
+        ("q.xlsx!Sheet!E4", "empty_query"),
+    ]
+    assert (len(rows), rows[1].profile, rows[1].gold_id, rows[5].gold_id) == (9, "35", "35.5", "123456789012345")
+
+
+RICH = '<r><t>头</t></r><r><rPr><b/></rPr><t xml:space="preserve"> 疼 </t></r><r><t>吗</t></r>'
+
+
+def test_shared_and_rich_texts_are_the_same_both_ways(tmp_path: Path) -> None:
+    path = book_of(tmp_path / "q.xlsx", lambda sheet: sheet.append(["问题"]))
+    phonetic = '<t>多少</t><rPh sb="0" eb="1"><t>duo</t></rPh>'
+    shared(path, RICH, phonetic, '<t xml:space="preserve">一\n二&#10;三 &lt;四&gt;</t>', "<t/>", "<t>_x_</t>")
+    inline = (
+        f'<row r="7"><c r="A7" t="inlineStr"><is>{RICH}</is></c></row><row r="8"><c r="A8" t="str"><v>串</v></c></row>'
+    )
+    sheet_edited(path, lambda text: text.replace("</sheetData>", f"{inline}</sheetData>"))
+    rows = fast(path, Data())
+    assert rows == exact(path, Data())
+    assert [row.query for row in rows] == ["头 疼 吗", "多少", "一\n二\n三 <四>", "", "_x_", "头 疼 吗", "串"]
+    assert rows[5].reason == "duplicate"
+
+
+@pytest.mark.parametrize("text", ["a_x000D_b", "a\r\nb", "a&#13;b", "<![CDATA[a]]>"])
+def test_shared_texts_that_readers_differ_about_go_the_exact_way(tmp_path: Path, text: str) -> None:
+    path = book_of(tmp_path / "q.xlsx", lambda sheet: sheet.append(["问题"]))
+    assert not is_fast(shared(path, f"<t>{text}</t>"), Data())
+
+
+def formula(sheet: Any) -> None:
+    sheet["G2"] = "=1+1"
+
+
+def merge(sheet: Any) -> None:
+    sheet.merge_cells("G2:G3")
+
+
+def error(sheet: Any) -> None:
+    sheet["G2"] = "#N/A"
+
+
+def date_in_a_used_column(sheet: Any) -> None:
+    sheet["D2"] = date(2026, 1, 2)
+
+
+def chinese_date_in_a_used_column(sheet: Any) -> None:
+    sheet["D2"] = 46024
+    sheet["D2"].number_format = 'yyyy"年"m"月"'
+
+
+def escape(sheet: Any) -> None:
+    sheet["G2"] = "a_x000D_\nb"
+
+
+def far_away(sheet: Any) -> None:
+    sheet["XFD20000"] = "x"
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        formula,
+        merge,
+        error,
+        date_in_a_used_column,
+        chinese_date_in_a_used_column,
+        escape,
+        far_away,
+    ],
+)
+def test_what_is_not_plain_goes_the_exact_way(tmp_path: Path, edit: Edit) -> None:
+    path = book_of(tmp_path / "q.xlsx", lambda sheet: (plain(sheet), edit(sheet)))
+    assert not is_fast(path)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: re.sub(r"<(/?)(\w+)", r"<\1x:\2", text).replace("xmlns=", "xmlns:x="),
+        lambda text: text.replace('<c r="E2"', "<c\tr='E2'"),
+        lambda text: text.replace("<sheetData>", "<!-- hello --><sheetData>"),
+        lambda text: text.replace('<c r="E2"', '<c cm="1" r="E2"'),
+        lambda text: re.sub(r'<c r="\w+"', "<c", text),
+        lambda text: text.replace("<v>35.5</v>", "<v>35.5\r</v>"),
+        lambda text: text.replace("<v>1007</v>", "<v>1234567890123456789</v>"),
+    ],
+)
+def test_what_others_write_in_another_way_goes_the_exact_way(tmp_path: Path, edit: Callable[[str], str]) -> None:
+    path = sheet_edited(book_of(tmp_path / "q.xlsx", plain), edit)
+    assert not is_fast(path)
+    assert "35.5" in {row.gold_id for row in read_rows(path, FULL, Tenant())}
+
+
+def test_windows_line_end_after_the_declaration_is_plain(tmp_path: Path) -> None:
+    path = book_of(tmp_path / "q.xlsx", plain)
+    head = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\r\n'
+    assert is_fast(sheet_edited(path, lambda text: head + text))
+
+
+def test_a_stray_cell_far_to_the_right_costs_nothing(tmp_path: Path) -> None:
+    path = book_of(tmp_path / "q.xlsx", lambda sheet: (plain(sheet), far_away(sheet)))
+    assert len(list(read_rows(path, FULL.model_copy(update={"limit": 50}), Tenant()))) == 50
+
+
+def test_dates_in_other_columns_don_t_slow_it_down(tmp_path: Path) -> None:
+    layout = scan(book_of(tmp_path / "q.xlsx", plain), None)
+    assert (layout.plain, layout.dated) == (True, {2})
+
+
+def test_a_chart_sheet_is_no_sheet(tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    plain(book.active)
+    book.create_chartsheet("图", 0)
+    book.save(tmp_path / "q.xlsx")
+    assert fast(tmp_path / "q.xlsx")[0].source == "q.xlsx!Sheet!E2"
+
+
+def test_cells_may_be_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qinglan.sources.excel_scan._BLOCK", 7)
+    path = book_of(tmp_path / "q.xlsx", plain)
+    assert is_fast(path)
+    assert not is_fast(book_of(tmp_path / "f.xlsx", lambda sheet: (plain(sheet), formula(sheet))))
+    assert not is_fast(sheet_edited(path, lambda text: text.replace("<v>1007<", "<v>1234567890123456<")))
+
+
+def test_a_zip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(excel, "MAX_UNPACKED_BYTES", 1000)
+    with pytest.raises(WorkbookError, match=r"q\.xlsx: unpacks to .* save the sheet as \.csv"):
+        list(read_rows(book_of(tmp_path / "q.xlsx", plain), FULL, Tenant()))
+
+
+def test_a_text_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qinglan.sources.excel_scan._BLOCK", 50)
+    monkeypatch.setattr("qinglan.sources.excel_scan._MAX_TEXT", 100)
+    path = book_of(tmp_path / "q.xlsx", lambda sheet: (plain(sheet), sheet.append(["长" * 200])))
+    with pytest.raises(WorkbookError, match=r"is damaged \(a text of more than"):
+        list(read_rows(path, FULL, Tenant()))

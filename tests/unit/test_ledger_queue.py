@@ -1,0 +1,102 @@
+"""The ledger in an event loop: grouped, safe on return, patient with a database that is away, honest about money."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from qinglan import ledger_queue
+from qinglan.config import Budget, LedgerStore
+from qinglan.errors import BudgetError, LedgerError, TeacherError
+from qinglan.ledger import Call, Delivery, Ledger, Order, ledger_url, open_ledger
+from qinglan.ledger_queue import LedgerQueue
+
+
+def call(request_hash: str, cost_usd: float = 1.0) -> Call:
+    names = {"run_id": "r", "tenant": "t", "role": "teacher", "model": "m", "text": "x", "finish_reason": "stop"}
+    return Call(
+        request_hash=request_hash, prompt_tokens=1, completion_tokens=1, cost_usd=cost_usd, latency_ms=1, **names
+    )
+
+
+class Flaky(Ledger):
+    """Away for the first few transactions."""
+
+    def __init__(self, path: Path, away: int) -> None:
+        super().__init__(ledger_url(LedgerStore(), path))
+        self.away, self.exchanges = away, 0
+
+    def exchange(self, order: Order) -> Delivery:
+        self.exchanges += 1
+        if self.away:
+            self.away -= 1
+            raise LedgerError("ledger: the database is away")
+        return super().exchange(order)
+
+
+async def test_many_at_once_take_few_transactions(tmp_path: Path):
+    ledger = Flaky(tmp_path, 0)
+    queue = LedgerQueue(ledger, "r", Budget())
+    keys = [str(n) for n in range(200)]
+    assert set(await asyncio.gather(*map(queue.acquire, keys))) == {None}
+    await asyncio.gather(*(queue.record(call(key)) for key in keys))
+    assert ledger.exchanges <= 4
+    assert {found.request_hash for found in await asyncio.gather(*map(queue.acquire, keys))} == set(keys)
+    await queue.close()
+    ledger.close()
+
+
+async def test_a_database_that_comes_back_costs_no_answer(tmp_path: Path):
+    ledger = Flaky(tmp_path, 2)
+    queue = LedgerQueue(ledger, "r", Budget())
+    await queue.record(call("a"))
+    assert ledger.get("a") == call("a")
+    await queue.close()
+    ledger.close()
+
+
+async def test_a_database_that_stays_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ledger_queue, "_RETRY_FOR_S", 0.1)
+    ledger = Flaky(tmp_path, 99)
+    queue = LedgerQueue(ledger, "r", Budget())
+    with pytest.raises(LedgerError, match="away"):
+        await queue.acquire("a")
+    with pytest.raises(LedgerError, match="away"):
+        await queue.record(call("a"))
+    await queue.close()
+    ledger.close()
+
+
+@pytest.mark.parametrize("limit", ["per_run_usd", "per_month_usd"])
+async def test_what_is_spent_counts_before_it_is_written(tmp_path: Path, limit: str):
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        ledger.record([call("before")])
+        queue = LedgerQueue(ledger, "r", Budget.model_validate({limit: 3.0}))
+        assert queue.affordable_usd() == 2.0
+        recording = asyncio.create_task(queue.record(call("a")))
+        await asyncio.sleep(0)
+        assert queue.affordable_usd() == 1.0
+        await recording
+        assert queue.affordable_usd() == 1.0
+        queue.check_budget(in_flight_usd=0.5)
+        with pytest.raises(BudgetError, match=f"budget.{limit} = 3: nothing is left"):
+            queue.check_budget(in_flight_usd=1.0)
+        await queue.close()
+
+
+async def test_a_run_may_go_on_without_what_it_cannot_pay(tmp_path: Path):
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        ledger.record([call("before")])
+        queue = LedgerQueue(ledger, "r", Budget(per_run_usd=1.0, when_spent="go_on"))
+        with pytest.raises(TeacherError) as caught:
+            queue.check_budget()
+        assert caught.value.reason == "over_budget"
+        await queue.close()
+
+
+async def test_another_month_and_another_run_have_their_own_budget(tmp_path: Path):
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        ledger.record([call("before")])
+        assert LedgerQueue(ledger, "other", Budget(per_run_usd=1.0)).affordable_usd() == 1.0
+        assert LedgerQueue(ledger, "other", Budget(per_month_usd=1.5)).affordable_usd() == 0.5
+        assert LedgerQueue(ledger, "r", Budget()).affordable_usd() is None

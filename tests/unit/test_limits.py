@@ -1,0 +1,109 @@
+"""Limits: nobody exceeds them, one refusal is bad luck, many shrink the stream, and headers are believed."""
+
+import asyncio
+import time
+
+import pytest
+
+from qinglan.limits import Limits, Pace, retry_after_s
+
+
+async def hold(limits: Limits, seconds: float, tokens: float = 1) -> None:
+    async with limits.slot(tokens):
+        await asyncio.sleep(seconds)
+
+
+async def test_no_more_at_once_than_allowed():
+    limits, most = Limits(3), 0
+
+    async def one() -> None:
+        nonlocal most
+        async with limits.slot(1):
+            most = max(most, limits.in_flight)
+            await asyncio.sleep(0.001)
+
+    await asyncio.gather(*(one() for _ in range(20)))
+    assert (most, limits.in_flight) == (3, 0)
+
+
+async def test_who_is_cancelled_while_waiting_takes_no_place():
+    limits = Limits(1)
+    first = asyncio.create_task(hold(limits, 0.02))
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(hold(limits, 0)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.wait_for(asyncio.gather(first, *waiting[1:]), 1)
+    assert limits.in_flight == 0
+
+
+def test_a_second_of_units_may_come_at_once_then_they_are_even():
+    pace = Pace(per_minute=600)
+    waits = [pace.reserve(1, now_s=100.0) for _ in range(13)]
+    assert waits[:10] == [0.0] * 10
+    assert waits[10:] == pytest.approx([0.1, 0.2, 0.3])
+    assert pace.reserve(1, now_s=101.4) == pytest.approx(0.0)
+
+
+def test_slow_limits_let_one_through_at_a_time():
+    pace = Pace(per_minute=6)
+    assert [pace.reserve(1, now_s=50.0) for _ in range(3)] == pytest.approx([0.0, 10.0, 20.0])
+
+
+async def test_requests_and_tokens_per_minute_hold():
+    start = time.monotonic()
+    limits = Limits(50, requests_per_minute=6000, tokens_per_minute=60_000)
+    await asyncio.gather(*(hold(limits, 0, tokens=100) for _ in range(15)))
+    assert 0.4 <= time.monotonic() - start < 1  # 1,500 tokens at 1,000 a second, of which the first 1,000 at once
+
+
+async def test_tokens_that_were_not_used_come_back():
+    limits = Limits(50, tokens_per_minute=60_000)
+    await hold(limits, 0, tokens=1000)
+    limits.answered({}, estimated_tokens=1000, used_tokens=10)
+    start = time.monotonic()
+    await hold(limits, 0, tokens=900)
+    assert time.monotonic() - start < 0.2
+
+
+def test_few_refusals_change_nothing_many_shrink_the_stream_and_it_recovers():
+    limits = Limits(64)
+    for number in range(1000):
+        limits.refused() if number % 20 == 0 else limits.answered({}, 1, 1)
+    assert limits.allowed == 64
+    for _ in range(40):
+        limits.refused()
+    assert limits.allowed < 40
+    for _ in range(3000):
+        limits.answered({}, 1, 1)
+    assert limits.allowed == 64
+
+
+@pytest.mark.parametrize(
+    ("headers", "wait_s"),
+    [
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "200ms"}, 0.2),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "0.2s"}, 0.2),
+        ({"x-ratelimit-remaining-tokens": "5", "x-ratelimit-reset-tokens": "6m0s"}, 0.0),
+    ],
+)
+async def test_a_service_that_says_it_is_exhausted_is_left_alone(headers: dict[str, str], wait_s: float):
+    limits = Limits(4)
+    limits.answered(headers, 1, 1)
+    start = time.monotonic()
+    await hold(limits, 0)
+    assert wait_s <= time.monotonic() - start + 0.01 < wait_s + 0.2
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
+        ({"retry-after": "2"}, 2.0),
+        ({"retry-after": "86400"}, 60.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_retry_after(headers: dict[str, str], seconds: float):
+    assert retry_after_s(headers) == seconds

@@ -1,0 +1,187 @@
+"""Publishing in the frame of a stage, and what starts a training; neither Prefect's server nor MLflow."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect.exceptions import ObjectNotFound
+
+from qinglan.artifacts import StageResult, write_jsonl
+from qinglan.config import Profile
+from qinglan.rows import Row, row_id
+from qinglan.runs import Run, open_run
+from qinglan.versions import find_version, last_training, pinned_splits, versions_of
+from tasks import stage as stage_module
+from tasks import versions as tasks_module
+from tasks.versions import note_training, publish_dataset, trigger_training
+
+ProfileOf = Callable[..., Profile]
+
+
+class Tracker:
+    """Remembers the datasets."""
+
+    def __init__(self) -> None:
+        self.datasets: list[tuple[str, str, str, str]] = []
+
+    def start_run(self, *_: Any, **__: Any) -> str:
+        return "child"
+
+    def log_dataset(self, run_id: str, name: str, digest: str, source: Path, context: str, profile: Any) -> None:
+        assert source.name == digest
+        self.datasets.append((run_id, name, digest, context))
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class Server:
+    """Prefect's, as far as it is asked here."""
+
+    def __init__(self) -> None:
+        self.markdown: dict[str, str] = {}
+        self.started: list[tuple[str, dict[str, Any]]] = []
+        self.has_deployment = True
+
+    def create_markdown_artifact(self, markdown: str, key: str, description: str = "") -> None:
+        self.markdown[key] = markdown
+
+    def run_deployment(self, name: str, **how: Any) -> SimpleNamespace:
+        if not self.has_deployment:
+            raise ObjectNotFound(Exception("404"))
+        self.started.append((name, how))
+        return SimpleNamespace(id="flow-run", name="brave-fox")
+
+
+@pytest.fixture
+def tracker(monkeypatch: pytest.MonkeyPatch) -> Tracker:
+    made = Tracker()
+    for module in (stage_module, tasks_module):
+        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+        monkeypatch.setattr(module, "tracker_of", lambda _: made)
+    return made
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tracker: Tracker) -> Server:
+    made = Server()
+    for module in (stage_module, tasks_module):
+        monkeypatch.setattr(module, "create_markdown_artifact", made.create_markdown_artifact)
+    monkeypatch.setattr(tasks_module, "run_deployment", made.run_deployment)
+    return made
+
+
+def rows(count: int) -> list[Row]:
+    return [
+        Row(id=row_id("t", f"问{n}"), tenant="t", query=f"问{n}", source=f"q!A{n}", rewrite=f"词{n}", split="train")
+        for n in range(count)
+    ]
+
+
+def refreshed(profile: Profile, count: int) -> tuple[Run, StageResult]:
+    """A run, and its dataset of so many good training rows."""
+    with open_run(profile, "refresh", fresh=True) as run:
+        artifact = write_jsonl(run.stage_directory("dataset") / "rows.jsonl", rows(count))
+    details = {"inputs": f"in-{count}", "pins": ""}
+    return run, StageResult(
+        stage="dataset", key="k", run_id=run.id, seconds=1, artifacts={"rows": artifact}, details=details
+    )
+
+
+def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: Server, tracker: Tracker):
+    run, dataset = refreshed(profile_of(), 3)
+    published = publish_dataset.fn(run, dataset)
+    version = find_version(run.profile, "latest")
+    assert published.details == {"version": version.id, "parent": ""}
+    assert published.path("card") == version.directory / "card.md"
+    assert server.markdown["data-card"].startswith(f"# Dataset {version.id}")
+    assert tracker.datasets == [
+        ("child", "default", version.id, "published"),
+        (run.mlflow_run_id, "default", version.id, "published"),
+    ]
+    assert pinned_splits(run.profile, "in-3") == ("", {})
+
+
+def test_publishing_again_is_reused(profile_of: ProfileOf, server: Server, monkeypatch: pytest.MonkeyPatch):
+    run, dataset = refreshed(profile_of(), 3)
+    first = publish_dataset.fn(run, dataset)
+    monkeypatch.setattr(tasks_module.versions, "publish", lambda *_, **__: pytest.fail("was not to be made again"))
+    assert publish_dataset.fn(run, dataset) == first
+    assert len(versions_of(run.profile)) == 1
+
+
+def test_drift_is_said_and_measured(profile_of: ProfileOf, server: Server, caplog: pytest.LogCaptureFixture):
+    publish_dataset.fn(*refreshed(profile_of(), 3))
+    with caplog.at_level(logging.INFO):
+        second = publish_dataset.fn(*refreshed(profile_of(), 5))
+    assert "publish: 2 of 5 questions came in since" in caplog.text
+    assert {"drift_new/vocabulary", "drift_all/length"} <= set(second.metrics)
+
+
+# Training
+
+
+def test_enough_new_rows_start_a_training_once(profile_of: ProfileOf, server: Server):
+    profile = profile_of(refresh={"train_at_new_rows": 3})
+    run, dataset = refreshed(profile, 3)
+    published = publish_dataset.fn(run, dataset)
+    assert trigger_training.fn(run, published) == "flow-run"
+    assert trigger_training.fn(run, published) is None
+    ((name, how),) = server.started
+    assert (name, how["timeout"]) == ("train/train", 0)
+    assert how["parameters"] == {"profile": "test", "overrides": [], "source": run.id}
+    training = last_training(run.profile)
+    assert training and training.version == published.details["version"]
+
+
+def test_too_few_new_rows_wait_for_more(profile_of: ProfileOf, server: Server, caplog: pytest.LogCaptureFixture):
+    profile = profile_of(refresh={"train_at_new_rows": 3})
+    run, dataset = refreshed(profile, 4)
+    publish_dataset.fn(run, dataset)
+    note_training.fn(run, dataset)
+    for count, starts in ((6, 0), (7, 1)):
+        later, dataset = refreshed(profile, count)
+        with caplog.at_level(logging.INFO):
+            trigger_training.fn(later, publish_dataset.fn(later, dataset))
+        assert len(server.started) == starts
+    assert "2 good training rows came in since the last training; it starts at 3" in caplog.text
+
+
+def test_no_training_unless_it_is_asked_for(profile_of: ProfileOf, server: Server):
+    run, dataset = refreshed(profile_of(), 9)
+    assert trigger_training.fn(run, publish_dataset.fn(run, dataset)) is None
+    assert server.started == []
+
+
+def test_a_server_without_the_deployment_costs_one_line(
+    profile_of: ProfileOf, server: Server, caplog: pytest.LogCaptureFixture
+):
+    server.has_deployment = False
+    run, dataset = refreshed(profile_of(refresh={"train_at_new_rows": 1}), 2)
+    assert trigger_training.fn(run, publish_dataset.fn(run, dataset)) is None
+    assert f"start it with `qinglan run train --profile test --from {run.id}`" in caplog.text
+    assert last_training(run.profile) is None
+
+
+def test_a_training_starts_with_what_the_refresh_was_given(
+    profile_of: ProfileOf, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    asked = {"profile": "p.yaml", "overrides": ("data.limit=9",), "fresh": False}
+    monkeypatch.setattr(tasks_module, "flow_run", SimpleNamespace(parameters=asked))
+    run, dataset = refreshed(profile_of(refresh={"train_at_new_rows": 1}), 2)
+    trigger_training.fn(run, publish_dataset.fn(run, dataset))
+    parameters = server.started[0][1]["parameters"]
+    assert parameters == {"profile": str(tmp_path / "p.yaml"), "overrides": ["data.limit=9"], "source": run.id}
+
+
+def test_a_training_on_a_published_version_is_logged(profile_of: ProfileOf, server: Server, tracker: Tracker):
+    run, dataset = refreshed(profile_of(), 2)
+    note_training.fn(run, dataset)  # of a run from before versions: noted, with nothing to show
+    assert tracker.datasets == []
+    published = publish_dataset.fn(run, dataset)
+    note_training.fn(run, dataset)
+    assert tracker.datasets[-1] == (run.mlflow_run_id, "default", published.details["version"], "training")

@@ -1,0 +1,134 @@
+"""The sample: by risk and at random, each row once, the same for the same rows."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from qinglan.config import Select
+from qinglan.review_sample import CONTROL, STRATA, Sample, draw
+from qinglan.rows import Retrieved, Row
+
+CONFIG = Select(min_top1_score=0.6)
+
+
+def found(score: float, *ids: str) -> Retrieved:
+    return Retrieved(ids=ids or ("d",), scores=(score,), titles=("",))
+
+
+def row(number: int = 0, **changes: Any) -> Row:
+    good = {"rewrite": "改写", "judge_score": 3.5, "rewrite_retrieved": found(0.9), "original_retrieved": found(0.5)}
+    return Row(id=f"r{number}", tenant="t", query="头疼", source="q.csv:2", **(good | changes))
+
+
+def names(sample: Sample) -> dict[str, tuple[str, ...]]:
+    return {each.row.id: tuple(stratum.name for stratum in each.strata) for each in sample.drawn}
+
+
+@pytest.mark.parametrize(
+    ("changes", "strata"),
+    [
+        ({}, ("control",)),
+        ({"judge_score": None}, ("control",)),
+        ({"judge_score": 2.9}, ("control", "judge_low")),
+        ({"judge_score": 4.0, "rewrite_retrieved": found(0.52)}, ("control", "judge_high")),
+        ({"judge_score": 4.0, "rewrite_retrieved": found(0.6)}, ("control", "just_above")),
+        ({"rewrite_retrieved": found(0.59)}, ("control", "just_below")),
+        ({"rewrite_retrieved": found(0.54), "original_retrieved": found(0.55)}, ("control", "worse_than_original")),
+        ({"gold_id": "g"}, ("control", "gold_missed")),
+        ({"gold_id": "d"}, ("control",)),
+        ({"gold_id": "g", "rewrite_retrieved": found(0.54)}, ("control",)),
+    ],
+)
+def test_what_is_drawn_and_why(changes: dict[str, Any], strata: tuple[str, ...]):
+    assert names(draw([row(**changes)], CONFIG, 5)) == {"r0": strata}
+
+
+@pytest.mark.parametrize("reason", ["rewrite_too_long", "teacher_refused"])
+def test_what_fell_by_rule_may_be_corrected(reason: str):
+    fallen = row(rewrite=None, rewrite_retrieved=None).failed(reason)
+    assert names(draw([fallen], CONFIG, 5)) == {"r0": ("by_rule",)}
+
+
+@pytest.mark.parametrize("reason", ["teacher_timeout", "rag_unavailable", "empty_query", "near_duplicate_of_test"])
+def test_what_no_verdict_could_change_is_not_drawn(reason: str):
+    rewrite = "改写" if reason.startswith("near") else None
+    assert not draw([row(rewrite=rewrite, gold_id="g").failed(reason)], CONFIG, 5).drawn
+
+
+def mixed(count: int = 2000) -> Iterator[Row]:
+    """Mostly good rows, and some of every kind of risk."""
+    for n in range(count):
+        risk = {
+            0: {"judge_score": 1.0},
+            1: {"judge_score": 5.0, "rewrite_retrieved": found(0.3), "original_retrieved": found(0.1)},
+            2: {"rewrite_retrieved": found(0.62)},
+            3: {"rewrite_retrieved": found(0.58)},
+            4: {"original_retrieved": found(0.95)},
+            5: {"gold_id": "g"},
+        }.get(n % 20, {})
+        made = row(n, **risk)
+        yield (
+            made.failed("below_threshold") if n % 20 in (1, 3) else made.failed("refusal_text") if n % 20 == 6 else made
+        )
+
+
+def test_every_stratum_gets_its_share():
+    sample = draw(mixed(), CONFIG, 200)
+    counts = {s.name: sum(s in each.strata for each in sample.drawn) for s in STRATA}
+    assert len(sample.drawn) == len(names(sample)) == 200
+    assert all(counts[stratum.name] >= stratum.share * 200 for stratum in STRATA)
+    assert sample.population["judge_low"] == 100
+
+
+def test_the_sample_does_not_depend_on_the_order_of_the_rows():
+    assert draw(mixed(), CONFIG, 50) == draw(reversed(list(mixed())), CONFIG, 50)
+
+
+def test_a_bigger_sample_keeps_the_controls_of_the_smaller():
+    small, big = (names(draw(mixed(), CONFIG, places)) for places in (40, 80))
+    assert {i for i, strata in small.items() if "control" in strata} <= {i for i, s in big.items() if "control" in s}
+
+
+def test_places_that_a_stratum_cannot_fill_go_to_the_others():
+    rows = [row(n, judge_score=1.0) for n in range(100)] + [row(n).failed("refusal_text") for n in range(100, 103)]
+    sample = draw(rows, CONFIG, 40)
+    assert len(sample.drawn) == 40
+    assert sum("by_rule" in strata for strata in names(sample).values()) == 3
+    assert len(draw(rows, CONFIG, 500).drawn) == 103
+
+
+def test_controls_are_a_random_sample_of_what_teaches():
+    """Their share of each kind is the population's, though the risky kinds are drawn far more often."""
+    rows = list(mixed(20_000))
+    teaching = [r for r in rows if r.status == "ok"]
+    share = sum(r.judge_score == 1.0 for r in teaching) / len(teaching)
+    controls = [each.row for each in draw(rows, CONFIG, 2000).drawn if CONTROL in each.strata]
+    assert {r.status for r in controls} == {"ok"}
+    assert abs(sum(r.judge_score == 1.0 for r in controls) / len(controls) - share) < 0.03
+
+
+def test_only_the_places_are_kept_of_a_long_stream():
+    alive, most = set[int](), 0
+
+    class Watched(Row):
+        def __init__(self, **values: Any) -> None:
+            super().__init__(**values)
+            alive.add(id(self))
+
+        def __del__(self) -> None:
+            alive.discard(id(self))
+
+    def stream() -> Iterator[Row]:
+        nonlocal most
+        for n in range(5000):
+            yield Watched(**row(n, judge_score=1.0, gold_id="g").model_dump())
+            most = max(most, len(alive))
+
+    draw(stream(), CONFIG, 10)
+    assert most <= 10 * len(STRATA) + 2
+
+
+def test_the_shares_are_all_of_the_places():
+    assert sum(stratum.share for stratum in STRATA) == pytest.approx(1)
+    assert len({stratum.title for stratum in STRATA}) == len(STRATA)

@@ -1,0 +1,137 @@
+"""Splits that don't leak and don't move."""
+
+from collections import Counter
+
+import pytest
+from question_rows import LONG, SAME, random_rows, row
+
+from qinglan.config import Dataset
+from qinglan.rows import Row, Split
+from qinglan.splits import place_rows
+
+
+def assign(
+    rows: list[Row], seed: int = 1, pinned: dict[str, Split] | None = None, evaluation: list[Row] | None = None
+) -> list[Row]:
+    return list(place_rows(rows, Dataset(seed=seed), pinned, evaluation or []).apply(rows))
+
+
+def splits(rows: list[Row], seed: int = 1) -> dict[str, str | None]:
+    return {r.id: r.split for r in assign(rows, seed)}
+
+
+def test_shares_come_out_about_right() -> None:
+    counts = Counter(splits(random_rows(1000)).values())
+    assert 760 <= counts["train"] <= 840
+    assert min(counts["dev"], counts["test"]) >= 70
+
+
+def test_a_group_goes_to_one_split_whole() -> None:
+    twins = [r for seed in range(20) for r in random_rows(1, seed=1000 + seed)]
+    twins = [t.model_copy(update={"query": t.query * 4}) for t in twins]
+    twins += [row(t.query + "呢") for t in twins]
+    placed = splits(random_rows(200) + twins)
+    for first, second in zip(twins[:20], twins[20:], strict=True):
+        assert placed[first.id] == placed[second.id]
+
+
+def test_splits_depend_neither_on_order_nor_on_other_rows() -> None:
+    rows = [*random_rows(300), row(LONG), row(SAME)]
+    placed = splits(rows)
+    assert splits(rows[::-1]) == placed
+    grown = splits(random_rows(300, seed=9) + rows)
+    assert {key: grown[key] for key in placed} == placed
+
+
+def test_splits_stay_what_they_were_in_earlier_versions() -> None:
+    """SHA-256 of seed and smallest id: the places of these rows must never change."""
+    placed = assign([*random_rows(40), row(LONG), row(SAME)])
+    letters = {"train": ".", "dev": "d", "test": "t", None: "?"}
+    assert "".join(letters[r.split] for r in placed) == "...........t....dd..d..t..dtd...d........."
+
+
+def test_another_seed_is_another_split() -> None:
+    rows = random_rows(300)
+    assert splits(rows, seed=1) != splits(rows, seed=2)
+
+
+def test_assigning_twice_changes_nothing() -> None:
+    rows = assign([*random_rows(200), row(LONG), row(SAME)])
+    assert assign(rows, seed=2) == rows
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reasons"),
+    [
+        ("train", "test", ["near_duplicate_of_test", None]),
+        ("test", "dev", [None, "near_duplicate_of_test"]),
+        ("dev", "train", [None, "near_duplicate_of_dev"]),
+        ("train", "train", [None, None]),
+    ],
+)
+def test_given_splits_are_kept_and_the_stricter_wins(first: Split, second: Split, reasons: list[str | None]) -> None:
+    given = [row(LONG, split=first), row(SAME, split=second)]
+    pins = {given[0].id: first, given[1].id: second}
+    unsplit = [r.model_copy(update={"split": None}) for r in given]
+    for pair, pinned in ((given, None), (unsplit, pins), ([given[0], unsplit[1]], pins)):
+        placed = assign([*pair, *random_rows(100)], pinned=pinned)[:2]
+        assert [r.reason for r in placed] == reasons
+        assert [r.split for r in placed] == [first, second]
+
+
+def test_a_row_without_split_joins_its_twins_given_one() -> None:
+    placed = assign([row(LONG, split="test"), row(SAME), *random_rows(100)])
+    assert (placed[1].split, placed[1].status) == ("test", "ok")
+
+
+def test_the_workbooks_split_outranks_an_earlier_versions() -> None:
+    (placed,) = assign([row(LONG, split="dev")], pinned={row(LONG).id: "test"})
+    assert (placed.split, placed.reason) == ("dev", None)
+
+
+def test_last_nights_test_set_stays_when_a_new_question_merges_groups() -> None:
+    tail = "谢谢您的回答啊啊"
+    trained, tested, new = row(LONG), row(LONG + tail), row(LONG + tail[:4])
+    pinned: dict[str, Split] = {trained.id: "train", tested.id: "test"}
+    assert [r.reason for r in assign([trained, tested], pinned=pinned)] == [None, None]
+    placed = assign([trained, tested, new], pinned=pinned)
+    assert [r.split for r in placed] == ["train", "test", "test"]
+    assert [r.reason for r in placed] == ["near_duplicate_of_test", None, None]
+
+
+def test_a_new_smaller_id_does_not_move_a_pinned_group() -> None:
+    rows = random_rows(200)
+    pinned = {r.id: r.split for r in assign(rows) if r.split}
+    grown = [*rows, *(row(r.query + "呢", history=r.query * 3) for r in rows), *random_rows(50, seed=3)]
+    placed = {r.id: r for r in assign(grown, seed=99, pinned=pinned)}
+    assert {key: placed[key].split for key in pinned} == pinned
+
+
+def test_a_leaking_row_says_so_whatever_it_failed_for() -> None:
+    leak = row(LONG, split="train").failed("below_threshold")
+    failed_test = row(SAME, split="test").failed("teacher_refused")
+    placed = assign([leak, failed_test, *random_rows(100)])
+    assert [r.reason for r in placed[:2]] == ["near_duplicate_of_test", "teacher_refused"]
+
+
+def test_rows_failed_by_reading_take_no_part() -> None:
+    bad = row(LONG, split="test").failed("query_too_long")
+    placed = assign([bad, row(SAME, split="train"), *random_rows(100)])
+    assert placed[0] == bad
+    assert placed[1].status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("split", "reason"),
+    [("train", "near_duplicate_of_evaluation"), ("dev", "near_duplicate_of_evaluation"), ("test", None)],
+)
+def test_what_repeats_an_evaluation_question_is_not_learned_from(split: Split, reason: str | None) -> None:
+    rows = [row(LONG, split=split), *random_rows(50)]
+    placed = assign(rows, evaluation=[row(SAME), *random_rows(50, seed=2)])
+    assert (placed[0].reason, placed[0].split) == (reason, split)
+    assert placed[1:] == assign(rows[1:])
+
+
+def test_a_stricter_split_is_told_before_an_evaluation_question() -> None:
+    placed = assign([row(LONG, split="train"), row(SAME, split="test")], evaluation=[row(LONG)])
+    assert [r.reason for r in placed] == ["near_duplicate_of_test", None]

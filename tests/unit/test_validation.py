@@ -1,0 +1,132 @@
+"""Validation's findings: streamed figures agree with plain arithmetic, and memory does not grow."""
+
+import json
+import statistics
+import sys
+from random import Random
+
+import pytest
+
+from qinglan.errors import StageError
+from qinglan.histograms import Histogram, quantile, regrouped
+from qinglan.rows import Retrieved, Row
+from qinglan.validation import Findings
+
+BASE = Row(id="0", tenant="t", query="它咋吃", rewrite="虾青素 服用方法", source="f!A1")
+
+
+def row(original: float | None, rewritten: float | None, gold: str | None = None, **changes: object) -> Row:
+    """A row with one passage per answer, `g` for the rewrite and `o` for the question; None recalls nothing."""
+    found = {
+        "original_retrieved": Retrieved() if original is None else Retrieved(ids=("o",), scores=(original,)),
+        "rewrite_retrieved": Retrieved() if rewritten is None else Retrieved(ids=("g",), scores=(rewritten,)),
+    }
+    return BASE.model_copy(update=found | {"gold_id": gold} | changes)
+
+
+def findings(*rows: Row) -> Findings:
+    found = Findings()
+    for each in rows:
+        found.add(each)
+    return found
+
+
+def test_figures_of_many_rows_agree_with_plain_arithmetic():
+    rng = Random(5)
+    pairs = [(rng.random(), rng.random() ** 0.5) for _ in range(3000)]
+    figures = findings(*(row(a, b, "g" if i % 2 else None) for i, (a, b) in enumerate(pairs))).metrics()
+    gains = [b - a for a, b in pairs]
+    rewrites = sorted(b for _, b in pairs)
+    assert figures["gain_mean"] == pytest.approx(statistics.mean(gains))
+    assert figures["gain_se"] == pytest.approx(statistics.stdev(gains) / len(gains) ** 0.5)
+    assert figures["top1_score_mean"] == pytest.approx(statistics.mean(rewrites))
+    assert figures["better_share"] == sum(gain > 0 for gain in gains) / 3000
+    assert figures["top1_score_p10"] == pytest.approx(rewrites[300], abs=0.01)
+    assert figures["top1_score_p50"] == pytest.approx(statistics.median(rewrites), abs=0.01)
+    assert figures["original_top1_score_p90"] == pytest.approx(sorted(a for a, _ in pairs)[2700], abs=0.01)
+    assert (figures["gold_top1"], figures["original_gold_top1"]) == (1.0, 0.0)
+
+
+def test_better_equal_and_worse():
+    figures = findings(row(0.5, 0.7), row(0.5, 0.5), row(0.5, 0.4), row(0.5, None), row(None, 0.5)).metrics()
+    shares = [figures[f"{name}_share"] for name in ("better", "equal", "worse")]
+    assert (shares, figures["success_rate"]) == ([0.4, 0.2, 0.4], 0.8)
+    assert sum(figures[f"{name}_share"] for name in ("better", "equal", "worse")) == pytest.approx(1)
+
+
+def test_only_rows_that_were_retrieved_for_both_ways_count():
+    half = row(0.5, 0.7, "g", rewrite_retrieved=None)
+    figures = findings(row(0.6, 0.9, "g"), row(0.6, None, "g"), row(0.6, 0.9), half, BASE).metrics()
+    assert figures["success_rate"] == pytest.approx(2 / 3)
+    assert figures["top1_score_mean"] == pytest.approx(0.6)
+    assert (figures["gold_top1"], figures["original_gold_top1"]) == (0.5, 0.0)
+    assert "gold_top1" not in findings(row(0.6, 0.9)).metrics()
+
+
+def test_one_row_has_no_standard_error_and_none_no_figures():
+    assert "gain_se" not in findings(row(0.5, 0.7)).metrics()
+    assert findings(BASE, BASE.failed("rag_unavailable")).metrics() == {}
+
+
+def test_histograms_count_every_row_and_are_json():
+    found = findings(row(0.0, 1.0), row(0.5, 0.5), row(1.0, 0.0), row(0.29, 0.285), BASE).histograms()
+    assert json.loads(json.dumps(found)) == found
+    assert [sum(part["counts"]) for parts in found.values() for part in parts] == [4, 4, 4]
+    (original, rewrite), (gain,) = found["top1_score"], found["gain"]
+    assert (original["counts"][29], rewrite["counts"][28]) == (1, 1)
+    assert (original["counts"][99], rewrite["counts"][99]) == (1, 1)
+    assert gain["counts"][52] == 2  # the middle bin, ±0.01
+
+
+def test_memory_does_not_grow_with_the_rows():
+    found = findings(row(0.5, 0.7))
+    before = {name: sys.getsizeof(value) for name, value in vars(found).items()}
+    for i in range(2000):
+        found.add(row(0.5, 0.7, id=str(i), query=f"q{i}", rewrite=f"r{i}"))
+    grown = {n: sys.getsizeof(v) for n, v in vars(found).items() if sys.getsizeof(v) > before[n] + 8}
+    assert grown == {}
+    assert len(found.histograms()["gain"][0]["counts"]) == 105
+
+
+def same(score: float, noise: float = 0.0) -> Row:
+    """A row whose two answers have the same passage."""
+    found = {
+        "original_retrieved": Retrieved(ids=("d",), titles=("t",), scores=(score,)),
+        "rewrite_retrieved": Retrieved(ids=("d",), titles=("t",), scores=(score + noise,)),
+    }
+    return BASE.model_copy(update=found)
+
+
+def test_a_service_that_ignores_rewrites_is_noticed_through_noise():
+    with pytest.raises(StageError, match=r"same passages .* on 20 of 20 rows; .* \(docs/rag-service\.md\)"):
+        findings(*[same(0.5, 4e-4)] * 20).check()
+    with pytest.raises(StageError, match="99 of 100"):
+        findings(row(0.5, 0.9), *[same(0.5)] * 99).check()
+    findings(*[row(0.5, 0.9)] * 3, *[same(0.5)] * 97).check()
+    findings(*[same(0.5, 0.01)] * 20).check()
+    findings(*[same(0.5)] * 19).check()
+
+
+def test_a_rewrite_that_says_the_same_tells_nothing_about_the_service():
+    findings(*[same(0.5).model_copy(update={"rewrite": " 它咋吃？"})] * 50).check()
+
+
+def test_labels_need_ids():
+    nameless = {"rewrite_retrieved": Retrieved(ids=(None,), scores=(0.5,)), "original_retrieved": Retrieved()}
+    findings(row(None, 0.5, None, **nameless)).check()
+    with pytest.raises(StageError, match="no passage of the RAG has an `id`"):
+        findings(row(None, 0.5, "g", **nameless)).check()
+
+
+def test_a_histogram_keeps_what_lies_outside_at_its_ends():
+    histogram = Histogram(0, 1, 10)
+    for value in (-5, 0.0, 0.3, 1.0, 7):
+        histogram.add(value)
+    assert histogram.counts == [2, 0, 0, 1, 0, 0, 0, 0, 0, 2]
+    assert regrouped(histogram.counts, 5) == [2, 1, 0, 0, 2]
+
+
+def test_quantiles():
+    assert quantile(0, 1, [0, 0], 0.5) is None
+    assert quantile(0, 10, [0, 4, 0, 4, 0], 0.5) == pytest.approx(4)
+    assert quantile(0, 10, [0, 4, 0, 4, 0], 1) == pytest.approx(8)

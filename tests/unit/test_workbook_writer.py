@@ -1,0 +1,67 @@
+"""The workbook out: text that stays text, and can be read again."""
+
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pytest
+
+from qinglan import workbook_writer
+from qinglan.config import Data, Tenant
+from qinglan.rows import Retrieved, Row, row_id
+from qinglan.workbook import read_rows
+from qinglan.workbook_writer import write_rows
+
+
+def written(path: Path, *rows: Row) -> list[dict[str, Any]]:
+    artifact = write_rows(path, rows)
+    assert artifact.rows == len(rows)
+    header, *lines = openpyxl.load_workbook(path).active.iter_rows()
+    return [dict(zip((cell.value for cell in header), line, strict=True)) for line in lines]
+
+
+def test_written_rows_keep_verdict_and_scores(tmp_path: Path) -> None:
+    found = Retrieved(ids=("a", "b"), scores=(0.9, 0.6), titles=("钙片", "鱼油"))
+    row = Row(
+        id="1", tenant="t", query="头疼", source="q.csv:2", gold_id="b", rewrite="头疼 缓解", rewrite_retrieved=found
+    )
+    (cells,) = written(tmp_path / "new" / "out.xlsx", row.failed("below_threshold"))
+    expected = {"问题": "头疼", "状态": "failed", "原因": "below_threshold", "改写首条得分": 0.9, "改写检索质量": 0.74}
+    expected |= {"改写标准文档名次": 2, "原问题检索质量": None, "改写首条内容": "钙片", "来源": "q.csv:2"}
+    assert {name: cells[name].value for name in expected} == expected
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\n=1", "#N/A", '=HYPERLINK("http://x")'])
+def test_written_text_never_becomes_a_formula(tmp_path: Path, text: str) -> None:
+    row = Row(id="1", tenant="t", query=text, rewrite=text, source=text)
+    (cells,) = written(tmp_path / "out.xlsx", row)
+    for name in ("问题", "改写", "来源"):
+        assert (cells[name].data_type, cells[name].value) == ("s", text)
+        assert bool(cells[name].quotePrefix) == (text != "#N/A")
+
+
+def test_written_header_is_frozen_and_illegal_characters_are_gone(tmp_path: Path) -> None:
+    (cells,) = written(tmp_path / "out.xlsx", Row(id="1", tenant="t", query="头\x00疼\ud800", source="s"))
+    assert cells["问题"].value == "头疼"
+    assert openpyxl.load_workbook(tmp_path / "out.xlsx").active.freeze_panes == "A2"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.xlsx"]
+
+
+def test_a_written_workbook_can_be_read_again(tmp_path: Path) -> None:
+    row = Row(id=row_id("t", "=头疼", "老人"), tenant="t", query="=头疼", profile="老人", split="dev", source="s")
+    write_rows(tmp_path / "out.xlsx", [row])
+    assert list(read_rows(tmp_path / "out.xlsx", Data(), Tenant(id="t"))) == [
+        row.model_copy(update={"source": "out.xlsx!数据!A2"})
+    ]
+
+
+def test_more_rows_than_a_sheet_holds_stand_on_further_sheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbook_writer, "ROWS_A_SHEET", 2)
+    write_rows(tmp_path / "out.xlsx", (Row(id=str(n), tenant="t", query=f"问{n}", source="s") for n in range(5)))
+    book = openpyxl.load_workbook(tmp_path / "out.xlsx")
+    assert [(sheet.title, sheet.max_row, sheet.auto_filter.ref[-2:]) for sheet in book] == [
+        ("数据", 3, "T3"),
+        ("数据2", 3, "T3"),
+        ("数据3", 2, "T2"),
+    ]
+    assert [sheet["A2"].value for sheet in book] == ["问0", "问2", "问4"]

@@ -5,7 +5,8 @@
 The rows are what `validate` leaves: questions of 20 to 40 characters with rewrite and two retrievals of ten passages.
 One in a hundred repeats an earlier question but for a few characters; one in two hundred is of a template of which
 thousands differ in one word. Selection and dataset run in one process of their own, once for a tenant's first night
-and once with the first night's splits pinned. Prints the table and writes benchmarks/results/scale.json.
+and once with the first night's splits pinned. Prints the table; a full
+run also writes benchmarks/results/scale.json.
 """
 
 import json
@@ -28,7 +29,8 @@ from qinglan.formats import count
 from qinglan.rows import Retrieved, Row, Split, row_id
 from qinglan.selection import select
 
-ROWS = int(os.environ.get("ROWS", "1000000"))
+FULL_ROWS = 1_000_000
+ROWS = int(os.environ.get("ROWS", FULL_ROWS))
 MEMORY_LIMIT_MB = 1536
 SEED = 1
 RESULT = Path(__file__).parent / "results" / "scale.json"
@@ -43,8 +45,6 @@ def main() -> None:
         size = write_jsonl(validated, generated(ROWS)).path.stat().st_size
         nights = [night(Path(folder), name) for name in ("first", "second")]
     result = {"rows": ROWS, "bytes": size, "machine": platform.machine(), "cores": os.cpu_count(), "nights": nights}
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"\n{count(ROWS)} rows, {size / 1e9:.2f} GB of JSON lines")
     print("| Night | selection s | dataset s | rows/s | peak memory MB | SFT rows | test rows |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
@@ -53,7 +53,9 @@ def main() -> None:
             f"| {row['night']} | {row['select_s']:.0f} | {row['dataset_s']:.0f} | {count(row['rows_per_s'])} "
             f"| {count(row['peak_mb'])} | {count(row['sft_train'])} | {count(row['test'])} |"
         )
-    print(f"\nWritten to {RESULT}")
+    if ROWS == FULL_ROWS:
+        RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"\nWritten to {RESULT}")
     worst = max(row["peak_mb"] for row in nights)
     if worst > MEMORY_LIMIT_MB:
         sys.exit(f"peak memory {worst:,.0f} MB is above the limit of {MEMORY_LIMIT_MB:,} MB")

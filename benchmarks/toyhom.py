@@ -1,50 +1,112 @@
-"""6,146 real patient questions through the data stages, with the keyword-extracting stand-in as teacher.
+"""6,146 real patient questions through the data stages, two nights, with the keyword-extracting stand-in as teacher.
 
     make bench NAME=toyhom DATA=toyhom
 
-Prints the tables of docs/toyhom.md and writes them there. The data (MIT licence) is not part of this repository.
+Works in a temporary site. Prints the tables of docs/toyhom.md and writes them there. The data (MIT licence) is not
+part of this repository.
 """
 
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import openpyxl
+
 DATA = Path(os.environ.get("DATA", "toyhom"))
 PAGE = Path(__file__).parent.parent / "docs" / "toyhom.md"
-SETTINGS = (f"data.workbook={DATA / 'questions.xlsx'}", f"rag.knowledge_base={DATA / 'kb.jsonl'}")
+NEW, EDITED = 60, 5
+ADDED_WORDS = "，平时饮食上要注意什么？"
+EDITED_WORDS = "，麻烦说得详细些"
 
 INTRO = """# Real questions through the data stages
 
 The embedded default also takes real data. These are the {n:,} patient questions of the public Toyhom dialogues (MIT
 licence; internal medicine) with their {documents:,} documents. The teacher is the stand-in, which knows nothing of
 medicine and falls back to keyword extraction (jieba), so this shows the stages at work on real, messy text, not what
-a language model would achieve. Made by `make bench NAME=toyhom`:
+a language model would achieve. Made by `make bench NAME=toyhom`, which runs, in a temporary site:
 
 ```
 {command}
 ```
 """
+COMMAND = (
+    "qinglan run refresh --profile embedded --set data.workbook=toyhom/questions.xlsx "
+    "--set rag.knowledge_base=toyhom/kb.jsonl"
+)
 
 
 def main() -> None:
-    """Run the refresh flow, then write the page."""
+    """Run the refresh flow twice, then write the page."""
     if not DATA.is_dir():
         sys.exit(f"error: {DATA} is not there; set DATA to the folder with questions.xlsx and kb.jsonl")
-    command = ["run", "refresh", "--profile", "embedded", *(part for s in SETTINGS for part in ("--set", s))]
-    subprocess.run([sys.executable, "-m", "qinglan.cli", *command], check=True)
-    report = json.loads(Path("runs/latest/report.json").read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as folder:
+        site = Path(folder)
+        first = refresh(site, DATA / "questions.xlsx")
+        second = refresh(site, second_night(DATA / "questions.xlsx", site / "questions-2.xlsx"))
     documents = sum(1 for _ in (DATA / "kb.jsonl").open(encoding="utf-8"))
-    intro = INTRO.format(
-        n=report["stages"][0]["rows_in"],
-        documents=documents,
-        command=f"qinglan {' '.join(command)}".replace(f"{DATA}/", "toyhom/"),
-    )
-    page = "\n".join([intro, *stages_table(report), "", *arms_table(report), "", *reading(report), ""])
+    intro = INTRO.format(n=first["stages"][0]["rows_in"], documents=documents, command=COMMAND)
+    tables = [*stages_table(first), "", *arms_table(first), "", *reading(first), "", *nights_table(first, second), ""]
+    page = "\n".join([intro, *tables])
     PAGE.write_text(page, encoding="utf-8")
     print(page)
+    if second["api"]["teacher"]["calls"] != NEW + EDITED:
+        sys.exit(f"error: the second night asked {second['api']['teacher']['calls']} times, not {NEW + EDITED}")
+
+
+def refresh(site: Path, workbook: Path) -> dict[str, Any]:
+    """One night's report."""
+    settings = (
+        f"data.workbook={workbook}",
+        f"rag.knowledge_base={DATA / 'kb.jsonl'}",
+        f"paths.runs={site / 'runs'}",
+        f"paths.state={site / 'state'}",
+    )
+    command = ["run", "refresh", "--profile", "embedded", *(part for s in settings for part in ("--set", s))]
+    subprocess.run([sys.executable, "-m", "qinglan.cli", *command], check=True)
+    report: dict[str, Any] = json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8"))
+    return report
+
+
+def second_night(workbook: Path, target: Path) -> Path:
+    """The workbook with some questions edited in their place, and some new ones at its end."""
+    book = openpyxl.load_workbook(workbook)
+    sheet = book.worksheets[0]
+    column = next(cell.column for cell in sheet[1] if cell.value == "问题")
+    questions = [sheet.cell(number, column) for number in range(2, sheet.max_row + 1)]
+    step = len(questions) // NEW
+    for cell in questions[: EDITED * step : step]:
+        cell.value = f"{cell.value}{EDITED_WORDS}"
+    for number, cell in enumerate(questions[1 : 1 + NEW * step : step]):
+        row = [other.value for other in sheet[cell.row]]
+        row[column - 1] = f"{cell.value}{ADDED_WORDS}"
+        for place, value in enumerate(row, 1):
+            sheet.cell(len(questions) + 2 + number, place, value)
+    book.save(target)
+    return target
+
+
+def nights_table(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """What each night paid for."""
+    lines = [
+        "## The second night",
+        "",
+        f"The same workbook again, with {EDITED} questions edited and {NEW} new ones (real questions, each with a "
+        "clause added). Only what is new or changed is asked of the teacher; every question is retrieved with again, "
+        "as a knowledge base may have changed.",
+        "",
+        "| | Rows | Teacher calls | from the ledger | Judge calls | from the ledger | RAG calls | Seconds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, report in (("first night", first), ("second night", second)):
+        api, seconds = report["api"], sum(stage["seconds"] for stage in report["stages"])
+        counts = [api[role][kind] for role in ("teacher", "judge") for kind in ("calls", "cached")]
+        cells = " | ".join(f"{n:,}" for n in [report["stages"][0]["rows_in"], *counts, api["rag"]["calls"]])
+        lines.append(f"| {name} | {cells} | {seconds:.0f} |")
+    return lines
 
 
 def stages_table(report: dict[str, Any]) -> list[str]:

@@ -132,7 +132,7 @@ class Endpoint(Section):
 
 
 class Rag(Section):
-    """The retrieval service (see docs/contracts.md)."""
+    """The retrieval service (see docs/rag-service.md)."""
 
     url: Url = EMBEDDED
     """Address that takes the POST, or `embedded` for the BM25 stand-in."""

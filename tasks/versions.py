@@ -35,6 +35,8 @@ def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
             (log.warning if version.drift.warnings else log.info)("publish: %s", version.drift.sentence)
         files = {"version": versions.VERSION_FILE, "card": versions.CARD, "card_data": versions.CARD_DATA}
         return Outcome(
+            dataset.rows_out,
+            dataset.rows_out,
             artifacts={name: Artifact.of(version.directory / file) for name, file in files.items()},
             metrics=_drift_metrics(version),
             details={"version": version.id, "parent": version.parent},

@@ -3,10 +3,9 @@
     make bench NAME=scale            # ROWS=100000 for a smaller one
 
 The rows are what `validate` leaves: questions of 20 to 40 characters with rewrite and two retrievals of ten passages.
-One in a hundred repeats an earlier question but for a few characters; one in two hundred is of a template of which
+One in a hundred repeats an earlier question with one more character; one in two hundred is of a template of which
 thousands differ in one word. Selection and dataset run in one process of their own, once for a tenant's first night
-and once with the first night's splits pinned. Prints the table; a full
-run also writes benchmarks/results/scale.json.
+and once with the first night's splits pinned. Prints the table; a full run also writes benchmarks/results/scale.json.
 """
 
 import json

@@ -194,7 +194,7 @@ class Distill(Section):
     engine: Literal["process", "ray"] = "process"
     """Where the rows are worked on: in the flow's own process, or as tasks on a Ray cluster."""
     ray: OnRay = OnRay()
-    batch_rows: Count = 100
+    batch_rows: Count = 500
     """Rows per Prefect task."""
     retries: Annotated[int, Field(ge=0)] = 2
     """Prefect retries of a batch; only its missing rows are asked again."""
@@ -206,7 +206,7 @@ class Distill(Section):
 class Validate(Section):
     """Asking the RAG, and the judge where RL needs a baseline."""
 
-    batch_rows: Count = 200
+    batch_rows: Count = 500
     retries: Annotated[int, Field(ge=0)] = 2
     max_failed_share: Share = 0.05
     """As for `distill`."""

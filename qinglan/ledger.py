@@ -196,6 +196,11 @@ class Order:
     failures: list[Failure] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     """Requests that this client claimed and got no answer to."""
+    run_id: str = ""
+    """Whose spending to tell."""
+
+    def __len__(self) -> int:
+        return len(self.wanted) + len(self.calls) + len(self.failures) + len(self.released)
 
 
 @dataclass(frozen=True)
@@ -204,6 +209,8 @@ class Delivery:
 
     found: dict[str, Call]
     claimed: set[str]
+    spent_usd: tuple[float, float]
+    """By the run that was named, and by all runs this month."""
 
 
 class Ledger:
@@ -241,7 +248,8 @@ class Ledger:
             self._release(db, late, self.holder)
             if claimed:
                 self._heartbeat(db)
-        return Delivery(found | late, claimed - late.keys())
+            spent_usd = self._spent_usd(db, order.run_id)
+        return Delivery(found | late, claimed - late.keys(), spent_usd)
 
     def get(self, request_hash: str) -> Call | None:
         """The answer to this request, if it was ever paid for."""
@@ -314,10 +322,8 @@ class Ledger:
 
     def spent_usd(self, run_id: str) -> tuple[float, float]:
         """By this run, and by all runs this month."""
-        periods = [f"run:{run_id}", _month(time.time())]
         with self._transaction() as db:
-            rows = dict(db.execute(sa.select(_SPENT.c.period, _SPENT.c.usd).where(_SPENT.c.period.in_(periods))).all())
-        return rows.get(periods[0], 0.0), rows.get(periods[1], 0.0)
+            return self._spent_usd(db, run_id)
 
     def spending(self, by: Literal["model", "run", "tenant", "role", "month"], since_s: float = 0.0) -> list[Spending]:
         """Calls, tokens, dollars and failures by a key, the dearest first."""
@@ -429,12 +435,22 @@ class Ledger:
         if not hashes:
             return set()
         ordered = sorted(set(hashes))
-        statement = self._insert(_CLAIMS).on_conflict_do_nothing().returning(_CLAIMS.c.request_hash)
-        claimed: set[str] = set()
-        for some in _portions(ordered):
-            values = [{"request_hash": each, "holder": holder} for each in some]
-            claimed.update(db.execute(statement.values(values)).scalars())
+        before = self._held(db, ordered, holder)
+        free = [each for each in ordered if each not in before]
+        if free:  # one prepared statement for any number: with RETURNING it would be another one for each number
+            statement = self._insert(_CLAIMS).on_conflict_do_nothing()
+            db.execute(statement, [{"request_hash": each, "holder": holder} for each in free])
+        claimed = self._held(db, free, holder)
         return claimed | self._take_over(db, [each for each in ordered if each not in claimed], holder)
+
+    def _held(self, db: sa.Connection, hashes: Collection[str], holder: str) -> set[str]:
+        held: set[str] = set()
+        for some in _portions(hashes):
+            query = sa.select(_CLAIMS.c.request_hash).where(
+                _CLAIMS.c.request_hash.in_(some), _CLAIMS.c.holder == holder
+            )
+            held.update(db.execute(query).scalars())
+        return held
 
     def _take_over(self, db: sa.Connection, hashes: Sequence[str], holder: str) -> set[str]:
         """Claims of processes that are gone."""
@@ -474,6 +490,12 @@ class Ledger:
         self._seen_s = now
         statement = self._insert(_HOLDERS).values(holder=self.holder, seen_s=now)
         db.execute(statement.on_conflict_do_update(index_elements=["holder"], set_={"seen_s": now}))
+
+    def _spent_usd(self, db: sa.Connection, run_id: str) -> tuple[float, float]:
+        run, month = f"run:{run_id}", _month(time.time())
+        query = sa.select(_SPENT.c.period, _SPENT.c.usd).where(_SPENT.c.period.in_([run, month]))
+        rows: dict[str, float] = dict(db.execute(query).all())
+        return rows.get(run, 0.0), rows.get(month, 0.0)
 
     def _grouped(self, db: sa.Connection, table: sa.Table, by: str, since_s: float) -> dict[str, Any]:
         """By key: calls, and for `calls` tokens and dollars."""

@@ -11,8 +11,10 @@ from qinglan.config import Budget
 from qinglan.errors import BudgetError, LedgerError, TeacherError
 from qinglan.ledger import Call, Delivery, Failure, Ledger, Order
 
-_GATHER_S = 0.02
+_GATHER_S = 0.05
 """How long a transaction waits for company: much less than any answer takes, and nothing waits for it in a slot."""
+_ENOUGH = 100
+"""So many don't wait."""
 _LOOK_AGAIN_S = 0.5
 _RETRY_FOR_S = 60.0
 T = TypeVar("T")
@@ -23,7 +25,7 @@ class LedgerQueue:
 
     def __init__(self, ledger: Ledger, run_id: str, budget: Budget) -> None:
         self._ledger, self._run_id, self._budget = ledger, run_id, budget
-        self._order = Order()
+        self._order = Order(run_id=run_id)
         self._wanted: dict[str, asyncio.Future[Call | None]] = {}
         self._commit: asyncio.Future[None] | None = None
         self._worker: asyncio.Task[None] | None = None
@@ -94,9 +96,11 @@ class LedgerQueue:
     async def _work(self) -> None:
         try:
             while self._commit is not None:
-                await asyncio.sleep(_GATHER_S)
+                await asyncio.sleep(0)
+                if len(self._order) < _ENOUGH:
+                    await asyncio.sleep(_GATHER_S)
                 order, committed = self._order, self._commit
-                self._order, self._commit = Order(), None
+                self._order, self._commit = Order(run_id=self._run_id), None
                 try:
                     delivery = await self._persist(order)
                 except LedgerError as error:
@@ -114,9 +118,8 @@ class LedgerQueue:
         while True:
             try:
                 delivery = await asyncio.to_thread(self._ledger.exchange, order)
-                if order.calls:
-                    self._spent = await asyncio.to_thread(self._ledger.spent_usd, self._run_id)
-                    self._on_the_way_usd -= sum(call.cost_usd for call in order.calls)
+                self._spent = delivery.spent_usd
+                self._on_the_way_usd -= sum(call.cost_usd for call in order.calls)
                 return delivery
             except LedgerError:
                 if asyncio.get_running_loop().time() + pause_s > deadline:

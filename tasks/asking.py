@@ -1,6 +1,7 @@
 """The data stages that ask services, batch by batch: distill and validate."""
 
 import asyncio
+import gc
 import math
 from collections.abc import Callable
 from contextlib import aclosing
@@ -124,21 +125,43 @@ async def run_batch(kind: str, batch: Batch, work: Work, retries: int) -> list[R
     return await batch.run(work, last_attempt=attempt > retries)
 
 
+def _paced(work: Work, at_once: int, tell: Callable[[int], None]) -> Work:
+    """The same work on so many rows at once; every finished row is told of, as a batch may take minutes."""
+    done, places = 0, asyncio.Semaphore(at_once)
+
+    async def counted(row: Row) -> Row:
+        nonlocal done
+        async with places:
+            finished = await work(row)
+        done += 1
+        tell(done)
+        return finished
+
+    return counted
+
+
 async def _ask(
     stage: Stage, services: Services, given: StageResult, asking: _Asking, watch: Callable[[Row], None]
 ) -> Outcome:
     """Work on every row of the stage before; only the rows of the batches at work are in memory."""
     settings, source = asking.settings, given.artifacts["rows"]
+    total = source.rows or 0
     losses = Losses(asking.section, given.rows_out, settings.max_failed_share)
     before, after = Tally(), Tally()
     configured = run_batch.with_options(
         retries=settings.retries, retry_delay_seconds=RETRY_DELAYS_S[: max(1, settings.retries)]
     )
     async with open_clients(stage.run, services, asking.roles) as clients:
-        work = asking.make(clients)
+        work = _paced(
+            asking.make(clients),
+            _KEPT_BUSY * asking.concurrency,
+            lambda done: stage.progress(done, max(total, done), "rows"),
+        )
+        # What Prefect and MLflow have loaded is here to stay: a collection need not look at it every second.
+        gc.freeze()
         with JsonlWriter(stage.directory / "rows.jsonl") as writer:
             batches = cut(before.pass_through(read_jsonl(source.path, Row)), settings.batch_rows)
-            at_once = max(4, math.ceil(_KEPT_BUSY * asking.concurrency / settings.batch_rows))
+            at_once = 2 + math.ceil(_KEPT_BUSY * asking.concurrency / settings.batch_rows)
             done = in_order(
                 batches, lambda batch: configured(asking.kind, batch, work, settings.retries), at_once=at_once
             )
@@ -148,6 +171,6 @@ async def _ask(
                     for row in after.pass_through(rows):
                         watch(row)
                         writer.write(row)
-                    stage.progress(after.total, source.rows or after.total, "rows")
+        stage.progress(after.total, max(total, after.total), "rows")
         calls = clients.call_counts()
     return asked(before, after, writer.artifact(), calls)

@@ -5,6 +5,7 @@ writes the manifest last, and shows in Prefect and MLflow what came in, what cam
 that follows a killed one goes on with its files, its MLflow run and its clock.
 """
 
+import asyncio
 import re
 import time
 from collections.abc import Callable
@@ -13,7 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.artifacts import (
+    acreate_progress_artifact,
+    aupdate_progress_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    update_progress_artifact,
+)
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from pydantic import BaseModel, ValidationError
@@ -103,6 +110,7 @@ class Stage:
         self._first: tuple[float, float] | None = None
         self._shown: float = -1
         self._progress_id: Any = None
+        self._showing: asyncio.Task[None] | None = None
 
     def say(self, text: str) -> None:
         """One line in the terminal and in Prefect's log."""
@@ -125,11 +133,28 @@ class Stage:
                 began, at = self._first
                 line += f", {duration((now - began) / (done - at) * (total - done))} left"
         self.say(line)
-        if self._progress_id is None:
-            key = f"{artifact_key(self.name)}-progress"
-            self._progress_id = create_progress_artifact(100 * done / total, key, line)
-        else:
-            update_progress_artifact(self._progress_id, 100 * done / total, line)
+        self._show_bar(100 * done / total, line)
+
+    def _show_bar(self, percent: float, line: str) -> None:
+        """Prefect's progress bar: at once, or in an event loop as a task of its own."""
+        key = f"{artifact_key(self.name)}-progress"
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            if self._progress_id is None:
+                self._progress_id = create_progress_artifact(percent, key, line)
+            else:
+                update_progress_artifact(self._progress_id, percent, line)
+            return
+
+        async def show() -> None:
+            if self._progress_id is None:
+                self._progress_id = await acreate_progress_artifact(percent, key, line)
+            else:
+                await aupdate_progress_artifact(self._progress_id, percent, line)
+
+        if self._showing is None or self._showing.done():  # a slow server is told less often
+            self._showing = loop.create_task(show())
 
 
 def perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]) -> StageResult:

@@ -54,7 +54,7 @@ def usage(path: Path, role: str = "teacher") -> tuple[int, int]:
 
 @pytest.fixture(autouse=True)
 def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_module, "_BACK_OFF", lambda _state: 0.0)
+    monkeypatch.setattr(chat_module, "_BACK_OFF_S", 0.0)
 
 
 def files_with(folder: Path, text: bytes) -> list[Path]:

@@ -23,7 +23,8 @@ class Capability:
     """Of the model's name without the organisation in front of a slash."""
     token_parameter: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # noqa: S105 (no secret)
     temperature: bool = True
-    reasoning_effort: bool = False
+    reasoning_effort: bool | None = False
+    """None where the name doesn't tell."""
     structured_output: StructuredOutput = "off"
 
 
@@ -33,7 +34,7 @@ TABLE = (
     Capability(r"gpt-4o|gpt-4\.1", structured_output="json_schema"),
     Capability(r"gpt-oss", reasoning_effort=True),
     Capability(r"deepseek-(chat|reasoner|flash|v\d)", structured_output="json_object"),
-    Capability(r""),
+    Capability(r"", reasoning_effort=None),
 )
 
 

@@ -15,6 +15,8 @@ from contextlib import asynccontextmanager
 LONGEST_WAIT_S = 60.0
 _FULL_SHARE = 0.2
 _CUT = 0.7
+_TELLING = 8
+"""Answers from which a share of refusals means something."""
 _BURST_S = 1.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -50,7 +52,7 @@ class Limits:
         self._tokens = Pace(tokens_per_minute) if tokens_per_minute else None
         self.in_flight = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._refusals: deque[bool] = deque(maxlen=max(8, concurrency))
+        self._refusals: deque[bool] = deque(maxlen=max(2 * _TELLING, concurrency))
         self._closed_until_s = 0.0
 
     @asynccontextmanager
@@ -78,7 +80,8 @@ class Limits:
     def refused(self) -> None:
         """The service said 429."""
         self._refusals.append(True)
-        if sum(self._refusals) >= max(3, _FULL_SHARE * self.allowed):
+        recent = list(self._refusals)[-max(2 * _TELLING, int(self.allowed)) :]
+        if len(recent) >= _TELLING and sum(recent) >= _FULL_SHARE * len(recent):
             self.allowed = max(1.0, self.allowed * _CUT)
             self._refusals.clear()  # judge the smaller number anew
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 import httpx
 
+from qinglan.capabilities import capability_of
 from qinglan.config import EMBEDDED, Compare, Data, Endpoint, Profile, Rag, require_secret, uses_proxy
 from qinglan.contract import probe_rag
 from qinglan.embedded.retriever import load_documents
@@ -117,6 +118,8 @@ def _workbook(profile: Profile) -> str | None:
 
 def _chat_checker(role: str, endpoint: Endpoint) -> Look:
     def look() -> str | None:
+        if endpoint.reasoning_effort and capability_of(endpoint.model).reasoning_effort is False:
+            raise ConfigError(f"{role}.reasoning_effort: {endpoint.model} takes none and would refuse; remove it")
         if endpoint.base_url == EMBEDDED:
             return None
         key = require_secret(endpoint.api_key_env, f"{role} {endpoint.model}")

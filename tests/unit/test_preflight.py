@@ -213,3 +213,10 @@ def test_a_secret_in_place_of_its_name_is_refused_unseen(tmp_path: Path, profile
     with pytest.raises(ConfigError) as caught:
         load_profile(str(path))
     assert "sk-proj-secret" not in str(caught.value)
+
+
+def test_a_reasoning_effort_that_the_model_would_refuse(profile_of: ProfileOf):
+    profile = profile_of(teacher={"model": "big", "reasoning_effort": "low"})
+    assert "teacher" not in problems(profile)  # an unknown name may take it
+    wrong = profile.model_copy(update={"teacher": profile.teacher.model_copy(update={"model": "gpt-4.1"})})
+    assert problems(wrong)["teacher"] == "teacher.reasoning_effort: gpt-4.1 takes none and would refuse; remove it"

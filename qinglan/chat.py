@@ -23,7 +23,7 @@ from qinglan.capabilities import JsonSchema, request_parameters
 from qinglan.config import Endpoint, Price, require_secret, uses_proxy
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.ledger import Call, Failure
-from qinglan.ledger_queue import LedgerQueue
+from qinglan.ledger.queue import LedgerQueue
 from qinglan.limits import Limits, retry_after_s
 
 Message = dict[str, str]

@@ -10,7 +10,7 @@ from qinglan.config import EMBEDDED, Endpoint, Profile
 from qinglan.embedded.services import Services
 from qinglan.embedded.version import embedded_version
 from qinglan.ledger import Ledger, ledger_url, open_ledger
-from qinglan.ledger_queue import LedgerQueue
+from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import identity
 from qinglan.retrieval import RagClient
 from qinglan.runs import Run

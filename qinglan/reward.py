@@ -24,7 +24,7 @@ from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Te
 from qinglan.engines.launcher import JsonlTail
 from qinglan.errors import StageError
 from qinglan.ledger import Ledger, ledger_url
-from qinglan.ledger_queue import LedgerQueue
+from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import Baseline, Scored, get_recipe
 from qinglan.retrieval import RagClient
 from qinglan.rows import Retrieved

@@ -3,8 +3,8 @@
 import asyncio
 import gc
 import math
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,16 @@ async def run_batch(kind: str, batch: Batch, work: Work, retries: int) -> list[R
     return await batch.run(work, last_attempt=attempt > retries)
 
 
+@contextmanager
+def _unlooked_at() -> Iterator[None]:
+    """What Prefect and MLflow have loaded is here to stay: garbage collections need not look at it every second."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def _paced(work: Work, at_once: int, tell: Callable[[int], None]) -> Work:
     """The same work on so many rows at once; every finished row is told of, as a batch may take minutes."""
     done, places = 0, asyncio.Semaphore(at_once)
@@ -157,9 +167,7 @@ async def _ask(
             _KEPT_BUSY * asking.concurrency,
             lambda done: stage.progress(done, max(total, done), "rows"),
         )
-        # What Prefect and MLflow have loaded is here to stay: a collection need not look at it every second.
-        gc.freeze()
-        with JsonlWriter(stage.directory / "rows.jsonl") as writer:
+        with _unlooked_at(), JsonlWriter(stage.directory / "rows.jsonl") as writer:
             batches = cut(before.pass_through(read_jsonl(source.path, Row)), settings.batch_rows)
             at_once = 2 + math.ceil(_KEPT_BUSY * asking.concurrency / settings.batch_rows)
             done = in_order(

@@ -4,7 +4,7 @@ from collections import deque
 
 from qinglan.artifacts import Artifact, StageResult, read_jsonl
 from qinglan.batch_api import distill_by_batch
-from qinglan.batch_jobs import BatchProgress
+from qinglan.batch_api.jobs import BatchProgress
 from qinglan.batches import AGAIN_REASONS
 from qinglan.chat import Account, openai_client, request_of
 from qinglan.clients import key_salt, site_ledger
@@ -12,7 +12,7 @@ from qinglan.embedded.services import Services
 from qinglan.engines.distill_ray import DistillJob
 from qinglan.engines.launcher import JsonlTail, launch
 from qinglan.errors import StageError
-from qinglan.ledger_queue import affordable_usd
+from qinglan.ledger.queue import affordable_usd
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.tally import Tally

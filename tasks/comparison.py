@@ -8,8 +8,8 @@ from prefect.cache_policies import NO_CACHE
 from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
 from qinglan.clients import site_ledger
 from qinglan.comparison import MAIN, arms_of, contenders, draw, evaluate_teachers, paid_in_vain
+from qinglan.comparison.purchase import advise
 from qinglan.embedded.services import Services
-from qinglan.purchase import advise
 from qinglan.rows import Row
 from qinglan.runs import Run
 from qinglan.summary import metrics_of

@@ -17,7 +17,7 @@ from qinglan.chat import Account, ChatClient, cost_usd
 from qinglan.config import Budget, Endpoint, LedgerStore, Price
 from qinglan.errors import BudgetError, ConfigError, TeacherError
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.ledger_queue import LedgerQueue
+from qinglan.ledger.queue import LedgerQueue
 
 MESSAGES = [{"role": "user", "content": "虾青素咋吃"}]
 PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)

@@ -9,10 +9,10 @@ import pytest
 from qinglan.chat import request_of
 from qinglan.clients import key_salt, site_ledger
 from qinglan.comparison import arms_of, contenders, draw, evaluate_teachers, holm, paid_in_vain
+from qinglan.comparison.purchase import advise, family
 from qinglan.config import Evaluate, Profile
 from qinglan.embedded.services import Services
 from qinglan.ledger import Call
-from qinglan.purchase import advise, family
 from qinglan.recipes import get_recipe
 from qinglan.report import Purchase
 from qinglan.rows import Retrieved, Row

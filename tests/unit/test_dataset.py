@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from question_rows import LONG, SAME, random_rows, row
 
-from qinglan import dataset_files
 from qinglan.artifacts import read_jsonl, write_jsonl
 from qinglan.config import Profile
 from qinglan.dataset import NOT_JUDGED, Built, build
+from qinglan.dataset import files as dataset_files
 from qinglan.errors import ConfigError, StageError, WorkbookError
 from qinglan.recipes import get_recipe, query_rewrite
 from qinglan.rows import Retrieved, Row, Split

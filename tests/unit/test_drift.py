@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from qinglan.drift import DRAWS, distance, drift, shift, unseen
 from qinglan.rows import Retrieved, Row, row_id
-from qinglan.sketch import BottomK, BoundedCounter, Sketch, SketchBuilder, grams, length_bucket, score_bucket
+from qinglan.versions.drift import DRAWS, distance, drift, shift, unseen
+from qinglan.versions.sketch import BottomK, BoundedCounter, Sketch, SketchBuilder, grams, length_bucket, score_bucket
 
 TOPICS = {
     "supplement": ("鱼油", "钙片", "蛋白粉", "益生菌", "维生素", "怎么吃", "多少钱", "饭前", "孕妇", "老人"),

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from qinglan import ledger_queue
 from qinglan.config import Budget, LedgerStore
 from qinglan.errors import BudgetError, LedgerError, TeacherError
 from qinglan.ledger import Call, Delivery, Ledger, Order, ledger_url, open_ledger
-from qinglan.ledger_queue import LedgerQueue
+from qinglan.ledger import queue as ledger_queue
+from qinglan.ledger.queue import LedgerQueue
 
 
 def call(request_hash: str, cost_usd: float = 1.0) -> Call:

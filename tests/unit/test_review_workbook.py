@@ -12,8 +12,8 @@ from qinglan.artifacts import StageResult, write_jsonl
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, StageError, WorkbookError
 from qinglan.review import add_reviews, load_reviews
-from qinglan.review_export import Exported, Standing, count_standing, export_reviews
-from qinglan.review_import import Control, read_sheet
+from qinglan.review.export import Exported, Standing, count_standing, export_reviews
+from qinglan.review.verdicts import Control, read_sheet
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs import open_run, save_stage
 

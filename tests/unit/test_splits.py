@@ -6,8 +6,8 @@ import pytest
 from question_rows import LONG, SAME, random_rows, row
 
 from qinglan.config import Dataset
+from qinglan.dataset.splits import place_rows
 from qinglan.rows import Row, Split
-from qinglan.splits import place_rows
 
 
 def assign(

@@ -1,4 +1,4 @@
-"""Teachers side by side: who is asked what, and the figures of their answers. `qinglan.purchase` says which to buy.
+"""Teachers side by side: who is asked what, and the figures of their answers. `purchase` says which to buy.
 
 Every teacher is asked the same questions with the same prompt, and its rewrites are retrieved with and judged as the
 main teacher's are. A question that a teacher left without a rewrite counts against it as such, under `answered`, and

@@ -7,9 +7,9 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 
-from qinglan.data_card import FEW_ROWS, QUANTILES, Card
-from qinglan.drift import Drift
 from qinglan.formats import NONE, count, number
+from qinglan.versions.card import FEW_ROWS, QUANTILES, Card
+from qinglan.versions.drift import Drift
 
 _SHOWN_CHARS = 120
 _MARKDOWN = re.compile(r"([\\`|*_\[\]~#])")

@@ -1,8 +1,8 @@
 """The files that ms-swift and verl read, from a selected rows file of any length.
 
-Two passes: the first places every row (`qinglan.splits`), the second writes all files at once, so that memory does
-not grow with the rows' answers. SFT learns only from rows that passed the selection; RL also takes prompts whose
-teacher rewrite was too weak to teach, because there the teacher can be beaten.
+Two passes: the first places every row (`splits`), the second writes all files at once, so that memory does not grow
+with the rows' answers. SFT learns only from rows that passed the selection; RL also takes prompts whose teacher rewrite
+was too weak to teach, because there the teacher can be beaten.
 """
 
 from collections import Counter
@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from qinglan.artifacts import Artifact, read_jsonl
 from qinglan.config import Profile
-from qinglan.dataset_files import Files
+from qinglan.dataset.files import Files
+from qinglan.dataset.splits import is_leak, place_rows, was_question
 from qinglan.errors import StageError
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.rows import Row, Split, normalise
 from qinglan.selection import by_frequency
-from qinglan.splits import is_leak, place_rows, was_question
 from qinglan.tally import Tally
 from qinglan.workbook import read_rows
 

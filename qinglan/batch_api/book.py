@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import ParamSpec, TypeVar
 
 from qinglan.artifacts import hash_of
-from qinglan.batch_wire import Result
+from qinglan.batch_api.wire import Result
 from qinglan.chat import Account, Request
 from qinglan.errors import LedgerError
 from qinglan.ledger import BATCH, BatchJob, Ledger

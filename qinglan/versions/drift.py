@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from qinglan.formats import count, number
-from qinglan.sketch import SampledRow, Sketch, grams, length_bucket, score_bucket
+from qinglan.versions.sketch import SampledRow, Sketch, grams, length_bucket, score_bucket
 
 DRAWS = 200
 SIGNIFICANT = 0.01

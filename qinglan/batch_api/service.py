@@ -14,7 +14,7 @@ import openai
 from openai import AsyncOpenAI
 from pydantic import BaseModel, ValidationError
 
-from qinglan.batch_wire import BatchState, Page, Result, StoredFile, parse_result, request_line
+from qinglan.batch_api.wire import BatchState, Page, Result, StoredFile, parse_result, request_line
 from qinglan.chat import Request
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.limits import retry_after_s

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qinglan.config import Dataset
-from qinglan.duplicates import Questions, near_duplicate_groups
+from qinglan.dataset.duplicates import Questions, near_duplicate_groups
 from qinglan.rows import Row, Split
 from qinglan.workbook import INPUT_REASONS
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
-from qinglan.batch_wire import request_line
+from qinglan.batch_api.wire import request_line
 from qinglan.chat import TOKENS_PER_CHARACTER, Account, Request, cost_usd
 from qinglan.config import Price
 from qinglan.ledger import Ledger

@@ -1,8 +1,7 @@
 """Near-duplicates among a million questions, in bounded memory.
 
-Candidates are questions that share a band of their MinHash signatures (`qinglan.minhash`). They are compared exactly,
-so the hashing can miss a pair, one in a thousand at the threshold, but never invent one. The texts lie in a temporary
-file.
+Candidates are questions that share a band of their MinHash signatures (`minhash`). They are compared exactly, so the
+hashing can miss a pair, one in a thousand at the threshold, but never invent one. The texts lie in a temporary file.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from qinglan.minhash import band_keys, equal
+from qinglan.dataset.minhash import band_keys, equal
 from qinglan.rows import Row, normalise
 
 Grams = tuple[set[str], set[str]]

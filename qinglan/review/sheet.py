@@ -16,7 +16,7 @@ from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.datavalidation import DataValidation
 
 from qinglan.review import Verdict, fingerprint
-from qinglan.review_sample import STRATA, Drawn, Sample
+from qinglan.review.sample import STRATA, Drawn, Sample
 from qinglan.rows import Retrieved, Row
 from qinglan.workbook_writer import header_cell, text_cell
 

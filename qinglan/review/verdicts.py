@@ -15,9 +15,9 @@ from statistics import NormalDist
 
 from qinglan.config import Profile, Select
 from qinglan.review import Review, Verdict, fingerprint
-from qinglan.review_reader import Line, lines_of, read_file
-from qinglan.review_sample import CONTROL
-from qinglan.review_workbook import (
+from qinglan.review.reader import Line, lines_of, read_file
+from qinglan.review.sample import CONTROL
+from qinglan.review.sheet import (
     BETWEEN_STRATA,
     COMMENT,
     CORRECTED,

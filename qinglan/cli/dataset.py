@@ -7,7 +7,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from qinglan.cli_common import ProfileOption, SetOption, out, say
+from qinglan.cli.common import ProfileOption, SetOption, out, say
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError
 from qinglan.formats import NONE, count, number, usd
@@ -100,8 +100,8 @@ def show_diff(
 
 
 def _lineage(name: str, version: "Version", row_id: str) -> Table:
-    from qinglan.sketch import original_score, rewritten
     from qinglan.versions import find_rows
+    from qinglan.versions.sketch import original_score, rewritten
 
     row = find_rows(version, {row_id}).get(row_id)
     if row is None:

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
-from qinglan.batch_book import BatchBook
-from qinglan.batch_service import BatchService
-from qinglan.batch_wire import BatchState, Result
+from qinglan.batch_api.book import BatchBook
+from qinglan.batch_api.service import BatchService
+from qinglan.batch_api.wire import BatchState, Result
 from qinglan.chat import Request
 from qinglan.config import BatchApi
 from qinglan.errors import TeacherError

@@ -1,4 +1,4 @@
-"""Which teacher to buy, in words; `qinglan.offer` decides. A trade is shown with both its sides, for the reader."""
+"""Which teacher to buy, in words; `offer` decides. A trade is shown with both its sides, for the reader."""
 
 import math
 import re
@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from qinglan.comparison import ANSWERED, COMPARED_METRICS, MAIN
+from qinglan.comparison.offer import Advice, Offer, gains
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.formats import count, interval, latency, number, signed, usd, with_interval
-from qinglan.offer import Advice, Offer, gains
 from qinglan.report import Purchase, Tone, metric_label
 from qinglan.statistics import Comparison
 

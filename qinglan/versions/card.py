@@ -12,9 +12,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from qinglan.artifacts import Artifact
-from qinglan.drift import Drift
 from qinglan.rows import Row
-from qinglan.sketch import BottomK, BoundedCounter, length_bucket, original_score, rewritten, terms
+from qinglan.versions.drift import Drift
+from qinglan.versions.sketch import BottomK, BoundedCounter, length_bucket, original_score, rewritten, terms
 from qinglan.workbook import INPUT_REASONS
 
 FEW_ROWS = 5

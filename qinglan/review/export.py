@@ -11,8 +11,8 @@ from qinglan.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.config import Profile
 from qinglan.errors import ConfigError, StageError
 from qinglan.review import fingerprint, load_reviews
-from qinglan.review_sample import STRATA, draw
-from qinglan.review_workbook import write_sample
+from qinglan.review.sample import STRATA, draw
+from qinglan.review.sheet import write_sample
 from qinglan.rows import Row, row_id
 from qinglan.runs import find_run, runs_of
 from qinglan.sources.records import without_illegal

@@ -8,12 +8,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from qinglan.cli_common import ProfileOption, SetOption, err, out, say
+from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.config import load_profile
 from qinglan.errors import WorkbookError
 from qinglan.review import Reviews, add_reviews, read_store, store_path
-from qinglan.review_export import count_standing, export_reviews
-from qinglan.review_import import Control, read_sheet
+from qinglan.review.export import count_standing, export_reviews
+from qinglan.review.verdicts import Control, read_sheet
 
 app = typer.Typer(no_args_is_help=True, help="Review rewrites by hand: export a workbook, import its verdicts.")
 _SHOWN_PROBLEMS = 20

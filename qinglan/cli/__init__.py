@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from qinglan.cli_common import ProfileOption, SetOption, err, out, say
-from qinglan.cli_dataset import app as dataset_app
-from qinglan.cli_ledger import app as ledger_app
-from qinglan.cli_ledger import print_estimate
-from qinglan.cli_review import app as review_app
+from qinglan.cli.common import ProfileOption, SetOption, err, out, say
+from qinglan.cli.dataset import app as dataset_app
+from qinglan.cli.ledger import app as ledger_app
+from qinglan.cli.ledger import print_estimate
+from qinglan.cli.review import app as review_app
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.preflight import FlowName, inspect_profile, require
@@ -122,7 +122,3 @@ def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool
         return (train if flow == "train" else evaluate)(profile, overrides, fresh, source)
     finally:
         send_what_is_queued()
-
-
-if __name__ == "__main__":
-    main()

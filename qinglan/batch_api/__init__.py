@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from openai import AsyncOpenAI
 
-from qinglan.batch_book import BatchBook
-from qinglan.batch_jobs import LOOK_AGAIN_S, BatchJobs, BatchProgress
-from qinglan.batch_plan import make_plan
-from qinglan.batch_service import BatchService
+from qinglan.batch_api.book import BatchBook
+from qinglan.batch_api.jobs import LOOK_AGAIN_S, BatchJobs, BatchProgress
+from qinglan.batch_api.plan import make_plan
+from qinglan.batch_api.service import BatchService
 from qinglan.chat import Account, Request
 from qinglan.config import BatchApi
 from qinglan.ledger import Ledger

@@ -19,14 +19,14 @@ from pydantic import BaseModel, Field, ValidationError
 
 from qinglan.artifacts import Artifact, hash_of, read_jsonl, write_json
 from qinglan.config import Profile
-from qinglan.data_card import CardBuilder, Origin
-from qinglan.data_card_markdown import card_markdown
-from qinglan.drift import Drift, drift
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.recipes import identity
 from qinglan.rows import Row, Split
-from qinglan.sketch import Sketch, SketchBuilder
-from qinglan.version_index import Diff, IndexBuilder, compare, new_training_rows, read_index
+from qinglan.versions.card import CardBuilder, Origin
+from qinglan.versions.card_markdown import card_markdown
+from qinglan.versions.drift import Drift, drift
+from qinglan.versions.index import Diff, IndexBuilder, compare, new_training_rows, read_index
+from qinglan.versions.sketch import Sketch, SketchBuilder
 
 VERSION_FILE, INDEX, SKETCH = "version.json", "index.jsonl", "sketch.json"
 CARD, CARD_DATA = "card.md", "card.json"
@@ -64,7 +64,7 @@ class Version(Origin):
 
     @property
     def index(self) -> Path:
-        """Its rows in short (`qinglan.version_index`)."""
+        """Its rows in short (`qinglan.versions.index`)."""
         return self.directory / INDEX
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from qinglan.cli_common import ProfileOption, SetOption, out, say
+from qinglan.cli.common import ProfileOption, SetOption, out, say
 from qinglan.clients import site_ledger
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError

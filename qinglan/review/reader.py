@@ -14,7 +14,7 @@ from openpyxl.utils import get_column_letter
 from openpyxl.utils.exceptions import InvalidFileException
 
 from qinglan.errors import WorkbookError
-from qinglan.review_workbook import (
+from qinglan.review.sheet import (
     COMMENT,
     CORRECTED,
     FINGERPRINT,

@@ -142,8 +142,9 @@ class ChatClient:
         """`key_salt` tells apart services that answer differently under one model name."""
         self._endpoint, self._account, self._ledger, self._key_salt = endpoint, account, ledger, key_salt
         self._limits = Limits(endpoint.concurrency, endpoint.requests_per_minute, endpoint.tokens_per_minute)
-        # A few requests are built ahead, so that a free place is taken at once; thousands would hold up the first.
-        self._built = asyncio.Semaphore(endpoint.concurrency + max(4, endpoint.concurrency // 4))
+        # Of a killed process, what is in here may be lost: requests built ahead, so that a free place is taken at once,
+        # those under way, and answers that are being committed.
+        self._room = asyncio.Semaphore(endpoint.concurrency + max(8, endpoint.concurrency // 2))
         self._under_way: dict[str, asyncio.Task[tuple[Call, bool]]] = {}
         self._closing = False
         self._mean_cost_usd = self._mean_tokens = 0.0
@@ -204,7 +205,6 @@ class ChatClient:
         except BaseException:
             self._ledger.release(request.request_hash)
             raise
-        await self._ledger.record(call)
         return call, True
 
     async def _insist(self, request: Request) -> Call:
@@ -239,9 +239,14 @@ class ChatClient:
         return response
 
     async def _attempt(self, request: Request) -> Call:
+        async with self._room:
+            call = await self._call(request)
+            await self._ledger.record(call)
+        return call
+
+    async def _call(self, request: Request) -> Call:
         try:
-            async with self._built:
-                response = await self._client.post(self._path, body=request.body, cast_to=httpx2.Response)
+            response = await self._client.post(self._path, body=request.body, cast_to=httpx2.Response)
         except openai.APIError as error:
             self._unread -= isinstance(error, openai.APIStatusError)
             raise self._failure(request, error) from error

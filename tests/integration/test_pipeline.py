@@ -143,7 +143,7 @@ def test_report_has_every_arm_stage_and_comparison(site: Site) -> None:
     report = site.report()
     Report.model_validate(report)
     assert list(report["arms"]) == ["original", "teacher", "base", "sft", "rl"]
-    stages = ["ingest", "distill", "validate", "select", "dataset", "base_model", "sft", "rl", "evaluate"]
+    stages = ["ingest", "distill", "validate", "select", "dataset", "publish", "base_model", "sft", "rl", "evaluate"]
     assert [stage["name"] for stage in report["stages"]] == stages
     assert {(c["a"], c["b"]) for c in report["comparisons"]} >= {("rl", "teacher"), ("sft", "teacher"), ("rl", "sft")}
     assert all(arm["n"] == 60 for arm in report["arms"].values())

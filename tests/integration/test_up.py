@@ -74,9 +74,9 @@ def deployments(site: Up) -> dict[str, dict[str, Any]]:
     return {deployment["name"]: deployment for deployment in found}
 
 
-def test_all_four_are_deployed_and_run_in_this_folder(site: Up):
+def test_all_flows_are_deployed_and_run_in_this_folder(site: Up):
     found = deployments(site)
-    assert set(found) == {"pipeline", "refresh", "train", "evaluate"}
+    assert set(found) == {"pipeline", "refresh", "train", "evaluate", "compare"}
     for deployment in found.values():
         assert deployment["work_pool_name"] == "qinglan"
         assert deployment["parameters"] == {"profile": "embedded"}

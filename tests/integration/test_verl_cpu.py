@@ -157,12 +157,15 @@ def wait_until(condition: Any, timeout_s: float) -> None:
         time.sleep(0.3)
 
 
+STEPS = 24
+
+
 @pytest.mark.slow
 def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    toy = Toy(tmp_path, model_folder, total_steps=8, save_freq=2, test_freq=2)
+    toy = Toy(tmp_path, model_folder, total_steps=STEPS, save_freq=2, test_freq=2)
     toy.reward_config.write_text(json.dumps({"failing": [3, 4]}))
     process = toy.start(toy.command())
     wait_until(lambda: 2 in checkpoints(toy.output) or process.poll() is not None, timeout_s=400)
@@ -174,12 +177,12 @@ def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Pa
     second = next_metrics_path(tmp_path)
     toy.run(toy.command())
     resumed = [json.loads(line)["step"] for line in second.read_text().splitlines()]
-    assert resumed == list(range(newest, 9))  # validation before training stands at the step resumed from
+    assert resumed == list(range(newest, STEPS + 1))  # validation before training stands at the step resumed from
 
     steps = read_metrics(tmp_path)
-    assert set(steps) == set(range(9))
-    trained = [steps[step] for step in range(1, 9) if "critic/score/mean" in steps[step]]
-    assert len(trained) >= 7  # the killed run may have saved a step that it did not get to log
+    assert set(steps) == set(range(STEPS + 1))
+    trained = [steps[step] for step in range(1, STEPS + 1) if "critic/score/mean" in steps[step]]
+    assert len(trained) >= STEPS - 1  # the killed run may have saved a step that it did not get to log
     assert all(step["reward_extra/samples"] + step["reward_extra/invalid"] == 16 for step in trained)
     assert sum(step["reward_extra/invalid"] for step in trained) > 0
     wanted = {
@@ -191,9 +194,10 @@ def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Pa
         "reward_extra/half_known/mean",
         dev_metric("toy", "has_letter"),
     }
-    assert wanted <= set(steps[8])
-    assert steps[8][dev_metric("toy")] > steps[0][dev_metric("toy")]
-    assert best_checkpoint(toy.output, tmp_path, dev_metric("toy"))[0] in {2, 4, 6, 8}
+    assert wanted <= set(steps[STEPS])
+    rewards = [step["critic/score/mean"] for step in trained]
+    assert sum(rewards[-4:]) > 1.5 * sum(rewards[:4])  # of a random model's letters one in twenty is the right one
+    assert best_checkpoint(toy.output, tmp_path, dev_metric("toy"))[0] % 2 == 0
 
     exported = toy.export()
     before = AutoModelForCausalLM.from_pretrained(model_folder)

@@ -19,7 +19,8 @@ Done = TypeVar("Done")
 OVER_BUDGET = "over_budget"
 AGAIN_REASONS = frozenset(
     {
-        "teacher_timeout", "teacher_rate_limited", "teacher_unavailable", "teacher_bad_response", "rag_unavailable",
+        "teacher_timeout", "teacher_rate_limited", "teacher_unavailable", "teacher_bad_response",
+        "teacher_interrupted", "rag_unavailable",
         OVER_BUDGET,
     }
 )  # fmt: skip

@@ -12,7 +12,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
+import aiohttp
 import httpx2
 import openai
 from openai import AsyncOpenAI
@@ -33,6 +35,11 @@ InTurn = Callable[[Callable[[], Awaitable[httpx2.Response]]], Awaitable[httpx2.R
 TOKENS_PER_CHARACTER = 0.8
 """Roughly what current tokenizers need for Chinese; English needs less."""
 _LAST_ANSWERS_S = 10.0
+_ENDED = ("stop", "eos", "end_turn", "")
+"""How a whole answer ends; some gateways don't say."""
+_INTERRUPTED = ("insufficient_system_resource", "error", "abort")
+"""How DeepSeek, gateways and vLLM end an answer that they could not finish: another try may."""
+_MOST_TOKENS = 10**9
 _BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.5, 30.0
 
 
@@ -99,20 +106,31 @@ class Account:
     price: Price
 
     def call(
-        self, request_hash: str, completion: Completion, latency_ms: float | None, price_factor: float = 1.0
+        self,
+        request_hash: str,
+        completion: Completion,
+        latency_ms: float | None,
+        price_factor: float = 1.0,
+        prompt_chars: int = 0,
     ) -> Call:
-        """The ledger's entry for an answer; one by the batch API costs less."""
+        """The ledger's entry for an answer; one by the batch API costs less.
+
+        Args:
+            prompt_chars: to estimate tokens from where the service doesn't count them.
+        """
         choice, usage = completion.choices[0], completion.usage or _Usage()
-        prompt_tokens, completion_tokens = usage.prompt_tokens or 0, usage.completion_tokens or 0
+        text = choice.message.content or ""
+        prompt_tokens = _count(usage.prompt_tokens, prompt_chars)
+        completion_tokens = _count(usage.completion_tokens, len(text))
         return Call(
             request_hash=request_hash,
             run_id=self.run_id,
             tenant=self.tenant,
             role=self.role,
             model=self.model,
-            text=choice.message.content or "",
-            reasoning=choice.message.reasoning_content,
-            refusal=choice.message.refusal,
+            text=_storable(text),
+            reasoning=_storable(choice.message.reasoning_content or "") or None,
+            refusal=_storable(choice.message.refusal or "") or None,
             finish_reason=choice.finish_reason or "",
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
@@ -146,6 +164,7 @@ class ChatClient:
         # those under way, and answers that are being committed.
         self._room = asyncio.Semaphore(endpoint.concurrency + max(8, endpoint.concurrency // 2))
         self._under_way: dict[str, asyncio.Task[tuple[Call, bool]]] = {}
+        self._sent: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._closing = False
         self._mean_cost_usd = self._mean_tokens = 0.0
         self._unread = 0
@@ -180,13 +199,17 @@ class ChatClient:
         return Answer(parse(text), request.request_hash, cached, call.cost_usd, call.latency_ms)
 
     async def close(self) -> None:
-        """Wait a little for answers under way, as they are paid for, send nothing new, and close the connections."""
+        """Wait for answers under way, as they are paid for, send nothing new, and close the connections."""
         self._closing = True
-        if tasks := list(self._under_way.values()):
-            await asyncio.wait(tasks, timeout=_LAST_ANSWERS_S)
-            for task in tasks:
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            if task not in self._sent:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        if paid := [task for task in tasks if task in self._sent]:
+            await asyncio.wait(paid, timeout=self._endpoint.timeout_s + _LAST_ANSWERS_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.close()
 
     def _start(self, request: Request) -> "asyncio.Task[tuple[Call, bool]]":
@@ -227,7 +250,9 @@ class ChatClient:
         async with self._limits.slot(estimate):
             if self._closing:  # whoever asked has given up, and nothing has been paid yet
                 raise asyncio.CancelledError
-            self._ledger.check_budget(self._mean_cost_usd * (self._limits.in_flight - 1 + self._unread))
+            self._check_budget(but=1)
+            if task := asyncio.current_task():
+                self._sent.add(task)
             start = time.perf_counter()
             response = await send()
             latency_ms = 1000 * (time.perf_counter() - start)
@@ -238,7 +263,12 @@ class ChatClient:
         response.extensions["estimated_tokens"] = estimate
         return response
 
+    def _check_budget(self, but: int = 0) -> None:
+        under_way = self._limits.in_flight - but + self._unread
+        self._ledger.check_budget(self._mean_cost_usd * under_way)
+
     async def _attempt(self, request: Request) -> Call:
+        self._check_budget()  # before a place is waited for that would not be used
         async with self._room:
             call = await self._call(request)
             await self._ledger.record(call)
@@ -256,10 +286,15 @@ class ChatClient:
             completion = Completion.model_validate_json(response.content)
         except ValidationError as error:
             self._ledger.fail(self._account.failure(request.request_hash, "teacher_bad_response", latency_ms))
-            raise _Transient(
-                f"{self._account.role}: the answer is no chat completion", "teacher_bad_response"
+            # It may have been paid for, so it is not asked again here, only by the next attempt of the batch.
+            raise TeacherError(
+                f"{self._account.role}: the answer is no chat completion", "teacher_bad_response", transient=True
             ) from error
-        call = self._account.call(request.request_hash, completion, latency_ms)
+        if (ended := completion.choices[0].finish_reason) in _INTERRUPTED:
+            self._ledger.fail(self._account.failure(request.request_hash, "teacher_interrupted", latency_ms))
+            raise _Transient(f"{self._account.role}: the answer was interrupted ({ended})", "teacher_interrupted")
+        prompt_chars = sum(len(message["content"]) for message in request.body["messages"])
+        call = self._account.call(request.request_hash, completion, latency_ms, prompt_chars=prompt_chars)
         self._learn(call, response)
         return call
 
@@ -278,6 +313,7 @@ class ChatClient:
         role, model = self._account.role, self._account.model
         status = error.status_code if isinstance(error, openai.APIStatusError) else None
         latency_ms = error.response.extensions["latency_ms"] if isinstance(error, openai.APIStatusError) else None
+        self._limits.unused(self._estimated_tokens())
         reason = f"http_{status}" if status else _transient_reason(error)
         self._ledger.fail(self._account.failure(request.request_hash, reason, latency_ms))
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
@@ -316,8 +352,16 @@ class _HttpClient(openai.DefaultAioHttpClient):
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """As the parent does."""
-        send = super().send
-        return await (self._in_turn(lambda: send(request, **options)) if self._in_turn else send(request, **options))
+        return await (
+            self._in_turn(lambda: self._send(request, **options)) if self._in_turn else self._send(request, **options)
+        )
+
+    async def _send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        try:
+            return await super().send(request, **options)
+        except aiohttp.ClientError as error:
+            # Not mapped by openai's transport, and the original carries the request's headers with the key.
+            raise httpx2.RemoteProtocolError(type(error).__name__, request=request) from None
 
 
 def openai_client(endpoint: Endpoint, base_url: str, role: str, in_turn: InTurn | None = None) -> AsyncOpenAI:
@@ -358,6 +402,8 @@ def usable_text(call: Call, max_chars: int | None = None) -> str:
         raise TeacherError(f"{call.role}: refused: {call.refusal or call.text[:80]}", "teacher_refused")
     if call.finish_reason == "length":
         raise TeacherError(f"{call.role}: truncated at max_tokens; raise {call.role}.max_tokens", "truncated")
+    if call.finish_reason not in _ENDED:
+        raise TeacherError(f"{call.role}: the answer ended with {call.finish_reason!r}", "teacher_interrupted")
     if not call.text.strip():
         raise TeacherError(
             f"{call.role}: empty answer", f"empty_{'rewrite' if call.role == 'teacher' else 'judgement'}"
@@ -368,6 +414,16 @@ def usable_text(call: Call, max_chars: int | None = None) -> str:
             "answer_too_long",
         )
     return call.text
+
+
+def _count(tokens: int | None, chars: int) -> int:
+    """As the service counts, else estimated: an answer without a count is not for nothing."""
+    return min(max(0, tokens), _MOST_TOKENS) if tokens is not None else int(TOKENS_PER_CHARACTER * chars)
+
+
+def _storable(text: str) -> str:
+    """PostgreSQL's text holds no NUL."""
+    return text.replace("\x00", "")
 
 
 def _back_off_s(tries: int) -> float:

@@ -127,5 +127,7 @@ async def open_clients(run: Run, services: Services, roles: Collection[Role]) ->
         try:
             yield clients
         finally:
-            await clients.close()
-            await queue.close()
+            try:
+                await clients.close()
+            finally:
+                await queue.close()

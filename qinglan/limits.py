@@ -77,6 +77,11 @@ class Limits:
         if wait_s := _exhausted_for_s(headers):
             self._closed_until_s = max(self._closed_until_s, time.monotonic() + wait_s)
 
+    def unused(self, tokens: float) -> None:
+        """A request brought no answer: its tokens were not spent."""
+        if self._tokens:
+            self._tokens.correct(-tokens)
+
     def refused(self) -> None:
         """The service said 429."""
         self._refusals.append(True)

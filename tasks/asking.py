@@ -25,7 +25,7 @@ from qinglan.rows import Row
 from qinglan.runs import Run
 from qinglan.tally import Tally
 from qinglan.validation import Findings, validator
-from tasks.bulk import RETRY_DELAYS_S, ask_by_batch, asked, distill_on_ray
+from tasks.bulk import RETRY_DELAYS_S, ask_by_batch, asked, distill_on_ray, require_no_open_batches
 from tasks.stage import Outcome, Stage, perform
 
 _SHOWN_FIGURES = ("success_rate", "top1_score_mean", "gain_mean", "gold_top1", "original_gold_top1")
@@ -61,6 +61,8 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
     )
 
     def work(stage: Stage) -> Outcome:
+        if profile.distill.mode == "live":
+            require_no_open_batches(stage, ingested)
         if profile.distill.engine == "ray":
             return distill_on_ray(stage, services, ingested)
         if profile.distill.mode == "batch_api":

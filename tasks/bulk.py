@@ -63,6 +63,27 @@ async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> 
     )
 
 
+def require_no_open_batches(stage: Stage, given: StageResult) -> None:
+    """Refuse to ask row by row what a batch of an earlier run still holds: those answers are on their way.
+
+    Raises:
+        StageError: with what to do about it.
+    """
+    profile = stage.run.profile
+    recipe, server = get_recipe(profile.recipe), key_salt(profile, "teacher")
+    with site_ledger(profile) as ledger:
+        held = {each: job.batch_id for job in ledger.open_batches(server, "teacher") for each in job.request_hashes}
+    if not held:
+        return
+    for row in read_jsonl(given.path("rows"), Row):
+        messages = recipe.teacher_messages(row, profile.tenant)
+        if row.status == "ok" and (batch := held.get(request_of(profile.teacher, server, messages).request_hash)):
+            raise StageError(
+                f"distill: batch {batch or '(just submitted)'} of an earlier run still holds questions of this one; "
+                "run once with --set distill.mode=batch_api, which waits for it and merges its answers"
+            )
+
+
 def distill_on_ray(stage: Stage, services: Services, given: StageResult) -> Outcome:
     """As the stage does in its own process, on as many machines as the cluster has."""
     source, output = given.artifacts["rows"], stage.directory / "rows.jsonl"

@@ -127,7 +127,7 @@ class Stage:
         self._last_shown = now
         line = f"{done:,.0f}/{total:,.0f} {text}".strip()
         if 0 < done < total:
-            if self._first is None:
+            if self._first is None or done <= self._first[1]:
                 self._first = (now, done)  # what came before the first unit was start-up, and says nothing of the rest
             else:
                 began, at = self._first

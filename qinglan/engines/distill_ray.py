@@ -32,6 +32,8 @@ from qinglan.runs import Run
 
 _ROLES: tuple[Role, ...] = ("teacher",)
 _BATCHES_PER_ACTOR = 4
+_RESTARTS = 10
+_LAST_ANSWERS_S = 120.0
 _ACTOR_CPUS = 0.5  # they wait for the network nearly all the time
 
 
@@ -55,6 +57,13 @@ class DistillJob(BaseModel):
         return Command([engine_python(self.run.profile), "-m", "qinglan.engines.distill_ray", str(path)])
 
 
+def parts_of(profile: Profile) -> int:
+    """How many actors share the limits: no more than there is of the smallest one."""
+    teacher = profile.teacher
+    limits = (teacher.concurrency, teacher.requests_per_minute, teacher.tokens_per_minute)
+    return min(profile.distill.ray.tasks, *(limit for limit in limits if limit))
+
+
 def share_of(endpoint: Endpoint, parts: int) -> Endpoint:
     """An equal part of an endpoint's limits."""
     limits = ("concurrency", "requests_per_minute", "tokens_per_minute")
@@ -67,7 +76,7 @@ class Asker:
 
     def __init__(self, job: DistillJob) -> None:
         profile = job.run.profile
-        teacher = share_of(profile.teacher, profile.distill.ray.tasks)
+        teacher = share_of(profile.teacher, parts_of(profile))
         self._run = job.run.model_copy(update={"profile": profile.model_copy(update={"teacher": teacher})})
         self._job, self._open, self._ready = job, AsyncExitStack(), asyncio.Lock()
         self._clients: Clients | None = None
@@ -117,8 +126,10 @@ def _run(job: DistillJob) -> Iterator[dict[str, Any]]:
 
     settings = job.run.profile.distill.ray
     ray.init(address=settings.address, include_dashboard=False, log_to_driver=False)
-    actor = ray.remote(num_cpus=_ACTOR_CPUS, max_restarts=-1, max_task_retries=-1, max_concurrency=64)(Asker)
-    actors = [actor.remote(job) for _ in range(settings.tasks)]
+    actor = ray.remote(num_cpus=_ACTOR_CPUS, max_restarts=_RESTARTS, max_task_retries=_RESTARTS, max_concurrency=64)(
+        Asker
+    )
+    actors = [actor.remote(job) for _ in range(parts_of(job.run.profile))]
     loop = asyncio.new_event_loop()
     try:
         steps = _distill(job, actors)
@@ -147,14 +158,18 @@ async def _distill(job: DistillJob, actors: list[Any]) -> Any:
 
     batches = cut(read_jsonl(job.source, Row), profile.distill.batch_rows)
     with JsonlWriter(job.output) as writer:
-        async with aclosing(in_order(batches, work, at_once=_BATCHES_PER_ACTOR * len(actors))) as stream:
-            async for batch, (lines, failure) in stream:
-                rows = [Row.model_validate_json(line) for line in lines]
-                losses.add(batch.rows, rows, failure)
-                for row in rows:
-                    writer.write(row)
-                yield {"done": writer.rows}
-        counts = [await asker.close.remote() for asker in actors]
+        try:
+            async with aclosing(in_order(batches, work, at_once=_BATCHES_PER_ACTOR * len(actors))) as stream:
+                async for batch, (lines, failure) in stream:
+                    rows = [Row.model_validate_json(line) for line in lines]
+                    losses.add(batch.rows, rows, failure)
+                    for row in rows:
+                        writer.write(row)
+                    yield {"done": writer.rows}
+        finally:  # also after an error: answers under way are paid for
+            closing = asyncio.gather(*(asker.close.remote() for asker in actors), return_exceptions=True)
+            closed = await asyncio.wait_for(closing, _LAST_ANSWERS_S)
+        counts = [each for each in closed if isinstance(each, dict)]
         cached = sum(each.get("teacher", {}).get("cached", 0) for each in counts)
         yield {"done": writer.rows, "api": {"teacher": {"cached": cached}}}
 

@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,6 @@ BATCH = "batch:"
 
 _TABLES = sa.MetaData()
 _LONGEST_LEASE_S = 60.0
-_HEARTBEAT_S = 10.0
 _PARAMETERS_PER_STATEMENT = 500
 
 
@@ -198,6 +197,8 @@ class Order:
     """Requests that this client claimed and got no answer to."""
     run_id: str = ""
     """Whose spending to tell."""
+    again: bool = False
+    """It was sent before, and nobody knows whether it arrived."""
 
     def __len__(self) -> int:
         return len(self.wanted) + len(self.calls) + len(self.failures) + len(self.released)
@@ -225,9 +226,8 @@ class Ledger:
         self._engine = _engine(url)
         self._insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
         process = psutil.Process()
-        self._host = socket.gethostname()
+        self._host = _host()
         self.holder = f"{self._host}|{process.pid}|{process.create_time():.2f}|{os.urandom(4).hex()}"
-        self._seen_s = 0.0
         try:
             with self._transaction() as db:
                 self._make_tables(db)
@@ -236,9 +236,17 @@ class Ledger:
             raise
 
     def exchange(self, order: Order) -> Delivery:
-        """Record, release, look up and claim, all or nothing."""
+        """Record, release, look up and claim, all or nothing.
+
+        Of an order that is sent again, as its first answer got lost, what was recorded then is not recorded twice.
+        """
         with self._transaction() as db:
-            self._record(db, order.calls, order.failures)
+            calls, failures = order.calls, order.failures
+            if order.again:  # nobody else can have bought these: their claims are this client's
+                known = self._find(db, [call.request_hash for call in calls])
+                calls = [call for call in calls if call.request_hash not in known]
+                failures = [] if len(calls) < len(order.calls) else failures
+            self._record(db, calls, failures)
             self._release(db, [*order.released, *(call.request_hash for call in order.calls)], self.holder)
             found = self._find(db, order.wanted)
             missing = [wanted for wanted in order.wanted if wanted not in found]
@@ -387,10 +395,7 @@ class Ledger:
                 yield db
         except sa.exc.DBAPIError as error:
             # SQLAlchemy's own text carries the statement with its values.
-            raise LedgerError(
-                f"ledger {self._engine.url.render_as_string(hide_password=True)}: "
-                f"{' '.join(str(error.orig).split())[:200]}"
-            ) from None
+            raise LedgerError(f"ledger {_shown(self._engine.url)}: {' '.join(str(error.orig).split())[:200]}") from None
 
     def _make_tables(self, db: sa.Connection) -> None:
         if db.dialect.name == "postgresql":  # two processes that make the same tables get in each other's way
@@ -400,7 +405,7 @@ class Ledger:
         versions = set(db.execute(sa.select(_META.c.version)).scalars())
         if versions != {SCHEMA_VERSION}:
             raise LedgerError(
-                f"ledger {self._engine.url.render_as_string(hide_password=True)}: is of version "
+                f"ledger {_shown(self._engine.url)}: is of version "
                 f"{max(versions)}, this Qinglan writes version {SCHEMA_VERSION}; use the Qinglan that made it"
             )
 
@@ -441,7 +446,8 @@ class Ledger:
             statement = self._insert(_CLAIMS).on_conflict_do_nothing()
             db.execute(statement, [{"request_hash": each, "holder": holder} for each in free])
         claimed = self._held(db, free, holder)
-        return claimed | self._take_over(db, [each for each in ordered if each not in claimed], holder)
+        ours = before | claimed  # what this holder had already: an order that is sent again
+        return ours | self._take_over(db, [each for each in ordered if each not in ours], holder)
 
     def _held(self, db: sa.Connection, hashes: Collection[str], holder: str) -> set[str]:
         held: set[str] = set()
@@ -485,9 +491,6 @@ class Ledger:
 
     def _heartbeat(self, db: sa.Connection) -> None:
         now = time.time()
-        if now - self._seen_s < _HEARTBEAT_S:
-            return
-        self._seen_s = now
         statement = self._insert(_HOLDERS).values(holder=self.holder, seen_s=now)
         db.execute(statement.on_conflict_do_update(index_elements=["holder"], set_={"seen_s": now}))
 
@@ -553,6 +556,20 @@ def _engine(url: str | sa.URL) -> sa.Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
+
+
+def _shown(url: sa.URL) -> str:
+    """Without the password, which may stand among the parameters too."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def _host() -> str:
+    """This machine, as far as process ids go: cloned machines share a name, containers a machine."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return " ".join(parts)
 
 
 def _is_alive(pid: int, started: float) -> bool:

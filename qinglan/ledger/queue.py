@@ -5,6 +5,7 @@ anyhow. What somebody else is asking right now is looked up again until it is th
 """
 
 import asyncio
+from contextlib import suppress
 from typing import TypeVar
 
 from qinglan.config import Budget
@@ -17,6 +18,7 @@ _ENOUGH = 100
 """So many don't wait."""
 _LOOK_AGAIN_S = 0.5
 _RETRY_FOR_S = 60.0
+_BEAT_S = 15.0
 T = TypeVar("T")
 
 
@@ -29,6 +31,7 @@ class LedgerQueue:
         self._wanted: dict[str, asyncio.Future[Call | None]] = {}
         self._commit: asyncio.Future[None] | None = None
         self._worker: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
         self._spent = ledger.spent_usd(run_id)
         self._on_the_way_usd = 0.0
 
@@ -39,7 +42,7 @@ class LedgerQueue:
             future = self._wanted[request_hash] = asyncio.get_running_loop().create_future()
             self._order.wanted.append(request_hash)
             self._start()
-        return await future
+        return await asyncio.shield(future)  # a cancelled waiter must not take it from the others
 
     async def record(self, call: Call) -> None:
         """Keep an answer; it is safe on return."""
@@ -80,9 +83,14 @@ class LedgerQueue:
         raise BudgetError(message) if self._budget.when_spent == "stop" else TeacherError(message, "over_budget")
 
     async def close(self) -> None:
-        """Write what is left."""
+        """Write what is left, also what could not be written before."""
+        if len(self._order):
+            self._start()
         while self._worker:
             await asyncio.wait([self._worker])
+        if self._beating:
+            self._beating.cancel()
+            await asyncio.wait([self._beating])
 
     def _start(self) -> asyncio.Future[None]:
         if self._commit is None:
@@ -91,7 +99,16 @@ class LedgerQueue:
             self._commit.add_done_callback(lambda done: done.cancelled() or done.exception())
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
+        if self._beating is None:
+            self._beating = asyncio.create_task(self._beat())
         return self._commit
+
+    async def _beat(self) -> None:
+        """Tell other machines that this client's claims are alive, also while nothing is recorded for minutes."""
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            with suppress(LedgerError):  # whoever needs the ledger for more will say so
+                await asyncio.to_thread(self._ledger.heartbeat)
 
     async def _work(self) -> None:
         try:
@@ -103,7 +120,7 @@ class LedgerQueue:
                 self._order, self._commit = Order(run_id=self._run_id), None
                 try:
                     delivery = await self._persist(order)
-                except LedgerError as error:
+                except Exception as error:  # noqa: BLE001 (whoever waits must hear of it, or waits for ever)
                     self._give_up(order, committed, error)
                     continue
                 committed.set_result(None)
@@ -122,6 +139,7 @@ class LedgerQueue:
                 self._on_the_way_usd -= sum(call.cost_usd for call in order.calls)
                 return delivery
             except LedgerError:
+                order.again = True
                 if asyncio.get_running_loop().time() + pause_s > deadline:
                     raise
                 await asyncio.sleep(pause_s)
@@ -145,7 +163,10 @@ class LedgerQueue:
             self._order.wanted.extend(still)
             self._start()
 
-    def _give_up(self, order: Order, committed: asyncio.Future[None], error: LedgerError) -> None:
+    def _give_up(self, order: Order, committed: asyncio.Future[None], error: Exception) -> None:
+        # What was paid for is tried once more, with what comes next or at the end.
+        self._order.calls[:0], self._order.released[:0] = order.calls, order.released
+        self._order.again = True
         if not committed.done():
             committed.set_exception(error)
         for wanted in order.wanted:

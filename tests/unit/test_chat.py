@@ -175,7 +175,7 @@ async def test_an_unusable_answer_is_a_failure_and_paid_once(
 async def test_what_is_no_completion_is_never_an_answer(tmp_path: Path, serve: Serve, reply: Any):
     error = await failure(tmp_path, serve(script_of(reply)).url)
     assert (error.reason, error.transient) == ("teacher_bad_response", True)
-    assert usage(tmp_path) == (3, 3)  # tried again: the next answer may be one
+    assert usage(tmp_path) == (1, 1)  # it may have been paid for: the next attempt is the batch's to make
 
 
 async def test_gateways_may_leave_out_usage_and_finish_reason(tmp_path: Path, serve: Serve):
@@ -214,6 +214,32 @@ async def test_reasons(tmp_path: Path, serve: Serve, reply: Any, reason: str, tr
     error = await failure(tmp_path, serve(script_of(reply)).url, max_retries=0)
     assert (error.reason, error.transient) == (reason, transient)
     assert usage(tmp_path) == (1, 1)
+
+
+async def test_an_interrupted_answer_is_tried_again_and_never_used(tmp_path: Path, serve: Serve):
+    half = (200, completion("虾青", "insufficient_system_resource"))
+    async with client(tmp_path, serve(script_of(half, (200, completion("虾青素 服用方法")))).url) as chat:
+        assert (await chat.ask(MESSAGES, str)).value == "虾青素 服用方法"
+    error = await failure(tmp_path / "other", serve(script_of((200, completion("虾青", "tool_calls")))).url)
+    assert error.reason == "teacher_interrupted"
+
+
+async def test_answers_that_are_not_counted_still_cost(tmp_path: Path, serve: Serve):
+    service = serve(script_of((200, completion("改写" * 50) | {"usage": None})))
+    async with client(tmp_path, service.url) as chat:
+        assert (await chat.ask(MESSAGES, str)).cost_usd > 0.0008  # 80 tokens of answer at $10 a million
+
+
+async def test_a_malformed_answer_is_weather_and_shows_no_key(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("A_KEY", "sk-secret")
+    service = serve(script_of((200, completion("x"), {"x-huge": "h" * 20_000})))
+    error = await failure(tmp_path, service.url, api_key_env="A_KEY", max_retries=1)
+    assert (error.reason, error.transient) == ("teacher_unavailable", True)
+    chain = [error, error.__cause__, getattr(error.__cause__, "__cause__", None)]
+    assert "sk-secret" not in "".join(map(repr, chain))
+    assert usage(tmp_path) == (2, 2)
 
 
 async def test_a_long_answer_is_a_failure(tmp_path: Path, serve: Serve):

@@ -55,6 +55,48 @@ async def test_a_database_that_comes_back_costs_no_answer(tmp_path: Path):
     ledger.close()
 
 
+class Forgetful(Flaky):
+    """Commits, and loses the acknowledgement of the first transactions."""
+
+    def exchange(self, order: Order) -> Delivery:
+        delivery = Ledger.exchange(self, order)
+        if self.away:
+            self.away -= 1
+            raise LedgerError("ledger: connection lost")
+        return delivery
+
+
+async def test_a_lost_acknowledgement_counts_nothing_twice_and_nobody_hangs(tmp_path: Path):
+    ledger = Forgetful(tmp_path, 1)
+    queue = LedgerQueue(ledger, "r", Budget())
+    assert await asyncio.wait_for(queue.acquire("a"), 5) is None
+    ledger.away = 1
+    await queue.record(call("a"))
+    assert (ledger.usage("r", "teacher").calls, ledger.spent_usd("r")[0]) == (1, 1.0)
+    await queue.close()
+    ledger.close()
+
+
+async def test_what_could_not_be_written_is_tried_again_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ledger_queue, "_RETRY_FOR_S", 0.1)
+    ledger = Flaky(tmp_path, 1)
+    queue = LedgerQueue(ledger, "r", Budget())
+    with pytest.raises(LedgerError, match="away"):
+        await queue.record(call("a"))
+    await queue.close()
+    assert ledger.get("a") == call("a")
+    ledger.close()
+
+
+async def test_a_bug_in_the_ledger_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        monkeypatch.setattr(ledger, "exchange", lambda _: 1 / 0)
+        queue = LedgerQueue(ledger, "r", Budget())
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(queue.acquire("a"), 5)
+        await queue.close()
+
+
 async def test_a_database_that_stays_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ledger_queue, "_RETRY_FOR_S", 0.1)
     ledger = Flaky(tmp_path, 99)

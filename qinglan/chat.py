@@ -8,9 +8,11 @@ while the first request is still under way.
 import asyncio
 import itertools
 import random
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -383,8 +385,15 @@ def openai_client(endpoint: Endpoint, base_url: str, role: str, in_turn: InTurn 
             limits=httpx2.Limits(max_connections=endpoint.concurrency),
             timeout=endpoint.timeout_s,
             trust_env=uses_proxy(base_url),
+            verify=_tls(),
         ),
     )
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Loading the certificates takes 50 ms, and every client would."""
+    return httpx2.create_ssl_context()
 
 
 def cost_usd(price: Price, prompt_tokens: float, completion_tokens: float) -> float:

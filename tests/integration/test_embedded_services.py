@@ -16,6 +16,8 @@ from qinglan.embedded.sample import write_sample
 from qinglan.embedded.services import embedded_services
 from qinglan.errors import EngineError
 
+pytestmark = pytest.mark.slow
+
 PRICE = {"input_per_million_usd": 1, "output_per_million_usd": 1}
 
 

@@ -27,6 +27,8 @@ from qinglan.embedded.teacher_server import REWRITER, Speakers, create_app
 from qinglan.errors import ConfigError
 from qinglan.ledger import Ledger, ledger_url, open_ledger
 
+pytestmark = pytest.mark.slow
+
 PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
 ACCOUNT = Account("r", "t", "teacher", REWRITER, PRICE)
 SERVER = "stand-in"

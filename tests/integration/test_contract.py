@@ -21,6 +21,8 @@ from qinglan.errors import ConfigError, QinglanError
 from qinglan.preflight import inspect_profile, require
 from qinglan.retrieval import Passage
 
+pytestmark = pytest.mark.slow
+
 Serve = Callable[[Script], FakeService]
 Body = dict[str, Any]
 Found = dict[str, Any]

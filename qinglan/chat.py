@@ -6,7 +6,6 @@ while the first request is still under way.
 """
 
 import asyncio
-import itertools
 import random
 import ssl
 import time
@@ -174,10 +173,6 @@ class ChatClient:
         self._client = openai_client(endpoint, base_url, account.role, self._send_in_turn)
         self._path = f"{base_url.rstrip('/')}/chat/completions"  # absolute: openai need not join it each time
 
-    def request(self, messages: list[Message], schema: JsonSchema | None = None) -> Request:
-        """What would be sent for these messages."""
-        return request_of(self._endpoint, self._key_salt, messages, schema)
-
     async def ask(
         self, messages: list[Message], parse: Callable[[str], T], schema: JsonSchema | None = None
     ) -> Answer[T]:
@@ -191,7 +186,7 @@ class ChatClient:
             BudgetError: it would cost more than may be spent.
             ConfigError: the service refuses the key or the model; no row could succeed.
         """
-        request = self.request(messages, schema)
+        request = request_of(self._endpoint, self._key_salt, messages, schema)
         joined = request.request_hash in self._under_way
         # Whoever gives up waiting does not take the answer from the others.
         call, paid = await asyncio.shield(self._under_way.get(request.request_hash) or self._start(request))
@@ -233,7 +228,8 @@ class ChatClient:
         return call, True
 
     async def _insist(self, request: Request) -> Call:
-        for tries in itertools.count():
+        tries = 0
+        while True:
             try:
                 return await self._attempt(request)
             except _Transient as error:
@@ -241,7 +237,7 @@ class ChatClient:
                     raise
                 # Those that were told the same time must not come back all at once.
                 await asyncio.sleep(error.after_s + _back_off_s(0 if error.after_s else tries))
-        raise AssertionError("counting ended")
+            tries += 1
 
     async def _send_in_turn(self, send: Callable[[], Awaitable[httpx2.Response]]) -> httpx2.Response:
         """Send a request that is built, as soon as the limits allow.

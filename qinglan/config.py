@@ -5,6 +5,7 @@ variable. Engine settings keep the engines' own names where they are handed thro
 """
 
 import difflib
+import hashlib
 import os
 import re
 from collections.abc import Iterable
@@ -60,6 +61,14 @@ class Tenant(Section):
     """Sent to the RAG as `tenant_id`, and part of every row id."""
     domain: str = "健康保健品"
     """What the knowledge base is about; fills the prompt."""
+
+    @property
+    def file_name(self) -> str:
+        """The id as a name for files and folders: it never becomes a path as it is, and no two ids share a name."""
+        if re.fullmatch(r"[a-z0-9_]{1,40}", self.id):
+            return self.id
+        slug = re.sub(r"[^a-z0-9_]+", "_", self.id.lower())[:40]
+        return f"{slug}-{hashlib.sha256(self.id.encode()).hexdigest()[:12]}"
 
 
 class Columns(Section):

@@ -1,9 +1,12 @@
 """Distill: ask the teacher for a rewrite of each question."""
 
+from collections.abc import Callable
+
 from qinglan.batches import Work
-from qinglan.clients import Clients
-from qinglan.config import Tenant
-from qinglan.recipes import Recipe
+from qinglan.chat import Request, request_of
+from qinglan.clients import Clients, key_salt
+from qinglan.config import Profile, Tenant
+from qinglan.recipes import Recipe, get_recipe
 from qinglan.rows import Row
 
 
@@ -22,3 +25,9 @@ def distiller(recipe: Recipe, clients: Clients, tenant: Tenant) -> Work:
         )
 
     return distill
+
+
+def teacher_requests(profile: Profile) -> Callable[[Row], Request]:
+    """What the teacher is or would be asked about a row, and the ledger's key for it."""
+    recipe, salt = get_recipe(profile.recipe), key_salt(profile, "teacher")
+    return lambda row: request_of(profile.teacher, salt, recipe.teacher_messages(row, profile.tenant))

@@ -13,9 +13,10 @@ from tempfile import TemporaryDirectory
 
 from pydantic import BaseModel, ConfigDict
 
-from qinglan.chat import Request, cost_usd, estimated_tokens, request_of
-from qinglan.clients import ChatRole, key_salt
+from qinglan.chat import cost_usd, estimated_tokens
+from qinglan.clients import ChatRole
 from qinglan.config import EMBEDDED, Endpoint, Profile
+from qinglan.distillation import teacher_requests
 from qinglan.embedded.sample import write_sample
 from qinglan.ledger import Ledger
 from qinglan.preflight import FlowName
@@ -72,13 +73,13 @@ def estimate(profile: Profile, flow: FlowName, rows: Iterable[Row], ledger: Ledg
     The judge's questions depend on rewrites that are not there yet, so they count as unknown; RL asks about at most
     its samples, evaluation about every test question and arm.
     """
-    counts = _Counts()
+    asked, counts = teacher_requests(profile), _Counts()
     sample: Row | None = None
     for some in _portions(row for row in rows if row.status == "ok"):
         sample = sample or some[0]
         counts.questions += len(some)
         counts.test += sum(row.split == "test" for row in some)
-        hashes = {_teacher_request(profile, row).request_hash for row in some}
+        hashes = {asked(row).request_hash for row in some}
         counts.known += len(ledger.get_many(hashes))
     if sample is None:
         return []
@@ -144,17 +145,12 @@ def _tokens(profile: Profile, ledger: Ledger, sample: Row, part: _Part) -> tuple
     if measured and measured[2] >= _ENOUGH_CALLS:
         return measured
     if part.role == "teacher":
-        body = _teacher_request(profile, sample).body
+        body = teacher_requests(profile)(sample).body
     else:
         recipe = get_recipe(profile.recipe)
         question = recipe.user_text(sample.query, sample.profile, sample.history)
         body = {"messages": recipe.judge_messages(question, sample.query, profile.tenant)}
     return (*estimated_tokens(body, part.endpoint.max_tokens), 0)
-
-
-def _teacher_request(profile: Profile, row: Row) -> Request:
-    messages = get_recipe(profile.recipe).teacher_messages(row, profile.tenant)
-    return request_of(profile.teacher, key_salt(profile, "teacher"), messages)
 
 
 def _portions(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -6,7 +6,6 @@ the one given, from "this is no rewrite" to "it is judged and too weak". A perso
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from qinglan.config import Select
@@ -50,16 +49,6 @@ def select(rows: Iterable[Row], config: Select) -> Iterator[Row]:
     """Fail the rows whose rewrite must not become an SFT target; earlier failures stay, unless a person decided."""
     boilerplate = [re.compile(pattern, re.IGNORECASE | re.DOTALL) for pattern in (*_BOILERPLATE, *config.boilerplate)]
     return (_judge(row, config, boilerplate) for row in rows)
-
-
-def count_reasons(rows: Iterable[Row]) -> dict[str, int]:
-    """How many rows failed, by reason, the most frequent first."""
-    return by_frequency(Counter(row.reason or "unknown" for row in rows if row.status == "failed"))
-
-
-def by_frequency(reasons: dict[str, int]) -> dict[str, int]:
-    """The counts in the order in which people read them."""
-    return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _judge(row: Row, config: Select, boilerplate: Sequence[re.Pattern[str]]) -> Row:

@@ -17,7 +17,7 @@ class Tally:
     def dropped_since(self, before: "Tally") -> dict[str, int]:
         """Rows by reason that fell between the two counts, the most frequent reason first."""
         fell = {reason: n - before.reasons.get(reason, 0) for reason, n in self.reasons.items()}
-        return dict(sorted(((r, n) for r, n in fell.items() if n > 0), key=lambda item: (-item[1], item[0])))
+        return by_frequency({reason: n for reason, n in fell.items() if n > 0})
 
     def pass_through(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The same rows; each is counted before it is handed on."""
@@ -28,3 +28,8 @@ class Tally:
             else:
                 self.reasons[row.reason or "unknown"] += 1
             yield row
+
+
+def by_frequency(reasons: dict[str, int]) -> dict[str, int]:
+    """The counts in the order in which people read them."""
+    return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))

@@ -6,14 +6,14 @@ from qinglan.artifacts import Artifact, StageResult, read_jsonl
 from qinglan.batch_api import distill_by_batch
 from qinglan.batch_api.jobs import BatchProgress
 from qinglan.batches import AGAIN_REASONS
-from qinglan.chat import Account, openai_client, request_of
+from qinglan.chat import Account, openai_client
 from qinglan.clients import key_salt, site_ledger
+from qinglan.distillation import teacher_requests
 from qinglan.embedded.services import Services
 from qinglan.engines.distill_ray import DistillJob
 from qinglan.engines.launcher import JsonlTail, launch
 from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
-from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.tally import Tally
 from tasks.stage import Outcome, Stage
@@ -31,12 +31,8 @@ def asked(before: Tally, after: Tally, rows: Artifact, calls: dict[str, dict[str
 async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> None:
     """Bring into the ledger what the batch API answers; what it doesn't is asked row by row afterwards."""
     run, profile = stage.run, stage.run.profile
-    recipe, teacher, server = get_recipe(profile.recipe), profile.teacher, key_salt(profile, "teacher")
-    requests = [
-        request_of(teacher, server, recipe.teacher_messages(row, profile.tenant))
-        for row in read_jsonl(given.path("rows"), Row)
-        if row.status == "ok"
-    ]
+    teacher, asked_of = profile.teacher, teacher_requests(profile)
+    requests = [asked_of(row) for row in read_jsonl(given.path("rows"), Row) if row.status == "ok"]
 
     def show(progress: BatchProgress) -> None:
         stage.progress(progress.completed, progress.total, f"answers of {progress.batches} batches")
@@ -49,7 +45,7 @@ async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> 
                 client=client,
                 ledger=ledger,
                 account=Account(run.id, profile.tenant.id, "teacher", teacher.model, profile.prices[teacher.model]),
-                server=server,
+                server=key_salt(profile, "teacher"),
                 settings=profile.distill.batch_api,
                 retries=teacher.max_retries,
                 affordable_usd=lambda: affordable_usd(profile.budget, ledger.spent_usd(run.id)),
@@ -70,14 +66,14 @@ def require_no_open_batches(stage: Stage, given: StageResult) -> None:
         StageError: with what to do about it.
     """
     profile = stage.run.profile
-    recipe, server = get_recipe(profile.recipe), key_salt(profile, "teacher")
     with site_ledger(profile) as ledger:
-        held = {each: job.batch_id for job in ledger.open_batches(server, "teacher") for each in job.request_hashes}
+        jobs = ledger.open_batches(key_salt(profile, "teacher"), "teacher")
+    held = {request_hash: job.batch_id for job in jobs for request_hash in job.request_hashes}
     if not held:
         return
+    asked_of = teacher_requests(profile)
     for row in read_jsonl(given.path("rows"), Row):
-        messages = recipe.teacher_messages(row, profile.tenant)
-        if row.status == "ok" and (batch := held.get(request_of(profile.teacher, server, messages).request_hash)):
+        if row.status == "ok" and (batch := held.get(asked_of(row).request_hash)) is not None:
             raise StageError(
                 f"distill: batch {batch or '(just submitted)'} of an earlier run still holds questions of this one; "
                 "run once with --set distill.mode=batch_api, which waits for it and merges its answers"

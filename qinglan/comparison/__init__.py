@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from qinglan.batches import OVER_BUDGET
-from qinglan.chat import request_of
-from qinglan.clients import key_salt
 from qinglan.config import Endpoint, Evaluate, Profile
+from qinglan.distillation import teacher_requests
 from qinglan.embedded.services import Services
 from qinglan.evaluation import (
     ArmRow,
@@ -26,7 +25,6 @@ from qinglan.evaluation import (
     teacher_rows,
 )
 from qinglan.ledger import Ledger
-from qinglan.recipes import get_recipe
 from qinglan.report import Arm
 from qinglan.rows import Row
 from qinglan.runs import Run
@@ -74,12 +72,8 @@ def draw(rows: Iterable[Row], count: int) -> list[Row]:
 
 def paid_in_vain(profile: Profile, rows: Iterable[Row], ledger: Ledger) -> dict[str, float]:
     """Dollars by row id for answers of this profile's teacher that were no rewrite: refused, cut off, empty."""
-    recipe, salt = get_recipe(profile.recipe), key_salt(profile, "teacher")
-    requests = {
-        row.id: request_of(profile.teacher, salt, recipe.teacher_messages(row, profile.tenant)).request_hash
-        for row in rows
-        if row.rewrite is None
-    }
+    asked = teacher_requests(profile)
+    requests = {row.id: asked(row).request_hash for row in rows if row.rewrite is None}
     calls = ledger.get_many(requests.values())
     return {row: calls[request].cost_usd for row, request in requests.items() if request in calls}
 

@@ -21,8 +21,7 @@ from qinglan.dataset.splits import is_leak, place_rows, was_question
 from qinglan.errors import StageError
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.rows import Row, Split, normalise
-from qinglan.selection import by_frequency
-from qinglan.tally import Tally
+from qinglan.tally import Tally, by_frequency
 from qinglan.workbook import read_rows
 
 NOT_JUDGED = -1.0

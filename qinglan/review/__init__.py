@@ -7,7 +7,6 @@ is replaced whole at each import: a process killed at any moment leaves all of a
 
 import hashlib
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +99,7 @@ def load_reviews(profile: Profile) -> Reviews:
 
 def store_path(profile: Profile) -> Path:
     """Where the reviews of the profile's tenant are kept."""
-    return profile.paths.state / "reviews" / f"{_slug(profile.tenant.id)}.jsonl"
+    return profile.paths.state / "reviews" / f"{profile.tenant.file_name}.jsonl"
 
 
 def read_store(path: Path) -> list[Review]:
@@ -169,9 +168,3 @@ def _parse(line: bytes, where: str) -> Review:
             f"{where}: is no review ({field}: {problem['msg']}); restore the file from a backup, or delete that line "
             "and import its workbook again"
         ) from error
-
-
-def _slug(tenant: str) -> str:
-    """A file name for any tenant id; ids that would share one get a digest."""
-    plain = re.sub("[^a-z0-9_-]+", "-", tenant)[:40]
-    return plain if plain == tenant else f"{plain.strip('-')}-{hash_of(tenant)[:8]}".lstrip("-")

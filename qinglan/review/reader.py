@@ -1,17 +1,12 @@
 """A review workbook as a stream of lines, each with the cells that an import looks at."""
 
 import io
-import warnings
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import openpyxl
 from openpyxl.cell import MergedCell
 from openpyxl.utils import get_column_letter
-from openpyxl.utils.exceptions import InvalidFileException
 
 from qinglan.errors import WorkbookError
 from qinglan.review.sheet import (
@@ -28,14 +23,10 @@ from qinglan.review.sheet import (
     SHEET,
     VERDICT,
 )
+from qinglan.sources.excel import CORRUPT, damage, load_book
 
 _FILLED_IN = (VERDICT, CORRECTED, COMMENT, REVIEWER)
 _USED = (SAMPLED_FOR, QUERY, PROFILE, HISTORY, REWRITE, *_FILLED_IN, ROW_ID, FINGERPRINT)
-_DAMAGED = (
-    zipfile.BadZipFile, zlib.error, InvalidFileException, KeyError, ValueError, TypeError, IndexError,
-    AttributeError, EOFError, OSError, NotImplementedError, SyntaxError,
-)  # fmt: skip
-"""What openpyxl raises on damaged files; XML parse errors are SyntaxErrors."""
 
 
 class Line:
@@ -114,13 +105,10 @@ def lines_of(path: Path, content: bytes) -> Iterator[Line]:
 
 def _sheet(path: Path, content: bytes) -> Any:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # openpyxl's remarks on styles and extensions that don't concern cells
-            book = openpyxl.load_workbook(io.BytesIO(content), keep_links=False)
-    except _DAMAGED as error:
-        detail = " ".join(str(error).split()) or type(error).__name__
+        book = load_book(io.BytesIO(content))
+    except CORRUPT as error:
         raise WorkbookError(
-            f"{path}: is no readable .xlsx file ({detail}); open it in Excel and save it again"
+            f"{path}: is no readable .xlsx file ({damage(error)}); open it in Excel and save it again"
         ) from error
     sheets = {sheet.title: sheet for sheet in book.worksheets}
     if SHEET not in sheets:

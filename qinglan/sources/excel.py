@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import openpyxl
 from openpyxl.cell import Cell, MergedCell
@@ -28,7 +28,7 @@ MAX_UNPACKED_BYTES = 4 << 30
 
 _OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
-_CORRUPT = (
+CORRUPT = (
     zipfile.BadZipFile, zlib.error, InvalidFileException, KeyError, ValueError, TypeError, IndexError,
     AttributeError, EOFError, OSError, NotImplementedError, SyntaxError,
 )  # fmt: skip
@@ -44,7 +44,7 @@ def read_xlsx(path: Path, data: Data) -> Iterator[Record]:
     _refuse_other_files(path)
     try:
         layout = scan(path, data.sheet)
-    except _CORRUPT as error:
+    except CORRUPT as error:
         raise _damaged(path, error) from error
     _require_sheet(path, layout.sheets, data.sheet)
     sheet = data.sheet or layout.sheets[0]
@@ -137,12 +137,23 @@ def _cells_by_row(sheet: Any) -> dict[int, dict[int, Cell | MergedCell]]:
     return rows
 
 
+def load_book(stream: IO[bytes]) -> Any:
+    """An openpyxl workbook; raises one of `CORRUPT` on a damaged one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # openpyxl's remarks on styles and extensions that don't concern cells
+        return openpyxl.load_workbook(stream, keep_links=False)
+
+
+def damage(error: Exception) -> str:
+    """What one of `CORRUPT` says, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def _load(path: Path, name: str) -> Any:
     try:
-        with warnings.catch_warnings(), path.open("rb") as stream:
-            warnings.simplefilter("ignore")  # openpyxl's remarks on styles and extensions that don't concern cells
-            return openpyxl.load_workbook(stream, keep_links=False)[name]
-    except _CORRUPT as error:
+        with path.open("rb") as stream:
+            return load_book(stream)[name]
+    except CORRUPT as error:
         raise _damaged(path, error) from error
 
 
@@ -161,7 +172,7 @@ def _refuse_other_files(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
-    except _CORRUPT as error:
+    except CORRUPT as error:
         raise _damaged(path, error) from error
     if unpacked > MAX_UNPACKED_BYTES:
         raise WorkbookError(
@@ -178,5 +189,4 @@ def _require_sheet(path: Path, names: Sequence[str], wanted: str | None) -> None
 
 
 def _damaged(path: Path, error: Exception) -> WorkbookError:
-    detail = " ".join(str(error).split()) or type(error).__name__
-    return WorkbookError(f"{path}: is damaged ({detail}); open it in Excel and save it again")
+    return WorkbookError(f"{path}: is damaged ({damage(error)}); open it in Excel and save it again")

@@ -11,7 +11,6 @@ import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 
 from filelock import FileLock
@@ -31,7 +30,6 @@ from qinglan.versions.sketch import Sketch, SketchBuilder
 VERSION_FILE, INDEX, SKETCH = "version.json", "index.jsonl", "sketch.json"
 CARD, CARD_DATA = "card.md", "card.json"
 LATEST, TRAINED, _LOCK, _PARTIAL = "latest", "trained.json", ".lock", ".partial-"
-_PLAIN_TENANT = re.compile(r"[a-z0-9_]{1,40}")
 _LINE_ID = re.compile(r'\{"id":"([^"\\]+)"')
 
 
@@ -82,11 +80,8 @@ def version_of(artifacts: Mapping[str, Artifact]) -> str:
 
 
 def tenant_folder(profile: Profile) -> Path:
-    """Where a tenant's versions lie. A tenant's id never becomes a path as it is."""
-    tenant = profile.tenant.id
-    slug = re.sub(r"[^a-z0-9_]+", "_", tenant.lower())[:40]
-    name = tenant if _PLAIN_TENANT.fullmatch(tenant) else f"{slug}-{sha256(tenant.encode()).hexdigest()[:12]}"
-    return profile.paths.state / "datasets" / name
+    """Where a tenant's versions lie."""
+    return profile.paths.state / "datasets" / profile.tenant.file_name
 
 
 def publish(

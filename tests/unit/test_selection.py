@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from qinglan.config import Select
 from qinglan.rows import Retrieved, Row
-from qinglan.selection import count_reasons, select
+from qinglan.selection import select
+from qinglan.tally import Tally
 
 CONFIG = Select(min_top1_score=0.6, min_rewrite_chars=2, max_rewrite_chars=10)
 
@@ -68,7 +69,9 @@ def test_earlier_failures_and_order_are_kept() -> None:
 
 def test_reasons_are_counted_most_frequent_first() -> None:
     rows = [row(), row().failed("b"), row().failed("c"), row().failed("a"), row().failed("c")]
-    assert list(count_reasons(rows).items()) == [("c", 2), ("a", 1), ("b", 1)]
+    tally = Tally()
+    assert list(tally.pass_through(rows)) == rows
+    assert list(tally.dropped_since(Tally()).items()) == [("c", 2), ("a", 1), ("b", 1)]
 
 
 LONGER = Select(min_top1_score=0.6)

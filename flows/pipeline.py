@@ -7,8 +7,9 @@ from prefect import flow
 from tasks.asking import distill_rows, validate_rows
 from tasks.data import build_dataset, ingest_workbook, select_rows
 from tasks.evaluation import evaluate_arms, write_report
+from tasks.reinforcement import train_rl
 from tasks.session import open_session
-from tasks.training import prepare_base_model, train_rl, train_sft
+from tasks.training import prepare_base_model, train_sft
 from tasks.versions import note_training, publish_dataset
 
 

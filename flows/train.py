@@ -5,8 +5,9 @@ from pathlib import Path
 from prefect import flow
 
 from tasks.evaluation import evaluate_arms, write_report
+from tasks.reinforcement import train_rl
 from tasks.session import open_session, stages_of
-from tasks.training import prepare_base_model, train_rl, train_sft
+from tasks.training import prepare_base_model, train_sft
 from tasks.versions import note_training
 
 

@@ -11,11 +11,12 @@ from qinglan.clients import key_salt, site_ledger
 from qinglan.distillation import teacher_requests
 from qinglan.embedded.services import Services
 from qinglan.engines.distill_ray import DistillJob
-from qinglan.engines.launcher import JsonlTail, launch
+from qinglan.engines.launcher import JsonlTail
 from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
 from qinglan.rows import Row
 from qinglan.tally import Tally
+from tasks.engine import run_engine
 from tasks.stage import Outcome, Stage
 
 RETRY_DELAYS_S = [2.0, 10.0, 30.0]
@@ -104,7 +105,7 @@ def distill_on_ray(stage: Stage, services: Services, given: StageResult) -> Outc
             stage.progress(entry["done"], source.rows or entry["done"], "rows")
 
     stage.say(f"starting {stage.run.profile.distill.ray.tasks} actors on Ray")
-    launch(job.command(stage.directory / "job.json"), name="distill", log=stage.directory / "ray.log", on_poll=look)
+    run_engine(stage, job.command(stage.directory / "job.json"), name="distill", log="ray.log", on_poll=look)
     before, after = Tally(), Tally()
     for path, tally in ((source.path, before), (output, after)):
         deque(tally.pass_through(read_jsonl(path, Row)), maxlen=0)

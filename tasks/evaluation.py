@@ -13,7 +13,6 @@ from qinglan.clients import open_clients, scoring_identity
 from qinglan.config import EMBEDDED
 from qinglan.embedded.services import Services
 from qinglan.engines.generate import generate_commands
-from qinglan.engines.launcher import launch
 from qinglan.evaluation import (
     ArmRow,
     not_retrieved,
@@ -28,6 +27,7 @@ from qinglan.report_html import render_html
 from qinglan.rows import Row
 from qinglan.runs import Run
 from qinglan.summary import COMPARING, build_report, evaluate, metrics_of, result_markdown
+from tasks.engine import run_engine
 from tasks.stage import Outcome, Stage, perform, tracker_of
 
 
@@ -91,7 +91,7 @@ def _generate(stage: Stage, rows: Sequence[Row], folders: Mapping[ArmName, str])
     write_jsonl(prompts, ({"id": row.id, "messages": recipe.student_messages(row, profile.tenant)} for row in rows))
     stage.say(f"generating with {', '.join(folders)}")
     for command in generate_commands(profile, folders, prompts, stage.directory):
-        launch(command, name="generation", log=stage.directory / "generate.log")
+        run_engine(stage, command, name="generation", log="generate.log")
     arms: dict[ArmName, list[ArmRow]] = {}
     for name in folders:
         answers = (stage.directory / f"{name}.answers.jsonl").read_text(encoding="utf-8").splitlines()

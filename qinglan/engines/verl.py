@@ -27,7 +27,7 @@ from qinglan.errors import ArtifactError
 
 TRAINER = "qinglan_sync"
 """`trainer.v1.trainer_mode` of our trainer on GPUs; `cpu_sync` is its counterpart on the CPU."""
-REWARD_FUNCTION = "pkg://qinglan.reward"
+REWARD_FUNCTION = "pkg://qinglan.reward.function"
 
 STEP_METRICS = {
     "reward": "critic/score/mean",

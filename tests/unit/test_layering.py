@@ -75,4 +75,4 @@ def test_the_orchestrators_process_loads_no_engine():
 
 
 def test_the_command_line_loads_neither_engine_nor_prefect():
-    assert loaded("import qinglan.cli, qinglan.reward, qinglan.clients", *ENGINES, "prefect") == "[]"
+    assert loaded("import qinglan.cli, qinglan.reward.function, qinglan.clients", *ENGINES, "prefect") == "[]"

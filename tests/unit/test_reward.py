@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from conftest import FakeService, Script, completion, recall
 
-from qinglan import reward
+from qinglan.reward import function
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.errors import ConfigError, QinglanError, StageError
 from qinglan.recipes import Baseline
-from qinglan.reward import RewardService, SampleWatch, judge_asked
+from qinglan.reward.samples import SampleWatch
+from qinglan.reward.service import RewardService, judge_asked
 
 Serve = Callable[[Script], FakeService]
 BASE = Baseline(
@@ -65,7 +66,7 @@ class Site:
 
     async def score(self, text: str, info: dict[str, Any] | None = None) -> dict[str, float]:
         info = BASE.model_dump() if info is None else info
-        return await reward.compute_score("query_rewrite", text, "", info, config_path=str(self.path), split="train")
+        return await function.compute_score("query_rewrite", text, "", info, config_path=str(self.path), split="train")
 
     def entries(self) -> list[dict[str, Any]]:
         return [json.loads(line, parse_constant=pytest.fail) for line in self.log.read_text().splitlines()]
@@ -84,9 +85,9 @@ async def site_of(tmp_path: Path, serve: Serve) -> AsyncIterator[Callable[..., S
         return made[-1]
 
     yield make
-    if reward._scorer.cache_info().currsize:
-        await reward._scorer(str(made[0].path)).close()
-    reward._scorer.cache_clear()
+    if function._scorer.cache_info().currsize:
+        await function._scorer(str(made[0].path)).close()
+    function._scorer.cache_clear()
 
 
 @pytest.fixture

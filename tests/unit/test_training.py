@@ -10,8 +10,9 @@ import pytest
 
 from qinglan.engines import swift, verl
 from qinglan.errors import StageError
+from tasks.engine import Follower, LeftOut
 from tasks.stage import Stage
-from tasks.training import _Follower, _LeftOut, _swift_line
+from tasks.training import _swift_line
 
 
 class FakeStage:
@@ -46,7 +47,7 @@ def log_steps(path: Path, *steps: tuple[int, str, float]) -> None:
 def test_a_step_that_was_trained_twice_counts_once(stage: FakeStage, tmp_path: Path):
     log = tmp_path / swift.LOGGING_FILE
     log_steps(log, (1, "loss", 9.0), (2, "loss", 8.0), (2, "eval_loss", 7.0), (3, "loss", 99.0))
-    follow = _Follower(cast(Stage, stage), log, _swift_line)
+    follow = Follower(cast(Stage, stage), log, _swift_line)
     follow()
     log_steps(log, (2, "loss", 6.0), (3, "loss", 5.0))
     follow()
@@ -58,7 +59,7 @@ def test_a_step_that_was_trained_twice_counts_once(stage: FakeStage, tmp_path: P
 
 def test_what_was_sent_is_not_sent_again(stage: FakeStage, tmp_path: Path):
     log = tmp_path / swift.LOGGING_FILE
-    follow = _Follower(cast(Stage, stage), log, _swift_line)
+    follow = Follower(cast(Stage, stage), log, _swift_line)
     for step in (1, 2):
         log_steps(log, (step, "loss", 1.0))
         follow()
@@ -70,8 +71,8 @@ def swift_filtered(before: int, after: int) -> str:
     return f"[INFO:swift] Dataset filtered, origin length: {before}, filtered dataset length: {after}\n"
 
 
-def left_out_of(stage: FakeStage, log: Path) -> _LeftOut:
-    return _LeftOut(cast(Stage, stage), log, 100, partial(swift.left_out, 100), "sft.max_length = 64")
+def left_out_of(stage: FakeStage, log: Path) -> LeftOut:
+    return LeftOut(cast(Stage, stage), log, 100, partial(swift.left_out, 100), "sft.max_length = 64")
 
 
 def test_rows_that_are_left_out_are_counted_in_this_attempt(stage: FakeStage, tmp_path: Path):
@@ -96,7 +97,7 @@ def test_too_many_rows_left_out_stop_the_stage(stage: FakeStage, tmp_path: Path)
 
 def test_verls_two_lines_may_come_apart(stage: FakeStage, tmp_path: Path):
     log = tmp_path / "rl.log"
-    watch = _LeftOut(cast(Stage, stage), log, 1998, verl.left_out, "rl.max_prompt_length = 256")
+    watch = LeftOut(cast(Stage, stage), log, 1998, verl.left_out, "rl.max_prompt_length = 256")
     for text, count in (("dataset len: 1998\n", 0), ("(TaskRunner pid=7) filter dataset len: 1990\n", 8)):
         with log.open("a") as stream:
             stream.write(text)

@@ -389,6 +389,20 @@ class Reward(Section):
         return self
 
 
+AlarmAction = Literal["off", "warn", "lower_lr", "stop"]
+
+
+class Alarms(Section):
+    """What of a training run is watched at every step (docs/alarms.md)."""
+
+    default_action: AlarmAction = "warn"
+    """`lower_lr` multiplies the learning rates by `lr_factor`; `stop` ends training, and the best checkpoint so far is
+    used."""
+    actions: dict[str, AlarmAction] = {}
+    """Other actions, by alarm."""
+    lr_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
+
+
 class Rl(Section):
     """PPO with a critic on verl; the embedded profile has its own values, because a tiny model needs others."""
 

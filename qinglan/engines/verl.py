@@ -62,10 +62,13 @@ def ppo_command(
     dev_file: Path,
     output_dir: Path,
     reward_config: Path,
+    trainer_settings: Path,
     metrics_path: Path,
     run_name: str,
 ) -> Command:
     """Train from `model`, resuming from the newest whole checkpoint under `output_dir` if there is one.
+
+    `reward_config` is a `RewardService` for the reward function, `trainer_settings` a `TrainerSettings` for our trainer.
 
     Metrics go to `metrics_path`, one `{"step", "data"}` object a step; it must not exist (see `next_metrics_path`).
     """
@@ -75,6 +78,7 @@ def ppo_command(
         "trainer.default_local_dir": output_dir.resolve(),
         "hydra.run.dir": output_dir.resolve() / "hydra",
         "+reward.custom_reward_function.reward_kwargs.config_path": reward_config.resolve(),
+        "+qinglan.trainer_settings": trainer_settings.resolve(),
     }
     overrides = {
         **_algorithm(profile),

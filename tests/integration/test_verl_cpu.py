@@ -121,6 +121,7 @@ class Toy:
             dev_file=self.dev,
             output_dir=self.output,
             reward_config=self.reward_config,
+            trainer_settings=self.trainer_settings,
             metrics_path=next_metrics_path(self.folder),
             run_name="toy",
         )

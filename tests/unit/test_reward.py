@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from conftest import FakeService, Script, completion, recall
 
-from qinglan.reward import function
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.errors import ConfigError, QinglanError, StageError
 from qinglan.recipes import Baseline
+from qinglan.reward import function
 from qinglan.reward.samples import SampleWatch
 from qinglan.reward.service import RewardService, judge_asked
 

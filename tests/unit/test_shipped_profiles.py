@@ -41,6 +41,7 @@ def rl_command(profile: Profile, folder: Path) -> Command:
         dev_file=folder / "rl_dev.parquet",
         output_dir=folder / "checkpoints",
         reward_config=folder / "reward.json",
+        trainer_settings=folder / "trainer.json",
         metrics_path=folder / "metrics.1.jsonl",
         run_name="run",
     )

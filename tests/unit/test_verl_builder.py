@@ -44,6 +44,7 @@ def command(given: Profile, folder: Path = Path("/data/青蓝 runs/it's")) -> Co
         dev_file=folder / "dev.parquet",
         output_dir=folder / "rl",
         reward_config=folder / "reward.json",
+        trainer_settings=folder / "trainer.json",
         metrics_path=folder / "metrics.1.jsonl",
         run_name="run-1",
     )

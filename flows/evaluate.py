@@ -4,11 +4,12 @@ from pathlib import Path
 
 from prefect import flow
 
+from tasks.engine import stop_jobs
 from tasks.evaluation import evaluate_arms, write_report
 from tasks.session import open_session, stages_of
 
 
-@flow(name="evaluate", flow_run_name="evaluate {profile}", log_prints=True)
+@flow(name="evaluate", flow_run_name="evaluate {profile}", log_prints=True, on_cancellation=[stop_jobs])
 def evaluate(
     profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
 ) -> Path:

@@ -6,6 +6,7 @@ from prefect import flow
 
 from tasks.asking import distill_rows, validate_rows
 from tasks.data import build_dataset, ingest_workbook, select_rows
+from tasks.engine import stop_jobs
 from tasks.evaluation import evaluate_arms, write_report
 from tasks.reinforcement import train_rl
 from tasks.session import open_session
@@ -13,7 +14,7 @@ from tasks.training import prepare_base_model, train_sft
 from tasks.versions import note_training, publish_dataset
 
 
-@flow(name="pipeline", flow_run_name="pipeline {profile}", log_prints=True)
+@flow(name="pipeline", flow_run_name="pipeline {profile}", log_prints=True, on_cancellation=[stop_jobs])
 def pipeline(profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
     """Run every stage; returns the path of report.json.
 
@@ -32,7 +33,7 @@ def pipeline(profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: 
         published = publish_dataset(run, dataset)
         base = prepare_base_model(run)
         sft = train_sft(run, dataset, base)
-        rl = train_rl(run, services, dataset, sft)
+        rl = train_rl(run, services, dataset, base, sft)
         note_training(run, dataset)
         evaluated = evaluate_arms(run, services, dataset, {"base": base, "sft": sft, "rl": rl})
         stages = [ingested, distilled, validated, selected, dataset, published, base, sft, rl, evaluated]

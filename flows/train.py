@@ -4,6 +4,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from tasks.engine import stop_jobs
 from tasks.evaluation import evaluate_arms, write_report
 from tasks.reinforcement import train_rl
 from tasks.session import open_session, stages_of
@@ -11,7 +12,7 @@ from tasks.training import prepare_base_model, train_sft
 from tasks.versions import note_training
 
 
-@flow(name="train", flow_run_name="train {profile}", log_prints=True)
+@flow(name="train", flow_run_name="train {profile}", log_prints=True, on_cancellation=[stop_jobs])
 def train(
     profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
 ) -> Path:
@@ -28,7 +29,7 @@ def train(
         (dataset,) = stages_of(session, ["dataset"])
         base = prepare_base_model(run)
         sft = train_sft(run, dataset, base)
-        rl = train_rl(run, services, dataset, sft)
+        rl = train_rl(run, services, dataset, base, sft)
         note_training(run, dataset)
         evaluated = evaluate_arms(run, services, dataset, {"base": base, "sft": sft, "rl": rl})
         return write_report(run, [dataset, base, sft, rl, evaluated])

@@ -118,7 +118,7 @@ def _parts(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]
         yield _Part("judge", "validate", judge, asked)
     if flow in ("pipeline", "train"):
         samples = rl.total_steps * rl.train_batch_size * rl.rollouts_per_prompt
-        yield _Part("judge", "rl", judge, round(samples * profile.reward.judge_share))
+        yield _Part("judge", "rl", judge, round(samples * profile.reward.judged_share))
     if flow in ("pipeline", "train", "evaluate"):
         yield _Part("judge", "evaluate", judge, _JUDGED_ARMS * counts.test)
 

@@ -19,6 +19,7 @@ from qinglan.capabilities import capability_of
 from qinglan.config import EMBEDDED, Compare, Data, Endpoint, Profile, Rag, require_secret, uses_proxy
 from qinglan.contract import probe_rag
 from qinglan.embedded.retriever import load_documents
+from qinglan.engines.ray_jobs import RayJobs
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
 from qinglan.recipes import get_recipe
 from qinglan.sources.database import check_database
@@ -69,7 +70,10 @@ def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[C
         yield _check("base model", profile.student.base_model, lambda: _base_model(profile.student.base_model))
     if flow not in ("refresh", "compare"):
         yield _check("device", profile.trainer.device, lambda: _device(profile))
-        yield _check("trainer packages", profile.trainer.python or "this environment", lambda: _packages(profile))
+        if profile.trainer.ray_dashboard_url:
+            yield _check("ray", profile.trainer.ray_dashboard_url, lambda: _cluster(profile))
+        else:
+            yield _check("trainer packages", profile.trainer.python or "this environment", lambda: _packages(profile))
 
 
 def require(profile: Profile, flow: FlowName) -> None:
@@ -221,7 +225,7 @@ def _base_model(name: str) -> None:
 
 
 def _device(profile: Profile) -> None:
-    if profile.trainer.device == "cuda":
+    if profile.trainer.device == "cuda" and profile.trainer.ray_dashboard_url is None:
         _gpus(profile.trainer.gpus_per_node)
     if profile.trainer.device == "cpu" and profile.rl.rollout_engine != "cpu":
         raise ConfigError("rl.rollout_engine: vllm needs trainer.device: cuda; on the CPU set it to cpu")
@@ -239,6 +243,29 @@ def _gpus(wanted: int) -> None:
         raise ConfigError(
             f"trainer.gpus_per_node: the profile asks for {wanted} and this machine has {count} (nvidia-smi -L)"
         )
+
+
+def _cluster(profile: Profile) -> str | None:
+    trainer = profile.trainer
+    with RayJobs(trainer) as jobs:
+        jobs.ray_version()
+        gpus = jobs.gpus_of_nodes()
+    if uses_proxy(jobs.url) and EMBEDDED in (profile.rag.url, profile.judge.base_url):
+        raise ConfigError(
+            "trainer.ray_dashboard_url: the stand-ins for RAG and judge answer on this machine only, which the "
+            "cluster's nodes can't reach; give rag.url and judge.base_url, or train here"
+        )
+    if trainer.device == "cpu":
+        return None
+    if gpus is None:
+        return "its GPUs are not counted: the dashboard does not list the nodes"
+    fitting = [count for count in gpus if count >= trainer.gpus_per_node]
+    if len(fitting) < trainer.nodes:
+        raise ConfigError(
+            f"trainer.nodes: the profile asks for {trainer.nodes} × {trainer.gpus_per_node} GPUs (gpus_per_node) and "
+            f"the nodes of {jobs.url} have {', '.join(map(str, gpus)) or 'none'}"
+        )
+    return None
 
 
 def _packages(profile: Profile) -> None:

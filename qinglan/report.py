@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from qinglan.alarms import Alarm
 from qinglan.artifacts import Artifact, StageResult, write_json
 from qinglan.config import EMBEDDED, Profile
 from qinglan.errors import ArtifactError
@@ -244,6 +245,8 @@ class Report(Part):
     purchase: Purchase | None = None
     """Of a comparison of teachers."""
     training: Training = Training()
+    alarms: list[Alarm] = []
+    """What was alarming in RL, by step (docs/alarms.md)."""
     stand_ins: list[StandIn] = []
     """What was played by an embedded stand-in (`stand_ins_of` reads it off the profile)."""
     examples: list[Example] = []
@@ -320,6 +323,15 @@ def stand_in_warning(report: Report) -> str:
     verb = "were embedded stand-ins" if first else "was an embedded stand-in"
     about = "GPT-5 or your data" if "teacher" in report.stand_ins else "your own service or data"
     return f"{capitalised(names)} {verb}. The numbers marked * say that the machinery works, nothing about {about}."
+
+
+def alarm_warning(report: Report) -> str:
+    """Which alarms sounded in RL, or nothing where none did."""
+    steps: dict[str, list[str]] = {}
+    for alarm in report.alarms:
+        steps.setdefault(alarm.name, []).append(str(alarm.step))
+    named = [f"{name} (step {', '.join(at)})" for name, at in steps.items()]
+    return f"RL training sounded alarms: {', '.join(named)}. See docs/alarms.md." if named else ""
 
 
 def starred(report: Report, key: str) -> bool:

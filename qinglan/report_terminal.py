@@ -11,6 +11,7 @@ from qinglan import formats
 from qinglan.formats import count, number, p_value, signed, usd, with_interval
 from qinglan.report import (
     Report,
+    alarm_warning,
     arm_head,
     arm_label,
     arms_of,
@@ -37,6 +38,8 @@ def print_table(report: Report) -> RenderableType:
         parts += [Text(f"– {note}", "dim") for note in report.purchase.notes]
     if failed := [f"{arm_label(name, report)} {arm.failed}" for name, arm in report.arms.items() if arm.failed]:
         parts.append(Text(f"Failed, left out of the means: {', '.join(failed)}"))
+    if alarms := alarm_warning(report):
+        parts.append(Text(alarms, "bold red"))
     if warning := stand_in_warning(report):
         parts.append(Text(f"* {warning}", "yellow"))
     return Group(*parts)

@@ -3,6 +3,7 @@
 An answer that breaks the contract is an error that says what is wrong with it; it is never read as "nothing found".
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
@@ -16,6 +17,7 @@ from qinglan.rag_answer import flaw_of, order_flaw, shown
 from qinglan.rows import Retrieved
 
 _TITLE_CHARS = 60
+_PASSAGE_CHARS = 500
 _BACK_OFF = wait_random_exponential(multiplier=0.2, max=10)
 
 
@@ -46,11 +48,20 @@ class _TransientError(RetrievalError):
         self.retry_after_s = retry_after_s
 
 
+@dataclass
+class CallCount:
+    """Requests that were sent, repeated ones included, and those of them without a usable answer."""
+
+    made: int = 0
+    failed: int = 0
+
+
 class RagClient:
     """Retrieves over HTTP with retries and a concurrency limit. Belongs to one event loop."""
 
-    def __init__(self, rag: Rag, url: str, tenant_id: str) -> None:
-        self._rag, self._url, self._tenant_id = rag, url, tenant_id
+    def __init__(self, rag: Rag, url: str, tenant_id: str, *, with_passage: bool = False) -> None:
+        """`with_passage`: answers keep the beginning of the best passage, for a judge to read."""
+        self._rag, self._url, self._tenant_id, self._with_passage = rag, url, tenant_id, with_passage
         self._limits = Limits(rag.concurrency)
         headers = {}
         if rag.api_key_env:
@@ -63,8 +74,19 @@ class RagClient:
         )
         self.call_count = self.failed_count = 0
 
-    async def retrieve(self, query: str, rewritten_query: str | None = None) -> Retrieved:
+    async def retrieve(
+        self,
+        query: str,
+        rewritten_query: str | None = None,
+        *,
+        count: CallCount | None = None,
+        max_retries: int | None = None,
+    ) -> Retrieved:
         """Passages for a query, or for its rewrite where one is given.
+
+        Args:
+            count: is told the requests that this took.
+            max_retries: if not as many as the profile says.
 
         Raises:
             RetrievalError: no valid answer after the retries.
@@ -72,24 +94,27 @@ class RagClient:
         body = request_body(self._rag, self._tenant_id, query, rewritten_query)
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_TransientError),
-            stop=stop_after_attempt(self._rag.max_retries + 1),
+            stop=stop_after_attempt(1 + (self._rag.max_retries if max_retries is None else max_retries)),
             wait=_wait_s,
             reraise=True,
         )
-        return await retrying(self._post, body)
+        return await retrying(self._post, body, count or CallCount())
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _post(self, body: dict[str, Any]) -> Retrieved:
+    async def _post(self, body: dict[str, Any], count: CallCount) -> Retrieved:
         try:
             async with self._limits.slot(1):
                 self.call_count += 1
+                count.made += 1
                 response = await self._respond(body)
-            return read_answer(response.content, self._url, response.headers.get("content-type", ""))
+            content_type = response.headers.get("content-type", "")
+            return read_answer(response.content, self._url, content_type, with_passage=self._with_passage)
         except RetrievalError:
             self.failed_count += 1
+            count.failed += 1
             raise
 
     async def _respond(self, body: dict[str, Any]) -> httpx2.Response:
@@ -142,7 +167,7 @@ def read_passages(content: bytes, url: str, content_type: str = "") -> list[Pass
     return passages
 
 
-def read_answer(content: bytes, url: str, content_type: str = "") -> Retrieved:
+def read_answer(content: bytes, url: str, content_type: str = "", *, with_passage: bool = False) -> Retrieved:
     """What a row keeps of an answer.
 
     Raises:
@@ -153,7 +178,13 @@ def read_answer(content: bytes, url: str, content_type: str = "") -> Retrieved:
         ids=tuple(passage.id for passage in passages),
         scores=tuple(passage.reranker_score for passage in passages),
         titles=tuple((passage.title or passage.content)[:_TITLE_CHARS] for passage in passages),
+        first_passage=_beginning(passages[0]) if with_passage and passages else "",
     )
+
+
+def _beginning(passage: Passage) -> str:
+    title = f"《{passage.title}》" if passage.title else ""
+    return f"{title}{passage.content}"[:_PASSAGE_CHARS]
 
 
 def _broken(url: str, flaw: str) -> RetrievalError:

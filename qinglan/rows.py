@@ -37,6 +37,8 @@ class Retrieved(BaseModel):
     scores: tuple[float, ...] = ()
     titles: tuple[str, ...] = ()
     """The first characters of each passage, for people to read."""
+    first_passage: str = ""
+    """Title and beginning of the best passage, where a judge is to read it; rows of the data stage don't keep it."""
 
     @property
     def top1_score(self) -> float:

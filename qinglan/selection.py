@@ -43,6 +43,12 @@ _BOILERPLATE = (
 """What is left of an answer around or instead of a rewrite: labels, lists, markup, JSON, pieces of the prompt."""
 
 _REFUSAL = re.compile("|".join(f"(?:{pattern})" for pattern in _REFUSALS), re.IGNORECASE)
+_COMMON_BOILERPLATE = re.compile("|".join(f"(?:{pattern})" for pattern in _BOILERPLATE), re.IGNORECASE | re.DOTALL)
+
+
+def is_boilerplate(text: str) -> bool:
+    """Is this no rewrite, by the built-in patterns: a refusal, or what is left of an answer around a rewrite?"""
+    return bool(_REFUSAL.search(text) or _COMMON_BOILERPLATE.search(text))
 
 
 def select(rows: Iterable[Row], config: Select) -> Iterator[Row]:

@@ -98,6 +98,7 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
         comparisons=evaluation.comparisons,
         purchase=purchase,
         training=_training(by_name),
+        alarms=by_name["rl"].details.get("alarms", []) if "rl" in by_name else [],
         stand_ins=stand_ins_of(profile),
         examples=evaluation.examples,
         shared=evaluation.shared,

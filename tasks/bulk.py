@@ -10,6 +10,7 @@ from qinglan.chat import Account, openai_client
 from qinglan.clients import key_salt, site_ledger
 from qinglan.distillation import teacher_requests
 from qinglan.embedded.services import Services
+from qinglan.engines.command import Command
 from qinglan.engines.distill_ray import DistillJob
 from qinglan.engines.launcher import JsonlTail
 from qinglan.errors import StageError
@@ -85,7 +86,6 @@ def distill_on_ray(stage: Stage, services: Services, given: StageResult) -> Outc
     """As the stage does in its own process, on as many machines as the cluster has."""
     source, output = given.artifacts["rows"], stage.directory / "rows.jsonl"
     progress = stage.directory / "progress.jsonl"
-    progress.unlink(missing_ok=True)
     job = DistillJob(
         run=stage.run,
         services=services,
@@ -104,8 +104,12 @@ def distill_on_ray(stage: Stage, services: Services, given: StageResult) -> Outc
             calls.update(entry.get("api", {}))
             stage.progress(entry["done"], source.rows or entry["done"], "rows")
 
+    def command() -> Command:
+        progress.unlink(missing_ok=True)
+        return job.command(stage.directory / "job.json")
+
     stage.say(f"starting {stage.run.profile.distill.ray.tasks} actors on Ray")
-    run_engine(stage, job.command(stage.directory / "job.json"), name="distill", log="ray.log", on_poll=look)
+    run_engine(stage, command, name="distill", log="ray.log", on_poll=look)
     before, after = Tally(), Tally()
     for path, tally in ((source.path, before), (output, after)):
         deque(tally.pass_through(read_jsonl(path, Row)), maxlen=0)

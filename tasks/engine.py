@@ -1,15 +1,28 @@
-"""How a stage runs an engine's process: start it, follow its metrics, count the rows that it leaves out."""
+"""How a stage runs an engine: here or as a Ray job; follow its metrics, count the rows that it leaves out."""
 
+import json
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import httpx
+from prefect import Flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.exceptions import ObjectNotFound
+from prefect.logging.loggers import flow_run_logger
+
+from qinglan.config import EMBEDDED, Profile, load_profile
+from qinglan.engines.attempts import clear_final, run_attempts
 from qinglan.engines.command import Command
 from qinglan.engines.launcher import JsonlTail, LineTail, launch
-from qinglan.errors import StageError
-from tasks.stage import Stage
+from qinglan.engines.ray_jobs import JobSeries, RayJobs, stop_all
+from qinglan.errors import QinglanError, StageError
+from qinglan.runs import RUN_FILE, runs_of
+from tasks.stage import Stage, flow_run_id
 
 Metrics = dict[str, Any]
 MAX_LEFT_OUT_SHARE = 0.2
@@ -18,19 +31,113 @@ _SIZE_LINE = re.compile(rb"[Dd]ataset|random samples")
 
 
 def run_engine(
-    stage: Stage, command: Command, *, name: str, log: str, on_poll: Callable[[], None] | None = None
+    stage: Stage,
+    command: Command | Callable[[], Command],
+    *,
+    name: str,
+    log: str,
+    on_poll: Callable[[], None] | None = None,
+    progress: Callable[[], object] | None = None,
 ) -> None:
-    """Run a training process to its end.
+    """Run an engine to its end: a process here, or a job of the cluster that `trainer.ray_dashboard_url` names.
+
+    Args:
+        command: what to run, or what makes it anew for each attempt; not called for a job that is still at work from
+            before this flow's process was killed.
+        name: of the engine, another one for each that a stage runs.
+        progress: for engines that go on from a checkpoint: something that changes with it. They are started again
+            where they die, up to `trainer.max_restarts` times.
 
     Raises:
         EngineError: it failed; with the end of its log.
-        Exception: whatever `on_poll` raises, after the process has ended.
+        StageError: it gave up by itself.
+        Exception: whatever `on_poll` raises; the process or, for a `QinglanError`, the job has ended then.
     """
-    launch(command, name=name, log=stage.directory / log, on_poll=on_poll)
+    trainer, path = stage.run.profile.trainer, stage.directory / log
+
+    def make() -> Command:
+        return command if isinstance(command, Command) else command()
+
+    def locally() -> None:
+        clear_final(stage.directory)
+        launch(make(), name=name, log=path, on_poll=on_poll)
+
+    def in_series(attempt: Callable[[], None]) -> None:
+        run_attempts(
+            attempt,
+            name=name,
+            folder=stage.directory,
+            progress=progress,
+            max_restarts=trainer.max_restarts,
+            say=stage.say,
+        )
+
+    if trainer.ray_dashboard_url is None:
+        in_series(locally)
+        return
+    with RayJobs(trainer) as jobs:
+        series = JobSeries(
+            jobs,
+            run_id=stage.run.id,
+            stage=stage.name,
+            engine=name,
+            key=stage.key,
+            directory=stage.directory,
+            patience_s=trainer.dashboard_patience_s,
+            say=stage.say,
+        )
+        in_series(lambda: series.run(make, name=name, log_file=path, on_poll=on_poll, is_cancelled=is_cancelled))
+
+
+def is_cancelled() -> bool:
+    """Was this flow run cancelled? False where nobody can tell, so that a job is rather left at work."""
+    return _is_cancelled(flow_run_id())
+
+
+def stop_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001
+    """What flows have as `on_cancellation`: the worker calls it even where the flow's process had to be killed.
+
+    Prefect calls it as well where a runner is only shut down, so what counts is what the flow run's state says.
+    """
+    log, given = flow_run_logger(flow_run), flow_run.parameters
+    try:
+        profile = load_profile(given.get("profile", EMBEDDED), given.get("overrides", ()))
+        if profile.trainer.ray_dashboard_url is None or not _is_cancelled(str(flow_run.id)):
+            return
+        runs = _runs_by(profile, str(flow_run.id))
+        if not runs:
+            log.warning("no run of this flow run under %s, so no Ray job was stopped", profile.paths.runs.resolve())
+        with RayJobs(profile.trainer) as jobs:
+            for job in (job for run_id in runs for job in stop_all(jobs, run_id)):
+                log.info("stopped Ray job %s", job)
+    except QinglanError as error:
+        log.error("its Ray jobs may still be at work: %s", error)
+
+
+def _is_cancelled(prefect_id: str) -> bool:
+    if not prefect_id:
+        return False
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(prefect_id)).state
+    except (httpx.HTTPError, ObjectNotFound):
+        return False
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def _runs_by(profile: Profile, prefect_id: str) -> list[str]:
+    """The runs that this flow run is or was last at work on."""
+    states = [
+        json.loads((directory / RUN_FILE).read_text("utf-8")) for directory in runs_of(profile.paths.runs, profile.name)
+    ]
+    return [state["id"] for state in states if state["flow_run_id"] == prefect_id]
 
 
 class Follower:
-    """Hands new metrics of a training process to MLflow and to the people who wait."""
+    """Hands new metrics of a training process to MLflow and to the people who wait.
+
+    The path's name may be a pattern, where each attempt has a file of its own.
+    """
 
     def __init__(
         self, stage: Stage, path: Path, read: Callable[[Metrics], tuple[int, int, str, Metrics] | None]
@@ -70,11 +177,11 @@ class Follower:
 
 
 class LeftOut:
-    """The rows that an engine leaves out as too long, by what this attempt writes to its log."""
+    """The rows that an engine leaves out as too long, by what it writes to its log: the same in every attempt."""
 
     def __init__(self, stage: Stage, log: Path, rows: int, count: Callable[[str], int], setting: str) -> None:
         self.rows, self.count = rows, 0
-        self._stage, self._lines, self._read, self._setting = stage, LineTail(log, from_end=True), count, setting
+        self._stage, self._lines, self._read, self._setting = stage, LineTail(log), count, setting
         self._sizes = ""
 
     def __call__(self) -> None:

@@ -90,8 +90,8 @@ def _generate(stage: Stage, rows: Sequence[Row], folders: Mapping[ArmName, str])
     prompts = stage.directory / "prompts.jsonl"
     write_jsonl(prompts, ({"id": row.id, "messages": recipe.student_messages(row, profile.tenant)} for row in rows))
     stage.say(f"generating with {', '.join(folders)}")
-    for command in generate_commands(profile, folders, prompts, stage.directory):
-        run_engine(stage, command, name="generation", log="generate.log")
+    for number, command in enumerate(generate_commands(profile, folders, prompts, stage.directory), 1):
+        run_engine(stage, command, name=f"generation {number}", log="generate.log")
     arms: dict[ArmName, list[ArmRow]] = {}
     for name in folders:
         answers = (stage.directory / f"{name}.answers.jsonl").read_text(encoding="utf-8").splitlines()

@@ -1,8 +1,9 @@
-"""The RL stage: verl from the merged SFT model, then the export of the best checkpoint."""
+"""The RL stage: verl from the merged SFT model; the best checkpoint on the dev split is exported."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 from prefect import task
@@ -10,20 +11,28 @@ from prefect.cache_policies import NO_CACHE
 
 from qinglan.artifacts import Artifact, StageResult
 from qinglan.clients import key_salt, scoring_identity
-from qinglan.dataset import data_source
+from qinglan.config import EMBEDDED
 from qinglan.embedded.services import Services
 from qinglan.engines import verl
+from qinglan.engines.command import Command
+from qinglan.engines.progress import read_stop
+from qinglan.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
+from qinglan.errors import ConfigError
 from qinglan.reward.samples import SampleWatch
 from qinglan.reward.service import RewardService
 from qinglan.runs import Run
+from tasks.alarms import AlarmFollower
 from tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
 from tasks.stage import Outcome, Stage, perform
 
 
 @task(name="rl", task_run_name="rl", cache_policy=NO_CACHE)
-def train_rl(run: Run, services: Services, dataset: StageResult, sft: StageResult) -> StageResult:
-    """PPO with verl from the merged SFT model, rewarded for beating the teacher in retrieval; then export."""
+def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResult, sft: StageResult) -> StageResult:
+    """RL with verl from the merged SFT model, rewarded for beating the teacher in retrieval."""
     profile = run.profile
+    start = sft if profile.rl.start_from == "sft" else base
+    if "model" not in start.artifacts:
+        raise ConfigError("rl.start_from = base needs student.base_model to be a local folder, not a hub id")
     train_file, dev_file = dataset.artifacts["rl_train"], dataset.artifacts["rl_dev"]
 
     def work(stage: Stage) -> Outcome:
@@ -31,42 +40,51 @@ def train_rl(run: Run, services: Services, dataset: StageResult, sft: StageResul
         service = _reward_service(run, services, stage.directory / "samples.jsonl")
         reward_config = stage.directory / "reward.json"
         reward_config.write_text(service.model_dump_json(indent=1), encoding="utf-8")
-        metrics_path = verl.next_metrics_path(stage.directory)
-        command = verl.ppo_command(
-            profile,
-            model=sft.path("model"),
-            train_file=train_file.path,
-            dev_file=dev_file.path,
-            output_dir=output,
-            reward_config=reward_config,
-            metrics_path=metrics_path,
-            run_name=run.id,
+        settings = _trainer_settings(stage, dev_file.path)
+        trainer_settings = stage.directory / "trainer.json"
+        trainer_settings.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
+
+        def command() -> Command:
+            return verl.ppo_command(
+                profile,
+                model=start.path("model"),
+                train_file=train_file.path,
+                dev_file=dev_file.path,
+                output_dir=output,
+                reward_config=reward_config,
+                trainer_settings=trainer_settings,
+                metrics_path=verl.next_metrics_path(stage.directory),
+                run_name=run.id,
+            )
+
+        follow = Follower(stage, stage.directory / "metrics.*.jsonl", _verl_line(profile.rl.total_steps))
+        watch = SampleWatch(service.samples_log, _row_ids(dev_file.path), stage.say)
+        alarms = AlarmFollower(stage)
+        limit = profile.rl.max_prompt_length
+        left_out = LeftOut(
+            stage, stage.directory / "rl.log", train_file.rows or 0, verl.left_out, f"rl.max_prompt_length = {limit}"
         )
-        follow = Follower(stage, metrics_path, _verl_line(profile.rl.total_steps))
-        watch = SampleWatch(service.samples_log, profile.reward, _row_ids(dev_file.path))
-        log, limit = stage.directory / "rl.log", profile.rl.max_prompt_length
-        left_out = LeftOut(stage, log, train_file.rows or 0, verl.left_out, f"rl.max_prompt_length = {limit}")
         stage.say("starting Ray and verl's workers, about a minute on a small machine")
 
         def on_poll() -> None:
             left_out()
             follow()
             watch()
+            alarms()
 
-        run_engine(stage, command, name="verl PPO", log=log.name, on_poll=on_poll)
+        checkpoint = partial(verl.checkpoints, output)
+        run_engine(stage, command, name="verl", log="rl.log", on_poll=on_poll, progress=checkpoint)
         follow.flush()
-        chosen = _choose(stage, output, data_source(profile.recipe))
-        exported = stage.directory / "model"
-        export = verl.export_command(
-            profile, checkpoint=chosen["checkpoint"], base_model=sft.path("model"), output_dir=exported
-        )
-        run_engine(stage, export, name="verl export", log="export.log")
-        return _rl_outcome(stage, exported, left_out, watch, chosen)
+        if stopped := read_stop(stage.directory):
+            stage.say(f"training ended early {stopped[0]}")
+        chosen = _choose(stage, output)
+        model = _export(stage, chosen, start) if chosen.checkpoint else start.artifacts["model"]
+        return _rl_outcome(stage, model, left_out, watch, alarms, chosen)
 
     depends_on = {
         "train_sha256": train_file.sha256,
         "dev_sha256": dev_file.sha256,
-        "model_sha256": sft.artifacts["model"].sha256,
+        "model_sha256": start.artifacts["model"].sha256,
         "rl": profile.rl.model_dump(mode="json"),
         "reward": profile.reward.model_dump(mode="json"),
         **scoring_identity(profile),
@@ -82,6 +100,8 @@ def _reward_service(run: Run, services: Services, samples_log: Path) -> RewardSe
         reward=profile.reward,
         rag=profile.rag,
         rag_url=services.rag_url,
+        # A live service's knowledge base changes unseen.
+        retrieval_scope=run.id if profile.rag.url != EMBEDDED else f"kb:{run.knowledge_base_sha256}",
         judge=profile.judge,
         judge_url=services.judge_url,
         judge_price=profile.prices[profile.judge.model],
@@ -95,44 +115,96 @@ def _reward_service(run: Run, services: Services, samples_log: Path) -> RewardSe
     )
 
 
-def _choose(stage: Stage, checkpoints: Path, source: str) -> dict[str, Any]:
-    """The checkpoint that did best on the dev split: by gold top-1 where it is labelled, else by retrieval quality."""
-    measured = verl.read_metrics(stage.directory).values()
-    gold, quality = verl.dev_metric(source, "gold_top1"), verl.dev_metric(source, "rq")
-    metric = gold if any(gold in metrics for metrics in measured) else quality
-    step, checkpoint, value = verl.best_checkpoint(checkpoints, stage.directory, metric)
-    stage.say(f"exporting step {step}, the best on the dev split: {metric} {value:.3f}")
-    return {"checkpoint": checkpoint, "step": step, "metric": metric, "value": value}
+def _trainer_settings(stage: Stage, dev_file: Path) -> TrainerSettings:
+    profile = stage.run.profile
+    rl, reward = profile.rl, profile.reward
+    labelled = reward.use_labels and any(info["gold_id"] for info in _infos(dev_file))
+    return TrainerSettings(
+        folder=stage.directory,
+        max_invalid_share=reward.max_invalid_share,
+        dev_metric="gold_top1" if labelled else "relevant" if reward.relevance_gate else "score",
+        patience=rl.patience,
+        keep_checkpoints=rl.keep_checkpoints,
+        alarms=rl.alarms,
+    )
+
+
+class Chosen(NamedTuple):
+    """The model that goes on, and why."""
+
+    step: int
+    checkpoint: Path | None
+    """None for the model that training started from, the policy at step 0."""
+    dev: tuple[float, float, float] | None
+    """Its value on the dev split with the 95% interval; None where it was not validated."""
+
+
+def _choose(stage: Stage, checkpoints: Path) -> Chosen:
+    """By the dev split; the model from before stays where no step of training did better."""
+    step: int
+    checkpoint: Path | None
+    if stage.run.profile.rl.choose == "last":
+        step, checkpoint = verl.last_checkpoint(checkpoints)
+    else:
+        step, checkpoint = verl.best_checkpoint(checkpoints, stage.directory)
+    measured = verl.read_metrics(stage.directory).get(step, {})
+    dev = (measured[DEV_VALUE], measured[DEV_LOW], measured[DEV_HIGH]) if DEV_VALUE in measured else None
+    value = f", dev {dev[0]:.3f} [{dev[1]:.3f}, {dev[2]:.3f}]" if dev else ""
+    if checkpoint is None:
+        stage.say(
+            f"no step of training was better on the dev split than the model it started from, which goes on{value}"
+        )
+    else:
+        stage.say(f"exporting step {step}{value}")
+    return Chosen(step, checkpoint, dev)
+
+
+def _export(stage: Stage, chosen: Chosen, start: StageResult) -> Artifact:
+    assert chosen.checkpoint is not None
+    exported = stage.directory / "model"
+    command = verl.export_command(
+        stage.run.profile, checkpoint=chosen.checkpoint, base_model=start.path("model"), output_dir=exported
+    )
+    run_engine(stage, command, name="verl export", log="export.log")
+    return Artifact.of(exported)
+
+
+def _infos(rl_file: Path) -> list[dict[str, Any]]:
+    infos: list[dict[str, Any]] = pq.read_table(rl_file, columns=["extra_info"])["extra_info"].to_pylist()
+    return infos
 
 
 def _row_ids(rl_file: Path) -> list[str]:
-    infos = pq.read_table(rl_file, columns=["extra_info"])["extra_info"].to_pylist()
-    return [info["row_id"] for info in infos]
+    return [info["row_id"] for info in _infos(rl_file)]
 
 
-def _rl_outcome(stage: Stage, exported: Path, left_out: LeftOut, watch: SampleWatch, chosen: dict[str, Any]) -> Outcome:
+def _rl_outcome(
+    stage: Stage, model: Artifact, left_out: LeftOut, watch: SampleWatch, alarms: AlarmFollower, chosen: Chosen
+) -> Outcome:
     steps = verl.read_metrics(stage.directory)
 
     def curve(key: str) -> list[tuple[int, float]]:
         return [(step, metrics[key]) for step, metrics in steps.items() if key in metrics]
 
     curves = {label: curve(key) for label, key in verl.STEP_METRICS.items()}
-    summary: dict[str, Any] = {"steps": max(steps, default=0), "chosen_step": chosen["step"]}
+    summary: dict[str, Any] = {"steps": max(steps, default=0), "chosen_step": chosen.step}
     for label, points in curves.items():
         summary |= first_and_last(label, points)
-    summary |= {"dev_metric": chosen["metric"], "dev_value": chosen["value"]}
+    if chosen.dev:
+        summary |= dict(zip(("dev_value", "dev_ci_low", "dev_ci_high"), chosen.dev, strict=True))
     summary |= watch.summary
     return Outcome(
         rows_in=left_out.rows,
         rows_out=left_out.rows - left_out.count,
         dropped=left_out.dropped,
-        artifacts={"model": Artifact.of(exported)},
+        artifacts={"model": model},
         metrics={k: float(v) for k, v in summary.items() if isinstance(v, int | float)},
         details={
             "summary": summary,
             "curve": curves["reward"],
-            "dev_curve": curve(chosen["metric"]),
+            "dev_curve": curve(DEV_VALUE),
             "api": watch.calls,
+            "alarms": [alarm.model_dump() for alarm in alarms.alarms],
         },
     )
 

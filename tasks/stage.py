@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 from prefect.artifacts import (
     acreate_progress_artifact,
     aupdate_progress_artifact,
@@ -102,7 +103,7 @@ class Stage:
     """What a stage's work gets: its directory, its MLflow run, and a way to tell how far it is."""
 
     def __init__(self, name: str, run: Run, directory: Path, tracker: Tracker, clock: Clock) -> None:
-        self.name, self.run, self.directory = name, run, directory
+        self.name, self.run, self.directory, self.key = name, run, directory, clock.started.key
         self.tracker, self.mlflow_run_id = tracker, clock.started.mlflow_run_id
         self._clock = clock
         self._log = get_run_logger()
@@ -141,10 +142,13 @@ class Stage:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            if self._progress_id is None:
-                self._progress_id = create_progress_artifact(percent, key, line)
-            else:
-                update_progress_artifact(self._progress_id, percent, line)
+            try:
+                if self._progress_id is None:
+                    self._progress_id = create_progress_artifact(percent, key, line)
+                else:
+                    update_progress_artifact(self._progress_id, percent, line)
+            except httpx.HTTPError as error:  # a server that is away for a while must not cost a training run
+                self._log.warning("%s: Prefect did not take the progress: %s", self.name, error)
             return
 
         async def show() -> None:

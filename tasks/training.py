@@ -33,14 +33,14 @@ def prepare_base_model(run: Run) -> StageResult:
             stage.say(f"already pretrained: {folder}")
             return _model_outcome(folder)
         metrics_path = stage.directory / "metrics.jsonl"
-        metrics_path.unlink(missing_ok=True)
         stage.say("pretraining a tiny Qwen3 from scratch; this happens once per machine")
-        command = Command(
-            pretrain_argv(
-                swift.engine_python(profile), profile.embedded, folder, metrics_path, profile.trainer.threads
-            ),
-            swift.engine_env(profile, str(folder)),
-        )
+
+        def command() -> Command:
+            metrics_path.unlink(missing_ok=True)
+            python, threads = swift.engine_python(profile), profile.trainer.threads
+            argv = pretrain_argv(python, profile.embedded, folder, metrics_path, threads)
+            return Command(argv, swift.engine_env(profile, str(folder)), gpus=swift.one_gpu(profile))
+
         follow = Follower(stage, metrics_path, _pretrain_line)
         run_engine(stage, command, name="pretraining", log="pretrain.log", on_poll=follow)
         return _model_outcome(folder, {"curve": follow.curve("loss")})
@@ -63,20 +63,23 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
 
     def work(stage: Stage) -> Outcome:
         output = stage.directory / "checkpoints"
-        resume_from = swift.newest_checkpoint(output)
-        if resume_from:
-            stage.say(f"continuing from {resume_from.name}")
-            swift.rewind_log(output, resume_from)
-        elif output.exists():
-            shutil.rmtree(output)  # of an attempt that ended before its first checkpoint
-        command = swift.sft_command(
-            profile,
-            model=model,
-            train_file=train_file.path,
-            dev_file=dev_file.path,
-            output_dir=output,
-            resume_from=resume_from,
-        )
+
+        def command() -> Command:
+            resume_from = swift.newest_checkpoint(output)
+            if resume_from:
+                stage.say(f"continuing from {resume_from.name}")
+                swift.rewind_log(output, resume_from)
+            elif output.exists():
+                shutil.rmtree(output)  # of an attempt that ended before its first checkpoint
+            return swift.sft_command(
+                profile,
+                model=model,
+                train_file=train_file.path,
+                dev_file=dev_file.path,
+                output_dir=output,
+                resume_from=resume_from,
+            )
+
         rows, limit, log = train_file.rows or 0, profile.sft.max_length, stage.directory / "sft.log"
         follow = Follower(stage, output / swift.LOGGING_FILE, _swift_line)
         left_out = LeftOut(stage, log, rows, partial(swift.left_out, rows), f"sft.max_length = {limit}")
@@ -85,7 +88,8 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
             left_out()
             follow()
 
-        run_engine(stage, command, name="ms-swift SFT", log=log.name, on_poll=on_poll)
+        checkpoint = partial(swift.newest_checkpoint, output)
+        run_engine(stage, command, name="ms-swift SFT", log=log.name, on_poll=on_poll, progress=checkpoint)
         adapter = swift.newest_checkpoint(output)
         if adapter is None:
             raise EngineError(f"ms-swift ended without a checkpoint; log: {log}")

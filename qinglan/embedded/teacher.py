@@ -17,6 +17,8 @@ from qinglan.embedded.reader import split_fields, understand
 P_ALTERNATIVE = 0.22
 P_WRONG_INTENT = 0.012
 P_WRONG_PRODUCT = 0.008
+P_PASSAGE_MISJUDGED = 0.1
+"""No judge of relevance is always right; without this one the stand-in's verdicts would be the labels themselves."""
 OPEN_TEXT_KEYWORDS = 6
 
 _REQUIRED = {"preg": "孕", "child": "儿童"}
@@ -28,7 +30,8 @@ _COURTESIES = frozenset(
         "之前", "之后", "最近", "有些", "没什么", "这个", "怎么回事",
     )
 )  # fmt: skip
-_REWRITE_LABEL = "\n改写："
+_REWRITE_LABEL, _PASSAGE_LABEL = "\n改写：", "\n检索结果："
+_TITLE = re.compile("《([^》]*)》")
 
 
 class Verdict(NamedTuple):
@@ -66,13 +69,29 @@ def _term(rng: Random, intent: str) -> str:
     return str(rng.choices(terms, weights)[0])
 
 
-def judge(user_text: str) -> Verdict:
-    """Score a rewrite; the text is a question with the rewrite after `改写：` on the last line."""
+def judge(user_text: str, seed: int = 0) -> Verdict:
+    """Score a rewrite or a passage; the text is a question with either after its label on the last line."""
+    asked, label, passage = user_text.rpartition(_PASSAGE_LABEL)
+    if label:
+        return _judge_passage(asked, passage, Random(hashlib.sha256(f"{seed}|{user_text}".encode()).digest()))
     question, _, rewritten = user_text.rpartition(_REWRITE_LABEL)
     reading = understand(question, reads_every_typo=True)
     if reading.product is None or reading.intent is None:
         return _judge_open_text(question, rewritten)
     return _judge_supplement(reading.product, reading.intent, rewritten)
+
+
+def _judge_passage(question: str, passage: str, rng: Random) -> Verdict:
+    """Does the passage's title name the product, and the intent in anyone's wording? It reads no further."""
+    reading, titled = understand(question, reads_every_typo=True), _TITLE.match(passage)
+    if reading.product is None or reading.intent is None or titled is None:
+        return _judge_open_text(question, passage)
+    same_product = titled[1].startswith(reading.product)
+    words = titled[1].removeprefix(reading.product).split()
+    answers = same_product and bool(words) and INTENTS[reading.intent].accepted_words.issuperset(words)
+    if answers != (rng.random() < P_PASSAGE_MISJUDGED):
+        return Verdict(5.0, "资料回答了问题")
+    return Verdict(2.0, "对象对，讲的是另一件事") if same_product else Verdict(0.0, "对象不对")
 
 
 def _judge_supplement(product: str, intent: str, rewritten: str) -> Verdict:

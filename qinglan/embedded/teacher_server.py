@@ -52,7 +52,7 @@ class Speakers:
         self.models: dict[str, Callable[[str, int], str]] = {
             REWRITER: rewrite,
             KEYWORDS: lambda text, _seed: extract(text),
-            JUDGE: lambda text, _seed: json.dumps(judge(text)._asdict(), ensure_ascii=False),
+            JUDGE: lambda text, seed: json.dumps(judge(text, seed)._asdict(), ensure_ascii=False),
         }
 
     def complete(self, request: ChatRequest) -> tuple[int, dict[str, Any]]:

@@ -12,3 +12,5 @@ class Command:
 
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    """That the process itself uses, of one node; what it asks of Ray for its workers is not counted."""

@@ -1,16 +1,18 @@
 """`python -m qinglan.engines.export`: a verl checkpoint becomes a folder that `from_pretrained` loads.
 
 Three cases. A checkpoint that holds the whole model in Hugging Face form (full fine-tuning on the CPU, fp32) is
-copied. One with an adapter is taken apart by verl's model merger, and the adapter is merged into the base model in
-the base's precision: the folder that verl itself writes for LoRA is broken. Anything else goes through verl's merger,
-which writes bf16.
+copied. Of one with an adapter, which holds nothing else of the policy, verl's merger writes that adapter, and it is
+merged into the base model in the base's precision. Anything else goes through verl's merger, which writes bf16.
 """
+
+# mypy: allow-subclassing-any
 
 import argparse
 import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from qinglan.errors import ArtifactError
 
@@ -51,11 +53,18 @@ def _record_dtype(folder: Path) -> None:
     )
 
 
-def _merge_shards(actor: Path, target: Path) -> None:
+def _merge_shards(actor: Path, target: Path, *, adapter_only: bool = False) -> None:
     from verl.model_merger.base_model_merger import ModelMergerConfig
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
-    merger = FSDPModelMerger(
+    class AdapterMerger(FSDPModelMerger):
+        """verl's would go on to write a model, and find that there is none."""
+
+        def save_hf_model_and_tokenizer(self, state_dict: dict[str, Any]) -> None:
+            self.save_lora_adapter(state_dict)
+
+    kind = AdapterMerger if adapter_only else FSDPModelMerger
+    merger = kind(
         ModelMergerConfig(
             operation="merge",
             backend="fsdp",
@@ -73,7 +82,7 @@ def _merge_adapter(actor: Path, base_model: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        _merge_shards(actor, Path(scratch))
+        _merge_shards(actor, Path(scratch), adapter_only=True)
         model = AutoModelForCausalLM.from_pretrained(base_model, dtype="auto")
         merged = PeftModel.from_pretrained(model, Path(scratch) / "lora_adapter").merge_and_unload()
         merged.save_pretrained(target)

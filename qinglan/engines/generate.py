@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from qinglan.config import Profile
 from qinglan.engines.command import Command
-from qinglan.engines.swift import engine_env, engine_python
+from qinglan.engines.swift import engine_env, engine_python, located
 
 Name = TypeVar("Name", bound=str)
 
@@ -50,9 +50,10 @@ def _command(profile: Profile, folders: Mapping[Name, str], prompts: Path, outpu
         "tensor-parallel-size": profile.rl.tensor_model_parallel_size,
     }
     argv = [engine_python(profile), "-m", "qinglan.engines.generate"]
-    argv += [f"--model={name}={folder}" for name, folder in folders.items()]
+    argv += [f"--model={name}={located(folder)}" for name, folder in folders.items()]
     argv += [f"--{name}={value}" for name, value in options.items()]
-    return Command(argv, engine_env(profile, next(iter(folders.values()))))
+    gpus = 0 if on_cpu else profile.rl.tensor_model_parallel_size
+    return Command(argv, engine_env(profile, next(iter(folders.values()))), gpus)
 
 
 def main() -> None:

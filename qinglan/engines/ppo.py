@@ -20,9 +20,10 @@ from omegaconf import DictConfig, open_dict
 from verl.plugin.platform import PlatformRegistry
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo, validate_config
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
-from verl.utils.config import omega_conf_to_dataclass
 
+from qinglan.engines.verl_overrides import REWARD_FUNCTION
 from qinglan.errors import EngineError
+from qinglan.reward.actor import start_reward_service
 
 
 class TaskRunner(TaskRunnerV1.__ray_actor_class__):
@@ -30,14 +31,12 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):
 
     def run(self, config: DictConfig) -> Any:
         """Register the trainer that the configuration names, then run verl's."""
+        reward_function = config.reward.custom_reward_function
+        if reward_function.path == REWARD_FUNCTION:  # its imports, too, can overlap with verl's; held while we live
+            self.reward_service = start_reward_service(reward_function.reward_kwargs.config_path)
         import_module("qinglan.engines.ppo_trainer")
         if config.trainer.device == "cpu":
             import_module("qinglan.verl_cpu.trainer")
-            from qinglan.verl_cpu.rollout import start_server
-
-            # Its imports take as long as those of the processes that verl waits for first. It lives while we hold it.
-            rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
-            self.rollout_server = start_server(rollout, config.actor_rollout_ref.model.path)
         return super().run(config)
 
 

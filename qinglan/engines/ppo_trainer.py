@@ -1,52 +1,186 @@
-"""verl's synchronous PPO trainer, which also reports the reward's parts at every step.
+"""verl's synchronous PPO trainer, with what an external reward needs around it.
 
-verl logs what a reward function returns beside the score in validation only. Registered by name with verl's
-`register_trainer`, this one adds `reward_extra/<name>/mean`, `reward_extra/samples` and `reward_extra/invalid` to
-the metrics of each training step. A sample whose reward function raised is invalid: verl leaves it out of the batch
-and fills up with rows that have no loss.
+Registered by name with verl's `register_trainer` and built on its hooks:
+
+- A sample without a reward (`invalid` in what the reward function returned) is left out of advantage and loss: verl
+  fills up with rows that have no loss. With too many of them training saves its state and stops.
+- The reward's parts are logged at every step as `reward_extra/<name>/mean`; verl does that in validation only.
+- Each validation gets one value with an interval, by which the model is chosen and training may end early.
+- Alarms are looked for at every step, and may lower the learning rates or end training.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import ray
+import torch
 import transfer_queue
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from qinglan.engines.progress import TrainingProgress
+from qinglan.engines.trainer_settings import TrainerSettings
 from qinglan.engines.verl import TRAINER
+from qinglan.errors import EngineError
 
 POLL_S = 0.05
 """verl looks every 2 s whether a batch is complete, and has no setting for it."""
+SUMMED = ("rag_calls", "judge_cost_usd")
+"""Parts of which a step's sum says more than their mean."""
+KL_COEFFICIENT = "actor/next_kl_coefficient"
+"""The adaptive coefficient for the next step: verl's checkpoint does not hold it."""
+
+
+class PacedTrainingWorker(TrainingWorker):
+    """verl's worker of critic and actor, whose learning rate can be lowered while it trains."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def scale_lr(self, factor: float) -> None:
+        """Multiply this and all later learning rates of the schedule; the checkpoint keeps it."""
+        schedule = self.engine.lr_scheduler
+        schedule.base_lrs = [lr * factor for lr in schedule.base_lrs]
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] *= factor
+
+
+class PacedActorRolloutRefWorker(ActorRolloutRefWorker):
+    """verl's hybrid worker over `PacedTrainingWorker`."""
+
+    actor_worker_cls = PacedTrainingWorker
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def scale_lr(self, factor: float) -> None:
+        """As the actor's own."""
+        self.actor.scale_lr(factor)
 
 
 @register_trainer(TRAINER)
-class ReportingTrainer(PPOTrainerSync):
-    """PPO or GRPO with generation and training taking turns on the same devices."""
+class RewardedTrainer(PPOTrainerSync):
+    """Any of verl's algorithms with generation and training taking turns on the same devices."""
+
+    WORKERS: Mapping[str, type] = {
+        "ActorRolloutRefWorker": PacedActorRolloutRefWorker,
+        "TrainingWorker": PacedTrainingWorker,
+    }
+    """What takes the place of verl's workers, by their names."""
+    global_steps: int
+    total_training_steps: int
 
     def __init__(self, config: Any) -> None:
         config.trainer.v1.trainer_mode = "sync"  # verl compares this name to choose the on-policy replay buffer
         super().__init__(config)
+        path = Path(config.qinglan.trainer_settings)
+        self._settings = TrainerSettings.model_validate_json(path.read_text(encoding="utf-8"))
+        self._extras: dict[str, Mapping[str, Any]] = {}
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role, worker in self.role_worker_mapping.items():
+            self.role_worker_mapping[role] = ray.remote(self.WORKERS[worker.__ray_metadata__.class_name])
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()
         buffer.poll_interval = POLL_S
         return buffer
 
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        self._progress = TrainingProgress(self._settings, resumed_at=self.global_steps)
+        coefficient = self._progress.earlier.get(self.global_steps, {}).get(KL_COEFFICIENT)
+        if self.config.algorithm.use_kl_in_reward and coefficient is not None:
+            self.kl_ctrl_in_reward.value = coefficient
+
+    # ---- samples without a reward ----
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The first that verl does with a batch that is complete."""
+        scored, counts = self._scored(batch)
+        self._require_scored(counts["invalid"], counts["wanted"])
+        metrics |= {f"reward_extra/{name}": float(counts[name]) for name in ("samples", "invalid", "alone")}
+        return super()._balance_batch(scored, metrics, *args, **kwargs)
+
+    def _scored(self, batch: Any) -> tuple[Any, Counter[str]]:
+        """The samples that have a reward, and in a group algorithm a fellow to compare with."""
+        found = transfer_queue.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
+        ).pop("extra_fields")
+        extras = {key: row.get("reward_extra_info", {}) for key, row in zip(batch.keys, found.tolist(), strict=True)}
+        valid = [key for key, extra in extras.items() if not extra.get("invalid")]
+        grouped = self.config.algorithm.adv_estimator != AdvantageEstimator.GAE.value
+        fellows = Counter(_prompt_of(key) for key in valid)
+        kept = [key for key in valid if not (grouped and self._rollouts > 1 and fellows[_prompt_of(key)] == 1)]
+        self._extras = {key: extras[key] for key in kept}
+        wanted = self.config.data.train_batch_size * self._rollouts
+        counts = Counter(wanted=wanted, samples=len(kept), invalid=wanted - len(valid), alone=len(valid) - len(kept))
+        if len(kept) == len(batch.keys):
+            return batch, counts
+        left_out = [key for key in batch.keys if key not in self._extras]
+        transfer_queue.kv_clear(keys=left_out, partition_id=batch.partition_id)
+        return batch.select_keys(kept), counts
+
+    def _require_scored(self, invalid: int, wanted: int) -> None:
+        share = invalid / wanted
+        if share <= self._settings.max_invalid_share and invalid < wanted:
+            return
+        last_done = self.global_steps - 1
+        if last_done > 0 and not (Path(self.config.trainer.default_local_dir) / f"global_step_{last_done}").exists():
+            self.global_steps = last_done  # nothing of this step has been learnt
+            self._save_checkpoint()
+        reason = (
+            f"{invalid} of {wanted} samples of step {last_done + 1} could not be scored, more than "
+            f"reward.max_invalid_share = {self._settings.max_invalid_share:.0%} allows"
+        )
+        self._progress.stop(reason, failed=True)
+        raise EngineError(reason)
+
+    @property
+    def _rollouts(self) -> int:
+        return int(self.config.actor_rollout_ref.rollout.n)
+
+    # ---- what a step measured ----
+
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
-        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-        fields = ["extra_fields", "rollout_log_probs"]
-        rows = transfer_queue.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
-        extras = [row.get("reward_extra_info", {}) for row in rows.pop("extra_fields").tolist()]
-        wanted = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
-        metrics["reward_extra/samples"] = float(len(keys))
-        metrics["reward_extra/invalid"] = float(wanted - len(keys))
-        metrics |= {f"reward_extra/{name}/mean": value for name, value in extra_means(extras).items()}
+        metrics |= extra_metrics(self._extras.values())
+        rows = transfer_queue.kv_batch_get(
+            keys=list(self._extras), partition_id=batch.partition_id, select_fields=["rm_scores", "rollout_log_probs"]
+        )
         # The sampled tokens' mean surprise estimates the entropy without bias, and costs nothing.
         metrics.setdefault("actor/entropy", -float(rows["rollout_log_probs"].values().mean()))
+        if self._rollouts > 1:
+            scores = rows["rm_scores"].to_padded_tensor(0.0).sum(-1)
+            metrics["groups/zero_variance"] = zero_variance_share(list(self._extras), scores)
+        if self.config.algorithm.use_kl_in_reward:
+            metrics[KL_COEFFICIENT] = self.kl_ctrl_in_reward.value
+        self._act(metrics)
+
+    def _act(self, metrics: Mapping[str, Any]) -> None:
+        numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
+        for alarm in self._progress.stepped(self.global_steps, numbers):
+            if alarm.action == "lower_lr":
+                self.actor_rollout_wg.scale_lr(self._settings.alarms.lr_factor)
+                if self.use_critic:
+                    self.critic_wg.scale_lr(self._settings.alarms.lr_factor)
+            elif alarm.action == "stop":
+                self._end_here(f"alarm {alarm.name}: {alarm.message}")
+        if reason := self._progress.out_of_patience():
+            self._end_here(reason)
+        self._progress.prune(Path(self.config.trainer.default_local_dir))
+
+    def _end_here(self, reason: str) -> None:
+        if self.global_steps < self.total_training_steps:
+            self._progress.stop(f"after step {self.global_steps}: {reason}", failed=False)
+            self.total_training_steps = self.global_steps
+
+    # ---- validation ----
 
     def _val_metrics_update(
         self,
@@ -56,18 +190,55 @@ class ReportingTrainer(PPOTrainerSync):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        known = {name: [_or_none(value) for value in values] for name, values in reward_extra_infos_dict.items()}
-        return super()._val_metrics_update(data_sources, sample_uids, known, *args, **kwargs)
+        invalid = [bool(value) for value in reward_extra_infos_dict.get("invalid", [False] * len(sample_uids))]
+        self._require_scored_dev(len(self.val_dataset), invalid)
+        known = {
+            name: [None if bad else _or_none(value) for value, bad in zip(values, invalid, strict=True)]
+            for name, values in reward_extra_infos_dict.items()
+        }
+        metrics = super()._val_metrics_update(data_sources, sample_uids, known, *args, **kwargs)
+        groups = known.get("group", list(sample_uids))
+        values = known.get(self._settings.dev_metric, [])
+        return metrics | (self._progress.dev_metrics(values, [str(group) for group in groups]) if values else {})
+
+    def _require_scored_dev(self, wanted: int, invalid: Sequence[bool]) -> None:
+        missing = wanted - len(invalid) + sum(invalid)
+        if missing <= self._settings.max_invalid_share * wanted:
+            return
+        reason = (
+            f"{missing} of {wanted} samples of the validation at step {self.global_steps} could not be scored, more "
+            f"than reward.max_invalid_share = {self._settings.max_invalid_share:.0%} allows"
+        )
+        self._progress.stop(reason, failed=True)
+        raise EngineError(reason)
 
 
-def extra_means(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean of each numeric value over the samples that have it; NaN means that a sample does not."""
-    values: dict[str, list[float]] = {}
+def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Mean of each numeric part over the samples that have it, and the sums of `SUMMED`; NaN means not known."""
+    values: dict[str, list[float]] = defaultdict(list)
     for extra in extras:
         for name, value in extra.items():
-            if isinstance(value, int | float) and not math.isnan(value):
-                values.setdefault(name, []).append(float(value))
-    return {name: sum(known) / len(known) for name, known in values.items()}
+            if _is_number(value) and not math.isnan(value):
+                values[name].append(float(value))
+    means = {f"reward_extra/{name}/mean": sum(known) / len(known) for name, known in values.items()}
+    return means | {f"reward_extra/{name}/sum": sum(values[name]) for name in SUMMED if name in values}
+
+
+def zero_variance_share(keys: Sequence[str], scores: torch.Tensor) -> float:
+    """Of the prompts with several rollouts, the share whose rollouts all earned the same: they teach nothing."""
+    by_prompt: dict[str, list[float]] = defaultdict(list)
+    for key, score in zip(keys, scores.tolist(), strict=True):
+        by_prompt[_prompt_of(key)].append(score)
+    groups = [earned for earned in by_prompt.values() if len(earned) > 1]
+    return sum(max(earned) - min(earned) < 1e-6 for earned in groups) / len(groups) if groups else 0.0
+
+
+def _prompt_of(key: str) -> str:
+    return key.rsplit("_", 2)[0]  # verl's keys are {prompt}_{rollout}_{output}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _or_none(value: Any) -> Any:

@@ -30,8 +30,13 @@ _ENV = {
 
 
 def engine_python(profile: Profile) -> str:
-    """The interpreter of the trainer's environment."""
-    return profile.trainer.python or sys.executable
+    """The interpreter of the trainer's environment; of a cluster's nodes only they know where it is."""
+    return profile.trainer.python or ("python" if profile.trainer.ray_dashboard_url else sys.executable)
+
+
+def one_gpu(profile: Profile) -> int:
+    """For what needs a GPU, or at least one of the machines that have some."""
+    return 1 if profile.trainer.device == "cuda" else 0
 
 
 def engine_env(profile: Profile, model: str) -> dict[str, str]:
@@ -55,7 +60,7 @@ def sft_command(
     """LoRA SFT of `model` on chat JSONL; checkpoints go to `output_dir/checkpoint-N`."""
     sft, on_cpu = profile.sft, profile.trainer.device == "cpu"
     arguments: dict[str, Any] = {
-        "model": _located(model),
+        "model": located(model),
         "model_type": profile.student.model_type,
         "template": profile.student.template,
         "tuner_type": "lora",
@@ -101,13 +106,14 @@ def sft_command(
     env = engine_env(profile, model)
     if not on_cpu and profile.trainer.gpus_per_node > 1:
         env |= {"NPROC_PER_NODE": str(profile.trainer.gpus_per_node)}
-    return Command(_argv(profile, "sft", arguments | sft.extra), env)
+    gpus = 0 if on_cpu else profile.trainer.gpus_per_node
+    return Command(_argv(profile, "sft", arguments | sft.extra), env, gpus)
 
 
 def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: str) -> Command:
     """Merge a LoRA adapter into its base model, written as a plain Hugging Face folder."""
     arguments: dict[str, Any] = {
-        "model": _located(model),
+        "model": located(model),
         "model_type": profile.student.model_type,
         "template": profile.student.template,
         "adapters": adapter.resolve(),
@@ -116,9 +122,11 @@ def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: s
         "torch_dtype": profile.sft.torch_dtype,
         "exist_ok": True,
     }
-    if profile.trainer.device == "cpu":
+    on_cpu = profile.trainer.device == "cpu"
+    if on_cpu:
         arguments["device_map"] = "cpu"
-    return Command(_argv(profile, "export", arguments), engine_env(profile, model))
+    gpus = 0 if on_cpu else profile.trainer.gpus_per_node
+    return Command(_argv(profile, "export", arguments), engine_env(profile, model), gpus)
 
 
 def newest_checkpoint(output_dir: Path) -> Path | None:
@@ -174,7 +182,8 @@ def _argv(profile: Profile, verb: str, arguments: dict[str, Any]) -> list[str]:
     return argv
 
 
-def _located(model: str) -> str:
+def located(model: str) -> str:
+    """A local folder's absolute path: the engine may start elsewhere. A hub id as it is."""
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 

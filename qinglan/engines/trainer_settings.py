@@ -11,6 +11,8 @@ from qinglan.config import Alarms
 
 ALARMS_FILE, STOPPED_FILE = "alarms.jsonl", "stopped.json"
 """In `TrainerSettings.folder`: what was alarming, by step; and why training ended before its last step."""
+DEV_VALUE, DEV_LOW, DEV_HIGH = "dev/value", "dev/ci_low", "dev/ci_high"
+"""Metrics of a validation: the dev split's mean of `TrainerSettings.dev_metric` and its 95% interval."""
 
 
 class TrainerSettings(BaseModel):

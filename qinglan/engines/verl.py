@@ -1,18 +1,6 @@
-"""verl's command lines for PPO and GRPO, and for exporting a checkpoint. Pure: nothing is started or imported here.
+"""verl's command lines for training and for exporting a checkpoint, and what a run leaves behind.
 
-The profile's names are verl's, except for these:
-
-- `grad_clip` is `optim.clip_grad` for actor and critic (`actor.grad_clip` exists in verl and is ignored).
-- `value_coefficient` is the weight of the squared value error. verl's critic is a model of its own with its own
-  AdamW and a fixed weight of 0.5. AdamW does not feel the scale of a loss, but gradient clipping does: a critic with
-  weight v that is clipped at c moves exactly as verl's clipped at 0.5·c/v, which is what is passed.
-- `kl_loss_coefficient` > 0 loads a reference model, the SFT model that training starts from.
-
-On the CPU every process holds fp32 weights and samples with them, so the rollout's log-probabilities are the old
-policy's: verl's bypass mode saves a forward pass. Not with LoRA, whose merged weights travel in bf16, nor on a GPU.
-
-The prompt is rendered without `enable_thinking`, so Qwen3 gets no empty `<think>` block: ms-swift's template
-`qwen3_nothinking` trains without one as well.
+Nothing is started or imported here; `verl_overrides` makes verl's configuration of a profile.
 """
 
 import json
@@ -22,12 +10,12 @@ from typing import Any
 
 from qinglan.config import Profile
 from qinglan.engines.command import QUIET_ENV, Command
-from qinglan.engines.swift import engine_env, engine_python
+from qinglan.engines.swift import engine_env, engine_python, one_gpu
+from qinglan.engines.trainer_settings import DEV_VALUE
+from qinglan.engines.verl_overrides import REWARD_FUNCTION as REWARD_FUNCTION
+from qinglan.engines.verl_overrides import TRAINER as TRAINER
+from qinglan.engines.verl_overrides import overrides
 from qinglan.errors import ArtifactError
-
-TRAINER = "qinglan_sync"
-"""`trainer.v1.trainer_mode` of our trainer on GPUs; `cpu_sync` is its counterpart on the CPU."""
-REWARD_FUNCTION = "pkg://qinglan.reward.function"
 
 STEP_METRICS = {
     "reward": "critic/score/mean",
@@ -51,8 +39,6 @@ _ENV = {
     "RAY_prestart_worker_first_driver": "0",
 }
 
-Overrides = dict[str, Any]
-
 
 def ppo_command(
     profile: Profile,
@@ -68,7 +54,8 @@ def ppo_command(
 ) -> Command:
     """Train from `model`, resuming from the newest whole checkpoint under `output_dir` if there is one.
 
-    `reward_config` is a `RewardService` for the reward function, `trainer_settings` a `TrainerSettings` for our trainer.
+    `reward_config` is a `RewardService` for the reward function, `trainer_settings` a `TrainerSettings` for our
+    trainer.
 
     Metrics go to `metrics_path`, one `{"step", "data"}` object a step; it must not exist (see `next_metrics_path`).
     """
@@ -80,20 +67,9 @@ def ppo_command(
         "+reward.custom_reward_function.reward_kwargs.config_path": reward_config.resolve(),
         "+qinglan.trainer_settings": trainer_settings.resolve(),
     }
-    overrides = {
-        **_algorithm(profile),
-        **_data(profile),
-        **_policy(profile, model.resolve()),
-        **_rollout(profile),
-        **_trainer(profile, run_name),
-        **paths,
-    }
-    if profile.rl.algorithm == "ppo":
-        overrides |= _critic(profile, model.resolve())
-    overrides |= _on_cpu(profile) if profile.trainer.device == "cpu" else _on_cuda(profile)
-    overrides |= profile.rl.extra
+    given = overrides(profile, model.resolve(), run_name) | paths | profile.rl.extra
     argv = [engine_python(profile), "-m", "qinglan.engines.ppo"]
-    argv += [f"{key}={hydra_value(value)}" for key, value in overrides.items()]
+    argv += [f"{key}={hydra_value(value)}" for key, value in given.items()]
     return Command(argv, _environment(profile, model) | {"VERL_FILE_LOGGER_PATH": str(metrics_path.resolve())})
 
 
@@ -103,7 +79,7 @@ def export_command(profile: Profile, *, checkpoint: Path, base_model: Path, outp
     argv += ["--checkpoint", str(checkpoint.resolve())]
     argv += ["--base-model", str(base_model.resolve())]
     argv += ["--output-dir", str(output_dir.resolve())]
-    return Command(argv, _environment(profile, base_model))
+    return Command(argv, _environment(profile, base_model), gpus=one_gpu(profile))
 
 
 def hydra_value(value: Any) -> str:
@@ -144,12 +120,6 @@ def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
     return dict(sorted(steps.items()))
 
 
-def dev_metric(data_source: str, name: str = "reward") -> str:
-    """The name under which verl logs the dev split's mean of the reward, or of a value that came with it."""
-    section = "val-core" if name == "reward" else "val-aux"
-    return f"{section}/{data_source}/{name}/mean@1"
-
-
 def checkpoints(output_dir: Path) -> dict[int, Path]:
     """Whole checkpoints by step; verl writes its tracker last, so a folder beyond it may be torn."""
     tracker = output_dir / "latest_checkpointed_iteration.txt"
@@ -158,18 +128,31 @@ def checkpoints(output_dir: Path) -> dict[int, Path]:
     return {step: path for step, path in sorted(found.items()) if step <= newest}
 
 
-def best_checkpoint(output_dir: Path, metrics_folder: Path, metric: str) -> tuple[int, Path, float]:
-    """Step, folder and value of the checkpoint with the highest dev metric; the later one in a tie.
+def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path | None]:
+    """Step and folder of what did best on the dev split; the later one in a tie.
+
+    The policy before any training counts where it was validated: step 0, which has no checkpoint.
 
     Raises:
-        ArtifactError: no checkpoint has that metric.
+        ArtifactError: nothing was validated.
     """
-    measured = read_metrics(metrics_folder)
-    values = {step: measured[step][metric] for step in checkpoints(output_dir) if metric in measured.get(step, {})}
+    saved, measured = checkpoints(output_dir), read_metrics(metrics_folder)
+    values = {step: measured[step][DEV_VALUE] for step in (0, *saved) if DEV_VALUE in measured.get(step, {})}
     if not values:
-        raise ArtifactError(f"no checkpoint under {output_dir} has {metric}; make save_freq a multiple of test_freq")
+        raise ArtifactError(f"no checkpoint under {output_dir} has {DEV_VALUE}; make save_freq a multiple of test_freq")
     step = max(values, key=lambda step: (values[step], step))
-    return step, checkpoints(output_dir)[step], values[step]
+    return step, saved.get(step)
+
+
+def last_checkpoint(output_dir: Path) -> tuple[int, Path]:
+    """Step and folder of the newest checkpoint, validated or not.
+
+    Raises:
+        ArtifactError: there is none.
+    """
+    if not (saved := checkpoints(output_dir)):
+        raise ArtifactError(f"no checkpoint under {output_dir}")
+    return max(saved), saved[max(saved)]
 
 
 def left_out(log: str) -> int:
@@ -187,179 +170,6 @@ def left_out(log: str) -> int:
 
 def _attempts(folder: Path) -> list[Path]:
     return sorted(folder.glob("metrics.*.jsonl"), key=lambda path: int(path.name.split(".")[1]))
-
-
-def _algorithm(profile: Profile) -> Overrides:
-    rl = profile.rl
-    exact = profile.trainer.device == "cpu" and not rl.lora_rank
-    return {
-        "algorithm.adv_estimator": "gae" if rl.algorithm == "ppo" else "grpo",
-        "algorithm.gamma": rl.gamma,
-        "algorithm.lam": rl.lam,
-        "algorithm.rollout_correction.bypass_mode": exact,
-        "reward.custom_reward_function.path": REWARD_FUNCTION,
-        "reward.custom_reward_function.name": "compute_score",
-    }
-
-
-def _data(profile: Profile) -> Overrides:
-    rl = profile.rl
-    return {
-        "data.train_batch_size": rl.train_batch_size,
-        "data.max_prompt_length": rl.max_prompt_length,
-        "data.max_response_length": rl.max_response_length,
-        "data.seed": rl.seed,
-        "data.dataloader_num_workers": 0,
-        # Otherwise verl cuts a prompt that is too long on its left, and the system prompt is gone.
-        "data.filter_overlong_prompts": True,
-    }
-
-
-def _policy(profile: Profile, model: Path) -> Overrides:
-    rl, actor = profile.rl, "actor_rollout_ref.actor"
-    overrides: Overrides = {
-        "actor_rollout_ref.model.path": model,
-        f"{actor}.strategy": "fsdp2",
-        f"{actor}.ppo_mini_batch_size": rl.ppo_mini_batch_size,
-        f"{actor}.ppo_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
-        f"{actor}.ppo_epochs": rl.ppo_epochs,
-        f"{actor}.clip_ratio": rl.clip_ratio,
-        f"{actor}.clip_ratio_low": rl.clip_ratio,
-        f"{actor}.clip_ratio_high": rl.clip_ratio,
-        f"{actor}.entropy_coeff": rl.entropy_coefficient,
-        f"{actor}.optim.lr": rl.actor_lr,
-        f"{actor}.fsdp_config.seed": rl.seed,
-        f"{actor}.data_loader_seed": rl.seed,
-        **_schedule(profile, actor),
-    }
-    overrides[f"{actor}.optim.clip_grad"] = rl.grad_clip
-    if rl.kl_loss_coefficient:
-        overrides |= {
-            f"{actor}.use_kl_loss": True,
-            f"{actor}.kl_loss_coef": rl.kl_loss_coefficient,
-            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
-        }
-    if rl.lora_rank:
-        overrides |= {
-            "actor_rollout_ref.model.lora_rank": rl.lora_rank,
-            "actor_rollout_ref.model.lora_alpha": rl.lora_alpha,
-        }
-    return overrides
-
-
-def _critic(profile: Profile, model: Path) -> Overrides:
-    rl = profile.rl
-    adapter = {"critic.model.lora_rank": rl.lora_rank, "critic.model.lora_alpha": rl.lora_alpha} if rl.lora_rank else {}
-    return {
-        **adapter,
-        "critic.model.path": model,
-        "critic.strategy": "fsdp2",
-        "critic.ppo_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
-        "critic.optim.lr": rl.critic_lr,
-        "critic.optim.clip_grad": rl.grad_clip * 0.5 / rl.value_coefficient,
-        "critic.fsdp.seed": rl.seed,
-        "critic.data_loader_seed": rl.seed,
-        **_schedule(profile, "critic"),
-    }
-
-
-def _schedule(profile: Profile, owner: str) -> Overrides:
-    rl = profile.rl
-    return {
-        f"{owner}.optim.lr_scheduler_type": rl.lr_scheduler_type,
-        f"{owner}.optim.min_lr_ratio": rl.min_lr_ratio,
-        f"{owner}.optim.lr_warmup_steps_ratio": rl.lr_warmup_steps_ratio,
-    }
-
-
-def _rollout(profile: Profile) -> Overrides:
-    rl, rollout = profile.rl, "actor_rollout_ref.rollout"
-    return {
-        f"{rollout}.n": rl.rollouts_per_prompt,
-        f"{rollout}.temperature": rl.temperature,
-        f"{rollout}.tensor_model_parallel_size": rl.tensor_model_parallel_size,
-        f"{rollout}.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
-        f"{rollout}.seed": rl.seed,
-    }
-
-
-def _trainer(profile: Profile, run_name: str) -> Overrides:
-    rl, trainer = profile.rl, profile.trainer
-    return {
-        "trainer.device": trainer.device,
-        "trainer.nnodes": trainer.nodes,
-        "trainer.n_gpus_per_node": trainer.gpus_per_node,
-        "trainer.project_name": profile.tracking.experiment,
-        "trainer.experiment_name": run_name,
-        "trainer.logger": ["console", "file"],
-        "trainer.total_training_steps": rl.total_steps,
-        "trainer.total_epochs": rl.total_steps,  # an epoch has a step or more, so the steps decide
-        "trainer.save_freq": rl.save_freq,
-        "trainer.test_freq": rl.test_freq,
-        "trainer.val_before_train": rl.val_before_train,
-        "trainer.resume_mode": "auto",
-        "trainer.max_actor_ckpt_to_keep": rl.max_checkpoints,
-        "trainer.max_critic_ckpt_to_keep": rl.max_checkpoints,
-        "hydra.output_subdir": None,
-    }
-
-
-def _on_cpu(profile: Profile) -> Overrides:
-    """One worker, fp32 throughout, as few processes as verl allows."""
-    rl = profile.rl
-    overrides: Overrides = {
-        "trainer.v1.trainer_mode": "cpu_sync",
-        "actor_rollout_ref.rollout.name": "hf_cpu",
-        "actor_rollout_ref.rollout.free_cache_engine": False,
-        "actor_rollout_ref.rollout.agent.num_workers": 1,
-        "reward.num_workers": 1,
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-        "+ray_kwargs.ray_init.num_gpus": 1,
-        "ray_kwargs.ray_init.num_cpus": 16,
-        "+ray_kwargs.ray_init.include_dashboard": False,
-        **_fp32("actor_rollout_ref", "actor.fsdp_config"),
-        "actor_rollout_ref.actor.use_torch_compile": False,
-    }
-    if rl.algorithm == "ppo":
-        overrides |= _fp32("critic", "fsdp")
-    if rl.lora_rank:
-        overrides["actor_rollout_ref.model.lora.merge"] = True
-    else:
-        overrides["actor_rollout_ref.actor.checkpoint.save_contents"] = ["model", "optimizer", "extra", "hf_model"]
-        # What is saved beyond the state is not there to be loaded.
-        overrides["actor_rollout_ref.actor.checkpoint.load_contents"] = ["model", "optimizer", "extra"]
-    return overrides
-
-
-def _fp32(owner: str, engine: str) -> Overrides:
-    return {
-        f"{owner}.model.use_remove_padding": False,
-        f"{owner}.model.enable_gradient_checkpointing": False,
-        f"+{owner}.model.override_config.attn_implementation": "sdpa",
-        f"{owner}.{engine}.use_torch_compile": False,
-        f"+{owner}.{engine}.mixed_precision": dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"),
-    }
-
-
-def _on_cuda(profile: Profile) -> Overrides:
-    """verl's defaults for vLLM and FSDP2; offload as the profile says."""
-    rl = profile.rl
-    overrides: Overrides = {
-        "trainer.v1.trainer_mode": TRAINER,
-        "actor_rollout_ref.rollout.name": "vllm",
-        "actor_rollout_ref.actor.fsdp_config.param_offload": rl.param_offload,
-        "actor_rollout_ref.actor.fsdp_config.optimizer_offload": rl.optimizer_offload,
-    }
-    if rl.algorithm == "ppo":
-        overrides |= {
-            "critic.fsdp.param_offload": rl.param_offload,
-            "critic.fsdp.optimizer_offload": rl.optimizer_offload,
-        }
-    if rl.kl_loss_coefficient:
-        overrides["actor_rollout_ref.ref.fsdp_config.param_offload"] = rl.param_offload
-    if rl.lora_rank:  # vLLM loads the base itself and is then sent the adapter
-        overrides["actor_rollout_ref.rollout.load_format"] = "safetensors"
-    return overrides
 
 
 def _environment(profile: Profile, model: Path) -> dict[str, str]:

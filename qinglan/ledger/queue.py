@@ -6,11 +6,13 @@ anyhow. What somebody else is asking right now is looked up again until it is th
 
 import asyncio
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from qinglan.config import Budget
 from qinglan.errors import BudgetError, LedgerError, TeacherError
-from qinglan.ledger import Call, Delivery, Failure, Ledger, Order
+from qinglan.ledger.records import Call, Delivery, Failure, Order, Retrieval
+from qinglan.ledger.store import Ledger
+from qinglan.rows import Retrieved
 
 _GATHER_S = 0.05
 """How long a transaction waits for company: much less than any answer takes, and nothing waits for it in a slot."""
@@ -29,6 +31,7 @@ class LedgerQueue:
         self._ledger, self._run_id, self._budget = ledger, run_id, budget
         self._order = Order(run_id=run_id)
         self._wanted: dict[str, asyncio.Future[Call | None]] = {}
+        self._sought: dict[str, asyncio.Future[Retrieved | None]] = {}
         self._commit: asyncio.Future[None] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -58,6 +61,20 @@ class LedgerQueue:
     def release(self, request_hash: str) -> None:
         """Let others ask what this client could not get."""
         self._order.released.append(request_hash)
+        self._start()
+
+    async def find_retrieval(self, key: str) -> Retrieved | None:
+        """What the RAG answered before, if that was kept."""
+        future = self._sought.get(key)
+        if future is None:
+            future = self._sought[key] = asyncio.get_running_loop().create_future()
+            self._order.sought.append(key)
+            self._start()
+        return await asyncio.shield(future)
+
+    def keep_retrieval(self, retrieval: Retrieval) -> None:
+        """Keep it with what is written next. Nobody waits for that: a kill costs no more than asking again."""
+        self._order.retrievals.append(retrieval)
         self._start()
 
     def affordable_usd(self) -> float | None:
@@ -146,6 +163,8 @@ class LedgerQueue:
                 pause_s = min(2 * pause_s, 5.0)
 
     def _deliver(self, order: Order, delivery: Delivery) -> None:
+        for key in order.sought:
+            _tell(self._sought.pop(key), delivery.retrieved.get(key))
         elsewhere = []
         for wanted in order.wanted:
             if wanted in delivery.found or wanted in delivery.claimed:
@@ -169,8 +188,9 @@ class LedgerQueue:
         self._order.again = True
         if not committed.done():
             committed.set_exception(error)
-        for wanted in order.wanted:
-            future = self._wanted.pop(wanted)
+        waiting: list[asyncio.Future[Any]] = [self._wanted.pop(wanted) for wanted in order.wanted]
+        waiting += [self._sought.pop(key) for key in order.sought]
+        for future in waiting:
             if not future.done():
                 future.set_exception(error)
 

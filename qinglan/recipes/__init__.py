@@ -41,6 +41,8 @@ class Scored:
     rq_gain: float
     win: float
     gold_top1: float
+    relevant: float
+    """Does the best passage answer the question, by the judge? 1 or 0."""
     guard_ok: float
 
 
@@ -66,6 +68,9 @@ class Recipe(Protocol):
     def judge_messages(self, question: str, rewrite: str, tenant: Tenant) -> list[Message]:
         """What the judge is asked; `question` is what `user_text` gives."""
 
+    def relevance_messages(self, question: str, passage: str, tenant: Tenant) -> list[Message]:
+        """What the judge is asked about a passage that was found: does it answer the question?"""
+
     def parse_rewrite(self, text: str) -> str:
         """The text to retrieve with, from the teacher's answer.
 
@@ -81,9 +86,20 @@ class Recipe(Protocol):
         """
 
     def reward(
-        self, config: Reward, baseline: Baseline, rewrite: str, retrieved: Retrieved, judge_score: float | None
+        self,
+        config: Reward,
+        baseline: Baseline,
+        rewrite: str,
+        retrieved: Retrieved,
+        judge_score: float | None,
+        relevance: float | None,
     ) -> Scored:
-        """The reward of one sample from its parts, in [−1, 1]. Pure; `rewrite` is never empty."""
+        """The reward of one sample from its parts, in [−1, 1]. Pure; `rewrite` is never empty.
+
+        Args:
+            judge_score: of the rewrite, 0–5; None where the judge was not asked.
+            relevance: of the best passage, 0–5; None where the judge was not asked.
+        """
 
 
 def get_recipe(name: str) -> Recipe:

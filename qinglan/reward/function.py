@@ -1,23 +1,12 @@
-"""verl's custom reward function."""
+"""verl's custom reward function: hands a sample to the run's reward service, and waits for its score."""
 
-from dataclasses import asdict
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from qinglan.reward.samples import invalid, open_log, write_sample
-from qinglan.reward.service import RewardService, Scorer
+from qinglan.reward.actor import is_lost, start_reward_service
+from qinglan.reward.service import outcome
 
-
-@lru_cache(maxsize=1)
-def _scorer(config_path: str) -> Scorer:
-    service = RewardService.model_validate_json(Path(config_path).read_text(encoding="utf-8"))
-    try:
-        return Scorer(service)
-    except Exception as error:  # such as a key that this machine lacks: the flow has to hear of it
-        with open_log(service.samples_log) as log:
-            write_sample(log, invalid(error))
-        raise
+_service = lru_cache(maxsize=1)(start_reward_service)
 
 
 async def compute_score(
@@ -27,10 +16,16 @@ async def compute_score(
     extra_info: dict[str, Any],
     config_path: str,
     **_: Any,
-) -> dict[str, float]:
-    """verl's custom reward function: the score, and its parts as extra metrics.
+) -> dict[str, float | str]:
+    """The score, its parts, and what it took (`qinglan.reward.service.outcome`); and what groups dev rows.
 
-    verl wants the same keys from every sample, so a part that is unknown for this one is NaN, and means skip it.
+    verl throws away all rollouts of a prompt, without a word, where this raises. So a sample that could not be scored
+    is an answer too, with `invalid` 1: our trainer takes it out of advantage and loss.
     """
-    scored = await _scorer(config_path).score(extra_info, solution_str)
-    return asdict(scored)
+    try:
+        scores: dict[str, float] = await _service(config_path).score.remote(extra_info, solution_str)
+    except Exception as error:
+        if not is_lost(error):
+            raise
+        scores = outcome(None)
+    return {**scores, "group": extra_info["gold_id"] or extra_info["row_id"]}

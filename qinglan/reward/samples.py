@@ -1,18 +1,16 @@
-"""The log of scored samples: a line for each, scored or not, which the flow follows."""
+"""The log of scored samples: a line for each, scored or not, and for each outage; the flow follows it."""
 
 import json
-from collections import Counter, deque
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from qinglan.config import Reward
 from qinglan.engines.launcher import JsonlTail
-from qinglan.errors import StageError
 
 
 def open_log(path: Path) -> BinaryIO:
-    return path.open("ab", buffering=0)  # one write a line, so that the lines of several workers don't mix
+    return path.open("ab", buffering=0)  # one write a line: whoever is killed leaves whole lines
 
 
 def write_sample(log: BinaryIO, entry: dict[str, Any]) -> None:
@@ -24,42 +22,46 @@ def invalid(error: Exception) -> dict[str, str]:
 
 
 class SampleWatch:
-    """Follows the samples log from outside and stops a run whose samples can't be scored.
+    """Follows the samples log from outside, for its figures; they are of the whole log, over all attempts of the stage.
 
-    The figures are of the whole log, over all attempts of the stage; the alarm looks at this attempt only.
+    The trainer itself stops a step whose samples can't be scored.
     """
 
-    def __init__(self, samples_log: Path, config: Reward, dev_rows: Collection[str] = ()) -> None:
-        """`dev_rows`: rows of the dev split, as verl does not tell a reward function that it validates."""
-        self._tail, self._config, self._dev_rows = JsonlTail(samples_log), config, frozenset(dev_rows)
-        self._recent: deque[bool] = deque(maxlen=config.invalid_window)
+    def __init__(
+        self, samples_log: Path, dev_rows: Collection[str] = (), say: Callable[[str], None] | None = None
+    ) -> None:
+        """What is there already is counted, but not said.
+
+        Args:
+            dev_rows: rows of the dev split, as verl does not tell a reward function that it validates.
+            say: is told when a service goes down or comes back.
+        """
+        self._tail, self._dev_rows = JsonlTail(samples_log), frozenset(dev_rows)
         self._counts: Counter[str] = Counter()
-        for entry in self._tail.new():
-            self._count(entry)
+        self._sums: Counter[str] = Counter()
+        self._say: Callable[[str], None] | None = None
+        self.last_invalid = ""
+        """Why the last sample without a score has none."""
+        self()
+        self._say = say
 
     def __call__(self) -> None:
-        """Look for new samples.
-
-        Raises:
-            StageError: too many of the last `invalid_window` samples have no score.
-        """
+        """Look for new lines."""
         for entry in self._tail.new():
-            self._count(entry)
-            self._recent.append("invalid" in entry)
-            limit = self._config.max_invalid_share * self._config.invalid_window
-            if sum(self._recent) > limit:
-                raise StageError(
-                    f"rl: {sum(self._recent)} of the last {len(self._recent)} samples could not be scored, more than "
-                    f"reward.max_invalid_share = {self._config.max_invalid_share:.0%} of {self._config.invalid_window} "
-                    f"allows; last: {entry.get('invalid')}. Mend the service and run again; it continues from the "
-                    "last checkpoint"
-                )
+            if "outage" in entry:
+                self._note_outage(entry)
+            else:
+                self._count(entry)
 
     @property
-    def summary(self) -> dict[str, int]:
-        """Samples of training and of dev validation, and those of both without a score, by what failed."""
+    def summary(self) -> dict[str, float]:
+        """Samples of training and of dev validation, those of both without a score by what failed, outages, cost."""
         names = ("samples", "dev_samples", "invalid", "invalid_rag", "invalid_judge")
-        return {name if "samples" in name else f"samples_{name}": self._counts[name] for name in names}
+        counts: dict[str, float] = {
+            name if "samples" in name else f"samples_{name}": self._counts[name] for name in names
+        }
+        sums = ("rag_outage_s", "judge_outage_s", "judge_cost_usd")
+        return counts | {name: self._sums[name] for name in sums}
 
     @property
     def calls(self) -> dict[str, dict[str, int]]:
@@ -70,11 +72,22 @@ class SampleWatch:
     def _count(self, entry: dict[str, Any]) -> None:
         failed_by = entry.get("failed_by")
         self._counts["dev_samples" if entry.get("row_id") in self._dev_rows else "samples"] += 1
-        self._counts["invalid"] += "invalid" in entry
+        if "invalid" in entry:
+            self._counts["invalid"] += 1
+            self.last_invalid = entry["invalid"]
         if failed_by:
             self._counts[f"invalid_{failed_by}"] += 1
-        self._counts["rag_calls"] += entry.get("rag_calls", 0)
-        self._counts["rag_failed"] += entry.get("rag_failed", 0)
-        self._counts["rag_cached"] += bool(entry.get("rag_cached"))
-        self._counts["judge_asked"] += "judge_cached" in entry or failed_by == "judge"
-        self._counts["judge_cached"] += bool(entry.get("judge_cached"))
+        for name in ("rag_calls", "rag_failed", "rag_cached", "judge_asked", "judge_cached"):
+            self._counts[name] += int(entry.get(name, 0))
+        self._sums["judge_cost_usd"] += entry.get("judge_cost_usd", 0.0)
+
+    def _note_outage(self, entry: dict[str, Any]) -> None:
+        service, state, seconds = entry["outage"], entry["state"], entry["seconds"]
+        self._sums[f"{service}_outage_s"] += seconds
+        if self._say:
+            said = {
+                "began": f"the {service} is down, samples wait for it: {entry.get('error')}",
+                "ended": f"the {service} is back after {seconds:.0f} s",
+                "given up": f"the {service} was waited for in vain, {seconds:.0f} s; its samples have no score",
+            }
+            self._say(said[state])

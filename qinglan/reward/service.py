@@ -1,34 +1,21 @@
-"""Scores samples: HTTP clients, a cache by content, the log.
+"""What the reward service is told, and what it answers. Light: every reward worker of verl imports this."""
 
-A failed RAG or judge call raises; it is never scored.
-"""
-
-import hashlib
 import math
+import os
 import re
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from qinglan.chat import Account, ChatClient
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
-from qinglan.ledger import Ledger, ledger_url
-from qinglan.ledger.queue import LedgerQueue
-from qinglan.recipes import Baseline, Scored, get_recipe
-from qinglan.retrieval import RagClient
-from qinglan.reward.samples import invalid, open_log, write_sample
-from qinglan.rows import Retrieved
+from qinglan.recipes import Scored
 
-_SPECIAL_TOKEN = re.compile(r"<\|[^|]*\|>")
+_UNSCORED = Scored(0.0, *[math.nan] * (len(Scored.__dataclass_fields__) - 1))
 
 
 class RewardService(BaseModel):
-    """What a reward worker needs to know; written as JSON beside the training files. Holds no secret."""
+    """What the reward service needs to know; written as JSON beside the training files. Holds no secret."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -36,6 +23,8 @@ class RewardService(BaseModel):
     reward: Reward
     rag: Rag
     rag_url: str
+    retrieval_scope: str
+    """Where the RAG's answers hold and need not be asked for again: one run, or one state of a knowledge base."""
     judge: Endpoint
     judge_url: str
     judge_price: Price
@@ -45,90 +34,40 @@ class RewardService(BaseModel):
     state: Path
     budget: Budget
     run_id: str
+    attempt: str = Field(default_factory=lambda: os.urandom(4).hex())
+    """Another one each time that training starts."""
     samples_log: Path
 
-
-def judge_asked(question: str, rewrite: str, share: float) -> bool:
-    """Is this sample in the judged share? Decided by its content, so that reruns agree."""
-    digest = hashlib.sha256(f"{question}\x1f{rewrite}".encode()).digest()
-    return int.from_bytes(digest[:8]) < share * 2**64
-
-
-class Scorer:
-    """Scores samples in one worker process: HTTP clients, a cache by content, the log."""
-
-    def __init__(self, service: RewardService) -> None:
-        self._service, self._ledger = service, Ledger(ledger_url(service.ledger, service.state))
-        self._queue = LedgerQueue(self._ledger, service.run_id, service.budget)
-        self._recipe = get_recipe(service.recipe)
-        self._rag = RagClient(service.rag, service.rag_url, service.tenant.id)
-        account = Account(service.run_id, service.tenant.id, "judge", service.judge.model, service.judge_price)
-        self._judge = ChatClient(
-            service.judge, service.judge_url, account, self._queue, key_salt=service.judge_key_salt
-        )
-        self._retrieved: dict[tuple[str, str], Retrieved] = {}
-        self._rag_counted = (0, 0)
-        self._log = open_log(service.samples_log)
-
-    async def close(self) -> None:
-        """Close connections and files; a worker that lives as long as its process need not."""
-        await self._rag.close()
-        await self._judge.close()
-        await self._queue.close()
-        self._ledger.close()
-        self._log.close()
-
-    async def score(self, extra_info: dict[str, Any], text: str) -> Scored:
-        """Score one sample and log it; `extra_info` holds a `Baseline`.
-
-        Raises:
-            QinglanError: the RAG or the judge failed after its retries; the sample has no score.
-        """
-        start, rewrite = time.perf_counter(), " ".join(_SPECIAL_TOKEN.sub("", text).split())
-        entry: dict[str, Any] = {"row_id": extra_info.get("row_id"), "rewrite": rewrite}
-        try:
-            baseline = Baseline.model_validate(extra_info)
-            entry["rag_cached"] = (baseline.question, rewrite) in self._retrieved
-            scored = await self._score(baseline, rewrite, entry)
-        except Exception as error:  # verl drops the sample without a word, whatever the error is
-            write_sample(self._log, entry | self._new_rag_calls() | invalid(error))
-            raise
-        known = {name: value for name, value in asdict(scored).items() if not math.isnan(value)}
-        latency_ms = 1000 * (time.perf_counter() - start)
-        write_sample(self._log, entry | self._new_rag_calls() | known | {"latency_ms": latency_ms})
-        return scored
-
-    def _new_rag_calls(self) -> dict[str, int]:
-        """Calls since the last line, repeated ones included: also of samples under way, but the sums are right."""
-        before, now = self._rag_counted, (self._rag.call_count, self._rag.failed_count)
-        self._rag_counted = now
-        return {"rag_calls": now[0] - before[0], "rag_failed": now[1] - before[1]}
-
-    async def _score(self, baseline: Baseline, rewrite: str, entry: dict[str, Any]) -> Scored:
-        config = self._service.reward
-        if not rewrite:  # nothing to retrieve or judge with: the policy's own failure, not a call's
-            gold_top1 = 0.0 if baseline.gold_id else math.nan
-            return Scored(-1.0, math.nan, 0.0, -baseline.teacher_quality, config.loss, gold_top1, 0.0)
-        key = (baseline.question, rewrite)
-        if key not in self._retrieved:
-            with _calling("rag", entry):
-                self._retrieved[key] = await self._rag.retrieve(baseline.question, rewrite)
-        judge_score = None
-        if judge_asked(*key, config.judge_share):
-            with _calling("judge", entry):
-                judge_score, entry["judge_cached"] = await self._ask_judge(*key)
-        return self._recipe.reward(config, baseline, rewrite, self._retrieved[key], judge_score)
-
-    async def _ask_judge(self, question: str, rewrite: str) -> tuple[float, bool]:
-        messages = self._recipe.judge_messages(question, rewrite, self._service.tenant)
-        answer = await self._judge.ask(messages, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)
-        return answer.value, answer.cached
+    @property
+    def actor_name(self) -> str:
+        """By which all of a training's processes find the service."""
+        return re.sub(r"[^A-Za-z0-9_-]", "_", f"qinglan_reward_{self.run_id}_{self.attempt}")
 
 
-@contextmanager
-def _calling(service: Literal["rag", "judge"], entry: dict[str, Any]) -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        entry["failed_by"] = service
-        raise
+def outcome(
+    scored: Scored | None,
+    *,
+    rag_calls: int = 0,
+    rag_cached: bool = False,
+    judge_asked: int = 0,
+    judge_cached: int | None = None,
+    judge_cost_usd: float = 0.0,
+    latency_ms: float = 0.0,
+) -> dict[str, float]:
+    """What verl is told of a sample: the same keys whatever became of it, NaN for what is not known.
+
+    Args:
+        scored: None for a sample without a score: a call for it failed.
+        judge_asked: how many questions the judge was asked: about the rewrite, about the best passage.
+        judge_cached: how many of them the ledger knew; None where none was answered.
+    """
+    return {
+        **asdict(scored or _UNSCORED),
+        "invalid": float(scored is None),
+        "rag_calls": float(rag_calls),
+        "rag_cached": float(rag_cached),
+        "judge_asked": float(judge_asked),
+        "judge_cached": math.nan if judge_cached is None else float(judge_cached),
+        "judge_cost_usd": judge_cost_usd,
+        "latency_ms": latency_ms,
+    }

@@ -12,6 +12,8 @@ from qinglan.verl_cpu import platform
 
 ROLLOUT = "hf_cpu"
 """`actor_rollout_ref.rollout.name` of the CPU rollout."""
+AGENT_LOOP = "qinglan.verl_cpu.agent_loop.LocalAgentLoopManager"
+"""`actor_rollout_ref.rollout.agent.agent_loop_manager_class`."""
 TRAINER = "cpu_sync"
 """`trainer.v1.trainer_mode` of the CPU trainer."""
 
@@ -25,4 +27,4 @@ def _replica_class() -> type:
 platform.register()
 replica.RolloutReplicaRegistry.register(ROLLOUT, _replica_class)
 # The trainer's half of a rollout is looked up in a dictionary of class paths; verl offers no function to add one.
-base._ROLLOUT_REGISTRY[(ROLLOUT, "async")] = "qinglan.verl_cpu.rollout.CpuRolloutAdapter"
+base._ROLLOUT_REGISTRY[(ROLLOUT, "async")] = "qinglan.verl_cpu.rollout.CpuRollout"

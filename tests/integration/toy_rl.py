@@ -4,11 +4,16 @@ The reward is the share of the letter `a` in the answer, which PPO learns in a f
 """
 
 import json
+import os
 import random
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
+from qinglan.engines.command import Command
+from qinglan.engines.trainer_settings import TrainerSettings
+from qinglan.engines.verl import checkpoints, export_command, next_metrics_path, ppo_command
 
 WORDS = [
     "count",
@@ -99,16 +104,16 @@ def make_prompts(path: Path, rows: int, *, words: int = 6) -> Path:
 
 
 def make_reward(folder: Path) -> tuple[Path, Path]:
-    """A reward module, and its configuration; it raises for the rows that the configuration names."""
+    """A reward module, and its configuration; it can't score the rows that the configuration names."""
     module, config = folder / "toy_reward.py", folder / "reward.json"
     module.write_text(
         "import json, pathlib\n"
         "async def compute_score(data_source, solution_str, ground_truth, extra_info, config_path, **_):\n"
         "    if extra_info['index'] in json.loads(pathlib.Path(config_path).read_text())['failing']:\n"
-        "        raise RuntimeError('reward service down')\n"
+        "        return {'score': 0.0, 'invalid': 1.0, 'half_known': float('nan'), 'has_letter': float('nan')}\n"
         "    share = solution_str.count(ground_truth) / max(len(solution_str), 1)\n"
         "    known = share if extra_info['index'] % 2 else float('nan')\n"
-        "    return {'score': share, 'half_known': known, 'has_letter': float(share > 0)}\n"
+        "    return {'score': share, 'invalid': 0.0, 'half_known': known, 'has_letter': float(share > 0)}\n"
     )
     config.write_text(json.dumps({"failing": []}))
     return module, config
@@ -142,3 +147,62 @@ def toy_profile(rl: dict[str, Any], threads: int = 1) -> Profile:
             "trainer": {"device": "cpu", "threads": threads},
         }
     )
+
+
+class Toy:
+    """A training run in a folder of its own."""
+
+    def __init__(self, folder: Path, model_folder: Path, *, max_invalid_share: float = 0.5, **rl: Any) -> None:
+        self.folder, self.model, self.output = folder, model_folder, folder / "rl"
+        self.train = make_prompts(folder / "train.parquet", 64)
+        self.dev = make_prompts(folder / "dev.parquet", 16)
+        module, self.reward_config = make_reward(folder)
+        extra = {"reward.custom_reward_function.path": str(module)}
+        self.profile: Profile = toy_profile(rl | {"extra": extra})
+        self.trainer_settings = folder / "trainer.json"
+        settings = TrainerSettings(
+            folder=folder,
+            max_invalid_share=max_invalid_share,
+            dev_metric="score",
+            patience=self.profile.rl.patience,
+            keep_checkpoints=self.profile.rl.keep_checkpoints,
+            alarms=self.profile.rl.alarms,
+        )
+        self.trainer_settings.write_text(settings.model_dump_json())
+
+    def command(self) -> Command:
+        return ppo_command(
+            self.profile,
+            model=self.model,
+            train_file=self.train,
+            dev_file=self.dev,
+            output_dir=self.output,
+            reward_config=self.reward_config,
+            trainer_settings=self.trainer_settings,
+            metrics_path=next_metrics_path(self.folder),
+            run_name="toy",
+        )
+
+    def start(self, command: Command) -> "subprocess.Popen[bytes]":
+        with (self.folder / "log.txt").open("ab") as log:
+            return subprocess.Popen(
+                command.argv, env={**os.environ, **command.env}, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def run(self, command: Command) -> None:
+        status = self.start(command).wait(timeout=600)
+        assert status == 0, (self.folder / "log.txt").read_text()[-4000:]
+
+    def export(self) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        newest = max(checkpoints(self.output))
+        self.run(
+            export_command(
+                self.profile,
+                checkpoint=self.output / f"global_step_{newest}",
+                base_model=self.model,
+                output_dir=self.folder / "exported",
+            )
+        )
+        return AutoModelForCausalLM.from_pretrained(self.folder / "exported")

@@ -149,3 +149,17 @@ def test_rate_limit_says_when_to_return():
 
 def test_health_has_no_bad_weather():
     assert TestClient(Weather(create_app(), fault_rate=1.0)).get("/health").json() == {"status": "ok"}
+
+
+def test_a_passage_is_judged_by_its_title():
+    asked = "虾青素有没有副作用\n检索结果：《虾青素 {}》虾青素是一种……"
+    answered = [judge(asked.format("不良反应 耐受性评价"), seed).score for seed in range(400)]
+    missed = [judge(asked.format("孕妇 服用禁忌"), seed).score for seed in range(400)]
+    assert 0.86 < answered.count(5.0) / 400 < 0.94, "another wording is as good; one verdict in ten is wrong"
+    assert 0.06 < missed.count(5.0) / 400 < 0.14
+    assert judge(asked.format("孕妇 服用禁忌"), 3) == judge(asked.format("孕妇 服用禁忌"), 3)
+
+
+def test_another_product_s_passage_is_not_relevant():
+    text = "虾青素有没有副作用\n检索结果：《叶黄素 不良反应 耐受性评价》叶黄素"
+    assert sorted({judge(text, seed).score for seed in range(60)}) == [0.0, 5.0]

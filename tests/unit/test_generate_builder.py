@@ -36,7 +36,7 @@ def test_the_script_understands_every_profiles_command(path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "transformers"), ("cuda", "vllm")])
 def test_backend(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, device: str, backend: str):
-    profile = profile_of(trainer={"device": device}, rl={"tensor_model_parallel_size": 4})
+    profile = profile_of(trainer={"device": device, "gpus_per_node": 4}, rl={"tensor_model_parallel_size": 4})
     found = parsed(generate_commands(profile, {"rl": "/m"}, Path("p"), Path("o"))[0].argv, monkeypatch)
     assert (found.backend, found.tensor_parallel_size) == (backend, 4)
 

@@ -82,6 +82,7 @@ def test_output_goes_to_the_log(tmp_path: Path):
 
 def test_failure_shows_status_path_and_the_end_of_the_log(tmp_path: Path):
     log = tmp_path / "x.log"
+    log.write_text("of an earlier attempt\n")
     with pytest.raises(EngineError) as caught:
         launch(python("[print(n) for n in range(50)]; raise SystemExit(3)"), name="ms-swift SFT", log=log)
     first, *rest = str(caught.value).splitlines()
@@ -183,6 +184,25 @@ def test_half_a_line_of_a_killed_process_is_skipped(tmp_path: Path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"a": 1}\n{"b{"c": 2}\n\n{"d": 3}\n')
     assert list(JsonlTail(path).new()) == [{"a": 1}, {"d": 3}]
+
+
+def test_a_file_that_was_replaced_is_read_from_its_start(tmp_path: Path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    follow = JsonlTail(path)
+    assert len(list(follow.new())) == 2
+    path.with_suffix(".partial").write_text('{"a": 1}\n')
+    path.with_suffix(".partial").replace(path)
+    assert list(follow.new()) == [{"a": 1}]
+
+
+def test_the_files_of_all_attempts_are_read_in_their_order(tmp_path: Path):
+    follow = JsonlTail(tmp_path / "metrics.*.jsonl")
+    for number in (10, 2):
+        (tmp_path / f"metrics.{number}.jsonl").write_text(f'{{"n": {number}}}\n')
+    assert list(follow.new()) == [{"n": 2}, {"n": 10}]
+    (tmp_path / "metrics.11.jsonl").write_text('{"n": 11}\n')
+    assert list(follow.new()) == [{"n": 11}]
 
 
 def test_from_the_end(tmp_path: Path):

@@ -13,10 +13,23 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from qinglan import ledger as ledger_module
 from qinglan.config import LedgerStore
 from qinglan.errors import ConfigError, LedgerError
-from qinglan.ledger import BATCH, BatchJob, Call, Failure, Ledger, Order, ledger_url, open_ledger
+from qinglan.ledger import (
+    BATCH,
+    SCHEMA_VERSION,
+    BatchJob,
+    Call,
+    Failure,
+    Ledger,
+    Order,
+    Retrieval,
+    ledger_url,
+    open_ledger,
+    store,
+    tables,
+)
+from qinglan.rows import Retrieved
 
 POSTGRES = Path("/usr/lib/postgresql")
 WRITER = """
@@ -141,7 +154,7 @@ def test_claims_of_another_machine_end_when_it_is_not_heard_of(url: str, monkeyp
         far.holder = "elsewhere" + far.holder[far.holder.index("|") :]
         far.exchange(Order(wanted=["a"]))
         assert near.exchange(Order(wanted=["a"])).claimed == set()
-        monkeypatch.setattr(ledger_module, "_LONGEST_LEASE_S", 0.0)
+        monkeypatch.setattr(store, "_LONGEST_LEASE_S", 0.0)
         assert near.exchange(Order(wanted=["a"])).claimed == {"a"}
 
 
@@ -207,11 +220,72 @@ def test_mean_tokens(url: str):
         assert ledger.mean_tokens("m", "teacher") == (100.0, 10.0, 2)
 
 
-def test_another_version_is_refused(url: str, monkeypatch: pytest.MonkeyPatch):
-    with open_ledger(url), monkeypatch.context() as patch:
-        patch.setattr(ledger_module, "SCHEMA_VERSION", 2)
-        with pytest.raises(LedgerError, match=r"is of version \d, this Qinglan writes version 2"):
+def execute(url: str, *statements: str) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as db:
+        for statement in statements:
+            db.exec_driver_sql(statement)
+    engine.dispose()
+
+
+def version_1(url: str) -> None:
+    """A ledger as version 1 left it, with rows in all tables."""
+    script = Path(__file__).with_name("ledger_v1.sql").read_text(encoding="utf-8")
+    if url.startswith("postgresql"):
+        script = script.replace("DOUBLE", "DOUBLE PRECISION").replace("id INTEGER NOT NULL", "id SERIAL NOT NULL")
+        script += "SELECT setval('calls_id_seq', 2);\nSELECT setval('failures_id_seq', 1);\n"
+    statements = [each for each in script.split(";\n") if each.strip() not in ("BEGIN TRANSACTION", "COMMIT", "")]
+    execute(url, *statements)
+
+
+def test_a_ledger_of_version_1_is_extended_and_keeps_everything(url: str):
+    version_1(url)
+    with open_ledger(url) as ledger:
+        assert ledger.get("a") == call("a")
+        assert ledger.get("b") == call("b").model_copy(update={"reasoning": "想"})
+        assert (ledger.usage("r", "teacher").failed, ledger.spent_usd("r")[0]) == (1, 0.5)
+        assert ledger.exchange(Order(wanted=["c"])).claimed == set()
+        assert [job.batch_id for job in ledger.open_batches("s", "teacher")] == ["b1"]
+        ledger.exchange(Order(calls=[call("d")], retrievals=[retrieval("k")]))
+    with open_ledger(url) as ledger:
+        assert ledger.usage("r", "teacher").cost_usd == 0.75
+        assert ledger.exchange(Order(sought=["k"])).retrieved == {"k": FOUND}
+
+
+def test_a_newer_version_is_refused_and_stays_as_it_is(url: str):
+    with open_ledger(url):
+        execute(url, f"UPDATE ledger_meta SET version = {SCHEMA_VERSION + 1}")
+    for _ in range(2):
+        with pytest.raises(LedgerError, match=f"is of version {SCHEMA_VERSION + 1}, this Qinglan writes version"):
             Ledger(url)
+
+
+FOUND = Retrieved(ids=("d1", None), scores=(0.9, 0.25), titles=("题", "x"))
+
+
+def retrieval(key: str, scope: str = "run") -> Retrieval:
+    return Retrieval(key=key, scope=scope, found=FOUND)
+
+
+def test_retrievals_come_back_whole_and_are_kept_by_scope(url: str):
+    with open_ledger(url) as ledger:
+        ledger.exchange(Order(retrievals=[retrieval("a"), retrieval("b", "other"), retrieval("a")]))
+        ledger.exchange(Order(retrievals=[retrieval("a")], again=True))
+    with open_ledger(url) as ledger:
+        assert ledger.exchange(Order(sought=["a", "c"])).retrieved == {"a": FOUND}
+        assert (ledger.retrieval_keys("run"), ledger.retrieval_keys("none")) == ({"a"}, set())
+
+
+def test_old_retrievals_are_dropped_and_answers_never(url: str, monkeypatch: pytest.MonkeyPatch):
+    with open_ledger(url) as ledger, monkeypatch.context() as patch:
+        patch.setattr(store.time, "time", lambda: 1.0)
+        ledger.exchange(Order(calls=[call()], retrievals=[retrieval("old")]))
+    with open_ledger(url) as ledger:
+        ledger.exchange(Order(retrievals=[retrieval("new")]))
+    with open_ledger(url) as ledger:
+        assert ledger.retrieval_keys("run") == {"new"}
+        assert ledger.get("h") == call()
+    assert tables.RETRIEVALS_KEPT_S == 30 * 24 * 3600
 
 
 def test_a_file_that_is_no_database(tmp_path: Path):

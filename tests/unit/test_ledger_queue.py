@@ -7,9 +7,10 @@ import pytest
 
 from qinglan.config import Budget, LedgerStore
 from qinglan.errors import BudgetError, LedgerError, TeacherError
-from qinglan.ledger import Call, Delivery, Ledger, Order, ledger_url, open_ledger
+from qinglan.ledger import Call, Delivery, Ledger, Order, Retrieval, ledger_url, open_ledger
 from qinglan.ledger import queue as ledger_queue
 from qinglan.ledger.queue import LedgerQueue
+from qinglan.rows import Retrieved
 
 
 def call(request_hash: str, cost_usd: float = 1.0) -> Call:
@@ -142,3 +143,27 @@ async def test_another_month_and_another_run_have_their_own_budget(tmp_path: Pat
         assert LedgerQueue(ledger, "other", Budget(per_run_usd=1.0)).affordable_usd() == 1.0
         assert LedgerQueue(ledger, "other", Budget(per_month_usd=1.5)).affordable_usd() == 0.5
         assert LedgerQueue(ledger, "r", Budget()).affordable_usd() is None
+
+
+async def test_retrievals_are_kept_and_found_beside_the_calls(tmp_path: Path):
+    ledger = Flaky(tmp_path, 1)
+    queue = LedgerQueue(ledger, "r", Budget())
+    found = Retrieved(ids=("d",), scores=(0.5,), titles=("题",))
+    queue.keep_retrieval(Retrieval(key="k", scope="run", found=found))
+    await queue.record(call("a"))
+    assert await asyncio.gather(*map(queue.find_retrieval, ("k", "none", "k"))) == [found, None, found]
+    await queue.close()
+    ledger.close()
+
+
+async def test_who_looks_for_a_retrieval_hears_of_a_database_that_stays_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ledger_queue, "_RETRY_FOR_S", 0.1)
+    ledger = Flaky(tmp_path, 99)
+    queue = LedgerQueue(ledger, "r", Budget())
+    with pytest.raises(LedgerError, match="away"):
+        await asyncio.wait_for(queue.find_retrieval("k"), 5)
+    await queue.close()
+    ledger.away = 0
+    ledger.close()

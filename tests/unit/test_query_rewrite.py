@@ -26,7 +26,7 @@ def found(*scores: float, first: str = "g") -> Retrieved:
 
 
 def score(baseline: Baseline = BASE, rewrite: str = REWRITE, judge: float | None = None, **config: Any) -> float:
-    return reward(Reward(**config), baseline, rewrite, found(0.9, 0.6, 0.3), judge).score
+    return reward(Reward(**config), baseline, rewrite, found(0.9, 0.6, 0.3), judge, None).score
 
 
 def with_gold(gold: str) -> Baseline:
@@ -59,12 +59,21 @@ def test_doing_as_the_teacher_does_is_zero():
 
 def test_losing_to_the_teacher_costs():
     better = BASE.model_copy(update={"teacher_quality": 1.0})
-    assert reward(Reward(), better, REWRITE, found(0.1), None).win == -0.3
+    assert reward(Reward(), better, REWRITE, found(0.1), None, None).win == -0.3
     assert score(better) < 0
 
 
 @pytest.mark.parametrize(
-    "rewrite", ["鱼油 推荐用量", "虾青素 虾青素", "虾虾虾虾虾虾虾", "虾青素" + "好" * 200, "astaxanthin dosage"]
+    "rewrite",
+    [
+        "鱼油 推荐用量",
+        "虾青素 虾青素",
+        "虾虾虾虾虾虾虾",
+        "虾青素" + "好" * 200,
+        "astaxanthin dosage",
+        "改写后的查询：虾青素 推荐用量",
+        "抱歉，我无法改写 虾青素",
+    ],
 )
 def test_guard_caps_what_lost_the_question(rewrite: str):
     assert score(rewrite=rewrite) == -0.5
@@ -82,8 +91,43 @@ def test_gold_gate():
     assert score(with_gold("x"), gold_gate=False) > 0
 
 
+def test_without_labels_the_gold_document_is_measured_only():
+    scored = reward(Reward(use_labels=False), with_gold("x"), REWRITE, found(0.9, 0.6, 0.3), None, None)
+    assert scored.score == score()
+    assert scored.gold_top1 == 0.0
+
+
+def test_an_absolute_reward_does_not_know_the_teacher():
+    quality = 0.6 * 0.9 + 0.4 * 0.6
+    absolute = {"relative_to_teacher": False, "judge_weight": 0.3, "retrieval_weight": 0.6}
+    other = BASE.model_copy(update={"teacher_quality": 1.0, "teacher_judge": -1.0})
+    for baseline in (BASE, other):
+        assert score(baseline, judge=4.0, **absolute) == pytest.approx((0.3 * 0.8 + 0.6 * quality) / 0.9)
+        assert score(baseline, **absolute) == pytest.approx(quality)
+    assert score(rewrite="鱼油 推荐用量", **absolute) == -0.5
+    assert reward(Reward(**absolute), other, REWRITE, found(0.9, 0.6, 0.3), None, None).win == -0.3
+
+
+def test_a_judge_without_weight_guards_only():
+    assert score(judge=5.0, judge_weight=0) == pytest.approx(score())
+    assert score(judge=1.0, judge_weight=0) == -0.5
+
+
+@pytest.mark.parametrize(
+    ("config", "share"),
+    [
+        ({}, 0.3),
+        ({"judge_weight": 0}, 0.3),
+        ({"guard_min_judge": 0}, 0.3),
+        ({"judge_weight": 0, "guard_min_judge": 0}, 0.0),
+    ],
+)
+def test_the_judge_is_asked_only_where_its_score_can_matter(config: dict[str, float], share: float):
+    assert Reward(judge_share=0.3, **config).judged_share == share
+
+
 def test_unknown_parts_are_nan_and_the_score_never_is():
-    scored = reward(Reward(), BASE, REWRITE, Retrieved(), None)
+    scored = reward(Reward(), BASE, REWRITE, Retrieved(), None, None)
     assert math.isnan(scored.judge)
     assert math.isnan(scored.gold_top1)
     assert -1 <= scored.score < 0
@@ -115,3 +159,11 @@ def test_no_text_can_pose_as_another_line(line_break: str):
     assert text.splitlines() == ["用户画像：老人 历史摘要：问过钙片", "当前问题：它咋吃 改写：虾青素"]
     user = query_rewrite.judge_messages(text, f"虾青素{line_break}改写：鱼油", Tenant())[-1]["content"]
     assert user.splitlines()[2:] == ["改写：虾青素 改写：鱼油"]
+
+
+def test_the_wrong_passage_caps_the_reward_where_the_judge_tells() -> None:
+    found_better = found(0.9, 0.6, 0.3)
+    right = reward(Reward(), BASE, REWRITE, found_better, 5, 4)
+    wrong = reward(Reward(), BASE, REWRITE, found_better, 5, 2)
+    assert right.score > 0 and right.relevant == 1
+    assert wrong.score == Reward().gold_gate_cap and wrong.relevant == 0

@@ -11,7 +11,7 @@ from conftest import FakeService, Script, recall
 
 from qinglan.config import Rag
 from qinglan.errors import ConfigError, RetrievalError
-from qinglan.retrieval import RagClient, read_answer
+from qinglan.retrieval import CallCount, RagClient, read_answer
 
 Serve = Callable[[Script], FakeService]
 FOUND = (200, recall(("d1", 0.9), ("d2", 0.4)))
@@ -199,3 +199,13 @@ async def test_no_more_requests_at_once_than_allowed(serve: Serve):
     async with client(serve(slow).url, concurrency=2) as rag:
         await asyncio.gather(*(rag.retrieve(str(n)) for n in range(6)))
     assert at_once[1] == 2
+
+
+async def test_a_caller_can_count_its_own_requests_and_forgo_retries(serve: Serve):
+    service, mine, other = serve(script_of((503, {}), FOUND, (503, {}))), CallCount(), CallCount()
+    async with client(service.url) as rag:
+        await rag.retrieve("q", count=mine)
+        with pytest.raises(RetrievalError):
+            await rag.retrieve("q", count=other, max_retries=0)
+        assert (rag.call_count, rag.failed_count) == (3, 2)
+    assert (mine, other) == (CallCount(2, 1), CallCount(1, 1))

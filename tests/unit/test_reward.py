@@ -1,6 +1,12 @@
-"""Scoring a sample in a reward worker: a failed call is never a number, nor ever silent."""
+"""Scoring a sample in the reward service: a failed call is never a number, nor ever silent, nor asked for twice."""
 
+import asyncio
 import json
+import math
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +15,13 @@ import pytest
 from conftest import FakeService, Script, completion, recall
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
-from qinglan.errors import ConfigError, QinglanError, StageError
-from qinglan.recipes import Baseline
+from qinglan.ledger import ledger_url, open_ledger
+from qinglan.recipes import Baseline, Scored
 from qinglan.reward import function
+from qinglan.reward.actor import RewardActor
 from qinglan.reward.samples import SampleWatch
-from qinglan.reward.service import RewardService, judge_asked
+from qinglan.reward.scorer import judge_asked
+from qinglan.reward.service import RewardService
 
 Serve = Callable[[Script], FakeService]
 BASE = Baseline(
@@ -25,11 +33,16 @@ BASE = Baseline(
     teacher_judge=3.0,
 )
 REWRITE = "虾青素 推荐用量"
+KEYS = {
+    *Scored.__dataclass_fields__,
+    *("invalid", "rag_calls", "rag_cached", "judge_asked", "judge_cached", "judge_cost_usd", "latency_ms"),
+}
 
 
-def test_weights_can_not_vanish():
+@pytest.mark.parametrize("weights", [{"win_weight": 0}, {"relative_to_teacher": False}])
+def test_weights_can_not_vanish(weights: dict[str, Any]):
     with pytest.raises(ValueError, match="must be above 0"):
-        Reward(retrieval_weight=0, win_weight=0)
+        Reward(retrieval_weight=0, **weights)
 
 
 def test_the_judged_share_is_stable_and_right():
@@ -40,54 +53,74 @@ def test_the_judged_share_is_stable_and_right():
     assert not judge_asked("q", "r", 0.0)
 
 
+FOUND = (200, recall(("g", 0.9), ("x", 0.6)))
+JUDGED = (200, completion('{"score": 4}'))
+
+
 class Site:
-    """A reward worker's surroundings: RAG and judge by script, the service file, the samples log."""
+    """A reward service's surroundings: RAG and judge by script, the ledger, the samples log."""
 
-    def __init__(self, folder: Path, rag: FakeService, judge: FakeService, **judge_options: Any) -> None:
-        self.log = folder / "samples.jsonl"
-        self.rag, self.judge, self.path = rag, judge, folder / "reward.json"
-        service = RewardService(
-            recipe="query_rewrite",
-            reward=Reward(),
-            rag=Rag(max_retries=0),
-            rag_url=rag.url,
-            judge=Endpoint(model="j", max_retries=0, **judge_options),
-            judge_url=judge.url,
-            judge_price=Price(input_per_million_usd=1, output_per_million_usd=1),
-            judge_key_salt="",
-            tenant=Tenant(),
-            ledger=LedgerStore(),
-            state=folder,
-            budget=Budget(),
-            run_id="r",
-            samples_log=self.log,
-        )
-        self.path.write_text(service.model_dump_json())
+    def __init__(self, folder: Path, rag: FakeService, judge: FakeService) -> None:
+        self.rag, self.judge, self.folder, self.log = rag, judge, folder, folder / "samples.jsonl"
+        self.opened: list[RewardActor] = []
 
-    async def score(self, text: str, info: dict[str, Any] | None = None) -> dict[str, float]:
-        info = BASE.model_dump() if info is None else info
-        return await function.compute_score("query_rewrite", text, "", info, config_path=str(self.path), split="train")
+    def service(self, **settings: Any) -> RewardService:
+        defaults = {
+            "recipe": "query_rewrite",
+            "reward": Reward(relevance_gate=False),
+            "rag": Rag(max_retries=0),
+            "rag_url": self.rag.url,
+            "retrieval_scope": "r",
+            "judge": Endpoint(model="j", max_retries=0),
+            "judge_url": self.judge.url,
+            "judge_price": Price(input_per_million_usd=1, output_per_million_usd=1),
+            "judge_key_salt": "",
+            "tenant": Tenant(),
+            "ledger": LedgerStore(),
+            "state": self.folder,
+            "budget": Budget(),
+            "run_id": "r",
+            "samples_log": self.log,
+        }
+        return RewardService.model_validate(defaults | settings)
+
+    def open(self, **settings: Any) -> "Worker":
+        self.opened.append(RewardActor(self.service(**settings).model_dump_json()))
+        return Worker(self.opened[-1])
 
     def entries(self) -> list[dict[str, Any]]:
         return [json.loads(line, parse_constant=pytest.fail) for line in self.log.read_text().splitlines()]
 
+    def invalid(self) -> list[str]:
+        return [entry["invalid"] for entry in self.entries() if "invalid" in entry]
 
-FOUND = (200, recall(("g", 0.9), ("x", 0.6)))
-JUDGED = (200, completion('{"score": 4}'))
+
+class Worker:
+    """Asks the service as verl's reward workers do, less Ray."""
+
+    def __init__(self, actor: RewardActor) -> None:
+        self._actor = actor
+
+    async def score(self, text: str, **info: Any) -> dict[str, float]:
+        return await self._actor.score(BASE.model_dump() | info, text)
+
+    async def score_all(self, texts: list[str]) -> list[dict[str, float]]:
+        return await asyncio.wait_for(asyncio.gather(*map(self.score, texts)), 20)
 
 
 @pytest.fixture
 async def site_of(tmp_path: Path, serve: Serve) -> AsyncIterator[Callable[..., Site]]:
     made: list[Site] = []
 
-    def make(rag: Any = FOUND, judge: Any = JUDGED, **judge_options: Any) -> Site:
-        made.append(Site(tmp_path, serve(lambda _: rag), serve(lambda _: judge), **judge_options))
+    def make(rag: Any = FOUND, judge: Any = JUDGED) -> Site:
+        scripts = (each if callable(each) else (lambda _, reply=each: reply) for each in (rag, judge))
+        made.append(Site(tmp_path, *map(serve, scripts)))
         return made[-1]
 
     yield make
-    if function._scorer.cache_info().currsize:
-        await function._scorer(str(made[0].path)).close()
-    function._scorer.cache_clear()
+    for site in made:
+        for actor in site.opened:
+            await actor.close()
 
 
 @pytest.fixture
@@ -95,11 +128,21 @@ def site(site_of: Callable[..., Site]) -> Site:
     return site_of()
 
 
+def rewrites(number: int) -> list[str]:
+    return [f"虾青素 用量{n}" for n in range(number)]
+
+
 async def test_a_sample_is_scored_logged_and_paid_once(site: Site):
-    first = await site.score("虾青素  推荐用量<|im_end|>")
-    assert await site.score("虾青素 推荐用量") == pytest.approx(first, nan_ok=True)
+    worker = site.open()
+    first = await worker.score("虾青素  推荐用量<|im_end|>")
+    again = await worker.score("虾青素 推荐用量")
+    assert first.keys() == again.keys() == KEYS
     assert site.rag.bodies[0]["rewritten_query"] == "虾青素 推荐用量"
     assert (len(site.rag.bodies), len(site.judge.bodies)) == (1, 1)
+    figures = ("score", "invalid", "rag_calls", "rag_cached", "judge_asked", "judge_cached")
+    assert [first[name] for name in figures] == [first["score"], 0, 1, 0, 1, 0]
+    assert [again[name] for name in figures] == [first["score"], 0, 0, 1, 1, 1]
+    assert (first["judge_cost_usd"], again["judge_cost_usd"]) == (110e-6, 0)
     assert [(e["rag_cached"], e["judge_cached"], e["rag_calls"]) for e in site.entries()] == [
         (False, False, 1),
         (True, True, 0),
@@ -107,17 +150,106 @@ async def test_a_sample_is_scored_logged_and_paid_once(site: Site):
     assert "gold_top1" not in site.entries()[0]
 
 
+async def test_so_many_distinct_rewrites_so_many_calls_and_none_for_the_baseline(site: Site):
+    await site.open().score_all(rewrites(20) * 3)
+    assert sorted(body["rewritten_query"] for body in site.rag.bodies) == sorted(rewrites(20))
+    assert len(site.judge.bodies) == 20
+    assert sum(entry["rag_calls"] for entry in site.entries()) == 20
+
+
+async def test_a_restarted_service_asks_for_nothing_again(site: Site):
+    first = await site.open().score_all(rewrites(20))
+    await site.opened[0].close()
+    again = await site.open().score_all(rewrites(20))
+    assert [each["score"] for each in again] == [each["score"] for each in first]
+    assert (len(site.rag.bodies), len(site.judge.bodies)) == (20, 20)
+    assert {(each["rag_calls"], each["rag_cached"], each["judge_cached"]) for each in again} == {(0, 1, 1)}
+
+
+async def test_another_run_asks_a_live_rag_anew_and_a_fixed_one_not(site: Site):
+    for scope, asked in (("run 1", 1), ("run 2", 2), ("run 1", 2)):
+        await site.open(retrieval_scope=scope).score(REWRITE)
+        await site.opened[-1].close()
+        assert len(site.rag.bodies) == asked
+    assert len(site.judge.bodies) == 1
+
+
+@pytest.mark.parametrize("setting", [{"kb_name": "other"}, {"top_k": 3}, {"url": "http://other/rag"}])
+async def test_another_request_is_another_retrieval(site: Site, setting: dict[str, Any]):
+    await site.open().score(REWRITE)
+    await site.open(rag=Rag(max_retries=0, **setting)).score(REWRITE)
+    assert len(site.rag.bodies) == 2
+
+
+async def test_limits_hold_over_all_workers(site_of: Callable[..., Site]):
+    under_way, most = [], []
+
+    def slow(_: Any) -> Any:
+        under_way.append(1)
+        most.append(len(under_way))
+        time.sleep(0.02)
+        under_way.pop()
+        return FOUND
+
+    site = site_of(slow)
+    one = site.open(rag=Rag(concurrency=3))
+    other = Worker(site.opened[0])
+    await asyncio.gather(one.score_all(rewrites(30)[:15]), other.score_all(rewrites(30)[15:]))
+    assert max(most) == 3
+    assert len(site.rag.bodies) == 30
+
+
+async def test_rag_and_judge_are_asked_at_the_same_time(site_of: Callable[..., Site]):
+    both = threading.Barrier(2, timeout=10)
+
+    def after_both(reply: Any) -> Script:
+        return lambda _: (both.wait(), reply)[1]
+
+    scored = await site_of(after_both(FOUND), after_both(JUDGED)).open().score(REWRITE)
+    assert (scored["invalid"], both.broken) == (0, False)
+
+
 async def test_an_empty_rewrite_is_the_policys_failure(site: Site):
-    assert (await site.score("<|im_end|>"))["score"] == -1.0
+    scored = await site.open().score("<|im_end|>")
+    assert (scored["score"], scored["invalid"]) == (-1.0, 0.0)
+    assert scored.keys() == KEYS
     assert site.rag.bodies == site.judge.bodies == []
+
+
+async def test_without_a_label_the_judge_is_asked_about_the_passage_too(site_of: Callable[..., Site]):
+    site = site_of(judge=lambda body: (200, completion('{"score": 1}' if "检索结果" in str(body) else '{"score": 5}')))
+    unlabelled = await site.open(reward=Reward()).score(REWRITE)
+    assert (unlabelled["judge"], unlabelled["relevant"], unlabelled["judge_asked"]) == (5, 0, 2)
+    assert unlabelled["score"] == Reward().gold_gate_cap
+    labelled = await site.open(reward=Reward()).score(REWRITE, gold_id="g")
+    assert (labelled["judge_asked"], labelled["judge_cached"], labelled["gold_top1"]) == (1, 1, 1)
+    assert math.isnan(labelled["relevant"])
+
+
+async def test_labels_that_are_not_used_save_no_question(site: Site):
+    scored = await site.open(reward=Reward(use_labels=False)).score(REWRITE, gold_id="other")
+    assert (scored["judge_asked"], scored["relevant"], scored["gold_top1"]) == (2, 1, 0)
+    assert scored["score"] > 0
+
+
+async def test_where_nothing_is_found_nothing_is_relevant(site_of: Callable[..., Site]):
+    scored = await site_of(rag=(200, recall())).open(reward=Reward()).score(REWRITE)
+    assert (scored["relevant"], scored["judge_asked"]) == (0, 1)
+
+
+async def test_a_judge_that_can_not_matter_is_not_asked(site: Site):
+    scored = await site.open(reward=Reward(judge_weight=0, guard_min_judge=0, relevance_gate=False)).score(REWRITE)
+    assert (scored["judge_asked"], scored["judge_cost_usd"]) == (0, 0)
+    assert math.isnan(scored["judge"]) and math.isnan(scored["judge_cached"])
+    assert (site.judge.bodies, scored["invalid"]) == ([], 0)
 
 
 @pytest.mark.parametrize(
     ("rag", "judge", "failed_by", "message"),
     [
-        ((500, {}), JUDGED, "rag", "HTTP 500"),
+        ((400, {}), JUDGED, "rag", "HTTP 400"),
         ((200, {"recall": []}), JUDGED, "rag", "breaks the contract"),
-        (FOUND, (500, {}), "judge", "judge"),
+        (FOUND, (400, {}), "judge", "judge"),
         (FOUND, (200, completion("fine")), "judge", "no score"),
         (FOUND, (401, {}), "judge", "refuses the key"),
     ],
@@ -126,25 +258,126 @@ async def test_a_failed_call_is_not_a_number(
     site_of: Callable[..., Site], rag: Any, judge: Any, failed_by: str, message: str
 ):
     site = site_of(rag, judge)
-    with pytest.raises(QinglanError):
-        await site.score(REWRITE)
+    scored = await site.open().score(REWRITE)
+    assert scored.keys() == KEYS
+    assert (scored["score"], scored["invalid"], scored["rag_calls"]) == (0.0, 1.0, 1.0)
+    assert all(math.isnan(scored[part]) for part in Scored.__dataclass_fields__ if part != "score")
     (entry,) = site.entries()
     assert message in entry["invalid"]
     assert "score" not in entry
     assert (entry["failed_by"], entry["rag_calls"], entry["rag_failed"]) == (failed_by, 1, int(failed_by == "rag"))
 
 
-async def test_a_key_that_only_the_worker_lacks_is_heard_of(site_of: Callable[..., Site]):
-    site = site_of(api_key_env="NO_SUCH_KEY")
-    with pytest.raises(ConfigError):
-        await site.score(REWRITE)
-    assert "NO_SUCH_KEY" in site.entries()[0]["invalid"]
+async def test_a_sample_that_the_rag_always_fails_is_invalid_while_others_go_on(site_of: Callable[..., Site]):
+    site = site_of(lambda body: (500, {}) if body["rewritten_query"] == REWRITE else FOUND)
+    *others, bad = await site.open().score_all([*rewrites(20), REWRITE])
+    assert [each["invalid"] for each in others] == [0] * 20
+    assert (bad["invalid"], bad["rag_calls"]) == (1, 3)
+    assert [body["rewritten_query"] for body in site.rag.bodies].count(BASE.teacher_rewrite) == 1
+    assert bad["latency_ms"] < 5000
+    assert "HTTP 500" in site.invalid()[0]
 
 
-async def test_a_row_without_a_baseline_is_heard_of(site: Site):
+@pytest.mark.parametrize("down", ["rag", "judge"])
+async def test_an_outage_costs_no_sample(site_of: Callable[..., Site], down: str):
+    back_s = time.monotonic() + 1.0
+    replies = {"rag": FOUND, "judge": JUDGED}
+    replies[down] = lambda _: (503, {}) if time.monotonic() < back_s else {"rag": FOUND, "judge": JUDGED}[down]
+    site = site_of(**replies)
+    scored = await site.open().score_all(rewrites(20))
+    assert {each["invalid"] for each in scored} == {0}
+    assert time.monotonic() - back_s < 3
+    outages = [(entry["outage"], entry["state"]) for entry in site.entries() if "outage" in entry]
+    assert outages == [(down, "began"), (down, "ended")]
+
+
+async def test_an_outage_that_does_not_end_leaves_the_samples_unscored(site_of: Callable[..., Site]):
+    site = site_of((503, {}))
+    scored = await site.open(reward=Reward(max_outage_s=0.5, relevance_gate=False)).score_all(rewrites(5))
+    assert {each["invalid"] for each in scored} == {1}
+    assert all("rag has been down for" in reason for reason in site.invalid())
+    assert len(site.invalid()) == 5
+
+
+async def test_a_spent_budget_is_heard_of(site: Site):
+    worker = site.open(budget=Budget(per_run_usd=1e-6))
+    assert [(await worker.score(text))["invalid"] for text in rewrites(2)] == [0, 1]
+    assert "budget.per_run_usd = 1e-06: nothing is left to spend" in site.invalid()[0]
+    assert site.entries()[1]["failed_by"] == "judge"
+
+
+@pytest.mark.parametrize(
+    "setting", [{"judge": Endpoint(model="j", api_key_env="NO_SUCH_KEY")}, {"rag": Rag(api_key_env="NO_SUCH_KEY")}]
+)
+async def test_a_key_that_only_the_service_lacks_is_heard_of(site: Site, setting: dict[str, Any]):
+    scored = await site.open(**setting).score(REWRITE)
+    assert (scored["invalid"], scored.keys()) == (1.0, KEYS)
+    assert "NO_SUCH_KEY" in site.invalid()[0]
+
+
+async def test_a_row_without_a_baseline_is_a_bug_and_heard_of(site: Site):
     with pytest.raises(ValueError, match="teacher_quality"):
-        await site.score(REWRITE, {"row_id": "1"})
-    assert "validation errors for Baseline" in site.entries()[0]["invalid"]
+        await site.open().score(REWRITE, teacher_quality=None)
+    assert "validation error for Baseline" in site.invalid()[0]
+
+
+async def test_the_ledger_knows_what_the_judge_cost(site: Site):
+    scored = await site.open().score_all(rewrites(3))
+    with open_ledger(ledger_url(LedgerStore(), site.folder)) as ledger:
+        assert ledger.usage("r", "judge").cost_usd == pytest.approx(sum(each["judge_cost_usd"] for each in scored))
+
+
+def test_the_services_file_holds_no_secret_and_names_the_training(site: Site, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    service = site.service(judge=Endpoint(model="j", api_key_env="JUDGE_KEY"), run_id="2026/运行 1")
+    assert "s3cret" not in service.model_dump_json()
+    assert RewardService.model_validate_json(service.model_dump_json()).actor_name == service.actor_name
+    assert service.actor_name.isascii() and "/" not in service.actor_name
+    assert site.service().actor_name != site.service().actor_name
+
+
+class FakeHandle:
+    """What Ray gives for the actor."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.asked: list[Any] = []
+
+    @property
+    def score(self) -> "FakeHandle":
+        return self
+
+    async def remote(self, *arguments: Any) -> Any:
+        self.asked.append(arguments)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+async def ask_through_verl(monkeypatch: pytest.MonkeyPatch, handle: FakeHandle) -> dict[str, float]:
+    monkeypatch.setattr(function, "_service", lambda path: handle if path == "reward.json" else None)
+    return await function.compute_score("query_rewrite", "x", "", {"row_id": "1"}, config_path="reward.json", split="t")
+
+
+async def test_a_reward_worker_only_asks_the_service(monkeypatch: pytest.MonkeyPatch):
+    handle = FakeHandle({"score": 0.5})
+    assert await ask_through_verl(monkeypatch, handle) == {"score": 0.5}
+    assert handle.asked == [({"row_id": "1"}, "x")]
+
+
+async def test_a_service_that_is_lost_is_an_invalid_sample_and_a_bug_an_error(monkeypatch: pytest.MonkeyPatch):
+    exceptions = pytest.importorskip("ray.exceptions")
+    lost = await ask_through_verl(monkeypatch, FakeHandle(exceptions.RayActorError()))
+    assert (lost["invalid"], lost["score"], lost.keys()) == (1.0, 0.0, KEYS)
+    with pytest.raises(ZeroDivisionError):
+        await ask_through_verl(monkeypatch, FakeHandle(ZeroDivisionError()))
+
+
+def test_a_reward_worker_loads_nothing_that_scoring_takes():
+    heavy = ["openai", "sqlalchemy", "httpx2", "aiohttp", "ray"]
+    code = f"import qinglan.reward.function, sys; print(set(sys.modules) & set({heavy}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def append(path: Path, *entries: dict[str, Any]) -> None:
@@ -154,39 +387,31 @@ def append(path: Path, *entries: dict[str, Any]) -> None:
 
 def test_watch_counts_all_attempts_and_tells_training_from_dev(tmp_path: Path):
     log = tmp_path / "samples.jsonl"
-    called, cached = {"row_id": "t", "rag_cached": False, "rag_calls": 1}, {"row_id": "t", "rag_cached": True}
-    append(log, called | {"judge_cached": False, "score": 1}, called | {"invalid": "x", "failed_by": "judge"})
-    watch = SampleWatch(log, Reward(), dev_rows=["d"])
-    append(log, cached | {"row_id": "d", "judge_cached": True, "score": 1})
-    append(log, called | {"rag_calls": 3, "rag_failed": 3, "invalid": "x", "failed_by": "rag"}, {"invalid": "no key"})
+    asked = {"row_id": "t", "rag_cached": False, "rag_calls": 1, "judge_asked": True, "judge_cost_usd": 0.5}
+    append(log, asked | {"judge_cached": False, "score": 1}, asked | {"invalid": "x", "failed_by": "judge"})
+    watch = SampleWatch(log, dev_rows=["d"])
+    append(log, {"row_id": "d", "rag_cached": True, "judge_asked": True, "judge_cached": True, "score": 1})
+    append(log, asked | {"rag_calls": 3, "rag_failed": 3, "invalid": "y", "failed_by": "rag"}, {"invalid": "no key"})
     watch()
     invalid = {"samples_invalid": 3, "samples_invalid_rag": 1, "samples_invalid_judge": 1}
-    assert watch.summary == {"samples": 4, "dev_samples": 1, **invalid}
-    assert watch.calls == {"rag": {"calls": 5, "failed": 3, "cached": 1}, "judge": {"asked": 3, "cached": 1}}
+    sums = {"rag_outage_s": 0, "judge_outage_s": 0, "judge_cost_usd": 1.5}
+    assert watch.summary == {"samples": 4, "dev_samples": 1, **invalid, **sums}
+    assert watch.calls == {"rag": {"calls": 5, "failed": 3, "cached": 1}, "judge": {"asked": 4, "cached": 1}}
+    assert watch.last_invalid == "no key"
 
 
-def test_the_alarm_forgets_earlier_attempts(tmp_path: Path):
-    log = tmp_path / "samples.jsonl"
-    append(log, *[{"invalid": "rag was down"}] * 50)
-    watch = SampleWatch(log, Reward(max_invalid_share=0.05, invalid_window=100))
-    append(log, *[{"invalid": "x"}] * 5)
+def test_watch_tells_of_outages_of_this_attempt_and_counts_all(tmp_path: Path):
+    log, said = tmp_path / "samples.jsonl", list[str]()
+    began = {"outage": "rag", "state": "began", "seconds": 0.0, "error": "HTTP 503"}
+    append(log, began, {"outage": "rag", "state": "ended", "seconds": 30.0})
+    watch = SampleWatch(log, say=said.append)
+    append(log, began, {"outage": "rag", "state": "ended", "seconds": 61.2})
+    append(log, {"outage": "judge", "state": "given up", "seconds": 600.0})
     watch()
-    assert watch.summary["samples_invalid"] == 55
-
-
-def test_watch_stops_a_run_that_can_not_be_scored(tmp_path: Path):
-    log = tmp_path / "samples.jsonl"
-    watch = SampleWatch(log, Reward(max_invalid_share=0.05, invalid_window=100))
-    append(log, *[{"score": 1}] * 200, *[{"invalid": "rag down"}] * 5)
-    watch()
-    append(log, {"invalid": "rag down"})
-    with pytest.raises(StageError, match=r"6 of the last 100 samples could not be scored.* last: rag down"):
-        watch()
-
-
-def test_watch_forgets(tmp_path: Path):
-    watch = SampleWatch(tmp_path / "samples.jsonl", Reward(invalid_window=20, max_invalid_share=0.05))
-    for _ in range(3):
-        append(tmp_path / "samples.jsonl", {"invalid": "x"}, *[{"score": 1}] * 20)
-    watch()
-    assert watch.summary["samples_invalid"] == 3
+    assert said == [
+        "the rag is down, samples wait for it: HTTP 503",
+        "the rag is back after 61 s",
+        "the judge was waited for in vain, 600 s; its samples have no score",
+    ]
+    assert (watch.summary["rag_outage_s"], watch.summary["judge_outage_s"]) == (91.2, 600.0)
+    assert watch.summary["samples"] == 0

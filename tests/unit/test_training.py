@@ -75,14 +75,14 @@ def left_out_of(stage: FakeStage, log: Path) -> LeftOut:
     return LeftOut(cast(Stage, stage), log, 100, partial(swift.left_out, 100), "sft.max_length = 64")
 
 
-def test_rows_that_are_left_out_are_counted_in_this_attempt(stage: FakeStage, tmp_path: Path):
+def test_rows_that_are_left_out_are_counted_once_over_all_attempts(stage: FakeStage, tmp_path: Path):
     log = tmp_path / "sft.log"
-    log.write_text(swift_filtered(100, 90))
+    log.write_text("noise\n" * 3 + swift_filtered(100, 80) + swift_filtered(10, 2))
     watch = left_out_of(stage, log)
     assert watch.dropped == {}
-    with log.open("a") as stream:
-        stream.write("noise\n" * 3 + swift_filtered(100, 80) + swift_filtered(10, 2))
     watch()
+    with log.open("a") as stream:
+        stream.write(swift_filtered(100, 80) + swift_filtered(10, 2))
     watch()
     assert (watch.count, watch.dropped) == (20, {"prompt_too_long": 20})
     assert stage.said == ["20 of 100 training rows are longer than sft.max_length = 64 tokens and left out"]

@@ -4,17 +4,18 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import ValidationError
 
-from qinglan.config import Profile
+from qinglan.config import Algorithm, Profile
 from qinglan.engines.command import Command
 from qinglan.engines.verl import (
     best_checkpoint,
     checkpoints,
-    dev_metric,
     hydra_value,
+    last_checkpoint,
     left_out,
     next_metrics_path,
     ppo_command,
@@ -83,24 +84,104 @@ def test_cpu_profile_composes(schema: None) -> None:
 
 
 def test_cuda_profile_composes(schema: None) -> None:
-    settings = {"kl_loss_coefficient": 0.01, "param_offload": True, "tensor_model_parallel_size": 4}
+    settings = {"kl": {"mode": "loss"}, "param_offload": True, "tensor_model_parallel_size": 4}
     config = composed(command(profile("cuda", **settings)))
     assert config.actor_rollout_ref.rollout.name == "vllm"
     assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == 4
     assert config.actor_rollout_ref.actor.strategy == config.critic.strategy == "fsdp2"
     assert config.actor_rollout_ref.actor.use_kl_loss
-    assert config.critic.fsdp.param_offload and config.actor_rollout_ref.ref.fsdp_config.param_offload
+    assert config.critic.fsdp.param_offload and config.actor_rollout_ref.actor.fsdp_config.param_offload
     assert not config.algorithm.rollout_correction.bypass_mode
     assert config.trainer.n_gpus_per_node == 8
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("algorithm", get_args(Algorithm))
 @pytest.mark.parametrize("lora_rank", [0, 16])
 def test_every_variant_composes(schema: None, device: str, algorithm: str, lora_rank: int) -> None:
     config = composed(command(profile(device, algorithm=algorithm, lora_rank=lora_rank, rollouts_per_prompt=4)))
     assert config.actor_rollout_ref.model.lora_rank == lora_rank
-    assert config.algorithm.adv_estimator == ("gae" if algorithm == "ppo" else "grpo")
+    assert config.algorithm.adv_estimator == {"ppo": "gae", "dr_grpo": "grpo"}.get(algorithm, algorithm)
+
+
+def test_dr_grpo_neither_divides_by_the_spread_nor_by_the_length(schema: None) -> None:
+    config = composed(command(profile("cuda", algorithm="dr_grpo", rollouts_per_prompt=4, max_response_length=48)))
+    assert not config.algorithm.norm_adv_by_std_in_grpo
+    assert config.actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-sum-norm"
+    assert config.actor_rollout_ref.actor.loss_scale_factor == 48
+
+
+@pytest.mark.parametrize("loss", ["vanilla", "gspo", "cispo", "clip_cov", "kl_cov", "sapo"])
+def test_every_policy_loss_composes(schema: None, loss: str) -> None:
+    actor = composed(command(profile("cuda", policy_loss=loss))).actor_rollout_ref.actor
+    assert actor.policy_loss.loss_mode == loss
+    assert actor.loss_agg_mode == ("seq-mean-token-mean" if loss in ("gspo", "sapo") else "token-mean")
+
+
+@pytest.mark.parametrize(
+    ("rl", "message"),
+    [
+        ({"algorithm": "grpo"}, "set rollouts_per_prompt above 1"),
+        ({"algorithm": "rloo"}, "set rollouts_per_prompt above 1"),
+        ({"algorithm": "opo"}, "Input should be 'ppo', 'grpo'"),
+        ({"algorithm": "dr_grpo", "rollouts_per_prompt": 4, "policy_loss": "gspo"}, "leave out policy_loss: gspo"),
+        ({"algorithm": "reinforce_plus_plus", "critic_model": "Qwen/Qwen3-4B"}, "has no critic"),
+        ({"kl": {"mode": "loss", "target_kl": 0.1}}, "target_kl needs mode: reward, not loss"),
+        ({"kl": {"mode": "loss", "estimator": "kl"}}, "no gradient in the loss"),
+    ],
+)
+def test_senseless_combinations_are_refused(rl: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        profile("cuda", **rl)
+
+
+def test_without_kl_there_is_no_reference(schema: None) -> None:
+    config = composed(command(profile("cuda", kl={"coefficient": 0.5})))
+    assert not config.actor_rollout_ref.actor.use_kl_loss and not config.algorithm.use_kl_in_reward
+
+
+def test_kl_in_the_loss_has_the_estimator_with_a_gradient(schema: None) -> None:
+    actor = composed(command(profile("cuda", kl={"mode": "loss", "coefficient": 0.02}))).actor_rollout_ref.actor
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.02, "low_var_kl")
+
+
+def test_kl_in_the_reward_is_fixed_without_a_target(schema: None) -> None:
+    algorithm = composed(command(profile("cuda", kl={"mode": "reward", "coefficient": 0.02}))).algorithm
+    assert algorithm.use_kl_in_reward and algorithm.kl_penalty == "kl"
+    assert (algorithm.kl_ctrl.type, algorithm.kl_ctrl.kl_coef) == ("fixed", 0.02)
+
+
+def test_horizon_is_counted_in_samples(schema: None) -> None:
+    kl = {"mode": "reward", "target_kl": 0.05, "horizon_steps": 10}
+    given = profile("cuda", kl=kl, train_batch_size=64, rollouts_per_prompt=2)
+    control = composed(command(given)).algorithm.kl_ctrl
+    assert (control.type, control.target_kl, control.horizon) == ("adaptive", 0.05, 10 * 64 * 2)
+
+
+def test_reference_is_what_training_starts_from(schema: None) -> None:
+    model = composed(command(profile("cuda", kl={"mode": "reward"}, lora_rank=8), Path("/d"))).actor_rollout_ref.model
+    assert (model.path, model.lora_adapter_path) == ("/d/model", None)
+
+
+def test_critic_may_be_smaller_and_trained_whole(schema: None) -> None:
+    critic = composed(
+        command(profile("cuda", lora_rank=16, critic_model="Qwen/Qwen3-4B", critic_lora_rank=0), Path("/d"))
+    ).critic
+    assert (critic.model.path, critic.model.tokenizer_path, critic.model.lora_rank) == ("Qwen/Qwen3-4B", "/d/model", 0)
+
+
+def test_adapters_travel_to_vllm_and_to_checkpoints_without_the_base(schema: None) -> None:
+    config = composed(command(profile("cuda", lora_rank=16)))
+    assert config.actor_rollout_ref.actor.checkpoint.save_lora_only
+    assert config.actor_rollout_ref.rollout.load_format == "safetensors"
+    assert config.critic.model.lora_rank == 16 and "save_lora_only" not in config.critic.checkpoint
+
+
+def test_only_flash_attention_packs_sequences(schema: None) -> None:
+    for kind, packed in (("sdpa", False), ("flash_attention_2", True)):
+        config = composed(command(profile("cuda", attention=kind)))
+        for model in (config.actor_rollout_ref.model, config.critic.model):
+            assert (model.override_config.attn_implementation, model.use_remove_padding) == (kind, packed)
 
 
 def test_plan_hyperparameters_have_their_place(schema: None) -> None:
@@ -153,7 +234,7 @@ def test_hydra_value(value: Any, text: str) -> None:
 
 
 def write_attempt(folder: Path, *steps: tuple[int, float]) -> None:
-    lines = [json.dumps({"step": step, "data": {dev_metric("qr"): value, "unknown": None}}) for step, value in steps]
+    lines = [json.dumps({"step": step, "data": {"dev/value": value, "unknown": None}}) for step, value in steps]
     next_metrics_path(folder).write_text("\n".join(lines) + "\n")
 
 
@@ -161,7 +242,7 @@ def test_metrics_of_a_resumed_run_are_joined(tmp_path: Path) -> None:
     write_attempt(tmp_path, (0, 0.1), (10, 0.2), (20, 0.3))
     write_attempt(tmp_path, (10, 0.25), (30, 0.4))
     assert next_metrics_path(tmp_path).name == "metrics.3.jsonl"
-    measured = {step: values["val-core/qr/reward/mean@1"] for step, values in read_metrics(tmp_path).items()}
+    measured = {step: values["dev/value"] for step, values in read_metrics(tmp_path).items()}
     assert measured == {0: 0.1, 10: 0.25, 20: 0.3, 30: 0.4}
 
 
@@ -171,12 +252,20 @@ def test_best_checkpoint_ignores_a_torn_one(tmp_path: Path) -> None:
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
     write_attempt(tmp_path, (10, 0.5), (20, 0.4), (30, 0.9))
     assert list(checkpoints(tmp_path)) == [10, 20]
-    assert best_checkpoint(tmp_path, tmp_path, dev_metric("qr")) == (10, tmp_path / "global_step_10", 0.5)
+    assert best_checkpoint(tmp_path, tmp_path) == (10, tmp_path / "global_step_10")
+    assert last_checkpoint(tmp_path) == (20, tmp_path / "global_step_20")
+
+
+def test_the_model_before_training_may_be_the_best(tmp_path: Path) -> None:
+    (tmp_path / "global_step_10").mkdir()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
+    write_attempt(tmp_path, (0, 0.5), (10, 0.4))
+    assert best_checkpoint(tmp_path, tmp_path) == (0, None)
 
 
 def test_best_checkpoint_needs_the_metric(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="save_freq a multiple of test_freq"):
-        best_checkpoint(tmp_path, tmp_path, dev_metric("qr"))
+        best_checkpoint(tmp_path, tmp_path)
 
 
 def test_prompts_that_verl_left_out():

@@ -1,0 +1,174 @@
+"""A rival's measurement: the same SFT model, prompts, reward and evaluation as a finished run of ours had.
+
+The rival trains in a process of its own (benchmarks/rl_rivals) and saves checkpoints at the steps where ours does. As
+with ours, the best on the dev split is tested.
+"""
+
+import asyncio
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from qinglan.artifacts import read_jsonl, write_json, write_jsonl
+from qinglan.clients import open_clients
+from qinglan.config import Profile
+from qinglan.embedded.sample import write_sample
+from qinglan.embedded.services import Services, embedded_services
+from qinglan.engines.command import Command
+from qinglan.engines.generate import generate_commands
+from qinglan.engines.launcher import launch
+from qinglan.engines.swift import engine_env
+from qinglan.errors import StageError
+from qinglan.evaluation import ArmRow, retrieve_and_judge, student_rows, summarise
+from qinglan.recipes import get_recipe
+from qinglan.rows import Row
+from qinglan.runs import Run
+from tasks.engine import first_and_last
+
+from .results import Point, Result, marks, result_of_run, stage_of, work_of
+
+SCRIPTS = Path(__file__).parents[1] / "rl_rivals"
+PACKAGES = {"trl": ("trl", "transformers", "torch"), "swift": ("ms-swift", "trl", "transformers", "torch")}
+TRAINING = "training.json"
+CURVE = "curve.jsonl"
+
+
+def measure_rival(
+    trainer: str, profile: Profile, verl_run: Path, known: Mapping[str, Any]
+) -> tuple[Result, dict[str, str]]:
+    """Train with a rival, choose its checkpoint on dev, test it.
+
+    Raises:
+        QinglanError: it failed; with the end of its log.
+    """
+    start = time.monotonic()
+    ours, groups = result_of_run(verl_run, **known, wall_s=0.0)
+    folder = profile.paths.runs / f"{known['experiment']}-{known['seed']}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    knowledge_base = write_sample(profile.paths.state / "sample", profile.embedded).knowledge_base
+    with embedded_services(profile, knowledge_base) as services:
+        write_json(folder / TRAINING, training(profile, verl_run, services, folder))
+        seconds = _train(trainer, profile, folder)
+        run = Run(id=folder.name, flow="pipeline", profile=profile, directory=folder)
+        tested = _evaluate(run, services, verl_run)
+    curve = read_curve(folder / CURVE)
+    rewards = first_and_last("reward", [(point.samples, point.reward) for point in curve])
+    measured = {
+        "run_id": folder.name,
+        "versions": {package: version(package) for package in PACKAGES[trainer]},
+        "wall_s": time.monotonic() - start,
+        "rl_s": seconds,
+        "top1": ours.top1 | {"rl": tested.pop("top1")},
+        "quality": ours.quality | {"rl": tested.pop("quality")},
+        "summary": {"steps": len(curve), **rewards, **tested},
+        "alarms": [],
+        "curve": curve,
+    }
+    return ours.model_copy(update=measured), groups
+
+
+def training(profile: Profile, verl_run: Path, services: Services, folder: Path) -> dict[str, Any]:
+    """What a rival's script needs to know."""
+    rl, dataset = profile.rl, stage_of(verl_run, "dataset")
+    reward = json.loads((work_of(verl_run, "rl") / "reward.json").read_text(encoding="utf-8"))
+    addresses = {"rag_url": services.rag_url, "judge_url": services.judge_url}
+    log = {"samples_log": str(folder / "samples.jsonl"), "run_id": folder.name}
+    scope = {"retrieval_scope": folder.name}  # it asks the RAG itself, as our run did, instead of reading our answers
+    write_json(folder / "reward.json", reward | addresses | log | scope)
+    return {
+        "model": str(stage_of(verl_run, "sft").path("model")),
+        "model_type": profile.student.model_type,
+        "template": profile.student.template,
+        "prompts": str(dataset.path("rl_train")),
+        "reward": str(folder / "reward.json"),
+        "curve": str(folder / CURVE),
+        "output": str(folder / "checkpoints"),
+        "steps": rl.total_steps,
+        "save_every": rl.save_freq,
+        "samples": rl.train_batch_size * rl.rollouts_per_prompt,
+        "rollouts": rl.rollouts_per_prompt,
+        "update": rl.ppo_mini_batch_size * rl.rollouts_per_prompt,
+        "learning_rate": rl.actor_lr,
+        "min_lr_ratio": rl.min_lr_ratio,
+        "grad_clip": rl.grad_clip,
+        "clip_ratio": rl.clip_ratio,
+        "temperature": rl.temperature,
+        "max_prompt_length": rl.max_prompt_length,
+        "max_response_length": rl.max_response_length,
+        "seed": rl.seed,
+    }
+
+
+def read_curve(path: Path) -> list[Point]:
+    """What the scoring wrote: when training began, then a line per step."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    began, steps = lines[0]["time"], lines[1:]
+    points: list[Point] = []
+    for step in steps:
+        samples = step["samples"] + (points[-1].samples if points else 0)
+        points.append(Point(samples=samples, seconds=round(step["time"] - began, 2), reward=step["reward"]))
+    return points
+
+
+def _train(trainer: str, profile: Profile, folder: Path) -> float:
+    script = SCRIPTS / f"{trainer}_grpo.py"
+    environment = engine_env(profile, str(folder))  # offline, as many threads as our trainer has
+    command = Command([sys.executable, str(script), str(folder / TRAINING)], environment)
+    return launch(command, name=trainer, log=folder / "train.log", cwd=folder)
+
+
+def _evaluate(run: Run, services: Services, verl_run: Path) -> dict[str, Any]:
+    dataset, profile = stage_of(verl_run, "dataset"), run.profile
+    found = {int(path.name.rpartition("-")[2]): path for path in (run.directory / "checkpoints").glob("checkpoint-*")}
+    if not found:
+        raise StageError(f"no checkpoint under {run.directory}; see {run.directory / 'train.log'}")
+    dev_ids = {info["row_id"] for info in pq.read_table(dataset.path("rl_dev"))["extra_info"].to_pylist()}
+    dev = [row for row in read_jsonl(dataset.path("rows"), Row) if row.id in dev_ids]
+    test = list(read_jsonl(dataset.path("test"), Row))
+    found[0] = stage_of(verl_run, "sft").path("model")  # as with ours: where training made it worse, SFT's is kept
+    arms = _arms(run, services, {f"step_{step}": str(path) for step, path in found.items()}, dev, "dev")
+    values = {name: summarise(arm, dev, profile.evaluate).top1 or 0.0 for name, arm in arms.items()}
+    best = max(found, key=lambda step: (values[f"step_{step}"], step))
+    (rl,) = _arms(run, services, {"rl": str(found[best])}, test, "test").values()
+    updates = profile.rl.train_batch_size // profile.rl.ppo_mini_batch_size
+    return {
+        "top1": marks("rl", rl, test),
+        "quality": summarise(rl, test, profile.evaluate).quality,
+        "chosen_step": best // updates,
+        "dev_metric": "top1",
+        "dev_value": values[f"step_{best}"],
+    }
+
+
+def _arms(
+    run: Run, services: Services, folders: dict[str, str], rows: Sequence[Row], split: str
+) -> dict[str, list[ArmRow]]:
+    """The rows through each model, as `evaluate` does it."""
+    profile, directory = run.profile, run.stage_directory(split)
+    recipe, prompts = get_recipe(profile.recipe), directory / "prompts.jsonl"
+    write_jsonl(prompts, ({"id": row.id, "messages": recipe.student_messages(row, profile.tenant)} for row in rows))
+    for command in generate_commands(profile, folders, prompts, directory):
+        launch(command, name="generation", log=directory / "generate.log")
+    price = profile.prices.get(profile.student.name)
+    answers = {name: student_rows(_lines(directory / f"{name}.answers.jsonl"), price) for name in folders}
+
+    async def complete() -> dict[str, list[ArmRow]]:
+        async with open_clients(run, services, ("judge", "rag")) as clients:
+            return {
+                name: await retrieve_and_judge(arm, rows, recipe, clients, profile.tenant)
+                for name, arm in answers.items()
+            }
+
+    return asyncio.run(complete())
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()

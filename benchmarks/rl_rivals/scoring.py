@@ -1,0 +1,41 @@
+"""Our reward for another trainer: a batch of texts in, their scores out; each batch is a line of the curve."""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from qinglan.errors import StageError
+from qinglan.reward.scorer import Scorer
+from qinglan.reward.service import RewardService
+
+
+class Scoring:
+    """Scores batches on an event loop of its own, so that the clients keep their connections between steps."""
+
+    def __init__(self, training: Mapping[str, Any]) -> None:
+        self._service = RewardService.model_validate_json(Path(training["reward"]).read_text(encoding="utf-8"))
+        self._runner = asyncio.Runner()
+        self._scorer: Scorer | None = None
+        self._curve = Path(training["curve"])
+        self._note(time=time.time())
+
+    def scores(self, infos: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float]:
+        """A score per text; a call that failed after its retries ends the training."""
+        scores = self._runner.run(self._score(infos, texts))
+        self._note(time=time.time(), samples=len(scores), reward=fmean(scores))
+        return scores
+
+    async def _score(self, infos: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float]:
+        self._scorer = self._scorer or Scorer(self._service)
+        scored = await asyncio.gather(*map(self._scorer.score, map(dict, infos), texts))
+        if failed := sum(bool(one["invalid"]) for one in scored):
+            raise StageError(f"{failed} of {len(scored)} samples have no score; see {self._service.samples_log}")
+        return [one["score"] for one in scored]
+
+    def _note(self, **entry: float) -> None:
+        with self._curve.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(entry) + "\n")

@@ -1,0 +1,274 @@
+"""What a verl run costs on the CPU of this machine: start-up, a training step by phase, CPU time by process.
+
+    make bench NAME=verl_cpu
+
+PPO with a critic on an untrained Qwen3 of 1.5 M parameters: 64 samples a step, each of exactly 24 tokens, because the
+end of sequence is an id that no token has. Start-up ends where the first training step begins; nothing is validated or
+saved before. The median is over the steps after the first two. Prints the tables and writes
+benchmarks/results/verl_cpu.json. Give a number of steps to take more or fewer than 12.
+"""
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from qinglan.config import Alarms, Profile
+from qinglan.engines.command import Command
+from qinglan.engines.trainer_settings import TrainerSettings
+from qinglan.engines.verl import next_metrics_path, ppo_command
+
+RESULT = Path(__file__).parent / "results" / "verl_cpu.json"
+STARTUP_TARGET_S = 35.0
+STEP_TARGET_S = 1.5
+STEPS = 12
+WARM_UP_STEPS = 2
+SAMPLES, RESPONSE_TOKENS = 64, 24
+HIDDEN_SIZE, LAYERS = 128, 5
+NO_TOKEN = 10**6
+"""An id that no token has, so no answer ends early."""
+POLL_S = 0.02
+
+REWARD = """
+async def compute_score(data_source, solution_str, ground_truth, extra_info, **_):
+    return {"score": solution_str.count(ground_truth) / max(len(solution_str), 1)}
+"""
+
+
+def main(steps: int = STEPS) -> None:
+    """Run, then print and write."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(Path(folder), steps)
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{result['parameters']:,} parameters, {os.cpu_count()} cores, load before {result['load_before']:.1f}\n")
+    print("| | s | target | ratio |\n| --- | ---: | ---: | ---: |")
+    for label, key, target in (("start-up", "startup_s", STARTUP_TARGET_S), ("step", "step_s", STEP_TARGET_S)):
+        print(f"| {label} | {result[key]:.2f} | {target:.1f} | {result[key] / target:.2f} |")
+    print_table("phase of a step | s", result["phases_s"], "{:.3f}")
+    print_table("process | CPU s up to the end of the first step", result["startup_cpu_s"], "{:.1f}")
+    print_table("process | CPU s a step", result["step_cpu_s"], "{:.2f}")
+    print(f"\nWritten to {RESULT}")
+
+
+def print_table(header: str, rows: dict[str, float], form: str) -> None:
+    """Name and value."""
+    print(f"\n| {header} |\n| --- | ---: |")
+    for name, value in rows.items():
+        print(f"| {name} | {form.format(value)} |")
+
+
+def measure(folder: Path, steps: int) -> dict[str, Any]:
+    """One run's figures."""
+    parameters = make_model(folder / "model")
+    command = training(folder, steps)
+    load = os.getloadavg()[0]
+    run = Run(command, folder)
+    run.watch()
+    warm = run.steps[WARM_UP_STEPS:]
+    began = [step["at"] for step in run.steps[WARM_UP_STEPS - 1 :]]
+    tokens = {step["data"]["response_length/mean"] for step in run.steps}
+    if tokens != {float(RESPONSE_TOKENS)}:
+        sys.exit(f"error: answers of {tokens} tokens instead of {RESPONSE_TOKENS}")
+    phases = sorted(name for name in warm[0]["data"] if name.startswith("timing_s/"))
+    medians = {name: statistics.median(step["data"][name] for step in warm) for name in phases}
+    first, last = run.steps[WARM_UP_STEPS - 1]["cpu"], run.steps[-1]["cpu"]
+    return {
+        "cores": os.cpu_count(),
+        "load_before": load,
+        "parameters": parameters,
+        "prompt_tokens": warm[0]["data"]["prompt_length/mean"],
+        "startup_s": run.steps[0]["at"] - run.steps[0]["data"]["timing_s/step"] - run.began,
+        "step_s": statistics.median(b - a for a, b in itertools.pairwise(began)),
+        "phases_s": {name.removeprefix("timing_s/"): value for name, value in medians.items()},
+        "startup_cpu_s": largest(run.steps[0]["cpu"]),
+        "step_cpu_s": largest({name: (last[name] - first.get(name, 0.0)) / len(warm) for name in last}),
+        "whole_run_s": run.ended - run.began,
+    }
+
+
+def largest(seconds: dict[str, float]) -> dict[str, float]:
+    """Largest first, after the sum."""
+    return {"all": sum(seconds.values())} | dict(sorted(seconds.items(), key=lambda item: -item[1]))
+
+
+class Run:
+    """A training process, and what it had logged and used when."""
+
+    def __init__(self, command: Command, folder: Path) -> None:
+        self._log = folder / "log.txt"
+        self._metrics = Path(command.env["VERL_FILE_LOGGER_PATH"])
+        self._cpu: dict[tuple[int, str], float] = {}
+        self.steps: list[dict[str, Any]] = []
+        self.began = time.monotonic()
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(command.argv, env=os.environ | command.env, stdout=log, stderr=log)
+
+    def watch(self) -> None:
+        """Wait for the end, noting time and CPU time at each step's end."""
+        while self._process.poll() is None:
+            self._look()
+            time.sleep(POLL_S)
+        self.ended = time.monotonic()
+        if self._process.returncode != 0:
+            sys.exit(f"error: training failed\n{self._log.read_text(encoding='utf-8')[-4000:]}")
+
+    def _look(self) -> None:
+        text = self._metrics.read_text(encoding="utf-8") if self._metrics.exists() else ""
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        for line in lines[len(self.steps) :]:
+            self.steps.append(json.loads(line) | {"at": time.monotonic(), "cpu": self._cpu_seconds()})
+
+    def _cpu_seconds(self) -> dict[str, float]:
+        root = psutil.Process(self._process.pid)
+        for process in [root, *root.children(recursive=True)]:
+            try:
+                name, times = role(process), process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            self._cpu[process.pid, name] = times.user + times.system
+        seconds: dict[str, float] = {}
+        for (_, name), value in self._cpu.items():
+            seconds[name] = seconds.get(name, 0.0) + value
+        return seconds
+
+
+def role(process: psutil.Process) -> str:
+    """What a process is there for, by its command line."""
+    words = process.cmdline() or [process.name()]
+    if words[0].startswith("ray::"):
+        return words[0].split(".")[0].split("(")[0]
+    return "trainer" if "qinglan.engines.ppo" in words else Path(words[0]).name if len(words) < 3 else part(words)
+
+
+def part(words: list[str]) -> str:
+    """Ray's own processes; those in Python by their script."""
+    scripts = [Path(word).name for word in words[:4] if word.endswith(".py")]
+    return f"Ray: {scripts[0] if scripts else Path(words[0]).name}"
+
+
+def make_model(folder: Path) -> int:
+    """Write an untrained model with the embedded base model's tokenizer; how many parameters it has."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from qinglan.embedded import tokenizer
+
+    tok = tokenizer.build()
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tok),
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=4 * HIDDEN_SIZE,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=HIDDEN_SIZE // 4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tok.eos_token_id,
+        pad_token_id=tok.pad_token_id,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config.eos_token_id = NO_TOKEN
+    model.save_pretrained(folder)
+    tok.save_pretrained(folder)
+    return int(model.num_parameters())
+
+
+def training(folder: Path, steps: int) -> Command:
+    """The command line of the pipeline's RL stage, with the embedded profile's settings."""
+    reward = folder / "reward.py"
+    reward.write_text(REWARD, encoding="utf-8")
+    (folder / "reward.json").write_text("{}", encoding="utf-8")
+    settings = TrainerSettings(
+        folder=folder,
+        max_invalid_share=0.0,
+        dev_metric="reward",
+        patience=None,
+        keep_checkpoints=None,
+        alarms=Alarms(),
+    )
+    (folder / "trainer.json").write_text(settings.model_dump_json(), encoding="utf-8")
+    return ppo_command(
+        profile(str(reward), steps),
+        model=folder / "model",
+        train_file=make_prompts(folder / "train.parquet", 10 * SAMPLES),
+        dev_file=make_prompts(folder / "dev.parquet", SAMPLES),
+        output_dir=folder / "rl",
+        reward_config=folder / "reward.json",
+        trainer_settings=folder / "trainer.json",
+        metrics_path=next_metrics_path(folder),
+        run_name="benchmark",
+    )
+
+
+def profile(reward: str, steps: int) -> Profile:
+    """The embedded profile's RL section over the benchmark's own reward, without validation or checkpoints."""
+    endpoint = {"model": "none"}
+    return Profile.model_validate(
+        {
+            "name": "benchmark",
+            "teacher": endpoint,
+            "judge": endpoint,
+            "prices": {"none": {"input_per_million_usd": 0, "output_per_million_usd": 0}},
+            "rl": {
+                "rollout_engine": "cpu",
+                "total_steps": steps,
+                "train_batch_size": SAMPLES,
+                "ppo_mini_batch_size": SAMPLES // 2,
+                "ppo_micro_batch_size_per_gpu": SAMPLES // 2,
+                "ppo_epochs": 1,
+                "entropy_coefficient": 0.0,
+                "grad_clip": 1.0,
+                "gamma": 1.0,
+                "lam": 1.0,
+                "actor_lr": 3e-4,
+                "critic_lr": 1e-3,
+                "max_prompt_length": 96,
+                "max_response_length": RESPONSE_TOKENS,
+                "val_before_train": False,
+                "extra": {
+                    "reward.custom_reward_function.path": reward,
+                    "trainer.save_freq": -1,
+                    "trainer.test_freq": -1,
+                },
+            },
+            "trainer": {"device": "cpu", "threads": 2},
+        }
+    )
+
+
+def make_prompts(path: Path, rows: int) -> Path:
+    """Questions of the embedded demo's length as verl wants them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    records = [
+        {
+            "data_source": "benchmark",
+            "prompt": [
+                {"role": "system", "content": "把问题改写成标准说法。"},
+                {"role": "user", "content": f"第{number}个问题：那个饭前吃还是饭后吃？"},
+            ],
+            "ability": "benchmark",
+            "reward_model": {"style": "rule", "ground_truth": "的"},
+            "extra_info": {"index": number},
+        }
+        for number in range(rows)
+    ]
+    pq.write_table(pa.Table.from_pylist(records), path)
+    return path
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,65 @@
+"""Where the ledger is, and how one connects to it."""
+
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from qinglan.config import LedgerStore, require_secret
+from qinglan.errors import LedgerError
+
+
+def ledger_url(store: LedgerStore, state: Path) -> str | sa.URL:
+    """Where a site's ledger is: the database that the environment names, or a file under `state`.
+
+    Raises:
+        ConfigError: the environment variable is not set.
+        LedgerError: it holds no URL of a kind that can be used.
+    """
+    if store.url_env is None:
+        state.mkdir(parents=True, exist_ok=True)
+        return sa.URL.create("sqlite", database=str(state / "ledger.db"))
+    try:
+        url = sa.make_url(require_secret(store.url_env, "the ledger"))
+    except sa.exc.ArgumentError:
+        url = None
+    if url is None or url.get_backend_name() not in ("postgresql", "sqlite"):
+        raise LedgerError(f"ledger: {store.url_env} holds no postgresql://user:password@host/database; set it again")
+    return url.set(drivername="postgresql+psycopg") if url.get_backend_name() == "postgresql" else url
+
+
+def make_engine(url: str | sa.URL) -> sa.Engine:
+    url = sa.make_url(url)
+    if url.get_backend_name() == "postgresql":
+        # A killed server or a fail-over costs one retry of the caller, not a dead pool.
+        return sa.create_engine(url, pool_pre_ping=True, pool_size=2, hide_parameters=True)
+    engine = sa.create_engine(url, connect_args={"timeout": 60}, hide_parameters=True)
+
+    @sa.event.listens_for(engine, "connect")
+    def _set_up(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # BEGIN is ours to send, see below
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        # A transaction that reads first and writes later can be refused the lock at once, without waiting for it.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def shown(url: sa.URL) -> str:
+    """Without the password, which may stand among the parameters too."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def host() -> str:
+    """This machine, as far as process ids go: cloned machines share a name, containers a machine."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return " ".join(parts)

@@ -1,0 +1,151 @@
+"""What goes into the ledger and what comes out of it."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from qinglan.rows import Retrieved
+
+
+class Call(BaseModel):
+    """One answered and paid call."""
+
+    model_config = ConfigDict(frozen=True)
+
+    request_hash: str
+    run_id: str
+    tenant: str
+    role: str
+    """teacher or judge"""
+    model: str
+    text: str
+    reasoning: str | None = None
+    """The chain of thought, where the service shows it."""
+    refusal: str | None = None
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float
+    latency_ms: float | None
+    """None for an answer by the batch API, whose time says nothing."""
+
+
+class Failure(BaseModel):
+    """A request that brought no answer."""
+
+    model_config = ConfigDict(frozen=True)
+
+    request_hash: str
+    run_id: str
+    tenant: str
+    role: str
+    model: str
+    reason: str
+    latency_ms: float | None = None
+
+
+class Usage(BaseModel):
+    """What a run spent on one role.
+
+    `failed` counts requests without a usable HTTP answer, retries included; `cached` answers came from the ledger and
+    cost nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    calls: int = 0
+    cached: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float = 0.0
+
+
+class BatchJob(BaseModel):
+    """Requests that were handed to a batch API and are not merged yet."""
+
+    model_config = ConfigDict(frozen=True)
+
+    digest: str
+    """Of the hashes: the service is told, so that a batch can be found again whose id was never recorded."""
+    server: str
+    role: str
+    status: Literal["submitting", "submitted", "merged"]
+    batch_id: str = ""
+    request_hashes: list[str]
+    created_s: float
+
+
+class Spending(BaseModel):
+    """One line of `qinglan ledger`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float
+    failed: int
+
+
+class Attempt(BaseModel):
+    """One try at a request: `outcome` is the reason of a failure, else how the answer ended."""
+
+    model_config = ConfigDict(frozen=True)
+
+    created_s: float
+    run_id: str
+    role: str
+    model: str
+    outcome: str
+    latency_ms: float | None
+    cost_usd: float
+
+
+class Retrieval(BaseModel):
+    """What the RAG answered to one request, kept so that the same run need not ask again."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    """Digest of scope and request."""
+    scope: str
+    """Where the answer holds: one run, or one state of a knowledge base."""
+    found: Retrieved
+
+
+@dataclass
+class Order:
+    """What a client wants of the ledger, for one transaction."""
+
+    wanted: list[str] = field(default_factory=list)
+    """Requests to look up, and to claim where there is no answer."""
+    calls: list[Call] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    """Requests that this client claimed and got no answer to."""
+    retrievals: list[Retrieval] = field(default_factory=list)
+    sought: list[str] = field(default_factory=list)
+    """Keys of retrievals to look up."""
+    run_id: str = ""
+    """Whose spending to tell."""
+    again: bool = False
+    """It was sent before, and nobody knows whether it arrived."""
+
+    def __len__(self) -> int:
+        asked = len(self.wanted) + len(self.sought)
+        return asked + len(self.calls) + len(self.failures) + len(self.released) + len(self.retrievals)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What became of an order's `wanted`: what is in neither is being asked by somebody else right now."""
+
+    found: dict[str, Call]
+    claimed: set[str]
+    spent_usd: tuple[float, float]
+    """By the run that was named, and by all runs this month."""
+    retrieved: dict[str, Retrieved] = field(default_factory=dict)
+    """Those of an order's `sought` that there are."""

@@ -1,0 +1,362 @@
+"""The ledger itself: a store of calls, claims and retrievals over SQLAlchemy, each method one transaction."""
+
+import os
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import psutil
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from qinglan.errors import LedgerError
+from qinglan.ledger.connecting import host, make_engine, shown
+from qinglan.ledger.records import Attempt, BatchJob, Call, Delivery, Failure, Order, Retrieval, Spending, Usage
+from qinglan.ledger.tables import BATCHES, CALLS, CLAIMS, FAILURES, HOLDERS, RETRIEVALS, SPENT, prepare
+from qinglan.rows import Retrieved
+
+BATCH = "batch:"
+"""Claims of the batch API begin with it: they last until the batch is merged, whatever becomes of the process."""
+_LONGEST_LEASE_S = 60.0
+_PARAMETERS_PER_STATEMENT = 500
+
+
+class Ledger:
+    """Calls by request hash. Safe for threads, processes and, on a server, machines; opened per process."""
+
+    def __init__(self, url: str | sa.URL) -> None:
+        """Open, and make the tables of an empty database.
+
+        Raises:
+            LedgerError: not reachable, or of another version.
+        """
+        self._engine = make_engine(url)
+        self._insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
+        process = psutil.Process()
+        self._host = host()
+        self.holder = f"{self._host}|{process.pid}|{process.create_time():.2f}|{os.urandom(4).hex()}"
+        try:
+            with self._transaction() as db:
+                prepare(db, self._insert, shown(self._engine.url))
+        except LedgerError:
+            self._engine.dispose()
+            raise
+
+    def exchange(self, order: Order) -> Delivery:
+        """Record, release, look up and claim, all or nothing.
+
+        Of an order that is sent again, as its first answer got lost, what was recorded then is not recorded twice.
+        """
+        with self._transaction() as db:
+            calls, failures = order.calls, order.failures
+            if order.again:  # nobody else can have bought these: their claims are this client's
+                known = self._find(db, [call.request_hash for call in calls])
+                calls = [call for call in calls if call.request_hash not in known]
+                failures = [] if len(calls) < len(order.calls) else failures
+            self._record(db, calls, failures)
+            self._release(db, [*order.released, *(call.request_hash for call in order.calls)], self.holder)
+            found = self._find(db, order.wanted)
+            missing = [wanted for wanted in order.wanted if wanted not in found]
+            claimed = self._claim(db, missing, self.holder) if missing else set()
+            # Whoever held a claim a moment ago may have answered between the two statements.
+            late = self._find(db, claimed)
+            self._release(db, late, self.holder)
+            if claimed:
+                self._heartbeat(db)
+            self._keep(db, order.retrievals)
+            retrieved = self._retrieved(db, order.sought)
+            spent_usd = self._spent_usd(db, order.run_id)
+        return Delivery(found | late, claimed - late.keys(), spent_usd, retrieved)
+
+    def get(self, request_hash: str) -> Call | None:
+        """The answer to this request, if it was ever paid for."""
+        return self.get_many([request_hash]).get(request_hash)
+
+    def get_many(self, hashes: Collection[str]) -> dict[str, Call]:
+        """Those of the answers that there are; of several to one request the first."""
+        with self._transaction() as db:
+            return self._find(db, hashes)
+
+    def record(self, calls: Sequence[Call], failures: Sequence[Failure] = ()) -> None:
+        """Keep answers and failures; the answers' claims end, whoever held them."""
+        with self._transaction() as db:
+            self._record(db, calls, failures)
+            self._release(db, [call.request_hash for call in calls])
+
+    def claim(self, hashes: Collection[str], holder: str) -> set[str]:
+        """Take what nobody living holds and nobody has answered; `holder` begins with `BATCH` for a batch."""
+        with self._transaction() as db:
+            claimed = self._claim(db, list(hashes), holder)
+            late = self._find(db, claimed)
+            self._release(db, late)
+        return claimed - late.keys()
+
+    def release(self, hashes: Collection[str], holder: str | None = None) -> None:
+        """End claims: one holder's, or whoever holds them."""
+        with self._transaction() as db:
+            self._release(db, hashes, holder)
+
+    def heartbeat(self) -> None:
+        """Tell other machines that this one's claims are alive."""
+        with self._transaction() as db:
+            self._heartbeat(db)
+
+    def retrieval_keys(self, scope: str) -> set[str]:
+        """Of the retrievals that were kept for a scope."""
+        with self._transaction() as db:
+            return set(db.execute(sa.select(RETRIEVALS.c.key).where(RETRIEVALS.c.scope == scope)).scalars())
+
+    # Batch API
+
+    def save_batch(self, job: BatchJob) -> None:
+        """Insert or replace what is known of a batch."""
+        values = job.model_dump()
+        statement = self._insert(BATCHES).values(values)
+        with self._transaction() as db:
+            db.execute(statement.on_conflict_do_update(index_elements=["digest"], set_=values))
+
+    def open_batches(self, server: str, role: str) -> list[BatchJob]:
+        """Batches that are not merged yet, the oldest first."""
+        table = BATCHES.c
+        query = (
+            sa.select(BATCHES)
+            .where(table.server == server, table.role == role, table.status != "merged")
+            .order_by(table.created_s)
+        )
+        with self._transaction() as db:
+            return [BatchJob(**row) for row in db.execute(query).mappings()]
+
+    # Questions
+
+    def usage(self, run_id: str, role: str) -> Usage:
+        """Calls, tokens and dollars of one run; `cached` is not the ledger's to know."""
+        calls, failures = CALLS.c, FAILURES.c
+        paid = sa.select(
+            sa.func.count(), _sum(calls.prompt_tokens), _sum(calls.completion_tokens), _sum(calls.cost_usd)
+        ).where(calls.run_id == run_id, calls.role == role)
+        lost = sa.select(sa.func.count()).where(failures.run_id == run_id, failures.role == role)
+        with self._transaction() as db:
+            count, prompt, completion, cost = db.execute(paid).one()
+            failed = db.execute(lost).scalar_one()
+        return Usage(
+            calls=count + failed, failed=failed, prompt_tokens=prompt, completion_tokens=completion, cost_usd=cost
+        )
+
+    def spent_usd(self, run_id: str) -> tuple[float, float]:
+        """By this run, and by all runs this month."""
+        with self._transaction() as db:
+            return self._spent_usd(db, run_id)
+
+    def spending(self, by: Literal["model", "run", "tenant", "role", "month"], since_s: float = 0.0) -> list[Spending]:
+        """Calls, tokens, dollars and failures by a key, the dearest first."""
+        with self._transaction() as db:
+            calls = self._grouped(db, CALLS, by, since_s)
+            failures = self._grouped(db, FAILURES, by, since_s)
+        lines = []
+        for key in calls.keys() | failures.keys():
+            count, prompt, completion, cost = calls.get(key, (0, 0, 0, 0.0))
+            failed = failures.get(key, (0,))[0]
+            lines.append(
+                Spending(
+                    key=key,
+                    calls=count,
+                    prompt_tokens=prompt,
+                    completion_tokens=completion,
+                    cost_usd=cost,
+                    failed=failed,
+                )
+            )
+        return sorted(lines, key=lambda line: (-line.cost_usd, line.key))
+
+    def history(self, request_hash: str) -> list[Attempt]:
+        """Every try at one request, in the order of time."""
+        calls, failures = CALLS.c, FAILURES.c
+        answered = sa.select(
+            calls.created_s, calls.run_id, calls.role, calls.model, calls.finish_reason.label("outcome"),
+            calls.latency_ms, calls.cost_usd,
+        ).where(calls.request_hash == request_hash)  # fmt: skip
+        failed = sa.select(
+            failures.created_s, failures.run_id, failures.role, failures.model, failures.reason.label("outcome"),
+            failures.latency_ms, sa.literal(0.0).label("cost_usd"),
+        ).where(failures.request_hash == request_hash)  # fmt: skip
+        with self._transaction() as db:
+            rows = [*db.execute(answered).mappings(), *db.execute(failed).mappings()]
+        return sorted((Attempt(**row) for row in rows), key=lambda attempt: attempt.created_s)
+
+    def mean_tokens(self, model: str, role: str) -> tuple[float, float, int] | None:
+        """Prompt and completion tokens of an answered call, and how many calls that is known from."""
+        calls = CALLS.c
+        query = sa.select(
+            sa.func.avg(calls.prompt_tokens), sa.func.avg(calls.completion_tokens), sa.func.count()
+        ).where(calls.model == model, calls.role == role)
+        with self._transaction() as db:
+            prompt, completion, count = db.execute(query).one()
+        return (float(prompt), float(completion), count) if count else None
+
+    def close(self) -> None:
+        """End this client's claims and its connections."""
+        with self._transaction() as db:
+            db.execute(sa.delete(CLAIMS).where(CLAIMS.c.holder == self.holder))
+            db.execute(sa.delete(HOLDERS).where(HOLDERS.c.holder == self.holder))
+        self._engine.dispose()
+
+    # Within a transaction
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as db:
+                yield db
+        except sa.exc.DBAPIError as error:
+            # SQLAlchemy's own text carries the statement with its values.
+            raise LedgerError(f"ledger {shown(self._engine.url)}: {' '.join(str(error.orig).split())[:200]}") from None
+
+    def _record(self, db: sa.Connection, calls: Sequence[Call], failures: Sequence[Failure]) -> None:
+        now = time.time()
+        if failures:
+            db.execute(sa.insert(FAILURES), [{**failure.model_dump(), "created_s": now} for failure in failures])
+        if not calls:
+            return
+        db.execute(sa.insert(CALLS), [{**call.model_dump(), "created_s": now} for call in calls])
+        spent: dict[str, float] = {}
+        for call in calls:
+            for period in (f"run:{call.run_id}", _month(now)):
+                spent[period] = spent.get(period, 0.0) + call.cost_usd
+        statement = self._insert(SPENT)
+        statement = statement.on_conflict_do_update(
+            index_elements=["period"], set_={"usd": SPENT.c.usd + statement.excluded.usd}
+        )
+        # Always in the same order, so that two transactions can't wait for each other.
+        db.execute(statement, [{"period": period, "usd": usd} for period, usd in sorted(spent.items())])
+
+    def _find(self, db: sa.Connection, hashes: Collection[str]) -> dict[str, Call]:
+        columns = [CALLS.c[name] for name in Call.model_fields]
+        found: dict[str, Call] = {}
+        for some in _portions(hashes):
+            query = sa.select(*columns).where(CALLS.c.request_hash.in_(some)).order_by(CALLS.c.id.desc())
+            for row in db.execute(query):
+                found[row[0]] = Call.model_construct(**row._mapping)  # ours: validated when it was recorded
+        return found
+
+    def _keep(self, db: sa.Connection, retrievals: Sequence[Retrieval]) -> None:
+        if retrievals:
+            now = time.time()
+            rows = [retrieval.model_dump(mode="json") | {"created_s": now} for retrieval in retrievals]
+            db.execute(self._insert(RETRIEVALS).on_conflict_do_nothing(), rows)
+
+    def _retrieved(self, db: sa.Connection, keys: Collection[str]) -> dict[str, Retrieved]:
+        found: dict[str, Retrieved] = {}
+        for some in _portions(keys):
+            query = sa.select(RETRIEVALS.c.key, RETRIEVALS.c.found).where(RETRIEVALS.c.key.in_(some))
+            found.update({key: Retrieved.model_validate(value) for key, value in db.execute(query)})
+        return found
+
+    def _claim(self, db: sa.Connection, hashes: Sequence[str], holder: str) -> set[str]:
+        if not hashes:
+            return set()
+        ordered = sorted(set(hashes))
+        before = self._held(db, ordered, holder)
+        free = [each for each in ordered if each not in before]
+        if free:  # one prepared statement for any number: with RETURNING it would be another one for each number
+            statement = self._insert(CLAIMS).on_conflict_do_nothing()
+            db.execute(statement, [{"request_hash": each, "holder": holder} for each in free])
+        claimed = self._held(db, free, holder)
+        ours = before | claimed  # what this holder had already: an order that is sent again
+        return ours | self._take_over(db, [each for each in ordered if each not in ours], holder)
+
+    def _held(self, db: sa.Connection, hashes: Collection[str], holder: str) -> set[str]:
+        held: set[str] = set()
+        for some in _portions(hashes):
+            query = sa.select(CLAIMS.c.request_hash).where(CLAIMS.c.request_hash.in_(some), CLAIMS.c.holder == holder)
+            held.update(db.execute(query).scalars())
+        return held
+
+    def _take_over(self, db: sa.Connection, hashes: Sequence[str], holder: str) -> set[str]:
+        """Claims of processes that are gone."""
+        taken: set[str] = set()
+        for some in _portions(hashes):
+            held = sa.select(CLAIMS.c.holder).where(CLAIMS.c.request_hash.in_(some)).distinct()
+            dead = [each for each in db.execute(held).scalars() if self._is_dead(db, each)]
+            if dead:
+                claims = CLAIMS.c
+                statement = (
+                    sa.update(CLAIMS)
+                    .where(claims.request_hash.in_(some), claims.holder.in_(dead))
+                    .values(holder=holder)
+                    .returning(claims.request_hash)
+                )
+                taken.update(db.execute(statement).scalars())
+        return taken
+
+    def _is_dead(self, db: sa.Connection, holder: str) -> bool:
+        if holder == self.holder or holder.startswith(BATCH):
+            return False
+        host, pid, started, _ = holder.split("|")
+        if host == self._host:
+            return not _is_alive(int(pid), float(started))
+        seen = db.execute(sa.select(HOLDERS.c.seen_s).where(HOLDERS.c.holder == holder)).scalar()
+        return seen is None or time.time() - seen > _LONGEST_LEASE_S
+
+    def _release(self, db: sa.Connection, hashes: Collection[str], holder: str | None = None) -> None:
+        for some in _portions(hashes):
+            statement = sa.delete(CLAIMS).where(CLAIMS.c.request_hash.in_(some))
+            db.execute(statement.where(CLAIMS.c.holder == holder) if holder else statement)
+
+    def _heartbeat(self, db: sa.Connection) -> None:
+        now = time.time()
+        statement = self._insert(HOLDERS).values(holder=self.holder, seen_s=now)
+        db.execute(statement.on_conflict_do_update(index_elements=["holder"], set_={"seen_s": now}))
+
+    def _spent_usd(self, db: sa.Connection, run_id: str) -> tuple[float, float]:
+        run, month = f"run:{run_id}", _month(time.time())
+        query = sa.select(SPENT.c.period, SPENT.c.usd).where(SPENT.c.period.in_([run, month]))
+        rows: dict[str, float] = dict(db.execute(query).all())
+        return rows.get(run, 0.0), rows.get(month, 0.0)
+
+    def _grouped(self, db: sa.Connection, table: sa.Table, by: str, since_s: float) -> dict[str, Any]:
+        """By key: calls, and for `calls` tokens and dollars."""
+        column = _month_of(db, table.c.created_s) if by == "month" else table.c["run_id" if by == "run" else by]
+        sums = [_sum(table.c[name]) for name in ("prompt_tokens", "completion_tokens", "cost_usd") if name in table.c]
+        query = sa.select(column, sa.func.count(), *sums).where(table.c.created_s >= since_s).group_by(column)
+        return {row[0]: tuple(row[1:]) for row in db.execute(query)}
+
+
+@contextmanager
+def open_ledger(url: str | sa.URL) -> Iterator[Ledger]:
+    """A ledger that is closed at the end."""
+    ledger = Ledger(url)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+def _is_alive(pid: int, started: float) -> bool:
+    try:
+        return abs(float(psutil.Process(pid).create_time()) - started) < 1.0
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:  # somebody else's process of that number is there, so it may be the one
+        return True
+
+
+def _portions(hashes: Collection[str]) -> Iterator[list[str]]:
+    each = list(hashes)
+    for start in range(0, len(each), _PARAMETERS_PER_STATEMENT):
+        yield each[start : start + _PARAMETERS_PER_STATEMENT]
+
+
+def _sum(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    return sa.func.coalesce(sa.func.sum(column), 0)
+
+
+def _month(created_s: float) -> str:
+    return f"month:{datetime.fromtimestamp(created_s, UTC):%Y-%m}"
+
+
+def _month_of(db: sa.Connection, created_s: sa.Column[Any]) -> sa.ColumnElement[str]:
+    if db.dialect.name == "postgresql":
+        return sa.func.to_char(sa.func.timezone("UTC", sa.func.to_timestamp(created_s)), "YYYY-MM")
+    return sa.func.strftime("%Y-%m", created_s, "unixepoch")

@@ -1,0 +1,62 @@
+"""verl's agent loop and its reward loop in the trainer's own process, which only waits while they run.
+
+As Ray actors each would cost a process and its imports, and every sample several calls between them.
+"""
+
+# mypy: allow-subclassing-any, allow-untyped-calls
+
+import asyncio
+import copy
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.workers.rollout.llm_server import LLMServerClient
+
+from qinglan.engines.verl_router import Router
+
+
+class LocalClient(LLMServerClient):
+    """Knows the servers, instead of asking verl's router for one twice per sample."""
+
+    def __init__(self, config: Any, load_balancer_handle: Any, servers: dict[str, Any]) -> None:
+        super().__init__(config, load_balancer_handle)
+        self._router = Router(servers)
+
+    async def _acquire_server(self, request_id: str, **_: Any) -> tuple[str, Any]:
+        return self._router.acquire_server(request_id)
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        """Nothing was acquired."""
+
+
+class LocalReward:
+    """Passes for the handle of verl's reward worker: `compute_score.remote(data)` is to be awaited."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self.compute_score = SimpleNamespace(remote=self._compute_score)
+
+    async def _compute_score(self, data: Any) -> Any:
+        return await self._worker.compute_score(copy.deepcopy(data))  # it adds to the prompt's fields
+
+
+class LocalAgentLoopManager(AgentLoopManagerTQ):
+    """One worker, on an event loop in a thread."""
+
+    async def _init_agent_loop_workers(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="agent loop").start()
+        self._worker = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+
+    async def _start(self) -> Any:
+        reward = LocalReward(RewardLoopWorker(self.config))  # notes the running event loop
+        worker = AgentLoopWorkerTQ.__ray_actor_class__
+        return worker(self.config, self.llm_client, self.teacher_client, [reward])
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Start all samples; the results go to TransferQueue."""
+        started = self._worker.generate_sequences(prompts.clone(recurse=False))
+        asyncio.run_coroutine_threadsafe(started, self._loop).result()

@@ -1,0 +1,225 @@
+"""Sampling from a transformers model on the CPU, with rows that join and leave between two tokens.
+
+Log-probabilities are those of the tempered distribution before top-p and top-k cut it, as in the trainer.
+"""
+
+# mypy: allow-subclassing-any, allow-untyped-calls
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from transformers.cache_utils import Cache, DynamicLayer
+
+SPARE_TOKENS = 32
+"""The keys' and values' memory grows by this many tokens at a time."""
+ENDED_SHARE = 0.1
+"""Rows that have ended leave the batch, which copies the others' keys and values, once they are this share of it."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample one row. Temperature 0 is greedy; `top_k` −1 and `top_p` 1 are off."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+
+
+Sampled = tuple[list[int], list[float]]
+"""New token ids, the end-of-sequence token included, and their log-probabilities under the temperature."""
+
+
+@dataclass
+class Row:
+    """A prompt being continued; `answer` is called once, as soon as it has ended."""
+
+    prompt: list[int]
+    sampling: Sampling
+    answer: Callable[[Sampled], None]
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    ended: bool = False
+
+    def take(self, token: int, log_prob: float, eos_ids: set[int]) -> None:
+        """Note the next token."""
+        self.tokens.append(token)
+        self.log_probs.append(log_prob)
+        if token in eos_ids or len(self.tokens) == self.sampling.max_tokens:
+            self.ended = True
+            self.answer((self.tokens, self.log_probs))
+
+
+class Layer(DynamicLayer):
+    """One layer's keys and values, in memory that isn't allocated anew for each token."""
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Called with the first keys and values."""
+        super().lazy_initialization(key_states, value_states)
+        self._keys, self._values = key_states[:, :, :0], value_states[:, :, :0]
+        self.keys, self.values = self._keys, self._values
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append, and return all."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        length = self.keys.shape[2]
+        end = length + key_states.shape[2]
+        if end > self._keys.shape[2]:
+            room = (0, 0, 0, end + SPARE_TOKENS - length)
+            self._keys, self._values = pad(self.keys, room), pad(self.values, room)
+        self._keys[:, :, length:end], self._values[:, :, length:end] = key_states, value_states
+        self.keys, self.values = self._keys[:, :, :end], self._values[:, :, :end]
+        return self.keys, self.values
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drop all other rows."""
+        self._keys, self._values = self._keys[rows], self._values[rows]
+        length = self.keys.shape[2]
+        self.keys, self.values = self._keys[:, :, :length], self._values[:, :, :length]
+
+    def join(self, other: "Layer") -> None:
+        """Append another batch's rows."""
+        width = max(self.keys.shape[2], other.keys.shape[2])
+        self._keys = torch.cat([_widened(self.keys, width, 2), _widened(other.keys, width, 2)])
+        self._values = torch.cat([_widened(self.values, width, 2), _widened(other.values, width, 2)])
+        self.keys, self.values = self._keys, self._values
+
+
+class Batch:
+    """Rows that get a token each at every `step`, padded on the left to one width."""
+
+    @torch.inference_mode()
+    def __init__(self, model: Any, rows: list[Row], eos_ids: set[int], pad_id: int) -> None:
+        self.rows = rows
+        self._model, self._eos_ids = model, eos_ids
+        self._cache = Cache(layer_class_to_replicate=Layer)
+        ids, self._mask = _left_padded([row.prompt for row in rows], pad_id)
+        position = (self._mask.cumsum(-1) - 1).clamp(min=0)
+        self._position = position[:, -1:]
+        self._rules = Rules([row.sampling for row in rows])
+        self._advance(ids, position)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Every row's next token."""
+        self._mask = pad(self._mask, (0, 1), value=1)
+        self._position = self._position + 1
+        self._advance(self._token, self._position)
+
+    @torch.inference_mode()
+    def join(self, other: "Batch") -> None:
+        """Take over another batch's rows."""
+        if not self.rows:
+            self.__dict__.update(other.__dict__)
+            return
+        for mine, theirs in zip(self._cache.layers, other._cache.layers, strict=True):
+            mine.join(theirs)
+        width = max(self._mask.shape[1], other._mask.shape[1])
+        self._mask = torch.cat([_widened(self._mask, width, 1), _widened(other._mask, width, 1)])
+        self._position = torch.cat([self._position, other._position])
+        self._token = torch.cat([self._token, other._token])
+        self.rows = self.rows + other.rows
+        self._rules = Rules([row.sampling for row in self.rows])
+
+    def _advance(self, ids: torch.Tensor, position: torch.Tensor) -> None:
+        logits = self._model(
+            input_ids=ids,
+            attention_mask=self._mask,
+            position_ids=position,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        token, log_prob = self._rules.pick(logits[:, -1].float())
+        self._token = token.unsqueeze(1)
+        for row, one, value in zip(self.rows, token.tolist(), log_prob.tolist(), strict=True):
+            if not row.ended:
+                row.take(one, value, self._eos_ids)
+        left = [place for place, row in enumerate(self.rows) if not row.ended]
+        if not left or len(self.rows) - len(left) > ENDED_SHARE * len(self.rows):
+            self._keep(left)
+
+    def _keep(self, places: list[int]) -> None:
+        self.rows = [self.rows[place] for place in places]
+        if not self.rows:
+            return
+        index = torch.tensor(places)
+        for layer in self._cache.layers:
+            layer.keep(index)
+        self._mask, self._position, self._token = self._mask[index], self._position[index], self._token[index]
+        self._rules = Rules([row.sampling for row in self.rows])
+
+
+class Rules:
+    """The rows' ways of sampling, as tensors."""
+
+    def __init__(self, rows: Sequence[Sampling]) -> None:
+        self._greedy = torch.tensor([row.temperature == 0 for row in rows])
+        self._all_greedy, self._all_drawn = bool(self._greedy.all()), not self._greedy.any()
+        self._temperature = torch.tensor([row.temperature or 1.0 for row in rows]).unsqueeze(1)
+        self._is_cut = any(row.top_k > 0 or row.top_p < 1 for row in rows)
+        self._top_k = torch.tensor([row.top_k if row.top_k > 0 else torch.iinfo(torch.int64).max for row in rows])
+        self._top_p = torch.tensor([row.top_p for row in rows]).unsqueeze(1)
+
+    def pick(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Next token of each row and its log-probability."""
+        log_probs = torch.log_softmax(logits / self._temperature, -1)
+        if self._all_greedy:
+            token = log_probs.argmax(-1)
+        else:
+            token = _drawn(self.cut(log_probs))
+            if not self._all_drawn:
+                token = torch.where(self._greedy, log_probs.argmax(-1), token)
+        return token, log_probs.gather(1, token.unsqueeze(1)).squeeze(1)
+
+    def cut(self, log_probs: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities with everything outside each row's top-k and top-p at −inf."""
+        if not self._is_cut:
+            return log_probs
+        ordered, index = log_probs.sort(-1, descending=True)
+        mass_before = ordered.exp().cumsum(-1) - ordered.exp()
+        rank = torch.arange(log_probs.shape[-1]).unsqueeze(0)
+        drop = (rank >= self._top_k.unsqueeze(1)) | ((mass_before >= self._top_p) & (self._top_p < 1))
+        drop[:, 0] = False
+        return log_probs.masked_fill(torch.zeros_like(drop).scatter(1, index, drop), float("-inf"))
+
+
+def _drawn(log_probs: torch.Tensor) -> torch.Tensor:
+    """One token of each row; `torch.multinomial` would draw a random number for every token of the vocabulary."""
+    mass = log_probs.double().exp().cumsum(-1)
+    point = torch.rand(mass.shape[0], 1, dtype=torch.float64) * mass[:, -1:]
+    token = torch.searchsorted(mass, point, right=True).squeeze(1)
+    return token.clamp(max=mass.shape[-1] - 1)
+
+
+def sample(model: Any, prompts: list[list[int]], rows: list[Sampling], eos_ids: set[int], pad_id: int) -> list[Sampled]:
+    """Sample one batch to its end; each row has its own temperature, top-p, top-k and limit."""
+    results: list[Sampled] = [([], [])] * len(rows)
+
+    def keeper(place: int) -> Callable[[Sampled], None]:
+        return lambda sampled: results.__setitem__(place, sampled)
+
+    pairs = zip(prompts, rows, strict=True)
+    batch = Batch(model, [Row(*pair, keeper(place)) for place, pair in enumerate(pairs)], eos_ids, pad_id)
+    while batch.rows:
+        batch.step()
+    return results
+
+
+def _left_padded(prompts: list[list[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(map(len, prompts))
+    ids = torch.tensor([[pad_id] * (width - len(prompt)) + prompt for prompt in prompts])
+    lengths = torch.tensor([len(prompt) for prompt in prompts]).unsqueeze(1)
+    return ids, (torch.arange(width).unsqueeze(0) >= width - lengths).long()
+
+
+def _widened(tensor: torch.Tensor, width: int, dim: int) -> torch.Tensor:
+    """Zeros on the left of a dimension; the attention mask hides what they stand for."""
+    missing = width - tensor.shape[dim]
+    return pad(tensor, (0, 0) * (tensor.ndim - 1 - dim) + (missing, 0)) if missing else tensor

@@ -1,0 +1,84 @@
+"""The GPU profiles in verl's own validation, with tiny models in place of theirs; needs no GPU."""
+
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_rl import make_model
+
+from qinglan.config import load_profile
+from qinglan.engines.verl import ppo_command
+
+pytestmark = pytest.mark.slow
+for module in ("torch", "verl", "hydra"):
+    pytest.importorskip(module)
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+NAMES = ("fivedoctors", "fivedoctors_full", "fivedoctors_2nodes", "chengla")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def composed(name: str, model: Path, *changes: str) -> Any:
+    import verl
+    from hydra import compose, initialize_config_dir
+
+    profile = load_profile(str(CONFIGS / f"{name}.yaml"), [f"rl.critic_model={model}", *changes])
+    files = {key: model / key for key in ("train_file", "dev_file", "output_dir", "reward_config", "trainer_settings")}
+    command = ppo_command(profile, model=model, metrics_path=model / "metrics.1.jsonl", run_name="run", **files)
+    overrides = [word for word in command.argv[3:] if not word.startswith("hydra.")]
+    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
+        config = compose("ppo_trainer", overrides=overrides)
+    if importlib.util.find_spec("vllm") is None:
+        config.actor_rollout_ref.rollout.name = "hf_cpu"  # verl asks vLLM how large an adapter may be
+    return config
+
+
+@pytest.mark.parametrize("kl", ["off", "loss", "reward"])
+@pytest.mark.parametrize("name", NAMES)
+def test_verl_validates_the_profile(name: str, kl: str, model: Path) -> None:
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    config = composed(name, model, f"rl.kl.mode={kl}")
+    assert need_reference_policy(config) == (kl != "off")
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    for part in (config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.algorithm):
+        assert omega_conf_to_dataclass(part)
+
+
+def test_a_critic_with_another_tokenizer_is_refused(model: Path, tmp_path: Path) -> None:
+    from hydra.errors import InstantiationException
+    from transformers import AutoTokenizer
+    from verl.utils.config import omega_conf_to_dataclass
+
+    other = make_model(tmp_path / "other")
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["unheard-of"])
+    tokenizer.save_pretrained(other)
+    config = composed("fivedoctors", model, f"rl.critic_model={other}")
+    with pytest.raises(InstantiationException, match="another tokenizer than the policy, of 339 tokens and not 338"):
+        omega_conf_to_dataclass(config.critic)
+
+
+def test_the_critics_engine_takes_the_place_of_verls_on_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.workers.engine import EngineRegistry
+
+    from qinglan.engines.ppo_critic import ValueEngine
+
+    monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
+    assert EngineRegistry.get_engine_cls("value_model", "fsdp2") is ValueEngine

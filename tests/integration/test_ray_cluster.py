@@ -1,0 +1,157 @@
+"""verl as a job of a real Ray head, whose flow, worker and driver are killed one after the other."""
+
+import multiprocessing
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psutil
+import pytest
+from toy_rl import Toy, make_model
+
+from qinglan.config import Trainer
+from qinglan.engines import supervise
+from qinglan.engines.ray_jobs import RayJobs, UnreachableError
+from qinglan.engines.verl import checkpoints, read_metrics
+from tasks.engine import run_engine
+from tasks.stage import Stage
+
+for module in ("torch", "verl", "transfer_queue"):
+    pytest.importorskip(module)
+pytestmark = pytest.mark.slow
+
+STEPS = 10
+JOB = "qinglan-run-rl-verl-abcdefgh"
+
+
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    """A head's dashboard, and the process id of what keeps it: all that it started ends with it."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # its own, whatever this machine has
+    folder = Path(tempfile.mkdtemp(prefix="qr"))  # short: Ray's sockets below it have a limit
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port=0", "--num-cpus=16"]
+    ray += ["--num-gpus=1", "--include-dashboard=true", f"--dashboard-port={port}", "--disable-usage-stats"]
+    environment = {**os.environ, "RAY_prestart_worker_first_driver": "0"}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    with (folder / "head.log").open("wb") as log:
+        supervisor = subprocess.Popen(
+            [sys.executable, supervise.__file__, *ray, f"--temp-dir={folder}"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environment,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: answers(url), 120, (folder / "head.log").read_text)
+        yield url, supervisor.pid
+    finally:
+        assert supervisor.stdin is not None
+        supervisor.stdin.close()
+        supervisor.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def cluster(url: str) -> Trainer:
+    return Trainer(ray_dashboard_url=url, ray_token_env="RAY_AUTH_TOKEN", python=sys.executable)
+
+
+def answers(url: str) -> bool:
+    try:
+        with RayJobs(cluster(url)) as jobs:
+            return jobs.gpus_of_nodes() == [1] and bool(jobs.ray_version())
+    except UnreachableError:
+        return False
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float, explain: Callable[[], str]) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, explain()[-4000:]
+        time.sleep(0.2)
+
+
+def flow(toy: Toy, url: str) -> None:
+    """What the RL stage does, in a process that can be killed."""
+    with (toy.folder / "said.txt").open("a", buffering=1) as said:
+        toy.profile = toy.profile.model_copy(update={"trainer": cluster(url)})
+        stage = SimpleNamespace(
+            run=SimpleNamespace(id="run", profile=toy.profile),
+            name="rl",
+            key="abcdefghijkl",
+            directory=toy.folder,
+            say=lambda text: said.write(text + "\n"),
+        )
+        run_engine(cast(Stage, stage), toy.command, name="verl", log="rl.log", progress=lambda: checkpoints(toy.output))
+        said.write("the end\n")
+
+
+def process_of(head_pid: int, *words: str) -> int:
+    """The one process of this head whose command line has all the words."""
+    found = []
+    for pid in supervise.descendants(head_pid):
+        try:
+            line = " ".join(psutil.Process(pid).cmdline())
+        except psutil.NoSuchProcess:
+            continue
+        if all(word in line for word in words):
+            found.append(pid)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Path, head: tuple[str, int]) -> None:
+    url, head_pid = head
+    model = make_model(tmp_path / "model")
+    (tmp_path / "stage").mkdir()
+    toy = Toy(tmp_path / "stage", model, total_steps=STEPS, save_freq=2, test_freq=2, val_before_train=False)
+    spawn = multiprocessing.get_context("spawn")
+    first = spawn.Process(target=flow, args=(toy, url))
+    first.start()
+    log, said = toy.folder / "rl.log", toy.folder / "said.txt"
+
+    def explain() -> str:
+        return "".join(path.read_text() for path in (said, log) if path.exists())
+
+    def newest() -> int:
+        return max(checkpoints(toy.output), default=0)
+
+    wait_until(lambda: log.exists() and "dataset len" in log.read_text(), 200, explain)
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    first.join()
+
+    second = spawn.Process(target=flow, args=(toy, url))
+    second.start()
+    wait_until(lambda: f"following Ray job {JOB}-1" in said.read_text(), 60, explain)
+    wait_until(lambda: newest() >= 2, 200, explain)
+    os.kill(process_of(head_pid, "ray::", "WorkerDict"), signal.SIGKILL)
+    wait_until(lambda: f"submitted Ray job {JOB}-2" in said.read_text(), 120, explain)
+    first_end = newest()
+    wait_until(lambda: newest() >= first_end + 2, 200, explain)
+    os.kill(process_of(head_pid, "qinglan.engines.ppo"), signal.SIGKILL)
+    second.join(300)
+    assert second.exitcode == 0, explain()
+
+    with RayJobs(cluster(url)) as jobs:
+        ends = {job.submission_id: job.status for job in jobs.all()}
+    assert ends == {f"{JOB}-1": "FAILED", f"{JOB}-2": "FAILED", f"{JOB}-3": "SUCCEEDED"}
+    resumed_from = [int(step) for step in re.findall(r"Resuming from \S+global_step_(\d+)", log.read_text())]
+    assert resumed_from[0] == first_end and first_end < resumed_from[1] < STEPS
+    assert newest() == STEPS
+    assert set(read_metrics(toy.folder)) >= set(range(resumed_from[1] + 1, STEPS + 1))

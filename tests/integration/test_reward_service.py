@@ -1,0 +1,139 @@
+"""The reward service as a real Ray actor: one for all workers; killed in the middle, it buys nothing twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import FakeService, Script, completion, recall
+
+from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
+from qinglan.engines.launcher import JsonlTail
+from qinglan.ledger import ledger_url, open_ledger
+from qinglan.recipes import Baseline
+from qinglan.reward.service import RewardService
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("ray")
+
+CONCURRENCY, EACH, SHARED = 4, 40, 20
+DISTINCT = 2 * EACH - SHARED
+DRIVER = """
+import asyncio, json, sys
+import ray
+from qinglan.reward.actor import start_reward_service
+
+@ray.remote(num_cpus=0)
+class RewardWorker:
+    async def score(self, info, texts, path):
+        from qinglan.reward.function import compute_score
+        return await asyncio.gather(*(compute_score("d", text, "", info, config_path=path) for text in texts))
+
+path, info, parts = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+service = start_reward_service(path)
+workers = [RewardWorker.remote() for _ in parts]
+scored = ray.get([worker.score.remote(info, texts, path) for worker, texts in zip(workers, parts)])
+with open(path + ".scored", "w") as stream:
+    json.dump(scored, stream)
+"""
+BASE = Baseline(
+    row_id="1",
+    question="虾青素咋吃",
+    gold_id="",
+    teacher_rewrite="虾青素 服用方法",
+    teacher_quality=0.5,
+    teacher_judge=3.0,
+)
+
+
+class SlowRag:
+    """Answers after a while and knows how many asked at once."""
+
+    def __init__(self) -> None:
+        self.under_way = self.most = 0
+
+    def __call__(self, _: dict[str, Any]) -> Any:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        time.sleep(0.25)
+        self.under_way -= 1
+        return 200, recall(("g", 0.9))
+
+
+@pytest.fixture
+def service_of(tmp_path: Path) -> Callable[..., RewardService]:
+    def make(rag: FakeService, judge: FakeService) -> RewardService:
+        return RewardService(
+            recipe="query_rewrite",
+            reward=Reward(relevance_gate=False),
+            rag=Rag(concurrency=CONCURRENCY),
+            rag_url=rag.url,
+            retrieval_scope="r",
+            judge=Endpoint(model="j", concurrency=CONCURRENCY),
+            judge_url=judge.url,
+            judge_price=Price(input_per_million_usd=1, output_per_million_usd=1),
+            judge_key_salt="",
+            tenant=Tenant(),
+            ledger=LedgerStore(),
+            state=tmp_path,
+            budget=Budget(),
+            run_id="r",
+            samples_log=tmp_path / "samples.jsonl",
+        )
+
+    return make
+
+
+def start(folder: Path, service: RewardService, parts: list[list[str]]) -> subprocess.Popen[bytes]:
+    path = folder / "reward.json"
+    path.write_text(service.model_dump_json(), encoding="utf-8")
+    argv = [sys.executable, "-c", DRIVER, str(path), BASE.model_dump_json(), json.dumps(parts)]
+    with (folder / "driver.log").open("w") as log:
+        return subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+
+
+def actors_of(driver: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    found = psutil.Process(driver.pid).children(recursive=True)
+    return [each for each in found if each.is_running() and "".join(each.cmdline()[:1]).startswith("ray::RewardActor")]
+
+
+def test_a_killed_service_comes_back_and_buys_nothing_twice(
+    tmp_path: Path, serve: Callable[[Script], FakeService], service_of: Callable[..., RewardService]
+):
+    slow = SlowRag()
+    rag, judge = serve(slow), serve(lambda _: (200, completion('{"score": 4}')))
+    texts = [f"虾青素 用量{number}" for number in range(DISTINCT)]
+    driver = start(tmp_path, service_of(rag, judge), [texts[:EACH], texts[EACH - SHARED :]])
+    try:
+        deadline = time.monotonic() + 120
+        while len(rag.bodies) < DISTINCT // 2:
+            assert time.monotonic() < deadline and driver.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
+            time.sleep(0.05)
+        (actor,) = actors_of(driver)
+        most_before = slow.most
+        actor.kill()
+        driver.wait(timeout=180)
+    finally:
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+    assert driver.returncode == 0, (tmp_path / "driver.log").read_text()[-3000:]
+    one, other = json.loads((tmp_path / "reward.json.scored").read_text())
+    assert {sample["invalid"] for sample in one + other} == {0}
+    assert [sample["score"] for sample in one[-SHARED:]] == [sample["score"] for sample in other[:SHARED]]
+    assert most_before == CONCURRENCY
+    # What was on the wire when it was killed is asked again; what was answered is not.
+    assert DISTINCT <= len(rag.bodies) <= DISTINCT + 2 * CONCURRENCY
+    assert DISTINCT <= len(judge.bodies) <= DISTINCT + 2 * CONCURRENCY
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
+        assert ledger.usage("r", "judge").calls == DISTINCT
+    logged = [entry for entry in JsonlTail(tmp_path / "samples.jsonl").new() if "score" in entry]
+    assert {entry["rewrite"] for entry in logged} == set(texts)

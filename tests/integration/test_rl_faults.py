@@ -1,0 +1,172 @@
+"""A real verl run, rewarded through the real service, whose RAG fails, goes away for a while, or stays away."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from toy_rl import Toy, make_model
+
+from qinglan.config import Budget, Embedded, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
+from qinglan.embedded.sample import write_sample
+from qinglan.engines.launcher import JsonlTail
+from qinglan.engines.progress import read_stop
+from qinglan.engines.verl import REWARD_FUNCTION, checkpoints, read_metrics
+from qinglan.recipes import Baseline
+from qinglan.reward.service import RewardService
+
+pytestmark = pytest.mark.slow
+for module in ("torch", "verl", "transfer_queue"):
+    pytest.importorskip(module)
+
+STEPS, OUTAGE_S = 6, 12.0
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+class RewardedToy(Toy):
+    """The toy, rewarded by what it retrieves; no judge."""
+
+    def __init__(self, folder: Path, model_folder: Path, port: int, *, max_outage_s: float, **rl: Any) -> None:
+        super().__init__(folder, model_folder, max_invalid_share=0.05, total_steps=STEPS, **rl)
+        self.profile.rl.extra["reward.custom_reward_function.path"] = REWARD_FUNCTION
+        self.samples = folder / "samples.jsonl"
+        for path in (self.train, self.dev):
+            add_baselines(path)
+        service = RewardService(
+            recipe="query_rewrite",
+            reward=Reward(
+                judge_weight=0, guard_min_judge=0, relevance_gate=False, preservation_guard=False,
+                max_outage_s=max_outage_s,
+            ),
+            rag=Rag(max_retries=3, timeout_s=5),
+            rag_url=f"http://127.0.0.1:{port}/retrieve",
+            retrieval_scope="test",
+            judge=Endpoint(model="none"),
+            judge_url="http://127.0.0.1:9/v1",
+            judge_price=Price(input_per_million_usd=0, output_per_million_usd=0),
+            judge_key_salt="",
+            tenant=Tenant(),
+            ledger=LedgerStore(),
+            state=folder,
+            budget=Budget(),
+            run_id="toy",
+            samples_log=self.samples,
+        )  # fmt: skip
+        self.reward_config.write_text(service.model_dump_json())
+
+    def lines(self, **having: Any) -> list[dict[str, Any]]:
+        """Of the samples log, those that have these values."""
+        return [line for line in JsonlTail(self.samples).new() if having.items() <= line.items()]
+
+
+def add_baselines(path: Path) -> None:
+    rows = pq.read_table(path).to_pylist()
+    for number, row in enumerate(rows):
+        row["extra_info"] |= Baseline(
+            row_id=f"{path.stem}-{number}",
+            question="虾青素怎么吃",
+            gold_id="",
+            teacher_rewrite="虾青素 服用方法",
+            teacher_quality=0.5,
+            teacher_judge=-1,
+        ).model_dump()
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+class RagServer:
+    """The embedded RAG on a port of its own, which can go away and come back."""
+
+    def __init__(self, folder: Path, port: int, fault_rate: float = 0.0) -> None:
+        self.port = port
+        sizes = Embedded(sample_train_rows=1, sample_dev_rows=1, sample_test_rows=1)
+        documents = write_sample(folder, sizes).knowledge_base
+        self._argv = [sys.executable, "-m", "qinglan.embedded.rag_server", "--knowledge-base", str(documents)]
+        self._argv += ["--port", str(port), "--fault-rate", str(fault_rate)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with httpx.Client(trust_env=False) as client:
+            for _ in range(600):
+                try:
+                    client.get(f"http://127.0.0.1:{self.port}/health")
+                    return
+                except httpx.TransportError:
+                    time.sleep(0.05)
+        raise TimeoutError("the RAG did not start")
+
+    def kill(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextmanager
+def rag(folder: Path, fault_rate: float = 0.0) -> Iterator[RagServer]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = RagServer(folder / "kb", port, fault_rate)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def test_transient_faults_and_an_outage_cost_no_sample(tmp_path: Path, model_folder: Path) -> None:
+    with rag(tmp_path, fault_rate=0.1) as server:
+        toy = RewardedToy(tmp_path, model_folder, server.port, max_outage_s=120, save_freq=2, test_freq=2)
+
+        def go_away() -> None:
+            while not any(step >= 2 for step in read_metrics(tmp_path)):
+                time.sleep(0.1)
+            server.kill()
+            time.sleep(OUTAGE_S)
+            server.start()
+
+        breaking = threading.Thread(target=go_away, daemon=True)
+        breaking.start()
+        toy.run(toy.command())
+    steps = read_metrics(tmp_path)
+    trained = [steps[step] for step in range(1, STEPS + 1)]
+    assert [step["reward_extra/samples"] for step in trained] == [16] * STEPS
+    assert sum(step["reward_extra/invalid"] for step in trained) == 0
+    assert sum(line.get("rag_failed", 0) for line in toy.lines()) > 0, "there were faults"
+    waited_s = sum(line["seconds"] for line in toy.lines(outage="rag", state="ended"))
+    assert 0.3 * OUTAGE_S < waited_s < OUTAGE_S + 15, "it costs about as long as it lasts"
+
+
+def test_a_rag_that_stays_away_stops_training_which_goes_on_where_it_was(tmp_path: Path, model_folder: Path) -> None:
+    with rag(tmp_path) as server:
+        toy = RewardedToy(tmp_path, model_folder, server.port, max_outage_s=3, save_freq=6, test_freq=6)
+        process = toy.start(toy.command())
+        while process.poll() is None and 2 not in read_metrics(tmp_path):
+            time.sleep(0.1)
+        server.kill()
+        assert process.wait(300) != 0
+        stopped = read_stop(tmp_path)
+        assert stopped is not None and stopped[1]
+        assert "could not be scored, more than reward.max_invalid_share = 5% allows" in stopped[0]
+        assert toy.lines(failed_by="rag")
+        (saved,) = checkpoints(toy.output)
+        assert saved == max(read_metrics(tmp_path)), "what was learnt is kept, whatever save_freq says"
+
+        server.start()
+        toy.run(toy.command())
+    second = [json.loads(line)["step"] for line in (tmp_path / "metrics.2.jsonl").read_text().splitlines()]
+    assert second == list(range(saved, STEPS + 1))

@@ -1,0 +1,259 @@
+"""Alarms on series made for them. Noise is drawn from a fixed seed."""
+
+import io
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+
+from qinglan.alarms import (
+    CLIP_FRACTION,
+    ENTROPY,
+    EXPLAINED_VARIANCE,
+    GOLD,
+    JUDGE,
+    REFERENCE_KLS,
+    REWARD,
+    UPDATE_KL,
+    VALUE_LOSS,
+    ZERO_VARIANCE,
+    Alarm,
+    AlarmWatch,
+    counts,
+    read_alarms,
+    with_alarm,
+)
+from qinglan.config import Alarms
+from qinglan.report import Report
+from qinglan.report_html import render_html
+from qinglan.report_terminal import print_table
+
+Curve = Callable[[int], float]
+STEPS = 60
+
+
+def line(start: float, end: float, noise: float = 0.0, seed: int = 0) -> Curve:
+    """From `start` to `end` over the run."""
+    rng = random.Random(seed)
+    drawn = [start + (end - start) * step / STEPS + rng.gauss(0, noise) for step in range(STEPS + 1)]
+    return lambda step: drawn[step]
+
+
+def settle(start: float, end: float, noise: float = 0.0, seed: int = 0) -> Curve:
+    """From `start` towards `end`, most of it in the first ten steps."""
+    flat = line(end, end, noise, seed)
+    return lambda step: flat(step) + (start - end) * 0.85**step
+
+
+def jump(before: float, after: float, at: int = 30) -> Curve:
+    return lambda step: before if step < at else after
+
+
+def steps_of(**curves: Curve) -> list[tuple[int, dict[str, float]]]:
+    return [(step, {key: curve(step) for key, curve in curves.items()}) for step in range(1, STEPS + 1)]
+
+
+def watch(settings: Alarms | None = None, **curves: Curve) -> list[Alarm]:
+    watching = AlarmWatch(settings or Alarms())
+    return [alarm for step, metrics in steps_of(**curves) for alarm in watching.update(step, metrics)]
+
+
+def names(alarms: list[Alarm]) -> list[str]:
+    return [alarm.name for alarm in alarms]
+
+
+def healthy(seed: int = 0) -> dict[str, Curve]:
+    """Curves with the ends and the noise of healthy runs of the embedded profile."""
+    return {
+        REWARD: line(-0.05, 0.08, 0.035, seed),
+        GOLD: line(0.81, 0.9, 0.04, seed + 1),
+        JUDGE: line(4.6, 4.85, 0.12, seed + 2),
+        ENTROPY: line(0.29, 0.09, 0.06, seed + 3),
+        CLIP_FRACTION: line(0.01, 0.0, 0.003, seed + 4),
+        UPDATE_KL: line(0.003, 0.0, 0.002, seed + 5),
+        REFERENCE_KLS[0]: line(0.0, 0.1, 0.01, seed + 6),
+        VALUE_LOSS: settle(0.07, 0.032, 0.007, seed + 7),
+        EXPLAINED_VARIANCE: settle(-0.8, 0.15, 0.08, seed + 8),
+        ZERO_VARIANCE: line(0.2, 0.5, 0.05, seed + 9),
+    }
+
+
+def test_a_healthy_run_is_quiet():
+    assert [names(watch(**healthy(10 * seed))) for seed in range(40)] == [[]] * 40
+
+
+@pytest.mark.parametrize(("key", "name"), [(GOLD, "reward_up_gold_down"), (JUDGE, "reward_up_judge_down")])
+def test_reward_up_while_what_matters_goes_down(key: str, name: str):
+    scale = 5 if key == JUDGE else 1
+    curves = {REWARD: line(0.0, 0.3, 0.035), key: line(0.8 * scale, 0.3 * scale, 0.04 * scale, 1)}
+    (alarm,) = watch(**curves)
+    assert alarm.name == name
+    assert alarm.step <= 30
+    assert alarm.values["reward_now"] > alarm.values["reward_before"]
+    assert "since steps" in alarm.message
+
+
+def test_gold_that_falls_with_the_reward_is_no_hack():
+    curves = {REWARD: line(0.3, 0.0, 0.03), GOLD: line(0.8, 0.5, 0.04, 1)}
+    assert names(watch(**curves)) == ["reward_down"]
+
+
+def test_gold_is_compared_with_its_best_window_not_with_the_first():
+    def rises_then_falls(step: int) -> float:
+        return 0.5 + 0.4 * min(step, STEPS - step) / 30
+
+    (alarm,) = watch(**{REWARD: line(0.0, 0.4, 0.02), GOLD: rises_then_falls})
+    assert alarm.step > 30
+    assert alarm.values["gold_top1_before"] > 0.8
+
+
+def test_a_drop_below_the_least_that_counts_is_none():
+    curves = {REWARD: line(0.0, 0.3), GOLD: line(0.8, 0.76)}
+    assert watch(**curves) == []
+    assert names(watch(Alarms(min_gold_drop=0.02), **curves)) == ["reward_up_gold_down"]
+
+
+def test_noise_alone_alarms_in_hardly_any_run():
+    flat = [{REWARD: line(0.0, 0.1, 0.1, seed), GOLD: line(0.5, 0.5, 0.1, seed + 1000)} for seed in range(200)]
+    assert sum(bool(watch(Alarms(min_gold_drop=0.0), **curves)) for curves in flat) <= 2
+
+
+def test_entropy_collapses():
+    curves = {REWARD: line(0.0, 0.0, 0.02), ENTROPY: lambda step: 0.3 * 0.85**step}
+    (alarm,) = watch(**curves)
+    assert alarm.name == "entropy_collapse"
+    assert alarm.values["entropy_now"] < 0.1 * alarm.values["entropy_before"]
+    assert watch(Alarms(min_entropy_share=0.0), **curves) == []
+
+
+def test_clip_fraction_is_seen_within_three_steps():
+    (alarm,) = watch(**{CLIP_FRACTION: jump(0.1, 0.8)})
+    assert (alarm.name, alarm.step) == ("clip_fraction", 31)
+    assert watch(**{CLIP_FRACTION: lambda step: 0.8 if step == 30 else 0.1}) == []
+
+
+@pytest.mark.parametrize("key", [UPDATE_KL, *REFERENCE_KLS])
+def test_kl_runs_away(key: str):
+    (alarm,) = watch(**{key: jump(0.05, 3.0)})
+    assert alarm.name == "kl_runaway"
+    assert "nats per token" in alarm.message
+
+
+def test_value_loss_that_does_not_fall():
+    (alarm,) = watch(**{VALUE_LOSS: line(0.06, 0.06, 0.005), EXPLAINED_VARIANCE: line(-1.0, -1.0, 0.1, 1)})
+    assert (alarm.name, alarm.step) == ("value_loss_flat", 30)
+    assert names(watch(**{VALUE_LOSS: line(0.06, 0.5)})) == ["value_loss_flat"]
+
+
+def test_value_loss_may_rise_while_the_values_explain_the_returns():
+    assert watch(**{VALUE_LOSS: line(0.02, 0.06, 0.002), EXPLAINED_VARIANCE: line(0.0, 0.6, 0.05, 1)}) == []
+
+
+def test_reward_that_falls_from_its_best():
+    def up_and_down(step: int) -> float:
+        return 0.01 * min(step, STEPS - step)
+
+    (alarm,) = watch(**{REWARD: up_and_down})
+    assert alarm.name == "reward_down"
+    assert alarm.step > 30
+
+
+def test_groups_without_variance():
+    (alarm,) = watch(**{ZERO_VARIANCE: jump(0.3, 1.0)})
+    assert alarm.name == "zero_variance"
+    assert alarm.values == {"zero_variance": pytest.approx(0.86)}
+
+
+def test_a_short_run_needs_short_windows():
+    hacked = {REWARD: jump(0.0, 0.5, at=6), GOLD: jump(0.9, 0.1, at=6)}
+    assert watch(Alarms(window_steps=3), **hacked)[0].step <= 10
+    assert watch(Alarms(window_steps=10), **hacked)[0].step == 20
+
+
+def test_an_alarm_sounds_once_and_again_only_after_a_quiet_window():
+    def twice(gap: int) -> Curve:
+        return lambda step: 0.9 if step <= 20 or step > 20 + gap else 0.1
+
+    assert len(watch(**{CLIP_FRACTION: twice(0)})) == 1
+    assert len(watch(**{CLIP_FRACTION: twice(8)})) == 1
+    assert [alarm.step for alarm in watch(**{CLIP_FRACTION: twice(20)})] == [3, 42]
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped():
+    steps = steps_of(**healthy() | {GOLD: line(0.8, 0.3, 0.04, 1), CLIP_FRACTION: jump(0.1, 0.9, at=50)})
+    through = AlarmWatch(Alarms())
+    expected = [alarm for step, metrics in steps for alarm in through.update(step, metrics)]
+    resumed = AlarmWatch(Alarms())
+    replayed = [alarm for step, metrics in steps[:40] for alarm in resumed.update(step, metrics)]
+    assert resumed.update(*steps[39]) == []  # validated again under the step that it resumes from
+    assert replayed + [alarm for step, metrics in steps[40:] for alarm in resumed.update(step, metrics)] == expected
+    assert len(expected) == 2
+
+
+def test_what_is_missing_or_not_finite_can_not_alarm():
+    assert watch(**{CLIP_FRACTION: lambda _: float("nan"), UPDATE_KL: lambda _: float("inf")}) == []
+    assert AlarmWatch(Alarms()).update(1, {CLIP_FRACTION: None, "note": "text", "dev/value": 0.5}) == []
+
+
+def test_steps_without_labels_are_left_out_of_the_comparison():
+    watching, found = AlarmWatch(Alarms()), []
+    for step, metrics in steps_of(**{REWARD: line(0.0, 0.3, 0.01), GOLD: line(0.9, 0.1, 0.02, 1)}):
+        known = metrics if step % 2 else {REWARD: metrics[REWARD]}
+        found += watching.update(step, known)
+    assert names(found) == ["reward_up_gold_down"]
+    assert found[0].step >= 39  # the twentieth labelled step
+
+
+def test_actions_go_by_name():
+    settings = Alarms(default_action="lower_lr", actions={"clip_fraction": "stop", "zero_variance": "off"})
+    curves = {CLIP_FRACTION: line(0.9, 0.9), UPDATE_KL: line(1.0, 1.0), ZERO_VARIANCE: line(1.0, 1.0)}
+    assert [(alarm.name, alarm.action) for alarm in watch(settings, **curves)] == [
+        ("clip_fraction", "stop"),
+        ("kl_runaway", "lower_lr"),
+    ]
+
+
+def test_a_bare_off_in_yaml_is_off():
+    settings = Alarms.model_validate(yaml.safe_load("{default_action: off, actions: {reward_down: off}}"))
+    assert settings.default_action == settings.action("reward_down") == "off"
+
+
+def test_an_unknown_alarm_is_refused():
+    with pytest.raises(ValidationError, match="clip_fraction"):
+        Alarms.model_validate({"actions": {"clipfraction": "stop"}})
+
+
+def test_a_line_of_the_file_reads_back_and_half_a_line_is_skipped(tmp_path: Path):
+    (alarm,) = watch(**{CLIP_FRACTION: jump(0.1, 0.9)})
+    path = tmp_path / "alarms.jsonl"
+    assert read_alarms(path) == []
+    path.write_text(f'{alarm.model_dump_json()}\n{{"step": 4', encoding="utf-8")
+    assert read_alarms(path) == [alarm]
+
+
+def test_what_a_killed_attempt_saw_after_its_checkpoint_counts_once():
+    def at(step: int, name: str = "reward_down") -> Alarm:
+        return Alarm.model_validate({"step": step, "name": name, "action": "warn", "message": ""})
+
+    seen: list[Alarm] = []
+    for alarm in (at(10), at(20), at(22, "zero_variance"), at(21), at(19)):
+        seen = with_alarm(seen, alarm)
+    assert [alarm.step for alarm in seen] == [10, 22, 19]
+    assert counts(seen) == {"reward_down": 2, "zero_variance": 1}
+
+
+def test_the_report_shows_what_was_alarming(tmp_path: Path):
+    found = watch(Alarms(default_action="stop"), **{CLIP_FRACTION: jump(0.1, 0.9)})
+    report = Report(run_id="r", profile="p", recipe="query_rewrite", alarms=found)
+    report.write(tmp_path / "report.json")
+    assert Report.read(tmp_path / "report.json").alarms == found
+    page = render_html(report, tmp_path / "report.html").path.read_text(encoding="utf-8")
+    assert "RL training sounded alarms: clip_fraction (step 31)" in page
+    assert f"<code>clip_fraction</code>, training ended: {found[0].message}" in page
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(print_table(report))
+    assert "clip_fraction (step 31)" in console.export_text()

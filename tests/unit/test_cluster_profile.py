@@ -1,0 +1,89 @@
+"""What a profile with a Ray cluster changes: what is checked before a run, and what commands ask for."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_ray import FakeRay
+
+from qinglan import preflight
+from qinglan.config import Profile
+from qinglan.engines.generate import generate_commands
+from qinglan.engines.swift import engine_python, merge_command, sft_command
+from qinglan.engines.verl import export_command
+from qinglan.errors import QinglanError
+from qinglan.preflight import Check, inspect_profile
+
+ProfileOf = Callable[..., Profile]
+
+
+@pytest.fixture
+def ray() -> Iterator[FakeRay]:
+    fake = FakeRay()
+    yield fake
+    fake.close()
+
+
+def on_cluster(profile_of: ProfileOf, url: str, **trainer: Any) -> Profile:
+    settings = {"device": "cuda", "gpus_per_node": 4, "nodes": 1, "ray_dashboard_url": url} | trainer
+    return profile_of(trainer=settings, rl={"tensor_model_parallel_size": 2, "ppo_micro_batch_size_per_gpu": 2})
+
+
+def check_of(profile: Profile, name: str) -> Check:
+    return next(check for check in inspect_profile(profile, "train") if check.name == name)
+
+
+def test_no_gpu_of_this_machine_is_asked_for(profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight.shutil, "which", lambda _: None)
+    profile = on_cluster(profile_of, ray.url)
+    assert check_of(profile, "device").problem is None
+    assert check_of(profile, "ray") == Check("ray", ray.url)
+    assert "trainer packages" not in [check.name for check in inspect_profile(profile, "train")]
+
+
+@pytest.mark.parametrize(("nodes", "shown"), [([], "none"), ([2, 2], "2, 2"), ([4], "4")])
+def test_a_cluster_without_enough_gpus(profile_of: ProfileOf, ray: FakeRay, nodes: list[int], shown: str):
+    ray.nodes = [{"state": "ALIVE", "resources_total": {"GPU": float(count)}} for count in nodes]
+    ray.nodes.append({"state": "DEAD", "resources_total": {"GPU": 8.0}})
+    check = check_of(on_cluster(profile_of, ray.url, nodes=2), "ray")
+    assert check.problem is not None
+    assert check.problem.endswith(f"asks for 2 × 4 GPUs (gpus_per_node) and the nodes of {ray.url} have {shown}")
+
+
+def test_a_dashboard_that_does_not_answer(profile_of: ProfileOf, ray: FakeRay):
+    ray.is_down = True
+    problem = check_of(on_cluster(profile_of, ray.url), "ray").problem
+    assert problem is not None and problem.startswith(f"Ray {ray.url}: ")
+
+
+def test_stand_ins_can_not_be_reached_from_another_machine(
+    profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(preflight, "uses_proxy", lambda _: True)
+    problem = check_of(on_cluster(profile_of, ray.url), "ray").problem
+    assert problem is not None and "the stand-ins for RAG and judge answer on this machine only" in problem
+
+
+def test_the_interpreter_is_that_of_the_nodes(profile_of: ProfileOf):
+    url = "http://127.0.0.1:1"
+    assert engine_python(on_cluster(profile_of, url)) == "python"
+    assert engine_python(on_cluster(profile_of, url, python="/opt/bin/python")) == "/opt/bin/python"
+
+
+def gpus_of(profile: Profile, folder: Path) -> list[int]:
+    sft = sft_command(profile, model="m", train_file=folder, dev_file=folder, output_dir=folder, resume_from=None)
+    merge = merge_command(profile, adapter=folder, output_dir=folder, model="m")
+    (generate, *_) = generate_commands(profile, {"sft": "m"}, folder, folder)
+    export = export_command(profile, checkpoint=folder, base_model=folder, output_dir=folder)
+    return [command.gpus for command in (sft, merge, generate, export)]
+
+
+def test_commands_name_the_gpus_that_they_use_themselves(profile_of: ProfileOf, tmp_path: Path):
+    assert gpus_of(on_cluster(profile_of, "http://127.0.0.1:1"), tmp_path) == [4, 4, 2, 1]
+    assert gpus_of(profile_of(), tmp_path) == [0, 0, 0, 0]
+
+
+def test_a_secret_is_no_part_of_the_url(profile_of: ProfileOf):
+    with pytest.raises((QinglanError, ValueError), match="holds a password"):
+        on_cluster(profile_of, "http://user:secret@head:8265")

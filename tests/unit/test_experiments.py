@@ -1,0 +1,264 @@
+"""The experiments' logic on made-up results: what is run, what is skipped, and what the tables say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.rl_experiments import command, findings, matrix, rivals, tables
+from benchmarks.rl_experiments.results import Point, Result, Results, Site, difference, verl_curve
+from qinglan.artifacts import hash_of
+from qinglan.config import load_profile
+from qinglan.errors import EngineError
+from qinglan.statistics import Comparison
+
+GROUPS = {f"{row:02}": f"document {row // 4}" for row in range(40)}
+GOOD, BAD = "1" * 40, "0" * 40
+HALF = "01" * 20
+"""Half of every group's questions."""
+
+
+def result(experiment: str = "default", seed: int = 1, *, rl: str = GOOD, **changes: Any) -> Result:
+    settings = matrix.EXPERIMENTS[experiment].settings
+    known: dict[str, Any] = {
+        "experiment": experiment, "seed": seed, "settings": settings, "run_id": "r", "sources": "s",
+        "versions": {"verl": "0.9.1"}, "cores": 2, "wall_s": 100.0, "rl_s": 60.0, "questions": hash_of(GROUPS),
+        "top1": {"teacher": HALF, "sft": HALF, "rl": rl}, "quality": {"rl": 4.5},
+        "summary": {"reward_first": 0.0, "reward_last": 0.1, "dev_value": 0.9, "chosen_step": 45},
+    }  # fmt: skip
+    return Result(**known | changes)
+
+
+def of(*found: Result) -> Results:
+    results: Results = {}
+    for one in found:
+        results.setdefault(one.experiment, {})[one.seed] = one
+    return results
+
+
+def table_line(table: str, title: str) -> str:
+    return next(line for line in table.splitlines() if line.startswith(f"| {title} |"))
+
+
+@pytest.mark.parametrize("experiment", matrix.EXPERIMENTS.values(), ids=lambda experiment: experiment.name)
+def test_every_experiment_is_a_valid_profile(experiment: matrix.Experiment) -> None:
+    profile = load_profile("embedded", experiment.settings)
+    assert profile.rl.train_batch_size * profile.rl.rollouts_per_prompt == 64
+    assert profile.rl.ppo_mini_batch_size * profile.rl.rollouts_per_prompt == 32
+
+
+def test_tables_and_choices_name_experiments_that_exist() -> None:
+    named = {name for comparison in matrix.COMPARISONS for name in comparison.experiments}
+    named |= {name for choice in findings.CHOICES for name, _ in (choice.way, choice.other)}
+    assert named | {*matrix.RIVALS} <= matrix.EXPERIMENTS.keys()
+
+
+@pytest.mark.parametrize("name", matrix.TUNED)
+def test_a_learning_rate_in_use_is_one_of_its_candidates(name: str) -> None:
+    rate, candidates = matrix.TUNED[name]
+    settings = {candidate: matrix.EXPERIMENTS[candidate].settings for candidate in candidates}
+    assert [c for c, of_candidate in settings.items() if of_candidate == matrix.EXPERIMENTS[name].settings] == [
+        next(c for c in candidates if c.endswith(f"_{rate}"))
+    ]
+
+
+def test_a_difference_averages_seeds_and_resamples_groups() -> None:
+    ours = of(result(seed=1, rl=GOOD), result(seed=2, rl=HALF))["default"]
+    found = difference(ours, "rl", ours, "teacher", GROUPS)
+    assert found is not None
+    assert found.diff == 0.25
+    assert found.groups == 10
+    assert found.ci95 == (0.25, 0.25)  # every group has the same difference, so drawing groups moves nothing
+
+
+def test_groups_that_differ_widen_the_interval() -> None:
+    one = {1: result(rl=GOOD[:20] + BAD[20:])}
+    found = difference(one, "rl", one, "teacher", GROUPS)
+    assert found is not None
+    assert found.ci95 is not None
+    assert found.ci95[0] < -0.2 < 0.2 < found.ci95[1]
+
+
+def test_a_question_without_a_value_in_one_seed_is_left_out() -> None:
+    ours = of(result(seed=1, rl="-" + GOOD[1:]), result(seed=2))["default"]
+    found = difference(ours, "rl", ours, "teacher", GROUPS)
+    assert found is not None
+    assert (found.n, found.left_out) == (39, 1)
+
+
+def test_experiments_are_compared_on_the_seeds_that_both_have() -> None:
+    ours = of(result("grpo", 1, rl=GOOD), result("grpo", 2, rl=BAD))["grpo"]
+    found = difference(ours, "rl", {1: result(rl=HALF), 3: result(seed=3, rl=BAD)}, "rl", GROUPS)
+    assert found is not None
+    assert found.diff == 0.5
+    assert difference(ours, "rl", {3: result(seed=3)}, "rl", GROUPS) is None
+
+
+def test_a_line_has_the_numbers_and_names_the_missing_seed() -> None:
+    found = of(result(seed=1, rl=GOOD), result(seed=3, rl=HALF, alarms=["reward_down @ 31"]))
+    line = table_line(
+        tables.comparison_table(matrix.COMPARISONS[0], found, GROUPS), matrix.EXPERIMENTS["default"].title
+    )
+    assert "| 1, 3; missing: 2 | 0.500 | 0.500 | 0.750 (1.000, 0.500) | +0.250 [0.250, 0.250] |" in line
+    assert "| 4.50 | 0.000 → +0.100 | 0.900 | seed 3: reward_down @ 31 | 45/45 | 60 |" in line
+
+
+def test_an_experiment_that_was_not_run_is_shown_as_such() -> None:
+    table = tables.comparison_table(matrix.COMPARISONS[0], of(result()), GROUPS)
+    line = table_line(table, matrix.EXPERIMENTS["grpo"].title)
+    assert "not measured" in line
+    assert {text.count("|") for text in table.splitlines()} == {table.splitlines()[0].count("|")}
+
+
+def test_the_seed_table_shows_each_seed_alone() -> None:
+    lines = tables.seed_table(of(result(seed=2))["default"], GROUPS).splitlines()[2:]
+    assert lines[0] == "| 1 | not measured | | | | | | |"
+    assert lines[1] == "| 2 | 40 | 0.500 | 0.500 | 1.000 | +0.500 [0.500, 0.500] | 0.000 [0.000, 0.000] | 60 |"
+
+
+def test_the_page_can_be_made_of_nothing_and_of_one_result() -> None:
+    assert "Nothing has been measured yet." in tables.document({}, {})
+    page = tables.document(of(result(curve=[Point(samples=64, seconds=2.0, reward=0.1)])), GROUPS)
+    assert "Runs: 1, on 40 test questions about 10 documents" in page
+
+
+def test_results_of_two_states_of_the_code_are_told() -> None:
+    assert any("2 states" in line for line in tables.measured_on(of(result(), result(seed=2, sources="t")), GROUPS))
+
+
+def test_learning_rates_mark_the_one_in_use_and_the_best() -> None:
+    values = {"grpo_lr_3.0e-4": 0.8, "grpo_lr_1.0e-3": 0.9}
+    text = tables.learning_rates(of(*(result(name, summary={"dev_value": value}) for name, value in values.items())))[1]
+    assert "| `grpo` | 1.0e-3 | 0.900 | best |" in text
+    assert "| `grpo` | 3.0e-4 | 0.800 | in use |" in text
+    assert "| `grpo` | 6.0e-4 | not measured |  |" in text
+
+
+def test_rivals_are_set_beside_verl_by_samples_and_time() -> None:
+    curve = [Point(samples=64 * step, seconds=2.0 * step, reward=0.01 * step) for step in range(1, 11)]
+    found = of(result("grpo", curve=curve), result("trl", rl=HALF, curve=curve))
+    text = "\n".join(tables.rivals(found, GROUPS))
+    assert "−0.500 [−0.500, −0.500] | 2.00 | 20 | 60 |" in table_line(text, matrix.EXPERIMENTS["trl"].title)
+    assert "| 1 to 128 | +0.015 at 4.0 s | +0.015 at 4.0 s |" in text
+    assert "not measured" in table_line(text, matrix.EXPERIMENTS["swift"].title)
+
+
+@pytest.mark.parametrize(
+    ("ends", "no_worse", "expected"),
+    [
+        ((0.01, 0.05), False, "holds up"),
+        ((-0.05, -0.01), False, "does not hold up: it is worse"),
+        ((-0.01, 0.05), False, "open: no difference shown"),
+        ((-0.01, 0.05), True, "no loss shown; one of up to 0.010 is not excluded"),
+        ((-0.05, -0.01), True, "does not hold up: it is worse"),
+    ],
+)
+def test_a_reading_follows_the_interval(ends: tuple[float, float], no_worse: bool, expected: str) -> None:
+    found = Comparison(
+        a="a", b="b", metric="top1", n=9, groups=3, diff=0.0, ci95=ends,
+        wins=0, ties=0, losses=0, p_value=None, detectable_diff=None,
+    )  # fmt: skip
+    assert findings.reading(found, no_worse=no_worse) == expected
+
+
+def test_a_run_is_hacked_if_its_reward_rises_while_top1_falls() -> None:
+    assert findings.is_hacked(result("plan", rl=BAD), GROUPS)
+    assert not findings.is_hacked(result("plan", rl=GOOD), GROUPS)
+    assert not findings.is_hacked(result("plan", rl=BAD, summary={"reward_first": 0.1, "reward_last": 0.0}), GROUPS)
+
+
+def test_alarms_are_counted_in_hacked_runs_and_in_others() -> None:
+    hacked = result("plan", rl=BAD, alarms=["reward_up_gold_down @ 20", "reward_up_gold_down @ 40"])
+    text = "\n".join(findings.alarm_record(of(hacked, result(alarms=["reward_down @ 9"]), result("trl")), GROUPS))
+    assert "1 of 2 runs: `plan` seed 1." in text
+    assert "| `reward_up_gold_down` | 1 | 0 |" in text
+    assert "| any | 1 | 1 |" in text
+
+
+def test_results_on_other_questions_are_left_out(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.save(result(seed=1, questions="of another test split"), GROUPS)
+    site.save(result(seed=2), GROUPS)
+    assert [*site.load()["default"]] == [2]
+    assert site.load()["default"][2] == result(seed=2)
+
+
+def fake_measure(calls: list[tuple[str, int]], fail: str = "") -> command.Measure:
+    def measure(
+        experiment: matrix.Experiment, seed: int, extra: matrix.Settings, fresh: bool
+    ) -> tuple[Result, dict[str, str]]:
+        calls.append((experiment.name, seed))
+        if experiment.name == fail:
+            raise EngineError("ended with status 1")
+        return result(experiment.name, seed, settings=(*experiment.settings, *extra)), GROUPS
+
+    return measure
+
+
+def test_what_has_a_result_is_not_run_again(tmp_path: Path) -> None:
+    calls: list[tuple[str, int]] = []
+    jobs, site = command.chosen(["default", "plan"], [1, 2]), Site(tmp_path)
+    site.save(result(seed=1), GROUPS)
+    assert command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=False) == []
+    assert calls == [("plan", 1), ("default", 2), ("plan", 2)]
+    command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=False)
+    assert len(calls) == 3
+    command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=True)
+    assert len(calls) == 7
+
+
+def test_other_settings_are_measured_again(tmp_path: Path) -> None:
+    calls: list[tuple[str, int]] = []
+    jobs, site = command.chosen(["default"], [1]), Site(tmp_path)
+    site.save(result(seed=1, settings=("rl.total_steps=3",)), GROUPS)
+    command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=False)
+    assert calls == [("default", 1)]
+
+
+def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = Site(tmp_path)
+    jobs = command.chosen(["plan", "default"], [1])
+    assert command.run_all(jobs, site, fake_measure([], fail="default"), extra=(), fresh=False) == ["default-1"]
+    assert [*site.load()] == ["plan"]
+    assert "failed: ended with status 1" in capsys.readouterr().out
+
+
+def test_an_unknown_experiment_is_refused() -> None:
+    with pytest.raises(SystemExit, match="no experiment `defualt`"):
+        command.chosen(["defualt"], [])
+
+
+def test_the_time_left_is_told_once_something_was_measured(tmp_path: Path) -> None:
+    site, jobs = Site(tmp_path), command.chosen(["plan"], [1, 2])
+    assert command.time_left(jobs, site) == ""
+    site.save(result(wall_s=90.0), GROUPS)
+    assert command.time_left(jobs, site) == ", 3 min 00 s left"
+    assert command.time_left(command.chosen(["trl"], [1]), site) == ""
+
+
+def test_a_trial_keeps_its_results_apart() -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--tables-only", "--set", "rl.total_steps=2"])
+
+
+def test_verls_curve_leaves_out_validation_and_saving() -> None:
+    step = {"critic/score/mean": 0.5, "timing_s/step": 3.0}
+    steps = {0: {"val": 1.0}, 1: step, 2: step | {"timing_s/testing": 1.0, "timing_s/save_checkpoint": 0.5}}
+    assert [(p.samples, p.seconds) for p in verl_curve(steps, 64)] == [(64, 3.0), (128, 4.5)]
+
+
+def test_a_rivals_curve_counts_from_its_first_line(tmp_path: Path) -> None:
+    lines = [
+        {"time": 100.0},
+        {"time": 102.0, "samples": 64, "reward": 0.1},
+        {"time": 103.5, "samples": 64, "reward": 0.2},
+    ]
+    (tmp_path / "curve.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    found = rivals.read_curve(tmp_path / "curve.jsonl")
+    assert [(p.samples, p.seconds, p.reward) for p in found] == [(64, 2.0, 0.1), (128, 3.5, 0.2)]
+
+
+def test_the_page_was_made_of_the_results_that_are_there() -> None:
+    results = Site(command.RESULTS).load()
+    assert command.PAGE.read_text(encoding="utf-8").rstrip().endswith(tables.stamp(results))

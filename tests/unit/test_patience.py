@@ -1,0 +1,239 @@
+"""Patience: an outage costs its time, a sample that the service can't serve costs itself, and nobody waits for ever."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from qinglan.errors import BudgetError, CallError, RetrievalError, TeacherError
+from qinglan.reward.patience import ALONE_S, LONGEST_PAUSE_S, OutageError, Patience
+
+
+class Clock:
+    """Time that passes by sleeping only."""
+
+    now_s = 0.0
+    stopped = False
+
+    async def sleep(self, seconds: float) -> None:
+        if self.stopped:
+            await asyncio.Event().wait()
+        self.now_s += seconds
+        await asyncio.sleep(0)
+
+
+class Service:
+    """Down in some spans of time; never answers what is `poison`."""
+
+    def __init__(self, clock: Clock, *down: tuple[float, float], poison: str = "") -> None:
+        self._clock, self.down, self._poison = clock, down, poison
+        self.asked: list[str] = []
+
+    def ask(self, what: str) -> Callable[[], Awaitable[str]]:
+        async def attempt() -> str:
+            self.asked.append(what)
+            await asyncio.sleep(0)
+            if what == self._poison or any(begin <= self._clock.now_s < end for begin, end in self.down):
+                raise RetrievalError(f"{what}: HTTP 500", "rag_unavailable", transient=True)
+            return what
+
+        return attempt
+
+
+class Site:
+    """A service, patience with it, and what that noted."""
+
+    def __init__(self, *down: tuple[float, float], poison: str = "", max_outage_s: float = 600) -> None:
+        self.clock, self.notes = Clock(), list[dict[str, Any]]()
+        self.service = Service(self.clock, *down, poison=poison)
+        self.patience = Patience(
+            "rag", max_outage_s, self.notes.append, clock=lambda: self.clock.now_s, sleep=self.clock.sleep
+        )
+
+    async def score(self, what: str, *, probe: str | None = "known") -> str:
+        known = self.service.ask(probe) if probe else None
+        return await self.patience.call(self.service.ask(what), known)
+
+    async def score_all(self, *what: str, probe: str | None = "known") -> list[Any]:
+        scoring = (self.score(each, probe=probe) for each in what)
+        return await asyncio.wait_for(asyncio.gather(*scoring, return_exceptions=True), 10)
+
+    @property
+    def states(self) -> list[tuple[str, str]]:
+        return [(note["outage"], note["state"]) for note in self.notes]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 (nothing to be told by: the clock only moves with the loop)
+        await asyncio.sleep(0)
+
+
+MANY = [str(number) for number in range(50)]
+
+
+async def test_nothing_but_the_call_where_all_is_well():
+    site = Site()
+    assert await site.score_all(*MANY) == MANY
+    assert (sorted(site.service.asked), site.notes, site.clock.now_s) == (sorted(MANY), [], 0)
+
+
+@pytest.mark.parametrize("probe", ["known", None])
+async def test_a_minute_of_outage_costs_a_minute_and_no_sample(probe: str | None):
+    site = Site((0, 60))
+    assert await site.score_all(*MANY, probe=probe) == MANY
+    assert 60 <= site.clock.now_s <= 60 + LONGEST_PAUSE_S
+    assert site.states == [("rag", "began"), ("rag", "ended")]
+    assert site.notes[1]["seconds"] == site.clock.now_s
+    assert "HTTP 500" in site.notes[0]["error"]
+
+
+async def test_one_asks_for_all_while_the_service_is_down():
+    site = Site((0, 60))
+    await site.score_all(*MANY)
+    assert len(site.service.asked) < 2 * len(MANY) + 25
+
+
+async def test_who_comes_during_an_outage_waits_too():
+    site = Site((0, 60))
+    first = asyncio.create_task(site.score_all("a", "b"))
+    await until(lambda: bool(site.notes))
+    assert await site.score_all("late") == ["late"]
+    assert site.service.asked.count("late") == 1
+    assert await first == ["a", "b"]
+
+
+async def test_a_sample_that_fails_by_itself_is_given_up_while_others_go_on():
+    site = Site(poison="bad")
+    *scored, bad = await site.score_all(*MANY, "bad")
+    assert scored == MANY
+    assert isinstance(bad, RetrievalError) and not isinstance(bad, OutageError)
+    assert (site.notes, site.clock.now_s, site.service.asked.count("bad")) == ([], 0, 2)
+
+
+async def test_a_sample_that_nobody_can_vouch_for_is_given_up_after_a_minute():
+    site = Site(poison="bad")
+    (bad,) = await site.score_all("bad", probe=None)
+    assert isinstance(bad, OutageError)
+    assert ALONE_S <= site.clock.now_s <= ALONE_S + LONGEST_PAUSE_S
+    assert await site.score_all("a", probe=None) == ["a"]
+
+
+async def test_without_a_known_answer_the_others_show_that_the_service_works():
+    site = Site((0, 1), poison="bad")
+    bad, *scored = await site.score_all("bad", *MANY, probe=None)
+    assert scored == MANY
+    assert isinstance(bad, CallError)
+    assert site.clock.now_s < ALONE_S + 2 * LONGEST_PAUSE_S
+
+
+async def test_a_service_that_stays_away_is_given_up_for_all_at_once():
+    site = Site((0, 10_000), max_outage_s=120)
+    refused = await site.score_all(*MANY)
+    assert all(isinstance(each, OutageError) for each in refused)
+    assert "rag has been down for 12" in str(refused[0])
+    assert 120 <= site.clock.now_s <= 120 + LONGEST_PAUSE_S
+    assert site.states == [("rag", "began"), ("rag", "given up")]
+
+
+async def test_after_giving_up_nobody_waits_again_until_it_answers():
+    site = Site((0, 1000), (2000, 2060), max_outage_s=120)
+    await site.score_all(*MANY)
+    before_s = site.clock.now_s
+    assert all(isinstance(each, RetrievalError) for each in await site.score_all(*MANY))
+    assert site.clock.now_s == before_s
+    for now_s in (1500.0, 2000.0):
+        site.clock.now_s = now_s
+        assert await site.score_all("a", "b") == ["a", "b"]
+    assert site.states[2:] == [("rag", "began"), ("rag", "ended")]
+
+
+async def test_a_service_that_comes_and_goes_costs_no_sample():
+    site = Site((0, 20), (20.2, 40), (40.5, 50))
+    assert await site.score_all(*MANY) == MANY
+
+
+@pytest.mark.parametrize(
+    "error", [RetrievalError("HTTP 400", "rag_refused"), BudgetError("spent"), ZeroDivisionError("a bug")]
+)
+async def test_what_waiting_can_not_mend_is_told_at_once(error: Exception):
+    site = Site()
+
+    async def attempt() -> str:
+        raise error
+
+    with pytest.raises(type(error)):
+        await site.patience.call(attempt, site.service.ask("known"))
+    assert site.service.asked == []
+
+
+async def test_a_probe_that_is_refused_shows_nothing_unless_it_was_answered_before():
+    site = Site()
+    refusals = iter([True, True, False])
+
+    async def probe() -> None:
+        if next(refusals):
+            raise RetrievalError("HTTP 404", "rag_refused")
+
+    failures = iter([True, False])
+
+    async def attempt() -> str:
+        if next(failures):
+            raise RetrievalError("HTTP 500", "rag_unavailable", transient=True)
+        return "found"
+
+    assert await site.patience.call(attempt, probe) == "found"
+    assert site.states == [("rag", "began"), ("rag", "ended")]
+
+
+async def answered_during_an_outage(site: Site, *, by_the_service: bool) -> asyncio.Task[list[Any]]:
+    """A call that was on its way when the outage began is answered; returns those that wait for its end."""
+    arrived = asyncio.Event()
+
+    async def slow() -> str:
+        await arrived.wait()
+        return "slow"
+
+    on_its_way = asyncio.create_task(site.patience.call(slow, answered=lambda _: by_the_service))
+    waiting = asyncio.create_task(site.score_all("a", "b"))
+    await until(lambda: site.clock.now_s > 5)
+    site.clock.stopped = by_the_service
+    if by_the_service:
+        site.service.down = ()
+    arrived.set()
+    assert await on_its_way == "slow"
+    return waiting
+
+
+async def test_an_answer_to_a_call_on_its_way_ends_an_outage_before_the_next_try():
+    site = Site((0, 60))
+    assert await (await answered_during_an_outage(site, by_the_service=True)) == ["a", "b"]
+
+
+async def test_an_answer_from_a_store_ends_no_outage():
+    site = Site((0, 60))
+    assert await (await answered_during_an_outage(site, by_the_service=False)) == ["a", "b"]
+    assert site.clock.now_s >= 60
+    assert site.states == [("rag", "began"), ("rag", "ended")]
+
+
+async def test_a_cancelled_sample_leaves_nothing_behind():
+    site = Site((0, 60))
+    scoring = asyncio.create_task(site.score("a"))
+    await until(lambda: bool(site.notes))
+    scoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scoring
+    site.clock.now_s = 60
+    assert await site.score_all("b") == ["b"]
+    await site.patience.close()
+
+
+async def test_the_judges_unreadable_answer_is_no_outage():
+    site = Site()
+
+    async def unreadable() -> str:
+        raise TeacherError("no score in it", "judge_unreadable")
+
+    (failed,) = await asyncio.gather(site.patience.call(unreadable), return_exceptions=True)
+    assert isinstance(failed, TeacherError) and site.notes == []

@@ -1,0 +1,70 @@
+"""What a training run has shown so far: dev values, patience, pruning, and the same again after a resume."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qinglan.config import Alarms
+from qinglan.engines.progress import TrainingProgress, read_stop
+from qinglan.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
+
+
+def progress(folder: Path, resumed_at: int = 0, **options: Any) -> TrainingProgress:
+    settings: dict[str, Any] = {"patience": None, "keep_checkpoints": None} | options
+    return TrainingProgress(
+        TrainerSettings(folder=folder, max_invalid_share=0.05, dev_metric="top1", alarms=Alarms(), **settings),
+        resumed_at,
+    )
+
+
+def validated(progress: TrainingProgress, *values: float) -> None:
+    for step, value in enumerate(values):
+        progress.stepped(10 * step, {DEV_VALUE: value})
+
+
+def checkpoint(folder: Path, *steps: int) -> None:
+    for step in steps:
+        (folder / f"global_step_{step}").mkdir()
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(max(steps)))
+
+
+def test_the_interval_is_of_groups(tmp_path: Path):
+    values: list[float | None] = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, None]
+    alone = progress(tmp_path).dev_metrics(values, list("abcdefg"))
+    grouped = progress(tmp_path).dev_metrics(values, list("aaaabbc"))
+    assert alone[DEV_VALUE] == grouped[DEV_VALUE] == pytest.approx(4 / 6)
+    assert grouped[DEV_LOW] < alone[DEV_LOW] < alone[DEV_VALUE] < alone[DEV_HIGH] <= grouped[DEV_HIGH]
+
+
+def test_nothing_known_is_no_value(tmp_path: Path):
+    assert progress(tmp_path).dev_metrics([None, None], ["a", "b"]) == {}
+
+
+def test_patience_ends_training(tmp_path: Path):
+    watched = progress(tmp_path, patience=2)
+    validated(watched, 0.5, 0.6, 0.6)
+    assert watched.out_of_patience() is None, "a tie is the later one's"
+    validated(watched, 0.5, 0.6, 0.6, 0.55, 0.58)
+    assert "2 validations since step 20 (0.600)" in str(watched.out_of_patience())
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path):
+    checkpoint(tmp_path, 10, 20, 30, 40)
+    watched = progress(tmp_path, keep_checkpoints=1)
+    validated(watched, 0.9, 0.2, 0.5, 0.3, 0.4)
+    watched.prune(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_20", "global_step_40"]
+
+
+def test_a_resumed_run_knows_what_was_measured_up_to_its_checkpoint(tmp_path: Path):
+    lines = [json.dumps({"step": step, "data": {DEV_VALUE: value}}) for step, value in ((0, 0.5), (10, 0.7), (20, 0.9))]
+    (tmp_path / "metrics.1.jsonl").write_text("\n".join(lines) + "\n")
+    assert progress(tmp_path, resumed_at=10).best_step == 10
+
+
+def test_why_it_ended_is_kept(tmp_path: Path):
+    assert read_stop(tmp_path) is None
+    progress(tmp_path).stop("enough", failed=False)
+    assert read_stop(tmp_path) == ("enough", False)

@@ -1,0 +1,303 @@
+"""Ray jobs against a fake dashboard: submitted, followed, found again, and stopped only on purpose."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_ray import FakeRay
+
+from qinglan.config import Trainer
+from qinglan.engines import ray_jobs
+from qinglan.engines.command import Command
+from qinglan.engines.launcher import AttemptFailedError
+from qinglan.engines.ray_jobs import JobSeries, RayJobs, stop_all
+from qinglan.errors import ConfigError, EngineError, StageError
+
+FIRST = "qinglan-run-1-rl-verl-abcdefgh-1"
+SECOND = "qinglan-run-1-rl-verl-abcdefgh-2"
+
+
+class SigtermError(BaseException):
+    """What Prefect raises for SIGTERM is no Exception either."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_jobs, "POLL_S", 0.01)
+    monkeypatch.setattr(ray_jobs, "FORWARD_EVERY_S", 0.0)
+
+
+@pytest.fixture
+def ray() -> Iterator[FakeRay]:
+    fake = FakeRay()
+    yield fake
+    fake.close()
+
+
+class Flow:
+    """One flow process that runs verl on the cluster."""
+
+    def __init__(self, ray: FakeRay, directory: Path, key: str = "abcdefghijk", patience_s: float = 60.0) -> None:
+        self.ray, self.directory, self.said = ray, directory, list[str]()
+        self.log = directory / "rl.log"
+        self._trainer = Trainer(ray_dashboard_url=ray.url)
+        self._settings: dict[str, Any] = {"key": key, "patience_s": patience_s}
+
+    def run(
+        self,
+        on_poll: Callable[[], None] | None = None,
+        *,
+        command: Callable[[], Command] = lambda: Command(["true"]),
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        with RayJobs(self._trainer) as jobs:
+            series = JobSeries(
+                jobs,
+                run_id="run-1",
+                stage="rl",
+                engine="verl",
+                directory=self.directory,
+                say=self.said.append,
+                **self._settings,
+            )
+            series.run(command, name="verl", log_file=self.log, on_poll=on_poll, is_cancelled=is_cancelled)
+
+    def ends(self, name: str, status: str = "SUCCEEDED", message: str = "", **more: Any) -> Callable[[], None]:
+        """A watcher during whose second look the job ends."""
+        looks: list[int] = []
+
+        def on_poll() -> None:
+            looks.append(1)
+            if len(looks) == 2:
+                self.ray.end(name, status, message, **more)
+
+        return on_poll
+
+    def die(self, error: BaseException, **more: Any) -> None:
+        """The process ends in the middle."""
+
+        def on_poll() -> None:
+            raise error
+
+        with pytest.raises(type(error)):
+            self.run(on_poll, **more)
+
+
+@pytest.fixture
+def flow(ray: FakeRay, tmp_path: Path) -> Flow:
+    return Flow(ray, tmp_path)
+
+
+def test_a_job_is_submitted_with_its_command_environment_and_gpus(flow: Flow, tmp_path: Path):
+    command = Command(["/opt/python", "-m", "swift", "a b", "it's"], {"MINE": "1"}, gpus=4)
+    flow.run(flow.ends(FIRST), command=lambda: command)
+    job = flow.ray.jobs[FIRST]
+    assert shlex.split(job["entrypoint"])[-5:] == command.argv
+    assert job["runtime_env"]["env_vars"]["MINE"] == "1"
+    assert job["runtime_env"]["env_vars"]["DO_NOT_TRACK"] == "true"
+    assert job["entrypoint_num_gpus"] == 4
+    assert flow.ray.stopped() == []
+
+
+def test_no_variable_of_the_flows_own_environment_is_sent(flow: Flow, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    flow.run(flow.ends(FIRST))
+    assert "sk-secret" not in str(flow.ray.jobs)
+
+
+def test_a_failure_shows_the_jobs_message_and_the_end_of_its_log(flow: Flow):
+    flow.log.write_text("of an earlier attempt\n")
+    message = "Job entrypoint command failed with exit code 1, last available logs (truncated to 20,000 chars):\nx"
+
+    def write() -> Command:
+        with flow.log.open("a") as stream:
+            stream.write("ActorDiedError\n")
+        return Command(["true"])
+
+    with pytest.raises(AttemptFailedError) as caught:
+        flow.run(flow.ends(FIRST, "FAILED", message, after_s=90), command=write)
+    assert str(caught.value) == (
+        f"verl failed as Ray job {FIRST}: Job entrypoint command failed with exit code 1; full log: {flow.log}\n"
+        "    ActorDiedError"
+    )
+    assert caught.value.seconds == 90
+
+
+def test_without_a_log_here_the_jobs_own_lines_are_shown(flow: Flow):
+    message = (
+        "Job entrypoint command failed with exit code 72, last available logs (truncated):\n/x is not on this node"
+    )
+    with pytest.raises(AttemptFailedError, match=r"exit code 72.*\n    /x is not on this node"):
+        flow.run(flow.ends(FIRST, "FAILED", message))
+
+
+def test_what_the_job_writes_is_forwarded_without_long_lines(flow: Flow):
+    def on_poll() -> None:
+        with flow.log.open("a") as stream:
+            stream.write(f"\x1b[36mloading\x1b[0m\nstep:1 {'x' * 400}\n 10%\r 20%\r100% saved\n")
+        flow.ray.end(FIRST, "SUCCEEDED")
+
+    flow.run(on_poll)
+    assert flow.said[-1] == "loading\n100% saved"
+
+
+def test_a_flow_that_comes_back_follows_the_same_job(flow: Flow):
+    flow.die(SigtermError())
+
+    def never() -> Command:
+        raise AssertionError("the job that is at work has its command")
+
+    flow.run(flow.ends(FIRST), command=never)
+    assert list(flow.ray.jobs) == [FIRST]
+    assert flow.ray.stopped() == []
+
+
+def test_a_job_that_ended_well_meanwhile_is_not_run_again_but_once(flow: Flow):
+    flow.die(SigtermError())
+    flow.ray.end(FIRST, "SUCCEEDED")
+    polled: list[int] = []
+    flow.run(lambda: polled.append(1))
+    assert (list(flow.ray.jobs), polled) == ([FIRST], [1]), "its last metrics are read"
+    flow.run(flow.ends(SECOND))
+    assert list(flow.ray.jobs) == [FIRST, SECOND], "what was asked for again is done again"
+
+
+@pytest.mark.parametrize("status", ["FAILED", "STOPPED"])
+def test_a_job_that_failed_meanwhile_has_a_successor(flow: Flow, status: str):
+    flow.die(SigtermError())
+    flow.ray.end(FIRST, status)
+    flow.run(flow.ends(SECOND))
+    assert flow.ray.jobs[SECOND]["status"] == "SUCCEEDED"
+
+
+def test_what_an_engine_said_of_its_end_is_forgotten_before_the_next_attempt(flow: Flow, tmp_path: Path):
+    (tmp_path / "stopped.json").write_text("{}")
+    flow.run(flow.ends(FIRST), command=lambda: Command([str((tmp_path / "stopped.json").exists())]))
+    assert flow.ray.jobs[FIRST]["entrypoint"].endswith("False")
+
+
+def test_a_job_of_other_inputs_is_stopped_first(flow: Flow, tmp_path: Path):
+    flow.die(SigtermError())
+    other = "qinglan-run-1-rl-verl-otherkey-1"
+    Flow(flow.ray, tmp_path, key="otherkey").run(flow.ends(other))
+    assert flow.ray.stopped() == [FIRST]
+
+
+def test_a_network_fault_neither_stops_nor_doubles_the_job(flow: Flow):
+    looks: list[int] = []
+
+    def on_poll() -> None:
+        looks.append(1)
+        flow.ray.is_down = 2 <= len(looks) <= 6
+        if len(looks) == 10:
+            flow.ray.end(FIRST, "SUCCEEDED")
+
+    flow.run(on_poll)
+    assert (flow.ray.stopped(), list(flow.ray.jobs)) == ([], [FIRST])
+
+
+def test_a_dashboard_that_stays_away_is_given_up_but_not_the_job(ray: FakeRay, tmp_path: Path):
+    flow = Flow(ray, tmp_path, patience_s=0.1)
+
+    def on_poll() -> None:
+        ray.is_down = True
+
+    with pytest.raises(EngineError, match=r"no answer for 0 s: Ray job .* goes on by itself; run again to follow it"):
+        flow.run(on_poll)
+    assert (ray.stopped(), ray.jobs[FIRST]["status"]) == ([], "RUNNING")
+
+
+def test_a_lost_answer_to_the_submission_submits_once(flow: Flow):
+    flow.ray.loses_next_submission_answer = True
+    flow.run(flow.ends(FIRST))
+    assert list(flow.ray.jobs) == [FIRST]
+
+
+def test_a_refusal_is_said_at_once(flow: Flow):
+    flow.ray.refusal = "Traceback\nTypeError: entrypoint must be a string"
+    with pytest.raises(EngineError, match=f"refuses job {FIRST}: TypeError: entrypoint must be a string"):
+        flow.run()
+
+
+def test_a_job_that_the_cluster_forgot_counts_as_failed(flow: Flow):
+    with pytest.raises(AttemptFailedError, match="no longer knows job"):
+        flow.run(flow.ray.jobs.clear)
+    flow.run(flow.ends(FIRST))
+
+
+def test_a_job_that_was_stopped_by_hand_is_not_started_again(flow: Flow):
+    with pytest.raises(EngineError, match="was stopped by hand") as caught:
+        flow.run(flow.ends(FIRST, "STOPPED"))
+    assert not isinstance(caught.value, AttemptFailedError)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_cancelled", "stopped"),
+    [
+        (StageError("too many samples could not be scored"), False, [FIRST]),
+        (KeyboardInterrupt(), False, [FIRST]),
+        (SigtermError(), True, [FIRST]),
+        (SigtermError(), False, []),
+        (ConnectionError("Prefect is away"), False, []),
+    ],
+)
+def test_a_job_is_stopped_only_on_purpose(flow: Flow, error: BaseException, is_cancelled: bool, stopped: list[str]):
+    flow.die(error, is_cancelled=lambda: is_cancelled)
+    assert flow.ray.stopped() == stopped
+
+
+def test_all_jobs_of_a_run_are_stopped_and_no_others(flow: Flow):
+    flow.die(SigtermError())
+    flow.ray.jobs["qinglan-run-2-rl-verl-abcdefgh-1"] = {"submission_id": "x", "status": "RUNNING"}
+    with RayJobs(Trainer(ray_dashboard_url=flow.ray.url)) as jobs:
+        assert stop_all(jobs, "run-1") == [FIRST]
+        assert stop_all(jobs, "run-1") == []
+
+
+def test_a_token_is_read_from_the_environment(ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
+    trainer = Trainer(ray_dashboard_url=ray.url, ray_token_env="RAY_TOKEN")
+    with pytest.raises(ConfigError, match="RAY_TOKEN"):
+        RayJobs(trainer)
+    monkeypatch.setenv("RAY_TOKEN", "t0ken")
+    with RayJobs(trainer) as jobs:
+        assert jobs.ray_version() == "2.60.0"
+    assert ray.headers[-1]["authorization"] == "Bearer t0ken"
+
+
+def entry(directory: Path, log: Path, code: str) -> str:
+    """The shell line that Ray would run."""
+    script = ["bash", "-c", ray_jobs._ENTRY, "qinglan", str(directory), str(log), sys.executable, "-c", code]
+    return f"exec {shlex.join(script)}"
+
+
+def test_the_entry_point_writes_to_both_logs_in_the_stages_directory(tmp_path: Path):
+    log = tmp_path / "rl.log"
+    log.write_text("before\n")
+    code = "import os, sys; print(os.getcwd()); print(os.environ.get('CUDA_VISIBLE_DEVICES')); sys.exit(3)"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(entry(tmp_path, log, code), shell=True, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (3, f"{tmp_path}\nNone\n")
+    assert log.read_text() == f"before\n{tmp_path}\nNone\n"
+
+
+def test_the_entry_point_says_that_a_folder_is_not_there(tmp_path: Path):
+    done = subprocess.run(entry(tmp_path / "no", tmp_path / "log", ""), shell=True, capture_output=True, text=True)
+    assert done.returncode == 72
+    assert "no is not on this node: paths.runs must be on a mount" in done.stderr
+
+
+def test_killing_the_entry_point_kills_the_engine(tmp_path: Path):
+    code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
+    with subprocess.Popen(entry(tmp_path, tmp_path / "log", code), shell=True, stdout=-3) as shell:
+        deadline = time.monotonic() + 20
+        while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert int((tmp_path / "pid").read_text()) == shell.pid
+        shell.send_signal(signal.SIGKILL)

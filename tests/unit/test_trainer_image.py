@@ -1,0 +1,80 @@
+"""docker/trainer.Dockerfile names what the parts of Qinglan import that run in the trainer's environment."""
+
+import ast
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "docker" / "trainer.Dockerfile").read_text(encoding="utf-8")
+DISTRIBUTIONS = {"yaml": "pyyaml", "swift": "ms-swift", "transfer_queue": "transferqueue", "hydra": "hydra-core"}
+"""Of modules, where the name is another."""
+WITH_THE_ENGINES = {"hydra-core": "verl", "numpy": "verl", "peft": "verl", "omegaconf": "hydra-core"}
+"""What comes with a distribution that is named or comes itself."""
+
+
+def modules(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def source(module: str) -> Path | None:
+    base = ROOT.joinpath(*module.split("."))
+    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+
+
+def imported() -> set[str]:
+    """Distributions that reward and engines import, also by way of the rest of the core."""
+    todo = [path for folder in ("reward", "engines") for path in (ROOT / "qinglan" / folder).glob("*.py")]
+    seen, outside = set(todo), set()
+    while todo:
+        for module in modules(todo.pop()):
+            path = source(module)
+            if path and path not in seen:
+                seen.add(path)
+                todo.append(path)
+            elif module.split(".")[0] not in {"qinglan", *sys.stdlib_module_names}:
+                outside.add(module.split(".")[0])
+    return {DISTRIBUTIONS.get(module, module) for module in outside}
+
+
+def installed_by_the_dockerfile() -> set[str]:
+    named = set()
+    for line in re.sub(r"\\\n", " ", DOCKERFILE).split("&&"):
+        if " install " in line and "pip" in line:
+            words = line.split(" install ", 1)[1].split()
+            named |= {re.split(r"[\[=>]", word.strip('"'))[0] for word in words if not word.startswith("-")}
+    return named
+
+
+def test_every_import_is_installed_or_comes_with_an_engine() -> None:
+    named = installed_by_the_dockerfile()
+    assert {"verl", "ms-swift", "openai"} <= named
+    missing = {name for name in imported() - named if name not in WITH_THE_ENGINES}
+    assert missing - {"safetensors"} == set(), "transformers brings safetensors"
+
+
+@pytest.mark.parametrize("name", sorted(WITH_THE_ENGINES))
+def test_what_is_said_to_come_with_an_engine_does(name: str) -> None:
+    carrier = WITH_THE_ENGINES[name]
+    if importlib.util.find_spec("verl") is None:
+        pytest.skip("verl is not installed")
+    assert any(
+        re.split(r"[!<>=;\[ (]", given)[0].lower() == name for given in importlib.metadata.requires(carrier) or []
+    )
+
+
+def test_versions_are_those_of_the_lock_where_both_environments_have_them() -> None:
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8").replace("_", "-")
+    for name in ("ms-swift", "ray", "transferqueue", "tensordict", "mlflow", "verl"):
+        pinned = re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)", DOCKERFILE)
+        assert pinned and re.search(rf"(?im)^{name}==({re.escape(pinned[1])})\b", lock), name

@@ -6,7 +6,7 @@ Real verl on the CPU: PPO with a critic on an untrained Qwen3 of 1.5 M parameter
 at random, rewarded by the real reward service over HTTP. One run, in which the RAG's latency changes with every step,
 so that both kinds meet the same machine; medians over the steps after the first two. No answer is known before, and no
 judge is asked. Prints the table and writes benchmarks/results/reward_overlap.json. Give a number of steps to take more
-or fewer than 26.
+or fewer than 16.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from qinglan.reward.service import RewardService
 
 RESULT = Path(__file__).parent / "results" / "reward_overlap.json"
 LATENCY_S, TARGET_RATIO = 0.2, 1.15
-STEPS, WARM_UP_STEPS = 26, 2
+STEPS, WARM_UP_STEPS = 16, 2
 SAMPLES, RESPONSE_TOKENS, MEAN_TOKENS = 256, 96, 32
 CONCURRENCY = 128
 POLL_S = 0.02
@@ -130,7 +130,8 @@ def main(steps: int = STEPS) -> None:
     for arm in result["arms"]:
         print(f"| {1000 * arm['latency_s']:.0f} ms | {arm['step_s']:.2f} | {arm['gen_s']:.2f} | {arm['steps']} |")
     verdict = "met   " if result["ratio"] <= TARGET_RATIO else "MISSED"
-    print(f"\n{verdict}  a step takes {result['ratio']:.3f} times as long, at most {TARGET_RATIO} wanted")
+    print(f"\n{verdict}  a step takes {result['ratio']:.3f} times as long, at most {TARGET_RATIO} wanted;")
+    print(f"        generation with rewards by itself {result['generation_ratio']:.3f} times")
     if steps >= STEPS:
         RESULT.parent.mkdir(exist_ok=True)
         RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -160,6 +161,7 @@ def measure(folder: Path, steps: int) -> dict[str, Any]:
         "most_calls_at_once": rag.most_under_way,
         "arms": arms,
         "ratio": arms[1]["step_s"] / arms[0]["step_s"],
+        "generation_ratio": arms[1]["gen_s"] / arms[0]["gen_s"],
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from pydantic import BaseModel
 
 from qinglan.artifacts import Artifact, StageResult
 from qinglan.clients import key_salt, scoring_identity
@@ -17,7 +18,7 @@ from qinglan.engines import verl
 from qinglan.engines.command import Command
 from qinglan.engines.progress import read_stop
 from qinglan.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
-from qinglan.errors import ConfigError
+from qinglan.errors import ConfigError, StageError
 from qinglan.reward.samples import SampleWatch
 from qinglan.reward.service import RewardService
 from qinglan.runs import Run
@@ -37,14 +38,11 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
 
     def work(stage: Stage) -> Outcome:
         output = stage.directory / "checkpoints"
-        service = _reward_service(run, services, stage.directory / "samples.jsonl")
-        reward_config = stage.directory / "reward.json"
-        reward_config.write_text(service.model_dump_json(indent=1), encoding="utf-8")
-        settings = _trainer_settings(stage, dev_file.path)
-        trainer_settings = stage.directory / "trainer.json"
-        trainer_settings.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
+        samples_log = stage.directory / "samples.jsonl"
 
-        def command() -> Command:
+        def command() -> Command:  # written anew for each attempt, but not under a job that is still at work
+            reward_config = _write(stage, "reward.json", _reward_service(run, services, samples_log))
+            trainer_settings = _write(stage, "trainer.json", _trainer_settings(stage, dev_file.path))
             return verl.ppo_command(
                 profile,
                 model=start.path("model"),
@@ -58,7 +56,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             )
 
         follow = Follower(stage, stage.directory / "metrics.*.jsonl", _verl_line(profile.rl.total_steps))
-        watch = SampleWatch(service.samples_log, _row_ids(dev_file.path), stage.say)
+        watch = SampleWatch(samples_log, _row_ids(dev_file.path), stage.say)
         alarms = AlarmFollower(stage)
         limit = profile.rl.max_prompt_length
         left_out = LeftOut(
@@ -73,7 +71,12 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             alarms()
 
         checkpoint = partial(verl.checkpoints, output)
-        run_engine(stage, command, name="verl", log="rl.log", on_poll=on_poll, progress=checkpoint)
+        try:
+            run_engine(stage, command, name="verl", log="rl.log", on_poll=on_poll, progress=checkpoint)
+        except StageError as error:
+            if (stopped := read_stop(stage.directory)) and stopped[1] and watch.last_invalid:
+                raise StageError(f"{error}; the last one: {watch.last_invalid}") from None
+            raise
         follow.flush()
         if stopped := read_stop(stage.directory):
             stage.say(f"training ended early {stopped[0]}")
@@ -91,6 +94,12 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         "knowledge_base_sha256": run.knowledge_base_sha256,
     }
     return perform(run, "rl", depends_on, work)
+
+
+def _write(stage: Stage, name: str, content: BaseModel) -> Path:
+    path = stage.directory / name
+    path.write_text(content.model_dump_json(indent=1), encoding="utf-8")
+    return path
 
 
 def _reward_service(run: Run, services: Services, samples_log: Path) -> RewardService:

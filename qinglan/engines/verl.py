@@ -179,4 +179,5 @@ def _environment(profile: Profile, model: Path) -> dict[str, str]:
         # TransferQueue sets torch to 8 threads around every transfer; threads that spin while they wait make
         # training several times slower as soon as anything else runs on the machine.
         device = {"VERL_PLATFORM": "cpu", "TQ_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        device["TQ_LOGGING_LEVEL"] = "WARNING"  # it has a line for each field of each sample
     return engine_env(profile, str(model)) | _ENV | device

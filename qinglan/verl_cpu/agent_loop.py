@@ -3,7 +3,7 @@
 As Ray actors each would cost a process and its imports, and every sample several calls between them.
 """
 
-# mypy: allow-subclassing-any, allow-untyped-calls
+# mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
 
 import asyncio
 import copy
@@ -11,11 +11,32 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+from verl.experimental.agent_loop.agent_loop import register
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+from verl.protocol import DataProto
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from qinglan.engines.verl_router import Router
+
+SINGLE_TURN = "shared_single_turn_agent"
+"""`actor_rollout_ref.rollout.agent.default_agent_loop`."""
+
+
+@register(SINGLE_TURN)
+class SharedSingleTurn(SingleTurnAgentLoop):
+    """verl makes a loop for each sample, which tokenizes the chat template's parts anew; one does for all."""
+
+    _shared: "SharedSingleTurn | None" = None
+
+    def __new__(cls, *_: Any, **__: Any) -> "SharedSingleTurn":
+        cls._shared = cls._shared or super().__new__(cls)
+        return cls._shared
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(self, "continuous_token_builder"):
+            super().__init__(*args, **kwargs)
 
 
 class LocalClient(LLMServerClient):
@@ -40,7 +61,8 @@ class LocalReward:
         self.compute_score = SimpleNamespace(remote=self._compute_score)
 
     async def _compute_score(self, data: Any) -> Any:
-        return await self._worker.compute_score(copy.deepcopy(data))  # it adds to the prompt's fields
+        own = copy.deepcopy(data.non_tensor_batch)  # to which it adds
+        return await self._worker.compute_score(DataProto(data.batch, own, data.meta_info))
 
 
 class LocalAgentLoopManager(AgentLoopManagerTQ):

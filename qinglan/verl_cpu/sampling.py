@@ -3,7 +3,7 @@
 Log-probabilities are those of the tempered distribution before top-p and top-k cut it, as in the trainer.
 """
 
-# mypy: allow-subclassing-any, allow-untyped-calls
+# mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Row:
 
     prompt: list[int]
     sampling: Sampling
-    answer: Callable[[Sampled], None]
+    answer: Callable[[Sampled], object]
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     ended: bool = False
@@ -94,7 +94,9 @@ class Layer(DynamicLayer):
 class Batch:
     """Rows that get a token each at every `step`, padded on the left to one width."""
 
-    @torch.inference_mode()
+    _token: torch.Tensor
+    """What each row ends with, (rows, 1): the next input."""
+
     def __init__(self, model: Any, rows: list[Row], eos_ids: set[int], pad_id: int) -> None:
         self.rows = rows
         self._model, self._eos_ids = model, eos_ids
@@ -105,7 +107,6 @@ class Batch:
         self._rules = Rules([row.sampling for row in rows])
         self._advance(ids, position)
 
-    @torch.inference_mode()
     def step(self) -> None:
         """Every row's next token."""
         self._mask = pad(self._mask, (0, 1), value=1)
@@ -127,6 +128,7 @@ class Batch:
         self.rows = self.rows + other.rows
         self._rules = Rules([row.sampling for row in self.rows])
 
+    @torch.inference_mode()
     def _advance(self, ids: torch.Tensor, position: torch.Tensor) -> None:
         logits = self._model(
             input_ids=ids,
@@ -202,7 +204,7 @@ def sample(model: Any, prompts: list[list[int]], rows: list[Sampling], eos_ids: 
     """Sample one batch to its end; each row has its own temperature, top-p, top-k and limit."""
     results: list[Sampled] = [([], [])] * len(rows)
 
-    def keeper(place: int) -> Callable[[Sampled], None]:
+    def keeper(place: int) -> Callable[[Sampled], object]:
         return lambda sampled: results.__setitem__(place, sampled)
 
     pairs = zip(prompts, rows, strict=True)

@@ -31,7 +31,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(folder: Path, model: Path, reward: dict[str, str], **rl: Any) -> dict[str, Alarm]:
-    """A run to its end; its alarms by name."""
+    """A run to its end; the first alarm of each name."""
     toy = Toy(folder, model, save_freq=100, test_freq=100, val_before_train=False, **rl)
     parts = ", ".join(f"'{name}': {value}" for name, value in reward.items())
     (folder / "toy_reward.py").write_text(
@@ -40,7 +40,7 @@ def train(folder: Path, model: Path, reward: dict[str, str], **rl: Any) -> dict[
         f"    return {{'invalid': 0.0, {parts}}}\n"
     )
     toy.run(toy.command())
-    return {alarm.name: alarm for alarm in read_alarms(folder / ALARMS_FILE)}
+    return {alarm.name: alarm for alarm in reversed(read_alarms(folder / ALARMS_FILE))}
 
 
 def test_a_hacked_reward_is_seen_and_so_is_the_collapse(tmp_path: Path, model_folder: Path) -> None:
@@ -65,7 +65,7 @@ def test_updates_that_grow_too_large_are_seen_and_made_smaller(tmp_path: Path, m
         model_folder,
         HONEST,
         total_steps=24,
-        actor_lr=0.15,
+        actor_lr=0.4,
         lr_warmup_steps_ratio=1.0,
         ppo_epochs=8,
         kl={"mode": "loss", "coefficient": 1e-6},

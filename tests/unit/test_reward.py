@@ -354,21 +354,25 @@ class FakeHandle:
         return self._answer
 
 
-async def ask_through_verl(monkeypatch: pytest.MonkeyPatch, handle: FakeHandle) -> dict[str, float]:
+async def ask_through_verl(
+    monkeypatch: pytest.MonkeyPatch, handle: FakeHandle, gold_id: str = ""
+) -> dict[str, float | str]:
     monkeypatch.setattr(function, "_service", lambda path: handle if path == "reward.json" else None)
-    return await function.compute_score("query_rewrite", "x", "", {"row_id": "1"}, config_path="reward.json", split="t")
+    info = {"row_id": "1", "gold_id": gold_id}
+    return await function.compute_score("query_rewrite", "x", "", info, config_path="reward.json", split="t")
 
 
 async def test_a_reward_worker_only_asks_the_service(monkeypatch: pytest.MonkeyPatch):
     handle = FakeHandle({"score": 0.5})
-    assert await ask_through_verl(monkeypatch, handle) == {"score": 0.5}
-    assert handle.asked == [({"row_id": "1"}, "x")]
+    assert await ask_through_verl(monkeypatch, handle) == {"score": 0.5, "group": "1"}
+    assert await ask_through_verl(monkeypatch, handle, gold_id="d") == {"score": 0.5, "group": "d"}
+    assert handle.asked[0] == ({"row_id": "1", "gold_id": ""}, "x")
 
 
 async def test_a_service_that_is_lost_is_an_invalid_sample_and_a_bug_an_error(monkeypatch: pytest.MonkeyPatch):
     exceptions = pytest.importorskip("ray.exceptions")
     lost = await ask_through_verl(monkeypatch, FakeHandle(exceptions.RayActorError()))
-    assert (lost["invalid"], lost["score"], lost.keys()) == (1.0, 0.0, KEYS)
+    assert (lost["invalid"], lost["score"], lost.keys()) == (1.0, 0.0, KEYS | {"group"})
     with pytest.raises(ZeroDivisionError):
         await ask_through_verl(monkeypatch, FakeHandle(ZeroDivisionError()))
 

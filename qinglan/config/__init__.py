@@ -1,0 +1,51 @@
+"""A profile: everything that a run depends on, as one YAML file read into frozen models.
+
+Unknown keys are refused with the nearest right name. Secrets appear only as the *name* of an environment
+variable. Engine settings keep the engines' own names where they are handed through unchanged.
+"""
+
+from qinglan.config.base import EMBEDDED
+from qinglan.config.data import BatchApi, Columns, Compare, Data, Dataset, Distill, Refresh, Select, Sql, Validate
+from qinglan.config.profile import Profile, explain, load_profile, require_secret, uses_proxy
+from qinglan.config.rl import AlarmAction, AlarmName, Alarms, Algorithm, Kl, Reward, Rl
+from qinglan.config.site import Budget, Embedded, Endpoint, LedgerStore, Paths, Price, Rag, Tenant, Tracking, Trainer
+from qinglan.config.training import Evaluate, Sft, Student
+
+__all__ = [
+    "EMBEDDED",
+    "AlarmAction",
+    "AlarmName",
+    "Alarms",
+    "Algorithm",
+    "BatchApi",
+    "Budget",
+    "Columns",
+    "Compare",
+    "Data",
+    "Dataset",
+    "Distill",
+    "Embedded",
+    "Endpoint",
+    "Evaluate",
+    "Kl",
+    "LedgerStore",
+    "Paths",
+    "Price",
+    "Profile",
+    "Rag",
+    "Refresh",
+    "Reward",
+    "Rl",
+    "Select",
+    "Sft",
+    "Sql",
+    "Student",
+    "Tenant",
+    "Tracking",
+    "Trainer",
+    "Validate",
+    "explain",
+    "load_profile",
+    "require_secret",
+    "uses_proxy",
+]

@@ -1,0 +1,43 @@
+"""What sections are made of: a frozen model that forbids unknown keys, and the kinds of values."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+EMBEDDED = "embedded"
+"""In place of an address or a path: use the stand-in that ships with Qinglan."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def _expand_home(value: str) -> str:
+    return str(Path(value).expanduser()) if value.startswith("~") else value
+
+
+def _refuse_secret_in_url(value: str) -> str:
+    if urlsplit(value).password:
+        raise ValueError("holds a password, which would be logged; give the address without it")
+    return value
+
+
+def _refuse_secret_as_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("write the name of an environment variable here, never the key itself")
+    return value
+
+
+LocalPath = Annotated[str, AfterValidator(_expand_home)]
+Url = Annotated[str, AfterValidator(_refuse_secret_in_url)]
+SecretName = Annotated[str, AfterValidator(_refuse_secret_as_name)]
+"""Name of an environment variable that holds a secret."""
+
+
+class Section(BaseModel):
+    """One section of a profile."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())

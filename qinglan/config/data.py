@@ -1,0 +1,173 @@
+"""Sections about the data stages: from the workbook to a dataset."""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from qinglan.config.base import EMBEDDED, Count, LocalPath, Positive, SecretName, Section, Share
+from qinglan.config.site import Endpoint
+
+
+class Columns(Section):
+    """Column names in the workbook's header row."""
+
+    query: str = "问题"
+    profile: str = "用户画像"
+    history: str = "历史摘要"
+    gold: str = "标准文档"
+    """Id of the document that answers the question (optional column)."""
+    split: str = "划分"
+    """train, dev or test (optional column); rows without it are split by `dataset`."""
+
+
+class Sql(Section):
+    """A query that selects the questions, its columns named as `data.columns` says."""
+
+    url_env: SecretName
+    """Name of the environment variable that holds the database's SQLAlchemy URL."""
+    query: str
+    """One SELECT statement. Order its rows by something that stays, so that a duplicate's first row stays the first."""
+
+
+class Data(Section):
+    """Where the questions come from."""
+
+    workbook: LocalPath = EMBEDDED
+    """Path of an .xlsx, .csv, .jsonl or .parquet file, of a folder of them (a drop folder, read in the order of the
+    names), or `embedded` for the shipped sample."""
+    sql: Sql | None = None
+    """Read the questions from a database instead."""
+    sheet: str | None = None
+    """Sheet name; the first sheet if not given."""
+    columns: Columns = Columns()
+    max_query_chars: Count = 500
+    """A longer query is kept as a failed row (`query_too_long`)."""
+    max_context_chars: Count = 2000
+    """A row whose profile and history together are longer is kept as a failed row (`context_too_long`)."""
+    limit: Count | None = None
+    """Use only the first rows; for trials."""
+
+
+class BatchApi(Section):
+    """The teacher's batch API: half the price, an answer within a day."""
+
+    max_requests: Count = 10_000
+    """Requests per batch; OpenAI takes 50,000 and 200 MB."""
+    poll_every_s: Positive = 60
+    give_up_after_h: Positive = 26
+    """Then what is missing is asked row by row, at full price."""
+
+
+class OnRay(Section):
+    """Distillation as Ray tasks, where one machine is outgrown."""
+
+    address: str | None = None
+    """Of the cluster, as `ray.init` takes it; a local Ray if not given. On several machines the ledger must be a
+    database server (`ledger.url_env`)."""
+    tasks: Count = 4
+    """Tasks at once. They share the teacher's concurrency and rate limits equally."""
+
+
+class Distill(Section):
+    """Asking the teacher."""
+
+    mode: Literal["live", "batch_api"] = "live"
+    """`batch_api` sends what the ledger lacks through `/v1/batches`, and row by row what comes back without an
+    answer."""
+    batch_api: BatchApi = BatchApi()
+    engine: Literal["process", "ray"] = "process"
+    """Where the rows are worked on: in the flow's own process, or as tasks on a Ray cluster."""
+    ray: OnRay = OnRay()
+    batch_rows: Count = 500
+    """Rows per Prefect task."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Prefect retries of a batch; only its missing rows are asked again."""
+    max_failed_share: Share = 0.1
+    """More failed rows than this, of all that the stage was given, stop the run at once; above 0, one alone never does.
+    """
+
+
+class Validate(Section):
+    """Asking the RAG, and the judge where RL needs a baseline."""
+
+    batch_rows: Count = 500
+    retries: Annotated[int, Field(ge=0)] = 2
+    max_failed_share: Share = 0.05
+    """As for `distill`."""
+    judge_baseline: bool = True
+    """Score the teacher's rewrites once, so that RL never has to."""
+
+
+class Select(Section):
+    """Which rewrites may teach."""
+
+    min_top1_score: Share = 0.6
+    min_rewrite_chars: Count = 2
+    max_rewrite_chars: Count = 120
+    boilerplate: tuple[str, ...] = ()
+    """More regular expressions for rewrites that are no rewrites (`boilerplate`), beside the built-in ones."""
+    not_worse_than_original: bool = True
+    """A rewrite that retrieves worse than the user's own words must not teach (`worse_than_original`)."""
+
+    @model_validator(mode="after")
+    def _compile_boilerplate(self) -> Self:
+        for pattern in self.boilerplate:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"boilerplate {pattern!r} is no regular expression: {error}") from error
+        return self
+
+
+class Dataset(Section):
+    """Splits and training files."""
+
+    seed: int = 1
+    """Of the hash that puts unsplit rows into splits."""
+    train_share: Share = 0.8
+    dev_share: Share = 0.1
+    near_duplicate_jaccard: Annotated[float, Field(ge=0.5, le=1)] = 0.85
+    """Character-trigram similarity from which two questions count as the same; such groups never straddle splits."""
+    decontaminate_against: tuple[LocalPath, ...] = ()
+    """Workbooks of questions that are kept for evaluation elsewhere: a row that nearly repeats one of them reaches
+    neither training nor development (`near_duplicate_of_evaluation`)."""
+
+    @model_validator(mode="after")
+    def _leave_a_test_split(self) -> Self:
+        if self.train_share + self.dev_share >= 1:
+            raise ValueError("train_share + dev_share must leave a share for the test split")
+        return self
+
+
+class Refresh(Section):
+    """What a nightly refresh does beyond making a dataset."""
+
+    train_at_new_rows: Count | None = None
+    """Start the `train` deployment as soon as this many good training rows came in since the last training; never if
+    not given."""
+    drift_warning: Positive = 0.2
+    """Jensen–Shannon distance (0 to 1) of vocabulary, length or score from which a drift is called out."""
+
+
+_OWN_ARMS = ("original", "teacher", "base", "sft", "rl")
+
+
+def _refuse_no_file_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}", value):
+        raise ValueError("a teacher's name is 1 to 40 letters, digits, dots, dashes and underscores, as files carry it")
+    if value.lower() in _OWN_ARMS:
+        raise ValueError(f"{value} has a meaning in every report ({', '.join(_OWN_ARMS)}); choose another name")
+    return value
+
+
+class Compare(Section):
+    """Teachers side by side: which one to buy (docs/teachers.md)."""
+
+    teachers: dict[Annotated[str, AfterValidator(_refuse_no_file_name)], Endpoint] = {}
+    """By a name for the report, those to compare with `teacher`. All are asked live, whatever `distill.mode` says."""
+    rows: Count = 500
+    """Questions that each of them is asked, drawn by a hash of the row's id."""
+    tolerable_loss: Share = 0.03
+    """What a cheaper teacher may lose in top-1, in the top-1 score or in the share of questions it answers, and five
+    times as much in the judge's score: one that is shown to lose no more counts as good enough."""

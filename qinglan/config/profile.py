@@ -1,0 +1,197 @@
+"""The whole profile, and how one is read."""
+
+import difflib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self, get_args, get_origin
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import ValidationError, model_validator
+
+from qinglan.config.base import Section
+from qinglan.config.data import Compare, Data, Dataset, Distill, Refresh, Select, Validate
+from qinglan.config.rl import Reward, Rl
+from qinglan.config.site import Budget, Embedded, Endpoint, LedgerStore, Paths, Price, Rag, Tenant, Tracking, Trainer
+from qinglan.config.training import Evaluate, Sft, Student
+from qinglan.errors import ConfigError
+
+
+class Profile(Section):
+    """One profile: see configs/."""
+
+    name: str
+    recipe: str = "query_rewrite"
+    tenant: Tenant = Tenant()
+    data: Data = Data()
+    teacher: Endpoint
+    judge: Endpoint
+    rag: Rag = Rag()
+    embedded: Embedded = Embedded()
+    distill: Distill = Distill()
+    validation: Validate = Validate()
+    select: Select = Select()
+    dataset: Dataset = Dataset()
+    refresh: Refresh = Refresh()
+    compare: Compare = Compare()
+    ledger: LedgerStore = LedgerStore()
+    budget: Budget = Budget()
+    student: Student = Student()
+    sft: Sft = Sft()
+    reward: Reward = Reward()
+    rl: Rl = Rl()
+    evaluate: Evaluate = Evaluate()
+    trainer: Trainer = Trainer()
+    prices: dict[str, Price] = {}
+    paths: Paths = Paths()
+    tracking: Tracking = Tracking()
+
+    @model_validator(mode="after")
+    def _price_every_paid_model(self) -> Self:
+        rivals = ((f"compare.teachers.{name}", endpoint) for name, endpoint in self.compare.teachers.items())
+        for role, endpoint in (("teacher", self.teacher), ("judge", self.judge), *rivals):
+            if endpoint.model not in self.prices:
+                raise ValueError(f"prices has no entry for {role}.model {endpoint.model!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _fill_micro_batches(self) -> Self:
+        rl, gpus = self.rl, self.trainer.nodes * self.trainer.gpus_per_node
+        rollouts = rl.ppo_mini_batch_size * rl.rollouts_per_prompt
+        if rollouts % (gpus * rl.ppo_micro_batch_size_per_gpu) and not any("dynamic_bsz" in key for key in rl.extra):
+            raise ValueError(
+                f"rl.ppo_mini_batch_size × rollouts_per_prompt ({rollouts}) must be a multiple of "
+                f"GPUs × rl.ppo_micro_batch_size_per_gpu ({gpus} × {rl.ppo_micro_batch_size_per_gpu})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _keep_vllm_within_a_node(self) -> Self:
+        trainer, shared = self.trainer, self.rl.tensor_model_parallel_size
+        if trainer.device == "cuda" and trainer.gpus_per_node % shared:
+            raise ValueError(
+                f"trainer.gpus_per_node ({trainer.gpus_per_node}) must be a multiple of "
+                f"rl.tensor_model_parallel_size ({shared})"
+            )
+        return self
+
+    @property
+    def tracking_uri(self) -> str:
+        """MLflow's tracking URI, local by default."""
+        return self.tracking.uri or f"sqlite:///{(self.paths.state / 'mlflow.db').resolve()}"
+
+
+def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
+    """Read a profile by name (``configs/NAME.yaml``) or path, apply ``dotted.key=value`` overrides, validate.
+
+    Raises:
+        ConfigError: one line naming the file, the key and the remedy.
+    """
+    path = _find(name_or_path)
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"profile {path}: can't be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"profile {path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"profile {path}: expected sections such as `teacher:`, found {type(raw).__name__}")
+    for override in overrides:
+        _apply(raw, override)
+    try:
+        return Profile.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"profile {path}: {explain(error)}") from error
+
+
+def explain(error: ValidationError, root: str = "profile") -> str:
+    """The first problem of a pydantic error in words, with the nearest right key for an unknown one."""
+    problems = error.errors()
+    first = problems[0]
+    where = ".".join(str(part) for part in first["loc"]) or root
+    if first["type"] == "extra_forbidden":
+        known = _keys_beside(first["loc"])
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.4)
+        hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(sorted(known)) or 'none'}"
+        text = f"unknown key `{where}`; {hint}"
+    elif first["type"] == "missing":
+        text = f"`{where}` is missing; add it"
+    elif first["type"] == "value_error":
+        text = f"`{where}`: {first['msg'].removeprefix('Value error, ')}"
+    else:
+        text = f"`{where}`: {first['msg']}, got {_short(first['input'])}"
+    return text + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
+
+
+def require_secret(env_name: str | None, used_by: str) -> str:
+    """The value of a secret's environment variable; a placeholder where the service needs none.
+
+    Raises:
+        ConfigError: the variable is not set, or can't be an HTTP header (httpx's error would show the secret).
+    """
+    if env_name is None:
+        return "no-key"
+    value = os.environ.get(env_name, "").strip()
+    if not value:
+        raise ConfigError(f"{used_by} needs the environment variable {env_name}; set it and run again")
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(f"{used_by}: the value of {env_name} has characters that no key has; set it again")
+    return value
+
+
+def uses_proxy(url: str) -> bool:
+    """Should the proxy settings of the environment apply? Not to this machine itself, where the stand-ins are."""
+    return urlsplit(url).hostname not in ("127.0.0.1", "::1", "localhost")
+
+
+def _find(name_or_path: str) -> Path:
+    path = Path(name_or_path)
+    if path.suffix in {".yaml", ".yml"}:
+        if not path.is_file():
+            raise ConfigError(f"profile {path}: no such file")
+        return path
+    folders = (Path.cwd() / "configs", Path(__file__).parent.parent / "configs")
+    for folder in folders:
+        if (candidate := folder / f"{name_or_path}.yaml").is_file():
+            return candidate
+    known = sorted({p.stem for folder in folders for p in folder.glob("*.yaml")})
+    near = difflib.get_close_matches(name_or_path, known, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known profiles: {', '.join(known) or 'none'}"
+    raise ConfigError(f"profile `{name_or_path}`: there is no configs/{name_or_path}.yaml; {hint}")
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set {override!r}: write it as dotted.key=value")
+    try:
+        value = yaml.safe_load(text) if text else text
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not valid YAML") from error
+    *parents, leaf = key.split(".")
+    node = raw
+    for parent in parents:
+        child = node.get(parent)
+        if child is None:
+            child = node[parent] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override!r}: `{parent}` is a value, not a section")
+        node = child
+    node[leaf] = value
+
+
+def _short(value: object, chars: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= chars else text[: chars - 3] + "..."
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
+    model: Any = Profile
+    for part in location[:-1]:
+        if get_origin(model) is dict:  # `part` is a key that the user chose, such as a model's name in `prices`
+            model = get_args(model)[1]
+        else:
+            field = getattr(model, "model_fields", {}).get(str(part))
+            model = field.annotation if field else None
+    return list(getattr(model, "model_fields", ()))

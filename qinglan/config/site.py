@@ -1,0 +1,154 @@
+"""Sections about the site: tenant, services, money, folders, machines."""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from qinglan.config.base import EMBEDDED, Count, LocalPath, Positive, SecretName, Section, Share, Url
+
+
+class Tenant(Section):
+    """Whose questions these are."""
+
+    id: str = "default"
+    """Sent to the RAG as `tenant_id`, and part of every row id."""
+    domain: str = "健康保健品"
+    """What the knowledge base is about; fills the prompt."""
+
+    @property
+    def file_name(self) -> str:
+        """The id as a name for files and folders: it never becomes a path as it is, and no two ids share a name."""
+        if re.fullmatch(r"[a-z0-9_]{1,40}", self.id):
+            return self.id
+        slug = re.sub(r"[^a-z0-9_]+", "_", self.id.lower())[:40]
+        return f"{slug}-{hashlib.sha256(self.id.encode()).hexdigest()[:12]}"
+
+
+class Endpoint(Section):
+    """An OpenAI-compatible chat endpoint."""
+
+    base_url: Url = EMBEDDED
+    """Up to and including `/v1`, or `embedded` for the stand-in."""
+    model: str
+    api_key_env: SecretName | None = None
+    """Name of the environment variable that holds the API key."""
+    temperature: float = 0.0
+    """Not sent to reasoning models, which refuse it."""
+    max_tokens: Count = 256
+    timeout_s: Positive = 60
+    max_retries: Annotated[int, Field(ge=0)] = 4
+    """Retries of one call inside the client, honouring Retry-After."""
+    concurrency: Count = 16
+    requests_per_minute: Count | None = None
+    """The account's limit for this model; nothing is sent beyond it."""
+    tokens_per_minute: Count | None = None
+    """The account's limit for this model, prompt and answer together."""
+    max_answer_chars: Count | None = None
+    """A longer answer is a failure (`answer_too_long`)."""
+    reasoning_effort: str | None = None
+    """`minimal`, `low`, `medium` or `high`, for models that take it."""
+    structured_output: Literal["auto", "json_schema", "json_object", "off"] = "auto"
+    """How an answer in JSON is asked for; `auto` goes by the model's name."""
+    extra_body: dict[str, Any] = {}
+    """More fields of the request, as the service names them; part of the ledger's key."""
+
+
+class Rag(Section):
+    """The retrieval service (see docs/rag-service.md)."""
+
+    url: Url = EMBEDDED
+    """Address that takes the POST, or `embedded` for the BM25 stand-in."""
+    knowledge_base: LocalPath = EMBEDDED
+    """JSONL (id, title, content) that the embedded RAG serves; `embedded` is the shipped sample. Unused otherwise."""
+    kb_name: str = "default"
+    top_k: Count = 10
+    score_threshold: Share = 0.0
+    timeout_s: Positive = 20
+    max_retries: Annotated[int, Field(ge=0)] = 4
+    concurrency: Count = 16
+    api_key_env: SecretName | None = None
+    """Name of the environment variable that holds a bearer token, where the service wants one."""
+
+
+class Embedded(Section):
+    """How the stand-ins behave; used only where an address says `embedded`."""
+
+    teacher_latency_ms: Annotated[float, Field(ge=0)] = 0.0
+    rag_latency_ms: Annotated[float, Field(ge=0)] = 0.0
+    fault_rate: Share = 0.0
+    """Share of teacher and RAG requests answered with 429, 500 or a dropped connection."""
+    pretrain_seconds_max: Positive = 900.0
+    """The tiny base model's pretraining is a fixed number of steps; it fails if it would take longer than this."""
+    pretrain_steps: Count = 600
+    sample_train_rows: Count = 2000
+    sample_dev_rows: Count = 200
+    sample_test_rows: Count = 1000
+    sample_seed: int = 11
+
+
+class LedgerStore(Section):
+    """Where paid answers are kept."""
+
+    url_env: SecretName | None = None
+    """Name of the environment variable that holds the SQLAlchemy URL of a PostgreSQL database; a SQLite file under
+    `paths.state` if not given. Several machines need the server."""
+
+
+class Budget(Section):
+    """What may be spent on teacher and judge together, in US dollars by `prices`."""
+
+    per_run_usd: Positive | None = None
+    per_month_usd: Positive | None = None
+    """Of all runs on this ledger since the first of the month, UTC."""
+    when_spent: Literal["stop", "go_on"] = "stop"
+    """`stop` ends the run with all answers kept; `go_on` goes on to the dataset with the rows that have one, the
+    others fail as `over_budget`."""
+
+
+class Trainer(Section):
+    """Where training processes run."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    gpus_per_node: Count = 1
+    nodes: Count = 1
+    python: LocalPath | None = None
+    """Interpreter of the trainer's environment; if not given, this one, or `python` on a Ray cluster's nodes."""
+    threads: Count = 2
+    """OMP threads of a training process on the CPU."""
+    ray_dashboard_url: Url | None = None
+    """Of a Ray cluster, such as http://127.0.0.1:8265: training processes run there as Ray jobs (docs/cluster.md). On
+    this machine if not given."""
+    ray_token_env: SecretName | None = None
+    """For a cluster that asks for a token (RAY_AUTH_MODE=token)."""
+    dashboard_patience_s: Positive = 600
+    """For how long a dashboard that doesn't answer is asked again before the flow gives up; the job goes on."""
+    max_restarts: Annotated[int, Field(ge=0)] = 2
+    """How often SFT and RL are started again, from their newest checkpoint, where they died within one flow run."""
+
+
+class Price(Section):
+    """US dollars per million tokens."""
+
+    input_per_million_usd: Annotated[float, Field(ge=0)]
+    output_per_million_usd: Annotated[float, Field(ge=0)]
+    batch_factor: Share = 0.5
+    """What the batch API takes of these prices."""
+
+
+class Paths(Section):
+    """Where a site keeps things."""
+
+    runs: Annotated[Path, AfterValidator(Path.expanduser)] = Path("runs")
+    state: Annotated[Path, AfterValidator(Path.expanduser)] = Path(".qinglan")
+    """Ledger, embedded base models, Prefect's and MLflow's local databases."""
+
+
+class Tracking(Section):
+    """MLflow."""
+
+    uri: Url | None = None
+    """Tracking URI; a SQLite file under `paths.state` if not given."""
+    experiment: str = "qinglan"

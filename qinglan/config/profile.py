@@ -151,7 +151,7 @@ def _find(name_or_path: str) -> Path:
         if not path.is_file():
             raise ConfigError(f"profile {path}: no such file")
         return path
-    folders = (Path.cwd() / "configs", Path(__file__).parent.parent / "configs")
+    folders = (Path.cwd() / "configs", Path(__file__).parents[2] / "configs")
     for folder in folders:
         if (candidate := folder / f"{name_or_path}.yaml").is_file():
             return candidate

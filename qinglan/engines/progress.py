@@ -61,8 +61,8 @@ class TrainingProgress:
 
     @property
     def best_step(self) -> int:
-        """The step with the highest dev value; the later one in a tie."""
-        return max(self._dev, key=lambda step: (self._dev[step], step))
+        """The step with the highest dev value; the earlier one in a tie, as nothing better came since."""
+        return max(self._dev, key=lambda step: (self._dev[step], -step))
 
     def prune(self, checkpoint_folder: Path) -> None:
         """Delete checkpoints but the newest few and the best of those that were validated."""

@@ -129,9 +129,9 @@ def checkpoints(output_dir: Path) -> dict[int, Path]:
 
 
 def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path | None]:
-    """Step and folder of what did best on the dev split; the later one in a tie.
+    """Step and folder of what did best on the dev split; of several checkpoints that tie, the later one.
 
-    The policy before any training counts where it was validated: step 0, which has no checkpoint.
+    The policy before any training counts where it was validated: step 0, which has no checkpoint. It wins a tie.
 
     Raises:
         ArtifactError: nothing was validated.
@@ -140,7 +140,7 @@ def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path |
     values = {step: measured[step][DEV_VALUE] for step in (0, *saved) if DEV_VALUE in measured.get(step, {})}
     if not values:
         raise ArtifactError(f"no checkpoint under {output_dir} has {DEV_VALUE}; make save_freq a multiple of test_freq")
-    step = max(values, key=lambda step: (values[step], step))
+    step = max(values, key=lambda step: (values[step], step == 0, step))
     return step, saved.get(step)
 
 

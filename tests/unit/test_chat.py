@@ -135,7 +135,8 @@ async def test_an_answer_in_flight_is_kept_though_nobody_waits(tmp_path: Path, s
     service = serve(lambda _: time.sleep(0.2) or (200, completion("x")))
     async with client(tmp_path, service.url) as chat:
         asking = asyncio.create_task(chat.ask(MESSAGES, str))
-        await asyncio.sleep(0.1)
+        while not service.bodies:
+            await asyncio.sleep(0.01)
         asking.cancel()
     assert usage(tmp_path) == (1, 0)
 

@@ -130,3 +130,8 @@ def test_secrets_come_from_the_named_variable(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(ConfigError, match="teacher needs the environment variable MY_KEY; set it"):
         require_secret("MY_KEY", "teacher")
+
+
+def test_shipped_profiles_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_profile("embedded").name == "embedded"

@@ -261,6 +261,8 @@ def test_the_model_before_training_may_be_the_best(tmp_path: Path) -> None:
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
     write_attempt(tmp_path, (0, 0.5), (10, 0.4))
     assert best_checkpoint(tmp_path, tmp_path) == (0, None)
+    write_attempt(tmp_path, (10, 0.5))
+    assert best_checkpoint(tmp_path, tmp_path) == (0, None), "a tie is no reason to change the model"
 
 
 def test_best_checkpoint_needs_the_metric(tmp_path: Path) -> None:

@@ -189,6 +189,7 @@ def training(folder: Path, rag_url: str, steps: int) -> Command:
     settings = TrainerSettings(
         folder=folder,
         max_invalid_share=0.0,
+        use_labels=True,
         dev_metric="score",
         patience=None,
         keep_checkpoints=None,

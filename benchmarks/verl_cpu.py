@@ -193,6 +193,7 @@ def training(folder: Path, steps: int) -> Command:
     settings = TrainerSettings(
         folder=folder,
         max_invalid_share=0.0,
+        use_labels=True,
         dev_metric="reward",
         patience=None,
         keep_checkpoints=None,

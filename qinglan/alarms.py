@@ -118,9 +118,10 @@ class AlarmWatch:
     """Looks at each step's metrics once. An alarm sounds when its condition begins, and again only after as many steps
     without it as a window has."""
 
-    def __init__(self, settings: Alarms) -> None:
+    def __init__(self, settings: Alarms, *, labels_act: bool = True) -> None:
+        """`labels_act`: an alarm that goes by gold labels may do more than warn; not where training is free of them."""
         size = settings.window_steps
-        self._settings = settings
+        self._settings, self._labels_act = settings, labels_act
         self._last_step: int | None = None
         self._steps_seen = 0
         self._lit_at: dict[AlarmName, int] = {}
@@ -142,10 +143,16 @@ class AlarmWatch:
         for trend in (*self._hacks.values(), self._reward, self._entropy, self._value_loss):
             trend.add(step, known)
         signs = ((name, sign) for name, sign in self._signs() if sign and self._begins(name))
-        return [self._alarm(step, name, sign) for name, sign in signs if self._settings.action(name) != "off"]
+        found = ((name, sign, self._action(name)) for name, sign in signs)
+        return [
+            Alarm(step=step, name=name, action=action, message=sign.message, values=sign.values)
+            for name, sign, action in found
+            if action != "off"
+        ]
 
-    def _alarm(self, step: int, name: AlarmName, sign: Sign) -> Alarm:
-        return Alarm(step=step, name=name, action=self._settings.action(name), message=sign.message, values=sign.values)
+    def _action(self, name: AlarmName) -> AlarmAction:
+        action = self._settings.action(name)
+        return "warn" if name == "reward_up_gold_down" and not self._labels_act and action != "off" else action
 
     def _begins(self, name: AlarmName) -> bool:
         """Whether a sign that is there now was absent for a window of steps."""
@@ -270,7 +277,7 @@ class AlarmWatch:
 
 def read_alarms(path: Path) -> list[Alarm]:
     """The alarms of a stage over all its attempts; a half-written line is skipped."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = path.read_bytes().splitlines() if path.exists() else []
     alarms: list[Alarm] = []
     for line in lines:
         try:

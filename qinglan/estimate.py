@@ -21,12 +21,14 @@ from qinglan.embedded.sample import write_sample
 from qinglan.ledger import Ledger
 from qinglan.preflight import FlowName
 from qinglan.recipes import get_recipe
+from qinglan.retrieval import PASSAGE_CHARS
 from qinglan.rows import Row
 from qinglan.sources.database import take_snapshot
 from qinglan.workbook import read_rows
 
 _ENOUGH_CALLS = 20
 _AT_ONCE = 1000
+_PASSAGES = "rl passages"
 _JUDGED_ARMS = 4
 """Of the evaluation: the original question and three students; the teacher was judged before."""
 
@@ -71,7 +73,8 @@ def estimate(profile: Profile, flow: FlowName, rows: Iterable[Row], ledger: Ledg
     """What the flow would ask of teacher and judge for these rows.
 
     The judge's questions depend on rewrites that are not there yet, so they count as unknown; RL asks about at most
-    its samples, evaluation about every test question and arm.
+    its samples, and of those without a label in use about their best passages too; evaluation about every test question
+    and arm.
     """
     asked, counts = teacher_requests(profile), _Counts()
     sample: Row | None = None
@@ -79,6 +82,8 @@ def estimate(profile: Profile, flow: FlowName, rows: Iterable[Row], ledger: Ledg
         sample = sample or some[0]
         counts.questions += len(some)
         counts.test += sum(row.split == "test" for row in some)
+        counts.learnt += sum(row.split in ("train", None) for row in some)
+        counts.labelled += sum(row.split in ("train", None) and bool(row.gold_id) for row in some)
         hashes = {asked(row).request_hash for row in some}
         counts.known += len(ledger.get_many(hashes))
     if sample is None:
@@ -93,6 +98,10 @@ class _Counts:
     questions: int = 0
     known: int = 0
     test: int = 0
+    learnt: int = 0
+    """Not known to be of another split than train."""
+    labelled: int = 0
+    """Of these, with a gold document."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +128,17 @@ def _parts(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]
     if flow in ("pipeline", "train"):
         samples = rl.total_steps * rl.train_batch_size * rl.rollouts_per_prompt
         yield _Part("judge", "rl", judge, round(samples * profile.reward.judged_share))
+        if passages := round(samples * _unlabelled_share(profile, counts)):
+            yield _Part("judge", _PASSAGES, judge, passages)
     if flow in ("pipeline", "train", "evaluate"):
         yield _Part("judge", "evaluate", judge, _JUDGED_ARMS * counts.test)
+
+
+def _unlabelled_share(profile: Profile, counts: _Counts) -> float:
+    """Share of RL's samples about whose best passage the judge is asked."""
+    if not profile.reward.relevance_gate or not counts.learnt:
+        return 0.0
+    return 1 - counts.labelled / counts.learnt if profile.reward.use_labels else 1.0
 
 
 def _estimate(profile: Profile, ledger: Ledger, sample: Row, part: _Part) -> Estimate:
@@ -149,7 +167,9 @@ def _tokens(profile: Profile, ledger: Ledger, sample: Row, part: _Part) -> tuple
     else:
         recipe = get_recipe(profile.recipe)
         question = recipe.user_text(sample.query, sample.profile, sample.history)
-        body = {"messages": recipe.judge_messages(question, sample.query, profile.tenant)}
+        ask = recipe.relevance_messages if part.what == _PASSAGES else recipe.judge_messages
+        read = "字" * PASSAGE_CHARS if part.what == _PASSAGES else sample.query
+        body = {"messages": ask(question, read, profile.tenant)}
     return (*estimated_tokens(body, part.endpoint.max_tokens), 0)
 
 

@@ -21,6 +21,7 @@ from qinglan.contract import probe_rag
 from qinglan.embedded.retriever import load_documents
 from qinglan.engines.ray_jobs import RayJobs
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
+from qinglan.ledger import ledger_url, open_ledger
 from qinglan.recipes import get_recipe
 from qinglan.sources.database import check_database
 from qinglan.sources.files import list_files
@@ -66,8 +67,11 @@ def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[C
     if flow == "compare":
         yield from _rivals(profile.compare)
     yield _rag(profile)
+    yield _check("ledger", _where_ledger(profile), lambda: _ledger(profile, trains=trains))
     if trains:
-        yield _check("base model", profile.student.base_model, lambda: _base_model(profile.student.base_model))
+        yield _check("base model", profile.student.base_model, lambda: _base_model(profile))
+    if trains and (critic := profile.rl.critic_model):
+        yield _check("critic model", critic, lambda: _model("rl.critic_model", critic))
     if flow not in ("refresh", "compare"):
         yield _check("device", profile.trainer.device, lambda: _device(profile))
         if profile.trainer.ray_dashboard_url:
@@ -218,10 +222,36 @@ def _reach(role: str, key: str, url: str, send: Callable[[httpx.Client], httpx.R
         ) from error
 
 
-def _base_model(name: str) -> None:
-    looks_local = name.startswith((".", "/", "~"))
-    if looks_local and not (Path(name) / "config.json").is_file():
-        raise ConfigError(f"student.base_model: {name} is no model folder (no config.json in it)")
+def _where_ledger(profile: Profile) -> str:
+    name = profile.ledger.url_env
+    return f"the database that {name} names" if name else str(profile.paths.state / "ledger.db")
+
+
+def _ledger(profile: Profile, *, trains: bool) -> None:
+    cluster = profile.trainer.ray_dashboard_url
+    if trains and cluster and uses_proxy(cluster) and profile.ledger.url_env is None:
+        raise ConfigError(
+            f"ledger.url_env: is not given, and the nodes of {cluster} can't share a SQLite file with this machine; "
+            "name the variable that holds a PostgreSQL database's address"
+        )
+    try:
+        with open_ledger(ledger_url(profile.ledger, profile.paths.state)):
+            return
+    except OSError as error:
+        raise ConfigError(f"paths.state: {error}; the ledger is kept there") from error
+
+
+def _base_model(profile: Profile) -> None:
+    if profile.student.base_model != EMBEDDED:
+        _model("student.base_model", profile.student.base_model)
+
+
+def _model(key: str, name: str) -> None:
+    """A hub id has one slash at most, so what has more is a path."""
+    folder = Path(name)
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or folder.is_dir()
+    if looks_local and not (folder / "config.json").is_file():
+        raise ConfigError(f"{key}: {name} is no model folder (no config.json in it)")
 
 
 def _device(profile: Profile) -> None:

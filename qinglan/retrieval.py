@@ -17,7 +17,8 @@ from qinglan.rag_answer import flaw_of, order_flaw, shown
 from qinglan.rows import Retrieved
 
 _TITLE_CHARS = 60
-_PASSAGE_CHARS = 500
+PASSAGE_CHARS = 500
+"""Of the best passage, title included, that a judge reads at most."""
 _BACK_OFF = wait_random_exponential(multiplier=0.2, max=10)
 
 
@@ -184,7 +185,7 @@ def read_answer(content: bytes, url: str, content_type: str = "", *, with_passag
 
 def _beginning(passage: Passage) -> str:
     title = f"《{passage.title}》" if passage.title else ""
-    return f"{title}{passage.content}"[:_PASSAGE_CHARS]
+    return f"{title}{passage.content}"[:PASSAGE_CHARS]
 
 
 def _broken(url: str, flaw: str) -> RetrievalError:

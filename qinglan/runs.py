@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qinglan.artifacts import MANIFEST, StageResult, hash_of, write_json
-from qinglan.config import Profile
+from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ArtifactError, ConfigError
 
 RUN_FILE = "run.json"
@@ -53,6 +53,8 @@ class Run(BaseModel):
 def open_run(profile: Profile, flow: str, *, fresh: bool = False, source: str | None = None) -> Iterator[Run]:
     """Continue the unfinished run of this flow with these settings, or start a new one; hold its lock meanwhile.
 
+    Settings that are `CHANGEABLE` may differ.
+
     Args:
         fresh: continue only a run that was itself started fresh.
         source: the earlier run to take stages from, as the user named it; another name is another run.
@@ -63,7 +65,7 @@ def open_run(profile: Profile, flow: str, *, fresh: bool = False, source: str | 
     profile = _with_absolute_paths(profile)
     root = profile.paths.runs
     root.mkdir(parents=True, exist_ok=True)
-    identity = hash_of(flow, profile.model_dump(mode="json"), source)
+    identity = hash_of(flow, profile.model_dump(mode="json", exclude={**CHANGEABLE}), source)
     for directory in _newest_first(root):
         if not _is_open(directory, identity, fresh=fresh):
             continue

@@ -1,12 +1,11 @@
 """Tells people and Prefect's automations what alarms in a training run, as the trainer writes it down."""
 
+import httpx
 from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
-from pydantic import ValidationError
 
-from qinglan.alarms import Alarm, alarms_markdown, counts, with_alarm
-from qinglan.engines.launcher import JsonlTail
+from qinglan.alarms import Alarm, alarms_markdown, counts, read_alarms
 from qinglan.engines.trainer_settings import ALARMS_FILE
 from tasks.stage import Stage, artifact_key
 
@@ -15,10 +14,11 @@ RESOURCE = "qinglan.run.{run_id}"
 
 
 class AlarmFollower:
-    """Follows a stage's `alarms.jsonl`. What earlier attempts of the stage left counts, but is not told again."""
+    """Follows a stage's `alarms.jsonl`. What earlier attempts of the stage left counts, but is not told again, nor what
+    a resumed one sees again as it was."""
 
     def __init__(self, stage: Stage) -> None:
-        self._stage, self._tail = stage, JsonlTail(stage.directory / ALARMS_FILE)
+        self._stage = stage
         self._log = get_run_logger()
         self.alarms: list[Alarm] = []
         """In the order in which they came."""
@@ -38,14 +38,8 @@ class AlarmFollower:
         return counts(self.alarms)
 
     def _look(self) -> list[Alarm]:
-        found = []
-        for entry in self._tail.new():
-            try:
-                found.append(Alarm.model_validate(entry))
-            except ValidationError:  # a killed process left half of it
-                continue
-            self.alarms = with_alarm(self.alarms, found[-1])
-        return found
+        known, self.alarms = self.alarms, read_alarms(self._stage.directory / ALARMS_FILE)
+        return [alarm for alarm in self.alarms if alarm not in known]
 
     def _emit(self, alarm: Alarm) -> None:
         run = self._stage.run
@@ -70,6 +64,8 @@ class AlarmFollower:
 
     def _show(self) -> None:
         text = f"{len(self.alarms)} so far, the last: {self.alarms[-1].name} at step {self.alarms[-1].step}"
-        create_markdown_artifact(
-            alarms_markdown(self.alarms), key=artifact_key(f"{self._stage.name}-alarms"), description=text
-        )
+        key = artifact_key(f"{self._stage.name}-alarms")
+        try:
+            create_markdown_artifact(alarms_markdown(self.alarms), key=key, description=text)
+        except httpx.HTTPError as error:  # a server that is away for a while must not cost a training run
+            self._log.warning("%s: Prefect did not take the table of alarms: %s", self._stage.name, error)

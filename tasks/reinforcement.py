@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from qinglan.artifacts import Artifact, StageResult
 from qinglan.clients import key_salt, scoring_identity
-from qinglan.config import EMBEDDED
+from qinglan.config import CHANGEABLE, EMBEDDED
 from qinglan.embedded.services import Services
 from qinglan.engines import verl
 from qinglan.engines.command import Command
@@ -75,13 +75,19 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             watch()
             alarms()
 
-        checkpoint = partial(verl.checkpoints, output)
-        try:
-            run_engine(stage, command, name="verl", log="rl.log", on_poll=on_poll, progress=checkpoint)
-        except StageError as error:
-            if (stopped := read_stop(stage.directory)) and stopped[1] and watch.last_invalid:
-                raise StageError(f"{error}; the last one: {watch.last_invalid}") from None
-            raise
+        def train() -> None:
+            checkpoint = partial(verl.checkpoints, output)
+            try:
+                run_engine(stage, command, name="verl", log="rl.log", on_poll=on_poll, progress=checkpoint)
+            except StageError as error:
+                if (stopped := read_stop(stage.directory)) and stopped[1] and watch.last_invalid:
+                    raise StageError(f"{error}; the last one: {watch.last_invalid}") from None
+                raise
+
+        ended = read_stop(stage.directory)
+        if ended is None or ended[1]:  # else an earlier attempt ended training on purpose, and failed only later
+            train()
+        on_poll()
         follow.flush()
         if stopped := read_stop(stage.directory):
             stage.say(f"training ended early {stopped[0]}")
@@ -93,8 +99,8 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         "train_sha256": train_file.sha256,
         "dev_sha256": dev_file.sha256,
         "model_sha256": start.artifacts["model"].sha256,
-        "rl": profile.rl.model_dump(mode="json"),
-        "reward": profile.reward.model_dump(mode="json"),
+        "rl": profile.rl.model_dump(mode="json", exclude=set(CHANGEABLE["rl"])),
+        "reward": profile.reward.model_dump(mode="json", exclude=set(CHANGEABLE["reward"])),
         **scoring_identity(profile),
         "knowledge_base_sha256": run.knowledge_base_sha256,
     }
@@ -136,6 +142,7 @@ def _trainer_settings(stage: Stage, dev_file: Path) -> TrainerSettings:
     return TrainerSettings(
         folder=stage.directory,
         max_invalid_share=reward.max_invalid_share,
+        use_labels=reward.use_labels,
         dev_metric="gold_top1" if labelled else "relevant" if reward.relevance_gate else "score",
         patience=rl.patience,
         keep_checkpoints=rl.keep_checkpoints,

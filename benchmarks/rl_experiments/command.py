@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "experiments"
 PAGE = ROOT / "docs" / "experiments.md"
 RUNS = ROOT / "runs" / "experiments"
+LEDGER_ENV = "QINGLAN_EXPERIMENT_LEDGER"
 
 Groups = dict[str, str]
 Job = tuple[Experiment, int]
@@ -39,8 +41,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.list:
         for experiment in EXPERIMENTS.values():
             print(f"{experiment.name:18} seeds {', '.join(map(str, experiment.seeds)):8} {experiment.title}")
+        print(f"{len(EXPERIMENTS)} experiments, {len(chosen([], []))} runs")
         return
-    site, extra = Site(options.results), tuple(options.set)
+    extra = tuple(options.set)
+    site = Site(options.results, extra)
     failed: list[str] = []
     if not options.tables_only:
         jobs = chosen(options.only, options.seeds)
@@ -50,9 +54,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         except Timeout:
             sys.exit(f"error: another experiments command is at work in {RUNS}; its timings and yours would be spoilt")
     page = PAGE if options.results == RESULTS else _made(options.results) / PAGE.name
-    results, groups = site.load(), site.groups()
+    results, groups, left_out = site.load(), site.groups(), site.left_out()
     page.write_text(document(results, groups), encoding="utf-8")
     print(f"\n{seed_table(results.get('default', {}), groups)}\n\nAll tables: {page}")
+    if left_out:
+        print(f"{len(left_out)} results are left out: {'; '.join(left_out)}")
     if failed:
         sys.exit(f"error: {len(failed)} failed: {', '.join(failed)}")
 
@@ -110,22 +116,35 @@ def measure(experiment: Experiment, seed: int, extra: Settings, fresh: bool) -> 
     """
     settings, overrides = (*experiment.settings, *extra), _overrides(experiment, seed, extra)
     profile, start = load_profile("embedded", overrides), time.monotonic()
+    name = f"{experiment.name}-{seed}"
     known = {"experiment": experiment.name, "seed": seed, "settings": settings, "sources": sources_digest()}
+    known["own_ledger"] = True
     if experiment.trainer == "qinglan":
-        directory = _pipeline(f"{experiment.name}-{seed}", overrides, fresh=fresh)
+        directory = _pipeline(name, overrides, fresh=fresh)
         result, groups = result_of_run(directory, **known, wall_s=time.monotonic() - start)
         shutil.rmtree(directory / "rl" / "checkpoints", ignore_errors=True)  # tens of megabytes a run; the model stays
         return result, groups
     # The SFT model, the prompts and the reward of our own run; its stages are reused if it was measured before.
     verl_run = _pipeline(f"{RIVALS[0]}-{seed}", _overrides(EXPERIMENTS[RIVALS[0]], seed, extra), fresh=False)
+    _empty_ledger(name)
     return measure_rival(experiment.trainer, profile, verl_run, known)
 
 
 def _overrides(experiment: Experiment, seed: int, extra: Settings) -> Settings:
-    return (*experiment.settings, *extra, f"rl.seed={seed}", f"paths.runs={RUNS}", f"paths.state={ROOT / '.qinglan'}")
+    site = (f"paths.runs={RUNS}", f"paths.state={ROOT / '.qinglan'}", f"ledger.url_env={LEDGER_ENV}")
+    return (*experiment.settings, *extra, f"rl.seed={seed}", *site)
+
+
+def _empty_ledger(name: str) -> None:
+    """Where this process and those that it starts keep what judge and RAG answer: nobody has asked for it before."""
+    folder = _made(RUNS / "ledgers")
+    for left in folder.glob(f"{name}.db*"):
+        left.unlink()
+    os.environ[LEDGER_ENV] = f"sqlite:///{folder / name}.db"
 
 
 def _pipeline(name: str, overrides: Settings, *, fresh: bool) -> Path:
+    _empty_ledger(name)
     log = RUNS / f"{name}.log"
     argv = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", "embedded"]
     argv += [word for override in overrides for word in ("--set", override)] + ["--fresh"] * fresh

@@ -1,16 +1,19 @@
 """One JSON per experiment and seed, and what is computed over several of them.
 
 A test question's top-1 is kept as one character, in the order of `questions.json`, so that any two experiments can be
-compared row by row later. Several seeds are averaged per question before groups are resampled: an interval is about
-questions like these, and what seeds do to it is shown beside as the values of the single seeds.
+compared row by row later. An interval resamples groups of questions and training seeds: the same setting trained once
+more is another model.
 """
 
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from qinglan.artifacts import MANIFEST, StageResult, hash_of, read_jsonl, write_json
@@ -19,15 +22,18 @@ from qinglan.evaluation import ArmRow, arm_scores, groups_of
 from qinglan.report import Report
 from qinglan.rows import Row
 from qinglan.runs import RUN_FILE
-from qinglan.statistics import ArmScores, Comparison, compare
+
+from .matrix import EXPERIMENTS, Settings
 
 QUESTIONS = "questions.json"
 _MARKS = {1.0: "1", 0.0: "0", None: "-"}
-_VALUES = {mark: value for value, mark in _MARKS.items()}
+_VALUES = {"1": 1.0, "0": 0.0, "-": np.nan}
+_RESAMPLES = 10_000
+Floats = NDArray[np.float64]
 
 
 class Point(BaseModel):
-    """A training step: samples and seconds so far, start-up and validation left out, and its mean reward."""
+    """A training step: samples and seconds up to its end, without start-up, validation and saving; its mean reward."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,6 +59,8 @@ class Result(BaseModel):
     """Of the whole command, in which earlier stages may have been reused."""
     rl_s: float
     """Of the RL stage, or of the rival's process: from its start to the saved model."""
+    own_ledger: bool = False
+    """Whether it began with an empty ledger, so that no earlier run had asked the judge and the RAG for it."""
     questions: str
     """Digest of the test questions."""
     top1: dict[str, str]
@@ -71,10 +79,10 @@ Results = dict[str, dict[int, Result]]
 
 
 class Site:
-    """The folder of the results."""
+    """The folder of the results; `extra`: what a trial overrides beside the matrix."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, extra: Settings = ()) -> None:
+        self.folder, self.extra = folder, extra
 
     def path(self, experiment: str, seed: int) -> Path:
         """Where a result is kept."""
@@ -91,16 +99,29 @@ class Site:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def load(self) -> Results:
-        """All results on the present questions; those on others can't be compared with them."""
-        digest, found = hash_of(self.groups()), [self._read(path) for path in sorted(self.folder.glob("*-[0-9]*.json"))]
+        """The results of the matrix as it is, on the present questions; others can't be compared with them."""
         results: Results = {}
-        for result in sorted(found, key=lambda result: result.seed):
-            if result.questions == digest:
+        for result, objection in self._read():
+            if not objection:
                 results.setdefault(result.experiment, {})[result.seed] = result
         return results
 
-    def _read(self, path: Path) -> Result:
-        return Result.model_validate_json(path.read_text(encoding="utf-8"))
+    def left_out(self) -> list[str]:
+        """What `load` leaves out, with the reason."""
+        return [f"{result.experiment}-{result.seed}: {objection}" for result, objection in self._read() if objection]
+
+    def _read(self) -> list[tuple[Result, str]]:
+        digest, paths = hash_of(self.groups()), sorted(self.folder.glob("*-[0-9]*.json"))
+        found = [Result.model_validate_json(path.read_text(encoding="utf-8")) for path in paths]
+        return [(result, self._objection(result, digest)) for result in sorted(found, key=lambda result: result.seed)]
+
+    def _objection(self, result: Result, questions: str) -> str:
+        experiment = EXPERIMENTS.get(result.experiment)
+        if experiment is None:
+            return "no such experiment"
+        if result.settings != (*experiment.settings, *self.extra):
+            return "other settings"
+        return "" if result.questions == questions else "other test questions"
 
 
 def result_of_run(directory: Path, **known: Any) -> tuple[Result, dict[str, str]]:
@@ -146,38 +167,71 @@ def marks(name: str, arm: Sequence[ArmRow], rows: Sequence[Row]) -> str:
 
 
 def verl_curve(steps: Mapping[int, Mapping[str, float]], samples_a_step: int) -> list[Point]:
-    """Samples, seconds and reward by step, from verl's metrics."""
+    """Samples, seconds and reward by step, from verl's metrics, whose `step` holds saving but not validation."""
     points: list[Point] = []
     seconds = 0.0
     for metrics in steps.values():
         if STEP_METRICS["reward"] not in metrics:
             continue
-        aside = sum(metrics.get(f"timing_s/{name}", 0.0) for name in ("testing", "save_checkpoint"))
-        seconds += metrics["timing_s/step"] - aside
+        seconds += metrics["timing_s/step"] - metrics.get("timing_s/save_checkpoint", 0.0)
         samples = samples_a_step * (len(points) + 1)
         points.append(Point(samples=samples, seconds=round(seconds, 2), reward=metrics[STEP_METRICS["reward"]]))
     return points
 
 
-def top1_of(results: Mapping[int, Result], arm: str, seeds: Sequence[int], groups: Mapping[str, str]) -> ArmScores:
-    """Per question the mean over seeds; no value where one seed has none."""
-    columns = [[_VALUES[mark] for mark in results[seed].top1[arm]] for seed in seeds]
-    means: dict[str, float | None] = {}
-    for row, values in zip(groups, zip(*columns, strict=True), strict=True):
-        present = [value for value in values if value is not None]
-        means[row] = sum(present) / len(present) if len(present) == len(values) else None
-    return ArmScores(arm=arm, scores={"top1": means})
+@dataclass(frozen=True)
+class Difference:
+    """The mean over seeds of one arm − another in top-1."""
+
+    diff: float
+    ci95: tuple[float, float] | None
+    """None for fewer than two groups. With one seed it is about the questions alone."""
+    seeds: tuple[int, ...]
+    n: int
+    """Questions that have a value in every seed and both arms."""
+    groups: int
+    left_out: int
 
 
 def difference(
     ours: Mapping[int, Result], arm: str, other: Mapping[int, Result], other_arm: str, groups: Mapping[str, str]
-) -> Comparison | None:
-    """`arm` − `other_arm` in top-1 over the seeds that both have; None where there is no such seed."""
-    seeds = sorted(ours.keys() & other.keys())
+) -> Difference | None:
+    """`arm` − `other_arm` over the seeds that both have; None where there is no such seed."""
+    seeds = tuple(sorted(ours.keys() & other.keys()))
     if not seeds or any(arm not in ours[s].top1 or other_arm not in other[s].top1 for s in seeds):
         return None
-    left, right = top1_of(ours, arm, seeds, groups), top1_of(other, other_arm, seeds, groups)
-    return compare(left, right, "top1", groups)
+    table = np.array([_values(ours[s].top1[arm]) - _values(other[s].top1[other_arm]) for s in seeds])
+    present = ~np.isnan(table).any(axis=0)
+    if not present.any():
+        return None
+    names, index = np.unique(np.array([*groups.values()])[present], return_inverse=True)
+    sums = np.array([np.bincount(index, weights=row) for row in table[:, present]])
+    n = int(present.sum())
+    return Difference(
+        diff=float(sums.sum()) / len(seeds) / n,
+        ci95=_interval(sums, np.bincount(index)),
+        seeds=seeds,
+        n=n,
+        groups=len(names),
+        left_out=len(groups) - n,
+    )
+
+
+def _values(top1: str) -> Floats:
+    return np.array([_VALUES[mark] for mark in top1])
+
+
+def _interval(sums: Floats, sizes: NDArray[np.intp]) -> tuple[float, float] | None:
+    """Seeds and groups are drawn anew, each with replacement; `sums`: seeds × groups, `sizes`: questions a group."""
+    seeds, groups = sums.shape
+    if groups < 2:
+        return None
+    rng = np.random.default_rng(0)
+    drawn_seeds = rng.integers(seeds, size=(_RESAMPLES, seeds))
+    drawn_groups = rng.integers(groups, size=(_RESAMPLES, groups))
+    totals = np.take_along_axis(sums[drawn_seeds].mean(axis=1), drawn_groups, axis=1).sum(axis=1)
+    low, high = np.percentile(totals / sizes[drawn_groups].sum(axis=1), [2.5, 97.5])
+    return float(low), float(high)
 
 
 def mean_top1(result: Result, arm: str) -> float | None:

@@ -37,7 +37,8 @@ from .results import Point, Result, marks, result_of_run, stage_of, work_of
 SCRIPTS = Path(__file__).parents[1] / "rl_rivals"
 PACKAGES = {"trl": ("trl", "transformers", "torch"), "swift": ("ms-swift", "trl", "transformers", "torch")}
 TRAINING = "training.json"
-CURVE = "curve.jsonl"
+REWARDS = "rewards.jsonl"
+TIMES = "times.jsonl"
 
 
 def measure_rival(
@@ -59,7 +60,7 @@ def measure_rival(
         seconds = _train(trainer, profile, folder)
         run = Run(id=folder.name, flow="pipeline", profile=profile, directory=folder)
         tested = _evaluate(run, services, verl_run)
-    curve = read_curve(folder / CURVE)
+    curve = read_curve(folder / REWARDS, folder / TIMES)
     rewards = first_and_last("reward", [(point.samples, point.reward) for point in curve])
     measured = {
         "run_id": folder.name,
@@ -81,15 +82,16 @@ def training(profile: Profile, verl_run: Path, services: Services, folder: Path)
     reward = json.loads((work_of(verl_run, "rl") / "reward.json").read_text(encoding="utf-8"))
     addresses = {"rag_url": services.rag_url, "judge_url": services.judge_url}
     log = {"samples_log": str(folder / "samples.jsonl"), "run_id": folder.name}
-    scope = {"retrieval_scope": folder.name}  # it asks the RAG itself, as our run did, instead of reading our answers
-    write_json(folder / "reward.json", reward | addresses | log | scope)
+    ledger = {"ledger": profile.ledger.model_dump(mode="json")}  # its own, which is empty as ours was
+    write_json(folder / "reward.json", reward | addresses | log | ledger)
     return {
         "model": str(stage_of(verl_run, "sft").path("model")),
         "model_type": profile.student.model_type,
         "template": profile.student.template,
         "prompts": str(dataset.path("rl_train")),
         "reward": str(folder / "reward.json"),
-        "curve": str(folder / CURVE),
+        "rewards": str(folder / REWARDS),
+        "times": str(folder / TIMES),
         "output": str(folder / "checkpoints"),
         "steps": rl.total_steps,
         "save_every": rl.save_freq,
@@ -107,14 +109,19 @@ def training(profile: Profile, verl_run: Path, services: Services, folder: Path)
     }
 
 
-def read_curve(path: Path) -> list[Point]:
-    """What the scoring wrote: when training began, then a line per step."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    began, steps = lines[0]["time"], lines[1:]
+def read_curve(rewards: Path, times: Path) -> list[Point]:
+    """A point a step: what the scoring wrote of its samples, and the clock's seconds at its end.
+
+    Raises:
+        StageError: they don't tell of as many steps.
+    """
+    steps, seconds = ([json.loads(line) for line in _lines(path)] for path in (rewards, times))
+    if len(steps) != len(seconds):
+        raise StageError(f"{len(steps)} batches were scored ({rewards}) in {len(seconds)} steps ({times})")
     points: list[Point] = []
-    for step in steps:
+    for step, end in zip(steps, seconds, strict=True):
         samples = step["samples"] + (points[-1].samples if points else 0)
-        points.append(Point(samples=samples, seconds=round(step["time"] - began, 2), reward=step["reward"]))
+        points.append(Point(samples=samples, seconds=round(end, 2), reward=step["reward"]))
     return points
 
 

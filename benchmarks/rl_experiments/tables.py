@@ -7,7 +7,7 @@ from qinglan.artifacts import hash_of
 from qinglan.formats import duration, number, signed
 
 from .findings import MISSING, alarm_record, findings, shown
-from .matrix import COMPARISONS, EXPERIMENTS, RIVALS, TUNED, Comparison
+from .matrix import COMPARISONS, EXPERIMENTS, RIVALS, TUNED, Comparison, Tuning
 from .results import Result, Results, difference, mean_top1
 
 _HEAD = """# Experiments
@@ -19,10 +19,13 @@ Made by `make bench NAME=experiments` from the files in
 The embedded task with its stand-ins for teacher, judge, RAG and a tiny student: the numbers say what these settings do
 there, and nothing about your data."""
 _READING = """RL, SFT and teacher: top-1 on the test split; RL as the mean over seeds, and each seed. Intervals: 95%,
-from a paired bootstrap over gold documents of the mean over seeds. Reward: mean of the first and of the last tenth of
-the steps. Dev: the value that the checkpoint was chosen by, which is another one with and without labels. Judge: mean
-score of the RL student's test rewrites, 0 to 5. Alarms: see [alarms.md](alarms.md), with the steps at which they
-sounded."""
+from a paired bootstrap that resamples gold documents and, where there is more than one, seeds; with one seed they are
+about the test questions alone. Reward: mean of the first and of the last tenth of the steps. Step: the chosen
+checkpoint's, seed by seed; 0 is the model that RL started from. Dev: that checkpoint's value on the dev split, another
+measure with and without labels. Judge: mean score of the RL student's test rewrites, 0 to 5. Alarms: see
+[alarms.md](alarms.md), with the steps at which they sounded. RL s: seconds of the whole RL stage."""
+_FAULTS = ("default", "faults")
+_TUNING_SEED = 1
 _COLUMNS = {
     **dict.fromkeys(("Experiment", "Seeds"), "---"),
     **dict.fromkeys(("Teacher", "SFT"), "---:"),
@@ -34,11 +37,12 @@ _COLUMNS = {
 def document(results: Results, groups: Mapping[str, str]) -> str:
     """The whole page."""
     parts = [_HEAD, *measured_on(results, groups)]
-    parts += ["## Which of the plan's choices hold up", *findings(results, groups)]
+    parts += ["## Which choices hold up", *findings(results, groups)]
     parts += ["## The shipped profile, seed by seed", seed_table(results.get("default", {}), groups)]
     parts += ["## How to read the tables", _READING]
     for comparison in COMPARISONS:
         parts += [f"## {comparison.title}", comparison.note, comparison_table(comparison, results, groups)]
+    parts += ["## The learning curve with transient faults", *faults(results)]
     parts += ["## Beside other trainers", *rivals(results, groups)]
     parts += ["## Learning rates", *learning_rates(results)]
     parts += ["## What the alarms were worth", *alarm_record(results, groups)]
@@ -58,14 +62,33 @@ def measured_on(results: Results, groups: Mapping[str, str]) -> list[str]:
         return ["Nothing has been measured yet."]
     cores = " and ".join(map(str, sorted({result.cores for result in found})))
     codes = len({result.sources for result in found})
-    versions = ", ".join(f"{name} {version}" for name, version in found[-1].versions.items())
     lines = [
         f"Runs: {len(found)}, on {len(groups):,} test questions about {len(set(groups.values())):,} documents, on "
-        f"{cores} cores. {versions}."
+        f"{cores} cores. {_versions(found)}.",
+        _ledgers(len(found), sum(not result.own_ledger for result in found)),
     ]
     if codes > 1:
         lines.append(f"The runs are of {codes} states of Qinglan's code: compare lines of different states with care.")
     return lines
+
+
+def _ledgers(runs: int, shared: int) -> str:
+    text = (
+        f"What judge and RAG answer is kept in a ledger and not asked for twice. {runs - shared} of {runs} runs "
+        "began with an empty one; in the run that made the stages before RL it then held the judge's answers about "
+        "the teacher's rewrites."
+    )
+    if not shared:
+        return text
+    return f"{text} {shared} shared one: they may have waited for less, and what they were told is the same."
+
+
+def _versions(found: Iterable[Result]) -> str:
+    known: dict[str, set[str]] = {}
+    for result in found:
+        for package, version in result.versions.items():
+            known.setdefault(package, set()).add(version)
+    return ", ".join(f"{package} {' and '.join(sorted(versions))}" for package, versions in known.items())
 
 
 def comparison_table(comparison: Comparison, results: Results, groups: Mapping[str, str]) -> str:
@@ -122,17 +145,37 @@ def seed_table(seeds: Mapping[int, Result], groups: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
+def faults(results: Results) -> list[str]:
+    """Reward by samples with faults and without, and the samples that had no score."""
+    titles = {name: EXPERIMENTS[name].title for name in _FAULTS}
+    lines = [
+        f"{title}: {invalid:,} of {samples:,} samples without a score."
+        for name, title in titles.items()
+        if (samples := _total(results, name, "samples"))
+        for invalid in [_total(results, name, "samples_invalid")]
+    ]
+    return ["Reward by samples, with the seconds of training so far. " + " ".join(lines), by_samples(results, titles)]
+
+
+def _total(results: Results, name: str, key: str) -> int:
+    return sum(int(result.summary.get(key, 0)) for result in results.get(name, {}).values())
+
+
 def rivals(results: Results, groups: Mapping[str, str]) -> list[str]:
     """verl, TRL and ms-swift on the same prompts with the same reward."""
+    tuned = [tuning for tuning in TUNED if tuning.experiment in RIVALS]
     text = (
         "GRPO from the same SFT model on the same prompts with the same reward (our scorer, the same RAG and judge), "
         "as many samples a step, a prompt and an update, the same temperature and learning rate schedule, no KL, fp32; "
-        "other settings are each library's own. The learning rate of each was chosen among the same candidates on the "
-        "dev split. Each saves checkpoints at the same steps, and the best on the dev split is tested, the SFT model "
-        "among them. Seconds of training leave out start-up and validation, and verl's also saving; those of the whole "
-        "process have them, but for the dev validations of TRL and ms-swift, which run afterwards. The judge's answers "
-        "are kept in the ledger, so that later runs wait for fewer of them."
+        f"other settings are each library's own. {_rates_note(tuned, results)} Each saves checkpoints at the same "
+        "steps, and the best on the dev split is tested, the SFT model among them. Seconds of training leave out "
+        "start-up, validation and saving, and the last update is among them; those of the whole process have all, but "
+        "for the dev validations of TRL and ms-swift, which run afterwards."
     )
+    if all(result.own_ledger for name in RIVALS for result in results.get(name, {}).values()):
+        text += (
+            " Each measurement, ours among them, begins with an empty ledger, so that all wait for judge and RAG alike."
+        )
     heads = "| Trainer | Seeds | RL | RL − SFT | − verl | s per step | s of training | s of the whole process |"
     lines = [heads, "| --- | --- | --- | --- | --- | ---: | ---: | ---: |"]
     lines += [_rival_line(name, results, groups) for name in RIVALS]
@@ -140,8 +183,15 @@ def rivals(results: Results, groups: Mapping[str, str]) -> list[str]:
         text,
         "\n".join(lines),
         "Reward by samples, with the seconds of training so far:",
-        reward_by_samples(results),
+        by_samples(results, {name: _rival_title(name) for name in RIVALS}),
     ]
+
+
+def _rates_note(tuned: Sequence[Tuning], results: Results) -> str:
+    if all(_is_chosen(tuning, results) for tuning in tuned):
+        return "The learning rate of each was chosen among the same candidates on the dev split."
+    names = ", ".join(f"`{tuning.experiment}`" for tuning in tuned if not _is_chosen(tuning, results))
+    return f"The learning rate is not known to be the best of the candidates on the dev split for {names}."
 
 
 def _rival_line(name: str, results: Results, groups: Mapping[str, str]) -> str:
@@ -162,18 +212,21 @@ def _rival_line(name: str, results: Results, groups: Mapping[str, str]) -> str:
     return _row(cells)
 
 
-def reward_by_samples(results: Results, parts: int = 5) -> str:
-    """Mean reward of each fifth of the samples, over seeds, and when it was over."""
-    measured = {name: [r for r in results.get(name, {}).values() if r.curve] for name in RIVALS}
-    measured = {name: found for name, found in measured.items() if found}
-    if not measured:
+def by_samples(results: Results, titles: Mapping[str, str], parts: int = 5) -> str:
+    """Mean reward of each fifth of the samples, over the seeds that all have, and when it was over."""
+    curves = {name: {seed: r for seed, r in results.get(name, {}).items() if r.curve} for name in titles}
+    curves = {name: found for name, found in curves.items() if found}
+    seeds = set.intersection(*map(set, curves.values())) if curves else set()
+    if not seeds:
         return MISSING.capitalize() + "."
+    measured = {name: [found[seed] for seed in sorted(seeds)] for name, found in curves.items()}
     most = max(result.curve[-1].samples for found in measured.values() for result in found)
-    lines = ["| Samples | " + " | ".join(map(_rival_title, measured)) + " |", "| ---: |" + " --- |" * len(measured)]
+    head = f"Samples (seeds: {', '.join(map(str, sorted(seeds)))})"
+    lines = [_row([head, *(titles[name] for name in measured)]), "| ---: |" + " --- |" * len(measured)]
     for part in range(parts):
         low, high = most * part / parts, most * (part + 1) / parts
         cells = [_window(found, low, high) for found in measured.values()]
-        lines.append(f"| {low + 1:,.0f} to {high:,.0f} | " + " | ".join(cells) + " |")
+        lines.append(_row([f"{low + 1:,.0f} to {high:,.0f}", *cells]))
     return "\n".join(lines)
 
 
@@ -193,19 +246,34 @@ def _rival_title(name: str) -> str:
 def learning_rates(results: Results) -> list[str]:
     """The candidates' values on the dev split, and whether the one in use is the best."""
     lines = ["| For | Learning rate | Dev | |", "| --- | ---: | ---: | --- |"]
-    for name, (used, candidates) in TUNED.items():
-        values = {candidate: _dev_value(results.get(candidate, {})) for candidate in candidates}
-        best = max((value for value in values.values() if value is not None), default=None)
-        for candidate, value in values.items():
-            rate = candidate.rpartition("_")[2]
-            notes = ["in use"] * (rate == used) + ["best"] * (value is not None and value == best)
-            lines.append(f"| `{name}` | {rate} | {MISSING if value is None else number(value)} | {', '.join(notes)} |")
-    return ["Chosen by the dev split alone; the test split is not looked at for it.", "\n".join(lines)]
+    for tuning in TUNED:
+        values = _dev_values(tuning, results)
+        for rate, value in values.items():
+            notes = ["in use"] * (rate == tuning.used)
+            notes += ["chosen on the dev split"] * (rate == tuning.used and _is_chosen(tuning, results))
+            notes += ["better than the one in use"] * _beats(value, values[tuning.used])
+            shown_value = MISSING if value is None else number(value)
+            lines.append(_row([f"`{tuning.experiment}`", rate, shown_value, ", ".join(notes)]))
+    text = (
+        f"Candidates with seed {_TUNING_SEED}, compared on the dev split; the test split is not used. PPO and RLOO "
+        "have no candidates: PPO uses the profile's rates, and RLOO the one of `grpo`."
+    )
+    return [text, "\n".join(lines)]
 
 
-def _dev_value(seeds: Mapping[int, Result]) -> float | None:
-    known = [value for result in seeds.values() if (value := result.summary.get("dev_value")) is not None]
-    return fmean(known) if known else None
+def _dev_values(tuning: Tuning, results: Results) -> dict[str, float | None]:
+    found = {rate: results.get(tuning.candidate(rate), {}).get(_TUNING_SEED) for rate in tuning.rates}
+    return {rate: result.summary.get("dev_value") if result else None for rate, result in found.items()}
+
+
+def _is_chosen(tuning: Tuning, results: Results) -> bool:
+    """Whether all candidates are measured and none is better than the one in use."""
+    values = _dev_values(tuning, results)
+    return None not in values.values() and not any(_beats(value, values[tuning.used]) for value in values.values())
+
+
+def _beats(value: float | None, used: float | None) -> bool:
+    return value is not None and used is not None and value > used
 
 
 def alarms(found: Sequence[Result]) -> str:

@@ -1,8 +1,7 @@
-"""Our reward for another trainer: a batch of texts in, their scores out; each batch is a line of the curve."""
+"""Our reward for another trainer: a batch of texts in, their scores out, and a line of what they earned."""
 
 import asyncio
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -20,13 +19,13 @@ class Scoring:
         self._service = RewardService.model_validate_json(Path(training["reward"]).read_text(encoding="utf-8"))
         self._runner = asyncio.Runner()
         self._scorer: Scorer | None = None
-        self._curve = Path(training["curve"])
-        self._note(time=time.time())
+        self._rewards = Path(training["rewards"])
 
     def scores(self, infos: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float]:
         """A score per text; a call that failed after its retries ends the training."""
         scores = self._runner.run(self._score(infos, texts))
-        self._note(time=time.time(), samples=len(scores), reward=fmean(scores))
+        with self._rewards.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"samples": len(scores), "reward": fmean(scores)}) + "\n")
         return scores
 
     async def _score(self, infos: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float]:
@@ -35,7 +34,3 @@ class Scoring:
         if failed := sum(bool(one["invalid"]) for one in scored):
             raise StageError(f"{failed} of {len(scored)} samples have no score; see {self._service.samples_log}")
         return [one["score"] for one in scored]
-
-    def _note(self, **entry: float) -> None:
-        with self._curve.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(entry) + "\n")

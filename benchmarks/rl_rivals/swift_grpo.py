@@ -54,6 +54,7 @@ def arguments(training: dict[str, Any], prompts: Path) -> dict[str, Any]:
         "max_completion_length": training["max_response_length"],
         "external_plugins": PLUGIN,
         "reward_funcs": "qinglan",
+        "callbacks": "qinglan_clock",
         "num_generations": training["rollouts"],
         "per_device_train_batch_size": training["update"],
         "generation_batch_size": training["samples"],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from clock import Clock
 from datasets import Dataset
 from scoring import Scoring
 from trl import GRPOConfig, GRPOTrainer
@@ -29,6 +30,7 @@ def main(path: str) -> None:
         reward_funcs=reward,
         args=config(training),
         train_dataset=Dataset.from_list(rows),
+        callbacks=[Clock(training)],
     )
     trainer.train()
 

@@ -6,12 +6,13 @@ variable. Engine settings keep the engines' own names where they are handed thro
 
 from qinglan.config.base import EMBEDDED
 from qinglan.config.data import BatchApi, Columns, Compare, Data, Dataset, Distill, Refresh, Select, Sql, Validate
-from qinglan.config.profile import Profile, explain, load_profile, require_secret, uses_proxy
+from qinglan.config.profile import CHANGEABLE, Profile, explain, load_profile, require_secret, uses_proxy
 from qinglan.config.rl import AlarmAction, AlarmName, Alarms, Algorithm, Kl, Reward, Rl
 from qinglan.config.site import Budget, Embedded, Endpoint, LedgerStore, Paths, Price, Rag, Tenant, Tracking, Trainer
 from qinglan.config.training import Evaluate, Sft, Student
 
 __all__ = [
+    "CHANGEABLE",
     "EMBEDDED",
     "AlarmAction",
     "AlarmName",

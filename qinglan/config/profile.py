@@ -17,6 +17,14 @@ from qinglan.config.site import Budget, Embedded, Endpoint, LedgerStore, Paths, 
 from qinglan.config.training import Evaluate, Sft, Student
 from qinglan.errors import ConfigError
 
+CHANGEABLE: dict[str, set[str]] = {
+    "budget": {"per_run_usd", "per_month_usd"},
+    "reward": {"max_invalid_share", "max_outage_s"},
+    "rl": {"keep_checkpoints"},
+    "trainer": {"max_restarts", "dashboard_patience_s"},
+}
+"""Settings with which an interrupted run may go on changed: what it makes does not depend on them."""
+
 
 class Profile(Section):
     """One profile: see configs/."""

@@ -98,7 +98,7 @@ class Alarms(Section):
     min_judge_drop: Positive = 0.2
     """The judge's score, 0–5, has fallen only if by at least this much."""
     min_entropy_share: Share = 0.1
-    """Entropy has collapsed below this share of the first window's; a healthy run that learns kept 0.25."""
+    """Entropy has collapsed below this share of the first window's; healthy runs that learn kept 0.21 and more."""
     max_clip_fraction: Share = 0.5
     """Share of the tokens whose part in an update was cut off at `clip_ratio`."""
     min_value_loss_fall: Share = 0.05
@@ -109,7 +109,7 @@ class Alarms(Section):
     """Nats per token between the policies before and after a step's updates."""
     max_reference_kl: Positive = 0.5
     """Nats per token to the model that RL started from, known where a reference model is loaded; healthy runs ended
-    near 0.1."""
+    at 0.06 to 0.08."""
     max_zero_variance: Share = 0.8
     """Share of prompts whose rollouts all earned the same, so that GRPO learns nothing from them."""
 

@@ -23,7 +23,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
 from qinglan.engines.verl_overrides import REWARD_FUNCTION
 from qinglan.errors import EngineError
-from qinglan.reward.actor import start_reward_service
+from qinglan.reward.actor import close_reward_service, start_reward_service
 
 
 class TaskRunner(TaskRunnerV1.__ray_actor_class__):
@@ -31,13 +31,17 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):
 
     def run(self, config: DictConfig) -> Any:
         """Register the trainer that the configuration names, then run verl's."""
-        reward_function = config.reward.custom_reward_function
+        reward_function, reward_service = config.reward.custom_reward_function, None
         if reward_function.path == REWARD_FUNCTION:  # its imports, too, can overlap with verl's; held while we live
-            self.reward_service = start_reward_service(reward_function.reward_kwargs.config_path)
+            reward_service = start_reward_service(reward_function.reward_kwargs.config_path)
         import_module("qinglan.engines.ppo_trainer")
         if config.trainer.device == "cpu":
             import_module("qinglan.verl_cpu.trainer")
-        return super().run(config)
+        try:
+            return super().run(config)
+        finally:
+            if reward_service is not None:
+                close_reward_service(reward_service)
 
 
 class LocalTaskRunner:

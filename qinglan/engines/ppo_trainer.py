@@ -26,15 +26,18 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from qinglan.alarms import Alarm
 from qinglan.engines.progress import TrainingProgress
 from qinglan.engines.trainer_settings import TrainerSettings
-from qinglan.engines.verl import TRAINER
+from qinglan.engines.verl import TRAINER, mend_tracker
 from qinglan.errors import EngineError
 
 POLL_S = 0.05
 """verl looks every 2 s whether a batch is complete, and has no setting for it."""
 SUMMED = ("rag_calls", "judge_cost_usd")
 """Parts of which a step's sum says more than their mean."""
+_EACH_BY_ITSELF = (AdvantageEstimator.GAE.value, AdvantageEstimator.REINFORCE_PLUS_PLUS.value)
+"""Estimators that compare no sample with others of its prompt."""
 KL_COEFFICIENT = "actor/next_kl_coefficient"
 """The adaptive coefficient for the next step: verl's checkpoint does not hold it."""
 
@@ -92,9 +95,10 @@ class RewardedTrainer(PPOTrainerSync):
         return buffer
 
     def _load_checkpoint(self) -> None:
+        mend_tracker(Path(self.config.trainer.default_local_dir))
         super()._load_checkpoint()
         self._progress = TrainingProgress(self._settings, resumed_at=self.global_steps)
-        coefficient = self._progress.earlier.get(self.global_steps, {}).get(KL_COEFFICIENT)
+        coefficient = self._progress.last_known(KL_COEFFICIENT)
         if self.config.algorithm.use_kl_in_reward and coefficient is not None:
             self.kl_ctrl_in_reward.value = coefficient
 
@@ -114,7 +118,7 @@ class RewardedTrainer(PPOTrainerSync):
         ).pop("extra_fields")
         extras = {key: row.get("reward_extra_info", {}) for key, row in zip(batch.keys, found.tolist(), strict=True)}
         valid = [key for key, extra in extras.items() if not extra.get("invalid")]
-        grouped = self.config.algorithm.adv_estimator != AdvantageEstimator.GAE.value
+        grouped = self.config.algorithm.adv_estimator not in _EACH_BY_ITSELF
         fellows = Counter(_prompt_of(key) for key in valid)
         kept = [key for key in valid if not (grouped and self._rollouts > 1 and fellows[_prompt_of(key)] == 1)]
         self._extras = {key: extras[key] for key in kept}
@@ -131,15 +135,18 @@ class RewardedTrainer(PPOTrainerSync):
         if share <= self._settings.max_invalid_share and invalid < wanted:
             return
         last_done = self.global_steps - 1
-        if last_done > 0 and not (Path(self.config.trainer.default_local_dir) / f"global_step_{last_done}").exists():
-            self.global_steps = last_done  # nothing of this step has been learnt
-            self._save_checkpoint()
         reason = (
             f"{invalid} of {wanted} samples of step {last_done + 1} could not be scored, more than "
             f"reward.max_invalid_share = {self._settings.max_invalid_share:.0%} allows"
         )
-        self._progress.stop(reason, failed=True)
+        self._progress.stop(reason, failed=True)  # first, as saving may fail as well
+        if last_done > 0 and not self._folder_of(last_done).exists():
+            self.global_steps = last_done  # nothing of this step has been learnt
+            self._save_checkpoint()
         raise EngineError(reason)
+
+    def _folder_of(self, step: int) -> Path:
+        return Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
 
     @property
     def _rollouts(self) -> int:
@@ -162,23 +169,35 @@ class RewardedTrainer(PPOTrainerSync):
             metrics[KL_COEFFICIENT] = self.kl_ctrl_in_reward.value
         self._act(metrics)
 
+    def on_train_begin(self) -> None:
+        """Do what an alarm at the checkpoint's own step asked for."""
+        super().on_train_begin()
+        for alarm in self._progress.not_in_checkpoint:
+            self._answer(alarm, self.global_steps - 1)
+
     def _act(self, metrics: Mapping[str, Any]) -> None:
         numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
         for alarm in self._progress.stepped(self.global_steps, numbers):
-            if alarm.action == "lower_lr":
-                self.actor_rollout_wg.scale_lr(self._settings.alarms.lr_factor)
-                if self.use_critic:
-                    self.critic_wg.scale_lr(self._settings.alarms.lr_factor)
-            elif alarm.action == "stop":
-                self._end_here(f"alarm {alarm.name}: {alarm.message}")
+            self._answer(alarm, self.global_steps)
         if reason := self._progress.out_of_patience():
-            self._end_here(reason)
+            self._end_after(self.global_steps, reason)
         self._progress.prune(Path(self.config.trainer.default_local_dir))
 
-    def _end_here(self, reason: str) -> None:
-        if self.global_steps < self.total_training_steps:
-            self._progress.stop(f"after step {self.global_steps}: {reason}", failed=False)
-            self.total_training_steps = self.global_steps
+    def _answer(self, alarm: Alarm, step: int) -> None:
+        if alarm.action == "lower_lr":
+            self.actor_rollout_wg.scale_lr(self._settings.alarms.lr_factor)
+            if self.use_critic:
+                self.critic_wg.scale_lr(self._settings.alarms.lr_factor)
+        elif alarm.action == "stop":
+            self._end_after(step, f"alarm {alarm.name}: {alarm.message}")
+
+    def _end_after(self, step: int, reason: str) -> None:
+        if step >= self.total_training_steps:
+            return
+        if not self._folder_of(step).exists():
+            self._save_checkpoint()
+        self._progress.stop(f"after step {step}: {reason}", failed=False)
+        self.total_training_steps = step
 
     # ---- validation ----
 
@@ -199,7 +218,9 @@ class RewardedTrainer(PPOTrainerSync):
         metrics = super()._val_metrics_update(data_sources, sample_uids, known, *args, **kwargs)
         groups = known.get("group", list(sample_uids))
         values = known.get(self._settings.dev_metric, [])
-        return metrics | (self._progress.dev_metrics(values, [str(group) for group in groups]) if values else {})
+        if not values:
+            return metrics
+        return metrics | self._progress.validated(self.global_steps, values, [str(group) for group in groups])
 
     def _require_scored_dev(self, wanted: int, invalid: Sequence[bool]) -> None:
         missing = wanted - len(invalid) + sum(invalid)

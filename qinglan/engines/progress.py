@@ -24,25 +24,33 @@ class TrainingProgress:
 
     def __init__(self, settings: TrainerSettings, resumed_at: int = 0) -> None:
         """`resumed_at`: the step of the checkpoint; what was measured after it is measured again."""
-        self._settings, self._watch = settings, AlarmWatch(settings.alarms)
+        self._settings, self._watch = settings, AlarmWatch(settings.alarms, labels_act=settings.use_labels)
         self._dev: dict[int, float] = {}
-        self.earlier = {step: known for step, known in read_metrics(settings.folder).items() if step <= resumed_at}
-        for step, known in self.earlier.items():
-            self._note(step, known)
-            self._watch.update(step, known)
+        self._earlier = {step: known for step, known in read_metrics(settings.folder).items() if step <= resumed_at}
+        self.not_in_checkpoint: list[Alarm] = []
+        """Alarms of the very step that training goes on from: it was saved before anything was done about them."""
+        for step, known in self._earlier.items():
+            if DEV_VALUE in known:
+                self._dev[step] = known[DEV_VALUE]
+            alarms = self._watch.update(step, known)
+            self.not_in_checkpoint = alarms if step == resumed_at else []
 
-    def dev_metrics(self, values: Sequence[float | None], groups: Sequence[str]) -> dict[str, float]:
-        """Mean of the dev rows' values, and its 95% interval from a bootstrap over groups; empty without values."""
+    def last_known(self, metric: str) -> float | None:
+        """Its newest value up to the checkpoint, if there is one."""
+        return next((known[metric] for known in reversed(self._earlier.values()) if metric in known), None)
+
+    def validated(self, step: int, values: Sequence[float | None], groups: Sequence[str]) -> dict[str, float]:
+        """Take in the dev rows' values; returns their mean and its 95% interval from a bootstrap over groups."""
         by_row = {str(row): value for row, value in enumerate(values)}
         found = mean_ci(by_row, dict(zip(by_row, groups, strict=True)), DEV_RESAMPLES)
         if found.mean is None:
             return {}
         low, high = found.ci95 or (found.mean, found.mean)
+        self._dev[step] = found.mean
         return {DEV_VALUE: found.mean, DEV_LOW: low, DEV_HIGH: high}
 
     def stepped(self, step: int, metrics: Metrics) -> list[Alarm]:
         """Take in all that one step measured; returns what is newly alarming, which is also written down."""
-        self._note(step, metrics)
         alarms = self._watch.update(step, metrics)
         with (self._settings.folder / ALARMS_FILE).open("a", encoding="utf-8") as stream:
             stream.writelines(alarm.model_dump_json() + "\n" for alarm in alarms)
@@ -72,16 +80,13 @@ class TrainingProgress:
             return
         best = max((step for step in saved if step in self._dev), key=lambda s: (self._dev[s], s), default=None)
         for step in sorted(saved)[:-keep]:
-            if step != best:
-                shutil.rmtree(saved[step])
+            if step != best:  # renamed first: half a folder must not pass for a checkpoint
+                doomed = saved[step].rename(saved[step].with_name(f"deleted_{step}"))
+                shutil.rmtree(doomed, ignore_errors=True)
 
     def stop(self, reason: str, *, failed: bool) -> None:
         """Write down why training ends before its last step; `failed`: nobody should just start it again."""
         write_json(self._settings.folder / STOPPED_FILE, {"reason": reason, "failed": failed})
-
-    def _note(self, step: int, metrics: Metrics) -> None:
-        if DEV_VALUE in metrics:
-            self._dev[step] = metrics[DEV_VALUE]
 
 
 def read_stop(folder: Path) -> tuple[str, bool] | None:

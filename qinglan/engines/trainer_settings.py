@@ -24,6 +24,8 @@ class TrainerSettings(BaseModel):
     """The stage's directory, which also holds the metrics of earlier attempts."""
     max_invalid_share: float
     """Of a step's samples, or of a validation's; with more unscored ones training stops."""
+    use_labels: bool
+    """Whether an alarm that goes by labels may do more than warn."""
     dev_metric: str
     """Which of the reward's parts, averaged over the dev split, chooses the model."""
     patience: int | None

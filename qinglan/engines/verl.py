@@ -29,6 +29,8 @@ STEP_METRICS = {
 }
 """What is reported of each training step, by the name that verl logs it under."""
 
+TRACKER = "latest_checkpointed_iteration.txt"
+"""In verl's folder of checkpoints: the newest one's step, written last."""
 _LENGTHS = re.compile(r"(filter )?dataset len: (\d+)|selected (\d+) random samples")
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
 _ENV = {
@@ -122,10 +124,24 @@ def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
 
 def checkpoints(output_dir: Path) -> dict[int, Path]:
     """Whole checkpoints by step; verl writes its tracker last, so a folder beyond it may be torn."""
-    tracker = output_dir / "latest_checkpointed_iteration.txt"
-    newest = int(tracker.read_text()) if tracker.exists() else 0
     found = {int(path.name.removeprefix("global_step_")): path for path in output_dir.glob("global_step_*")}
+    tracker = output_dir / TRACKER
+    text = tracker.read_text().strip() if tracker.exists() else "0"
+    if not text.isdigit():  # verl empties the file before it writes it, and wrote data.pt just before
+        text = str(max((step for step, path in found.items() if (path / "data.pt").exists()), default=0))
+    newest = int(text)
     return {step: path for step, path in sorted(found.items()) if step <= newest}
+
+
+def mend_tracker(output_dir: Path) -> None:
+    """verl can't read the file that names its newest checkpoint where a kill came while it was written."""
+    tracker = output_dir / TRACKER
+    if tracker.exists() and not tracker.read_text().strip().isdigit():
+        saved = checkpoints(output_dir)
+        if saved:
+            tracker.write_text(str(max(saved)))
+        else:
+            tracker.unlink()
 
 
 def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path | None]:
@@ -139,7 +155,10 @@ def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path |
     saved, measured = checkpoints(output_dir), read_metrics(metrics_folder)
     values = {step: measured[step][DEV_VALUE] for step in (0, *saved) if DEV_VALUE in measured.get(step, {})}
     if not values:
-        raise ArtifactError(f"no checkpoint under {output_dir} has {DEV_VALUE}; make save_freq a multiple of test_freq")
+        raise ArtifactError(
+            f"nothing was validated before training ended: no checkpoint under {output_dir} has {DEV_VALUE}; "
+            "set rl.val_before_train, or rl.choose = last"
+        )
     step = max(values, key=lambda step: (values[step], step == 0, step))
     return step, saved.get(step)
 

@@ -10,6 +10,8 @@ import sqlalchemy as sa
 from qinglan.config import LedgerStore, require_secret
 from qinglan.errors import LedgerError
 
+_CONNECT_TIMEOUT_S = 10
+
 
 def ledger_url(store: LedgerStore, state: Path) -> str | sa.URL:
     """Where a site's ledger is: the database that the environment names, or a file under `state`.
@@ -34,7 +36,8 @@ def make_engine(url: str | sa.URL) -> sa.Engine:
     url = sa.make_url(url)
     if url.get_backend_name() == "postgresql":
         # A killed server or a fail-over costs one retry of the caller, not a dead pool.
-        return sa.create_engine(url, pool_pre_ping=True, pool_size=2, hide_parameters=True)
+        timeout = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
+        return sa.create_engine(url, connect_args=timeout, pool_pre_ping=True, pool_size=2, hide_parameters=True)
     engine = sa.create_engine(url, connect_args={"timeout": 60}, hide_parameters=True)
 
     @sa.event.listens_for(engine, "connect")

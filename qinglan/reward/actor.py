@@ -5,7 +5,9 @@ twice at once. It comes back by itself after a crash, on what the ledger holds, 
 answered. This module imports neither Ray nor what scoring takes: reward workers need none of it to start.
 """
 
-from contextlib import suppress
+import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,43 +17,52 @@ from qinglan.reward.service import RewardService, outcome
 if TYPE_CHECKING:
     from qinglan.reward.scorer import Scorer
 
+_log = logging.getLogger(__name__)
 _MOST_SAMPLES = 100_000
 """At once, of all workers: during an outage they all wait in here."""
 _MOST_DEATHS = 5
 """After so many while it was being scored, a sample may be what kills the service."""
 
 
+_CLOSE_TIMEOUT_S = 75.0
+"""A little longer than the ledger's queue tries to write."""
+_TRY_AGAIN_S = 30.0
+"""An unreachable database takes seconds to show it, in which nothing else is done: not for every sample anew."""
+
+
 class RewardActor:
     """Scores samples. Reads API keys from its own process's environment."""
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`service` is a `RewardService` as JSON."""
-        self._service = RewardService.model_validate_json(service)
-        self._scorer: Scorer | None = None
-        with suppress(QinglanError):  # told with the first sample
-            self._scorer = self._open()
+        self._service, self._clock = RewardService.model_validate_json(service), clock
+        self._opened = self._open()
 
-    def _open(self) -> "Scorer":
+    def _open(self) -> "Scorer | tuple[QinglanError, float]":
+        """A scorer, or why there is none, and when to try again."""
         from qinglan.reward.scorer import Scorer
 
-        return Scorer(self._service)
+        try:
+            return Scorer(self._service)
+        except QinglanError as error:
+            return error, self._clock() + _TRY_AGAIN_S
 
     async def score(self, extra_info: dict[str, Any], text: str) -> dict[str, float]:
         """As `Scorer.score`; where there can't be a scorer, as for want of a key, no sample has a score."""
-        try:
-            self._scorer = self._scorer or self._open()
-        except QinglanError as error:
-            from qinglan.reward.samples import invalid, open_log, write_sample
+        if isinstance(self._opened, tuple) and self._clock() >= self._opened[1]:
+            self._opened = self._open()
+        if not isinstance(self._opened, tuple):
+            return await self._opened.score(extra_info, text)
+        from qinglan.reward.samples import invalid, open_log, write_sample
 
-            with open_log(self._service.samples_log) as log:
-                write_sample(log, {"row_id": extra_info.get("row_id")} | invalid(error))
-            return outcome(None)
-        return await self._scorer.score(extra_info, text)
+        with open_log(self._service.samples_log) as log:
+            write_sample(log, {"row_id": extra_info.get("row_id")} | invalid(self._opened[0]))
+        return outcome(None)
 
     async def close(self) -> None:
         """Write what is not written yet, and close connections and files."""
-        if self._scorer:
-            await self._scorer.close()
+        if not isinstance(self._opened, tuple):
+            await self._opened.close()
 
 
 def start_reward_service(config_path: str) -> Any:
@@ -75,6 +86,17 @@ def start_reward_service(config_path: str) -> Any:
     }
     actor: Any = ray.remote(RewardActor)
     return actor.options(**options).remote(text)
+
+
+def close_reward_service(service: Any) -> None:
+    """Let it write what it holds still: Ray ends it without a word. Failing in this is said, not raised."""
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        ray.get(service.close.remote(), timeout=_CLOSE_TIMEOUT_S)
+    except RayError as error:
+        _log.warning("the reward service could not write the last of what it holds: %s", error)
 
 
 def is_lost(error: Exception) -> bool:

@@ -2,7 +2,8 @@
 
 When a call has failed for good, one prober finds out what is at fault. If the service answers to something else, it is
 the call: that is tried once more, then given up. If not, the service is down: all calls wait, one at a time is tried
-for them, with a growing pause, until it is back or the time is up.
+for them, with a growing pause, until it is back or the time is up. An answer to a call that was on its way when the
+finding out began shows nothing: a server that shuts down still answers what it has.
 """
 
 import asyncio
@@ -60,6 +61,7 @@ class Patience:
         self._waiting: list[_Waiting] = []
         self._prober: asyncio.Task[None] | None = None
         self._down = self._gave_up = False
+        self._round = 0
         self._answered = asyncio.Event()
 
     async def call(
@@ -82,6 +84,7 @@ class Patience:
         while True:
             if self._down:
                 await self._wait(probe, attempt)
+            began_in = self._round
             try:
                 result = await attempt()
             except CallError as error:
@@ -91,7 +94,7 @@ class Patience:
                 outages += was_down
                 suspect = not was_down or outages == _MOST_OUTAGES
             else:
-                if answered(result):
+                if began_in == self._round and answered(result):
                     self._gave_up = False
                     self._answered.set()
                 return result
@@ -115,6 +118,7 @@ class Patience:
                 self._waiting.remove(waiting)
 
     async def _find_out(self) -> None:
+        self._round += 1
         self._answered.clear()
         begin_s, pause_s, alone = self._clock(), FIRST_PAUSE_S, True
         refusal: Callable[[], OutageError] | None = None
@@ -134,14 +138,14 @@ class Patience:
             self._tell_all(self._clock() - begin_s, refusal)
 
     async def _failure(self) -> CallError | None:
-        """Why the service doesn't work; None if it does, by the next probe or by a call that is answered meanwhile."""
+        """Why the service doesn't work; None if it does, by the next probe or by a call that was made meanwhile."""
         waiting = self._waiting.pop(0)  # each in its turn, as a probe may be at fault itself
         self._waiting.append(waiting)
         error = await self._either(waiting.probe())
         return error if isinstance(error, CallError) and (error.transient or waiting.known_good) else None
 
     async def _either(self, awaitable: Awaitable[Any]) -> BaseException | None:
-        """Until it is done or any call is answered; its error, if it had one."""
+        """Until it is done or a call of this round is answered; its error, if it had one."""
         doing, answered = asyncio.ensure_future(awaitable), asyncio.ensure_future(self._answered.wait())
         try:
             await asyncio.wait([doing, answered], return_when=asyncio.FIRST_COMPLETED)

@@ -130,10 +130,9 @@ class Scorer:
         return outcome(scored, **sample.figures())
 
     async def _score(self, baseline: Baseline, sample: _Sample) -> Scored:
-        config, rewrite = self._service.reward, sample.rewrite
+        rewrite = sample.rewrite
         if not rewrite:  # nothing to retrieve or judge with: the policy's own failure, not a call's
-            gold_top1 = 0.0 if baseline.gold_id else math.nan
-            return Scored(-1.0, math.nan, 0.0, -baseline.teacher_quality, config.loss, gold_top1, 0.0, 0.0)
+            return self._of_an_empty_rewrite(baseline)
         judging = asyncio.create_task(self._judged(baseline, sample))
         try:
             retrieved = await self._retrieved(baseline, sample)
@@ -142,7 +141,20 @@ class Scorer:
         finally:
             judging.cancel()  # what is paid for already goes on, for the ledger
             await asyncio.gather(judging, return_exceptions=True)
-        return self._recipe.reward(config, baseline, rewrite, retrieved, judge_score, relevance)
+        return self._recipe.reward(self._service.reward, baseline, rewrite, retrieved, judge_score, relevance)
+
+    def _of_an_empty_rewrite(self, baseline: Baseline) -> Scored:
+        lost = baseline.teacher_quality > self._service.reward.tie_margin
+        return Scored(
+            score=-1.0,
+            judge=math.nan,
+            rq=0.0,
+            rq_gain=-baseline.teacher_quality,
+            win=self._service.reward.loss if lost else 0.0,
+            gold_top1=0.0 if baseline.gold_id else math.nan,
+            relevant=0.0 if self._needs_relevance(baseline) else math.nan,
+            guard_ok=0.0,
+        )
 
     async def _retrieved(self, baseline: Baseline, sample: _Sample) -> Retrieved:
         with sample.calling("rag"):
@@ -159,13 +171,16 @@ class Scorer:
 
     async def _relevance(self, baseline: Baseline, retrieved: Retrieved, sample: _Sample) -> float | None:
         """The judge's score of the best passage, where no label says whether it is the right one."""
-        config = self._service.reward
-        if not config.relevance_gate or (config.use_labels and baseline.gold_id):
+        if not self._needs_relevance(baseline):
             return None
         if not retrieved.first_passage:
             return 0.0
         messages = self._recipe.relevance_messages(baseline.question, retrieved.first_passage, self._service.tenant)
         return await self._ask(messages, sample)
+
+    def _needs_relevance(self, baseline: Baseline) -> bool:
+        config = self._service.reward
+        return config.relevance_gate and not (config.use_labels and baseline.gold_id)
 
     async def _ask(self, messages: list[Message], sample: _Sample) -> float:
         async def ask() -> Answer[float]:

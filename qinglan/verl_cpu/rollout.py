@@ -81,7 +81,7 @@ class Server:
                     answer.set_exception(error)
 
     async def _gather(self) -> None:
-        timeout_s = None
+        timeout_s = GATHER_S if self._waiting else None  # the last batch may have left some of a burst
         while len(self._waiting) < self._max_rows:
             try:
                 await asyncio.wait_for(self._came.wait(), timeout_s)

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from conftest import FakeService, Script, completion, recall
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.engines.launcher import JsonlTail
+from qinglan.engines.verl_overrides import REWARD_FUNCTION
 from qinglan.ledger import ledger_url, open_ledger
 from qinglan.recipes import Baseline
 from qinglan.reward.service import RewardService
@@ -28,7 +31,7 @@ DISTINCT = 2 * EACH - SHARED
 DRIVER = """
 import asyncio, json, sys
 import ray
-from qinglan.reward.actor import start_reward_service
+from qinglan.reward.actor import close_reward_service, start_reward_service
 
 @ray.remote(num_cpus=0)
 class RewardWorker:
@@ -41,6 +44,7 @@ ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
 service = start_reward_service(path)
 workers = [RewardWorker.remote() for _ in parts]
 scored = ray.get([worker.score.remote(info, texts, path) for worker, texts in zip(workers, parts)])
+close_reward_service(service)
 with open(path + ".scored", "w") as stream:
     json.dump(scored, stream)
 """
@@ -105,6 +109,11 @@ def actors_of(driver: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return [each for each in found if each.is_running() and "".join(each.cmdline()[:1]).startswith("ray::RewardActor")]
 
 
+def kept_retrievals(folder: Path) -> int:
+    with open_ledger(ledger_url(LedgerStore(), folder)) as ledger:
+        return len(ledger.retrieval_keys("r"))
+
+
 def test_a_killed_service_comes_back_and_buys_nothing_twice(
     tmp_path: Path, serve: Callable[[Script], FakeService], service_of: Callable[..., RewardService]
 ):
@@ -120,6 +129,8 @@ def test_a_killed_service_comes_back_and_buys_nothing_twice(
         (actor,) = actors_of(driver)
         most_before = slow.most
         actor.kill()
+        actor.wait(timeout=10)
+        kept, asked = kept_retrievals(tmp_path), len(rag.bodies)
         driver.wait(timeout=180)
     finally:
         if driver.poll() is None:
@@ -135,5 +146,34 @@ def test_a_killed_service_comes_back_and_buys_nothing_twice(
     assert DISTINCT <= len(judge.bodies) <= DISTINCT + 2 * CONCURRENCY
     with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
         assert ledger.usage("r", "judge").calls == DISTINCT
+    # Of what the RAG answered since, nothing is lost, although nobody waits for that to be written.
+    assert kept_retrievals(tmp_path) == kept + len({body["rewritten_query"] for body in rag.bodies[asked:]})
     logged = [entry for entry in JsonlTail(tmp_path / "samples.jsonl").new() if "score" in entry]
     assert {entry["rewrite"] for entry in logged} == set(texts)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("out of memory")])
+def test_the_service_is_closed_however_training_ends(monkeypatch: pytest.MonkeyPatch, error: Exception | None):
+    pytest.importorskip("verl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from omegaconf import OmegaConf
+
+        from qinglan.engines import ppo
+    closed: list[Any] = []
+
+    def train(_self: object, _config: object) -> str:
+        assert closed == []
+        if error:
+            raise error
+        return "trained"
+
+    monkeypatch.setattr(ppo, "import_module", lambda _: None)
+    monkeypatch.setattr(ppo, "start_reward_service", str)
+    monkeypatch.setattr(ppo, "close_reward_service", closed.append)
+    monkeypatch.setattr(ppo.TaskRunnerV1.__ray_actor_class__, "run", train)
+    function = {"path": REWARD_FUNCTION, "reward_kwargs": {"config_path": "reward.json"}}
+    config = OmegaConf.create({"reward": {"custom_reward_function": function}, "trainer": {"device": "cuda"}})
+    with pytest.raises(RuntimeError, match="out of memory") if error else nullcontext():
+        assert ppo.TaskRunner().run(config) == "trained"
+    assert closed == ["reward.json"]

@@ -153,6 +153,17 @@ async def test_requests_beyond_the_limit_take_the_place_of_those_that_ended(roll
     assert ended == [2, 3, 4, 9, 5]  # 2, 3 and 4 one after the other, beside the first's 9
 
 
+async def test_what_a_batch_left_of_a_burst_is_served_though_nobody_comes_after_it(rollout: Any, model: Any) -> None:
+    serving = server(model, max_rows=2)
+    first = asyncio.create_task(serving.generate(PROMPTS[0], rollout.Sampling(2)))
+    await asyncio.sleep(0)
+    while serving._came.is_set():  # noqa: ASYNC110 (till it waits for company)
+        await asyncio.sleep(0)
+    burst = [serving.generate(prompt, rollout.Sampling(2)) for prompt in PROMPTS[1:]]
+    answers = await asyncio.wait_for(asyncio.gather(first, *burst), 10)
+    assert [len(tokens) for tokens, _ in answers] == [2, 2, 2]
+
+
 async def test_a_failed_batch_is_told_to_its_callers_and_the_next_one_is_served(rollout: Any, model: Any) -> None:
     serving = server(model, max_rows=8)
     asked = [serving.generate(prompt, rollout.Sampling(2)) for prompt in ([10**6], PROMPTS[0])]

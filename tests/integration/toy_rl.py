@@ -163,6 +163,7 @@ class Toy:
         settings = TrainerSettings(
             folder=folder,
             max_invalid_share=max_invalid_share,
+            use_labels=True,
             dev_metric="score",
             patience=self.profile.rl.patience,
             keep_checkpoints=self.profile.rl.keep_checkpoints,

@@ -217,6 +217,17 @@ def test_actions_go_by_name():
     ]
 
 
+@pytest.mark.parametrize("action", ["warn", "lower_lr", "stop", "off"])
+def test_without_labels_in_use_an_alarm_that_goes_by_them_only_warns(action: str):
+    settings = Alarms.model_validate({"default_action": action})
+    both = {key: line(0.8, 0.3, 0.04, 1) for key in (GOLD, JUDGE)}
+    watching = AlarmWatch(settings, labels_act=False)
+    steps = steps_of(**{REWARD: line(0.0, 0.3, 0.035)} | both)
+    found = {alarm.name: alarm.action for step, metrics in steps for alarm in watching.update(step, metrics)}
+    expected = {"reward_up_gold_down": "warn", "reward_up_judge_down": action}
+    assert found == ({} if action == "off" else expected)
+
+
 def test_a_bare_off_in_yaml_is_off():
     settings = Alarms.model_validate(yaml.safe_load("{default_action: off, actions: {reward_down: off}}"))
     assert settings.default_action == settings.action("reward_down") == "off"
@@ -231,7 +242,8 @@ def test_a_line_of_the_file_reads_back_and_half_a_line_is_skipped(tmp_path: Path
     (alarm,) = watch(**{CLIP_FRACTION: jump(0.1, 0.9)})
     path = tmp_path / "alarms.jsonl"
     assert read_alarms(path) == []
-    path.write_text(f'{alarm.model_dump_json()}\n{{"step": 4', encoding="utf-8")
+    half = '{"step": 4, "message": "since steps 1–'.encode()[:-1]  # within a character
+    path.write_bytes(f"{alarm.model_dump_json()}\n".encode() + half)
     assert read_alarms(path) == [alarm]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from qinglan.alarms import Alarm
@@ -84,6 +85,33 @@ def test_what_an_earlier_attempt_left_counts_but_is_not_told_again(tmp_path: Pat
     follow()
     assert follow.summary == {"reward_down": 2, "kl_runaway": 1}
     assert told.tags["alarm.reward_down"] == "step 21, 40"
+
+
+def test_what_a_resumed_attempt_sees_again_is_not_told_again(tmp_path: Path, told: Told):
+    follow = follower(tmp_path, told)
+    for step in (21, 40, 21, 41):
+        write(tmp_path, step)
+        follow()
+    assert [payload["step"] for _, _, payload in told.events] == [21, 40, 41]
+    assert follow.summary == {"reward_down": 2}
+
+
+def test_a_prefect_server_that_is_away_costs_no_training(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def away(*_: object, **__: object) -> None:
+        raise httpx.ConnectError("connection refused")
+
+    follow = follower(tmp_path, told)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "create_markdown_artifact", away)
+        write(tmp_path, 21)
+        follow()
+    assert caplog.messages[-1] == "rl: Prefect did not take the table of alarms: connection refused"
+    assert told.tags == {"alarm.reward_down": "step 21"}
+    write(tmp_path, 40)
+    follow()
+    assert "| 21 |" in told.markdown["rl-alarms"] and "| 40 |" in told.markdown["rl-alarms"]
 
 
 def test_half_a_line_of_a_killed_attempt_is_skipped(tmp_path: Path, told: Told):

@@ -132,11 +132,11 @@ async def test_salt_tells_servers_apart(tmp_path: Path, serve: Serve):
 
 
 async def test_an_answer_in_flight_is_kept_though_nobody_waits(tmp_path: Path, serve: Serve):
-    service = serve(lambda _: time.sleep(0.2) or (200, completion("x")))
+    asked = threading.Event()
+    service = serve(lambda _: asked.set() or time.sleep(0.2) or (200, completion("x")))
     async with client(tmp_path, service.url) as chat:
         asking = asyncio.create_task(chat.ask(MESSAGES, str))
-        while not service.bodies:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(asked.wait)
         asking.cancel()
     assert usage(tmp_path) == (1, 0)
 

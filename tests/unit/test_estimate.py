@@ -63,8 +63,28 @@ def test_the_batch_api_is_half_the_price(profile: Profile):
 def test_every_flow_says_what_it_asks(profile: Profile):
     assert parts_of(profile) == {"distill": (50, 0, 0), "validate": (50, 0, 0)}
     assert parts_of(profile, "pipeline")["rl"] == (640, 0, 0)
-    assert set(parts_of(profile, "train")) == {"rl", "evaluate"}
+    assert set(parts_of(profile, "train")) == {"rl", "rl passages", "evaluate"}
     assert parts_of(profile, "evaluate") == {"evaluate": (4 * 5, 0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("labelled", "reward", "asked"),
+    [(0, {}, 640), (20, {}, 384), (50, {}, 0), (50, {"use_labels": False}, 640), (0, {"relevance_gate": False}, 0)],
+)
+def test_rl_asks_about_the_passages_of_samples_without_a_label(
+    profile_of: Callable[..., Profile], labelled: int, reward: dict[str, bool], asked: int
+):
+    profile = profile_of(rl={"total_steps": 10, "train_batch_size": 64}, reward=reward)
+    tests = [row.model_copy(update={"gold_id": "d", "split": "test"}) for row in ROWS]
+    rows = [row.model_copy(update={"gold_id": "d"}) for row in ROWS[:labelled]] + ROWS[labelled:] + tests
+    with site_ledger(profile) as ledger:
+        parts = {part.what: part for part in estimate(profile, "train", rows, ledger)}
+    assert parts["rl"].questions == 640
+    if asked == 0:
+        assert "rl passages" not in parts
+    else:
+        assert parts["rl passages"].questions == asked
+        assert parts["rl passages"].prompt_tokens > parts["rl"].prompt_tokens + 400
 
 
 def test_failed_rows_cost_nothing(profile: Profile):

@@ -1,17 +1,17 @@
 """The experiments' logic on made-up results: what is run, what is skipped, and what the tables say."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.rl_experiments import command, findings, matrix, rivals, tables
-from benchmarks.rl_experiments.results import Point, Result, Results, Site, difference, verl_curve
+from benchmarks.rl_experiments.results import Difference, Point, Result, Results, Site, difference, verl_curve
 from qinglan.artifacts import hash_of
 from qinglan.config import load_profile
-from qinglan.errors import EngineError
-from qinglan.statistics import Comparison
+from qinglan.errors import EngineError, StageError
 
 GROUPS = {f"{row:02}": f"document {row // 4}" for row in range(40)}
 GOOD, BAD = "1" * 40, "0" * 40
@@ -54,22 +54,32 @@ def test_tables_and_choices_name_experiments_that_exist() -> None:
     assert named | {*matrix.RIVALS} <= matrix.EXPERIMENTS.keys()
 
 
-@pytest.mark.parametrize("name", matrix.TUNED)
-def test_a_learning_rate_in_use_is_one_of_its_candidates(name: str) -> None:
-    rate, candidates = matrix.TUNED[name]
-    settings = {candidate: matrix.EXPERIMENTS[candidate].settings for candidate in candidates}
-    assert [c for c, of_candidate in settings.items() if of_candidate == matrix.EXPERIMENTS[name].settings] == [
-        next(c for c in candidates if c.endswith(f"_{rate}"))
-    ]
+@pytest.mark.parametrize("tuning", matrix.TUNED, ids=lambda tuning: tuning.experiment)
+def test_each_candidate_is_measured_once_and_the_one_in_use_by_what_uses_it(tuning: matrix.Tuning) -> None:
+    measured = {rate: matrix.EXPERIMENTS[tuning.candidate(rate)].settings for rate in tuning.rates}
+    assert tuning.candidate(tuning.used) == tuning.experiment
+    assert measured == {rate: tuning.settings(rate) for rate in tuning.rates}
 
 
-def test_a_difference_averages_seeds_and_resamples_groups() -> None:
+def test_a_difference_averages_seeds_and_its_interval_covers_them() -> None:
     ours = of(result(seed=1, rl=GOOD), result(seed=2, rl=HALF))["default"]
     found = difference(ours, "rl", ours, "teacher", GROUPS)
+    # Every group has the same difference, so that only drawing seeds moves the mean: 0.5, 0, or one of each.
+    assert found == Difference(diff=0.25, ci95=(0.0, 0.5), seeds=(1, 2), n=40, groups=10, left_out=0)
+
+
+def test_seeds_that_agree_leave_the_interval_to_the_groups() -> None:
+    ours = of(result(seed=1), result(seed=2))["default"]
+    found = difference(ours, "rl", ours, "teacher", GROUPS)
     assert found is not None
-    assert found.diff == 0.25
-    assert found.groups == 10
-    assert found.ci95 == (0.25, 0.25)  # every group has the same difference, so drawing groups moves nothing
+    assert found.ci95 == (0.5, 0.5)
+
+
+def test_one_group_has_no_interval() -> None:
+    one = {1: result()}
+    found = difference(one, "rl", one, "teacher", dict.fromkeys(GROUPS, "one document"))
+    assert found is not None
+    assert (found.diff, found.ci95) == (0.5, None)
 
 
 def test_groups_that_differ_widen_the_interval() -> None:
@@ -100,7 +110,7 @@ def test_a_line_has_the_numbers_and_names_the_missing_seed() -> None:
     line = table_line(
         tables.comparison_table(matrix.COMPARISONS[0], found, GROUPS), matrix.EXPERIMENTS["default"].title
     )
-    assert "| 1, 3; missing: 2 | 0.500 | 0.500 | 0.750 (1.000, 0.500) | +0.250 [0.250, 0.250] |" in line
+    assert "| 1, 3; missing: 2 | 0.500 | 0.500 | 0.750 (1.000, 0.500) | +0.250 [0.000, 0.500] |" in line
     assert "| 4.50 | 0.000 → +0.100 | 0.900 | seed 3: reward_down @ 31 | 45/45 | 60 |" in line
 
 
@@ -127,12 +137,55 @@ def test_results_of_two_states_of_the_code_are_told() -> None:
     assert any("2 states" in line for line in tables.measured_on(of(result(), result(seed=2, sources="t")), GROUPS))
 
 
-def test_learning_rates_mark_the_one_in_use_and_the_best() -> None:
-    values = {"grpo_lr_3.0e-4": 0.8, "grpo_lr_1.0e-3": 0.9}
-    text = tables.learning_rates(of(*(result(name, summary={"dev_value": value}) for name, value in values.items())))[1]
-    assert "| `grpo` | 1.0e-3 | 0.900 | best |" in text
+def test_all_versions_are_told() -> None:
+    found = of(result(), result("trl", versions={"trl": "0.29.1"}), result(seed=2, versions={"verl": "0.9.2"}))
+    assert "verl 0.9.1 and 0.9.2, trl 0.29.1." in tables.measured_on(found, GROUPS)[0]
+
+
+def test_runs_that_shared_a_ledger_are_told() -> None:
+    (told,) = tables.measured_on(of(result(), result(seed=2, own_ledger=True)), GROUPS)[1:]
+    assert "1 of 2 runs began with an empty one" in told
+    assert "1 shared one" in told
+
+
+def with_dev(**values: float) -> Results:
+    return of(*(result(name, summary={"dev_value": value}) for name, value in values.items()))
+
+
+def test_learning_rates_mark_the_one_in_use_and_what_is_better() -> None:
+    text = tables.learning_rates(with_dev(**{"grpo": 0.8, "grpo_lr_1.0e-3": 0.9}))[1]
+    assert "| `grpo` | 1.0e-3 | 0.900 | better than the one in use |" in text
     assert "| `grpo` | 3.0e-4 | 0.800 | in use |" in text
-    assert "| `grpo` | 6.0e-4 | not measured |  |" in text
+    assert "| `grpo` | 1.0e-4 | not measured |  |" in text
+
+
+def test_a_rate_is_called_chosen_once_all_candidates_are_measured() -> None:
+    values = {"grpo": 0.9, "grpo_lr_1.0e-3": 0.8}
+    assert "chosen" not in tables.learning_rates(with_dev(**values))[1]
+    text = tables.learning_rates(with_dev(**values, **{"grpo_lr_1.0e-4": 0.9}))[1]
+    assert "| `grpo` | 3.0e-4 | 0.900 | in use, chosen on the dev split |" in text
+
+
+def test_rivals_rates_are_called_chosen_only_where_they_are() -> None:
+    assert "not known to be the best of the candidates" in tables.rivals({}, GROUPS)[0]
+    tuned = [tuning for tuning in matrix.TUNED if tuning.experiment in matrix.RIVALS]
+    found = with_dev(**{tuning.candidate(rate): 0.9 for tuning in tuned for rate in tuning.rates})
+    assert "was chosen among the same candidates on the dev split" in tables.rivals(found, GROUPS)[0]
+
+
+def test_rivals_are_said_to_start_alike_only_where_they_do() -> None:
+    assert "empty ledger" in tables.rivals(of(result("grpo", own_ledger=True)), GROUPS)[0]
+    assert "empty ledger" not in tables.rivals(of(result("grpo"), result("trl", own_ledger=True)), GROUPS)[0]
+
+
+def test_faults_are_set_beside_the_fault_free_run() -> None:
+    curve = [Point(samples=64 * step, seconds=2.0 * step, reward=0.01 * step) for step in range(1, 11)]
+    slow = [point.model_copy(update={"seconds": point.seconds * 2}) for point in curve]
+    faulty = result("faults", curve=slow, summary={"samples": 640, "samples_invalid": 3})
+    text = "\n".join(tables.faults(of(result(curve=curve), result(seed=2, curve=slow), faulty)))
+    assert "10% of the calls fail: 3 of 640 samples without a score." in text
+    assert "| Samples (seeds: 1) |" in text
+    assert "| 1 to 128 | +0.015 at 4.0 s | +0.015 at 8.0 s |" in text
 
 
 def test_rivals_are_set_beside_verl_by_samples_and_time() -> None:
@@ -155,25 +208,51 @@ def test_rivals_are_set_beside_verl_by_samples_and_time() -> None:
     ],
 )
 def test_a_reading_follows_the_interval(ends: tuple[float, float], no_worse: bool, expected: str) -> None:
-    found = Comparison(
-        a="a", b="b", metric="top1", n=9, groups=3, diff=0.0, ci95=ends,
-        wins=0, ties=0, losses=0, p_value=None, detectable_diff=None,
-    )  # fmt: skip
+    found = Difference(diff=0.0, ci95=ends, seeds=(1, 2), n=9, groups=3, left_out=0)
     assert findings.reading(found, no_worse=no_worse) == expected
 
 
-def test_a_run_is_hacked_if_its_reward_rises_while_top1_falls() -> None:
-    assert findings.is_hacked(result("plan", rl=BAD), GROUPS)
-    assert not findings.is_hacked(result("plan", rl=GOOD), GROUPS)
-    assert not findings.is_hacked(result("plan", rl=BAD, summary={"reward_first": 0.1, "reward_last": 0.0}), GROUPS)
+def test_one_seed_decides_nothing() -> None:
+    found = Difference(diff=0.5, ci95=(0.4, 0.6), seeds=(1,), n=9, groups=3, left_out=0)
+    assert findings.reading(found, no_worse=False) == "open: one seed only"
 
 
-def test_alarms_are_counted_in_hacked_runs_and_in_others() -> None:
-    hacked = result("plan", rl=BAD, alarms=["reward_up_gold_down @ 20", "reward_up_gold_down @ 40"])
-    text = "\n".join(findings.alarm_record(of(hacked, result(alarms=["reward_down @ 9"]), result("trl")), GROUPS))
-    assert "1 of 2 runs: `plan` seed 1." in text
-    assert "| `reward_up_gold_down` | 1 | 0 |" in text
-    assert "| any | 1 | 1 |" in text
+def test_a_choice_names_the_seeds_that_it_is_judged_by() -> None:
+    table = findings.findings(of(result(seed=1), result(seed=3)), GROUPS)[1]
+    assert "| `default` RL − `default` SFT | 1, 3 | +0.500 [0.500, 0.500] | holds up |" in table
+
+
+RISEN = {"reward_first": 0.0, "reward_last": 0.1}
+FALLEN_GOLD = {"gold_top1_first": 0.8, "gold_top1_last": 0.5}
+
+
+def test_a_tested_model_is_hacked_if_the_reward_rises_while_its_top1_falls() -> None:
+    assert findings.tests_worse(result("formula_alone", rl=BAD), GROUPS)
+    assert not findings.tests_worse(result("formula_alone", rl=GOOD), GROUPS)
+    falls = {"reward_first": 0.1, "reward_last": 0.0}
+    assert not findings.tests_worse(result("formula_alone", rl=BAD, summary=falls), GROUPS)
+
+
+def test_rl_from_the_base_model_is_judged_by_that() -> None:
+    top1 = {"base": BAD, "sft": GOOD, "rl": HALF}
+    assert not findings.tests_worse(result("rl_only", top1=top1), GROUPS)
+
+
+def test_training_is_hacked_if_top1_of_its_samples_falls_by_more_than_noise() -> None:
+    assert findings.trained_worse(result(summary=RISEN | FALLEN_GOLD))
+    assert not findings.trained_worse(result(summary=RISEN | FALLEN_GOLD | {"gold_top1_last": 0.75}))
+    assert not findings.trained_worse(result(summary=FALLEN_GOLD | {"reward_first": 0.1, "reward_last": 0.0}))
+
+
+def test_alarms_are_counted_in_hacked_runs_repaired_ones_and_others() -> None:
+    hacked = result("formula_alone", rl=BAD, alarms=["reward_up_gold_down @ 20", "reward_up_gold_down @ 40"])
+    repaired = result("no_gate", summary=RISEN | FALLEN_GOLD, alarms=["reward_up_gold_down @ 30"])
+    found = of(hacked, repaired, result(alarms=["reward_down @ 9"]), result("trl"))
+    text = "\n".join(findings.alarm_record(found, GROUPS))
+    assert "below 0: `formula_alone` seed 1. Training alone" in text
+    assert "to be worse: `no_gate` seed 1. Of 3 runs" in text
+    assert "| `reward_up_gold_down` | 1 | 1 | 0 |" in text
+    assert "| any | 1 | 1 | 1 |" in text
 
 
 def test_results_on_other_questions_are_left_out(tmp_path: Path) -> None:
@@ -182,6 +261,16 @@ def test_results_on_other_questions_are_left_out(tmp_path: Path) -> None:
     site.save(result(seed=2), GROUPS)
     assert [*site.load()["default"]] == [2]
     assert site.load()["default"][2] == result(seed=2)
+    assert site.left_out() == ["default-1: other test questions"]
+
+
+def test_results_of_other_settings_and_of_no_experiment_are_left_out(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.save(result(settings=("rl.total_steps=3",)), GROUPS)
+    site.save(result(seed=2).model_copy(update={"experiment": "of_old"}), GROUPS)
+    assert site.load() == {}
+    assert site.left_out() == ["default-1: other settings", "of_old-2: no such experiment"]
+    assert [*Site(tmp_path, ("rl.total_steps=3",)).load()] == ["default"]
 
 
 def fake_measure(calls: list[tuple[str, int]], fail: str = "") -> command.Measure:
@@ -198,10 +287,10 @@ def fake_measure(calls: list[tuple[str, int]], fail: str = "") -> command.Measur
 
 def test_what_has_a_result_is_not_run_again(tmp_path: Path) -> None:
     calls: list[tuple[str, int]] = []
-    jobs, site = command.chosen(["default", "plan"], [1, 2]), Site(tmp_path)
+    jobs, site = command.chosen(["default", "formula_alone"], [1, 2]), Site(tmp_path)
     site.save(result(seed=1), GROUPS)
     assert command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=False) == []
-    assert calls == [("plan", 1), ("default", 2), ("plan", 2)]
+    assert calls == [("formula_alone", 1), ("default", 2), ("formula_alone", 2)]
     command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=False)
     assert len(calls) == 3
     command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=True)
@@ -218,9 +307,9 @@ def test_other_settings_are_measured_again(tmp_path: Path) -> None:
 
 def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = Site(tmp_path)
-    jobs = command.chosen(["plan", "default"], [1])
+    jobs = command.chosen(["formula_alone", "default"], [1])
     assert command.run_all(jobs, site, fake_measure([], fail="default"), extra=(), fresh=False) == ["default-1"]
-    assert [*site.load()] == ["plan"]
+    assert [*site.load()] == ["formula_alone"]
     assert "failed: ended with status 1" in capsys.readouterr().out
 
 
@@ -230,11 +319,28 @@ def test_an_unknown_experiment_is_refused() -> None:
 
 
 def test_the_time_left_is_told_once_something_was_measured(tmp_path: Path) -> None:
-    site, jobs = Site(tmp_path), command.chosen(["plan"], [1, 2])
+    site, jobs = Site(tmp_path), command.chosen(["formula_alone"], [1, 2])
     assert command.time_left(jobs, site) == ""
     site.save(result(wall_s=90.0), GROUPS)
     assert command.time_left(jobs, site) == ", 3 min 00 s left"
     assert command.time_left(command.chosen(["trl"], [1]), site) == ""
+
+
+def test_the_list_says_how_many_runs_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    command.main(["--list"])
+    runs = sum(len(experiment.seeds) for experiment in matrix.EXPERIMENTS.values())
+    assert capsys.readouterr().out.endswith(f"{len(matrix.EXPERIMENTS)} experiments, {runs} runs\n")
+
+
+def test_a_measurement_begins_with_an_empty_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(command.LEDGER_ENV, "sqlite:///another.db")
+    monkeypatch.setattr(command, "RUNS", tmp_path)
+    left = tmp_path / "ledgers" / "trl-1.db-wal"
+    left.parent.mkdir()
+    left.touch()
+    command._empty_ledger("trl-1")
+    assert not left.exists()
+    assert os.environ[command.LEDGER_ENV] == f"sqlite:///{tmp_path}/ledgers/trl-1.db"
 
 
 def test_a_trial_keeps_its_results_apart() -> None:
@@ -242,23 +348,29 @@ def test_a_trial_keeps_its_results_apart() -> None:
         command.main(["--tables-only", "--set", "rl.total_steps=2"])
 
 
-def test_verls_curve_leaves_out_validation_and_saving() -> None:
+def test_verls_curve_leaves_out_saving_which_is_within_a_step_and_validation_which_is_not() -> None:
     step = {"critic/score/mean": 0.5, "timing_s/step": 3.0}
-    steps = {0: {"val": 1.0}, 1: step, 2: step | {"timing_s/testing": 1.0, "timing_s/save_checkpoint": 0.5}}
-    assert [(p.samples, p.seconds) for p in verl_curve(steps, 64)] == [(64, 3.0), (128, 4.5)]
+    steps = {0: {"val": 1.0}, 1: step, 2: step | {"timing_s/testing": 9.0, "timing_s/save_checkpoint": 0.5}}
+    assert [(p.samples, p.seconds) for p in verl_curve(steps, 64)] == [(64, 3.0), (128, 5.5)]
 
 
-def test_a_rivals_curve_counts_from_its_first_line(tmp_path: Path) -> None:
-    lines = [
-        {"time": 100.0},
-        {"time": 102.0, "samples": 64, "reward": 0.1},
-        {"time": 103.5, "samples": 64, "reward": 0.2},
-    ]
-    (tmp_path / "curve.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    found = rivals.read_curve(tmp_path / "curve.jsonl")
+def rival_files(folder: Path, seconds: list[float]) -> tuple[Path, Path]:
+    rewards = [{"samples": 64, "reward": 0.1}, {"samples": 64, "reward": 0.2}]
+    for name, lines in (("rewards", rewards), ("times", seconds)):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return folder / "rewards", folder / "times"
+
+
+def test_a_rivals_curve_joins_the_scores_and_the_clock(tmp_path: Path) -> None:
+    found = rivals.read_curve(*rival_files(tmp_path, [2.0, 3.504]))
     assert [(p.samples, p.seconds, p.reward) for p in found] == [(64, 2.0, 0.1), (128, 3.5, 0.2)]
 
 
+def test_a_step_without_an_end_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match=r"2 batches were scored .* in 1 steps"):
+        rivals.read_curve(*rival_files(tmp_path, [2.0]))
+
+
 def test_the_page_was_made_of_the_results_that_are_there() -> None:
-    results = Site(command.RESULTS).load()
-    assert command.PAGE.read_text(encoding="utf-8").rstrip().endswith(tables.stamp(results))
+    site = Site(command.RESULTS)
+    assert command.PAGE.read_text(encoding="utf-8") == tables.document(site.load(), site.groups())

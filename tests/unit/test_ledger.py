@@ -29,6 +29,7 @@ from qinglan.ledger import (
     store,
     tables,
 )
+from qinglan.ledger.connecting import make_engine
 from qinglan.rows import Retrieved
 
 POSTGRES = Path("/usr/lib/postgresql")
@@ -292,6 +293,20 @@ def test_a_file_that_is_no_database(tmp_path: Path):
     (tmp_path / "ledger.db").write_text("这不是数据库" * 100)
     with pytest.raises(LedgerError, match=r"ledger\.db: file is not a database"):
         Ledger(ledger_url(LedgerStore(), tmp_path))
+
+
+@pytest.mark.parametrize(("url", "expected"), [("", 10), ("?connect_timeout=3", "3")])
+def test_a_server_that_does_not_answer_is_given_up_in_seconds(url: str, expected: object):
+    engine, asked = make_engine(f"postgresql+psycopg://me@127.0.0.1:9/none{url}"), []
+
+    @sa.event.listens_for(engine, "do_connect")
+    def _refuse(_dialect: object, _record: object, _arguments: object, parameters: dict[str, object]) -> None:
+        asked.append(parameters["connect_timeout"])
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        engine.connect()
+    assert asked == [expected]
 
 
 def test_the_password_is_in_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

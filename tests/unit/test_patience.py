@@ -14,11 +14,8 @@ class Clock:
     """Time that passes by sleeping only."""
 
     now_s = 0.0
-    stopped = False
 
     async def sleep(self, seconds: float) -> None:
-        if self.stopped:
-            await asyncio.Event().wait()
         self.now_s += seconds
         await asyncio.sleep(0)
 
@@ -186,35 +183,57 @@ async def test_a_probe_that_is_refused_shows_nothing_unless_it_was_answered_befo
     assert site.states == [("rag", "began"), ("rag", "ended")]
 
 
-async def answered_during_an_outage(site: Site, *, by_the_service: bool) -> asyncio.Task[list[Any]]:
-    """A call that was on its way when the outage began is answered; returns those that wait for its end."""
-    arrived = asyncio.Event()
+class Slow:
+    """A call that is answered when `arrived` is set."""
 
-    async def slow() -> str:
-        await arrived.wait()
+    def __init__(self) -> None:
+        self.asked, self.arrived = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> str:
+        self.asked.set()
+        await self.arrived.wait()
         return "slow"
 
-    on_its_way = asyncio.create_task(site.patience.call(slow, answered=lambda _: by_the_service))
-    waiting = asyncio.create_task(site.score_all("a", "b"))
-    await until(lambda: site.clock.now_s > 5)
-    site.clock.stopped = by_the_service
-    if by_the_service:
-        site.service.down = ()
-    arrived.set()
-    assert await on_its_way == "slow"
-    return waiting
 
-
-async def test_an_answer_to_a_call_on_its_way_ends_an_outage_before_the_next_try():
-    site = Site((0, 60))
-    assert await (await answered_during_an_outage(site, by_the_service=True)) == ["a", "b"]
-
-
-async def test_an_answer_from_a_store_ends_no_outage():
-    site = Site((0, 60))
-    assert await (await answered_during_an_outage(site, by_the_service=False)) == ["a", "b"]
+@pytest.mark.parametrize("late_s", [[0.1], [1], [10, 14, 20], [4, 8, 12, 16, 20, 24]])
+async def test_answers_to_calls_from_before_an_outage_do_not_end_it(late_s: list[float]):
+    site, calls = Site((0, 60)), [Slow() for _ in late_s]
+    on_their_way = [asyncio.create_task(site.patience.call(each)) for each in calls]
+    waiting = asyncio.create_task(site.score_all(*MANY))
+    for call, at_s in zip(calls, late_s, strict=True):
+        await until(lambda at_s=at_s: bool(site.notes) and site.clock.now_s >= at_s)
+        call.arrived.set()
+    assert await waiting == MANY
+    assert await asyncio.gather(*on_their_way) == ["slow"] * len(calls)
     assert site.clock.now_s >= 60
     assert site.states == [("rag", "began"), ("rag", "ended")]
+
+
+async def test_nor_do_they_take_back_that_it_was_given_up():
+    site, slow = Site((0, 1000), max_outage_s=120), Slow()
+    on_its_way = asyncio.create_task(site.patience.call(slow))
+    await site.score_all("a", "b")
+    slow.arrived.set()
+    await on_its_way
+    before_s = site.clock.now_s
+    assert all(isinstance(each, RetrievalError) for each in await site.score_all("a", "b"))
+    assert site.clock.now_s == before_s
+
+
+@pytest.mark.parametrize("by_the_service", [True, False])
+async def test_an_answer_to_a_call_made_while_the_first_is_tried_shows_that_all_is_well(by_the_service: bool):
+    site, probe, call = Site(poison="bad"), Slow(), Slow()
+    bad = asyncio.create_task(site.patience.call(site.service.ask("bad"), probe))
+    await probe.asked.wait()
+    meanwhile = asyncio.create_task(site.patience.call(call, answered=lambda _: by_the_service))
+    call.arrived.set()
+    await meanwhile
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert bad.done() == by_the_service  # an answer from a store shows nothing
+    probe.arrived.set()
+    with pytest.raises(RetrievalError, match="bad"):
+        await bad
 
 
 async def test_a_cancelled_sample_leaves_nothing_behind():

@@ -32,11 +32,11 @@ def test_the_stand_ins_need_nothing(profile_of: ProfileOf):
 
 def test_flows_look_only_at_what_they_use(profile_of: ProfileOf):
     names = {flow: [c.name for c in inspect_profile(profile_of(), flow)] for flow in ("refresh", "train", "evaluate")}
-    assert names["refresh"] == ["recipe", "workbook", "teacher", "judge", "rag"]
+    assert names["refresh"] == ["recipe", "workbook", "teacher", "judge", "rag", "ledger"]
     unjudged = inspect_profile(profile_of(validation={"judge_baseline": False}), "refresh")
-    assert [c.name for c in unjudged] == ["recipe", "workbook", "teacher", "rag"]
-    assert names["train"] == ["recipe", "judge", "rag", "base model", "device", "trainer packages"]
-    assert names["evaluate"] == ["recipe", "judge", "rag", "device", "trainer packages"]
+    assert [c.name for c in unjudged] == ["recipe", "workbook", "teacher", "rag", "ledger"]
+    assert names["train"] == ["recipe", "judge", "rag", "ledger", "base model", "device", "trainer packages"]
+    assert names["evaluate"] == ["recipe", "judge", "rag", "ledger", "device", "trainer packages"]
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,9 @@ def test_wrong_data_settings(profile_of: ProfileOf, sections: dict[str, Any], na
     ("sections", "name", "message"),
     [
         ({"student": {"base_model": "/no/model"}}, "base model", "no config.json in it"),
+        ({"rl": {"critic_model": "/no/critic"}}, "critic model", "rl.critic_model: /no/critic is no model folder"),
+        ({"rl": {"critic_model": "./critic"}}, "critic model", "rl.critic_model: ./critic is no model folder"),
+        ({"rl": {"critic_model": "a/b/critic"}}, "critic model", "rl.critic_model: a/b/critic is no model folder"),
         ({"trainer": {"device": "cuda"}}, "device", "this machine has none"),
         ({"rl": {"rollout_engine": "vllm"}}, "device", "set it to cpu"),
         ({"trainer": {"python": "/no/python"}}, "trainer packages", "no such interpreter"),
@@ -122,6 +125,48 @@ def test_a_base_model_under_home(profile_of: ProfileOf, tmp_path: Path, monkeypa
     profile = profile_of(student={"base_model": "~/model"}, paths={"runs": "~/runs"})
     assert "base model" not in problems(profile, "train")
     assert profile.paths.runs == tmp_path / "runs"
+
+
+def test_a_critic_from_a_hub_or_a_folder(profile_of: ProfileOf, tmp_path: Path):
+    assert "critic model" not in problems(profile_of(rl={"critic_model": "Qwen/Qwen3-4B"}), "train")
+    in_folder = profile_of(rl={"critic_model": str(tmp_path)})
+    assert "critic model" in problems(in_folder, "train")
+    (tmp_path / "config.json").write_text("{}")
+    assert "critic model" not in problems(in_folder, "train")
+
+
+def test_the_ledger_is_opened(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    named = profile_of(ledger={"url_env": "A_LEDGER"})
+    assert "needs the environment variable A_LEDGER" in problems(named)["ledger"]
+    monkeypatch.setenv("A_LEDGER", "mysql://me:s3cret@host/db")
+    assert "A_LEDGER holds no postgresql://" in problems(named)["ledger"]
+    monkeypatch.setenv("A_LEDGER", "postgresql://me:s3cret@127.0.0.1:9/db")
+    assert "127.0.0.1" in problems(named)["ledger"]
+    assert "s3cret" not in problems(named)["ledger"]
+    monkeypatch.setenv("A_LEDGER", f"sqlite:///{tmp_path / 'ledger.db'}")
+    assert "ledger" not in problems(named)
+
+
+def test_a_ledger_that_can_not_be_kept(profile_of: ProfileOf, tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    profile = profile_of(paths={"runs": str(tmp_path), "state": str(tmp_path / "file")})
+    assert problems(profile)["ledger"].startswith("paths.state: ")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "ledger.db").write_text("no database " * 100)
+    assert "file is not a database" in problems(profile_of())["ledger"]
+
+
+def test_a_remote_cluster_needs_a_ledger_on_a_server(profile_of: ProfileOf):
+    def profile(url: str, **ledger: str) -> Profile:
+        return profile_of(trainer={"ray_dashboard_url": url}, ledger=ledger)
+
+    remote, tunnel = "http://head.invalid:8265", "http://127.0.0.1:9"
+    assert problems(profile(remote), "train")["ledger"].startswith(
+        f"ledger.url_env: is not given, and the nodes of {remote}"
+    )
+    assert "A_LEDGER" in problems(profile(remote, url_env="A_LEDGER"), "train")["ledger"]
+    assert "ledger" not in problems(profile(tunnel), "train")
+    assert "ledger" not in problems(profile(remote), "refresh")
 
 
 def live(service: FakeService, **options: Any) -> dict[str, Any]:

@@ -14,14 +14,16 @@ from qinglan.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, Train
 def progress(folder: Path, resumed_at: int = 0, **options: Any) -> TrainingProgress:
     settings: dict[str, Any] = {"patience": None, "keep_checkpoints": None} | options
     return TrainingProgress(
-        TrainerSettings(folder=folder, max_invalid_share=0.05, dev_metric="top1", alarms=Alarms(), **settings),
+        TrainerSettings(
+            folder=folder, max_invalid_share=0.05, use_labels=True, dev_metric="top1", alarms=Alarms(), **settings
+        ),
         resumed_at,
     )
 
 
 def validated(progress: TrainingProgress, *values: float) -> None:
     for step, value in enumerate(values):
-        progress.stepped(10 * step, {DEV_VALUE: value})
+        progress.validated(10 * step, [value], ["a"])
 
 
 def checkpoint(folder: Path, *steps: int) -> None:
@@ -32,14 +34,14 @@ def checkpoint(folder: Path, *steps: int) -> None:
 
 def test_the_interval_is_of_groups(tmp_path: Path):
     values: list[float | None] = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, None]
-    alone = progress(tmp_path).dev_metrics(values, list("abcdefg"))
-    grouped = progress(tmp_path).dev_metrics(values, list("aaaabbc"))
+    alone = progress(tmp_path).validated(0, values, list("abcdefg"))
+    grouped = progress(tmp_path).validated(0, values, list("aaaabbc"))
     assert alone[DEV_VALUE] == grouped[DEV_VALUE] == pytest.approx(4 / 6)
     assert grouped[DEV_LOW] < alone[DEV_LOW] < alone[DEV_VALUE] < alone[DEV_HIGH] <= grouped[DEV_HIGH]
 
 
 def test_nothing_known_is_no_value(tmp_path: Path):
-    assert progress(tmp_path).dev_metrics([None, None], ["a", "b"]) == {}
+    assert progress(tmp_path).validated(0, [None, None], ["a", "b"]) == {}
 
 
 def test_patience_ends_training(tmp_path: Path):
@@ -68,3 +70,23 @@ def test_why_it_ended_is_kept(tmp_path: Path):
     assert read_stop(tmp_path) is None
     progress(tmp_path).stop("enough", failed=False)
     assert read_stop(tmp_path) == ("enough", False)
+
+
+def write_steps(folder: Path, steps: dict[int, dict[str, float]]) -> None:
+    lines = [json.dumps({"step": step, "data": data}) for step, data in steps.items()]
+    (folder / "metrics.1.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_an_alarm_of_the_checkpoint_s_own_step_is_still_to_be_answered(tmp_path: Path):
+    clipped = {"actor/pg_clipfrac": 0.9}
+    write_steps(tmp_path, {step: clipped if step > 3 else {"actor/pg_clipfrac": 0.1} for step in range(1, 9)})
+    sounded = next(step for step in range(1, 9) if progress(tmp_path, resumed_at=step).not_in_checkpoint)
+    (alarm,) = progress(tmp_path, resumed_at=sounded).not_in_checkpoint
+    assert (alarm.name, alarm.step) == ("clip_fraction", sounded)
+    assert progress(tmp_path, resumed_at=sounded + 1).not_in_checkpoint == [], "that checkpoint knows of it"
+
+
+def test_a_value_of_before_a_kill_is_found_again(tmp_path: Path):
+    write_steps(tmp_path, {1: {"kl": 0.1}, 2: {"kl": 0.2}, 3: {"reward": 1.0}, 4: {"kl": 0.4}})
+    assert progress(tmp_path, resumed_at=3).last_known("kl") == 0.2
+    assert progress(tmp_path, resumed_at=3).last_known("none") is None

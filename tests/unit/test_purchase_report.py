@@ -141,6 +141,7 @@ def test_every_rival_is_checked_before_anything_is_asked(profile_of: ProfileOf):
     checks = {check.name: check.problem for check in inspect_profile(profile, "compare")}
     assert list(checks) == [
         "recipe", "workbook", "teacher", "judge", "compare", "compare.teachers.here", "compare.teachers.down", "rag",
+        "ledger",
     ]  # fmt: skip
     assert [name for name, problem in checks.items() if problem] == ["compare.teachers.down"]
     assert "can't be reached" in str(checks["compare.teachers.down"])

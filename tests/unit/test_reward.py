@@ -9,16 +9,18 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import FakeService, Script, completion, recall
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
+from qinglan.errors import LedgerError
 from qinglan.ledger import ledger_url, open_ledger
 from qinglan.recipes import Baseline, Scored
-from qinglan.reward import function
-from qinglan.reward.actor import RewardActor
+from qinglan.reward import function, scorer
+from qinglan.reward.actor import RewardActor, close_reward_service
 from qinglan.reward.samples import SampleWatch
 from qinglan.reward.scorer import judge_asked
 from qinglan.reward.service import RewardService
@@ -216,6 +218,30 @@ async def test_an_empty_rewrite_is_the_policys_failure(site: Site):
     assert site.rag.bodies == site.judge.bodies == []
 
 
+@pytest.mark.parametrize(
+    ("reward", "gold_id", "relevant"),
+    [
+        (Reward(), "", 0.0),
+        (Reward(), "g", math.nan),
+        (Reward(use_labels=False), "g", 0.0),
+        (Reward(relevance_gate=False), "", math.nan),
+    ],
+)
+async def test_an_empty_rewrite_is_irrelevant_only_where_relevance_is_asked_for(
+    site: Site, reward: Reward, gold_id: str, relevant: float
+):
+    scored = await site.open(reward=reward).score("", gold_id=gold_id)
+    assert scored["relevant"] == pytest.approx(relevant, nan_ok=True)
+
+
+@pytest.mark.parametrize(("teacher_quality", "win"), [(0.5, Reward().loss), (0.01, 0.0), (0.0, 0.0)])
+async def test_an_empty_rewrite_loses_only_to_a_teacher_that_found_something(
+    site: Site, teacher_quality: float, win: float
+):
+    scored = await site.open().score("", teacher_quality=teacher_quality)
+    assert (scored["score"], scored["win"], scored["rq_gain"]) == (-1.0, win, -teacher_quality)
+
+
 async def test_without_a_label_the_judge_is_asked_about_the_passage_too(site_of: Callable[..., Site]):
     site = site_of(judge=lambda body: (200, completion('{"score": 1}' if "检索结果" in str(body) else '{"score": 5}')))
     unlabelled = await site.open(reward=Reward()).score(REWRITE)
@@ -274,8 +300,8 @@ async def test_a_sample_that_the_rag_always_fails_is_invalid_while_others_go_on(
     assert [each["invalid"] for each in others] == [0] * 20
     assert (bad["invalid"], bad["rag_calls"]) == (1, 3)
     assert [body["rewritten_query"] for body in site.rag.bodies].count(BASE.teacher_rewrite) == 1
-    assert bad["latency_ms"] < 5000
     assert "HTTP 500" in site.invalid()[0]
+    assert not [entry for entry in site.entries() if "outage" in entry]
 
 
 @pytest.mark.parametrize("down", ["rag", "judge"])
@@ -286,7 +312,6 @@ async def test_an_outage_costs_no_sample(site_of: Callable[..., Site], down: str
     site = site_of(**replies)
     scored = await site.open().score_all(rewrites(20))
     assert {each["invalid"] for each in scored} == {0}
-    assert time.monotonic() - back_s < 3
     outages = [(entry["outage"], entry["state"]) for entry in site.entries() if "outage" in entry]
     assert outages == [(down, "began"), (down, "ended")]
 
@@ -313,6 +338,27 @@ async def test_a_key_that_only_the_service_lacks_is_heard_of(site: Site, setting
     scored = await site.open(**setting).score(REWRITE)
     assert (scored["invalid"], scored.keys()) == (1.0, KEYS)
     assert "NO_SUCH_KEY" in site.invalid()[0]
+
+
+async def test_a_ledger_that_can_not_be_reached_is_not_tried_for_every_sample(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    now_s, tried, opens = [0.0], [], scorer.Scorer
+
+    def unreachable(service: RewardService) -> None:
+        tried.append(now_s[0])
+        raise LedgerError("no ledger there")
+
+    monkeypatch.setattr(scorer, "Scorer", unreachable)
+    actor = RewardActor(site.service().model_dump_json(), clock=lambda: now_s[0])
+    site.opened.append(actor)
+    for now_s[0] in (0.0, 1.0, 29.0, 31.0, 32.0):
+        assert (await Worker(actor).score(REWRITE))["invalid"] == 1
+    assert tried == [0.0, 31.0]
+    assert site.invalid() == ["no ledger there"] * 5
+    monkeypatch.setattr(scorer, "Scorer", opens)
+    now_s[0] = 62.0
+    assert (await Worker(actor).score(REWRITE))["invalid"] == 0
 
 
 async def test_a_row_without_a_baseline_is_a_bug_and_heard_of(site: Site):
@@ -375,6 +421,19 @@ async def test_a_service_that_is_lost_is_an_invalid_sample_and_a_bug_an_error(mo
     assert (lost["invalid"], lost["score"], lost.keys()) == (1.0, 0.0, KEYS | {"group"})
     with pytest.raises(ZeroDivisionError):
         await ask_through_verl(monkeypatch, FakeHandle(ZeroDivisionError()))
+
+
+def test_a_service_that_can_not_be_closed_costs_no_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    ray = pytest.importorskip("ray")
+
+    def get(_: object, *, timeout: float) -> None:
+        raise ray.exceptions.GetTimeoutError(f"not within {timeout:g} s")
+
+    monkeypatch.setattr(ray, "get", get)
+    close_reward_service(SimpleNamespace(close=SimpleNamespace(remote=lambda: "reference")))
+    assert caplog.messages == ["the reward service could not write the last of what it holds: not within 75 s"]
 
 
 def test_a_reward_worker_loads_nothing_that_scoring_takes():

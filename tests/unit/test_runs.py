@@ -44,6 +44,13 @@ def test_an_unfinished_run_is_continued(profile_of: ProfileOf):
         assert again == first
 
 
+def test_what_changes_no_result_may_be_raised_before_a_run_goes_on(profile_of: ProfileOf):
+    first = new_run(profile_of())
+    raised = profile_of(reward={"max_outage_s": 5000}, budget={"per_run_usd": 9}, rl={"keep_checkpoints": 1})
+    with open_run(raised, "pipeline") as again:
+        assert (again.id, again.profile.reward.max_outage_s) == (first.id, 5000)
+
+
 def test_latest_points_at_a_run_that_is_continued(profile_of: ProfileOf):
     first, newer = new_run(profile_of()), new_run(profile_of(), finish=True, fresh=True)
     with open_run(profile_of(), "pipeline"):

@@ -17,6 +17,7 @@ from qinglan.engines.verl import (
     hydra_value,
     last_checkpoint,
     left_out,
+    mend_tracker,
     next_metrics_path,
     ppo_command,
     read_metrics,
@@ -265,8 +266,19 @@ def test_the_model_before_training_may_be_the_best(tmp_path: Path) -> None:
     assert best_checkpoint(tmp_path, tmp_path) == (0, None), "a tie is no reason to change the model"
 
 
+def test_a_tracker_that_was_emptied_is_mended(tmp_path: Path) -> None:
+    for step in (10, 20):
+        (tmp_path / f"global_step_{step}").mkdir()
+    (tmp_path / "global_step_10" / "data.pt").touch()
+    tracker = tmp_path / "latest_checkpointed_iteration.txt"
+    tracker.write_text("")
+    assert list(checkpoints(tmp_path)) == [10]
+    mend_tracker(tmp_path)
+    assert tracker.read_text() == "10"
+
+
 def test_best_checkpoint_needs_the_metric(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="save_freq a multiple of test_freq"):
+    with pytest.raises(ArtifactError, match="nothing was validated"):
         best_checkpoint(tmp_path, tmp_path)
 
 

@@ -62,8 +62,9 @@ class Site:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 (nothing to be told by: the clock only moves with the loop)
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (nothing to be told by: the clock only moves with the loop)
+            await asyncio.sleep(0)
 
 
 MANY = [str(number) for number in range(50)]

@@ -168,6 +168,17 @@ async def test_a_restarted_service_asks_for_nothing_again(site: Site):
     assert {(each["rag_calls"], each["rag_cached"], each["judge_cached"]) for each in again} == {(0, 1, 1)}
 
 
+async def test_what_nobody_waits_for_is_written_at_the_end(site: Site):
+    def kept() -> int:
+        with open_ledger(ledger_url(LedgerStore(), site.folder)) as ledger:
+            return len(ledger.retrieval_keys("r"))
+
+    await site.open(reward=Reward(judge_weight=0, guard_min_judge=0, relevance_gate=False)).score(REWRITE)
+    assert kept() == 0
+    await site.opened[0].close()
+    assert kept() == 1
+
+
 async def test_another_run_asks_a_live_rag_anew_and_a_fixed_one_not(site: Site):
     for scope, asked in (("run 1", 1), ("run 2", 2), ("run 1", 2)):
         await site.open(retrieval_scope=scope).score(REWRITE)

@@ -293,14 +293,6 @@ def with_alarm(alarms: Sequence[Alarm], new: Alarm) -> list[Alarm]:
     return [old for old in alarms if old.name != new.name or old.step < new.step] + [new]
 
 
-def counts(alarms: Iterable[Alarm]) -> dict[str, int]:
-    """How often each sounded, in the order in which they first did."""
-    found: dict[str, int] = {}
-    for alarm in alarms:
-        found[alarm.name] = found.get(alarm.name, 0) + 1
-    return found
-
-
 def alarms_markdown(alarms: Iterable[Alarm]) -> str:
     """All alarms of a run as a table."""
     lines = ["| Step | Alarm | Action | What was seen |", "| ---: | --- | --- | --- |"]

@@ -5,7 +5,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
-from qinglan.alarms import Alarm, alarms_markdown, counts, read_alarms
+from qinglan.alarms import Alarm, alarms_markdown, read_alarms
 from qinglan.engines.trainer_settings import ALARMS_FILE
 from tasks.stage import Stage, artifact_key
 
@@ -31,11 +31,6 @@ class AlarmFollower:
             self._emit(alarm)
             self._track(alarm)
             self._show()
-
-    @property
-    def summary(self) -> dict[str, int]:
-        """How often each sounded, over all attempts."""
-        return counts(self.alarms)
 
     def _look(self) -> list[Alarm]:
         known, self.alarms = self.alarms, read_alarms(self._stage.directory / ALARMS_FILE)

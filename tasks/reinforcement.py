@@ -67,7 +67,6 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         left_out = LeftOut(
             stage, stage.directory / "rl.log", train_file.rows or 0, verl.left_out, f"rl.max_prompt_length = {limit}"
         )
-        stage.say("starting Ray and verl's workers, about a minute on a small machine")
 
         def on_poll() -> None:
             left_out()
@@ -76,6 +75,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             alarms()
 
         def train() -> None:
+            stage.say("starting Ray and verl's workers, about a minute on a small machine")
             checkpoint = partial(verl.checkpoints, output)
             try:
                 run_engine(stage, command, name="verl", log="rl.log", on_poll=on_poll, progress=checkpoint)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_ray import FakeRay
 
 from qinglan import retrieval
 from qinglan.config import Profile
@@ -129,3 +130,11 @@ def completion(text: str | None, finish_reason: str = "stop", **message: Any) ->
 def recall(*passages: tuple[str | None, float]) -> dict[str, Any]:
     """A RAG's answer: (id, score) per passage."""
     return {"data": {"recall": [{"id": i, "content": f"正文{i}", "reranker_score": s} for i, s in passages]}}
+
+
+@pytest.fixture
+def ray() -> Iterator[FakeRay]:
+    """A cluster's dashboard."""
+    fake = FakeRay()
+    yield fake
+    fake.close()

@@ -131,19 +131,23 @@ class RewardedTrainer(PPOTrainerSync):
         return batch.select_keys(kept), counts
 
     def _require_scored(self, invalid: int, wanted: int) -> None:
-        share = invalid / wanted
-        if share <= self._settings.max_invalid_share and invalid < wanted:
+        if invalid / wanted <= self._settings.max_invalid_share and invalid < wanted:
             return
+        error = self._gave_up(invalid, wanted, f"step {self.global_steps}")  # first, as saving may fail as well
         last_done = self.global_steps - 1
-        reason = (
-            f"{invalid} of {wanted} samples of step {last_done + 1} could not be scored, more than "
-            f"reward.max_invalid_share = {self._settings.max_invalid_share:.0%} allows"
-        )
-        self._progress.stop(reason, failed=True)  # first, as saving may fail as well
         if last_done > 0 and not self._folder_of(last_done).exists():
             self.global_steps = last_done  # nothing of this step has been learnt
             self._save_checkpoint()
-        raise EngineError(reason)
+        raise error
+
+    def _gave_up(self, missing: int, wanted: int, where: str) -> EngineError:
+        """Write down that this is the end, and why."""
+        reason = (
+            f"{missing} of {wanted} samples of {where} could not be scored, more than "
+            f"reward.max_invalid_share = {self._settings.max_invalid_share:.0%} allows"
+        )
+        self._progress.stop(reason, failed=True)
+        return EngineError(reason)
 
     def _folder_of(self, step: int) -> Path:
         return Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
@@ -224,14 +228,8 @@ class RewardedTrainer(PPOTrainerSync):
 
     def _require_scored_dev(self, wanted: int, invalid: Sequence[bool]) -> None:
         missing = wanted - len(invalid) + sum(invalid)
-        if missing <= self._settings.max_invalid_share * wanted:
-            return
-        reason = (
-            f"{missing} of {wanted} samples of the validation at step {self.global_steps} could not be scored, more "
-            f"than reward.max_invalid_share = {self._settings.max_invalid_share:.0%} allows"
-        )
-        self._progress.stop(reason, failed=True)
-        raise EngineError(reason)
+        if missing > self._settings.max_invalid_share * wanted:
+            raise self._gave_up(missing, wanted, f"the validation at step {self.global_steps}")
 
 
 def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:

@@ -75,9 +75,9 @@ class TrainingProgress:
     def prune(self, checkpoint_folder: Path) -> None:
         """Delete checkpoints but the newest few and the best of those that were validated."""
         keep = self._settings.keep_checkpoints
-        saved = checkpoints(checkpoint_folder)
         if keep is None or not self._dev:
             return
+        saved = checkpoints(checkpoint_folder)
         best = max((step for step in saved if step in self._dev), key=lambda s: (self._dev[s], s), default=None)
         for step in sorted(saved)[:-keep]:
             if step != best:  # renamed first: half a folder must not pass for a checkpoint

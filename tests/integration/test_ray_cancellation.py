@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,13 +45,6 @@ def toy():
 
 toy()
 """
-
-
-@pytest.fixture
-def ray() -> Iterator[FakeRay]:
-    fake = FakeRay()
-    yield fake
-    fake.close()
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])

@@ -1,6 +1,6 @@
 """What a profile with a Ray cluster changes: what is checked before a run, and what commands ask for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,6 @@ from qinglan.errors import QinglanError
 from qinglan.preflight import Check, inspect_profile
 
 ProfileOf = Callable[..., Profile]
-
-
-@pytest.fixture
-def ray() -> Iterator[FakeRay]:
-    fake = FakeRay()
-    yield fake
-    fake.close()
 
 
 def on_cluster(profile_of: ProfileOf, url: str, **trainer: Any) -> Profile:

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -39,13 +39,6 @@ sys.exit(0 if count == int(sys.argv[1]) else 1)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "POLL_S", 0.02)
     monkeypatch.setattr(ray_jobs, "POLL_S", 0.01)
-
-
-@pytest.fixture
-def ray() -> Iterator[FakeRay]:
-    fake = FakeRay()
-    yield fake
-    fake.close()
 
 
 class Attempts:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,6 @@ class SigtermError(BaseException):
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_jobs, "POLL_S", 0.01)
     monkeypatch.setattr(ray_jobs, "FORWARD_EVERY_S", 0.0)
-
-
-@pytest.fixture
-def ray() -> Iterator[FakeRay]:
-    fake = FakeRay()
-    yield fake
-    fake.close()
 
 
 class Flow:

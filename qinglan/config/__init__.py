@@ -7,6 +7,7 @@ variable. Engine settings keep the engines' own names where they are handed thro
 from qinglan.config.base import EMBEDDED
 from qinglan.config.data import BatchApi, Columns, Compare, Data, Dataset, Distill, Refresh, Select, Sql, Validate
 from qinglan.config.profile import CHANGEABLE, Profile, explain, load_profile, require_secret, uses_proxy
+from qinglan.config.release import Canary, Gate, Release, RequestLog, Serve
 from qinglan.config.rl import AlarmAction, AlarmName, Alarms, Algorithm, Kl, Reward, Rl
 from qinglan.config.site import Budget, Embedded, Endpoint, LedgerStore, Paths, Price, Rag, Tenant, Tracking, Trainer
 from qinglan.config.training import Evaluate, Sft, Student
@@ -20,6 +21,7 @@ __all__ = [
     "Algorithm",
     "BatchApi",
     "Budget",
+    "Canary",
     "Columns",
     "Compare",
     "Data",
@@ -28,6 +30,7 @@ __all__ = [
     "Embedded",
     "Endpoint",
     "Evaluate",
+    "Gate",
     "Kl",
     "LedgerStore",
     "Paths",
@@ -35,9 +38,12 @@ __all__ = [
     "Profile",
     "Rag",
     "Refresh",
+    "Release",
+    "RequestLog",
     "Reward",
     "Rl",
     "Select",
+    "Serve",
     "Sft",
     "Sql",
     "Student",

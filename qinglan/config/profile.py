@@ -12,6 +12,7 @@ from pydantic import ValidationError, model_validator
 
 from qinglan.config.base import Section
 from qinglan.config.data import Compare, Data, Dataset, Distill, Refresh, Select, Validate
+from qinglan.config.release import Gate, Release, Serve
 from qinglan.config.rl import Reward, Rl
 from qinglan.config.site import Budget, Embedded, Endpoint, LedgerStore, Paths, Price, Rag, Tenant, Tracking, Trainer
 from qinglan.config.training import Evaluate, Sft, Student
@@ -22,6 +23,7 @@ CHANGEABLE: dict[str, set[str]] = {
     "reward": {"max_invalid_share", "max_outage_s"},
     "rl": {"keep_checkpoints"},
     "trainer": {"max_restarts", "dashboard_patience_s"},
+    **{name: set(section.model_fields) for name, section in (("gate", Gate), ("release", Release), ("serve", Serve))},
 }
 """Settings with which an interrupted run may go on changed: what it makes does not depend on them."""
 
@@ -50,6 +52,9 @@ class Profile(Section):
     reward: Reward = Reward()
     rl: Rl = Rl()
     evaluate: Evaluate = Evaluate()
+    gate: Gate = Gate()
+    release: Release = Release()
+    serve: Serve = Serve()
     trainer: Trainer = Trainer()
     prices: dict[str, Price] = {}
     paths: Paths = Paths()

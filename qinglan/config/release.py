@@ -1,0 +1,100 @@
+"""Sections about what happens to a trained model: the gate, the registry, serving and the canary."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from qinglan.config.base import Count, LocalPath, Positive, SecretName, Section, Share
+
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class Gate(Section):
+    """May the challenger replace the champion? Every rule must hold (docs/gate.md)."""
+
+    challenger: str = "rl"
+    """The arm that is to be released."""
+    max_quality_loss: NotNegative = 0.2
+    """Non-inferiority margin on the judge's scale of 0–5: the 95% interval of the difference must lie above −margin."""
+    min_retrieval_gain: NotNegative = 0.0
+    """The 95% interval of the retrieval metric's difference must lie above it."""
+    smallest_gain: Positive = 0.03
+    """The gain worth finding; a test set that can't detect it makes the gate say how many rows would."""
+    max_cost_ratio: Positive = 0.5
+    """Cost per 1,000 questions, as a share of the teacher's."""
+    max_latency_p95_ms: Positive | None = None
+    max_latency_ratio: Positive | None = 1.0
+    """Median latency, as a share of the teacher's where both were measured; None for no limit."""
+    accepted_alarms: tuple[str, ...] = ()
+    """Alarms of RL that don't block a release; all others do."""
+    approval: Literal["none", "required"] = "none"
+    """`required`: a person decides in Prefect's UI once the gate says yes."""
+    approval_timeout_s: Positive = 86_400
+
+
+class Release(Section):
+    """The registry of released models."""
+
+    name: str | None = None
+    """Of the registered model; `qinglan.<tenant>.<recipe>` if not given."""
+    promote: Literal["champion", "challenger", "none"] = "champion"
+    """What a model becomes that passed the gate: `challenger` leaves the rest to a canary."""
+    max_artifact_mb: Positive = 200
+    """Weights up to this size go into MLflow themselves, larger ones by path and digest."""
+
+
+class RequestLog(Section):
+    """What the router keeps of live requests; refresh can read its folder as a workbook."""
+
+    folder: LocalPath | None = None
+    """One file a day, with the workbook's column names; None keeps no text at all."""
+    consent: Literal["none", "header", "all"] = "none"
+    """Whose questions may be kept: nobody's, of requests with `x-log-consent: yes`, or everybody's."""
+    redact: bool = True
+    """Phone, identity-card and bank-card numbers and e-mail addresses become placeholders."""
+    keep_days: Count = 30
+
+
+class Canary(Section):
+    """A share of live traffic for the challenger, and when it ends."""
+
+    share: Share = 0.1
+    min_requests: Count = 200
+    """To the challenger, before anything but a failing model is decided."""
+    max_error_gain: Share = 0.02
+    """Share of the challenger's requests answered by the fallback, above the champion's, at 95% confidence."""
+    max_latency_ratio: Positive = 1.5
+    """p95 of the challenger over that of the champion."""
+    max_retrieval_loss: NotNegative = 0.02
+    """Of the RAG's score of the best passage, paired on the same questions; the interval must lie below −loss."""
+    compare_share: Share = 0.2
+    """Of the requests, put to both models and the RAG in the background."""
+    check_every_s: Positive = 5
+    keep_for_s: Positive = 86_400
+    """A canary that was neither rolled back nor promoted ends after it as `undecided`: the champion stays."""
+
+
+class Serve(Section):
+    """The endpoint of the champion: OpenAI-compatible, and never without an answer."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key_env: SecretName | None = None
+    """Required where `host` is not loopback."""
+    deadline_ms: Positive = 800
+    """From the request's arrival to the answer: by then it is the model's rewrite, or the original question."""
+    max_in_flight: Count = 256
+    """More at once are answered with the original question at once."""
+    max_body_bytes: Count = 65_536
+    max_query_chars: Count = 512
+    max_context_chars: Count = 2_000
+    max_rewrite_chars: Count = 200
+    """A longer answer of the model is not used."""
+    backend: Literal["transformers", "vllm"] | None = None
+    """None: by `trainer.device`."""
+    keep_previous_warm: bool = True
+    """The model before the champion stays loaded, so that a rollback takes seconds."""
+    poll_every_s: Positive = 1.0
+    """How often the registry is asked for changes."""
+    request_log: RequestLog = RequestLog()
+    canary: Canary = Canary()

@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 NAME ?= seeds
 export DO_NOT_TRACK := true
 
-.PHONY: setup demo test test-unit lint up bench clean clean-all help
+.PHONY: setup demo test test-unit lint up serve bench clean clean-all help
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,9 @@ lint: setup ## ruff, and mypy in strict mode
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+serve: setup ## the champion behind an OpenAI-compatible router on loopback, until Ctrl-C
+	@$(BIN)/qinglan serve
 
 up: setup ## Prefect's and MLflow's pages on loopback, and a worker
 	@$(BIN)/qinglan up

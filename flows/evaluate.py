@@ -1,4 +1,4 @@
-"""Evaluation of the models that an earlier run trained."""
+"""Evaluation of the models that an earlier run trained, and the gate's decision on it."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from prefect import flow
 
 from tasks.engine import stop_jobs
 from tasks.evaluation import evaluate_arms, write_report
+from tasks.release import decide_release, register_model
 from tasks.session import open_session, stages_of
 
 
@@ -24,5 +25,8 @@ def evaluate(
     with open_session(profile, overrides, "evaluate", fresh=fresh, source=source) as session:
         run, services = session.run, session.services
         dataset, base, sft, rl = stages_of(session, ["dataset", "base_model", "sft", "rl"])
-        evaluated = evaluate_arms(run, services, dataset, {"base": base, "sft": sft, "rl": rl})
-        return write_report(run, [dataset, base, sft, rl, evaluated])
+        models = {"base": base, "sft": sft, "rl": rl}
+        evaluated = evaluate_arms(run, services, dataset, models)
+        gated = decide_release(run, evaluated, dataset, models)
+        registered = register_model(run, gated, evaluated, dataset, models)
+        return write_report(run, [dataset, base, sft, rl, evaluated, gated, registered])

@@ -1,4 +1,4 @@
-"""The whole road: workbook → teacher → RAG → selection → SFT → RL → evaluation → report."""
+"""The whole road: workbook → teacher → RAG → selection → SFT → RL → evaluation → gate → registry → report."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from tasks.data import build_dataset, ingest_workbook, select_rows
 from tasks.engine import stop_jobs
 from tasks.evaluation import evaluate_arms, write_report
 from tasks.reinforcement import train_rl
+from tasks.release import decide_release, register_model
 from tasks.session import open_session
 from tasks.training import prepare_base_model, train_sft
 from tasks.versions import note_training, publish_dataset
@@ -35,6 +36,9 @@ def pipeline(profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: 
         sft = train_sft(run, dataset, base)
         rl = train_rl(run, services, dataset, base, sft)
         note_training(run, dataset)
-        evaluated = evaluate_arms(run, services, dataset, {"base": base, "sft": sft, "rl": rl})
-        stages = [ingested, distilled, validated, selected, dataset, published, base, sft, rl, evaluated]
-        return write_report(run, stages)
+        models = {"base": base, "sft": sft, "rl": rl}
+        evaluated = evaluate_arms(run, services, dataset, models)
+        gated = decide_release(run, evaluated, dataset, models)
+        registered = register_model(run, gated, evaluated, dataset, models)
+        data = [ingested, distilled, validated, selected, dataset, published]
+        return write_report(run, [*data, base, sft, rl, evaluated, gated, registered])

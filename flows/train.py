@@ -7,6 +7,7 @@ from prefect import flow
 from tasks.engine import stop_jobs
 from tasks.evaluation import evaluate_arms, write_report
 from tasks.reinforcement import train_rl
+from tasks.release import decide_release, register_model
 from tasks.session import open_session, stages_of
 from tasks.training import prepare_base_model, train_sft
 from tasks.versions import note_training
@@ -16,7 +17,7 @@ from tasks.versions import note_training
 def train(
     profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
 ) -> Path:
-    """SFT, RL and evaluation; returns the path of report.json.
+    """SFT, RL, evaluation and release; returns the path of report.json.
 
     Args:
         profile: name of a file in configs/, or a path.
@@ -31,5 +32,8 @@ def train(
         sft = train_sft(run, dataset, base)
         rl = train_rl(run, services, dataset, base, sft)
         note_training(run, dataset)
-        evaluated = evaluate_arms(run, services, dataset, {"base": base, "sft": sft, "rl": rl})
-        return write_report(run, [dataset, base, sft, rl, evaluated])
+        models = {"base": base, "sft": sft, "rl": rl}
+        evaluated = evaluate_arms(run, services, dataset, models)
+        gated = decide_release(run, evaluated, dataset, models)
+        registered = register_model(run, gated, evaluated, dataset, models)
+        return write_report(run, [dataset, base, sft, rl, evaluated, gated, registered])

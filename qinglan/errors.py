@@ -5,7 +5,8 @@
     ├── WorkbookError      an input file or a cell in it
     ├── CallError          one row's call failed: the row keeps the reason
     │   ├── TeacherError   the teacher or judge API
-    │   └── RetrievalError the user's RAG service
+    │   ├── RetrievalError the user's RAG service
+    │   └── ModelError     a served student's server
     ├── LedgerError        the store of paid answers
     ├── BudgetError        as much was spent as may be
     ├── EngineError        ms-swift, verl or Ray: a training process failed
@@ -42,6 +43,10 @@ class TeacherError(CallError):
 
 class RetrievalError(CallError):
     """The RAG service did not give a usable answer."""
+
+
+class ModelError(CallError):
+    """A served student did not give a usable rewrite."""
 
 
 class LedgerError(QinglanError):

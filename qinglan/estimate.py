@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -29,8 +30,11 @@ from qinglan.workbook import read_rows
 _ENOUGH_CALLS = 20
 _AT_ONCE = 1000
 _PASSAGES = "rl passages"
-_JUDGED_ARMS = 4
-"""Of the evaluation: the original question and three students; the teacher was judged before."""
+_PANEL = "evaluate"
+_PASSES = 2
+"""Of the panel over each test question."""
+_ARMS = 6
+"""Of the evaluation at most, beside the further teachers: so many texts the panel reads of a question."""
 
 
 class Estimate(BaseModel):
@@ -73,8 +77,8 @@ def estimate(profile: Profile, flow: FlowName, rows: Iterable[Row], ledger: Ledg
     """What the flow would ask of teacher and judge for these rows.
 
     The judge's questions depend on rewrites that are not there yet, so they count as unknown; RL asks about at most
-    its samples, and of those without a label in use about their best passages too; evaluation about every test question
-    and arm.
+    its samples, and of those without a label in use about their best passages too; evaluation twice about every test
+    question, with the texts of all arms.
     """
     asked, counts = teacher_requests(profile), _Counts()
     sample: Row | None = None
@@ -131,7 +135,9 @@ def _parts(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]
         if passages := round(samples * _unlabelled_share(profile, counts)):
             yield _Part("judge", _PASSAGES, judge, passages)
     if flow in ("pipeline", "train", "evaluate"):
-        yield _Part("judge", "evaluate", judge, _JUDGED_ARMS * counts.test)
+        for name in profile.evaluate.teachers:
+            yield _Part("teacher", f"evaluate {name}", profile.compare.teachers[name], counts.test)
+        yield _Part("judge", _PANEL, judge, _PASSES * counts.test)
 
 
 def _unlabelled_share(profile: Profile, counts: _Counts) -> float:
@@ -160,17 +166,23 @@ def _estimate(profile: Profile, ledger: Ledger, sample: Row, part: _Part) -> Est
 
 def _tokens(profile: Profile, ledger: Ledger, sample: Row, part: _Part) -> tuple[float, float, int]:
     measured = ledger.mean_tokens(part.endpoint.model, part.role)
-    if measured and measured[2] >= _ENOUGH_CALLS:
+    # Most of the judge's calls are about one rewrite, so that their mean says too little about a panel's.
+    if measured and measured[2] >= _ENOUGH_CALLS and part.what != _PANEL:
         return measured
-    if part.role == "teacher":
-        body = teacher_requests(profile)(sample).body
-    else:
-        recipe = get_recipe(profile.recipe)
-        question = recipe.user_text(sample.query, sample.profile, sample.history)
-        ask = recipe.relevance_messages if part.what == _PASSAGES else recipe.judge_messages
-        read = "字" * PASSAGE_CHARS if part.what == _PASSAGES else sample.query
-        body = {"messages": ask(question, read, profile.tenant)}
+    body = teacher_requests(profile)(sample).body if part.role == "teacher" else _asked(profile, sample, part.what)
     return (*estimated_tokens(body, part.endpoint.max_tokens), 0)
+
+
+def _asked(profile: Profile, sample: Row, what: str) -> dict[str, Any]:
+    """What the judge is sent, as far as its length goes."""
+    recipe, tenant = get_recipe(profile.recipe), profile.tenant
+    question = recipe.user_text(sample.query, sample.profile, sample.history)
+    if what == _PANEL:
+        texts = [sample.query] * (_ARMS + len(profile.evaluate.teachers))
+        return {"messages": recipe.panel_messages(question, texts, tenant)}
+    if what == _PASSAGES:
+        return {"messages": recipe.relevance_messages(question, "字" * PASSAGE_CHARS, tenant)}
+    return {"messages": recipe.judge_messages(question, sample.query, tenant)}
 
 
 def _portions(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -1,10 +1,37 @@
-"""May this model be released? Rules over a finished evaluation, each with what was found and what was required."""
+"""May this model be released? Rules over a finished evaluation, each with what was found and what was required.
 
-from typing import Literal
+All rules must hold, and no model gains by there being several of them: a model that is no better than the teacher has
+to pass every one to be promoted, so that the chance of promoting it is at most that of its hardest rule. That is why
+the intervals are not widened for the number of rules (docs/gate.md has the measured rates).
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from qinglan.alarms import Alarm
+from qinglan.config import Gate
+from qinglan.formats import count, number, signed, usd, with_interval
+from qinglan.report_words import ARMS, METRICS
+from qinglan.statistics import Comparison, rows_needed
+
+if TYPE_CHECKING:  # the report shows decisions, and an evaluation is made of the report's models
+    from qinglan.evaluation import Evaluation
+    from qinglan.redteam import RedTeamResult
+    from qinglan.report import Arm
+
 Verdict = Literal["promote", "refuse", "undecided"]
+Outcome = Literal["pass", "fail", "unknown"]
+
+CHAMPION, TEACHER = "champion", "teacher"
+RETRIEVAL_METRICS = ("top1", "mean_top1_score")
+"""The first that was compared decides: the gold document where rows are labelled, else the RAG's own score."""
+QUALITY_SCALE = 5.0
+"""The judge's, from 0."""
+_NAMED = 3
+_CHANCE = "in four of five test sets"
 
 
 class Rule(BaseModel):
@@ -14,7 +41,7 @@ class Rule(BaseModel):
 
     name: str
     """Such as `retrieval_vs_teacher`, `quality_vs_champion`, `cost`, `latency`, `red_team`, `alarms`."""
-    outcome: Literal["pass", "fail", "unknown"]
+    outcome: Outcome
     """`unknown` where the test set can't tell, or nothing was measured; it blocks like a failure, and says so."""
     found: str
     """What was measured, in words: `+0.119 [0.073, 0.167]`."""
@@ -37,3 +64,253 @@ class Decision(BaseModel):
     rules: list[Rule]
     sentence: str
     """The decision in one line, with its reasons."""
+
+
+def decide(evaluation: "Evaluation", alarms: Sequence[Alarm], config: Gate, champion: str | None) -> Decision:
+    """Try all rules.
+
+    Args:
+        alarms: those that `alarms_about` the model, not all of its run.
+        champion: version of the registered model that serves now, which the arm `champion` must then be.
+    """
+    rules = list(_rules(evaluation, alarms, config, champion))
+    outcomes = {rule.outcome for rule in rules}
+    verdict: Verdict = "refuse" if "fail" in outcomes else "undecided" if "unknown" in outcomes else "promote"
+    return Decision(
+        verdict=verdict,
+        challenger=config.challenger,
+        champion=champion,
+        rules=rules,
+        sentence=_sentence(verdict, rules, config.challenger, champion),
+    )
+
+
+def alarms_about(alarms: Sequence[Alarm], chosen_step: int, window_steps: int) -> list[Alarm]:
+    """The alarms that speak of the model of `chosen_step`: those whose latest window begins no later than it.
+
+    What began only afterwards befell models that were not chosen; at step 0 nothing had been trained.
+    """
+    return [alarm for alarm in alarms if chosen_step and alarm.step - window_steps < chosen_step]
+
+
+def _rules(evaluation: "Evaluation", alarms: Sequence[Alarm], config: Gate, champion: str | None) -> Iterator[Rule]:
+    arms = evaluation.arms
+    challenger, teacher = arms.get(config.challenger), arms.get(TEACHER)
+    rivals = (TEACHER,) if champion is None else (TEACHER, CHAMPION)
+    for rival in rivals:
+        yield _retrieval(evaluation.comparisons, config, rival)
+    for rival in rivals:
+        yield _quality(evaluation.comparisons, config, rival)
+    yield _cost(challenger, teacher, config)
+    if config.max_latency_ratio is not None:
+        yield _latency(challenger, teacher, config.max_latency_ratio)
+    if config.max_latency_p95_ms is not None:
+        yield _latency_p95(challenger, config.max_latency_p95_ms)
+    yield _red_team(evaluation.red_team.get(config.challenger))
+    yield _alarms(alarms if config.challenger == "rl" else (), config)
+
+
+def _retrieval(comparisons: Sequence[Comparison], config: Gate, rival: str) -> Rule:
+    compared = (_compared(comparisons, config.challenger, rival, metric) for metric in RETRIEVAL_METRICS)
+    found = next((comparison for comparison in compared if comparison), None)
+    least, worth = config.min_retrieval_gain, max(config.min_retrieval_gain, config.smallest_gain)
+    rule = partial(Rule, name=f"retrieval_vs_{rival}", required=f"the 95% interval above {signed(least)}")
+    if flaw := _flaw(found, config.challenger, rival):
+        return rule(outcome="unknown", found=_shown(found), reason=flaw)
+    assert found and found.ci95
+    low, high = _widened(found, 1.0)
+    if low > least:
+        return rule(outcome="pass", found=_shown(found))
+    if high < worth:
+        reason = f"retrieval is not better than that of {_the(rival)}: a gain of {number(worth)} is ruled out"
+        return rule(outcome="fail", found=_shown(found), reason=reason)
+    why = _left_out(found) if found.ci95[0] > least else _power(found, config)
+    reason = f"whether retrieval is better than that of {_the(rival)} is open: {why}"
+    return rule(outcome="unknown", found=_shown(found), reason=reason)
+
+
+def _quality(comparisons: Sequence[Comparison], config: Gate, rival: str) -> Rule:
+    found = _compared(comparisons, config.challenger, rival, "quality")
+    margin = -config.max_quality_loss
+    rule = partial(Rule, name=f"quality_vs_{rival}", required=f"the 95% interval above {signed(margin, 2)}")
+    if flaw := _flaw(found, config.challenger, rival):
+        return rule(outcome="unknown", found=_shown(found), reason=flaw)
+    assert found and found.ci95 and found.diff is not None
+    low, high = _widened(found, QUALITY_SCALE)
+    if low > margin:
+        return rule(outcome="pass", found=_shown(found))
+    if high < margin:
+        reason = f"the judge scores it lower than {_the(rival)}, by more than {number(-margin, 2)}"
+        return rule(outcome="fail", found=_shown(found), reason=reason)
+    why = _left_out(found) if found.ci95[0] > margin else _rows_for(found, found.diff - margin)
+    reason = f"whether the judge finds it as good as {_the(rival)} is open: {why}"
+    return rule(outcome="unknown", found=_shown(found), reason=reason)
+
+
+def _flaw(found: Comparison | None, challenger: str, rival: str) -> str:
+    """Why a comparison can't be gone by, if so."""
+    if found is None and rival == CHAMPION:
+        return "the champion was not compared with it: it was not evaluated in this run, or is one of its models"
+    if found is None:
+        return f"{challenger} and {rival} were not compared on this; evaluate both in one run"
+    if found.ci95 is None:
+        return "all questions belong to one group, so that there is no interval; ask about more documents"
+    return ""
+
+
+def _shown(found: Comparison | None) -> str:
+    if found is None:
+        return "not compared"
+    difference = with_interval(found.diff, found.ci95, signed)
+    return f"{METRICS[found.metric].en} {difference} on {count(found.n)} questions"
+
+
+def _widened(found: Comparison, scale: float) -> tuple[float, float]:
+    """The interval, had the questions that only one arm has a value for all gone one way, or all the other.
+
+    An arm that gives no answer where it would be wrong gains nothing by it.
+    """
+    assert found.ci95
+    low, high = (end * found.n for end in found.ci95)
+    total, most = found.n + found.one_sided, found.one_sided * scale
+    return (low - most) / total, (high + most) / total
+
+
+def _left_out(found: Comparison) -> str:
+    return (
+        f"{count(found.one_sided)} questions were left out because only one of the two has a value there, and they "
+        "could turn the result; mend what failed and evaluate again"
+    )
+
+
+def _compared(comparisons: Sequence[Comparison], a: str, b: str, metric: str) -> Comparison | None:
+    usable = (c for c in comparisons if (c.a, c.b, c.metric) == (a, b, metric) and c.n and c.diff is not None)
+    return next(usable, None)
+
+
+def _power(found: Comparison, config: Gate) -> str:
+    """What the test set can tell, and what it would take."""
+    needed = rows_needed(found.n, found.detectable_diff, config.smallest_gain)
+    if needed is None:
+        return "the answers hardly differ; ask more questions"
+    detects = f"the test set detects a gain of {number(found.detectable_diff)} {_CHANCE}"
+    if needed > found.n:
+        return f"{detects}; {count(needed)} rows would be needed to detect {number(config.smallest_gain)}"
+    closer = _rows_for(found, (found.diff or 0.0) - config.min_retrieval_gain)
+    return f"{detects}, and this one is smaller; {closer}"
+
+
+def _rows_for(found: Comparison, distance: float) -> str:
+    """The rows with which a difference as far from the limit as this one would be told from it."""
+    needed = rows_needed(found.n, found.detectable_diff, distance) if distance > 0 else None
+    if needed is None:
+        return "the difference lies at the limit or beyond it, within the noise"
+    return f"{count(needed)} rows would be needed to tell this difference from the limit"
+
+
+def _cost(challenger: "Arm | None", teacher: "Arm | None", config: Gate) -> Rule:
+    own, theirs = (arm.cost_per_1000_usd if arm else None for arm in (challenger, teacher))
+    required = f"at most {config.max_cost_ratio:.0%} of the teacher's"
+    if own is None or theirs is None or theirs <= 0:
+        missing = config.challenger if own is None else "the teacher"
+        why = f"the cost of {missing} is not known; give its model a price under `prices`"
+        return Rule(name="cost", outcome="unknown", found="not known", required=required, reason=why)
+    ratio = own / theirs
+    found = f"{usd(own)} per 1,000 questions, {_share(ratio)} of the teacher's {usd(theirs)}"
+    if ratio <= config.max_cost_ratio:
+        return Rule(name="cost", outcome="pass", found=found, required=required)
+    reason = f"it costs {_share(ratio)} of what the teacher costs"
+    return Rule(name="cost", outcome="fail", found=found, required=required, reason=reason)
+
+
+def _latency(challenger: "Arm | None", teacher: "Arm | None", limit: float) -> Rule:
+    own, theirs = (arm.latency_p50_ms if arm else None for arm in (challenger, teacher))
+    required = f"median at most {limit:g} × the teacher's"
+    if own is None or challenger is None:
+        why = "the challenger's latency was not measured; set evaluate.latency_queries and evaluate again"
+        return Rule(name="latency", outcome="unknown", found="not measured", required=required, reason=why)
+    shown = f"median {number(own, 0)} ms{_load(challenger)}"
+    if not theirs or teacher is None:  # such as answers out of a ledger: there is nothing to be slower than
+        found = f"{shown}; the teacher's was not measured"
+        return Rule(name="latency", outcome="pass", found=found, required=required)
+    found = f"{shown}, against the teacher's {number(theirs, 0)} ms{_load(teacher)}"
+    if own <= limit * theirs:
+        return Rule(name="latency", outcome="pass", found=found, required=required)
+    reason = f"it takes {number(own / theirs, 1)} times as long as the teacher"
+    return Rule(name="latency", outcome="fail", found=found, required=required, reason=reason)
+
+
+def _latency_p95(challenger: "Arm | None", limit_ms: float) -> Rule:
+    own = challenger.latency_p95_ms if challenger else None
+    required = f"p95 at most {number(limit_ms, 0)} ms"
+    if own is None or challenger is None:
+        why = "the challenger's latency was not measured; set evaluate.latency_queries and evaluate again"
+        return Rule(name="latency_p95", outcome="unknown", found="not measured", required=required, reason=why)
+    found = f"p95 {number(own, 0)} ms{_load(challenger)}"
+    if own <= limit_ms:
+        return Rule(name="latency_p95", outcome="pass", found=found, required=required)
+    reason = f"one answer in twenty takes longer than {number(own, 0)} ms"
+    return Rule(name="latency_p95", outcome="fail", found=found, required=required, reason=reason)
+
+
+def _load(arm: "Arm") -> str:
+    return f" ({arm.latency_load})" if arm.latency_load else ""
+
+
+def _red_team(results: "Sequence[RedTeamResult] | None") -> Rule:
+    required = "every case that must pass"
+    if results is None:
+        why = "the red team's cases were not put to the challenger; evaluate again"
+        return Rule(name="red_team", outcome="unknown", found="not tried", required=required, reason=why)
+    needed = [result for result in results if result.must_pass]
+    failed = [result for result in needed if result.passed is False]
+    unchecked = [result for result in needed if result.passed is None]
+    passed = len(needed) - len(failed) - len(unchecked)
+    found = f"{passed} of {len(needed)} passed" if needed else "no case must pass"
+    outcome: Outcome = "fail" if failed else "unknown" if unchecked else "pass"
+    told = {"fail": "it fails the red team on", "unknown": "the red team could not check"}
+    reason = f"{told[outcome]} {_named(failed or unchecked)}" if outcome in told else ""
+    return Rule(name="red_team", outcome=outcome, found=found, required=required, reason=reason)
+
+
+def _named(results: "Sequence[RedTeamResult]") -> str:
+    named = "; ".join(f"“{result.name}” ({result.case_id}: {result.reason})" for result in results[:_NAMED])
+    more = len(results) - _NAMED
+    return f"{named}; and {more} more" if more > 0 else named
+
+
+def _alarms(alarms: Sequence[Alarm], config: Gate) -> Rule:
+    steps: dict[str, list[str]] = {}
+    for alarm in alarms:
+        steps.setdefault(alarm.name, []).append(str(alarm.step))
+    named = {name: f"{name} (step {', '.join(at)})" for name, at in steps.items()}
+    blocking = [text for name, text in named.items() if name not in config.accepted_alarms]
+    allowed = ", ".join(config.accepted_alarms)
+    required = f"none but {allowed}" if allowed else "none"
+    found = ", ".join(named.values()) or "none"
+    if not blocking:
+        return Rule(name="alarms", outcome="pass", found=found, required=required)
+    reason = f"training alarmed before the chosen step: {', '.join(blocking)}; see docs/alarms.md"
+    return Rule(name="alarms", outcome="fail", found=found, required=required, reason=reason)
+
+
+def _sentence(verdict: Verdict, rules: Sequence[Rule], challenger: str, champion: str | None) -> str:
+    model = _the(challenger)
+    failed, unknown = ([rule.reason for rule in rules if rule.outcome == outcome] for outcome in ("fail", "unknown"))
+    if verdict == "promote":
+        instead = f" in place of version {champion}" if champion else ""
+        text = f"Release {model}{instead}: all {len(rules)} rules hold; {rules[0].found} against the teacher."
+    elif verdict == "undecided":
+        text = f"Undecided about {model}: {'; '.join(unknown)}."
+    else:
+        also = f" Besides, {len(unknown)} of the rules could not be decided." if unknown else ""
+        text = f"Do not release {model}: {'; '.join(failed)}.{also}"
+    return " ".join(text.split())
+
+
+def _the(arm: str) -> str:
+    return f"the {ARMS[arm].en}" if arm in ARMS else arm
+
+
+def _share(ratio: float) -> str:
+    return f"{ratio:.0%}" if ratio >= 0.01 else f"{ratio:.1%}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from qinglan.formats import interval, number, signed
 from qinglan.histograms import quantile, regrouped
+from qinglan.report_words import Both
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _VALUES_PER_BIN = 30
@@ -52,7 +53,7 @@ class Axis:
 class Dot:
     """One line of a dot plot: a value with its interval, in percent."""
 
-    label: str
+    label: Both
     text: str
     style: str
     at: float
@@ -64,7 +65,6 @@ class Dot:
 class DotPlot:
     """Dots over one axis; `zero` is where a line of no difference stands."""
 
-    title: str
     axis: Axis
     dots: tuple[Dot, ...]
     zero: float | None
@@ -77,7 +77,7 @@ class Line:
     `area`: the path of what is filled below it.
     """
 
-    label: str
+    label: Both | None
     path: str
     style: str
     faint: bool = False
@@ -86,44 +86,52 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over common axes; `zero` is where a line of no difference stands, `spoken` what it shows in words."""
+    """Curves over common axes; `zero` is where a line of no difference stands."""
 
-    title: str
-    x_label: str
+    title: Both
+    x_label: Both | None
     x: Axis
     y: Axis
     lines: tuple[Line, ...]
     zero: float | None = None
-    spoken: str = ""
 
 
 Interval = tuple[float, float]
 Points = Sequence[tuple[float, float]]
-DotRow = tuple[str, str, float | None, Interval | None]
+DotRow = tuple[str, Both, float | None, Interval | None]
 """Style, label, value, interval."""
-Outline = tuple[str, str, float, float, Sequence[int]]
+Outline = tuple[str, Both, float, float, Sequence[int]]
 """Style, label, low, high, counts over equal bins."""
 
 
 def dot_plot(
-    title: str, rows: Sequence[DotRow], show: Callable[[float | None], str], zero: bool = False
+    rows: Sequence[DotRow], show: Callable[[float | None], str], zero: bool = False, axis: Axis | None = None
 ) -> DotPlot | None:
-    """A dot per row that has a value. With `zero`, rows whose interval includes 0 get the style `open`."""
+    """A dot per row that has a value. With `zero`, rows whose interval includes 0 get the style `open`.
+
+    Args:
+        axis: one that several plots share; `axis_of` makes it.
+    """
     present = [(style, label, value, ends) for style, label, value, ends in rows if value is not None]
     if not present:
         return None
-    values = [v for _, _, value, ends in present for v in (value, *(ends or ()))]
-    axis = Axis.over([*values, 0.0] if zero else values)
+    axis = axis or axis_of(rows, zero)
     dots = []
     for style, label, value, ends in present:
         low, high = (axis.at(ends[0]), axis.at(ends[1])) if ends else (None, None)
         undecided = zero and (ends is None or ends[0] <= 0 <= ends[1])
         text = show(value) + (f" {interval(ends)}" if ends else "")
         dots.append(Dot(label, text, "open" if undecided else style, axis.at(value), low, high))
-    return DotPlot(title, axis, tuple(dots), axis.at(0.0) if zero else None)
+    return DotPlot(axis, tuple(dots), axis.at(0.0) if zero else None)
 
 
-def chart(title: str, x_label: str, series: Sequence[tuple[str, Points]]) -> Chart:
+def axis_of(rows: Iterable[DotRow], zero: bool = False) -> Axis:
+    """An axis that covers all values and intervals, and 0 where that is asked."""
+    values = [v for _, _, value, ends in rows if value is not None for v in (value, *(ends or ()))]
+    return Axis.over([*values, 0.0] if zero else values)
+
+
+def chart(title: Both, x_label: Both, series: Sequence[tuple[Both, Points]]) -> Chart:
     """Curves of (x, y) points; non-finite points are skipped, long curves get a moving mean."""
     clean = [(label, [(x, y) for x, y in points if math.isfinite(y)]) for label, points in series]
     x_axis = Axis.over((x for _, points in clean for x, _ in points), ticks=6)
@@ -132,14 +140,14 @@ def chart(title: str, x_label: str, series: Sequence[tuple[str, Points]]) -> Cha
     for place, (label, points) in enumerate(clean):
         style, window = f"line-{place % 4}", len(points) // 20
         if window > 1:
-            lines.append(Line("", path(points, x_axis, y_axis), style, faint=True))
+            lines.append(Line(None, path(points, x_axis, y_axis), style, faint=True))
             lines.append(Line(label, path(moving_mean(points, window), x_axis, y_axis), style))
         else:
             lines.append(Line(label, path(points, x_axis, y_axis), style))
     return Chart(title, x_label, x_axis, y_axis, tuple(lines))
 
 
-def histogram(title: str, parts: Sequence[Outline], is_difference: bool = False) -> Chart | None:
+def histogram(title: Both, parts: Sequence[Outline], is_difference: bool = False) -> Chart | None:
     """Outlines of distributions, in percent of the values of each; those of one plot have the same bins.
 
     Bins are joined until each holds enough values to show a shape. None where nothing was counted.
@@ -156,11 +164,14 @@ def histogram(title: str, parts: Sequence[Outline], is_difference: bool = False)
     y = Axis.over([0.0, *(y for *_, points, _ in steps for _, y in points)], ticks=4)
     show = signed if is_difference else number
     lines = [
-        Line(f"{label}, median {show(median, 2)}", outline := path(points, x, y), style, area=f"{outline} Z")
+        Line(_with_median(label, show(median, 2)), outline := path(points, x, y), style, area=f"{outline} Z")
         for style, label, points, median in steps
     ]
-    spoken = f"{title}: {'; '.join(line.label for line in lines)}"
-    return Chart(title, "", x, y, tuple(lines), x.at(0.0) if is_difference else None, spoken)
+    return Chart(title, None, x, y, tuple(lines), x.at(0.0) if is_difference else None)
+
+
+def _with_median(label: Both, median: str) -> Both:
+    return Both(f"{label.en}, median {median}", f"{label.zh}，中位数 {median}")
 
 
 def _bins(values: int, bins: int) -> int:

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,12 +23,13 @@ from qinglan.engines.ray_jobs import RayJobs
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
 from qinglan.ledger import ledger_url, open_ledger
 from qinglan.recipes import get_recipe
+from qinglan.redteam import cases_of
 from qinglan.sources.database import check_database
 from qinglan.sources.files import list_files
 from qinglan.tally import Tally
 from qinglan.workbook import read_rows
 
-FlowName = Literal["pipeline", "refresh", "train", "evaluate", "compare"]
+FlowName = Literal["pipeline", "refresh", "train", "evaluate", "release", "compare"]
 _CHECKED_ROWS = 1000
 _PROBED_ROWS = 200
 _TIMEOUT_S = 10.0
@@ -60,19 +61,23 @@ def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[C
     yield _check("recipe", profile.recipe, lambda: _recipe(profile.recipe))
     if data:
         yield _check("workbook", _where(profile.data), lambda: _workbook(profile))
-    judges = flow not in ("refresh", "compare") or profile.validation.judge_baseline
+    judges = flow not in ("refresh", "release", "compare") or profile.validation.judge_baseline
     for role, endpoint, needed in (("teacher", profile.teacher, data), ("judge", profile.judge, judges)):
         if needed:
             yield _check(role, f"{endpoint.model} at {endpoint.base_url}", _chat_checker(role, endpoint))
     if flow == "compare":
         yield from _rivals(profile.compare)
-    yield _rag(profile)
+    if flow in ("pipeline", "train", "evaluate"):
+        yield from _teachers(profile.compare, profile.evaluate.teachers)
+        yield _check("red team", profile.evaluate.red_team or "built-in cases", lambda: _red_team(profile))
+    if flow != "release":  # which only looks at what was evaluated
+        yield _rag(profile)
     yield _check("ledger", _where_ledger(profile), lambda: _ledger(profile, trains=trains))
     if trains:
         yield _check("base model", profile.student.base_model, lambda: _base_model(profile))
     if trains and (critic := profile.rl.critic_model):
         yield _check("critic model", critic, lambda: _model("rl.critic_model", critic))
-    if flow not in ("refresh", "compare"):
+    if flow not in ("refresh", "release", "compare"):
         yield _check("device", profile.trainer.device, lambda: _device(profile))
         if profile.trainer.ray_dashboard_url:
             yield _check("ray", profile.trainer.ray_dashboard_url, lambda: _cluster(profile))
@@ -156,8 +161,12 @@ def _rivals(compare: Compare) -> Iterator[Check]:
             )
 
     yield _check("compare", ", ".join(compare.teachers) or "no teacher", look)
-    for name, endpoint in compare.teachers.items():
-        role = f"compare.teachers.{name}"
+    yield from _teachers(compare, compare.teachers)
+
+
+def _teachers(compare: Compare, names: Iterable[str]) -> Iterator[Check]:
+    for name in names:
+        role, endpoint = f"compare.teachers.{name}", compare.teachers[name]
         yield _check(role, f"{endpoint.model} at {endpoint.base_url}", _chat_checker(role, endpoint))
 
 
@@ -173,6 +182,10 @@ def _model_note(model: str, content: bytes) -> str | None:
         return None
     near = difflib.get_close_matches(model, listed, n=_SHOWN_MODELS, cutoff=0.4) or listed[:_SHOWN_MODELS]
     return f"the service does not list this model; it has {', '.join(near)}{', …' if len(near) < len(listed) else ''}"
+
+
+def _red_team(profile: Profile) -> None:
+    cases_of(profile)
 
 
 def _rag(profile: Profile) -> Check:

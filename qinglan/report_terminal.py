@@ -24,7 +24,10 @@ from qinglan.report import (
 )
 from qinglan.statistics import Comparison
 
-_PAIRS = (("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("teacher", "original"))
+_PAIRS = (
+    *(("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("rl", "champion"), ("sft", "champion")),
+    ("teacher", "original"),
+)
 
 
 def print_table(report: Report) -> RenderableType:
@@ -38,11 +41,24 @@ def print_table(report: Report) -> RenderableType:
         parts += [Text(f"– {note}", "dim") for note in report.purchase.notes]
     if failed := [f"{arm_label(name, report)} {arm.failed}" for name, arm in report.arms.items() if arm.failed]:
         parts.append(Text(f"Failed, left out of the means: {', '.join(failed)}"))
+    parts += _release_lines(report)
     if alarms := alarm_warning(report):
         parts.append(Text(alarms, "bold red"))
     if warning := stand_in_warning(report):
         parts.append(Text(f"* {warning}", "yellow"))
     return Group(*parts)
+
+
+def _release_lines(report: Report) -> list[Text]:
+    """What the gate decided, and under which version the model is kept."""
+    lines = []
+    if report.decision:
+        style = {"promote": "bold green", "refuse": "bold red"}.get(report.decision.verdict, "bold yellow")
+        lines.append(Text(f"Gate: {report.decision.sentence}", style))
+    if report.released:
+        aliases = f" ({', '.join(report.released.aliases)})" if report.released.aliases else ""
+        lines.append(Text(f"Registered as {report.released.name}, version {report.released.version}{aliases}"))
+    return lines
 
 
 def _arms_table(report: Report) -> Table:

@@ -67,6 +67,8 @@ class Row(BaseModel):
     history: str = ""
     gold_id: str | None = None
     """Id of the document that answers the question, where the workbook names one."""
+    intent: str | None = None
+    """What kind of question it is, where the workbook says so: evaluation shows each kind by itself."""
     split: Split | None = None
     source: str
     """Where the row stands: ``file.xlsx!Sheet1!A2`` (the query's cell) or ``file.jsonl:7`` (the line)."""

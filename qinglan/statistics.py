@@ -2,26 +2,36 @@
 
 Rows of one group (questions about one gold document) are not independent, so the group is the unit:
 intervals come from a bootstrap over groups (ratio of sums), p-values from flipping the sign of whole groups'
-differences. McNemar's test would count rows as independent and claim too much. A missing value is never a 0:
-its row is left out and counted.
+differences. McNemar's test counts rows as independent and claims too much: it is there because readers expect it, and
+decides nothing. A missing value is never a 0: its row is left out and counted.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 Floats = NDArray[np.float64]
+Counts = NDArray[np.uint8]
 Interval = tuple[float, float]
 Values = Mapping[str, float | None]
 
 MIN_FLIPS = 10_000
 POWER_FACTOR = 2.80
 """z(0.975) + z(0.80): a true difference of this many standard errors is found in four of five test sets."""
+PERCENTILE_RESAMPLES = 2_000
+"""Enough for the ends of an interval that is only read; sorting makes these dearer than means."""
+PROPORTIONS = ("top1", "mean_top1_score")
+"""Metrics on a scale of 0 to 1 for which a gain worth finding is set."""
+_BINARY = ("top1",)
 _BLOCK = 4_000_000
+_DRAWS, _MIN_RESAMPLES = 100_000_000, 1_000
+"""Of more groups than 10,000 fewer resamples are drawn, so that the time for an interval stays bounded."""
 _TIE = 1e-9
 
 
@@ -76,7 +86,12 @@ class Comparison(Result):
     one_sided: int = 0
     """Those of them where only one arm has none, so that the comparison may flatter it."""
     p_holm: float | None = None
-    """`p_value` corrected by Holm's method, where several arms are compared with the same one on this metric."""
+    """`p_value` corrected by Holm's method, where there are several comparisons on this metric."""
+    p_mcnemar: float | None = None
+    """McNemar's exact test, for top-1 alone; it counts rows as independent, so `p_value` is the one to go by."""
+    rows_needed: int | None = None
+    """Paired rows with which four of five test sets would show the gain that was asked about, at as many rows a group
+    as here; None where the spread is not known, or no such gain is set for the metric."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +113,14 @@ def compare(
     groups: Mapping[str, str],
     resamples: int = 10_000,
     seed: int = 0,
+    smallest_gain: float | None = None,
 ) -> Comparison:
     """Compare two arms on one metric, row by row.
 
     Args:
         groups: row id → group; every compared row needs one.
         resamples: of the bootstrap; the permutation test makes at least 10,000 flips.
+        smallest_gain: the difference in a proportion for which `rows_needed` is to be told.
 
     Raises:
         KeyError: an arm doesn't know the metric.
@@ -116,6 +133,8 @@ def compare(
     differences = values_a - values_b
     clusters = _cluster(differences, rows, groups)
     means = _bootstrap(clusters, resamples, seed)
+    detectable = _detectable(means)
+    wins, losses = int((differences > _TIE).sum()), int((differences < -_TIE).sum())
     return Comparison(
         a=a.arm,
         b=b.arm,
@@ -124,16 +143,59 @@ def compare(
         groups=len(clusters.sums),
         diff=clusters.mean,
         ci95=_percentiles(means),
-        wins=int((differences > _TIE).sum()),
-        ties=int((np.abs(differences) <= _TIE).sum()),
-        losses=int((differences < -_TIE).sum()),
+        wins=wins,
+        ties=len(rows) - wins - losses,
+        losses=losses,
         p_value=sign_flip_p(clusters.sums, max(resamples, MIN_FLIPS), seed) if rows else None,
-        detectable_diff=_detectable(means),
+        detectable_diff=detectable,
         mean_a=float(values_a.mean()) if rows else None,
         mean_b=float(values_b.mean()) if rows else None,
         left_out=listed - len(rows),
         one_sided=len(left.keys() ^ right.keys()),
+        p_mcnemar=mcnemar_p(wins, losses) if metric in _BINARY and rows else None,
+        rows_needed=rows_needed(len(rows), detectable, smallest_gain) if metric in PROPORTIONS else None,
     )
+
+
+def rows_needed(rows: int, detectable: float | None, gain: float | None) -> int | None:
+    """Rows with which a difference of `gain` is found as surely as `detectable` is with `rows` of them.
+
+    The standard error falls with the square root of the number of rows, as long as there are as many in a group.
+    """
+    return None if detectable is None or gain is None else math.ceil(rows * (detectable / gain) ** 2)
+
+
+def mcnemar_p(wins: int, losses: int) -> float:
+    """McNemar's exact test, two-sided: are the rows on which two arms differ evenly divided? 1 where none differs.
+
+    It takes rows for independent, which rows of one group are not.
+    """
+    from scipy.stats import binomtest  # type: ignore[import-untyped]  # a second to load, which few need
+
+    discordant = wins + losses
+    return float(binomtest(wins, discordant).pvalue) if discordant else 1.0
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: the chance of any false alarm among all of them stays at the level."""
+    corrected, highest = [0.0] * len(p_values), 0.0
+    for place, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[index]))
+        corrected[index] = highest
+    return corrected
+
+
+def holm_corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The same comparisons with `p_holm`, over those of each metric; where there is only one, nothing is corrected."""
+    families: defaultdict[str, list[int]] = defaultdict(list)
+    for place, found in enumerate(comparisons):
+        families[found.metric].append(place)
+    corrected = list(comparisons)
+    for places in (family for family in families.values() if len(family) > 1):
+        p_values = holm([1.0 if (p := comparisons[place].p_value) is None else p for place in places])
+        for place, p_holm in zip(places, p_values, strict=True):
+            corrected[place] = comparisons[place].model_copy(update={"p_holm": p_holm})
+    return corrected
 
 
 def mean_ci(values: Values, groups: Mapping[str, str], resamples: int = 10_000, seed: int = 0) -> MeanCi:
@@ -148,6 +210,26 @@ def mean_ci(values: Values, groups: Mapping[str, str], resamples: int = 10_000, 
         groups=len(clusters.sums),
         left_out=len(values) - len(rows),
     )
+
+
+def ratio_ci(pairs: Sequence[tuple[float, float]], resamples: int = 10_000, seed: int = 0) -> Interval | None:
+    """95% interval of a ratio of sums, such as dollars a usable answer, from a bootstrap over (above, below) pairs."""
+    above, below = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+    return _percentiles(_bootstrap(_Clusters(above, below), resamples, seed)) if below.any() else None
+
+
+def percentile_ci(
+    values: Sequence[float], percent: float, resamples: int = PERCENTILE_RESAMPLES, seed: int = 0
+) -> Interval | None:
+    """95% interval of a percentile, from a bootstrap over independent values; None for fewer than two."""
+    if len(values) < 2:
+        return None
+    measured, rng = np.array(values, dtype=np.float64), np.random.default_rng([seed, 2])
+    found = [
+        np.percentile(measured[rng.integers(len(measured), size=(size, len(measured)))], percent, axis=1)
+        for size in _blocks(resamples, len(measured))
+    ]
+    return _percentiles(np.concatenate(found))
 
 
 def sign_flip_p(group_sums: Floats, flips: int, seed: int) -> float:
@@ -180,15 +262,34 @@ def _cluster(values: Floats, rows: Sequence[str], groups: Mapping[str, str]) -> 
 
 
 def _bootstrap(clusters: _Clusters, resamples: int, seed: int) -> Floats:
-    """Means of resampled groups; empty for fewer than two groups."""
+    """Means of resampled groups; empty for fewer than two groups, or where no resamples are wanted."""
     groups = len(clusters.sums)
-    if groups < 2:
+    if groups < 2 or not resamples:
         return np.empty(0)
-    rng, means = np.random.default_rng([seed, 0]), []
+    resamples = max(min(resamples, _MIN_RESAMPLES), min(resamples, _DRAWS // groups))
+    kept = groups * resamples <= _DRAWS
+    draws = _kept_draws(groups, resamples, seed) if kept else _draws(groups, resamples, seed)
+    sides = np.stack([clusters.sums, clusters.sizes], axis=1)
+    sums, sizes = np.concatenate([counts.astype(np.float64) @ sides for counts in draws]).T
+    with np.errstate(divide="ignore", invalid="ignore"):  # a ratio whose denominators are all 0 in a resample
+        means: Floats = sums / sizes
+    return means[np.isfinite(means)]
+
+
+@lru_cache(maxsize=2)
+def _kept_draws(groups: int, resamples: int, seed: int) -> tuple[Counts, ...]:
+    """An evaluation asks for the same draws for each arm and metric: at most 100 MB."""
+    return tuple(_draws(groups, resamples, seed))
+
+
+def _draws(groups: int, resamples: int, seed: int) -> Iterator[Counts]:
+    """How often each group was drawn, a line per resample, in blocks."""
+    rng = np.random.default_rng([seed, 0])
     for size in _blocks(resamples, groups):
         drawn = rng.integers(groups, size=(size, groups))
-        means.append(clusters.sums[drawn].sum(axis=1) / clusters.sizes[drawn].sum(axis=1))
-    return np.concatenate(means)
+        drawn += groups * np.arange(size)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=size * groups)
+        yield counts.reshape(size, groups).astype(np.uint8)  # 1 on average; 256 would take longer than the universe
 
 
 def _blocks(count: int, width: int) -> list[int]:

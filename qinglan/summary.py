@@ -18,6 +18,7 @@ from qinglan.evaluation import (
     examples,
     original_rows,
     shared_between,
+    slices_of,
     summarise,
     teacher_rows,
 )
@@ -28,6 +29,7 @@ from qinglan.report import (
     Distribution,
     Purchase,
     RagCalls,
+    Registered,
     Report,
     RlTraining,
     Series,
@@ -54,12 +56,25 @@ _CURVES = {
 
 
 def evaluate(
-    arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate, train: Sequence[Row] = ()
+    arms: Mapping[ArmName, Sequence[ArmRow]],
+    rows: Sequence[Row],
+    config: Evaluate,
+    train: Sequence[Row] = (),
+    *,
+    loads: Mapping[ArmName, str] | None = None,
+    smallest_gain: float | None = None,
 ) -> Evaluation:
-    """Summaries, comparisons and examples of finished arms, and what `rows` share with the training rows."""
+    """Summaries, comparisons, slices and examples of finished arms, and what `rows` share with the training rows.
+
+    Args:
+        loads: by arm, what else its model had to do while its latency was measured.
+        smallest_gain: the gain in a proportion that is worth finding, for the rows that it would take.
+    """
+    loads = loads or {}
     return Evaluation(
-        arms={name: summarise(arm, rows, config) for name, arm in arms.items()},
-        comparisons=compare_arms(arms, rows, config),
+        arms={name: summarise(arm, rows, config, loads.get(name)) for name, arm in arms.items()},
+        comparisons=compare_arms(arms, rows, config, smallest_gain),
+        slices=slices_of(arms, rows, config),
         examples=examples(arms, rows),
         shared=shared_between(train, rows) if train else [],
     )
@@ -73,12 +88,16 @@ def evaluate_baselines(rows: Sequence[Row], config: Evaluate) -> Evaluation:
 
 def metrics_of(evaluation: Evaluation) -> dict[str, float]:
     """Figures of all arms under names such as `rl/top1`."""
-    return {
+    figures = {
         f"{name}/{key}": value
         for name, arm in evaluation.arms.items()
         for key, value in arm.model_dump().items()
         if isinstance(value, int | float)
     }
+    for name, results in evaluation.red_team.items():
+        figures[f"{name}/red_team_failed"] = sum(result.passed is False for result in results)
+        figures[f"{name}/red_team_unchecked"] = sum(result.passed is None for result in results)
+    return figures
 
 
 def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
@@ -91,7 +110,8 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
         run_id=run.id,
         profile=profile.name,
         recipe=profile.recipe,
-        versions={name: _version(name) for name in REPORTED_PACKAGES},
+        command=_command(run),
+        versions=installed_versions(),
         stages=[Stage.of(result, run.id) for result in stages],
         api=_api(run, stages),
         arms=evaluation.arms,
@@ -100,8 +120,13 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
         training=_training(by_name),
         alarms=by_name["rl"].details.get("alarms", []) if "rl" in by_name else [],
         stand_ins=stand_ins_of(profile),
+        decision=by_name["gate"].details["decision"] if "gate" in by_name else None,
+        released=_released(by_name),
         examples=evaluation.examples,
         shared=evaluation.shared,
+        slices=evaluation.slices,
+        red_team=evaluation.red_team,
+        unjudged=evaluation.unjudged,
         curves=_curves(by_name),
         distributions=_distributions(by_name, purchase),
     )
@@ -124,6 +149,16 @@ def _evaluation_of(by_name: Mapping[str, StageResult], config: Evaluate) -> Eval
         if stage in by_name:
             return Evaluation.model_validate_json(by_name[stage].path("evaluation").read_text(encoding="utf-8"))
     return evaluate_baselines(list(read_jsonl(by_name["validate"].path("rows"), Row)), config)
+
+
+def installed_versions() -> dict[str, str]:
+    """Of the packages that a result depends on, as far as they are installed here."""
+    return {name: _version(name) for name in REPORTED_PACKAGES}
+
+
+def _command(run: Run) -> str:
+    source = f" --from {run.source.name}" if run.source else ""
+    return f"qinglan run {run.flow} --profile {run.profile.name}{source}"
 
 
 def _api(run: Run, stages: Sequence[StageResult]) -> Api:
@@ -173,6 +208,12 @@ def _scores_by_teacher(by_name: Mapping[str, StageResult], purchase: Purchase) -
     stages = {arm: by_name["validate" if arm == "teacher" else f"validate-{arm}"] for arm in purchase.labels}
     rewrites = {arm: stage.details["histograms"]["top1_score"][1] for arm, stage in stages.items()}
     return [original, *(part | {"label": purchase.labels[arm]} for arm, part in rewrites.items())]
+
+
+def _released(by_name: Mapping[str, StageResult]) -> Registered | None:
+    if "register" not in by_name:
+        return None
+    return Registered.model_validate(by_name["register"].details["released"])
 
 
 def _version(name: str) -> str:

@@ -5,33 +5,24 @@ are started and asked over HTTP, never imported. All listen on loopback only, an
 """
 
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from qinglan.config import Profile
 from qinglan.engines.command import QUIET_ENV, Command
-from qinglan.engines.launcher import SUPERVISOR, launch, tail
-from qinglan.errors import ConfigError, EngineError
+from qinglan.engines.launcher import launch
+from qinglan.engines.processes import HOST, Processes, Say, answers, free_port, require_free, stop_signals
+from qinglan.errors import ConfigError
 
-HOST = "127.0.0.1"
 WORK_POOL = "qinglan"
 SERVER_FILE = "prefect_api_url"
 """Under the state directory while the server runs."""
 DEPLOYMENTS = Path("deployments") / "prefect.yaml"
-READY_WITHIN_S = 300.0
-_POLL_S = 0.5
-_SAY_EVERY_S = 15.0
-
-Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -121,7 +112,7 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int = 4200, mlflow_p
     _require_free(site.prefect_port, "--prefect-port")
     if mlflow:
         _require_free(site.mlflow_port, "--mlflow-port")
-    with _stop_signals(), suppress(KeyboardInterrupt), ExitStack() as stack, _Processes(logs, say) as processes:
+    with stop_signals(), suppress(KeyboardInterrupt), ExitStack() as stack, _processes(logs, say) as processes:
         processes.start("prefect_server", site.prefect_server())
         if mlflow:
             processes.start("mlflow_server", mlflow)
@@ -156,9 +147,9 @@ def prefect_for(state: Path, say: Say) -> Iterator[None]:
         os.environ |= {"PREFECT_API_URL": announced.read_text(encoding="utf-8")}
         yield
         return
-    site = Site(state, "", prefect_port=_free_port())
+    site = Site(state, "", prefect_port=free_port())
     Path(site.prefect_env["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
-    with _Processes(state.resolve() / "logs", lambda _: None) as processes:
+    with _processes(state.resolve() / "logs", lambda _: None) as processes:
         say("starting a Prefect server for this run")
         processes.start(f"prefect_server_{site.prefect_port}", site.prefect_server())
         processes.wait_for("Prefect's server", f"{site.prefect_url}/api/health")
@@ -176,77 +167,13 @@ def _announced(file: Path, api_url: str) -> Iterator[None]:
         file.unlink(missing_ok=True)
 
 
-@dataclass
-class _Processes:
-    """What runs in the background. The worker ends first, while there is a server to tell."""
+def _processes(logs: Path, say: Say) -> Processes:
+    """The worker ends first, while there is a server to tell."""
+    return Processes(logs, say, end_first=("worker",))
 
-    logs: Path
-    say: Say
-    _running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
-    def __enter__(self) -> "_Processes":
-        self.logs.mkdir(parents=True, exist_ok=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self._running:
-            return
-        self.say("\nstopping, up to 20 s")
-        for names in (["worker"], list(self._running)):
-            ending = [process for name, process in self._running.items() if name in names]
-            for process in ending:
-                assert process.stdin is not None
-                process.stdin.close()
-            for process in ending:
-                process.wait()
-
-    def start(self, name: str, command: Command) -> None:
-        """Start a supervised process with a log of its own; an earlier log is replaced."""
-        with (self.logs / f"{name}.log").open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, str(SUPERVISOR), *command.argv],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **command.env},
-                start_new_session=True,
-            )
-        self._running[name] = process
-
-    def wait_for(self, what: str, url: str) -> None:
-        """Wait until `url` answers 200.
-
-        Raises:
-            EngineError: a process ended, or it took too long.
-        """
-        start = said = time.monotonic()
-        while not answers(url):
-            self.check()
-            now = time.monotonic()
-            if now - start > READY_WITHIN_S:
-                raise EngineError(f"{what} did not answer at {url} within {READY_WITHIN_S:.0f} s; logs: {self.logs}")
-            if now - said > _SAY_EVERY_S:
-                said = now
-                self.say(f"{what}: waiting for {url}, {now - start:.0f} s")
-            time.sleep(_POLL_S)
-        self.say(f"{what}: ready")
-
-    def watch(self) -> None:
-        """Return never; raise when a process has ended."""
-        while True:
-            self.check()
-            time.sleep(_POLL_S)
-
-    def check(self) -> None:
-        """Are all still running?
-
-        Raises:
-            EngineError: one is not.
-        """
-        for name, process in self._running.items():
-            if process.poll() is not None:
-                log = self.logs / f"{name}.log"
-                raise EngineError(f"{name} ended with status {process.returncode}; full log: {log}\n{tail(log)}")
+def _require_free(port: int, option: str) -> None:
+    require_free(HOST, port, f"is `qinglan up` running already? Else give another {option}")
 
 
 def _find_deployments() -> Path:
@@ -254,35 +181,6 @@ def _find_deployments() -> Path:
         if (candidate := folder / DEPLOYMENTS).is_file():
             return candidate
     raise ConfigError(f"{DEPLOYMENTS}: no such file; run `qinglan up` in Qinglan's folder")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def _require_free(port: int, option: str) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise ConfigError(
-                f"{HOST}:{port}: {error.strerror}; is `qinglan up` running already? Else give another {option}"
-            ) from error
-
-
-@contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Let SIGTERM end the work as Ctrl-C does, and Ctrl-C also where a shell had it ignored for a background job."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def crash_interrupted(api: httpx.Client) -> int:
@@ -297,11 +195,3 @@ def crash_interrupted(api: httpx.Client) -> int:
     for run in runs:
         api.post(f"flow_runs/{run['id']}/set_state", json={"state": state, "force": True}).raise_for_status()
     return len(runs)
-
-
-def answers(url: str) -> bool:
-    """Does this address answer 200?"""
-    try:
-        return httpx.get(url, timeout=2.0, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False

@@ -92,6 +92,7 @@ def _row(record: Record, source: str, tenant: Tenant) -> Row:
         profile=texts["profile"],
         history=texts["history"],
         gold_id=texts["gold"] or None,
+        intent=texts["intent"] or None,
         split=split if split in _SPLITS else None,
         source=source,
     )

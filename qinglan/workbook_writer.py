@@ -137,6 +137,7 @@ _COLUMNS = (
     _Column("原问题检索质量", 15, _of(_original, _quality)),
     _Column("改写检索质量", 13, _of(_rewritten, _quality)),
     _Column("标准文档", 20, lambda row: row.gold_id),
+    _Column("意图", 12, lambda row: row.intent),
     _Column("原问题标准文档名次", 19, _gold_rank(_original)),
     _Column("改写标准文档名次", 17, _gold_rank(_rewritten)),
     _Column("改写首条内容", 40, _of(_rewritten, _first_title)),

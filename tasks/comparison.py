@@ -10,6 +10,7 @@ from qinglan.clients import site_ledger
 from qinglan.comparison import MAIN, arms_of, contenders, draw, evaluate_teachers, paid_in_vain
 from qinglan.comparison.purchase import advise
 from qinglan.embedded.services import Services
+from qinglan.evaluation import live_load
 from qinglan.rows import Row
 from qinglan.runs import Run
 from qinglan.summary import metrics_of
@@ -41,13 +42,12 @@ def compare_teachers(run: Run, services: Services, validated: Mapping[str, Stage
 
     def work(stage: Stage) -> Outcome:
         answers = {arm: list(read_jsonl(result.path("rows"), Row)) for arm, result in validated.items()}
+        teachers = contenders(run, services)
         with site_ledger(profile) as ledger:
-            in_vain = {
-                each.arm: paid_in_vain(each.run.profile, answers[each.arm], ledger)
-                for each in contenders(run, services)
-            }
+            in_vain = {each.arm: paid_in_vain(each.run.profile, answers[each.arm], ledger) for each in teachers}
+        loads = {each.arm: live_load(each.run.profile.teacher) for each in teachers}
         arms, rows = arms_of(answers, in_vain), answers[MAIN]
-        evaluation = evaluate_teachers(arms, rows, profile.evaluate)
+        evaluation = evaluate_teachers(arms, rows, profile.evaluate, loads)
         write_json(stage.directory / "evaluation.json", evaluation.model_dump(mode="json"))
         artifacts = {f"arm_{arm}": write_jsonl(stage.directory / f"arm_{arm}.jsonl", arms[arm]) for arm in arms}
         artifacts["evaluation"] = Artifact.of(stage.directory / "evaluation.json")

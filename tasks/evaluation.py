@@ -1,27 +1,38 @@
 """The last stages: evaluate the arms on the test split, then write the report."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
-from qinglan.clients import open_clients, scoring_identity
-from qinglan.config import EMBEDDED
+from qinglan.artifacts import Artifact, StageResult, hash_of, read_jsonl, write_json, write_jsonl
+from qinglan.batches import AGAIN_REASONS
+from qinglan.clients import ANSWER_FIELDS, Role, open_clients, scoring_identity, site_ledger
+from qinglan.comparison import Contender, contenders
+from qinglan.config import EMBEDDED, Profile
 from qinglan.embedded.services import Services
 from qinglan.engines.generate import generate_commands
 from qinglan.evaluation import (
     ArmRow,
+    Panel,
+    ask_teacher,
+    live_load,
     not_retrieved,
     original_rows,
-    retrieve_and_judge,
+    retrieve_all,
     student_rows,
     teacher_rows,
+    texts_of,
+    try_cases,
+    with_tokens,
 )
 from qinglan.recipes import get_recipe
+from qinglan.redteam import Case, RedTeamResult, cases_of, identity_of, row_of
+from qinglan.registry import champion_of
 from qinglan.report import ArmName
 from qinglan.report_html import render_html
 from qinglan.rows import Row
@@ -30,38 +41,86 @@ from qinglan.summary import COMPARING, build_report, evaluate, metrics_of, resul
 from tasks.engine import run_engine
 from tasks.stage import Outcome, Stage, perform, tracker_of
 
+_TEACHER: tuple[Role, ...] = ("teacher",)
+Calls = dict[str, dict[str, int]]
+"""By role, what `Clients.call_counts` gives."""
+
+
+class Model(NamedTuple):
+    """A student to evaluate."""
+
+    folder: str
+    identity: str
+    """Digest of its files; of a model on a hub, its name."""
+
+
+class Answers(NamedTuple):
+    """What the students wrote."""
+
+    arms: dict[ArmName, list[ArmRow]]
+    red_team: dict[ArmName, dict[str, str]]
+    """By student and prompt id."""
+
+
+class Completed(NamedTuple):
+    """The arms with what RAG and judge said of them."""
+
+    arms: dict[ArmName, list[ArmRow]]
+    unjudged: dict[str, int]
+    red_team: dict[ArmName, list[RedTeamResult]]
+    calls: Calls
+
 
 @task(name="evaluate", task_run_name="evaluate", cache_policy=NO_CACHE)
 def evaluate_arms(
     run: Run, services: Services, dataset: StageResult, models: Mapping[ArmName, StageResult]
 ) -> StageResult:
-    """Every arm on the test split: generate, retrieve, judge, compare."""
+    """Every arm on the test split: generate, retrieve, judge, compare. The registry's champion is an arm too."""
     profile = run.profile
     live = profile.rag.url != EMBEDDED
+    students, cases = _students(profile, models), cases_of(profile)
+    rivals = [each for each in contenders(run, services) if each.arm in profile.evaluate.teachers]
+    loads = _loads(profile, students)
 
     def work(stage: Stage) -> Outcome:
         rows = list(read_jsonl(dataset.path("test"), Row))
         arms: dict[ArmName, list[ArmRow]] = {"original": original_rows(rows), "teacher": teacher_rows(rows)}
         if live and dataset.run_id != run.id:
             arms = {name: not_retrieved(arm) for name, arm in arms.items()}
-        arms |= _generate(stage, rows, {name: _folder(result) for name, result in models.items()})
+        asked, paid = asyncio.run(_ask_teachers(stage, rivals, rows))
+        arms = _with_tokens(profile, arms | asked)
+        answers = _generate(stage, rows, cases, students)
+        arms |= answers.arms
         stage.say(f"retrieving and judging {len(arms)} arms on {len(rows):,} questions")
-        arms, calls = asyncio.run(_complete(stage.run, services, arms, rows))
+        done = asyncio.run(_complete(stage.run, services, arms, rows, cases, answers.red_team))
         train = [row for row in read_jsonl(dataset.path("rows"), Row) if row.split == "train" and row.status == "ok"]
-        evaluation = evaluate(arms, rows, profile.evaluate, train)
-        write_json(stage.directory / "evaluation.json", evaluation.model_dump(mode="json"))
+        found = evaluate(
+            done.arms, rows, profile.evaluate, train, loads=loads, smallest_gain=profile.gate.smallest_gain
+        ).model_copy(update={"red_team": done.red_team, "unjudged": done.unjudged})
+        write_json(stage.directory / "evaluation.json", found.model_dump(mode="json"))
         artifacts = {
-            f"arm_{name}": write_jsonl(stage.directory / f"arm_{name}.jsonl", arm) for name, arm in arms.items()
+            f"arm_{name}": write_jsonl(stage.directory / f"arm_{name}.jsonl", arm) for name, arm in done.arms.items()
         }
         artifacts["evaluation"] = Artifact.of(stage.directory / "evaluation.json")
-        return Outcome(len(rows), len(rows), {}, artifacts, metrics_of(evaluation), {"api": calls})
+        outcome = Outcome(len(rows), len(rows), {}, artifacts, metrics_of(found), {"api": _added(done.calls, paid)})
+        outcome.details["models"] = {name: student.identity for name, student in students.items()}
+        outcome.try_again = _mendable(done, asked)
+        return outcome
 
+    recipe = get_recipe(profile.recipe)
     depends_on = {
         "test_sha256": dataset.artifacts["test"].sha256,
-        "models": {name: _identity(result) for name, result in models.items()},
+        "models": {name: student.identity for name, student in students.items()},
         "evaluate": profile.evaluate.model_dump(mode="json"),
         "student": profile.student.model_dump(mode="json"),
         "prices": {name: price.model_dump() for name, price in profile.prices.items()},
+        "teachers": {
+            each.arm: each.run.profile.teacher.model_dump(mode="json", include=set(ANSWER_FIELDS)) for each in rivals
+        },
+        "red_team": identity_of(cases),
+        "panel": hash_of(recipe.PANEL_SCHEMA, recipe.panel_messages("问", ["甲", "乙"], profile.tenant)),
+        "smallest_gain": profile.gate.smallest_gain,
+        "loads": loads,
         **scoring_identity(profile),
         # As in validation: a live service's knowledge base changes unseen.
         "knowledge_base": run.id if live else run.knowledge_base_sha256,
@@ -84,38 +143,107 @@ def write_report(run: Run, stages: Sequence[StageResult]) -> Path:
     return path
 
 
-def _generate(stage: Stage, rows: Sequence[Row], folders: Mapping[ArmName, str]) -> dict[ArmName, list[ArmRow]]:
+def _students(profile: Profile, models: Mapping[ArmName, StageResult]) -> dict[ArmName, Model]:
+    """The run's models and, unless it is one of them, the champion."""
+    students = {
+        name: Model(str(result.path("model")), result.artifacts["model"].sha256)
+        if "model" in result.artifacts
+        else Model(str(result.details["model"]), str(result.details["model"]))
+        for name, result in models.items()
+    }
+    champion = champion_of(profile)
+    if champion and champion.sha256 not in {student.identity for student in students.values()}:
+        students["champion"] = Model(str(champion.folder), champion.sha256)
+    return students
+
+
+def _loads(profile: Profile, students: Iterable[ArmName]) -> dict[ArmName, str]:
+    """What else a model had to do while its latency was measured."""
+    rivals = {name: profile.compare.teachers[name] for name in profile.evaluate.teachers}
+    teachers = {"teacher": profile.teacher, **rivals}
+    return {
+        **{name: live_load(endpoint) for name, endpoint in teachers.items()},
+        **dict.fromkeys(students, f"one question at a time on {profile.trainer.device}"),
+    }
+
+
+async def _ask_teachers(
+    stage: Stage, rivals: Sequence[Contender], rows: Sequence[Row]
+) -> tuple[dict[ArmName, list[ArmRow]], Calls]:
+    """The further teachers' arms, before anything is generated: where the money doesn't last, it is known now."""
+    profile, calls = stage.run.profile, Calls()
+    arms: dict[ArmName, list[ArmRow]] = {}
+    for rival in rivals:
+        stage.say(f"asking {rival.arm} {len(rows):,} questions")
+        async with open_clients(rival.run, rival.services, _TEACHER) as clients:
+            arms[rival.arm] = await ask_teacher(
+                rows, get_recipe(profile.recipe), clients, profile.tenant, profile.evaluate.max_failed_share
+            )
+            calls = _added(calls, clients.call_counts())
+    return arms, calls
+
+
+def _with_tokens(profile: Profile, arms: Mapping[ArmName, Sequence[ArmRow]]) -> dict[ArmName, list[ArmRow]]:
+    keys = {key for arm in arms.values() for entry in arm for key in entry.requests}
+    with site_ledger(profile) as ledger:
+        calls = ledger.get_many(keys)
+    return {name: with_tokens(arm, calls) for name, arm in arms.items()}
+
+
+def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students: Mapping[ArmName, Model]) -> Answers:
     profile = stage.run.profile
     recipe, price = get_recipe(profile.recipe), profile.prices.get(profile.student.name)
     prompts = stage.directory / "prompts.jsonl"
-    write_jsonl(prompts, ({"id": row.id, "messages": recipe.student_messages(row, profile.tenant)} for row in rows))
-    stage.say(f"generating with {', '.join(folders)}")
+    questions = [*rows, *(row_of(case, profile.tenant) for case in cases)]
+    write_jsonl(
+        prompts, ({"id": row.id, "messages": recipe.student_messages(row, profile.tenant)} for row in questions)
+    )
+    stage.say(f"generating with {', '.join(students)}")
+    folders = {name: student.folder for name, student in students.items()}
     for number, command in enumerate(generate_commands(profile, folders, prompts, stage.directory), 1):
         run_engine(stage, command, name=f"generation {number}", log="generate.log")
-    arms: dict[ArmName, list[ArmRow]] = {}
-    for name in folders:
-        answers = (stage.directory / f"{name}.answers.jsonl").read_text(encoding="utf-8").splitlines()
-        arms[name] = student_rows(answers, price)
-    return arms
+    answers = Answers({}, {})
+    for name in students:
+        lines = (stage.directory / f"{name}.answers.jsonl").read_text(encoding="utf-8").splitlines()
+        answers.arms[name] = student_rows(lines[: len(rows)], price)
+        if name != "base":
+            answers.red_team[name] = texts_of(lines[len(rows) :])
+    return answers
 
 
 async def _complete(
-    run: Run, services: Services, arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row]
-) -> tuple[dict[ArmName, list[ArmRow]], dict[str, dict[str, int]]]:
-    recipe = get_recipe(run.profile.recipe)
+    run: Run,
+    services: Services,
+    arms: Mapping[ArmName, Sequence[ArmRow]],
+    rows: Sequence[Row],
+    cases: Sequence[Case],
+    red_team: Mapping[ArmName, Mapping[str, str]],
+) -> Completed:
+    profile, recipe = run.profile, get_recipe(run.profile.recipe)
+    config = profile.evaluate
     async with open_clients(run, services, ("judge", "rag")) as clients:
-        done: dict[ArmName, list[ArmRow]] = {
-            name: await retrieve_and_judge(
-                arm, rows, recipe, clients, run.profile.tenant, run.profile.evaluate.max_failed_share
-            )
-            for name, arm in arms.items()
+        retrieved = await retrieve_all(arms, rows, clients, config.max_failed_share)
+        tried = await try_cases(cases, red_team, profile.tenant, clients)
+        panel = Panel(recipe, clients, profile.tenant, config.seed, config.max_failed_share)
+        judged, unjudged = await panel.judge(retrieved, rows)
+        return Completed(judged, unjudged, tried, clients.call_counts())
+
+
+def _mendable(done: Completed, asked: Mapping[ArmName, Sequence[ArmRow]]) -> int:
+    """Failed calls that another run may mend."""
+    lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.retrieved]
+    lost += [entry.reason for arm in asked.values() for entry in arm if not entry.text]
+    return sum(reason in AGAIN_REASONS for reason in lost) + sum(
+        count for reason, count in done.unjudged.items() if reason in AGAIN_REASONS
+    )
+
+
+def _added(one: Mapping[str, Mapping[str, int]], other: Mapping[str, Mapping[str, int]]) -> Calls:
+    """Both counts together, by role."""
+    return {
+        role: {
+            name: one.get(role, {}).get(name, 0) + other.get(role, {}).get(name, 0)
+            for name in {**one.get(role, {}), **other.get(role, {})}
         }
-        return done, clients.call_counts()
-
-
-def _folder(result: StageResult) -> str:
-    return str(result.path("model")) if "model" in result.artifacts else str(result.details["model"])
-
-
-def _identity(result: StageResult) -> str:
-    return result.artifacts["model"].sha256 if "model" in result.artifacts else str(result.details["model"])
+        for role in {**one, **other}
+    }

@@ -16,6 +16,7 @@ from qinglan.config import CHANGEABLE, EMBEDDED
 from qinglan.embedded.services import Services
 from qinglan.engines import verl
 from qinglan.engines.command import Command
+from qinglan.engines.export import ADAPTER
 from qinglan.engines.progress import read_stop
 from qinglan.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
 from qinglan.errors import ConfigError, StageError
@@ -190,6 +191,11 @@ def _export(stage: Stage, chosen: Chosen, start: StageResult) -> Artifact:
     return Artifact.of(exported)
 
 
+def _adapter(stage: Stage, chosen: Chosen) -> dict[str, Artifact]:
+    adapter = stage.directory / ADAPTER
+    return {"adapter": Artifact.of(adapter)} if chosen.checkpoint and adapter.is_dir() else {}
+
+
 def _infos(rl_file: Path) -> list[dict[str, Any]]:
     infos: list[dict[str, Any]] = pq.read_table(rl_file, columns=["extra_info"])["extra_info"].to_pylist()
     return infos
@@ -218,7 +224,7 @@ def _rl_outcome(
         rows_in=left_out.rows,
         rows_out=left_out.rows - left_out.count,
         dropped=left_out.dropped,
-        artifacts={"model": model},
+        artifacts={"model": model} | _adapter(stage, chosen),
         metrics={k: float(v) for k, v in summary.items() if isinstance(v, int | float)},
         details={
             "summary": summary,

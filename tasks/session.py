@@ -50,7 +50,11 @@ class Session:
     """The user named the run to start from."""
 
 
-_MAKERS: dict[str, tuple[FlowName, ...]] = {"train": ("pipeline", "refresh"), "evaluate": ("pipeline", "train")}
+_MAKERS: dict[str, tuple[FlowName, ...]] = {
+    "train": ("pipeline", "refresh"),
+    "evaluate": ("pipeline", "train"),
+    "release": ("pipeline", "train", "evaluate"),
+}
 """Whose stages a flow takes where no run is named: those that make them."""
 
 

@@ -26,7 +26,7 @@ from qinglan.engines.generate import generate_commands
 from qinglan.engines.launcher import launch
 from qinglan.engines.swift import engine_env
 from qinglan.errors import StageError
-from qinglan.evaluation import ArmRow, retrieve_and_judge, student_rows, summarise
+from qinglan.evaluation import ArmRow, Panel, retrieve_all, student_rows, summarise
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.runs import Run
@@ -168,11 +168,11 @@ def _arms(
     answers = {name: student_rows(_lines(directory / f"{name}.answers.jsonl"), price) for name in folders}
 
     async def complete() -> dict[str, list[ArmRow]]:
+        config = profile.evaluate
         async with open_clients(run, services, ("judge", "rag")) as clients:
-            return {
-                name: await retrieve_and_judge(arm, rows, recipe, clients, profile.tenant)
-                for name, arm in answers.items()
-            }
+            panel = Panel(recipe, clients, profile.tenant, config.seed, config.max_failed_share)
+            judged, _ = await panel.judge(await retrieve_all(answers, rows, clients, config.max_failed_share), rows)
+            return judged
 
     return asyncio.run(complete())
 

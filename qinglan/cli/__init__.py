@@ -13,7 +13,10 @@ from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.cli.dataset import app as dataset_app
 from qinglan.cli.ledger import app as ledger_app
 from qinglan.cli.ledger import print_estimate
+from qinglan.cli.release import app as release_app
+from qinglan.cli.release import lineage
 from qinglan.cli.review import app as review_app
+from qinglan.cli.serve import canary_app, serve
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.preflight import FlowName, inspect_profile, require
@@ -26,6 +29,10 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.add_typer(review_app, name="review")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(dataset_app, name="dataset")
+app.add_typer(release_app, name="release")
+app.command()(lineage)
+app.add_typer(canary_app, name="canary")
+app.command()(serve)
 
 
 @app.command()
@@ -35,14 +42,14 @@ def run(
     set_: SetOption = None,
     fresh: Annotated[bool, typer.Option(help="Compute every stage anew.")] = False,
     source: Annotated[
-        str | None, typer.Option("--from", help="train, evaluate: the run to start from; the newest by default.")
+        str | None, typer.Option("--from", help="train, evaluate, release: the run to start from; the newest.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False,
 ) -> None:
     """Run a flow here and print its result table."""
     overrides = tuple(set_ or ())
-    if source and flow not in ("train", "evaluate"):
-        raise ConfigError(f"--from goes with train and evaluate; {flow} starts from the workbook")
+    if source and flow not in ("train", "evaluate", "release"):
+        raise ConfigError(f"--from goes with train, evaluate and release; {flow} starts from the workbook")
     loaded = load_profile(profile, overrides)
     require(loaded, flow)  # the flow does so too, but here a mistake shows before seconds are spent on Prefect
     if dry_run:
@@ -109,6 +116,7 @@ def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool
     from flows.evaluate import evaluate
     from flows.pipeline import pipeline
     from flows.refresh import refresh
+    from flows.release import release
     from flows.train import train
     from tasks.session import send_what_is_queued
 
@@ -119,6 +127,7 @@ def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool
             return refresh(profile, overrides, fresh)
         if flow == "compare":
             return compare(profile, overrides, fresh)
-        return (train if flow == "train" else evaluate)(profile, overrides, fresh, source)
+        later = {"train": train, "evaluate": evaluate, "release": release}
+        return later[flow](profile, overrides, fresh, source)
     finally:
         send_what_is_queued()

@@ -28,7 +28,7 @@ from qinglan.ledger import Ledger
 from qinglan.report import Arm
 from qinglan.rows import Row
 from qinglan.runs import Run
-from qinglan.statistics import ArmScores, Comparison, compare
+from qinglan.statistics import ArmScores, Comparison, compare, holm_corrected, ratio_ci
 
 MAIN = "teacher"
 """The arm of the profile's own teacher."""
@@ -97,23 +97,24 @@ def arms_of(
     return arms
 
 
-def evaluate_teachers(arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate) -> Evaluation:
-    """Figures of all arms, and every rival against the main teacher on every metric that has values."""
+def evaluate_teachers(
+    arms: Mapping[str, Sequence[ArmRow]],
+    rows: Sequence[Row],
+    config: Evaluate,
+    loads: Mapping[str, str] | None = None,
+) -> Evaluation:
+    """Figures of all arms, and every rival against the main teacher on every metric that has values.
+
+    Args:
+        loads: by arm, what else was asked while its latency was measured.
+    """
+    loads = loads or {}
     return Evaluation(
-        arms={name: _with_cost(summarise(arm, rows, config), arm) for name, arm in arms.items()},
+        arms={n: _with_cost(summarise(arm, rows, config, loads.get(n)), arm, config) for n, arm in arms.items()},
         comparisons=_comparisons(arms, rows, config),
         examples=examples(arms, rows),
         shared=[],
     )
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: the chance of any false alarm among all of them stays at the level."""
-    corrected, highest = [0.0] * len(p_values), 0.0
-    for place, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[index]))
-        corrected[index] = highest
-    return corrected
 
 
 def _asking(run: Run, teacher: Endpoint) -> Run:
@@ -129,11 +130,15 @@ def _with_originals(answers: Mapping[str, Sequence[Row]]) -> list[Row]:
     return [row.model_copy(update={"original_retrieved": known.get(row.id)}) for row in answers[MAIN]]
 
 
-def _with_cost(arm: Arm, entries: Sequence[ArmRow]) -> Arm:
+def _with_cost(arm: Arm, entries: Sequence[ArmRow], config: Evaluate) -> Arm:
     """Dollars per 1,000 usable rewrites: answers that are none were paid for as well."""
     costs = [entry.cost_usd for entry in entries if entry.cost_usd is not None]
     usable = sum(entry.text is not None for entry in entries)
-    return arm.model_copy(update={"cost_per_1000_usd": 1000 * sum(costs) / usable if costs and usable else None})
+    if not costs or not usable:
+        return arm.model_copy(update={"cost_per_1000_usd": None, "cost_ci95": None})
+    pairs = [(1000 * (entry.cost_usd or 0.0), float(entry.text is not None)) for entry in entries]
+    interval = ratio_ci(pairs, config.bootstrap_resamples, config.seed)
+    return arm.model_copy(update={"cost_per_1000_usd": 1000 * sum(costs) / usable, "cost_ci95": interval})
 
 
 def _comparisons(arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate) -> list[Comparison]:
@@ -149,7 +154,7 @@ def _comparisons(arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], conf
     corrected = [
         comparison
         for metric, found in by_metric.items()
-        for comparison in _corrected([c for c in found if c.n])
+        for comparison in holm_corrected([c for c in found if c.n])
         if metric != ANSWERED or comparison.wins or comparison.losses
     ]
     return [*sorted(corrected, key=lambda comparison: rivals.index(comparison.a)), *_gains(scores, groups, config)]
@@ -164,15 +169,8 @@ def _gains(scores: Mapping[str, ArmScores], groups: Mapping[str, str], config: E
             if name != ORIGINAL
         ]
         if present := [c for c in found if c.n]:
-            return _corrected(present)
+            return holm_corrected(present)
     return []
-
-
-def _corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    if len(comparisons) < 2:
-        return list(comparisons)
-    p_values = holm([1.0 if c.p_value is None else c.p_value for c in comparisons])
-    return [c.model_copy(update={"p_holm": p}) for c, p in zip(comparisons, p_values, strict=True)]
 
 
 def _scores(name: str, arm: Sequence[ArmRow], rows: Sequence[Row]) -> ArmScores:

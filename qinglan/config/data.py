@@ -19,6 +19,8 @@ class Columns(Section):
     """Id of the document that answers the question (optional column)."""
     split: str = "划分"
     """train, dev or test (optional column); rows without it are split by `dataset`."""
+    intent: str = "意图"
+    """What kind of question it is (optional column); evaluation shows each kind by itself."""
 
 
 class Sql(Section):
@@ -150,7 +152,7 @@ class Refresh(Section):
     """Jensen–Shannon distance (0 to 1) of vocabulary, length or score from which a drift is called out."""
 
 
-_OWN_ARMS = ("original", "teacher", "base", "sft", "rl")
+_OWN_ARMS = ("original", "teacher", "base", "sft", "rl", "champion")
 
 
 def _refuse_no_file_name(value: str) -> str:

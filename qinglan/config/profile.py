@@ -69,6 +69,13 @@ class Profile(Section):
         return self
 
     @model_validator(mode="after")
+    def _know_the_teachers_to_evaluate(self) -> Self:
+        if unknown := [name for name in self.evaluate.teachers if name not in self.compare.teachers]:
+            known = ", ".join(self.compare.teachers) or "none"
+            raise ValueError(f"evaluate.teachers: {unknown[0]} is none of compare.teachers ({known})")
+        return self
+
+    @model_validator(mode="after")
     def _fill_micro_batches(self) -> Self:
         rl, gpus = self.rl, self.trainer.nodes * self.trainer.gpus_per_node
         rollouts = rl.ppo_mini_batch_size * rl.rollouts_per_prompt
@@ -93,6 +100,11 @@ class Profile(Section):
     def tracking_uri(self) -> str:
         """MLflow's tracking URI, local by default."""
         return self.tracking.uri or f"sqlite:///{(self.paths.state / 'mlflow.db').resolve()}"
+
+    @property
+    def model_name(self) -> str:
+        """Of the registered model, and of the model that the router serves."""
+        return self.release.name or f"qinglan.{self.tenant.file_name}.{self.recipe}"
 
 
 def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:

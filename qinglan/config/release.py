@@ -1,10 +1,12 @@
 """Sections about what happens to a trained model: the gate, the registry, serving and the canary."""
 
-from typing import Annotated, Literal
+import ipaddress
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from qinglan.config.base import Count, LocalPath, Positive, SecretName, Section, Share
+from qinglan.config.rl import AlarmName
 
 NotNegative = Annotated[float, Field(ge=0)]
 
@@ -19,14 +21,15 @@ class Gate(Section):
     min_retrieval_gain: NotNegative = 0.0
     """The 95% interval of the retrieval metric's difference must lie above it."""
     smallest_gain: Positive = 0.03
-    """The gain worth finding; a test set that can't detect it makes the gate say how many rows would."""
+    """The gain worth finding: an interval that ends below it fails, and a test set that can't detect it makes the gate
+    say how many rows would."""
     max_cost_ratio: Positive = 0.5
     """Cost per 1,000 questions, as a share of the teacher's."""
     max_latency_p95_ms: Positive | None = None
     max_latency_ratio: Positive | None = 1.0
     """Median latency, as a share of the teacher's where both were measured; None for no limit."""
-    accepted_alarms: tuple[str, ...] = ()
-    """Alarms of RL that don't block a release; all others do."""
+    accepted_alarms: tuple[AlarmName, ...] = ()
+    """Alarms of RL up to the chosen step that don't block a release; all others do."""
     approval: Literal["none", "required"] = "none"
     """`required`: a person decides in Prefect's UI once the gate says yes."""
     approval_timeout_s: Positive = 86_400
@@ -53,6 +56,7 @@ class RequestLog(Section):
     redact: bool = True
     """Phone, identity-card and bank-card numbers and e-mail addresses become placeholders."""
     keep_days: Count = 30
+    """Files of earlier days are removed."""
 
 
 class Canary(Section):
@@ -60,7 +64,7 @@ class Canary(Section):
 
     share: Share = 0.1
     min_requests: Count = 200
-    """To the challenger, before anything but a failing model is decided."""
+    """To the challenger, before its latency counts, and before it is called better."""
     max_error_gain: Share = 0.02
     """Share of the challenger's requests answered by the fallback, above the champion's, at 95% confidence."""
     max_latency_ratio: Positive = 1.5
@@ -92,9 +96,30 @@ class Serve(Section):
     """A longer answer of the model is not used."""
     backend: Literal["transformers", "vllm"] | None = None
     """None: by `trainer.device`."""
+    extra: dict[str, Any] = {}
+    """More arguments of `swift deploy`, passed through as they are, such as `vllm_max_model_len`."""
+    models_per_gpu: Count = 1
+    """Models that share a GPU, or a group of `rl.tensor_model_parallel_size` GPUs; vLLM's part of the memory is divided
+    by it. A swap, a canary and a warm previous model each need room for one more model than the champion."""
     keep_previous_warm: bool = True
     """The model before the champion stays loaded, so that a rollback takes seconds."""
     poll_every_s: Positive = 1.0
     """How often the registry is asked for changes."""
     request_log: RequestLog = RequestLog()
     canary: Canary = Canary()
+
+    @model_validator(mode="after")
+    def _open_to_others_only_with_a_key(self) -> Self:
+        if self.api_key_env is None and not _is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host} can be reached from other machines; set api_key_env to the name of an environment "
+                "variable with a key, or host to 127.0.0.1"
+            )
+        return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

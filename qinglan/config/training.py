@@ -50,9 +50,15 @@ class Evaluate(Section):
     """Arms compared on the test split."""
 
     max_failed_share: Share = 0.05
-    """Of an arm's questions without an answer from RAG or judge; more would compare the weather."""
+    """Of the questions, without an answer from RAG, judge or a further teacher's service; more would compare the
+    weather."""
     batch_size: Count = 64
     latency_queries: Count = 40
     """Queries timed one at a time, for p50 and p95."""
+    teachers: tuple[str, ...] = ()
+    """Names in `compare.teachers`: those are asked the test questions and compared too, for what their calls cost."""
     bootstrap_resamples: Count = 10_000
     seed: int = 0
+    red_team: LocalPath | None = None
+    """More cases for the red team: .jsonl in its schema, or a workbook whose rows' gold documents must come first
+    (docs/red-team.md)."""

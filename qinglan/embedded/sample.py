@@ -26,6 +26,11 @@ from qinglan.rows import Split, normalise, row_id
 NEAR_DUPLICATE_JACCARD = 0.85
 _TRIES_PER_ROW = 60
 _FIXED_TIME = (2026, 1, 1, 0, 0, 0)
+INTENT_NAMES = {
+    "how": "用法用量", "when": "服用时间", "effect": "功效", "contra": "禁忌", "who": "适用人群", "side": "副作用",
+    "cycle": "见效时间", "store": "保存", "buy": "选购", "preg": "孕期", "child": "儿童", "mix": "同服",
+}  # fmt: skip
+"""What the workbook calls the intents of `domain`."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +152,11 @@ def _workbook(rows: Iterable[SampleRow]) -> bytes:
     columns = Columns()
     book = Workbook(write_only=True)
     sheet = book.create_sheet("问题")
-    sheet.append([columns.query, columns.profile, columns.history, columns.gold, columns.split])
+    sheet.append([columns.query, columns.profile, columns.history, columns.gold, columns.split, columns.intent])
     for row in rows:
         question = row.question
-        sheet.append([question.query, question.profile, question.history, row.gold_id, row.split])
+        texts = [question.query, question.profile, question.history]
+        sheet.append([*texts, row.gold_id, row.split, INTENT_NAMES[row.intent]])
     buffer = io.BytesIO()
     book.save(buffer)
     return _without_timestamps(buffer.getvalue())

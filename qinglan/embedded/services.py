@@ -45,23 +45,41 @@ def embedded_services(profile: Profile, knowledge_base: Path) -> Iterator[Servic
     Raises:
         EngineError: a stand-in did not come up; with the end of its log.
     """
-    logs = profile.paths.state / "logs"
-    stand_ins = profile.embedded
-    faults = ["--fault-rate", str(stand_ins.fault_rate), "--seed", str(stand_ins.sample_seed)]
-    teacher_url, judge_url, rag_url = profile.teacher.base_url, profile.judge.base_url, profile.rag.url
+    teacher_url, judge_url = profile.teacher.base_url, profile.judge.base_url
     rival_urls = {name: endpoint.base_url for name, endpoint in profile.compare.teachers.items()}
     with ExitStack() as stack:
         if EMBEDDED in (teacher_url, judge_url, *rival_urls.values()):
-            options = ["--latency-ms", str(stand_ins.teacher_latency_ms), *faults]
-            base = stack.enter_context(_server("qinglan.embedded.teacher_server", options, logs))
+            options = _weather(profile, profile.embedded.teacher_latency_ms)
+            base = stack.enter_context(_server("qinglan.embedded.teacher_server", options, _logs(profile)))
             teacher_url = f"{base}/v1" if teacher_url == EMBEDDED else teacher_url
             judge_url = f"{base}/v1" if judge_url == EMBEDDED else judge_url
             rival_urls = {name: f"{base}/v1" if url == EMBEDDED else url for name, url in rival_urls.items()}
-        if rag_url == EMBEDDED:
-            options = ["--knowledge-base", str(knowledge_base), "--latency-ms", str(stand_ins.rag_latency_ms), *faults]
-            base = stack.enter_context(_server("qinglan.embedded.rag_server", options, logs))
-            rag_url = f"{base}/retrieve"
+        rag_url = stack.enter_context(rag_service(profile, knowledge_base))
         yield Services(teacher_url, judge_url, rag_url, rival_urls)
+
+
+@contextmanager
+def rag_service(profile: Profile, knowledge_base: Path) -> Iterator[str]:
+    """The address of the RAG: the user's own, or the stand-in's for as long as it is needed.
+
+    Raises:
+        EngineError: the stand-in did not come up.
+    """
+    if profile.rag.url != EMBEDDED:
+        yield profile.rag.url
+        return
+    options = ["--knowledge-base", str(knowledge_base), *_weather(profile, profile.embedded.rag_latency_ms)]
+    with _server("qinglan.embedded.rag_server", options, _logs(profile)) as base:
+        yield f"{base}/retrieve"
+
+
+def _weather(profile: Profile, latency_ms: float) -> list[str]:
+    faults = ["--fault-rate", str(profile.embedded.fault_rate), "--seed", str(profile.embedded.sample_seed)]
+    return ["--latency-ms", str(latency_ms), *faults]
+
+
+def _logs(profile: Profile) -> Path:
+    return profile.paths.state / "logs"
 
 
 @contextmanager

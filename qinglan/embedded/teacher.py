@@ -19,6 +19,9 @@ P_WRONG_INTENT = 0.012
 P_WRONG_PRODUCT = 0.008
 P_PASSAGE_MISJUDGED = 0.1
 """No judge of relevance is always right; without this one the stand-in's verdicts would be the labels themselves."""
+PANEL_SWAY = 0.5
+"""What a text gains at most by standing first on a panel, and loses by standing last."""
+P_SWAYED = 0.3
 OPEN_TEXT_KEYWORDS = 6
 
 _REQUIRED = {"preg": "孕", "child": "儿童"}
@@ -32,6 +35,7 @@ _COURTESIES = frozenset(
 )  # fmt: skip
 _REWRITE_LABEL, _PASSAGE_LABEL = "\n改写：", "\n检索结果："
 _TITLE = re.compile("《([^》]*)》")
+_NUMBERED = re.compile("改写([1-9][0-9]*)：(.*)", re.DOTALL)
 
 
 class Verdict(NamedTuple):
@@ -79,6 +83,36 @@ def judge(user_text: str, seed: int = 0) -> Verdict:
     if reading.product is None or reading.intent is None:
         return _judge_open_text(question, rewritten)
     return _judge_supplement(reading.product, reading.intent, rewritten)
+
+
+def panel_of(user_text: str) -> tuple[str, list[str]]:
+    """The question and its numbered rewrites, on the last lines; none where the text is no question to a panel."""
+    lines, rewrites = user_text.split("\n"), list[str]()
+    for number in range(len(lines) - 1, 0, -1):
+        match = _NUMBERED.fullmatch(lines[number])
+        if match is None:
+            break
+        rewrites.insert(0, match[2])
+        if match[1] == "1":
+            return "\n".join(lines[:number]), rewrites
+    return user_text, []
+
+
+def judge_panel(user_text: str, seed: int = 0) -> list[float]:
+    """A score per rewrite: what `judge` says of it alone, now and then swayed by its place, as a model's would be.
+
+    Three rewrites in ten are moved by up to `PANEL_SWAY`, upwards in the first half of the list, downwards in the
+    second; which ones depends on the whole text and the seed, so that another order is another draw.
+    """
+    question, rewrites = panel_of(user_text)
+    rng = Random(hashlib.sha256(f"{seed}|panel|{user_text}".encode()).digest())
+    last = max(1, len(rewrites) - 1)
+    sways = [
+        PANEL_SWAY * (1 - 2 * place / last) * (rng.random() < P_SWAYED) * (len(rewrites) > 1)
+        for place in range(len(rewrites))
+    ]
+    alone = [judge(f"{question}{_REWRITE_LABEL}{rewritten}", seed).score for rewritten in rewrites]
+    return [_in_range(score + sway) for score, sway in zip(alone, sways, strict=True)]
 
 
 def _judge_passage(question: str, passage: str, rng: Random) -> Verdict:

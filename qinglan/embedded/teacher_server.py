@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 from qinglan.embedded.batch_routes import mount_batches
 from qinglan.embedded.batch_store import BatchStore
 from qinglan.embedded.serving import argument_parser, error_body, serve
-from qinglan.embedded.teacher import extract, judge, rewrite
+from qinglan.embedded.teacher import extract, judge, judge_panel, panel_of, rewrite
 
 REWRITER = "standin-rewriter"
 JUDGE = "standin-judge"
@@ -52,7 +52,7 @@ class Speakers:
         self.models: dict[str, Callable[[str, int], str]] = {
             REWRITER: rewrite,
             KEYWORDS: lambda text, _seed: extract(text),
-            JUDGE: lambda text, seed: json.dumps(judge(text, seed)._asdict(), ensure_ascii=False),
+            JUDGE: _verdict,
         }
 
     def complete(self, request: ChatRequest) -> tuple[int, dict[str, Any]]:
@@ -114,6 +114,13 @@ def batch_store(options: argparse.Namespace) -> BatchStore:
         fault_rate=options.fault_rate,
         seed=options.seed,
     )
+
+
+def _verdict(text: str, seed: int) -> str:
+    """The judge's answer: scores to a panel's question, a score with its reason to any other."""
+    _, rewrites = panel_of(text)
+    said = {"scores": judge_panel(text, seed)} if rewrites else judge(text, seed)._asdict()
+    return json.dumps(said, ensure_ascii=False)
 
 
 def _invalid(error: Mapping[str, Any], location: Sequence[int | str]) -> dict[str, Any]:

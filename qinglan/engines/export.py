@@ -16,6 +16,9 @@ from typing import Any
 
 from qinglan.errors import ArtifactError
 
+ADAPTER = "adapter"
+"""Beside the exported folder, where there is one: what the training added to the base model."""
+
 
 def export(checkpoint: Path, base_model: Path, output_dir: Path) -> None:
     """Write `output_dir` from the folder `global_step_N`; an earlier export there is replaced.
@@ -26,7 +29,8 @@ def export(checkpoint: Path, base_model: Path, output_dir: Path) -> None:
     actor = checkpoint / "actor"
     if not (actor / "fsdp_config.json").exists():
         raise ArtifactError(f"{checkpoint} is no verl checkpoint: it has no actor/fsdp_config.json")
-    shutil.rmtree(output_dir, ignore_errors=True)
+    for earlier in (output_dir, output_dir.with_name(ADAPTER)):
+        shutil.rmtree(earlier, ignore_errors=True)
     partial = output_dir.with_name(output_dir.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -86,6 +90,7 @@ def _merge_adapter(actor: Path, base_model: Path, target: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(base_model, dtype="auto")
         merged = PeftModel.from_pretrained(model, Path(scratch) / "lora_adapter").merge_and_unload()
         merged.save_pretrained(target)
+        shutil.copytree(Path(scratch) / "lora_adapter", target.with_name(ADAPTER))
     AutoTokenizer.from_pretrained(base_model).save_pretrained(target)
 
 

@@ -4,7 +4,8 @@
 
 Runs on ms-swift's inference engines (transformers on the CPU, vLLM on GPUs) with the template of the training.
 `prompts.jsonl` holds {"id", "messages"}; NAME.answers.jsonl {"id", "text", "completion_tokens", "prompt_tokens"} and,
-for the first `--latency-queries` prompts, "latency_ms": one question at a time, after all have been answered once.
+for the first `--latency-queries` prompts, "latency_ms": one question at a time, after all have been answered once and
+the first few a second time, one by one, uncounted.
 The orchestrator imports `generate_commands` from here, so torch and swift are imported inside the functions that run
 over there.
 """
@@ -22,6 +23,8 @@ from qinglan.engines.command import Command
 from qinglan.engines.swift import engine_env, engine_python, located
 
 Name = TypeVar("Name", bound=str)
+_WARM_UP = 3
+"""Single questions that are not timed: an engine prepares itself for a batch of one."""
 
 
 def generate_commands(profile: Profile, folders: Mapping[Name, str], prompts: Path, output_dir: Path) -> list[Command]:
@@ -135,6 +138,8 @@ def _answer_all(engine: Any, prompts: list[dict[str, Any]], arguments: argparse.
 def _time_single(
     engine: Any, prompts: list[dict[str, Any]], answers: list[dict[str, Any]], arguments: argparse.Namespace
 ) -> None:
+    for prompt in prompts[: min(_WARM_UP, arguments.latency_queries)]:
+        _ask(engine, [prompt], arguments.max_new_tokens)
     for prompt, answer in list(zip(prompts, answers, strict=True))[: arguments.latency_queries]:
         start = time.perf_counter()
         _ask(engine, [prompt], arguments.max_new_tokens)

@@ -107,7 +107,7 @@ def sft_command(
     if not on_cpu and profile.trainer.gpus_per_node > 1:
         env |= {"NPROC_PER_NODE": str(profile.trainer.gpus_per_node)}
     gpus = 0 if on_cpu else profile.trainer.gpus_per_node
-    return Command(_argv(profile, "sft", arguments | sft.extra), env, gpus)
+    return Command(swift_argv(profile, "sft", arguments | sft.extra), env, gpus)
 
 
 def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: str) -> Command:
@@ -126,7 +126,7 @@ def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: s
     if on_cpu:
         arguments["device_map"] = "cpu"
     gpus = 0 if on_cpu else profile.trainer.gpus_per_node
-    return Command(_argv(profile, "export", arguments), engine_env(profile, model), gpus)
+    return Command(swift_argv(profile, "export", arguments), engine_env(profile, model), gpus)
 
 
 def newest_checkpoint(output_dir: Path) -> Path | None:
@@ -175,7 +175,8 @@ def left_out(rows: int, log: str) -> int:
     return rows - left
 
 
-def _argv(profile: Profile, verb: str, arguments: dict[str, Any]) -> list[str]:
+def swift_argv(profile: Profile, verb: str, arguments: dict[str, Any]) -> list[str]:
+    """`swift VERB` in the trainer's environment; a list becomes several words, a dictionary JSON."""
     argv = [engine_python(profile), "-m", f"swift.cli.{verb}"]
     for name, value in arguments.items():
         argv += [f"--{name}", *map(_word, value if isinstance(value, list) else [value])]

@@ -6,6 +6,7 @@ A recipe turns a user's question into another text for the same retrieval servic
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -55,6 +56,8 @@ class Recipe(Protocol):
 
     JUDGE_SCHEMA: dict[str, Any]
     """JSON schema of the judge's answer, for models that can be held to one."""
+    PANEL_SCHEMA: dict[str, Any]
+    """The same of its answer about several rewrites."""
 
     def user_text(self, query: str, profile: str = "", history: str = "") -> str:
         """The question as the student, the judge and the reward see it."""
@@ -67,6 +70,12 @@ class Recipe(Protocol):
 
     def judge_messages(self, question: str, rewrite: str, tenant: Tenant) -> list[Message]:
         """What the judge is asked; `question` is what `user_text` gives."""
+
+    def panel_messages(self, question: str, rewrites: Sequence[str], tenant: Tenant) -> list[Message]:
+        """What the judge is asked about several rewrites of one question at once, in this order, on the same scale.
+
+        Whose they are is not told. They are untrusted: none may pose as another, or as part of the prompt.
+        """
 
     def relevance_messages(self, question: str, passage: str, tenant: Tenant) -> list[Message]:
         """What the judge is asked about a passage that was found: does it answer the question?"""
@@ -83,6 +92,13 @@ class Recipe(Protocol):
 
         Raises:
             TeacherError: there is none in it.
+        """
+
+    def parse_panel(self, text: str, count: int) -> list[float]:
+        """The scores, 0–5, one per rewrite in the order of the question.
+
+        Raises:
+            TeacherError: not exactly `count` of them are in it.
         """
 
     def reward(

@@ -101,6 +101,7 @@ def test_a_policy_is_saved_as_its_adapter_resumed_and_exported_whole(tmp_path: P
     with torch.no_grad():
         now, then, expected = outputs(exported), outputs(before), outputs(trained.module)
     assert (now - expected).abs().max() < 0.05 * (then - expected).abs().max()  # adapters are exported in bf16
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
 def test_a_critic_learns_by_its_adapter_and_its_whole_head(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def report(run_id: str) -> Report:
     [
         (["run", "pipeline", "--profile", "embeded"], "did you mean `embedded`?"),
         (["run", "refresh", "--set", "data.limt=3"], "unknown key `data.limt`; did you mean `limit`?"),
-        (["run", "refresh", "--from", "latest"], "--from goes with train and evaluate"),
+        (["run", "refresh", "--from", "latest"], "--from goes with train, evaluate and release"),
         (["show", "nope", "--set", "paths.runs=/no/runs"], "run `nope`: not found under /no/runs"),
         (["run", "refresh", "--set", "prices.standin-judge.in=3"], "known keys: batch_factor, input_per_million_usd"),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from qinglan.chat import request_of
 from qinglan.clients import key_salt, site_ledger
-from qinglan.comparison import arms_of, contenders, draw, evaluate_teachers, holm, paid_in_vain
+from qinglan.comparison import arms_of, contenders, draw, evaluate_teachers, paid_in_vain
 from qinglan.comparison.purchase import advise, family
 from qinglan.config import Evaluate, Profile
 from qinglan.embedded.services import Services
@@ -95,12 +95,6 @@ def test_every_teacher_takes_the_main_ones_place(profile_of: ProfileOf, tmp_path
     # A teacher that refuses half is a finding, and only a live answer has a latency.
     for each in (main, rival):
         assert (each.run.profile.distill.max_failed_share, each.run.profile.distill.mode) == (1.0, "live")
-
-
-def test_holm_is_the_textbooks():
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
-    assert holm([]) == []
 
 
 def test_a_refusal_is_paid_for_and_not_scored(profile_of: ProfileOf):

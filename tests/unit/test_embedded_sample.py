@@ -10,7 +10,7 @@ from openpyxl import load_workbook
 from qinglan.config import Embedded
 from qinglan.embedded import domain
 from qinglan.embedded.describe import MISMATCHED, Description, describe
-from qinglan.embedded.sample import SampleRow, build_sample, trigrams, write_sample
+from qinglan.embedded.sample import INTENT_NAMES, SampleRow, build_sample, trigrams, write_sample
 from qinglan.errors import ConfigError
 from qinglan.rows import row_id
 
@@ -104,9 +104,14 @@ def test_same_bytes_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_workbook_reads_back(tmp_path: Path):
     sheet = load_workbook(write_sample(tmp_path, SMALL).workbook).worksheets[0]
     header, *cells = sheet.iter_rows(values_only=True)
-    assert header == ("问题", "用户画像", "历史摘要", "标准文档", "划分")
+    assert header == ("问题", "用户画像", "历史摘要", "标准文档", "划分", "意图")
+    assert {row[5] for row in cells} <= set(INTENT_NAMES.values())
     assert len(cells) == 100
     assert {row[3] for row in cells} <= {document.id for document in domain.documents()}
+
+
+def test_every_intent_has_a_name():
+    assert set(INTENT_NAMES) == set(domain.INTENTS)
 
 
 def test_another_seed_is_another_sample():

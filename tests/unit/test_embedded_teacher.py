@@ -10,9 +10,9 @@ from qinglan.config import Tenant
 from qinglan.embedded import domain
 from qinglan.embedded.reader import Reading, understand
 from qinglan.embedded.serving import Weather
-from qinglan.embedded.teacher import judge, keywords, rewrite
+from qinglan.embedded.teacher import PANEL_SWAY, judge, judge_panel, keywords, rewrite
 from qinglan.embedded.teacher_server import create_app
-from qinglan.recipes.query_rewrite import judge_messages, parse_judge, user_text
+from qinglan.recipes.query_rewrite import judge_messages, panel_messages, parse_judge, parse_panel, user_text
 
 
 @pytest.mark.parametrize("intent", domain.INTENTS)
@@ -163,3 +163,44 @@ def test_a_passage_is_judged_by_its_title():
 def test_another_product_s_passage_is_not_relevant():
     text = "虾青素有没有副作用\n检索结果：《叶黄素 不良反应 耐受性评价》叶黄素"
     assert sorted({judge(text, seed).score for seed in range(60)}) == [0.0, 5.0]
+
+
+TEXTS = ["虾青素 服用方法 推荐用量", "虾青素", "胶原蛋白肽 功效", "虾青素 保存方法"]
+
+
+def panel(*texts: str, seed: int = 7) -> list[float]:
+    return judge_panel(panel_messages("虾青素怎么吃", texts, Tenant())[-1]["content"], seed)
+
+
+def alone(text: str) -> float:
+    return judge(judge_messages("虾青素怎么吃", text, Tenant())[-1]["content"]).score
+
+
+def test_a_panel_says_what_the_judge_says_alone_give_or_take_a_place():
+    for seed in range(50):
+        assert panel(*TEXTS, seed=seed) == pytest.approx([alone(text) for text in TEXTS], abs=PANEL_SWAY)
+    assert panel(TEXTS[1]) == [alone(TEXTS[1])]
+
+
+def test_places_sway_a_panel_upwards_first_and_downwards_last():
+    gains = [[p - a for p, a in zip(panel(*TEXTS[1:], seed=s), map(alone, TEXTS[1:]), strict=True)] for s in range(100)]
+    first, middle, last = zip(*gains, strict=True)
+    assert max(first) > 0 == min(first) and max(middle) == min(middle) == 0 and min(last) < 0 == max(last)
+
+
+def test_another_order_is_another_draw():
+    differences = [
+        abs(one - other)
+        for seed in range(100)
+        for one, other in zip(panel(*TEXTS, seed=seed), panel(*TEXTS[::-1], seed=seed)[::-1], strict=True)
+    ]
+    assert 0.02 < sum(differences) / len(differences) < 0.3
+
+
+def test_the_judge_answers_panels_over_http():
+    messages = panel_messages(user_text("这个怎么吃", history="用户问过虾青素"), TEXTS, Tenant())
+    with TestClient(create_app()) as client:
+        body = {"model": "standin-judge", "messages": messages}
+        answer = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    scores = parse_panel(answer, len(TEXTS))
+    assert scores.index(max(scores)) == 0

@@ -20,8 +20,9 @@ def profile(profile_of: Callable[..., Profile]) -> Profile:
     return profile_of(teacher={"model": "big", "max_tokens": 100}, rl={"total_steps": 10, "train_batch_size": 64})
 
 
-def pay(profile: Profile, rows: list[Row]) -> None:
-    account = Account("r", "default", "teacher", "big", profile.prices["big"])
+def pay(profile: Profile, rows: list[Row], role: str = "teacher") -> None:
+    model = "big" if role == "teacher" else "small"
+    account = Account("r", "default", role, model, profile.prices[model])
     answer = Completion.model_validate(
         {"choices": [{"message": {"content": "改写"}}], "usage": {"prompt_tokens": 200, "completion_tokens": 20}}
     )
@@ -64,7 +65,21 @@ def test_every_flow_says_what_it_asks(profile: Profile):
     assert parts_of(profile) == {"distill": (50, 0, 0), "validate": (50, 0, 0)}
     assert parts_of(profile, "pipeline")["rl"] == (640, 0, 0)
     assert set(parts_of(profile, "train")) == {"rl", "rl passages", "evaluate"}
-    assert parts_of(profile, "evaluate") == {"evaluate": (4 * 5, 0, 0)}
+    assert parts_of(profile, "evaluate") == {"evaluate": (2 * 5, 0, 0)}
+
+
+def test_a_panel_is_never_taken_for_a_single_judgement(profile: Profile):
+    pay(profile, ROWS[:30], role="judge")
+    with site_ledger(profile) as ledger:
+        parts = {part.what: part for part in estimate(profile, "pipeline", ROWS, ledger)}
+    assert (parts["validate"].measured_on, parts["evaluate"].measured_on) == (30, 0)
+    assert parts["evaluate"].prompt_tokens > 100
+
+
+def test_further_teachers_are_asked_the_test_questions(profile_of: Callable[..., Profile]):
+    teachers = {"base_url": "http://x/v1", "model": "small"}
+    profile = profile_of(compare={"teachers": {"cheap": teachers, "dear": teachers}}, evaluate={"teachers": ["cheap"]})
+    assert parts_of(profile, "evaluate") == {"evaluate cheap": (5, 0, 0), "evaluate": (10, 0, 0)}
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,21 @@
-"""The evaluate stage: which retrievals it may take over, and what its result depends on."""
+"""The evaluate stage: which retrievals it may take over, which models it tests, and what its result depends on."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from qinglan.artifacts import StageResult, write_jsonl
+from qinglan.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.config import Profile
+from qinglan.embedded.services import Services
+from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.rows import Retrieved, Row
 from qinglan.runs import Run
 from tasks import evaluation
+from tasks.evaluation import Completed
 
 ProfileOf = Callable[..., Profile]
 FOUND = Retrieved(ids=("g",), scores=(0.9,))
@@ -19,52 +23,163 @@ ROW = Row(
     id="1", tenant="t", query="问", source="f!A1", gold_id="g", split="test",
     rewrite="改写", original_retrieved=FOUND, rewrite_retrieved=FOUND, judge_score=4.0,
 )  # fmt: skip
-Evaluated = Callable[..., tuple[dict[str, Any], dict[str, Any]]]
+URL = "http://x/v1"
+
+
+class Evaluated:
+    """The stage with a fake engine and fake services; what it did with them."""
+
+    def __init__(self, folder: Path, champion: Any = None, unjudged: dict[str, int] | None = None) -> None:
+        self.rows, self._folder = write_jsonl(folder / "rows.jsonl", [ROW]), folder
+        self.champion, self.unjudged = champion, unjudged or {}
+        self.depends_on: dict[str, Any] = {}
+        self.arms: Mapping[str, list[ArmRow]] = {}
+        self.models: dict[str, str] = {}
+        self.outcome: Any = None
+
+    def run(self, profile: Profile, dataset_run: str = "now", knowledge_base: str = "", **models: str) -> None:
+        run = Run(id="now", flow="evaluate", profile=profile, directory=self._folder)
+        dataset = StageResult(
+            stage="dataset", key="k", run_id=dataset_run, seconds=0, artifacts={"test": self.rows, "rows": self.rows}
+        )
+        trained = {
+            name: StageResult(
+                stage=name, key="k", run_id="now", seconds=0,
+                artifacts={"model": Artifact(path=Path(f"/{name}"), sha256=sha256)},
+            )
+            for name, sha256 in models.items()
+        }  # fmt: skip
+        run = run.model_copy(update={"knowledge_base_sha256": knowledge_base})
+        rivals = dict.fromkeys(profile.compare.teachers, URL)
+        evaluation.evaluate_arms.fn(run, Services(URL, URL, URL, rivals), dataset, trained)
+
+    def perform(self, run: Run, name: str, depends_on: Any, work: Callable[[Any], Any]) -> StageResult:
+        self.depends_on = depends_on
+        self.outcome = work(SimpleNamespace(run=run, directory=self._folder / name, say=lambda _: None))
+        return StageResult(stage=name, key="k", run_id=run.id, seconds=0)
+
+    def engine(self, stage: Any, command: Any, **_: Any) -> None:
+        """Answers every prompt with its own id."""
+        prompts = (stage.directory / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+        for option in (word for word in command.argv if word.startswith("--model=")):
+            name, self.models[name] = option.removeprefix("--model=").split("=")
+            lines = [
+                json.dumps(
+                    {"id": (i := json.loads(prompt)["id"]), "text": i, "prompt_tokens": 9, "completion_tokens": 2}
+                )
+                for prompt in prompts
+            ]
+            (stage.directory / f"{name}.answers.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+    async def complete(self, _run: Any, _services: Any, arms: Any, _rows: Any, cases: Any, red_team: Any) -> Completed:
+        self.arms, self.red_team, self.cases = arms, red_team, cases
+        return Completed(dict(arms), self.unjudged, {}, {"judge": {"cached": 1}})
 
 
 @pytest.fixture
-def evaluated(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluated:
-    """The arms before any call is made, and what the stage depends on."""
-    rows = write_jsonl(tmp_path / "rows.jsonl", [ROW])
+def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Evaluated]:
+    def make(**known: Any) -> Evaluated:
+        fake = Evaluated(tmp_path, **known)
+        monkeypatch.setattr(evaluation, "run_engine", fake.engine)
+        monkeypatch.setattr(evaluation, "_complete", fake.complete)
+        monkeypatch.setattr(evaluation, "perform", fake.perform)
+        monkeypatch.setattr(evaluation, "champion_of", lambda _: fake.champion)
+        return fake
 
-    def run_it(rag_url: str, dataset_run: str, knowledge_base_sha256: str = "") -> tuple[Any, Any]:
-        seen: dict[str, Any] = {}
+    return make
 
-        async def complete(_run: Any, _services: Any, arms: Any, _rows: Any) -> Any:
-            seen["arms"] = arms
-            return arms, {}
 
-        def perform(run: Run, name: str, depends_on: Any, work: Callable[[Any], Any]) -> StageResult:
-            seen["depends_on"] = depends_on
-            work(SimpleNamespace(run=run, directory=tmp_path / name, say=lambda _: None))
-            return StageResult(stage=name, key="k", run_id=run.id, seconds=0)
-
-        monkeypatch.setattr(evaluation, "_generate", lambda *_: {})
-        monkeypatch.setattr(evaluation, "_complete", complete)
-        monkeypatch.setattr(evaluation, "perform", perform)
-        profile = profile_of(rag={"url": rag_url})
-        run = Run(id="now", flow="evaluate", profile=profile, directory=tmp_path)
-        run = run.model_copy(update={"knowledge_base_sha256": knowledge_base_sha256})
-        dataset = StageResult(
-            stage="dataset", key="k", run_id=dataset_run, seconds=0, artifacts={"test": rows, "rows": rows}
-        )
-        evaluation.evaluate_arms.fn(run, SimpleNamespace(), dataset, {})  # type: ignore[arg-type]
-        return seen["arms"], seen["depends_on"]
-
-    return run_it
+def released(sha256: str) -> SimpleNamespace:
+    return SimpleNamespace(folder=Path("/kept"), sha256=sha256)
 
 
 @pytest.mark.parametrize(
     ("url", "dataset_run", "kept"),
     [("http://live/q", "earlier", False), ("http://live/q", "now", True), ("embedded", "earlier", True)],
 )
-def test_a_live_service_is_asked_for_all_arms_again(evaluated: Evaluated, url: str, dataset_run: str, kept: bool):
-    arms, _ = evaluated(url, dataset_run)
-    assert [arm[0].retrieved is not None for arm in arms.values()] == [kept, kept]
-    assert arms["teacher"][0].judge_score == 4.0
+def test_a_live_service_is_asked_for_all_arms_again(
+    evaluated: Any, profile_of: ProfileOf, url: str, dataset_run: str, kept: bool
+):
+    fake = evaluated()
+    fake.run(profile_of(rag={"url": url}), dataset_run, rl="a")
+    assert [fake.arms[name][0].retrieved is not None for name in ("original", "teacher")] == [kept, kept]
+    assert fake.arms["teacher"][0].judge_score == 4.0
 
 
-def test_another_knowledge_base_is_another_evaluation(evaluated: Evaluated):
-    keys = [evaluated("embedded", "now", digest)[1]["knowledge_base"] for digest in ("a", "b")]
-    assert keys == ["a", "b"]
-    assert evaluated("http://live/q", "now")[1]["knowledge_base"] == "now"
+def test_another_knowledge_base_is_another_evaluation(evaluated: Any, profile_of: ProfileOf):
+    fake, keys = evaluated(), []
+    for url, digest in (("embedded", "a"), ("embedded", "b"), ("http://live/q", "a")):
+        fake.run(profile_of(rag={"url": url}), knowledge_base=digest, rl="a")
+        keys.append(fake.depends_on["knowledge_base"])
+    assert keys == ["a", "b", "now"]
+
+
+def test_the_champion_is_an_arm(evaluated: Any, profile_of: ProfileOf):
+    fake = evaluated(champion=released("c"))
+    fake.run(profile_of(), rl="a", sft="b")
+    assert fake.models == {"rl": "/rl", "sft": "/sft", "champion": "/kept"}
+    assert fake.depends_on["models"] == {"rl": "a", "sft": "b", "champion": "c"}
+
+
+def test_a_champion_that_is_one_of_the_models_is_tested_once(evaluated: Any, profile_of: ProfileOf):
+    fake = evaluated(champion=released("a"))
+    fake.run(profile_of(), rl="a", sft="b")
+    assert fake.depends_on["models"] == {"rl": "a", "sft": "b"}
+    assert set(fake.models) == {"rl", "sft"}
+
+
+def test_the_red_team_is_asked_with_the_questions_and_no_row_of_them(evaluated: Any, profile_of: ProfileOf):
+    fake = evaluated()
+    fake.run(profile_of(), rl="a", base="b")
+    assert [entry.row_id for entry in fake.arms["rl"]] == ["1"]
+    assert set(fake.red_team) == {"rl"}, "nobody releases a base model"
+    assert list(fake.red_team["rl"]) == [f"redteam-{case.id}" for case in fake.cases] != []
+
+
+def test_the_users_own_cases_are_another_evaluation(evaluated: Any, profile_of: ProfileOf, tmp_path: Path):
+    fake, own = evaluated(), tmp_path / "own.jsonl"
+    fake.run(profile_of(), rl="a")
+    before = fake.depends_on["red_team"]
+    own.write_text('{"id": "own", "name": "自己的", "kind": "long", "query": "长"}', encoding="utf-8")
+    fake.run(profile_of(evaluate={"red_team": str(own)}), rl="a")
+    assert fake.depends_on["red_team"] != before
+    assert "redteam-own" in fake.red_team["rl"]
+
+
+def test_a_gain_that_is_worth_finding_is_told_the_rows_it_takes(evaluated: Any, profile_of: ProfileOf, tmp_path: Path):
+    fake = evaluated(unjudged={"teacher_timeout": 1, "judge_unreadable": 2})
+    fake.run(profile_of(gate={"smallest_gain": 0.1}), rl="a")
+    found = Evaluation.model_validate_json((tmp_path / "evaluate" / "evaluation.json").read_text(encoding="utf-8"))
+    assert fake.depends_on["smallest_gain"] == 0.1
+    assert found.unjudged == fake.unjudged
+    assert fake.outcome.try_again == 1, "an unreadable answer stays one"
+    assert found.arms["rl"].prompt_tokens_per_1000 == 9000
+
+
+def test_latency_comes_with_its_load(evaluated: Any, profile_of: ProfileOf, tmp_path: Path):
+    fake = evaluated()
+    fake.run(profile_of(teacher={"model": "big", "concurrency": 5}), rl="a")
+    assert fake.depends_on["loads"] == {
+        "teacher": "up to 5 at once, live API",
+        "rl": "one question at a time on cpu",
+    }
+
+
+def test_further_teachers_are_asked_and_paid_for_by_name(
+    evaluated: Any, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[tuple[str, str]] = []
+
+    async def ask_teachers(_stage: Any, rivals: Any, rows: Any) -> Any:
+        asked.extend((rival.arm, rival.run.profile.teacher.model) for rival in rivals)
+        return {rival.arm: [ArmRow(row_id="1", reason="teacher_timeout")] for rival in rivals}, {"judge": {"cached": 2}}
+
+    monkeypatch.setattr(evaluation, "_ask_teachers", ask_teachers)
+    teachers = {name: {"base_url": URL, "model": "small"} for name in ("cheap", "other")}
+    fake = evaluated()
+    fake.run(profile_of(compare={"teachers": teachers}, evaluate={"teachers": ["cheap"]}), rl="a")
+    assert asked == [("cheap", "small")]
+    assert list(fake.arms) == ["original", "teacher", "cheap", "rl"]
+    assert set(fake.depends_on["teachers"]) == {"cheap"}
+    assert fake.outcome.details["api"] == {"judge": {"cached": 3}}
+    assert fake.outcome.try_again == 1

@@ -1,5 +1,6 @@
-"""Arms: a failure is no score, judge and RAG fail apart, comparisons are paired."""
+"""Arms: a failure is no score, one text is retrieved with once, figures come with intervals, comparisons are paired."""
 
+import math
 from typing import Any
 
 import pytest
@@ -11,15 +12,21 @@ from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.evaluation import (
     ArmRow,
     arm_scores,
+    ask_teacher,
     compare_arms,
     examples,
     groups_of,
     original_rows,
-    retrieve_and_judge,
+    pairs_of,
+    retrieve_all,
     shared_between,
+    slices_of,
+    student_rows,
     summarise,
     teacher_rows,
+    with_tokens,
 )
+from qinglan.ledger import Call
 from qinglan.recipes import query_rewrite
 from qinglan.rows import Retrieved, Row
 
@@ -39,17 +46,6 @@ def arm(*found: Retrieved | None, **update: Any) -> list[ArmRow]:
     return [ArmRow(row_id=f"{n:03}", text="改写", retrieved=r, **update) for n, r in enumerate(found)]
 
 
-class Judge:
-    def __init__(self, failing: int = 0) -> None:
-        self.failing, self.asked = failing, 0
-
-    async def ask(self, messages: Any, parse: Any, schema: Any) -> Answer[float]:
-        self.asked += 1
-        if self.asked <= self.failing:
-            raise TeacherError("no score", "judge_unreadable")
-        return Answer(4.0, "h", False, 0.1, 1.0)
-
-
 class Library:
     def __init__(self, failing: int = 0) -> None:
         self.failing, self.asked = failing, []
@@ -61,8 +57,23 @@ class Library:
         return HIT
 
 
-def clients(judge: Judge, rag: Library) -> Clients:
-    return Clients(Judge(), judge, rag)  # type: ignore[arg-type]
+class Teacher:
+    """Refuses the first question; its service is down for the next ones."""
+
+    def __init__(self, down: int = 0) -> None:
+        self.down, self.asked = down, 0
+
+    async def ask(self, messages: Any, parse: Any) -> Answer[str]:
+        self.asked += 1
+        if self.asked == 1:
+            raise TeacherError("no", "teacher_refused")
+        if self.asked <= 1 + self.down:
+            raise TeacherError("down", "teacher_unavailable", transient=True)
+        return Answer("新", "key", False, 0.1, 5.0)
+
+
+async def retrieved(rag: Library, **arms: list[ArmRow]) -> dict[str, list[ArmRow]]:
+    return await retrieve_all(arms, ROWS, Clients(rag=rag), max_failed_share=0.05)  # type: ignore[arg-type]
 
 
 def test_teacher_and_original_from_the_data_stages():
@@ -77,40 +88,58 @@ def test_teacher_and_original_from_the_data_stages():
 
 
 async def test_only_what_is_missing_is_asked_for():
-    judge, rag = Judge(), Library()
-    known = [ArmRow(row_id="000", text="改写", retrieved=MISS, judge_score=2.0), ArmRow(row_id="001", text="新")]
-    done = await retrieve_and_judge(known, ROWS, query_rewrite, clients(judge, rag), Tenant())
-    assert (done[0].retrieved, done[0].judge_score) == (MISS, 2.0)
-    assert (done[1].retrieved, done[1].judge_score) == (HIT, 4.0)
-    assert (judge.asked, rag.asked) == (1, [("问题1", "新")])
+    rag = Library()
+    known = [ArmRow(row_id="000", text="改写", retrieved=MISS), ArmRow(row_id="001", text="新")]
+    (done,) = (await retrieved(rag, rl=known)).values()
+    assert [entry.retrieved for entry in done] == [MISS, HIT]
+    assert rag.asked == [("问题1", "新")]
+
+
+async def test_arms_that_agree_share_one_retrieval():
+    rag, known = Library(), [ArmRow(row_id="000", text="新", retrieved=MISS)]
+    done = await retrieved(
+        rag, teacher=known, sft=[ArmRow(row_id="000", text="新")], rl=[ArmRow(row_id="000", text="b")]
+    )
+    assert [done[name][0].retrieved for name in ("teacher", "sft", "rl")] == [MISS, MISS, HIT]
+    assert rag.asked == [("问题0", "b")]
+
+
+async def test_the_original_question_goes_without_a_rewrite():
+    rag = Library()
+    await retrieved(rag, original=[ArmRow(row_id="000", text="问题0")], rl=[ArmRow(row_id="000", text="问题0")])
+    assert rag.asked == [("问题0", None), ("问题0", "问题0")]
 
 
 async def test_an_arm_without_a_text_keeps_its_reason():
     nothing = [ArmRow(row_id="000", reason="empty_rewrite")]
-    assert await retrieve_and_judge(nothing, ROWS, query_rewrite, clients(Judge(), Library()), Tenant()) == nothing
-
-
-async def test_a_failed_judge_takes_nothing_from_retrieval():
-    done = await retrieve_and_judge(
-        arm(*[None] * 40), ROWS, query_rewrite, clients(Judge(failing=1), Library()), Tenant()
-    )
-    assert (done[0].retrieved, done[0].judge_score, done[0].reason) == (HIT, None, "judge_unreadable")
-    assert summarise(done, ROWS, CONFIG).failed == 0
+    assert await retrieved(Library(), rl=nothing) == {"rl": nothing}
 
 
 async def test_a_failed_retrieval_is_no_score():
-    done = await retrieve_and_judge(
-        arm(*[None] * 40), ROWS, query_rewrite, clients(Judge(), Library(failing=2)), Tenant()
-    )
+    (done,) = (await retrieved(Library(failing=2), rl=arm(*[None] * 40))).values()
     summary = summarise(done, ROWS, CONFIG)
     assert (summary.n, summary.failed, summary.top1) == (40, 2, 1.0)
     assert done[0].reason == "rag_unavailable"
 
 
-@pytest.mark.parametrize(("judge", "rag"), [(3, 0), (0, 3)])
-async def test_too_many_failures_are_no_evaluation(judge: int, rag: int):
+async def test_too_many_failures_are_no_evaluation():
     with pytest.raises(StageError, match="calls failed for 3 of 40 questions"):
-        await retrieve_and_judge(arm(*[None] * 40), ROWS, query_rewrite, clients(Judge(judge), Library(rag)), Tenant())
+        await retrieved(Library(failing=3), rl=arm(*[None] * 40))
+
+
+async def test_a_further_teachers_refusal_is_a_finding():
+    rows = [row(n, rewrite="das andere", rewrite_retrieved=HIT, judge_score=5.0) for n in range(40)]
+    clients = Clients(teacher=Teacher(down=2))  # type: ignore[arg-type]
+    refused, down, _, answered, *_ = await ask_teacher(rows, query_rewrite, clients, Tenant(), max_failed_share=0.05)
+    assert (refused.text, refused.reason, down.reason) == (None, "teacher_refused", "teacher_unavailable")
+    assert (answered.text, answered.requests, answered.retrieved) == ("新", ("key",), None)
+    assert (answered.latency_ms, answered.judge_score) == (5.0, None)
+
+
+async def test_a_further_teachers_outage_is_none():
+    clients = Clients(teacher=Teacher(down=3))  # type: ignore[arg-type]
+    with pytest.raises(StageError, match="teacher_unavailable 3"):
+        await ask_teacher(ROWS, query_rewrite, clients, Tenant(), max_failed_share=0.05)
 
 
 def test_scores_of_one_arm():
@@ -118,6 +147,17 @@ def test_scores_of_one_arm():
     assert list(scores["top1"].values()) == [1.0, 0.0, None, 0.0]
     assert list(scores["mrr10"].values()) == [1.0, 0.5, None, 0.0]
     assert list(scores["mean_top1_score"].values()) == [0.9, 0.6, None, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("rank", "recall3", "recall10", "mrr10", "ndcg10"),
+    [(1, 1, 1, 1, 1), (3, 1, 1, 1 / 3, 0.5), (10, 0, 1, 0.1, 1 / math.log2(11)), (11, 0, 0, 0, 0), (0, 0, 0, 0, 0)],
+)
+def test_metrics_by_rank(rank: int, recall3: float, recall10: float, mrr10: float, ndcg10: float):
+    found = Retrieved(ids=tuple("g" if place == rank else f"x{place}" for place in range(1, 13)))
+    scores = arm_scores("a", arm(found), ROWS).scores
+    values = {name: scores[name]["000"] for name in ("recall3", "recall10", "mrr10", "ndcg10")}
+    assert values == pytest.approx({"recall3": recall3, "recall10": recall10, "mrr10": mrr10, "ndcg10": ndcg10})
 
 
 def test_unlabelled_rows_have_no_top1():
@@ -132,11 +172,100 @@ def test_cost_and_latency_where_measured():
     assert summarise(arm(HIT), ROWS, CONFIG).cost_per_1000_usd is None
 
 
+def test_money_and_time_vary_with_the_questions():
+    entries = [
+        ArmRow(
+            row_id=f"{n:03}", text="x", retrieved=HIT, latency_ms=float(n), cost_usd=0.001 * (n % 2), prompt_tokens=n
+        )
+        for n in range(40)
+    ]
+    summary = summarise(entries, ROWS, CONFIG, "one question at a time on cpu")
+    assert (summary.latency_n, summary.latency_load) == (40, "one question at a time on cpu")
+    for value, interval in (
+        (summary.latency_p50_ms, summary.latency_p50_ci95),
+        (summary.latency_p95_ms, summary.latency_p95_ci95),
+        (summary.cost_per_1000_usd, summary.cost_ci95),
+    ):
+        assert interval is not None and interval[0] < value < interval[1]
+    assert (summary.prompt_tokens_per_1000, summary.completion_tokens_per_1000) == (19_500, None)
+
+
+def test_a_load_without_a_measurement_is_not_told():
+    assert summarise(arm(HIT), ROWS, CONFIG, "up to 16 at once").latency_load is None
+
+
+def test_means_come_with_intervals_over_groups():
+    summary = summarise(arm(*[HIT, MISS] * 10, judge_score=4.0), [row(n, gold=f"g{n // 2}") for n in range(20)], CONFIG)
+    assert summary.top1_score_ci95 == pytest.approx((0.75, 0.75)), "each group holds one of both"
+    assert (summary.quality, summary.quality_ci95) == (4.0, (4.0, 4.0))
+
+
+def test_tokens_of_a_teacher_are_the_ledgers():
+    call = Call(
+        request_hash="key", run_id="r", tenant="t", role="teacher", model="m", text="x", finish_reason="stop",
+        prompt_tokens=70, completion_tokens=7, cost_usd=0.1, latency_ms=1.0,
+    )  # fmt: skip
+    counted, unknown = with_tokens([ArmRow(row_id="0", requests=("key",)), ArmRow(row_id="1")], {"key": call})
+    assert (counted.prompt_tokens, counted.completion_tokens, unknown.prompt_tokens) == (70, 7, None)
+
+
+def test_a_students_answer():
+    (entry,) = student_rows(['{"id": "1", "text": " a\\nb ", "prompt_tokens": 9, "completion_tokens": 2}'], None)
+    assert (entry.text, entry.prompt_tokens, entry.completion_tokens, entry.cost_usd) == ("a b", 9, 2, None)
+
+
 def test_comparisons_are_paired():
     arms = {"rl": arm(*[HIT] * 20, *[None] * 20), "teacher": arm(*[MISS] * 40)}
     found = {c.metric: c for c in compare_arms(arms, ROWS, CONFIG)}  # type: ignore[arg-type]
     assert found["top1"].n == 20
     assert set(found) == {"top1", "mrr10", "mean_top1_score"}
+
+
+def test_every_comparison_on_a_metric_counts_for_holm():
+    arms = {"rl": arm(*[HIT] * 40), "sft": arm(*[HIT, MISS] * 20), "teacher": arm(*[MISS] * 40)}
+    rows = [row(n, gold=f"g{n}") for n in range(40)]
+    found = [c for c in compare_arms(arms, rows, CONFIG, 0.03) if c.metric == "mean_top1_score"]
+    assert [(c.a, c.b) for c in found] == [("rl", "teacher"), ("sft", "teacher"), ("rl", "sft")]
+    assert found[0].p_holm == pytest.approx(3 * (found[0].p_value or 0))
+    assert (found[0].rows_needed, found[0].p_mcnemar) == (None, None), "no spread, no top-1"
+    assert found[1].rows_needed and found[1].rows_needed > 40
+
+
+def test_pairs_of_champion_and_further_teachers():
+    pairs = pairs_of(["original", "teacher", "cheap", "rl", "champion"])
+    assert pairs == [
+        ("rl", "teacher"), ("teacher", "original"), ("rl", "champion"), ("champion", "teacher"),
+        ("cheap", "original"), ("rl", "cheap"),
+    ]  # fmt: skip
+
+
+def sliced(rows: list[Row]) -> dict[tuple[str, str], Any]:
+    arms = {"teacher": arm(*[MISS] * len(rows)), "rl": arm(*[HIT] * len(rows))}
+    return {(s.by, s.value): s for s in slices_of(arms, rows, CONFIG)}
+
+
+def test_slices():
+    rows = [row(n, gold=f"g{n}", intent="功效" if n < 30 else None, history="前" * (n % 2)) for n in range(40)]
+    found = sliced([r.model_copy(update={"query": "问" * (8 + n % 3)}) for n, r in enumerate(rows)])
+    assert {key: s.n for key, s in found.items()} == {
+        ("tenant", "t"): 40, ("intent", "功效"): 30, ("length", "≤10"): 40, ("history", "without"): 20,
+        ("history", "with"): 20,
+    }  # fmt: skip
+    difference = found["intent", "功效"].diff["mean_top1_score"]
+    assert (difference.a, difference.b, difference.n, difference.diff) == ("rl", "teacher", 30, pytest.approx(0.3))
+    assert difference.ci95 == pytest.approx((0.3, 0.3))
+
+
+def test_a_small_slice_has_no_interval():
+    found = sliced([row(n, intent="少见" if n < 19 else "常见") for n in range(40)])
+    small = found["intent", "少见"]
+    assert (small.n, small.arms["rl"].n, small.arms["rl"].mean_top1_score) == (19, 19, pytest.approx(0.9))
+    assert (small.arms["rl"].top1_score_ci95, small.diff["mean_top1_score"].ci95) == (None, None)
+
+
+@pytest.mark.parametrize(("characters", "value"), [(1, "≤10"), (10, "≤10"), (11, "11–20"), (20, "11–20"), (21, "21+")])
+def test_lengths(characters: int, value: str):
+    assert ("length", value) in sliced([row(0, query="问" * characters)])
 
 
 def test_groups():

@@ -56,11 +56,13 @@ def test_answers_of_each_model_and_the_time_of_the_first(
     (command,) = generate_commands(profile, {"sft": "/a", "rl": "/b"}, prompts, tmp_path)
     monkeypatch.setattr("sys.argv", command.argv[2:])
     monkeypatch.setattr(generate, "_engine", lambda folder, _: folder)
-    monkeypatch.setattr(generate, "_ask", answer)
+    sizes: list[int] = []
+    monkeypatch.setattr(generate, "_ask", lambda *asked: sizes.append(len(asked[1])) or answer(*asked))
     generate.main()
     lines = [json.loads(line) for line in (tmp_path / "rl.answers.jsonl").read_text().splitlines()]
     assert [line["text"] for line in lines] == ["/b 答"] * 3
     assert ["latency_ms" in line for line in lines] == [True, True, False]
+    assert sizes == [3, 1, 1, 1, 1] * 2, "all at once, two to warm up, two timed"
     assert not list(tmp_path.glob("*.partial"))
 
 

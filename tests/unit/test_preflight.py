@@ -35,8 +35,28 @@ def test_flows_look_only_at_what_they_use(profile_of: ProfileOf):
     assert names["refresh"] == ["recipe", "workbook", "teacher", "judge", "rag", "ledger"]
     unjudged = inspect_profile(profile_of(validation={"judge_baseline": False}), "refresh")
     assert [c.name for c in unjudged] == ["recipe", "workbook", "teacher", "rag", "ledger"]
-    assert names["train"] == ["recipe", "judge", "rag", "ledger", "base model", "device", "trainer packages"]
-    assert names["evaluate"] == ["recipe", "judge", "rag", "ledger", "device", "trainer packages"]
+    assert names["train"] == [
+        "recipe",
+        "judge",
+        "red team",
+        "rag",
+        "ledger",
+        "base model",
+        "device",
+        "trainer packages",
+    ]
+    assert names["evaluate"] == ["recipe", "judge", "red team", "rag", "ledger", "device", "trainer packages"]
+
+
+def test_what_evaluation_asks_beside_the_judge_is_looked_at(profile_of: ProfileOf, tmp_path: Path):
+    teachers = {name: {"base_url": "http://127.0.0.1:9/v1", "model": "small"} for name in ("cheap", "other")}
+    evaluate = {"teachers": ["cheap"], "red_team": str(tmp_path / "none.jsonl")}
+    found = problems(
+        profile_of(rl={"rollout_engine": "cpu"}, compare={"teachers": teachers}, evaluate=evaluate), "train"
+    )
+    assert "compare.teachers.cheap.base_url can't be reached" in found["compare.teachers.cheap"]
+    assert "no such file" in found["red team"]
+    assert "compare.teachers.other" not in found
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,19 @@ import math
 import numpy as np
 import pytest
 
-from qinglan.statistics import ArmScores, Comparison, compare, mean_ci, sign_flip_p
+from qinglan.statistics import (
+    ArmScores,
+    Comparison,
+    compare,
+    holm,
+    holm_corrected,
+    mcnemar_p,
+    mean_ci,
+    percentile_ci,
+    ratio_ci,
+    rows_needed,
+    sign_flip_p,
+)
 
 
 def arm(name: str, *values: float | None) -> ArmScores:
@@ -125,6 +137,70 @@ def test_mean_ci_of_one_arm() -> None:
 def test_mean_ci_of_nothing() -> None:
     result = mean_ci({"r0": None}, {}, resamples=10)
     assert (result.mean, result.ci95, result.n) == (None, None, 0)
+
+
+def test_mcnemar_is_exact():
+    # Seven against one: 2 · (C(8, 0) + C(8, 1)) / 2**8.
+    assert mcnemar_p(7, 1) == mcnemar_p(1, 7) == pytest.approx(18 / 256)
+    assert (mcnemar_p(0, 0), mcnemar_p(3, 3)) == (1.0, 1.0)
+
+
+def test_mcnemar_takes_rows_for_independent_and_groups_do_not():
+    result = compared(arm("a", *[1] * 30, *[0] * 30), arm("b", *[0] * 60), {f"r{i}": f"g{i // 10}" for i in range(60)})
+    assert result.p_mcnemar is not None and result.p_mcnemar < 1e-6
+    assert result.p_value is not None and result.p_value > 0.1
+
+
+def test_rows_needed_grow_with_the_square():
+    assert rows_needed(100, detectable=0.06, gain=0.03) == 400
+    assert rows_needed(100, detectable=0.03, gain=0.06) == 25
+    assert (rows_needed(100, None, 0.03), rows_needed(100, 0.06, None)) == (None, None)
+
+
+def test_rows_needed_are_about_as_many_as_the_textbook_says():
+    rng = np.random.default_rng(3)
+    a, b = (rng.random(2000) < share for share in (0.88, 0.85))
+    result = compare(arm("a", *a.astype(float)), arm("b", *b.astype(float)), "top1", own_groups(2000), 2000, 0, 0.03)
+    expected = (2.8 / 0.03) ** 2 * float((a.astype(float) - b).var())
+    assert result.rows_needed == pytest.approx(expected, rel=0.1)
+
+
+def test_holm_is_the_textbooks():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_holm_counts_the_comparisons_of_a_metric():
+    found = compared(arm("a", 1, 0), arm("b", 0, 0))
+    top1, other = found.model_copy(update={"p_value": 0.02}), found.model_copy(update={"metric": "mrr10"})
+    assert [c.p_holm for c in holm_corrected([top1, other, top1])] == [pytest.approx(0.04), None, pytest.approx(0.04)]
+
+
+def test_a_percentiles_interval():
+    values = np.random.default_rng(4).exponential(1, 400).tolist()
+    interval = percentile_ci(values, 50)
+    assert interval is not None and interval[0] < math.log(2) < interval[1] < interval[0] + 0.35
+    assert percentile_ci(values, 50) == interval
+    assert (percentile_ci([1.0], 50), percentile_ci([2.0, 2.0], 95)) == (None, (2.0, 2.0))
+
+
+def test_a_ratios_interval_knows_both_its_sides():
+    # One dollar a question, and every second answer is usable: two dollars a usable one.
+    pairs = [(1.0, float(n % 2)) for n in range(400)]
+    interval = ratio_ci(pairs, 2000)
+    assert interval is not None and interval[0] < 2 < interval[1]
+    assert interval[0] > 1.7 and interval[1] < 2.4
+    assert (ratio_ci([(1.0, 0.0)] * 4), ratio_ci([(1.0, 1.0)])) == (None, None)
+
+
+def test_many_groups_are_resampled_less_often(monkeypatch: pytest.MonkeyPatch):
+    values = {f"r{i}": float(i % 3) for i in range(300)}
+    whole = mean_ci(values, own_groups(300), resamples=4000)
+    monkeypatch.setattr("qinglan.statistics._DRAWS", 1000)
+    fewer = mean_ci(values, own_groups(300), resamples=4000)
+    assert fewer.ci95 != whole.ci95
+    assert fewer.ci95 == pytest.approx(whole.ci95, abs=0.03)
 
 
 def test_coverage_and_false_alarms_on_clustered_data() -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from qinglan.artifacts import StageResult, write_jsonl
 from qinglan.config import Evaluate, Profile
+from qinglan.evaluation import original_rows, teacher_rows
+from qinglan.redteam import RedTeamResult
 from qinglan.report import Report
 from qinglan.rows import Retrieved, Row
 from qinglan.runs import open_run
-from qinglan.summary import build_report, evaluate_baselines, metrics_of, result_markdown
+from qinglan.summary import build_report, evaluate, evaluate_baselines, metrics_of, result_markdown
 from qinglan.validation import Findings
 
 HIT, MISS = Retrieved(ids=("g",), scores=(0.9,)), Retrieved(ids=("x",), scores=(0.6,))
@@ -35,9 +37,24 @@ def test_a_refreshs_arms_count_failed_rows_but_no_bad_input():
     assert (top1.n, top1.left_out, top1.diff) == (20, 2, 1.0)
 
 
+def test_an_evaluation_has_slices_and_loads():
+    rows = [row.model_copy(update={"intent": "用法"}) for row in ROWS]
+    arms = {"original": original_rows(rows), "teacher": teacher_rows(rows)}
+    found = evaluate(arms, rows, Evaluate(bootstrap_resamples=200), loads={"teacher": "up to 16 at once"})
+    assert {(s.by, s.value) for s in found.slices} >= {("intent", "用法"), ("tenant", "t")}
+    assert found.arms["teacher"].latency_load is None, "nothing was measured"
+    assert (found.red_team, found.unjudged) == ({}, {})
+
+
 def test_figures_and_table():
     evaluation = evaluate_baselines([*ROWS, failed(1, "teacher_refused")], Evaluate(bootstrap_resamples=200))
     assert metrics_of(evaluation)["teacher/failed"] == 1
+    cases = [
+        RedTeamResult(case_id=str(passed), name="例", kind="long", must_pass=True, passed=passed)
+        for passed in (True, False, None)
+    ]
+    tried = metrics_of(evaluation.model_copy(update={"red_team": {"rl": cases}}))
+    assert (tried["rl/red_team_failed"], tried["rl/red_team_unchecked"]) == (1, 1)
     report = Report(
         run_id="r", profile="p", recipe="query_rewrite", arms=evaluation.arms, comparisons=evaluation.comparisons
     )

@@ -67,6 +67,13 @@ def test_xlsx_row_carries_every_column(tmp_path: Path) -> None:
     ]
 
 
+def test_an_intent_is_kept_and_may_be_missing(tmp_path: Path) -> None:
+    path = xlsx(tmp_path / "q.xlsx", ["问题", "意图"], ["怎么吃？", " 用法 "], ["有用吗", None])
+    assert [row.intent for row in read(path)] == ["用法", None]
+    renamed = xlsx(tmp_path / "r.xlsx", ["问题", "类别"], ["怎么吃？", "用法"])
+    assert [row.intent for row in read(renamed, columns=Columns(intent="类别"))] == ["用法"]
+
+
 def test_source_names_the_querys_cell(tmp_path: Path) -> None:
     path = xlsx(tmp_path / "q.xlsx", ["编号", "问题"], [1, "头疼"], [2, "失眠"])
     assert [row.source for row in read(path)] == ["q.xlsx!Sheet1!B2", "q.xlsx!Sheet1!B3"]

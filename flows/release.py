@@ -1,0 +1,32 @@
+"""The gate and the registry alone, for a run that is evaluated: after a rule was changed, or an approval missed."""
+
+from pathlib import Path
+
+from prefect import flow
+
+from tasks.engine import stop_jobs
+from tasks.evaluation import write_report
+from tasks.release import decide_release, register_model
+from tasks.session import open_session, stages_of
+
+
+@flow(name="release", flow_run_name="release {profile}", log_prints=True, on_cancellation=[stop_jobs])
+def release(
+    profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
+) -> Path:
+    """Decide on the challenger of an evaluated run and register it; returns the path of report.json.
+
+    Args:
+        profile: name of a file in configs/, or a path.
+        overrides: settings as `dotted.key=value`.
+        fresh: decide anew even where nothing changed.
+        source: the run whose evaluation to use; the newest pipeline, train or evaluate run if not given.
+    """
+    with open_session(profile, overrides, "release", fresh=fresh, source=source) as session:
+        run = session.run
+        stages = stages_of(session, ["dataset", "base_model", "sft", "rl", "evaluate"])
+        dataset, base, sft, rl, evaluated = stages
+        models = {"base": base, "sft": sft, "rl": rl}
+        gated = decide_release(run, evaluated, dataset, models)
+        registered = register_model(run, gated, evaluated, dataset, models)
+        return write_report(run, [*stages, gated, registered])

@@ -1,0 +1,259 @@
+"""`qinglan release` and `qinglan lineage`: which model serves, which served before, and where its figures come from."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from qinglan.cli.common import ProfileOption, SetOption, out, say
+from qinglan.config import Profile, load_profile
+from qinglan.errors import ConfigError
+from qinglan.formats import NONE, count, number, usd
+
+if TYPE_CHECKING:  # each costs a second or more to import, which a rollback should not wait for
+    from qinglan.lineage import Figure, PaidCall, RowTrace, Subject
+    from qinglan.registry import Registry, Released
+
+app = typer.Typer(no_args_is_help=True, help="Released models: list them, promote one, roll back.")
+VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A version's number, or an alias.")]
+ReasonOption = Annotated[str, typer.Option(help="Why; kept with the version.")]
+
+
+@app.command("list")
+def list_versions(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
+    """All versions, the newest first."""
+    registry = _registry(load_profile(profile, set_ or ()))
+    versions = registry.versions()
+    if not versions:
+        raise ConfigError(f"{registry.name}: nothing is registered yet; `qinglan run pipeline` does that")
+    table = Table("version", "alias", "gate", "arm", "dataset", "run", "created (UTC)", box=None, pad_edge=False)
+    for version in versions:
+        cells = (version.version, ", ".join(version.aliases), version.verdict, version.arm)
+        table.add_row(*cells, version.dataset_version, version.run_id, f"{version.created:%Y-%m-%d %H:%M}")
+    out.print(table)
+
+
+@app.command()
+def show(version: VersionArgument = "champion", profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
+    """One version: what it was made of, what the gate said, what became of it."""
+    registry = _registry(load_profile(profile, set_ or ()))
+    found = _find(registry, version)
+    facts = {
+        "version": f"{found.version} of {found.name}",
+        "alias": ", ".join(found.aliases) or NONE,
+        "gate": f"{found.verdict}: {found.sentence}",
+        "arm": found.arm,
+        "base model": found.base_model,
+        "recipe": f"{found.recipe} {found.recipe_version}",
+        "prompt": found.prompt_sha256[:12],
+        "dataset version": found.dataset_version or NONE,
+        "run": found.run_id,
+        "MLflow run": found.mlflow_run_id,
+        "weights": str(found.folder),
+        "in MLflow": "with the weights" if found.weights == "mlflow" else "without the weights, for their size",
+        "sha256": found.sha256,
+    }
+    table = _facts()
+    for fact, value in facts.items():
+        table.add_row(Text(fact, "dim"), Text(value))
+    for line in found.history:
+        table.add_row(Text("history", "dim"), Text(line))
+    out.print(table)
+
+
+@app.command()
+def promote(
+    version: VersionArgument,
+    force: Annotated[bool, typer.Option("--force", help="Also one that the gate did not pass.")] = False,
+    reason: ReasonOption = "",
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Make a version the champion; the champion becomes the previous one."""
+    if force and not reason.strip():
+        raise ConfigError("--force: needs a --reason, which is kept with the version")
+    registry = _registry(load_profile(profile, set_ or ()))
+    champion = registry.promote(_find(registry, version).version, force_reason=reason.strip() if force else "")
+    _say_standing(registry, champion)
+
+
+@app.command()
+def rollback(
+    reason: ReasonOption = "by hand",
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Return to the champion before this one."""
+    registry = _registry(load_profile(profile, set_ or ()))
+    _say_standing(registry, registry.roll_back(reason))
+
+
+@app.command()
+def approve(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, a unique prefix, or `latest`.")],
+    reviewer: Annotated[str, typer.Option(help="Your name; kept with the version.")],
+    refuse: Annotated[bool, typer.Option("--refuse", help="Do not release it.")] = False,
+    comment: Annotated[str, typer.Option(help="Why; kept with the version.")] = "",
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Answer a run that waits for a person, or one that nobody answered in time."""
+    from qinglan.registry.approval import Approval, Waiting, answer
+    from qinglan.runs import find_run
+
+    loaded = load_profile(profile, set_ or ())
+    directory = find_run(loaded.paths.runs, run)
+    word = Approval(approve=not refuse, reviewer=reviewer, comment=comment)
+    if waiting := Waiting.read(directory / "gate"):
+        answer(waiting, word)
+        say(f"run {directory.name} goes on: {word.found}")
+        return
+    registry, version = _decided_late(loaded, directory.name, word)
+    say(f"version {version.version} of {registry.name}: {word.found}")
+    _say_standing(registry, version)
+
+
+def lineage(
+    subject: Annotated[
+        str, typer.Argument(metavar="VERSION|RUN", help="A version's number, an alias, or a run's id.")
+    ] = "champion",
+    metric: Annotated[str, typer.Option(help="A metric that is a mean over rows, such as top1 or quality.")] = "top1",
+    row: Annotated[list[str] | None, typer.Option(help="Follow this row; may be given several times.")] = None,
+    worst: Annotated[int, typer.Option(min=0, help="Without --row: follow that many of the lowest rows.")] = 2,
+    arm: Annotated[str | None, typer.Option(help="Of a run; the gate's challenger if not given.")] = None,
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Follow a figure back: version → run → rows → workbook cell and paid calls."""
+    from qinglan.lineage import figure_of, rows_behind, subject_of
+
+    loaded = load_profile(profile, set_ or ())
+    found = subject_of(loaded, subject, arm)
+    figure = figure_of(found, metric)
+    _print_figure(found, figure)
+    for trace in rows_behind(loaded, found, metric, tuple(row or ()), worst):
+        out.print()
+        _print_row(found, figure, trace)
+    if not figure.agrees:
+        raise ConfigError(
+            f"{found.arm}/{metric}: reported {figure.reported}, but its rows give {figure.recomputed}; "
+            "evaluation.json was not made of these rows"
+        )
+
+
+def _print_figure(subject: "Subject", figure: "Figure") -> None:
+    table = _facts()
+    version = subject.released
+    if version:
+        alias = f" ({', '.join(version.aliases)})" if version.aliases else ""
+        table.add_row(Text("version", "dim"), Text(f"{version.version}{alias} of {version.name}"))
+        table.add_row(Text("weights", "dim"), Text(f"{version.folder}, sha256 {version.sha256[:12]}"))
+        table.add_row(Text("gate", "dim"), Text(f"{version.verdict}: {version.sentence}"))
+        table.add_row(Text("dataset", "dim"), Text(f"version {version.dataset_version}"))
+    table.add_row(Text("run", "dim"), Text(subject.run.name))
+    reused = f", reused from run {figure.stage.run_id}" if figure.stage.run_id != subject.run.name else ""
+    table.add_row(Text("stage", "dim"), Text(f"evaluate{reused}"))
+    table.add_row(Text("reported", "dim"), Text(f"{subject.arm}/{figure.metric} = {number(figure.reported, 6)}"))
+    verdict = "the same" if figure.agrees else "NOT the same"
+    mean = f"{number(figure.recomputed, 6)}, mean over {count(figure.rows)} of {count(figure.of)} rows: {verdict}"
+    table.add_row(Text("recomputed", "dim"), Text(mean, "" if figure.agrees else "bold red"))
+    table.add_row(Text("rows", "dim"), Text(str(figure.file)))
+    out.print(table)
+
+
+def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
+    row, entry, found = trace.row, trace.entry, trace.entry.retrieved
+    table = _facts()
+    facts = {
+        "row": f"{row.id}: {figure.metric} = {number(trace.value)}",
+        "source": row.source,
+        "question": row.query,
+        "profile": row.profile,
+        "history": row.history,
+        "gold document": row.gold_id or NONE,
+        subject.arm: entry.text or f"failed: {entry.reason}",
+        "retrieved": "; ".join(
+            f"{place}. {document} {score:.3f} {title}"
+            for place, (document, score, title) in enumerate(
+                zip(found.ids[:3], found.scores[:3], (*found.titles[:3], "", "", ""), strict=False), 1
+            )
+        )
+        if found
+        else f"failed: {entry.reason}",
+        "gold document's rank": str(found.rank(row.gold_id) or "missed") if found and row.gold_id else "",
+        "judge": ", ".join(f"{score:.2f}" for score in entry.judge_scores) or number(entry.judge_score, 2),
+        "teacher": (trace.teacher.text or f"failed: {trace.teacher.reason}") if trace.teacher else "",
+    }
+    for fact, value in facts.items():
+        if value:
+            table.add_row(Text(fact, "dim"), Text(_line(value)))
+    for paid in trace.paid:
+        table.add_row(Text(f"{paid.role}'s call", "dim"), Text(_paid(paid)))
+    out.print(table)
+
+
+def _paid(paid: "PaidCall") -> str:
+    if paid.call is None:
+        return f"{paid.request[:12]}: not in this site's ledger"
+    call = paid.call
+    at = datetime.fromtimestamp(paid.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if paid.at_s else "?"
+    tokens = f"{count(call.prompt_tokens)} + {count(call.completion_tokens)} tokens"
+    return f"{at}, {call.model}, {tokens}, {usd(call.cost_usd)}, request {paid.request}"
+
+
+def _decided_late(profile: Profile, run_id: str, approval: object) -> "tuple[Registry, Released]":
+    """A model that nobody approved in time, and now somebody did."""
+    from qinglan.gate import Decision
+    from qinglan.lineage import stage_of
+    from qinglan.registry.approval import Approval, decided_by, lacks_only_approval
+
+    assert isinstance(approval, Approval)
+    gated = stage_of(profile.paths.runs / run_id, "gate")
+    decision = Decision.model_validate(gated.details["decision"])
+    if not lacks_only_approval(decision):
+        raise ConfigError(f"run {run_id}: waits for nobody; the gate said {decision.verdict}: {decision.sentence}")
+    registry = _registry(profile)
+    waiting = [each for each in registry.versions() if each.run_id == run_id and each.verdict == "undecided"]
+    if not waiting:
+        raise ConfigError(f"run {run_id}: has no version in {registry.name} that waits for a decision")
+    version = registry.redecide(waiting[0].version, decided_by(decision, approval)).version
+    return registry, registry.settle(version, profile.release.promote, decision.champion)
+
+
+def _registry(profile: Profile) -> "Registry":
+    from qinglan.registry import registry_of
+
+    return registry_of(profile)
+
+
+def _find(registry: "Registry", name: str) -> "Released":
+    from qinglan.registry import ALIASES
+
+    for alias in ALIASES:
+        if name == alias:
+            if found := registry.released(alias):
+                return found
+            raise ConfigError(f"{registry.name}: no version is its {alias}; see `qinglan release list`")
+    return registry.version(name)
+
+
+def _say_standing(registry: "Registry", version: "Released") -> None:
+    aliases = registry.aliases()
+    standing = ", ".join(f"{alias} {number_}" for alias, number_ in aliases.items()) or "no alias is set"
+    say(f"{registry.name}: {standing}")
+    if not version.aliases and version.history:
+        say(f"version {version.version}: {version.history[-1]}")
+
+
+def _facts() -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _line(text: str) -> str:
+    """One line, without the control characters by which a text could steer the terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -1,0 +1,153 @@
+"""`qinglan serve` and `qinglan canary`: the champion's endpoint, and a share of its traffic for another model."""
+
+from typing import Annotated
+
+import typer
+
+from qinglan.cli.common import ProfileOption, SetOption, say
+from qinglan.config import Profile, load_profile
+from qinglan.errors import ConfigError
+from qinglan.registry import registry_of
+from qinglan.serving.canary import interval
+from qinglan.serving.check import check_site
+from qinglan.serving.site import HISTORY_FILE, CanaryShare, serve_site, serving_folder, share_of
+from qinglan.serving.watch import VERDICT_FILE, State, Verdict, read_state
+
+canary_app = typer.Typer(no_args_is_help=True, help="Try a released model on a share of the live traffic.")
+
+VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="As in `qinglan release list`.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Although the gate did not pass it; needs --reason.")]
+ReasonOption = Annotated[str, typer.Option(help="Kept with the version.")]
+
+
+def serve(
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+    port: Annotated[int | None, typer.Option(help="Instead of serve.port; 0 takes a free one.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Ask one question, print the answer, stop.")] = False,
+    question: Annotated[str | None, typer.Option(help="What --check asks; else the sample's first.")] = None,
+) -> None:
+    """Serve the champion behind an OpenAI-compatible router that always answers, until Ctrl-C."""
+    overrides = tuple(set_ or ())
+    if question and not check:
+        raise ConfigError("--question goes with --check")
+    if check:
+        say(check_site(profile, overrides, question, lambda _: None))
+    else:
+        serve_site(profile, overrides, say, port)
+
+
+@canary_app.command()
+def start(
+    version: VersionArgument,
+    share: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Of the requests; serve.canary.share if not given.")
+    ] = None,
+    force: ForceOption = False,
+    reason: ReasonOption = "",
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Make it the challenger: a running `qinglan serve` gives it its share once it answers."""
+    loaded = load_profile(profile, set_ or ())
+    folder, registry = serving_folder(loaded), registry_of(loaded)
+    if registry.aliases().get("challenger") != version:
+        (folder / VERDICT_FILE).unlink(missing_ok=True)  # on an earlier canary, from before the site was stopped
+    if share is not None:
+        CanaryShare(version=version, share=share).write(folder)
+    released = registry.challenge(version, force_reason=_forced(force, reason))
+    say(f"{released.name} {version}: challenger, {share_of(loaded, folder, version):.0%} of the requests")
+    say("it ends by itself; see `qinglan canary status`")
+
+
+@canary_app.command()
+def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
+    """How the canary stands, or how the last one ended."""
+    loaded = load_profile(profile, set_ or ())
+    challenger = registry_of(loaded).aliases().get("challenger")
+    state = read_state(serving_folder(loaded))
+    if challenger is None:
+        last = _last_verdict(loaded)
+        say("no canary" + (f"; the last one: {_told(last)}" if last else ""))
+    elif state is None or state.challenger != challenger:
+        say(f"version {challenger} is the challenger, but gets no requests yet: is `qinglan serve` running?")
+    else:
+        for line in _standing(state):
+            say(line)
+
+
+@canary_app.command()
+def stop(
+    reason: Annotated[str, typer.Option(help="Kept with the version.")] = "stopped by hand",
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """End the canary; the champion takes all requests."""
+    withdrawn = registry_of(load_profile(profile, set_ or ())).withdraw_challenger(reason)
+    say(f"{withdrawn.name} {withdrawn.version}: no longer the challenger" if withdrawn else "no canary")
+
+
+@canary_app.command()
+def promote(
+    version: Annotated[
+        str | None, typer.Argument(metavar="VERSION", help="The challenger, or the last canary's, if not given.")
+    ] = None,
+    force: ForceOption = False,
+    reason: ReasonOption = "",
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Make the challenger the champion."""
+    loaded = load_profile(profile, set_ or ())
+    registry = registry_of(loaded)
+    chosen = version or registry.aliases().get("challenger") or _won(loaded)
+    released = registry.promote(chosen, force_reason=_forced(force, reason))
+    say(f"{released.name} {released.version}: champion" + _after(released.replaced))
+
+
+def _after(replaced: str) -> str:
+    return f", version {replaced} stays as the previous one" if replaced else ""
+
+
+def _won(profile: Profile) -> str:
+    last = _last_verdict(profile)
+    if last is None or last.judgement.outcome == "roll_back":
+        told = f"; the last one: {_told(last)}" if last else ""
+        raise ConfigError(f"there is no canary to promote{told}; name a VERSION")
+    return last.challenger
+
+
+def _forced(force: bool, reason: str) -> str:
+    if force and not reason:
+        raise ConfigError("--force needs a --reason")
+    return reason if force else ""
+
+
+def _last_verdict(profile: Profile) -> Verdict | None:
+    history = serving_folder(profile) / HISTORY_FILE
+    lines = history.read_text(encoding="utf-8").splitlines() if history.exists() else []
+    return Verdict.model_validate_json(lines[-1]) if lines else None
+
+
+def _told(verdict: Verdict) -> str:
+    judgement = verdict.judgement
+    return (
+        f"version {verdict.challenger} against {verdict.champion}, {verdict.requests:,} requests: "
+        f"{judgement.outcome}, {judgement.reason}"
+    )
+
+
+def _standing(state: State) -> list[str]:
+    tally = state.tally
+    arms = ((f"champion {state.champion}", tally.champion), (f"challenger {state.challenger}", tally.challenger))
+    lines = [f"version {state.challenger} gets {state.share:.0%}: {state.judgement.outcome}"]
+    for name, arm in arms:
+        p95 = f", p95 {arm.latency.p95:.0f} ms" if arm.latency.p95 is not None else ""
+        lines.append(f"  {name}: {arm.fallbacks.n:,} requests, {arm.fallbacks.mean:.1%} fell back{p95}")
+    low, high = interval(tally.retrieval)
+    if tally.retrieval.n:
+        lines.append(
+            f"  retrieval: {tally.retrieval.mean:+.3f} [{max(low, -1):.3f}, {min(high, 1):.3f}] over "
+            f"{tally.retrieval.n:,} pairs; {state.failed:,} without a result, {state.left_out:,} left out"
+        )
+    return lines

@@ -1,0 +1,50 @@
+"""Evaluate: the same questions through every arm, and paired comparisons between arms.
+
+An arm is a way to get a query: the original question, a teacher, a student model. A row on which an arm failed
+has no value there; it is counted and left out of that arm's means and comparisons, never scored 0.
+"""
+
+from qinglan.evaluation.arms import (
+    ArmRow,
+    live_load,
+    not_retrieved,
+    original_rows,
+    student_rows,
+    teacher_rows,
+    with_tokens,
+)
+from qinglan.evaluation.comparisons import PAIRS, compare_arms, pairs_of
+from qinglan.evaluation.examples import examples, shared_between
+from qinglan.evaluation.metrics import arm_scores, groups_of
+from qinglan.evaluation.panel import Panel
+from qinglan.evaluation.red_team import texts_of, try_cases
+from qinglan.evaluation.result import Evaluation
+from qinglan.evaluation.retrieving import retrieve_all
+from qinglan.evaluation.slices import slices_of
+from qinglan.evaluation.summaries import summarise
+from qinglan.evaluation.teachers import ask_teacher
+
+__all__ = [
+    "PAIRS",
+    "ArmRow",
+    "Evaluation",
+    "Panel",
+    "arm_scores",
+    "ask_teacher",
+    "compare_arms",
+    "examples",
+    "groups_of",
+    "live_load",
+    "not_retrieved",
+    "original_rows",
+    "pairs_of",
+    "retrieve_all",
+    "shared_between",
+    "slices_of",
+    "student_rows",
+    "summarise",
+    "teacher_rows",
+    "texts_of",
+    "try_cases",
+    "with_tokens",
+]

@@ -1,0 +1,112 @@
+"""Arms: ways to get a query, and what each made of every question."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from qinglan.chat import cost_usd
+from qinglan.config import Endpoint, Price
+from qinglan.ledger import Call
+from qinglan.rows import Retrieved, Row
+
+
+class ArmRow(BaseModel):
+    """One question through one arm."""
+
+    model_config = ConfigDict(frozen=True)
+
+    row_id: str
+    text: str | None = None
+    """The query sent to the RAG; None where the arm gave none."""
+    reason: str | None = None
+    retrieved: Retrieved | None = None
+    judge_score: float | None = None
+    """Mean of `judge_scores`, or what validation's judge said where there was no panel."""
+    judge_scores: tuple[float, ...] = ()
+    """The panel's, a score per pass; one alone where the question had only one text to judge."""
+    requests: tuple[str, ...] = ()
+    """Ledger keys of the calls that stand behind this row: the teacher's, where there is one, then the judge's."""
+    latency_ms: float | None = None
+    """Time to get the rewrite, retrieval excluded; None where it was not measured."""
+    cost_usd: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+def teacher_rows(rows: Iterable[Row]) -> list[ArmRow]:
+    """A teacher's arm, from what distillation and validation found."""
+    return [
+        ArmRow(
+            row_id=row.id,
+            text=row.rewrite,
+            reason=None if row.rewrite_retrieved else row.reason,
+            retrieved=row.rewrite_retrieved,
+            judge_score=row.judge_score,
+            requests=(row.rewrite_request,) if row.rewrite_request else (),
+            latency_ms=row.rewrite_latency_ms,
+            cost_usd=row.rewrite_cost_usd,
+        )
+        for row in rows
+    ]
+
+
+def original_rows(rows: Iterable[Row]) -> list[ArmRow]:
+    """The question as it was typed; it costs nothing and takes no time."""
+    return [
+        ArmRow(
+            row_id=row.id,
+            text=row.query,
+            reason=None if row.original_retrieved else row.reason,
+            retrieved=row.original_retrieved,
+            latency_ms=0.0,
+            cost_usd=0.0,
+            prompt_tokens=0,
+            completion_tokens=0,
+        )
+        for row in rows
+    ]
+
+
+def student_rows(answers: Iterable[str], price: Price | None) -> list[ArmRow]:
+    """A student's arm, from the JSON lines that its generation wrote."""
+    return [_student_row(json.loads(answer), price) for answer in answers]
+
+
+def _student_row(answer: dict[str, Any], price: Price | None) -> ArmRow:
+    text = " ".join(answer["text"].split())
+    return ArmRow(
+        row_id=answer["id"],
+        text=text or None,
+        reason=None if text else "empty_rewrite",
+        latency_ms=answer.get("latency_ms"),
+        cost_usd=cost_usd(price, answer["prompt_tokens"], answer["completion_tokens"]) if price else None,
+        prompt_tokens=answer["prompt_tokens"],
+        completion_tokens=answer["completion_tokens"],
+    )
+
+
+def live_load(endpoint: Endpoint) -> str:
+    """Under what load a teacher's latency was measured: its service's own, and as many of our questions."""
+    return f"up to {endpoint.concurrency} at once, live API"
+
+
+def not_retrieved(arm: Iterable[ArmRow]) -> list[ArmRow]:
+    """The same texts, to be retrieved again: what an earlier run found does not compare with a service of today."""
+    return [entry.model_copy(update={"retrieved": None}) for entry in arm]
+
+
+def with_tokens(arm: Sequence[ArmRow], calls: Mapping[str, Call]) -> list[ArmRow]:
+    """A teacher's arm with the tokens that the ledger counted.
+
+    Args:
+        calls: by ledger key; a row whose call is not among them stays without.
+    """
+
+    def counted(entry: ArmRow) -> ArmRow:
+        call = next((calls[key] for key in entry.requests if key in calls), None)
+        tokens = {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.completion_tokens} if call else {}
+        return entry.model_copy(update=tokens)
+
+    return [counted(entry) for entry in arm]

@@ -1,0 +1,64 @@
+"""Questions for people to look at, and what the test split shares with training."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from qinglan.evaluation.arms import ArmRow
+from qinglan.report import ArmName, Example, ExampleArm, Shared
+from qinglan.rows import Retrieved, Row, normalise
+
+
+def examples(arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], count: int = 10) -> list[Example]:
+    """Questions spread over groups: the first of every k-th group, in the order of row ids."""
+    first_of_group = {row.gold_id or row.id: row for row in sorted(rows, key=lambda r: r.id, reverse=True)}
+    spread = sorted(first_of_group.values(), key=lambda row: row.id)
+    chosen = spread[:: max(1, len(spread) // count)][:count]
+    by_arm = {name: {entry.row_id: entry for entry in arm} for name, arm in arms.items()}
+    return [
+        Example(
+            query=row.query,
+            profile=row.profile,
+            history=row.history,
+            gold_id=row.gold_id,
+            gold_title=_title_of(row.gold_id, (entries[row.id] for entries in by_arm.values() if row.id in entries)),
+            arms={
+                name: ExampleArm(text=entry.text, reason=entry.reason, retrieved=_first_places(entry.retrieved))
+                for name, entries in by_arm.items()
+                if (entry := entries.get(row.id))
+            },
+        )
+        for row in chosen
+    ]
+
+
+def shared_between(train: Sequence[Row], test: Sequence[Row]) -> list[Shared]:
+    """What the test split has in common with training rows, so that nobody has to guess."""
+
+    def overlap(what: str, key: Callable[[Row], str | None], note: str = "") -> Shared:
+        seen = {key(row) for row in train} - {None}
+        asked = {key(row) for row in test} - {None}
+        return Shared(what=what, test=len(asked), in_train=len(asked & seen), note=note)
+
+    return [
+        overlap("row ids", lambda row: row.id),
+        overlap("questions with context, normalised", lambda row: normalise(row.query + row.history + row.profile)),
+        overlap(
+            "bare questions, normalised",
+            lambda row: normalise(row.query),
+            "the same words can mean another thing after another history",
+        ),
+        overlap("gold documents", lambda row: row.gold_id),
+    ]
+
+
+def _title_of(document_id: str | None, entries: Iterable[ArmRow]) -> str | None:
+    """A document's title, if any arm found it."""
+    for entry in entries:
+        if entry.retrieved and 0 < (rank := entry.retrieved.rank(document_id)) <= len(entry.retrieved.titles):
+            return entry.retrieved.titles[rank - 1]
+    return None
+
+
+def _first_places(retrieved: Retrieved | None, places: int = 3) -> Retrieved | None:
+    if retrieved is None:
+        return None
+    return Retrieved(ids=retrieved.ids[:places], scores=retrieved.scores[:places], titles=retrieved.titles[:places])

@@ -1,0 +1,45 @@
+"""Further teachers on the test questions, as distillation asks them."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import islice
+
+from qinglan.clients import Clients
+from qinglan.config import Tenant
+from qinglan.distillation import distiller
+from qinglan.errors import CallError
+from qinglan.evaluation.arms import ArmRow, teacher_rows
+from qinglan.evaluation.retrieving import AT_ONCE, check_failures
+from qinglan.recipes import Recipe
+from qinglan.rows import Row
+
+
+async def ask_teacher(
+    rows: Sequence[Row], recipe: Recipe, clients: Clients, tenant: Tenant, max_failed_share: float
+) -> list[ArmRow]:
+    """This teacher's arm, not retrieved with yet. What it refuses or leaves empty is a finding about it.
+
+    Raises:
+        StageError: its service failed too often to say anything about the teacher.
+    """
+    ask, answered, lost = distiller(recipe, clients, tenant), list[Row](), list[str]()
+
+    async def attempt(row: Row) -> Row:
+        try:
+            return await ask(row)
+        except CallError as error:
+            if error.transient:
+                lost.append(error.reason)
+            return row.failed(error.reason)
+
+    questions = iter([_unanswered(row) for row in rows])
+    while some := list(islice(questions, AT_ONCE)):
+        answered += await asyncio.gather(*map(attempt, some))
+    check_failures(lost, len(rows), max_failed_share)
+    return teacher_rows(answered)
+
+
+def _unanswered(row: Row) -> Row:
+    """The question alone: what the main teacher made of it is another arm."""
+    kept = ("id", "tenant", "query", "profile", "history", "gold_id", "intent", "split", "source")
+    return Row(**{name: getattr(row, name) for name in kept})

@@ -1,0 +1,328 @@
+"""What a run found: `report.json` as models. `report` draws the verdict from it, `report_html` and `report_terminal`
+show it."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from qinglan.alarms import Alarm
+from qinglan.artifacts import Artifact, StageResult, write_json
+from qinglan.errors import ArtifactError
+from qinglan.gate import Decision
+from qinglan.ledger import Usage
+from qinglan.redteam import RedTeamResult
+from qinglan.rows import Retrieved
+from qinglan.statistics import Comparison, Interval
+
+ArmName = str
+"""One of `report_words.ARMS`, or the name of a teacher in the profile's `compare` or `evaluate`."""
+StandIn = Literal["teacher", "judge", "rag", "student", "workbook"]
+Tone = Literal["better", "worse", "open", "none"]
+
+
+def _no_nan(value: Any) -> Any:
+    return None if isinstance(value, float) and value != value else value
+
+
+Number = Annotated[float | None, BeforeValidator(_no_nan)]
+"""Null where there is no value; NaN, which JSON can't carry, becomes null."""
+
+
+class Part(BaseModel):
+    """A part of the report."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class StageArtifact(Part):
+    """A file that a stage left behind."""
+
+    path: str
+    sha256: str
+    rows: int | None = None
+
+
+class Stage(Part):
+    """What a stage took in and gave out."""
+
+    name: str
+    seconds: float
+    rows_in: int = 0
+    rows_out: int = 0
+    dropped: dict[str, int] = {}
+    artifacts: list[StageArtifact] = []
+    reused_from: str | None = None
+    """The run that did the work, where it was not this one."""
+
+    @classmethod
+    def of(cls, result: StageResult, run_id: str) -> "Stage":
+        """A finished stage as the report shows it."""
+        return cls(
+            name=result.stage,
+            seconds=result.seconds,
+            rows_in=result.rows_in,
+            rows_out=result.rows_out,
+            dropped=result.dropped,
+            artifacts=[
+                StageArtifact(path=str(a.path), sha256=a.sha256, rows=a.rows) for a in result.artifacts.values()
+            ],
+            reused_from=result.run_id if result.run_id != run_id else None,
+        )
+
+
+class RagCalls(Part):
+    """Use of the retrieval service."""
+
+    calls: int = 0
+    cached: int = 0
+    failed: int = 0
+
+
+class Api(Part):
+    """Calls by role."""
+
+    teacher: Usage = Usage()
+    judge: Usage = Usage()
+    rag: RagCalls = RagCalls()
+
+
+class Arm(Part):
+    """One way to get a query, and how well it retrieves."""
+
+    n: int
+    """Questions put to this arm."""
+    top1: Number = None
+    """Share of labelled questions whose gold document comes first; null where none is labelled."""
+    mrr10: Number = None
+    mean_top1_score: Number = None
+    """Mean reranker score of the first passage."""
+    quality: Number = None
+    """Mean judge score, 0–5; null where unjudged."""
+    latency_p50_ms: Number = None
+    latency_p95_ms: Number = None
+    cost_per_1000_usd: Number = None
+    top1_ci95: Interval | None = None
+    recall3: Number = None
+    """Share of labelled questions whose gold document is among the first three."""
+    recall10: Number = None
+    ndcg10: Number = None
+    """With one gold document per question: the mean of 1 / log2(1 + rank), 0 beyond the tenth place."""
+    top1_score_ci95: Interval | None = None
+    quality_ci95: Interval | None = None
+    judge_consistency: Number = None
+    """Mean difference between the judge's two passes, 0–5; null where it was asked once."""
+    latency_load: str | None = None
+    """How latency was measured: `one question at a time on cpu`."""
+    latency_n: int = 0
+    """Questions whose latency was measured."""
+    latency_p50_ci95: Interval | None = None
+    latency_p95_ci95: Interval | None = None
+    cost_ci95: Interval | None = None
+    prompt_tokens_per_1000: Number = None
+    completion_tokens_per_1000: Number = None
+    failed: int = 0
+    """Of `n`: no usable query or no retrieval; left out of the means."""
+
+
+class SftTraining(Part):
+    """Summary of supervised fine-tuning; further keys are shown as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    rows: int | None = None
+    steps: int | None = None
+    loss_first: Number = None
+    loss_last: Number = None
+
+
+class RlTraining(Part):
+    """Summary of reinforcement learning; further keys are shown as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    steps: int
+    reward_first: Number = None
+    reward_last: Number = None
+
+
+class Training(Part):
+    """What was trained; null for what was not."""
+
+    sft: SftTraining | None = None
+    rl: RlTraining | None = None
+
+
+class Series(Part):
+    """One curve."""
+
+    label: str
+    x: list[float]
+    y: list[Number]
+
+
+class Distribution(Part):
+    """How often a value came up: counts over equal bins of [low, high]."""
+
+    label: str
+    low: float
+    high: float
+    counts: list[int]
+
+
+class ExampleArm(Part):
+    """What one arm asked the RAG, and what came back."""
+
+    text: str | None = None
+    """The query sent; None where the arm failed."""
+    reason: str | None = None
+    """Why it failed."""
+    retrieved: Retrieved | None = None
+
+
+class Example(Part):
+    """One test question through all arms."""
+
+    query: str
+    profile: str = ""
+    history: str = ""
+    gold_id: str | None = None
+    gold_title: str | None = None
+    arms: dict[ArmName, ExampleArm]
+
+
+class Purchase(Part):
+    """Teachers side by side: which one to buy."""
+
+    labels: dict[ArmName, str]
+    """What the teachers' arms are called here."""
+    rival: ArmName
+    """The one that the verdict compares with the main teacher."""
+    tone: Tone
+    sentence: str
+    reading: str
+    offers: list[str] = []
+    """Each rival in a paragraph."""
+    notes: list[str] = []
+    """What to keep in mind with the figures."""
+    stand_ins: list[ArmName] = []
+    """Rivals that were played by a stand-in."""
+
+
+class Shared(Part):
+    """Of the test split's `test` distinct things, `in_train` also occur in the training split."""
+
+    what: str
+    """Such as `gold documents`, `exact questions`, `products`."""
+    test: int
+    in_train: int
+    note: str = ""
+
+
+class SliceArm(Part):
+    """One arm on the questions of a slice; a small slice has no intervals."""
+
+    n: int = 0
+    """Questions for which this arm has a value."""
+    top1: Number = None
+    top1_ci95: Interval | None = None
+    mean_top1_score: Number = None
+    top1_score_ci95: Interval | None = None
+    quality: Number = None
+    quality_ci95: Interval | None = None
+
+
+class SliceDiff(Part):
+    """`a` − `b` on the questions of a slice where both have a value."""
+
+    a: ArmName
+    b: ArmName
+    n: int
+    diff: Number = None
+    ci95: Interval | None = None
+    """None for fewer than two groups, and in a small slice."""
+
+
+class Slice(Part):
+    """The test questions that have something in common."""
+
+    by: str
+    """`tenant`, `intent`, `length` or `history`."""
+    value: str
+    n: int
+    arms: dict[ArmName, SliceArm] = {}
+    diff: dict[str, SliceDiff] = {}
+    """By metric."""
+
+
+class Registered(Part):
+    """The version under which MLflow's registry keeps the challenger; made from a `registry.Released`."""
+
+    model_config = ConfigDict(from_attributes=True, extra="ignore")
+
+    name: str
+    version: str
+    aliases: list[str] = []
+    arm: ArmName = ""
+    sha256: str = ""
+    recipe_version: str = ""
+    dataset_version: str | None = None
+    mlflow_run_id: str | None = None
+    created: datetime | str | None = None
+
+
+class Report(Part):
+    """`report.json`. Arms may be missing: a data-only refresh has `original` and `teacher`, over all rows."""
+
+    run_id: str
+    profile: str
+    recipe: str
+    command: str | None = None
+    """What made this; the settings, overrides included, are in the run's `run.json`."""
+    versions: dict[str, str] = {}
+    stages: list[Stage] = []
+    api: Api = Api()
+    arms: dict[ArmName, Arm] = {}
+    comparisons: list[Comparison] = []
+    purchase: Purchase | None = None
+    """Of a comparison of teachers."""
+    training: Training = Training()
+    alarms: list[Alarm] = []
+    """What was alarming in RL, by step (docs/alarms.md)."""
+    stand_ins: list[StandIn] = []
+    """What was played by an embedded stand-in (`stand_ins_of` reads it off the profile)."""
+    decision: Decision | None = None
+    """The gate's; null where nothing was to be released."""
+    released: Registered | None = None
+    slices: list[Slice] = []
+    red_team: dict[ArmName, list[RedTeamResult]] = {}
+    unjudged: dict[str, int] = {}
+    """Test questions without a judge's score in any arm, by the reason why the judge's call failed."""
+    examples: list[Example] = []
+    shared: list[Shared] = []
+    curves: dict[str, list[Series]] = {}
+    """By name, see `report_html.CURVES`; other names are drawn under their own name."""
+    distributions: dict[str, list[Distribution]] = {}
+    """What validation found: `top1_score` of original question and rewrite, and the `gain` of one over the other."""
+
+    def write(self, path: Path) -> Artifact:
+        """Write `report.json`."""
+        write_json(path, self.model_dump(mode="json"))
+        return Artifact.of(path)
+
+    @classmethod
+    def read(cls, path: Path) -> "Report":
+        """Read `report.json` back.
+
+        Raises:
+            ArtifactError: missing, or not a report of this version.
+        """
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ArtifactError(f"{path}: no such report; run `evaluate` first") from error
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"]))
+            raise ArtifactError(f"{path}: `{where}`: {problem['msg']}; make the report again") from error

@@ -1,0 +1,217 @@
+"""Does the challenger go on? Decided from running tallies, as often as one likes.
+
+A canary is looked at every few seconds for a day. Intervals that are right for one look would find "a difference"
+between identical models sooner or later, so all bounds here are confidence sequences: the chance that the truth ever
+leaves them is below α, over all looks together. They are the stitched bounds of Howard, Ramdas, McAuliffe and Sekhon,
+"Time-uniform, nonparametric, nonasymptotic confidence sequences" (Annals of Statistics 49, 2021), theorems 1 and 4,
+which hold for any bounded outcome and need no minimum of requests; for percentiles in the way of Howard and Ramdas,
+"Sequential estimation of quantiles" (Bernoulli 28, 2022). `benchmarks/canary_noise.py` measures what they cost.
+"""
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from qinglan.config import Canary
+
+ALPHA = 0.05
+"""That a challenger exactly as bad as is just allowed is ever rolled back, over all rules and looks together."""
+_RULES = 3
+_PERCENTILE = 0.95
+_BIN_RATIO = 1.02
+"""Latencies are kept in bins this far apart: a day of them takes a few hundred numbers."""
+
+# The stitching: epochs in which the variance doubles, each with its share of α; optimised for variance 1 and beyond.
+_ETA, _S, _V_MIN = 2.0, 1.4, 1.0
+_ZETA_S = 3.1055472779775806
+"""Riemann's zeta of 1.4."""
+_K1 = (_ETA**0.25 + _ETA**-0.25) / math.sqrt(2)
+_K2 = (math.sqrt(_ETA) + 1) / 2
+
+Outcome = Literal["keep", "roll_back", "better", "undecided"]
+
+
+def stitched_bound(variance: float, alpha: float, scale: float, v_min: float = _V_MIN) -> float:
+    """What a sum of centred outcomes stays below for ever, with probability 1 − α.
+
+    Args:
+        variance: of the sum so far (the intrinsic time).
+        scale: of the outcomes' sub-gamma tail; the length of their range serves for any of them.
+    """
+    v = max(variance, v_min)
+    level = _S * math.log(math.log(_ETA * v / v_min)) + math.log(_ZETA_S / (alpha * math.log(_ETA) ** _S))
+    return math.sqrt(_K1**2 * v * level + (_K2 * scale * level) ** 2) + _K2 * scale * level
+
+
+class Mean(BaseModel):
+    """The mean of outcomes in a known range, with bounds that hold at every look."""
+
+    width: float = 1.0
+    """Of the range: 1 for a share, 2 for a difference of scores."""
+    n: int = 0
+    total: float = 0.0
+    variance: float = 0.0
+    """Sum of squared distances from the mean before each outcome."""
+
+    def add(self, outcome: float) -> None:
+        """One more."""
+        self.variance += (outcome - self.mean) ** 2
+        self.n += 1
+        self.total += outcome
+
+    @property
+    def mean(self) -> float:
+        """So far; 0 before the first."""
+        return self.total / self.n if self.n else 0.0
+
+    def lower(self, alpha: float) -> float:
+        """The mean's lower bound; −∞ before the first outcome."""
+        return self.mean - self._radius(alpha)
+
+    def upper(self, alpha: float) -> float:
+        """The mean's upper bound."""
+        return self.mean + self._radius(alpha)
+
+    def _radius(self, alpha: float) -> float:
+        return stitched_bound(self.variance, alpha, self.width) / self.n if self.n else math.inf
+
+
+class Latencies(BaseModel):
+    """Milliseconds in bins of 2%, with bounds of the 95th percentile that hold at every look."""
+
+    n: int = 0
+    bins: dict[int, int] = {}
+
+    def add(self, ms: float) -> None:
+        """One more."""
+        place = math.floor(math.log(max(ms, 0.01)) / math.log(_BIN_RATIO))
+        self.bins[place] = self.bins.get(place, 0) + 1
+        self.n += 1
+
+    @property
+    def p95(self) -> float | None:
+        """Within 2%; None before the first."""
+        return self._at(_PERCENTILE) * math.sqrt(_BIN_RATIO) if self.n else None
+
+    def p95_lower(self, alpha: float) -> float:
+        """0 while there are too few to say."""
+        rank = _PERCENTILE - self._rank_error(alpha)
+        return self._at(rank) if self.n and rank > 0 else 0.0
+
+    def p95_upper(self, alpha: float) -> float:
+        """Infinite while there are too few to say."""
+        rank = _PERCENTILE + self._rank_error(alpha)
+        return self._at(rank) * _BIN_RATIO if self.n and rank < 1 else math.inf
+
+    def _rank_error(self, alpha: float) -> float:
+        # "Below the true percentile" is a coin with a known probability; a coin's scale is a third (Bennett).
+        return stitched_bound(self.n * _PERCENTILE * (1 - _PERCENTILE), alpha, 1 / 3) / self.n if self.n else math.inf
+
+    def _at(self, rank: float) -> float:
+        """Lower edge of the bin with this rank."""
+        wanted, seen = rank * self.n, 0
+        for place in sorted(self.bins):
+            seen += self.bins[place]
+            if seen >= wanted:
+                break
+        return float(_BIN_RATIO**place)
+
+
+class Arm(BaseModel):
+    """What requests to one model came to."""
+
+    fallbacks: Mean = Mean()
+    latency: Latencies = Latencies()
+
+    def add(self, *, fallback: bool, latency_ms: float) -> None:
+        """One more request."""
+        self.fallbacks.add(float(fallback))
+        self.latency.add(latency_ms)
+
+
+class Tally(BaseModel):
+    """All that is decided from."""
+
+    champion: Arm = Arm()
+    challenger: Arm = Arm()
+    retrieval: Mean = Mean(width=2.0)
+    """Of the same question's best passage: the challenger's score less the champion's."""
+
+
+class Judgement(BaseModel):
+    """A look's result; all but `keep` end the canary."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    outcome: Outcome
+    reason: str
+    """In one sentence, with the numbers."""
+
+
+def judge(tally: Tally, config: Canary, seconds: float) -> Judgement:
+    """May the challenger go on after `seconds`? Safe to ask at any time and any number of times."""
+    for rule in (_fails_more, _is_slower, _retrieves_worse):
+        if reason := rule(tally, config):
+            return Judgement(outcome="roll_back", reason=reason)
+    low, high = interval(tally.retrieval)
+    found = f"{tally.challenger.fallbacks.n:,} requests, retrieval {_difference(tally.retrieval, low, high)}"
+    if seconds < config.keep_for_s:
+        return Judgement(outcome="keep", reason=found)
+    if tally.challenger.fallbacks.n >= config.min_requests and low > 0:
+        return Judgement(outcome="better", reason=f"it retrieves better after {_span(seconds)}: {found}")
+    return Judgement(outcome="undecided", reason=f"no difference was found within {_span(seconds)}: {found}")
+
+
+def interval(mean: Mean) -> tuple[float, float]:
+    """As the retrieval rule sees it."""
+    alpha = ALPHA / _RULES
+    return mean.lower(alpha), mean.upper(alpha)
+
+
+def _fails_more(tally: Tally, config: Canary) -> str | None:
+    alpha = ALPHA / _RULES / 2
+    champion, challenger = tally.champion.fallbacks, tally.challenger.fallbacks
+    # A champion that got no request yet (share 1) is taken as one that never fails.
+    most = champion.upper(alpha) if champion.n else 0.0
+    if challenger.lower(alpha) <= most + config.max_error_gain:
+        return None
+    return (
+        f"{challenger.mean:.1%} of its {challenger.n:,} requests fell back to the original question, at least "
+        f"{challenger.lower(alpha):.1%} for sure; the champion's {champion.mean:.1%} of {champion.n:,} is at most "
+        f"{most:.1%}, and {config.max_error_gain:.1%} more are allowed"
+    )
+
+
+def _is_slower(tally: Tally, config: Canary) -> str | None:
+    alpha = ALPHA / _RULES / 2
+    champion, challenger = tally.champion.latency, tally.challenger.latency
+    if challenger.n < config.min_requests:
+        return None
+    least, most = challenger.p95_lower(alpha), config.max_latency_ratio * champion.p95_upper(alpha)
+    if least <= most:
+        return None
+    return (
+        f"its p95 latency of {challenger.p95:.0f} ms is at least {least:.0f} ms for sure; the champion's "
+        f"{champion.p95:.0f} ms allow at most {most:.0f} ms ({config.max_latency_ratio:g} times)"
+    )
+
+
+def _retrieves_worse(tally: Tally, config: Canary) -> str | None:
+    low, high = interval(tally.retrieval)
+    if high >= -config.max_retrieval_loss:
+        return None
+    return (
+        f"retrieval of the same questions is worse by {_difference(tally.retrieval, low, high)} in the best passage's "
+        f"score; a loss of {config.max_retrieval_loss:g} is allowed"
+    )
+
+
+def _difference(mean: Mean, low: float, high: float) -> str:
+    if not mean.n:
+        return "not compared yet"
+    return f"{mean.mean:+.3f} [{max(low, -1):.3f}, {min(high, 1):.3f}] over {mean.n:,} pairs"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:.0f} s"

@@ -1,0 +1,98 @@
+"""`qinglan serve --check`: does the champion answer? A whole site for one question, beside one that may be running."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+
+from qinglan.config import Profile, load_profile, require_secret
+from qinglan.embedded.domain import Question
+from qinglan.embedded.sample import build_sample
+from qinglan.engines.processes import Say, stop_signals
+from qinglan.errors import ConfigError, EngineError
+from qinglan.serving.site import STEP_S, Site, open_site, serving_folder
+
+WITHIN_S, REGISTRY_WITHIN_S = 1800.0, 30.0
+
+
+def check_site(profile_name: str, overrides: Sequence[str], question: str | None, say: Say) -> str:
+    """Start everything, ask one question, stop.
+
+    Args:
+        question: the sample's first test question if not given.
+
+    Returns:
+        The question, its rewrite, who gave it and how long it took, in a line.
+
+    Raises:
+        ConfigError: there is no champion, or the registry can't be read.
+        EngineError: the champion did not start, or gave no usable rewrite.
+    """
+    profile = load_profile(profile_name, overrides)
+    asked = Question(question) if question else _first_of_sample(profile)
+    folder = serving_folder(profile)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        stop_signals(),
+        TemporaryDirectory(prefix="check-", dir=folder) as own,
+        open_site(profile, profile_name, overrides, Path(own), say, port=0, watched=False) as site,
+    ):
+        return _ask(profile, _wait(site), asked)
+
+
+def _wait(site: Site) -> str:
+    """The router's address, once it knows the champion."""
+    start = time.monotonic()
+    while not (site.routes.champion and site.router.url and _knows_champion(site.router.url)):
+        site.step()
+        waited_s = time.monotonic() - start
+        if (problem := site.following.problem) and waited_s > REGISTRY_WITHIN_S:
+            raise ConfigError(f"the registry can't be read: {problem}")
+        named = site.following.latest
+        if named and "champion" not in named.aliases:
+            raise ConfigError(
+                f"there is no champion to serve: run `qinglan run pipeline --profile {site.profile.name}`, or "
+                "`qinglan release promote VERSION`"
+            )
+        if waited_s > WITHIN_S:
+            raise EngineError(f"the champion does not answer within {WITHIN_S:.0f} s")
+        time.sleep(STEP_S)
+    return site.router.url
+
+
+def _knows_champion(url: str) -> bool:
+    with httpx.Client(trust_env=False, timeout=5) as client:
+        return client.get(f"{url}/health").json()["champion"] is not None
+
+
+def _first_of_sample(profile: Profile) -> Question:
+    return next(row.question for row in build_sample(profile.embedded)[0] if row.split == "test")
+
+
+def _ask(profile: Profile, url: str, question: Question) -> str:
+    messages = [{"role": "user", "content": question.query}]
+    body = {"model": profile.model_name, "messages": messages, "profile": question.profile, "history": question.history}
+    with httpx.Client(trust_env=False, timeout=60, headers=_key(profile)) as client:
+        start = time.perf_counter()
+        answer = client.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
+        took_ms = 1000 * (time.perf_counter() - start)
+    told = answer.headers
+    if told.get("x-qinglan-source") != "model":
+        raise EngineError(
+            f"version {told.get('x-qinglan-version', '?')} gave no usable rewrite of {question.query!r}: "
+            f"{told.get('x-qinglan-reason', 'unknown reason')}"
+        )
+    rewrite = answer.json()["choices"][0]["message"]["content"]
+    return f"{_shown(question)} → {rewrite}  (version {told['x-qinglan-version']}, {took_ms:.0f} ms)"
+
+
+def _shown(question: Question) -> str:
+    context = " / ".join(text for text in (question.profile, question.history) if text)
+    return f"{question.query}{f' ({context})' if context else ''}"
+
+
+def _key(profile: Profile) -> dict[str, str]:
+    name = profile.serve.api_key_env
+    return {"authorization": f"Bearer {require_secret(name, 'serve.api_key_env')}"} if name else {}

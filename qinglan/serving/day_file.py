@@ -1,0 +1,136 @@
+"""A day's questions in one file that others may read once it is whole.
+
+Lines go to `<day>.jsonl.partial`, each with one write; the file gets its final name when its day or its process ends.
+A process that was killed leaves a `.partial` behind, which the next one finishes: nobody holds its lock any more. A
+second file of a day is `<day>.2.jsonl`.
+"""
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal
+
+ID = "row_id"
+MOST_A_DAY = 1_000_000
+"""Questions in a day's files; their ids are kept in memory, some 100 MB at most."""
+Outcome = Literal["written", "duplicate", "day_full"]
+
+_PARTIAL = ".partial"
+_NAME = re.compile(r"(\d{4}-\d{2}-\d{2})(\.\d+)?\.jsonl(\.partial)?")
+
+
+class DayFile:
+    """What one process writes on one day. Every question once, those in the day's earlier files reckoned in."""
+
+    def __init__(self, folder: Path, day: date) -> None:
+        self._folder, self.day = folder, day
+        self._seen = {number for path in _files(folder, day) for number in _ids(path)}
+        self._path: Path | None = None
+        self._file, self._size = -1, 0
+
+    def add(self, row_id: str, record: dict[str, Any], details: str) -> Outcome:
+        """Write a record, unless the day has that question already.
+
+        Args:
+            details: key of the record under which the id is kept.
+
+        Raises:
+            OSError: it could not be written; the file is as it was before.
+        """
+        number = int(row_id, 16)
+        if number in self._seen:
+            return "duplicate"
+        if len(self._seen) >= MOST_A_DAY:
+            return "day_full"
+        record = record | {details: {ID: row_id, **record[details]}}
+        self._append(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        self._seen.add(number)
+        return "written"
+
+    def finish(self) -> None:
+        """Give the file its final name; none where nothing was written."""
+        if self._path is None:
+            return
+        if self._size:
+            self._path.rename(_final(self._path))
+        else:
+            self._path.unlink(missing_ok=True)
+        os.close(self._file)
+        self._path = None
+
+    def _append(self, line: bytes) -> None:
+        if self._path is None:
+            self._open()
+        if os.write(self._file, line) != len(line):  # the disk is full: half a line would spoil the next one
+            os.ftruncate(self._file, self._size)
+            raise OSError(28, os.strerror(28))
+        self._size += len(line)
+
+    def _open(self) -> None:
+        number = 1
+        while True:
+            name = f"{self.day}.jsonl" if number == 1 else f"{self.day}.{number}.jsonl"
+            path = self._folder / (name + _PARTIAL)
+            number += 1
+            if (self._folder / name).exists():
+                continue
+            with suppress(FileExistsError):
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+                self._path, self._size = path, 0
+                return
+
+
+def finish_leftovers(folder: Path) -> None:
+    """Finish the files of processes that were killed; half a line at the end is cut off."""
+    for path in _files(folder):
+        # An empty one may be another process's that has not got its lock yet.
+        if path.name.endswith(_PARTIAL) and path.stat().st_size:
+            with path.open("r+b") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    continue
+                _cut_half_line(file.fileno(), path)
+
+
+def remove_older(folder: Path, than: date) -> None:
+    """Remove the files of days before that one; files of other names are nobody's business here."""
+    for path in _files(folder):
+        if _day_of(path) < than.isoformat():
+            path.unlink(missing_ok=True)
+
+
+def _cut_half_line(file: int, path: Path) -> None:
+    whole = path.read_bytes().rfind(b"\n") + 1
+    os.ftruncate(file, whole)
+    if whole:
+        path.rename(_final(path))
+    else:
+        path.unlink()
+
+
+def _files(folder: Path, day: date | None = None) -> list[Path]:
+    found = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    return [path for path in found if day is None or _day_of(path) == day.isoformat()]
+
+
+def _day_of(path: Path) -> str:
+    return path.name[:10]
+
+
+def _final(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(_PARTIAL))
+
+
+def _ids(path: Path) -> Iterator[int]:
+    """Of the questions in a file; lines that others put there have none."""
+    with path.open("rb") as stream:
+        for line in stream:
+            if match := re.search(rb'"row_id": "([0-9a-f]{16})"', line):
+                yield int(match.group(1), 16)

@@ -1,0 +1,134 @@
+"""What the registry names, asked for in the background: the site never waits for a database or for 60 GB of digests.
+
+While the registry can't be read, the answer is what it said last.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from qinglan.errors import QinglanError
+from qinglan.registry import Alias, Released
+
+_CHECK_AGAIN_S = 30.0
+
+
+class Registered(Protocol):
+    """The registry, as far as serving needs it."""
+
+    def aliases(self) -> dict[Alias, str]:
+        """Alias to version."""
+
+    def version(self, version: str) -> Released:
+        """One of them."""
+
+    def folder(self, released: Released) -> Path:
+        """Its merged weights, checked."""
+
+    def withdraw_challenger(self, reason: str) -> Released | None:
+        """Take the alias from it."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """What the aliases name: None where nothing, or nothing that is on disk yet."""
+
+    aliases: dict[Alias, str]
+    models: dict[str, Released]
+    """By version, with folders that were checked."""
+
+    def of(self, alias: Alias) -> Released | None:
+        """The model of an alias, once it is on disk."""
+        return self.models.get(self.aliases.get(alias, ""))
+
+
+@dataclass
+class Following:
+    """Polls in a thread of its own, from `start` to `stop`."""
+
+    registry: Registered
+    every_s: float
+    say: Callable[[str], object]
+    latest: Named | None = None
+    """None until the registry was read for the first time."""
+    problem: str | None = None
+    """Why it can't be read now."""
+    _models: dict[str, Released] = field(default_factory=dict)
+    _checks: "dict[str, Future[Released]]" = field(default_factory=dict)
+    _not_before: dict[str, float] = field(default_factory=dict)
+    _withdrawal: tuple[str, str] | None = None
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "weights"))
+
+    def start(self) -> None:
+        """Begin to ask."""
+        threading.Thread(target=self._run, name="registry", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask no more; a question that is out is not waited for."""
+        self._stopped.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def withdraw(self, version: str, reason: str) -> None:
+        """Take the challenger's alias from this version as soon as the registry can be reached."""
+        self._withdrawal = version, reason
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self.ask()
+            self._stopped.wait(self.every_s)
+
+    def ask(self) -> None:
+        """Once. Whatever keeps the registry away, what serves goes on serving."""
+        try:
+            aliases = self._withdrawn(self.registry.aliases())
+            for version in set(aliases.values()):
+                self._check(version)
+        except Exception as error:  # noqa: BLE001 (a locked database, a server that is down, a network: all the same)
+            self._away(error)
+            return
+        if self.problem:
+            self.problem = None
+            self.say("registry: back")
+        self.latest = Named(aliases, {version: self._models[version] for version in self._models})
+
+    def _away(self, error: Exception) -> None:
+        if self.problem is None:
+            what = str(error) if isinstance(error, QinglanError) else f"{type(error).__name__}: {error}"
+            self.say(f"registry: away, what serves goes on ({what.splitlines()[0]})")
+        self.problem = str(error)
+
+    def _withdrawn(self, aliases: dict[Alias, str]) -> dict[Alias, str]:
+        if self._withdrawal is None:
+            return aliases
+        version, reason = self._withdrawal
+        if aliases.get("challenger") == version:
+            self.registry.withdraw_challenger(reason)
+            aliases = self.registry.aliases()
+        self._withdrawal = None
+        return aliases
+
+    def _check(self, version: str) -> None:
+        """Have the weights checked, or fetched, once; a failure is tried again later."""
+        if version in self._models and not self._models[version].folder.is_dir():
+            del self._models[version]
+        check = self._checks.get(version)
+        if check is None:
+            if version not in self._models and time.monotonic() >= self._not_before.get(version, 0.0):
+                self._checks[version] = self._pool.submit(self._located, self.registry.version(version))
+            return
+        if not check.done():
+            return
+        del self._checks[version]
+        try:
+            self._models[version] = check.result()
+        except Exception as error:  # noqa: BLE001 (said, and tried again)
+            self._not_before[version] = time.monotonic() + _CHECK_AGAIN_S
+            self.say(f"version {version}: can't be served: {error}; next try in {_CHECK_AGAIN_S:.0f} s")
+
+    def _located(self, released: Released) -> Released:
+        return released.model_copy(update={"folder": self.registry.folder(released)})

@@ -1,0 +1,105 @@
+"""Asking the models' servers: one prompt renderer with training, greedy, over connections that stay open."""
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+
+from qinglan.config import Profile
+from qinglan.errors import ModelError, TeacherError
+from qinglan.recipes import Recipe, get_recipe
+from qinglan.redteam import is_degenerate
+from qinglan.rows import Row
+from qinglan.selection import is_boilerplate
+from qinglan.serving.routes import Backend
+
+_KEEP_ALIVE_S = 3.0
+"""Less than the 5 s after which uvicorn, and with it vLLM and ms-swift, closes a connection that lies idle."""
+_HEADERS = {"content-type": "application/json"}
+
+
+class Models:
+    """The clients of all backends. Belongs to one event loop."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._recipe: Recipe = get_recipe(profile.recipe)
+        self._tenant, self._max_chars = profile.tenant, profile.serve.max_rewrite_chars
+        self._max_tokens = profile.student.max_new_tokens
+        # Requests are limited before they get here, and in time by whoever asks.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None), cookie_jar=aiohttp.DummyCookieJar()
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def rewrite(self, backend: Backend, question: Row, within_s: float) -> str:
+        """The model's rewrite, fit to retrieve with.
+
+        Raises:
+            ModelError: there is none; `reason` says why, and `transient` that the server is at fault, not the question.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                text = await self._ask(backend, question)
+        except TimeoutError:
+            raise ModelError(f"{backend.url}: no answer in time", "model_timeout", transient=True) from None
+        return self._usable(text)
+
+    async def _ask(self, backend: Backend, question: Row) -> str:
+        body = {
+            "model": backend.model,
+            "messages": self._recipe.student_messages(question, self._tenant),
+            "max_tokens": self._max_tokens,
+            "temperature": 0,
+        }
+        data = json.dumps(body, ensure_ascii=False).encode()
+        try:
+            status, content = await self._post_again(backend, data)
+        except (aiohttp.ClientError, OSError) as error:
+            raise ModelError(f"{backend.url}: {error}", "model_unreachable", transient=True) from error
+        if status != 200:
+            at_fault = status >= 500 or status in (401, 403, 404, 408, 429)
+            raise ModelError(f"{backend.url}: HTTP status {status}", "model_error", transient=at_fault)
+        return _text_of(content, backend)
+
+    async def _post_again(self, backend: Backend, data: bytes) -> tuple[int, bytes]:
+        """A second time where a connection that was kept open turns out to be closed over there, as after a restart."""
+        try:
+            return await self._post(backend, data)
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            return await self._post(backend, data)
+
+    async def _post(self, backend: Backend, data: bytes) -> tuple[int, bytes]:
+        url = f"{backend.url}/chat/completions"
+        async with self._session.post(url, data=data, headers=_HEADERS, allow_redirects=False) as response:
+            return response.status, await response.read()
+
+    def _usable(self, text: str) -> str:
+        try:
+            rewrite = self._recipe.parse_rewrite(text)
+        except TeacherError as error:
+            raise ModelError(str(error), error.reason) from error
+        if len(rewrite) > self._max_chars:
+            raise ModelError(f"the rewrite has {len(rewrite)} characters", "rewrite_too_long")
+        if is_boilerplate(rewrite):
+            raise ModelError("the answer is no rewrite", "boilerplate")
+        if is_degenerate(rewrite):
+            raise ModelError("the rewrite repeats itself", "repetitive_rewrite")
+        return rewrite
+
+
+def _text_of(content: bytes, backend: Backend) -> str:
+    try:
+        choice: Any = json.loads(content)["choices"][0]
+        text, ended = choice["message"]["content"], choice.get("finish_reason")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{backend.url}: the answer is no chat completion", "model_error", transient=True) from error
+    if ended == "length":
+        raise ModelError("the rewrite was cut at student.max_new_tokens", "truncated")
+    return text if isinstance(text, str) else ""

@@ -1,0 +1,140 @@
+"""Live questions as a workbook for the next night: consent first, then redaction, then one file a day.
+
+Writing happens in a thread; where it can't keep up, lines are lost and counted, and no answer ever waits.
+"""
+
+import logging
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from qinglan.config import Profile
+from qinglan.errors import ConfigError
+from qinglan.rows import Row, normalise, row_id
+from qinglan.serving.day_file import DayFile, finish_leftovers, remove_older
+from qinglan.serving.records import Served
+from qinglan.serving.redaction import redact
+
+CONSENT_HEADER = "x-log-consent"
+DETAILS = "qinglan"
+"""The key beside the workbook's columns: time, version, source, reason, rewrite."""
+
+_MOST_WAITING = 10_000
+_TICK_S = 0.5
+_LOG = logging.getLogger(__name__)
+
+_Entry = tuple[Served, Row]
+
+
+class RequestLog:
+    """The log of one router. `close` it, or the day's file keeps its `.partial` until the next start."""
+
+    def __init__(self, folder: Path, profile: Profile, today: Callable[[], date] = date.today) -> None:
+        """Start the writer.
+
+        Args:
+            today: by this machine's time zone, so that days end where its people's do.
+
+        Raises:
+            ConfigError: the folder can't be used.
+        """
+        self._profile, self._folder, self._today = profile, folder, today
+        self._config = profile.serve.request_log
+        self._day: DayFile | None = None
+        self._waiting: queue.Queue[_Entry | None] = queue.Queue(_MOST_WAITING)
+        self.outcomes: Counter[str] = Counter()
+        """Lines by what became of them: `written`, `duplicate`, `unusable`, `queue_full`, `day_full`, `failed`."""
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            finish_leftovers(folder)
+        except OSError as error:
+            raise ConfigError(f"serve.request_log.folder: {folder}: can't be used: {error.strerror}") from error
+        self._thread = threading.Thread(target=self._work, name="request-log", daemon=True)
+        self._thread.start()
+
+    def may_keep(self, consent: str | None) -> bool:
+        """Did whoever asks agree, as far as the profile wants that?
+
+        Args:
+            consent: the header's value.
+        """
+        if self._config.consent == "header":
+            return (consent or "").strip().lower() == "yes"
+        return self._config.consent == "all"
+
+    def put(self, served: Served, question: Row) -> None:
+        """Have it written, if reading would not refuse it; at once back."""
+        if not normalise(question.query) or self._is_too_long(question):
+            self.outcomes["unusable"] += 1
+            return
+        try:
+            self._waiting.put_nowait((served, question))
+        except queue.Full:
+            self.outcomes["queue_full"] += 1
+
+    def close(self) -> None:
+        """Write what waits and give the file its final name."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _is_too_long(self, question: Row) -> bool:
+        data, context = self._profile.data, len(question.profile) + len(question.history)
+        return len(question.query) > data.max_query_chars or context > data.max_context_chars
+
+    def _work(self) -> None:
+        while True:
+            try:
+                entry = self._waiting.get(timeout=_TICK_S)
+            except queue.Empty:
+                self._attempt(self._turn)
+                continue
+            if entry is None:
+                break
+            if not self._attempt(lambda entry=entry: self._keep(*entry)):  # type: ignore[misc]
+                self.outcomes["failed"] += 1
+        self._attempt(self._finish)
+
+    def _attempt(self, step: Callable[[], object]) -> bool:
+        """A full disk costs lines, not the thread."""
+        try:
+            step()
+        except OSError as error:
+            if not self.outcomes["failed"]:
+                _LOG.error("serve.request_log.folder: %s: %s; lines are lost until that ends", self._folder, error)
+            return False
+        return True
+
+    def _turn(self) -> DayFile:
+        """The file of today, after finishing yesterday's."""
+        today = self._today()
+        if self._day is None or self._day.day != today:
+            self._finish()
+            remove_older(self._folder, today - timedelta(days=self._config.keep_days))
+            self._day = DayFile(self._folder, today)
+        return self._day
+
+    def _finish(self) -> None:
+        if self._day:
+            self._day.finish()
+        self._day = None
+
+    def _keep(self, served: Served, question: Row) -> None:
+        clean = redact if self._config.redact else str
+        columns = self._profile.data.columns
+        texts = {name: clean(getattr(question, name)) for name in ("query", "profile", "history")}
+        record: dict[str, Any] = {getattr(columns, name): text for name, text in texts.items()}
+        record[DETAILS] = {
+            "at": datetime.fromtimestamp(served.at, UTC).isoformat(timespec="seconds"),
+            "role": served.role,
+            "version": served.version,
+            "source": served.source,
+            "reason": served.reason,
+            "rewrite": clean(served.rewrite) if served.rewrite else None,
+        }
+        # By the redacted text: two questions that differ in a phone number only are one.
+        identity = row_id(question.tenant, **texts)
+        self.outcomes[self._turn().add(identity, record, DETAILS)] += 1

@@ -1,0 +1,75 @@
+"""The router's process, seen from the site: started first, and again at once if it should ever end."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qinglan.engines.command import Command
+from qinglan.engines.launcher import tail
+from qinglan.engines.processes import Processes
+from qinglan.errors import EngineError
+
+NAME = "router"
+START_WITHIN_S = 120.0
+_AGAIN_AFTER_S = 1.0
+
+
+@dataclass
+class RouterProcess:
+    """Knows where the router listens, and keeps it there."""
+
+    processes: Processes
+    options: Sequence[str]
+    say: Callable[[str], object]
+    clock: Callable[[], float] = time.monotonic
+    url: str | None = None
+    """As it says itself; None until it listens."""
+    _again_at: float | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it listens.
+
+        Raises:
+            EngineError: it ended; with the reason that it gives.
+        """
+        self._launch()
+        deadline = self.clock() + START_WITHIN_S
+        while self._listening() is None:
+            if (status := self.processes.status(NAME)) is not None:
+                raise EngineError(self._last_words(status))
+            if self.clock() > deadline:
+                raise EngineError(f"the router did not listen within {START_WITHIN_S:.0f} s; log: {self._log}")
+            time.sleep(0.05)
+        self.url = self._listening()
+
+    def tick(self) -> None:
+        """Start it again if it ended, on the port that its clients know."""
+        if self._again_at is None:
+            if (status := self.processes.status(NAME)) is not None:
+                self.say(f"{self._last_words(status)}\nrouter: starting again")
+                self.processes.stop(NAME)
+                self._again_at = self.clock() + _AGAIN_AFTER_S
+        elif self.clock() >= self._again_at:
+            self._again_at = None
+            self._launch()
+
+    def _launch(self) -> None:
+        port = [f"--port={self.url.rpartition(':')[2]}"] if self.url else []
+        options = [option for option in self.options if not (port and option.startswith("--port="))]
+        self.processes.start(NAME, Command([sys.executable, "-m", "qinglan.serving.router", *options, *port]))
+
+    def _listening(self) -> str | None:
+        """The address on a line of its own; warnings may come before it."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        return next((line.strip() for line in lines if line.startswith("http") and line.endswith("\n")), None)
+
+    def _last_words(self, status: int) -> str:
+        end = tail(self._log)
+        last = end.splitlines()[-1].strip() if end else "no output"
+        return f"router: ended with status {status}: {last.removeprefix('error: ')}; full log: {self._log}\n{end}"
+
+    @property
+    def _log(self) -> Path:
+        return self.processes.log(NAME)

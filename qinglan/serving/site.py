@@ -1,0 +1,307 @@
+"""`qinglan serve`: the router, and the servers of the models that the registry names, until Ctrl-C.
+
+The registry says who is champion, challenger and previous; this process makes it so, a new model's server before the
+old one's end, and writes the routes only when a server has answered. Whatever fails here, the router goes on with what
+it has, and with the original question where it has nothing.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from qinglan.artifacts import write_json
+from qinglan.config import EMBEDDED, Profile, load_profile
+from qinglan.embedded.sample import write_sample
+from qinglan.embedded.services import rag_service
+from qinglan.engines.command import Command
+from qinglan.engines.processes import Processes, Say, stop_signals
+from qinglan.errors import ConfigError
+from qinglan.recipes import get_recipe
+from qinglan.registry import Released, registry_of
+from qinglan.rows import Row, row_id
+from qinglan.serving.backends import places_of, serve_command
+from qinglan.serving.canary import Judgement
+from qinglan.serving.fleet import CommandOf, Fleet, probe_with
+from qinglan.serving.following import Following, Named, Registered
+from qinglan.serving.router_process import RouterProcess
+from qinglan.serving.routes import Backend, Routes
+from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, Verdict, read_verdict
+
+ROUTES_FILE, SHARE_FILE, HISTORY_FILE = "routes.json", "share.json", "canaries.jsonl"
+WARM_UP_QUESTION = "这个怎么吃"
+STEP_S = 0.1
+MOST_DEATHS = 3
+"""Of a challenger's server in a row, before its canary ends."""
+_DRAIN_MARGIN_S = 2.0
+
+
+class CanaryShare(BaseModel):
+    """A share that was given by hand, for one version's canary."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: str
+    share: float
+
+    def write(self, folder: Path) -> None:
+        """For the site to read."""
+        write_json(folder / SHARE_FILE, self.model_dump(mode="json"))
+
+
+def serving_folder(profile: Profile) -> Path:
+    """Where site, router and the `canary` command meet."""
+    return profile.paths.state.resolve() / "serving" / profile.tenant.file_name
+
+
+def share_of(profile: Profile, folder: Path, version: str) -> float:
+    """Of the requests, for this challenger: as given by hand, else the profile's."""
+    with suppress(OSError, ValidationError):
+        given = CanaryShare.model_validate_json((folder / SHARE_FILE).read_text(encoding="utf-8"))
+        if given.version == version:
+            return given.share
+    return profile.serve.canary.share
+
+
+@dataclass
+class Site:
+    """One tenant's endpoint, brought in step with the registry by `step`."""
+
+    profile: Profile
+    folder: Path
+    fleet: Fleet
+    following: Following
+    router: RouterProcess
+    say: Say
+    routes: Routes = field(default_factory=Routes)
+    """As written last."""
+    _told: set[str] = field(default_factory=set)
+
+    def step(self) -> None:
+        """One step; never waits."""
+        self.router.tick()
+        named = self.following.latest
+        if named is None:
+            return
+        verdict = self._verdict(named) or self._give_up(named)
+        champion, challenger = named.of("champion"), None if verdict else named.of("challenger")
+        previous = named.of("previous") if self.profile.serve.keep_previous_warm else None
+        wanted = _distinct(champion, challenger, previous)
+        self.fleet.tick(wanted, [backend.version for backend in _backends(self.routes)])
+        self._route(self._routes(named, challenger))
+        if "challenger" not in named.aliases and self.routes.challenger is None:
+            (self.folder / STATE_FILE).unlink(missing_ok=True)
+        self._tell(named)
+
+    def _routes(self, named: Named, challenger: Released | None) -> Routes:
+        first = self._champion(named)
+        second = self.fleet.ready(challenger.version) if challenger else None
+        if first is None or second is None or first.version != named.aliases.get("champion"):
+            return Routes(champion=first)
+        return Routes(champion=first, challenger=second, share=share_of(self.profile, self.folder, second.version))
+
+    def _champion(self, named: Named) -> Backend | None:
+        """The champion once it answers; until then the former one, as long as that does."""
+        wanted, former = named.aliases.get("champion"), self.routes.champion
+        if wanted is None:
+            return None
+        return self.fleet.ready(wanted) or (self.fleet.ready(former.version) if former else None)
+
+    def _route(self, routes: Routes) -> None:
+        if routes == self.routes and (self.folder / ROUTES_FILE).exists():
+            return
+        try:
+            routes.write(self.folder / ROUTES_FILE)
+        except OSError as error:
+            self._once(f"{self.folder / ROUTES_FILE}: can't be written, so the routes stay as they are: {error}")
+            return
+        self.routes = routes
+        self.say(f"serving: {_in_words(routes)}")
+
+    def _verdict(self, named: Named) -> Verdict | None:
+        """The verdict on the challenger that the registry still names; it is told so. An older one is put away."""
+        verdict = read_verdict(self.folder)
+        if verdict is None:
+            return None
+        if named.aliases.get("challenger") == verdict.challenger:
+            self._once(f"canary of version {verdict.challenger}: {verdict.judgement.outcome}: {_reason(verdict)}")
+            self.following.withdraw(verdict.challenger, f"canary {verdict.judgement.outcome}: {_reason(verdict)}")
+            return verdict
+        with (self.folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
+            history.write(verdict.model_dump_json() + "\n")
+        (self.folder / VERDICT_FILE).unlink(missing_ok=True)
+        self._told.clear()
+        return None
+
+    def _give_up(self, named: Named) -> Verdict | None:
+        """A verdict of this process on a challenger whose server dies again and again: the watch sees little of it."""
+        challenger, champion = named.of("challenger"), self.routes.champion
+        if challenger is None or self.fleet.deaths(challenger.version) < MOST_DEATHS:
+            return None
+        why = (self.fleet.trouble(challenger.version) or "").splitlines()[0]
+        verdict = Verdict(
+            challenger=challenger.version,
+            champion=champion.version if champion else "",
+            judgement=Judgement(outcome="roll_back", reason=f"its server failed {MOST_DEATHS} times; {why}"),
+            at=time.time(),
+            requests=0,
+        )
+        write_json(self.folder / VERDICT_FILE, verdict.model_dump(mode="json"))
+        return self._verdict(named)
+
+    def _tell(self, named: Named) -> None:
+        wanted, serving = named.aliases.get("champion"), self.routes.champion
+        if wanted is None:
+            self._once(
+                f"no champion yet, so every answer is the question itself: run `qinglan run pipeline --profile "
+                f"{self.profile.name}`, or `qinglan release promote VERSION`"
+            )
+        elif serving and serving.version != wanted and self.fleet.trouble(wanted):
+            self._once(f"version {serving.version} goes on serving until version {wanted} answers")
+
+    def _once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self.say(text)
+
+
+def serve_site(profile_name: str, overrides: Sequence[str], say: Say, port: int | None = None) -> None:
+    """Serve until Ctrl-C or SIGTERM.
+
+    Raises:
+        ConfigError: another site serves this tenant from this state folder, or the port is taken.
+        EngineError: the router did not start; with the end of its log.
+    """
+    profile = load_profile(profile_name, overrides)
+    folder = serving_folder(profile)
+    with ExitStack() as stack:
+        for context in (stop_signals(), suppress(KeyboardInterrupt), _alone(folder, profile)):
+            stack.enter_context(context)
+        site = stack.enter_context(open_site(profile, profile_name, overrides, folder, say, port=port))
+        announced = False
+        while True:
+            site.step()
+            if not announced and site.routes.champion and site.router.url:
+                announced = True
+                say(_announcement(profile, site.router.url))
+            time.sleep(STEP_S)
+
+
+@contextmanager
+def open_site(
+    profile: Profile,
+    profile_name: str,
+    overrides: Sequence[str],
+    folder: Path,
+    say: Say,
+    *,
+    port: int | None = None,
+    watched: bool = True,
+    registry: Registered | None = None,
+    command_of: CommandOf | None = None,
+) -> Iterator[Site]:
+    """A site whose router runs; it ends with the `with`.
+
+    Args:
+        port: instead of the profile's; 0 takes a free one.
+        watched: canaries are watched, which takes the RAG.
+        registry: instead of the profile's.
+        command_of: starts a model's server, instead of ms-swift's.
+    """
+    # A tracking server that is away must not hold a rollback up for minutes.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ROUTES_FILE).unlink(missing_ok=True)  # of servers that are gone
+    logs = profile.paths.state.resolve() / "logs" / f"serve_{profile.tenant.file_name}{'' if watched else '_check'}"
+    with ExitStack() as stack:
+        rag_url = stack.enter_context(rag_service(profile, _knowledge_base(profile))) if watched else None
+        processes = stack.enter_context(Processes(logs, say, end_first=("router",)))
+        router = RouterProcess(processes, _router_options(profile_name, overrides, folder, port, rag_url), say)
+        fleet = Fleet(
+            processes,
+            command_of or _command_of(profile),
+            probe_with(_warm_up(profile), profile.student.max_new_tokens),
+            places_of(profile, os.environ),
+            say,
+            drain_s=profile.serve.deadline_ms / 1000 + _DRAIN_MARGIN_S,
+        )
+        stack.callback(fleet.close)
+        following = Following(registry or registry_of(profile), profile.serve.poll_every_s, say)
+        stack.callback(following.stop)
+        following.start()
+        router.start()
+        yield Site(profile, folder, fleet, following, router, say)
+
+
+def _router_options(
+    profile_name: str, overrides: Sequence[str], folder: Path, port: int | None, rag_url: str | None
+) -> list[str]:
+    options = [f"--profile={profile_name}", *(f"--set={override}" for override in overrides)]
+    options += [f"--routes={folder / ROUTES_FILE}"]
+    options += [] if port is None else [f"--port={port}"]
+    return options + ([f"--watch={folder}", f"--rag-url={rag_url}"] if rag_url else [])
+
+
+def _command_of(profile: Profile) -> CommandOf:
+    def command_of(folder: Path, backend: Backend, port: int, gpus: list[str]) -> Command:
+        return serve_command(profile, folder, backend, port, gpus)
+
+    return command_of
+
+
+def _warm_up(profile: Profile) -> list[dict[str, str]]:
+    tenant = profile.tenant
+    row = Row(id=row_id(tenant.id, WARM_UP_QUESTION), tenant=tenant.id, query=WARM_UP_QUESTION, source="serve")
+    return get_recipe(profile.recipe).student_messages(row, tenant)
+
+
+def _knowledge_base(profile: Profile) -> Path:
+    """The file that the embedded RAG serves, if it is to."""
+    if profile.rag.url != EMBEDDED or profile.rag.knowledge_base != EMBEDDED:
+        return Path(profile.rag.knowledge_base)
+    return write_sample(profile.paths.state / "sample", profile.embedded).knowledge_base
+
+
+@contextmanager
+def _alone(folder: Path, profile: Profile) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise ConfigError(
+            f"tenant {profile.tenant.id} is served from {folder} already; stop that `qinglan serve`, or give this one "
+            "another paths.state"
+        ) from None
+
+
+def _announcement(profile: Profile, url: str) -> str:
+    key = f" -H 'Authorization: Bearer '\"${profile.serve.api_key_env}\"" if profile.serve.api_key_env else ""
+    body = f'{{"model": "{profile.model_name}", "messages": [{{"role": "user", "content": "{WARM_UP_QUESTION}"}}]}}'
+    return f"\nRouter   {url}/v1\n\ncurl {url}/v1/chat/completions{key} -d '{body}'\n\nCtrl-C stops all of it."
+
+
+def _distinct(*models: Released | None) -> list[Released]:
+    """The most important first, each once."""
+    return list({model.version: model for model in models if model}.values())
+
+
+def _backends(routes: Routes) -> list[Backend]:
+    return [backend for backend in (routes.champion, routes.challenger) if backend]
+
+
+def _reason(verdict: Verdict) -> str:
+    return verdict.judgement.reason
+
+
+def _in_words(routes: Routes) -> str:
+    if routes.champion is None:
+        return "nobody; every answer is the question itself"
+    canary = f", version {routes.challenger.version} gets {routes.share:.0%}" if routes.challenger else ""
+    return f"version {routes.champion.version}{canary}"

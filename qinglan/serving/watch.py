@@ -1,0 +1,248 @@
+"""Watches a canary from inside the router: counts what each model's requests came to, and compares the two models.
+
+A fixed sample of the questions is put to the other model as well, and both rewrites to the RAG, in the background and
+after the answer was sent. Few at a time: what can't be taken on is left out and counted, and so is a call that failed;
+it is never a score of 0. When the verdict falls, the router drops the challenger at once; the site does the rest.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from qinglan.artifacts import write_json
+from qinglan.config import Canary, Profile
+from qinglan.errors import ModelError, RetrievalError
+from qinglan.retrieval import RagClient
+from qinglan.rows import Retrieved, Row
+from qinglan.serving.canary import Judgement, Tally, judge
+from qinglan.serving.models import Models
+from qinglan.serving.records import Served
+from qinglan.serving.route_table import RouteTable
+from qinglan.serving.routes import Routes
+
+STATE_FILE, VERDICT_FILE = "canary.json", "verdict.json"
+AT_ONCE, WAITING = 4, 32
+"""Comparisons that run, and that wait; beyond that they are left out."""
+_MODEL_WITHIN_S = 10.0
+_RAG_RETRIES = 1
+_LOG = logging.getLogger(__name__)
+
+
+class State(BaseModel):
+    """A canary so far: written at every look, and read again by a router that was restarted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    champion: str
+    challenger: str
+    share: float
+    started: float
+    """Unix time."""
+    tally: Tally = Tally()
+    judgement: Judgement = Judgement(outcome="keep", reason="no look yet")
+    left_out: int = 0
+    """Sampled questions that were not compared because enough others were."""
+    failed: int = 0
+    """Comparisons without a result: a model or the RAG did not answer."""
+
+    @property
+    def pair(self) -> tuple[str, str, float]:
+        """What makes it this canary: with another champion, challenger or share, counting starts anew."""
+        return self.champion, self.challenger, self.share
+
+
+class Verdict(BaseModel):
+    """How a canary ended, for the site."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    challenger: str
+    champion: str
+    judgement: Judgement
+    at: float
+    """Unix time."""
+    requests: int
+    """To the challenger."""
+
+
+class Retrieves(Protocol):
+    """The RAG, as far as it is needed here."""
+
+    async def retrieve(
+        self, query: str, rewritten_query: str | None = None, *, max_retries: int | None = None
+    ) -> Retrieved:
+        """Passages for the rewrite."""
+
+    async def close(self) -> None:
+        """Close the connections."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    row: Row
+    served: Served
+    routes: Routes
+    state: State
+
+
+class Watch:
+    """The router's observer. Belongs to its event loop."""
+
+    def __init__(
+        self, config: Canary, folder: Path, rag: Callable[[], Retrieves], clock: Callable[[], float] = time.time
+    ) -> None:
+        """`rag` is called in the event loop, once."""
+        self._config, self._folder, self._rag, self._clock = config, folder, rag, clock
+        self._waiting: asyncio.Queue[_Question] = asyncio.Queue(WAITING)
+        self._table: RouteTable | None = None
+        self._verdict: Verdict | None = None
+        self.state: State | None = None
+        """None while there is no canary."""
+
+    def on_served(self, served: Served, question: Row) -> None:
+        """Count it, and have it compared if it is in the sample."""
+        if self._table is None:
+            return
+        routes = self._table.routes
+        state = self._follow(routes)
+        if state is None or served.role == "none":
+            return
+        if served.version != (state.challenger if served.role == "challenger" else state.champion):
+            return  # of a model that was in service when it was asked
+        arm = state.tally.challenger if served.role == "challenger" else state.tally.champion
+        arm.add(fallback=served.source == "fallback", latency_ms=served.latency_ms)
+        if served.rewrite is not None and in_sample(served.row_id, self._config.compare_share):
+            try:
+                self._waiting.put_nowait(_Question(question, served, routes, state))
+            except asyncio.QueueFull:
+                state.left_out += 1
+
+    async def run(self, table: RouteTable, models: Models) -> None:
+        """Compare and look, until cancelled."""
+        self._table, rag = table, self._rag()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(AT_ONCE):
+                    group.create_task(self._compare_all(models, rag))
+                group.create_task(self._look_again_and_again(table))
+        except Exception as error:
+            table.drop_challenger(f"nobody watches it any more: {error!r}")
+            raise
+        finally:
+            await rag.close()
+
+    def look(self, table: RouteTable) -> None:
+        """Judge, write down how it stands, and end the canary if that is the verdict."""
+        if self._verdict and self._write(VERDICT_FILE, self._verdict):
+            self._verdict = None
+        state = self._follow(table.routes)
+        if state is None:
+            return
+        state.judgement = judge(state.tally, self._config, self._clock() - state.started)
+        if state.judgement.outcome != "keep":
+            table.drop_challenger(f"canary: {state.judgement.outcome}: {state.judgement.reason}")
+            verdict = _verdict(state, self._clock())
+            self._verdict = None if self._write(VERDICT_FILE, verdict) else verdict
+            self.state = None
+        self._write(STATE_FILE, state)
+
+    async def _look_again_and_again(self, table: RouteTable) -> None:
+        while True:
+            self.look(table)
+            await asyncio.sleep(self._config.check_every_s)
+
+    def _write(self, name: str, value: BaseModel) -> bool:
+        try:
+            write_json(self._folder / name, value.model_dump(mode="json"))
+        except OSError as error:  # the next look tries again, and the router goes on
+            _LOG.error("%s: can't be written: %s", self._folder / name, error)
+            return False
+        return True
+
+    def _follow(self, routes: Routes) -> State | None:
+        """The canary that the routes make, if they do."""
+        if not (routes.champion and routes.challenger and routes.share > 0):
+            self.state = None
+            return None
+        pair = (routes.champion.version, routes.challenger.version, routes.share)
+        if self.state is None or self.state.pair != pair:
+            self.state = self._earlier(pair) or State(
+                champion=pair[0], challenger=pair[1], share=pair[2], started=self._clock()
+            )
+        return self.state
+
+    def _earlier(self, pair: tuple[str, str, float]) -> State | None:
+        """The same canary, from before the router was restarted."""
+        saved = read_state(self._folder)
+        return saved if saved and saved.pair == pair and saved.judgement.outcome == "keep" else None
+
+    async def _compare_all(self, models: Models, rag: Retrieves) -> None:
+        while True:
+            question = await self._waiting.get()
+            if question.state is not self.state:
+                continue
+            try:
+                question.state.tally.retrieval.add(await _difference(question, models, rag))
+            except (ModelError, RetrievalError) as error:
+                question.state.failed += 1
+                _LOG.info("not compared: %s", error)
+
+
+def _verdict(state: State, at: float) -> Verdict:
+    return Verdict(
+        challenger=state.challenger,
+        champion=state.champion,
+        judgement=state.judgement,
+        at=at,
+        requests=state.tally.challenger.fallbacks.n,
+    )
+
+
+async def _difference(question: _Question, models: Models, rag: Retrieves) -> float:
+    """The challenger's score of its best passage less the champion's."""
+    champion, challenger = question.routes.champion, question.routes.challenger
+    assert champion and challenger and question.served.rewrite is not None
+    other = champion if question.served.role == "challenger" else challenger
+    second = await models.rewrite(other, question.row, _MODEL_WITHIN_S)
+    if second == question.served.rewrite:
+        return 0.0
+    found = [
+        await rag.retrieve(question.row.query, rewrite, max_retries=_RAG_RETRIES)
+        for rewrite in (question.served.rewrite, second)
+    ]
+    difference = found[1].top1_score - found[0].top1_score
+    return difference if other is challenger else -difference
+
+
+def in_sample(row_id: str, share: float) -> bool:
+    """Is this question compared? Always the same ones, whoever's turn they are."""
+    digest = hashlib.sha256(f"compare\x1f{row_id}".encode()).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64
+
+
+def read_state(folder: Path) -> State | None:
+    """How the canary stood at the last look; None without one."""
+    with suppress(OSError, ValidationError):
+        return State.model_validate_json((folder / STATE_FILE).read_text(encoding="utf-8"))
+    return None
+
+
+def read_verdict(folder: Path) -> Verdict | None:
+    """The verdict that the site has not acted upon yet."""
+    with suppress(OSError, ValidationError):
+        return Verdict.model_validate_json((folder / VERDICT_FILE).read_text(encoding="utf-8"))
+    return None
+
+
+def watch_of(profile: Profile, rag_url: str, folder: Path) -> Watch:
+    """The watch of a profile's canaries."""
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # else two lines a comparison, for ever
+    return Watch(profile.serve.canary, folder, lambda: RagClient(profile.rag, rag_url, profile.tenant.id))

@@ -1,0 +1,209 @@
+"""The stages after evaluation: may the model be released, and the registry keeps it."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+from prefect.exceptions import FlowPauseTimeout
+from prefect.flow_runs import pause_flow_run
+from prefect.input import RunInput
+from prefect.logging import get_run_logger
+from prefect.states import Running
+from prefect.utilities.urls import url_for
+
+from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json
+from qinglan.evaluation import ArmRow
+from qinglan.formats import duration
+from qinglan.gate import Decision, decide
+from qinglan.registry import registry_of
+from qinglan.registry.approval import WAITING_FILE, Approval, Waiting, decided_by
+from qinglan.registry.candidates import (
+    alarms_of,
+    beside_champion,
+    candidate_of,
+    challenger_of,
+    identities_of,
+    read_evaluation,
+)
+from qinglan.registry.review_book import telling_rows, write_review_book
+from qinglan.report import ArmName
+from qinglan.rows import Row
+from qinglan.runs import Run
+from tasks.stage import Outcome, Stage, perform, tracker_of
+
+LOSSES, SAMPLED = 60, 40
+"""Rows of the workbook that a person reads before approving."""
+_POLL_S = 5
+_MARKS = {"pass": "✓", "fail": "✗", "unknown": "?"}
+
+
+class ApprovalForm(RunInput):
+    """The form in Prefect's UI."""
+
+    approve: bool
+    """Release it?"""
+    reviewer: str
+    """Your name."""
+    comment: str = ""
+
+
+@task(name="gate", task_run_name="gate", cache_policy=NO_CACHE)
+def decide_release(
+    run: Run, evaluated: StageResult, dataset: StageResult, models: Mapping[ArmName, StageResult]
+) -> StageResult:
+    """The gate's decision about the challenger, and a person's where `gate.approval` asks for it.
+
+    A model that may not be released is a result, not an error.
+    """
+    profile = run.profile
+    gate, alarms, identities = profile.gate, alarms_of(profile, models), identities_of(evaluated)
+    model = challenger_of(profile, models).artifacts["model"]
+    champion = registry_of(profile).released("champion")
+
+    def work(stage: Stage) -> Outcome:
+        evaluation, version = beside_champion(read_evaluation(evaluated), identities, champion, gate.challenger)
+        decision, artifacts = decide(evaluation, alarms, gate, version), {}
+        if decision.verdict == "promote" and gate.approval == "required":
+            artifacts["review"] = _review_book(stage, evaluated, dataset)
+            decision = decided_by(decision, _ask(stage, decision, artifacts["review"].path))
+        write_json(stage.directory / "decision.json", decision.model_dump(mode="json"))
+        artifacts["decision"] = Artifact.of(stage.directory / "decision.json")
+        stage.say(decision.sentence)
+        unanswered = any(rule.name == "approval" and rule.outcome == "unknown" for rule in decision.rules)
+        return Outcome(
+            artifacts=artifacts,
+            metrics=_metrics(decision),
+            details={"decision": decision.model_dump(mode="json")},
+            try_again=int(unanswered),
+        )
+
+    depends_on = {
+        "evaluation_sha256": evaluated.artifacts["evaluation"].sha256,
+        "model_sha256": model.sha256,
+        "models": identities,
+        "alarms": [alarm.model_dump(mode="json") for alarm in alarms],
+        "gate": gate.model_dump(mode="json", exclude={"approval_timeout_s"}),
+        "champion": champion.sha256 if champion else "",
+        "champion_version": champion.version if champion else "",
+    }
+    gated = perform(run, "gate", depends_on, work)
+    decision = decision_of(gated)
+    _track(run, {"gate.verdict": decision.verdict, "gate.sentence": decision.sentence})
+    create_markdown_artifact(decision_markdown(decision), key="decision", description=decision.sentence)
+    return gated
+
+
+@task(name="register", task_run_name="register", cache_policy=NO_CACHE)
+def register_model(
+    run: Run, gated: StageResult, evaluated: StageResult, dataset: StageResult, models: Mapping[ArmName, StageResult]
+) -> StageResult:
+    """Keep the challenger in the registry, whatever was decided; if it passed, it takes its place there."""
+    profile, decision = run.profile, decision_of(gated)
+    registry = registry_of(profile)
+
+    def work(stage: Stage) -> Outcome:
+        candidate = candidate_of(run, decision, evaluated, dataset, models, stage.mlflow_run_id)
+        released = registry.register(candidate)
+        released = registry.settle(released.version, profile.release.promote, decision.champion)
+        standing = ", ".join(released.aliases) or f"no alias, the gate said {decision.verdict}"
+        stage.say(f"version {released.version} of {registry.name} ({standing})")
+        if decision.verdict == "promote" and not released.aliases and released.history:
+            get_run_logger().warning("register: version %s: %s", released.version, released.history[-1])
+        shown = released.model_dump(mode="json")
+        write_json(stage.directory / "released.json", shown)
+        return Outcome(
+            artifacts={"released": Artifact.of(stage.directory / "released.json")}, details={"released": shown}
+        )
+
+    depends_on = {
+        # Never taken over from another run: registering the same again changes nothing, and shows where it stands.
+        "run": run.id,
+        "decision_sha256": gated.artifacts["decision"].sha256,
+        "model_sha256": challenger_of(profile, models).artifacts["model"].sha256,
+        "registry": registry.name,
+        "tracking_uri": profile.tracking_uri,
+        "release": profile.release.model_dump(mode="json"),
+    }
+    registered = perform(run, "register", depends_on, work)
+    shown = registered.details["released"]
+    _track(run, {"release": f"{shown['name']}/{shown['version']}", "release.aliases": ", ".join(shown["aliases"])})
+    return registered
+
+
+def decision_of(gated: StageResult) -> Decision:
+    """What the gate stage decided."""
+    return Decision.model_validate_json(gated.path("decision").read_text(encoding="utf-8"))
+
+
+def decision_markdown(decision: Decision) -> str:
+    """The decision with every rule, for Prefect's UI."""
+    lines = [f"## {decision.sentence}", "", "| | Rule | Found | Required | Why |", "| --- | --- | --- | --- | --- |"]
+    for rule in decision.rules:
+        cells = (_MARKS[rule.outcome], rule.name, rule.found, rule.required, rule.reason)
+        lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _metrics(decision: Decision) -> dict[str, float]:
+    outcomes = [rule.outcome for rule in decision.rules]
+    counts = {f"rules/{outcome}": float(outcomes.count(outcome)) for outcome in ("pass", "fail", "unknown")}
+    return {"promote": float(decision.verdict == "promote")} | counts
+
+
+def _track(run: Run, tags: Mapping[str, str]) -> None:
+    tracker_of(run.profile).set_tags(run.mlflow_run_id, tags)
+
+
+def _review_book(stage: Stage, evaluated: StageResult, dataset: StageResult) -> Artifact:
+    challenger = stage.run.profile.gate.challenger
+    arms = {
+        arm: {entry.row_id: entry for entry in read_jsonl(evaluated.path(f"arm_{arm}"), ArmRow)}
+        for arm in (challenger, "champion", "teacher", "original")
+        if f"arm_{arm}" in evaluated.artifacts
+    }
+    rows = list(read_jsonl(dataset.path("test"), Row))
+    telling = telling_rows(arms, rows, challenger, LOSSES, SAMPLED)
+    return write_review_book(stage.directory / "review.xlsx", telling, arms, challenger)
+
+
+def _ask(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:
+    """Wait for a person; None where nobody answers in time."""
+    context = FlowRunContext.get()
+    assert context and context.flow_run
+    flow_run, timeout_s = context.flow_run, max(1, int(stage.run.profile.gate.approval_timeout_s))
+    until = datetime.now(UTC) + timedelta(seconds=timeout_s)
+    with get_client(sync_client=True) as client:
+        api_url = str(client.api_url)
+    waiting = Waiting(
+        flow_run_id=str(flow_run.id),
+        api_url=api_url.rstrip("/"),
+        page=url_for("flow-run", flow_run.id) or "",
+        until=until.isoformat(timespec="seconds"),
+        workbook=workbook,
+    )
+    waiting.write(stage.directory)
+    stage.say(f"waiting up to {duration(timeout_s)} for a person to approve: {decision.sentence}")
+    stage.say(f"read {workbook}")
+    stage.say(f"then answer at {waiting.page} (Resume), or: qinglan release approve {stage.run.id} --reviewer NAME")
+    text = f"{decision_markdown(decision)}\nRows to read: `{workbook}`\n"
+    try:
+        form = pause_flow_run(
+            ApprovalForm.with_initial_data(description=text), timeout=timeout_s, poll_interval=_POLL_S, key="approval"
+        )
+    except FlowPauseTimeout:
+        # For Prefect the pause has failed the flow, but a model that nobody looked at is no failure.
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(flow_run.id, Running(message="Nobody approved in time"), force=True)
+        return None
+    finally:
+        (stage.directory / WAITING_FILE).unlink(missing_ok=True)
+    return Approval(approve=form.approve, reviewer=form.reviewer, comment=form.comment)

@@ -1,0 +1,87 @@
+"""The report in a real browser: a phone's width, the language switch, no request, and paper."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from report_fixture import example, full, report, slices
+
+from qinglan.report import Report
+from qinglan.report_html import render_html
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")]
+
+LONG = "请问" + "一" * 300 + "https" + "x" * 300
+"""No word of it fits on a phone."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM)
+        yield started
+        started.close()
+
+
+def opened(browser: Browser, folder: Path, content: Report, width: int = 375) -> Page:
+    render_html(content, folder / "report.html")
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.goto((folder / "report.html").as_uri())
+    return page
+
+
+def unwieldy() -> Report:
+    """Long names, texts and numbers wherever somebody else gives them."""
+    arms = {f"a-teacher-with-a-long-name-{i}": full().arms["teacher"].model_dump() for i in range(4)}
+    cut = slices()
+    cut[1] |= {"value": LONG}
+    stage = {"name": LONG, "seconds": 1, "rows_in": 2_000_000, "rows_out": 1, "dropped": {LONG: 1_999_999}}
+    return full(arms=full().arms | arms, slices=cut, examples=[example(LONG)], stages=[stage], command=LONG)
+
+
+def test_a_phone_never_scrolls_sideways(browser: Browser, tmp_path: Path) -> None:
+    for content in (full(), report(), unwieldy(), Report(run_id="r", profile="p", recipe="query_rewrite")):
+        for width in (320, 375):
+            page = opened(browser, tmp_path, content, width)
+            for language in ("lang-en", "lang-zh"):
+                page.locator(f"label[for={language}]").click()
+                page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_one_click_changes_the_language(browser: Browser, tmp_path: Path) -> None:
+    page = opened(browser, tmp_path, full(), 1000)
+    assert page.get_by_text("Is it safe to ship?").is_visible() and not page.get_by_text("可以上线吗？").is_visible()
+    page.locator("label[for=lang-zh]").click()
+    assert page.get_by_text("可以上线吗？").is_visible() and not page.get_by_text("Is it safe to ship?").is_visible()
+    page.keyboard.press("ArrowLeft")
+    assert page.get_by_text("Is it safe to ship?").is_visible()
+
+
+def test_the_page_asks_for_nothing_and_is_silent(browser: Browser, tmp_path: Path) -> None:
+    page = opened(browser, tmp_path, full())
+    asked: list[str] = []
+    said: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: said.append(message.text))
+    page.reload()
+    assert [url for url in asked if not url.startswith("file:")] == [] and said == []
+
+
+def test_paper_is_light_and_shows_what_is_folded(browser: Browser, tmp_path: Path) -> None:
+    page = opened(browser, tmp_path, full(), 1000)
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.locator(".switch").is_visible() and page.get_by_text("All arms by slice").is_visible()
+    assert page.pdf(format="A4").count(b"/Type /Page\n") > 3
+
+
+def test_text_keeps_its_contrast_in_the_dark(browser: Browser, tmp_path: Path) -> None:
+    page = opened(browser, tmp_path, full(), 1000)
+    page.emulate_media(color_scheme="dark")
+    paper, ink = (page.evaluate(f"getComputedStyle(document.body).{part}") for part in ("backgroundColor", "color"))
+    light = [sum(map(int, colour.removeprefix("rgb(").removesuffix(")").split(","))) for colour in (paper, ink)]
+    assert light[0] < 120 and light[1] > 600

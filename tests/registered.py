@@ -1,0 +1,59 @@
+"""A registered model for tests: MLflow on SQLite, and candidates made up for it."""
+
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+
+from qinglan.artifacts import Artifact, write_json
+from qinglan.config import Tracking
+from qinglan.gate import Decision, Rule, Verdict
+from qinglan.registry import Candidate, Registry
+from qinglan.tracking import Tracker
+
+BLOCKED = Rule(name="cost", outcome="fail", found="0.9", required="≤ 0.5", reason="it costs too much")
+
+
+class Models:
+    """One registered model in a database."""
+
+    def __init__(self, uri: str, name: str, folder: Path) -> None:
+        self.uri, self.name, self.folder = uri, name, folder
+        self.client = MlflowClient(uri)
+        self.tracker = Tracker(uri, Tracking(experiment=name), folder)
+        self.registry = self.open()
+
+    def open(self, **how: Any) -> Registry:
+        return Registry(self.uri, self.name, self.folder / "state", **how)
+
+    def candidate(self, weights: str = "one", verdict: Verdict = "promote", **fields: Any) -> Candidate:
+        model = self.folder / f"model-{weights}"
+        model.mkdir(exist_ok=True)
+        (model / "model.safetensors").write_text(weights)
+        (model / "tokenizer.json").write_text("{}")
+        write_json(self.folder / "evaluation.json", {"arms": weights})
+        known: dict[str, Any] = {
+            "arm": "rl",
+            "model": Artifact.of(model),
+            "base_model": "qwen",
+            "profile": "p",
+            "tenant": "t",
+            "recipe": "query_rewrite",
+            "recipe_version": "2",
+            "prompt_sha256": "abc",
+            "dataset_version": "d1",
+            "run_id": "run-1",
+            "mlflow_run_id": self.tracker.start_run("register", {}),
+            "evaluation": Artifact.of(self.folder / "evaluation.json"),
+            "decision": Decision(
+                verdict=verdict,
+                challenger="rl",
+                rules=[] if verdict == "promote" else [BLOCKED],
+                sentence=f"The gate says {verdict}.",
+            ),
+            "metrics": {"top1": 0.9},
+        }
+        return Candidate(**(known | fields))
+
+    def register(self, *weights: str) -> list[str]:
+        return [self.registry.register(self.candidate(each)).version for each in weights]

@@ -1,0 +1,211 @@
+"""A report in which everything is filled in. The numbers are invented: they show how a page reads, nothing else."""
+
+import math
+from typing import Any
+
+from qinglan.report import Report
+from qinglan.statistics import Comparison
+
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
+
+
+def comparison(a: str, b: str, diff: float | None, ci95: tuple[float, float] | None, **more: Any) -> Comparison:
+    numbers: dict[str, Any] = {
+        "metric": "top1", "n": 1000, "groups": 159, "wins": 124, "ties": 823, "losses": 53, "p_value": 0.0121,
+        "detectable_diff": 0.078, "mean_a": 0.866, "mean_b": 0.795,
+    }  # fmt: skip
+    return Comparison(a=a, b=b, diff=diff, ci95=ci95, **{**numbers, **more})
+
+
+def retrieved(gold_rank: int, title: str, score: float) -> dict[str, Any]:
+    ids = ["d1", "d2", "d3"]
+    if gold_rank:
+        ids[gold_rank - 1] = "gold"
+    return {
+        "ids": ids,
+        "scores": [score, score - 0.1, score - 0.2],
+        "titles": [title, "鱼油 储存方法", "鱼油 不良反应"],
+    }
+
+
+def example(query: str = "它一天吃几粒啊，我妈有点高血压", gold_id: str | None = "gold") -> dict[str, Any]:
+    return {
+        "query": query,
+        "profile": "62岁 女 高血压",
+        "history": "用户先前问过深海鱼油的成分",
+        "gold_id": gold_id,
+        "gold_title": "深海鱼油 用法用量",
+        "arms": {
+            "original": {"text": query, "retrieved": retrieved(0, "维生素C 用法用量", 0.41)},
+            "teacher": {"text": "深海鱼油 每日剂量", "retrieved": retrieved(3, "深海鱼油 成分", 0.72)},
+            "base": {"text": None, "reason": "empty_rewrite"},
+            "sft": {"text": "深海鱼油 服用量", "retrieved": retrieved(2, "深海鱼油 成分", 0.74)},
+            "rl": {"text": "深海鱼油 用法用量", "retrieved": retrieved(1, "深海鱼油 用法用量", 0.97)},
+        },
+    }
+
+
+def stages() -> list[dict[str, Any]]:
+    sha = "4f9a0c61d2" * 6 + "abcd"
+    rows = [
+        ("load", 1.2, 3200, 3174, {"duplicate": 21, "empty_query": 5}),
+        ("distill", 48.0, 2174, 2151, {"empty_rewrite": 14, "teacher_refused": 6, "teacher_timeout": 3}),
+        ("validate", 21.7, 2151, 2149, {"rag_error": 2}),
+        ("select", 0.4, 2149, 1316, {"below_threshold": 512, "worse_than_original": 287, "rewrite_too_long": 34}),
+        ("dataset", 0.9, 1316, 1316, {}),
+        ("sft", 96.2, 0, 0, {}),
+        ("rl", 251.0, 0, 0, {}),
+        ("evaluate", 64.3, 0, 0, {}),
+    ]
+    return [
+        {
+            "name": name, "seconds": seconds, "rows_in": taken, "rows_out": given, "dropped": dropped,
+            "artifacts": [{"path": f"runs/20261104-0210-7c1e/{name}/rows.jsonl", "sha256": sha, "rows": given or None}],
+            "reused_from": "20261103-0210-55aa" if name == "distill" else None,
+        }
+        for name, seconds, taken, given, dropped in rows
+    ]  # fmt: skip
+
+
+def curves() -> dict[str, Any]:
+    steps = [float(i) for i in range(1, 61)]
+    reward = [0.31 * (1 - math.exp(-i / 18)) - 0.06 + 0.035 * math.sin(i * 2.3) for i in steps]
+    loss = [0.08 + 3.1 * math.exp(-i / 9) for i in steps]
+    return {
+        "rl_reward": [{"label": "mean reward of a step", "x": steps, "y": reward}],
+        "sft_loss": [
+            {"label": "training", "x": steps, "y": loss},
+            {"label": "dev split", "x": steps[9::10], "y": [value + 0.09 for value in loss[9::10]]},
+        ],
+        "pretrain_loss": [{"label": "training", "x": [20 * i for i in steps], "y": [6.2 / i**0.5 for i in steps]}],
+    }
+
+
+def report(**changes: Any) -> Report:
+    content: dict[str, Any] = {
+        "run_id": "20261104-0210-7c1e", "profile": "embedded", "recipe": "query_rewrite",
+        "versions": {"qinglan": "0.1.0", "python": "3.11.9", "verl": "0.9.1", "ms-swift": "4.6.0", "torch": "2.13.0",
+                     "ray": "2.60.0", "prefect": "3.8.8", "mlflow": "3.17.2", "prompts": "1"},
+        "stages": stages(),
+        "api": {
+            "teacher": {"calls": 3174, "cached": 2151, "failed": 23, "prompt_tokens": 598_211,
+                        "completion_tokens": 40_118, "cost_usd": 1.149},
+            "judge": {"calls": 9120, "cached": 310, "failed": 0, "prompt_tokens": 1_204_881,
+                      "completion_tokens": 91_204, "cost_usd": 0.42},
+            "rag": {"calls": 14_310, "cached": 2204, "failed": 2},
+        },
+        "arms": {
+            "original": {"n": 1000, "top1": 0.132, "mrr10": 0.214, "mean_top1_score": 0.402, "latency_p50_ms": 3.1,
+                         "latency_p95_ms": 5.9, "cost_per_1000_usd": 0.0, "top1_ci95": [0.101, 0.166]},
+            "teacher": {"n": 1000, "top1": 0.795, "mrr10": 0.841, "mean_top1_score": 0.792, "quality": 4.31,
+                        "latency_p50_ms": 812, "latency_p95_ms": 1904, "cost_per_1000_usd": 0.572,
+                        "top1_ci95": [0.738, 0.848], "failed": 4},
+            "base": {"n": 1000, "top1": 0.021, "mrr10": 0.035, "mean_top1_score": 0.188, "quality": 0.42,
+                     "latency_p50_ms": 41, "latency_p95_ms": 77, "cost_per_1000_usd": 0.051,
+                     "top1_ci95": [0.01, 0.034], "failed": 61},
+            "sft": {"n": 1000, "top1": 0.78, "mrr10": 0.832, "mean_top1_score": 0.801, "quality": 4.25,
+                    "latency_p50_ms": 38, "latency_p95_ms": 66, "cost_per_1000_usd": 0.051,
+                    "top1_ci95": [0.72, 0.836]},
+            "rl": {"n": 1000, "top1": 0.866, "mrr10": 0.897, "mean_top1_score": 0.874, "quality": 4.37,
+                   "latency_p50_ms": 37, "latency_p95_ms": 64, "cost_per_1000_usd": 0.051,
+                   "top1_ci95": [0.813, 0.912]},
+        },
+        "comparisons": [
+            comparison("rl", "teacher", 0.071, (0.019, 0.128), one_sided=4, left_out=4, n=996),
+            comparison("sft", "teacher", -0.015, (-0.045, 0.015), p_value=0.36, detectable_diff=0.043),
+            comparison("rl", "sft", 0.086, (0.041, 0.135), p_value=0.0004, detectable_diff=0.067),
+            comparison("rl", "teacher", 0.06, (-0.05, 0.17), metric="quality", mean_a=4.37, mean_b=4.31, p_value=0.29),
+        ],
+        "training": {
+            "sft": {"rows": 617, "steps": 304, "loss_first": 3.18, "loss_last": 0.081, "exact_match": 0.81},
+            "rl": {"steps": 60, "reward_first": -0.061, "reward_last": 0.248, "invalid_samples": 3},
+        },
+        "stand_ins": ["teacher", "judge", "rag", "student", "workbook"],
+        "examples": [example(), example("血脂高的人能吃那个纳豆吗")] * 5,
+        "shared": [
+            {"what": "bare questions, normalised", "test": 1000, "in_train": 0},
+            {"what": "gold documents", "test": 159, "in_train": 0, "note": ""},
+            {"what": "row ids", "test": 1000, "in_train": 0},
+        ],
+        "curves": curves(),
+    }  # fmt: skip
+    return Report.model_validate(content | changes)
+
+
+def slices() -> list[dict[str, Any]]:
+    def part(by: str, value: str, n: int, diff: float) -> dict[str, Any]:
+        ends = [diff - 0.05, diff + 0.05]
+        arms = {"teacher": {"n": n, "top1": 0.795, "top1_ci95": [0.7, 0.9]}, "rl": {"n": n, "top1": 0.795 + diff}}
+        found = {"a": "rl", "b": "teacher", "n": n, "diff": diff, "ci95": ends if n >= 20 else None}
+        return {"by": by, "value": value, "n": n, "arms": arms, "diff": {"top1": found}}
+
+    return [
+        *(part("tenant", "demo", 1000, 0.07), part("intent", "用法用量", 120, 0.11), part("intent", "禁忌", 12, 0.02)),
+        *(part("length", "≤10", 300, 0.04), part("history", "with", 400, 0.09), part("history", "without", 600, 0.06)),
+    ]
+
+
+def case(case_id: str, kind: str, passed: bool | None, **more: Any) -> dict[str, Any]:
+    found = {"case_id": case_id, "kind": kind, "passed": passed, "name": f"用例 {case_id}", "must_pass": True}
+    return found | {"reason": "" if passed else "repeats the question as it was", "rewrite": "深海鱼油"} | more
+
+
+def red_team() -> dict[str, list[dict[str, Any]]]:
+    passed = [case("a", "injection", True), case("b", "emoji", True)]
+    return {"sft": passed, "rl": [*passed, case("c", "long", False), case("d", "long", None, must_pass=False)]}
+
+
+def decision(verdict: str = "refuse") -> dict[str, Any]:
+    rules = [
+        ("retrieval_vs_teacher", "pass", "top-1 +0.071 [0.019, 0.128] on 996 questions", ""),
+        ("retrieval_vs_champion", "unknown", "not compared", "the answers hardly differ; ask more questions"),
+        ("cost", "pass", "$0.051 per 1,000 questions, 14% of the teacher's $0.362", ""),
+        ("latency", "fail", "median 37 ms, against the teacher's 11 ms", "it takes 3.4 times as long as the teacher"),
+    ]  # fmt: skip
+    kept = [rule for rule in rules if verdict != "promote" or rule[1] == "pass"]
+    return {
+        "verdict": verdict, "challenger": "rl", "champion": "3", "sentence": "The gate's decision in a sentence.",
+        "rules": [{"name": name, "outcome": outcome, "found": found, "required": "none", "reason": reason}
+                  for name, outcome, found, reason in kept],
+    }  # fmt: skip
+
+
+def released() -> dict[str, Any]:
+    return {
+        "name": "qinglan.demo.query_rewrite",
+        "version": "4",
+        "aliases": ["challenger"],
+        "arm": "rl",
+        "sha256": "ab" * 32,
+    }
+
+
+def measured(report: Report) -> dict[str, Any]:
+    """The report's arms with every figure that an arm can have."""
+    figures: dict[str, Any] = {
+        "recall3": 0.9, "recall10": 0.95, "ndcg10": 0.91, "top1_score_ci95": [0.7, 0.8], "quality_ci95": [4.2, 4.4],
+        "judge_consistency": 0.12, "latency_n": 50, "latency_p50_ci95": [30, 41], "latency_p95_ci95": [60, 80],
+        "cost_ci95": [0.049, 0.053], "prompt_tokens_per_1000": 161_000.0, "completion_tokens_per_1000": 10_100.0,
+        "latency_load": "one question at a time on cpu",
+    }  # fmt: skip
+    arms = {name: arm.model_dump() | figures for name, arm in report.arms.items()}
+    arms["teacher"]["latency_load"] = "up to 16 at once, live API"
+    return arms
+
+
+def full(**changes: Any) -> Report:
+    """After a gate: with champion, slices, red team, decision and registered version."""
+    arms = measured(report())
+    found = [
+        comparison("rl", "teacher", 0.071, (0.019, 0.128), one_sided=4, left_out=4, n=996, p_holm=0.0242,
+                   p_mcnemar=0.0001, rows_needed=6_734),
+        comparison("rl", "champion", 0.02, (-0.01, 0.05), p_holm=0.04),
+        comparison("rl", "teacher", 0.06, (-0.05, 0.17), metric="quality", mean_a=4.37, mean_b=4.31),
+    ]  # fmt: skip
+    alarm = {"step": 31, "name": "clip_fraction", "action": "warn", "message": "too much was clipped", "values": {}}
+    content: dict[str, Any] = {
+        "arms": arms | {"champion": arms["sft"]}, "comparisons": found, "slices": slices(), "red_team": red_team(),
+        "decision": decision(), "released": released(), "alarms": [alarm], "unjudged": {"judge_unreadable": 3},
+        "command": "qinglan run pipeline --profile embedded",
+    }  # fmt: skip
+    return report(**(content | changes))

@@ -1,0 +1,282 @@
+"""The gate: every rule passes, fails and says what is missing; the verdict follows from the rules alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qinglan.alarms import Alarm
+from qinglan.config import Gate
+from qinglan.evaluation import Evaluation
+from qinglan.gate import Decision, Rule, alarms_about, decide
+from qinglan.redteam import RedTeamResult
+from qinglan.report import Arm
+from qinglan.statistics import ArmScores, Comparison, compare
+
+TEACHER = Arm(n=1000, latency_p50_ms=900, latency_p95_ms=2000, cost_per_1000_usd=1.0)
+STUDENT = Arm(n=1000, latency_p50_ms=20, latency_p95_ms=60, cost_per_1000_usd=0.01)
+GOOD = {"top1": (0.12, 0.07, 0.17), "quality": (0.02, -0.01, 0.05)}
+"""Difference and ends of its interval."""
+Ends = tuple[float, float, float]
+
+
+def comparison(b: str, metric: str, ends: Ends | None, **update: Any) -> Comparison:
+    diff, low, high = ends or (0.1, 0.0, 0.0)
+    made = Comparison(
+        a="rl",
+        b=b,
+        metric=metric,
+        n=1000,
+        groups=159,
+        diff=diff,
+        ci95=(low, high) if ends else None,
+        wins=0,
+        ties=0,
+        losses=0,
+        p_value=0.5,
+        detectable_diff=2.8 * (high - low) / 3.92,
+    )
+    return made.model_copy(update=update)
+
+
+def tried(passed: bool | None = True, must_pass: bool = True, reason: str = "contains 'pwned'") -> RedTeamResult:
+    return RedTeamResult(
+        case_id="injection-x", name="英文指令", kind="injection", must_pass=must_pass, passed=passed, reason=reason
+    )
+
+
+def evaluation(
+    teacher: Mapping[str, Ends | None] = GOOD, champion: Mapping[str, Ends | None] | None = None, **update: Any
+) -> Evaluation:
+    pairs = [("teacher", teacher), *([("champion", champion)] if champion else [])]
+    made = Evaluation(
+        arms={"teacher": TEACHER, "rl": STUDENT},
+        comparisons=[comparison(rival, metric, ends) for rival, found in pairs for metric, ends in found.items()],
+        examples=[],
+        shared=[],
+        red_team={"rl": [tried()]},
+    )
+    return made.model_copy(update=update)
+
+
+def decided(found: Evaluation | None = None, champion: str | None = None, **gate: Any) -> Decision:
+    return decide(found or evaluation(), [], Gate(**gate), champion)
+
+
+def rule(decision: Decision, name: str) -> Rule:
+    return next(rule for rule in decision.rules if rule.name == name)
+
+
+def alarm(step: int = 22) -> Alarm:
+    return Alarm(step=step, name="reward_up_gold_down", action="warn", message="hacked")
+
+
+def test_a_better_and_cheaper_model_is_promoted():
+    decision = decided()
+    assert decision.verdict == "promote"
+    names = ["retrieval_vs_teacher", "quality_vs_teacher", "cost", "latency", "red_team", "alarms"]
+    assert [rule.name for rule in decision.rules] == names
+    assert decision.sentence == (
+        "Release the RL student: all 6 rules hold; top-1 +0.120 [0.070, 0.170] on 1,000 questions against the teacher."
+    )
+
+
+def test_decide_is_pure():
+    found = evaluation()
+    before = found.model_dump_json()
+    assert decided(found) == decided(found)
+    assert found.model_dump_json() == before
+
+
+@pytest.mark.parametrize(
+    ("ends", "outcome"),
+    [
+        ((0.05, 0.001, 0.10), "pass"),
+        ((0.05, 0.000, 0.10), "unknown"),
+        ((-0.02, -0.10, 0.06), "unknown"),  # worse, but the test set is too small to say so
+        ((0.01, -0.005, 0.029), "fail"),  # a gain worth finding is ruled out
+        ((-0.001, -0.02, 0.02), "fail"),
+        ((-0.10, -0.15, -0.05), "fail"),
+    ],
+)
+def test_retrieval_by_where_its_interval_lies(ends: Ends, outcome: str):
+    assert rule(decided(evaluation(GOOD | {"top1": ends})), "retrieval_vs_teacher").outcome == outcome
+
+
+def test_an_open_question_says_what_the_test_set_detects_and_what_it_would_take():
+    decision = decided(evaluation(GOOD | {"top1": (0.02, -0.036, 0.076)}))
+    assert decision.verdict == "undecided"
+    assert decision.sentence == (
+        "Undecided about the RL student: whether retrieval is better than that of the teacher is open: the test set "
+        "detects a gain of 0.080 in four of five test sets; 7,112 rows would be needed to detect 0.030."
+    )
+
+
+def test_a_large_test_set_says_how_many_rows_would_tell_a_small_gain():
+    small = evaluation(GOOD | {"top1": (0.0145, -0.001, 0.030)})
+    reason = rule(decided(small), "retrieval_vs_teacher").reason
+    assert "detects a gain of 0.022" in reason and "2,333 rows would be needed to tell" in reason
+
+
+def test_a_gain_can_be_demanded():
+    assert decided(min_retrieval_gain=0.06).verdict == "promote"
+    assert decided(min_retrieval_gain=0.08).verdict == "undecided"
+    assert decided(min_retrieval_gain=0.20).verdict == "refuse"
+
+
+def test_without_labels_the_rags_score_decides():
+    found = evaluation({"mean_top1_score": (0.1, 0.05, 0.15), "quality": GOOD["quality"]})
+    assert decided(found).verdict == "promote"
+    assert rule(decided(found), "retrieval_vs_teacher").found.startswith("mean top-1 score +0.100")
+
+
+def test_with_labels_the_rags_score_does_not_decide():
+    found = evaluation(GOOD | {"top1": (-0.1, -0.15, -0.05), "mean_top1_score": (0.1, 0.05, 0.15)})
+    assert decided(found).verdict == "refuse"
+
+
+@pytest.mark.parametrize(
+    ("ends", "outcome"),
+    [((-0.05, -0.19, 0.09), "pass"), ((-0.1, -0.21, 0.01), "unknown"), ((-0.5, -0.7, -0.3), "fail")],
+)
+def test_quality_must_not_be_worse_by_more_than_the_margin(ends: Ends, outcome: str):
+    assert rule(decided(evaluation(GOOD | {"quality": ends})), "quality_vs_teacher").outcome == outcome
+
+
+def test_an_unjudged_or_uncompared_arm_is_unknown():
+    assert rule(decided(evaluation({"top1": GOOD["top1"]})), "quality_vs_teacher").outcome == "unknown"
+    assert decided(evaluation(), challenger="sft").verdict == "undecided"
+
+
+def test_one_group_gives_no_interval():
+    found = rule(decided(evaluation(GOOD | {"top1": None})), "retrieval_vs_teacher")
+    assert found.outcome == "unknown" and "no interval" in found.reason
+
+
+def silent(one_sided: int) -> Evaluation:
+    top1 = comparison("teacher", "top1", (0.06, 0.02, 0.10), one_sided=one_sided)
+    return evaluation(comparisons=[top1, comparison("teacher", "quality", GOOD["quality"])])
+
+
+def test_questions_that_one_arm_left_out_count_against_the_challenger():
+    assert decided(silent(19)).verdict == "promote"
+    decision = decided(silent(21))
+    assert decision.verdict == "undecided"
+    assert "21 questions were left out because only one of the two has a value there" in decision.sentence
+
+
+def test_falling_silent_where_it_is_wrong_gains_nothing():
+    """Real comparison: a copy of the teacher that gives no answer for half of what it would get wrong."""
+    rng = np.random.default_rng(0)
+    right = {f"{i:04}": float(rng.random() < 0.8) for i in range(2000)}
+    muted = {row: None if not value and int(row) % 2 else value for row, value in right.items()}
+    lucky = {row: 1.0 if not value and int(row) % 2 else value for row, value in right.items()}
+    groups = {row: row for row in right}
+
+    def against_teacher(values: Mapping[str, float | None]) -> Evaluation:
+        a, b = (ArmScores(arm=n, scores={"top1": dict(v)}) for n, v in (("rl", values), ("teacher", right)))
+        retrieval = compare(a, b, "top1", groups, 500)
+        return evaluation(comparisons=[retrieval, comparison("teacher", "quality", GOOD["quality"])])
+
+    assert decided(against_teacher(lucky)).verdict == "promote"
+    assert decided(against_teacher(muted)).verdict != "promote"
+
+
+def test_the_champion_must_be_beaten_as_well():
+    beaten, equal = {"top1": (0.05, 0.01, 0.09), "quality": (0.0, -0.1, 0.1)}, GOOD | {"top1": (0.0, -0.02, 0.02)}
+    decision = decided(evaluation(champion=beaten), champion="3")
+    assert (decision.verdict, decision.champion) == ("promote", "3")
+    assert decision.sentence.startswith("Release the RL student in place of version 3: all 8 rules hold")
+    refused = decided(evaluation(champion=equal), champion="3")
+    assert refused.verdict == "refuse"
+    assert "not better than that of the champion: a gain of 0.030 is ruled out" in refused.sentence
+
+
+def test_a_champion_that_was_not_evaluated_leaves_it_open():
+    decision = decided(champion="3")
+    assert decision.verdict == "undecided"
+    assert "the champion was not compared with it" in rule(decision, "retrieval_vs_champion").reason
+
+
+def with_student(**update: Any) -> Evaluation:
+    return evaluation(arms={"teacher": TEACHER, "rl": STUDENT.model_copy(update=update)})
+
+
+def test_cost():
+    assert rule(decided(), "cost").found == "$0.010 per 1,000 questions, 1% of the teacher's $1.00"
+    assert rule(decided(with_student(cost_per_1000_usd=0.6)), "cost").outcome == "fail"
+    unpriced = rule(decided(with_student(cost_per_1000_usd=None)), "cost")
+    assert unpriced.outcome == "unknown" and "`prices`" in unpriced.reason
+    free = evaluation(arms={"teacher": TEACHER.model_copy(update={"cost_per_1000_usd": 0.0}), "rl": STUDENT})
+    assert rule(decided(free), "cost").outcome == "unknown"
+
+
+def test_latency_beside_the_teachers():
+    assert rule(decided(with_student(latency_p50_ms=1000)), "latency").outcome == "fail"
+    assert rule(decided(with_student(latency_p50_ms=1000), max_latency_ratio=2), "latency").outcome == "pass"
+    assert rule(decided(with_student(latency_p50_ms=None)), "latency").outcome == "unknown"
+    quiet = evaluation(arms={"teacher": TEACHER.model_copy(update={"latency_p50_ms": None}), "rl": STUDENT})
+    assert rule(decided(quiet), "latency").found == "median 20 ms; the teacher's was not measured"
+    assert all(rule.name != "latency" for rule in decided(max_latency_ratio=None).rules)
+
+
+def test_latency_p95_has_a_rule_where_it_has_a_limit():
+    assert rule(decided(max_latency_p95_ms=50), "latency_p95").outcome == "fail"
+    assert rule(decided(max_latency_p95_ms=60), "latency_p95").outcome == "pass"
+    unmeasured = decided(with_student(latency_p95_ms=None), max_latency_p95_ms=60)
+    assert rule(unmeasured, "latency_p95").outcome == "unknown"
+
+
+def test_a_failed_case_refuses_and_is_named():
+    decision = decided(evaluation(red_team={"rl": [tried(), tried(False)]}))
+    assert decision.verdict == "refuse"
+    assert "it fails the red team on “英文指令” (injection-x: contains 'pwned')" in decision.sentence
+    many = rule(decided(evaluation(red_team={"rl": [tried(False)] * 5})), "red_team")
+    assert many.found == "0 of 5 passed" and many.reason.endswith("; and 2 more")
+
+
+def test_a_case_that_need_not_pass_does_not_block():
+    assert decided(evaluation(red_team={"rl": [tried(False, must_pass=False)]})).verdict == "promote"
+    assert decided(evaluation(red_team={"rl": []})).verdict == "promote"
+
+
+def test_what_could_not_be_checked_is_unknown():
+    unchecked = tried(None, reason="the RAG gave no answer for this rewrite")
+    assert decided(evaluation(red_team={"rl": [unchecked]})).verdict == "undecided"
+    assert decided(evaluation(red_team={})).verdict == "undecided"
+    assert decided(evaluation(red_team={"rl": [unchecked, tried(False)]})).verdict == "refuse"
+
+
+def test_an_alarm_refuses_unless_it_is_accepted():
+    refused = decide(evaluation(), [alarm(), alarm(40)], Gate(), None)
+    assert refused.verdict == "refuse" and "reward_up_gold_down (step 22, 40)" in refused.sentence
+    accepted = decide(evaluation(), [alarm()], Gate(accepted_alarms=("reward_up_gold_down",)), None)
+    assert accepted.verdict == "promote"
+    assert "reward_up_gold_down (step 22)" in rule(accepted, "alarms").found
+
+
+def test_alarms_of_rl_say_nothing_about_the_sft_student():
+    assert rule(decide(evaluation(), [alarm()], Gate(challenger="sft"), None), "alarms").outcome == "pass"
+
+
+@pytest.mark.parametrize(("chosen", "counts"), [(0, False), (12, False), (13, True), (22, True), (90, True)])
+def test_alarms_count_from_the_window_that_holds_the_chosen_step(chosen: int, counts: bool):
+    assert alarms_about([alarm(22)], chosen, window_steps=10) == ([alarm(22)] if counts else [])
+
+
+def test_no_alarm_speaks_of_the_model_that_training_started_from():
+    assert alarms_about([alarm(3)], 0, window_steps=10) == []
+    assert alarms_about([alarm(3)], 1, window_steps=10) == [alarm(3)]
+
+
+def test_a_failure_outranks_what_is_unknown():
+    found = evaluation(GOOD | {"top1": (-0.1, -0.2, -0.01)}, red_team={})
+    decision = decided(found)
+    assert decision.verdict == "refuse"
+    assert decision.sentence.endswith("is ruled out. Besides, 1 of the rules could not be decided.")
+
+
+def test_every_sentence_is_one_line():
+    decisions = [decided(), decided(champion="3"), decided(evaluation(red_team={"rl": [tried(False, reason="a\nb")]}))]
+    assert all(len(decision.sentence.splitlines()) == 1 for decision in decisions)

@@ -1,0 +1,114 @@
+"""The blind panel: all texts at once and twice, order without names, and a failed call leaves nobody judged."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from qinglan.chat import Answer
+from qinglan.clients import Clients
+from qinglan.config import Evaluate, Tenant
+from qinglan.errors import StageError, TeacherError
+from qinglan.evaluation import ArmRow, Panel, arm_scores, summarise
+from qinglan.evaluation.panel import ballot, consistency
+from qinglan.recipes import query_rewrite
+from qinglan.rows import Retrieved, Row
+
+HIT = Retrieved(ids=("g",), scores=(0.9,))
+CONFIG = Evaluate(bootstrap_resamples=200)
+WORTH = {"好": 5.0, "中": 3.0, "坏": 1.0}
+
+
+class Judge:
+    """Knows what each text is worth, and favours the first by half a point."""
+
+    def __init__(self, failing: Sequence[int] = ()) -> None:
+        self.failing, self.prompts = failing, list[str]()
+
+    async def ask(self, messages: Any, parse: Any, schema: Any) -> Answer[list[float]]:
+        prompt = messages[-1]["content"]
+        self.prompts.append(prompt)
+        if len(self.prompts) in self.failing:
+            raise TeacherError("no scores", "judge_unreadable")
+        scores = [WORTH[text] for text in re.findall("改写[0-9]+：(.*)", prompt)]
+        scores[0] -= 0.5
+        return Answer(parse(f'{{"scores": {scores}}}'), f"key{len(self.prompts)}", False, 0.1, 1.0)
+
+
+def rows(count: int = 1) -> list[Row]:
+    return [Row(id=f"{n:03}", tenant="t", query=f"问题{n}", source="f!A1") for n in range(count)]
+
+
+def arm(text: str | None, count: int = 1, **more: Any) -> list[ArmRow]:
+    return [ArmRow(row_id=f"{n:03}", text=text, retrieved=HIT, **more) for n in range(count)]
+
+
+def panel(judge: Judge) -> Panel:
+    return Panel(query_rewrite, Clients(judge=judge), Tenant())  # type: ignore[arg-type]
+
+
+async def test_every_distinct_text_is_read_in_both_orders():
+    judge = Judge()
+    arms = {"teacher": arm("中"), "sft": arm("好"), "rl": arm("好"), "base": arm("坏")}
+    done, unjudged = await panel(judge).judge(arms, rows())
+    first, second = (re.findall("改写[0-9]+：(.*)", prompt) for prompt in judge.prompts)
+    assert sorted(first) == sorted(WORTH) and second == first[::-1]
+    assert unjudged == {}
+    assert done["sft"] == done["rl"], "the same text is the same score"
+    assert done["rl"][0].requests == ("key1", "key2")
+
+
+async def test_a_score_is_the_mean_of_both_passes():
+    done, _ = await panel(Judge()).judge({"sft": arm("好"), "rl": arm("中", requests=("t",))}, rows())
+    assert {name: (entries[0].judge_score, sorted(entries[0].judge_scores)) for name, entries in done.items()} == {
+        "sft": (4.75, [4.5, 5.0]),
+        "rl": (2.75, [2.5, 3.0]),
+    }
+    assert consistency(done["rl"]) == 0.5
+    assert done["rl"][0].requests == ("t", "key1", "key2")
+
+
+async def test_one_text_alone_is_read_once():
+    judge = Judge()
+    done, _ = await panel(judge).judge({"teacher": arm("好"), "rl": arm("好")}, rows())
+    assert (len(judge.prompts), done["rl"][0].judge_score, done["rl"][0].judge_scores) == (1, 4.5, (4.5,))
+    assert consistency(done["rl"]) is None
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+async def test_a_failed_pass_leaves_the_question_unjudged_for_all(failing: int):
+    arms = {"teacher": arm("中", 40, judge_score=4.0), "rl": arm("好", 40)}
+    # The fake answers at once, so that the first two calls are the first question's two passes.
+    done, unjudged = await panel(Judge(failing=[failing])).judge(arms, rows(40))
+    assert unjudged == {"judge_unreadable": 1}
+    lost = [{e.row_id for e in entries if e.judge_score is None} for entries in done.values()]
+    assert lost[0] == lost[1] and len(lost[0]) == 1
+    summary = summarise(done["teacher"], rows(40), CONFIG)
+    assert (summary.failed, summary.quality) == (0, pytest.approx(2.75))
+
+
+async def test_too_many_failures_are_no_evaluation():
+    with pytest.raises(StageError, match="3 of 40 questions"):
+        await panel(Judge(failing=[1, 2, 3])).judge({"sft": arm("中", 40), "rl": arm("好", 40)}, rows(40))
+
+
+async def test_an_arm_without_a_text_is_not_on_the_panel():
+    judge = Judge()
+    done, _ = await panel(judge).judge({"base": arm(None), "rl": arm("好")}, rows())
+    assert done["base"][0].judge_score is None
+    assert len(judge.prompts) == 1
+
+
+async def test_a_text_that_was_not_retrieved_with_has_no_quality():
+    lost = [ArmRow(row_id="000", text="好", reason="rag_unavailable")]
+    done, _ = await panel(Judge()).judge({"rl": lost, "sft": arm("中")}, rows())
+    assert arm_scores("rl", done["rl"], rows()).scores["quality"] == {"000": None}
+
+
+def test_the_order_depends_on_the_row_and_says_nothing_of_the_arms():
+    orders = [ballot(["好", "中", "坏"], str(n), seed=0) for n in range(200)]
+    assert ballot(["坏", "好", "中", "好"], "0", seed=0) == orders[0]
+    places = [sum(order[0] == text for order in orders) for text in WORTH]
+    assert all(40 < count < 95 for count in places)
+    assert [ballot(["好", "中", "坏"], str(n), seed=1) for n in range(200)] != orders

@@ -1,0 +1,254 @@
+"""The registry on SQLite: versions, aliases, what a kill leaves behind, and weights that are gone."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from registered import Models
+
+from qinglan.config import Profile
+from qinglan.errors import ArtifactError, ConfigError
+from qinglan.gate import Verdict
+from qinglan.registry import Candidate, Registry, prompt_digest, registry_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture
+def site(database: str, tmp_path: Path) -> Models:
+    return Models(database, f"qinglan.{tmp_path.name}", tmp_path)
+
+
+class KilledError(Exception):
+    """Stands for SIGKILL."""
+
+
+class Dying:
+    """A client that is killed instead of its n-th write of an alias."""
+
+    def __init__(self, client: MlflowClient, nth: int) -> None:
+        self._client, self._left = client, nth
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith("registered_model_alias"):
+            self._left -= 1
+            if self._left == 0:
+                raise KilledError
+        return getattr(self._client, name)
+
+
+def dying(site: Models, nth: int) -> Registry:
+    registry = site.open()
+    registry.__dict__["_client"] = Dying(site.client, nth)
+    return registry
+
+
+def test_a_version_tells_what_it_is_without_a_download(site: Models):
+    candidate = site.candidate()
+    made = site.registry.register(candidate)
+    assert site.registry.version("1") == made
+    assert (made.arm, made.sha256, made.verdict, made.aliases) == ("rl", candidate.model.sha256, "promote", ())
+    assert (made.run_id, made.dataset_version, made.weights) == ("run-1", "d1", "mlflow")
+
+
+def test_mlflow_shows_it_in_words_and_keeps_its_files(site: Models):
+    candidate = site.candidate()
+    site.registry.register(candidate)
+    shown = site.client.get_model_version(site.name, "1")
+    assert "The gate says promote." in shown.description
+    assert "top1 0.900" in shown.description
+    kept = Path(site.client.download_artifacts(candidate.mlflow_run_id, "release"))
+    assert Candidate.model_validate_json((kept / "release.json").read_text()) == candidate
+    assert (kept / "model" / "model.safetensors").read_text() == "one"
+
+
+def test_the_same_again_is_the_same_version(site: Models):
+    site.registry.register(site.candidate())
+    again = site.registry.register(site.candidate())
+    assert again.version == "1"
+    assert site.registry.register(site.candidate(gate={"max_cost_ratio": 0.4})).version == "2"
+
+
+def test_of_an_adapters_checkpoint_no_optimizer_is_kept(site: Models, tmp_path: Path):
+    for name in ("adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "rng_state.pth"):
+        (tmp_path / "checkpoint" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "checkpoint" / name).write_text("{}")
+    candidate = site.candidate(adapters={"sft": tmp_path / "checkpoint"})
+    site.registry.register(candidate)
+    kept = [f.path for f in site.client.list_artifacts(candidate.mlflow_run_id, "release/adapters/sft")]
+    assert [Path(path).name for path in sorted(kept)] == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_promotion_moves_the_champion_aside(site: Models):
+    site.register("one", "two")
+    site.registry.promote("1")
+    site.registry.challenge("2")
+    champion = site.registry.promote("2")
+    assert site.registry.aliases() == {"champion": "2", "previous": "1"}
+    assert champion.aliases == ("champion",)
+    assert champion.history[-1].endswith("promoted, replaces version 1")
+
+
+def test_promoting_the_champion_changes_nothing(site: Models):
+    site.register("one", "two")
+    for version in ("1", "2", "2"):
+        site.registry.promote(version)
+    assert site.registry.aliases() == {"champion": "2", "previous": "1"}
+
+
+def test_the_same_weights_under_a_new_decision_leave_the_previous_champion(site: Models):
+    site.register("one", "two")
+    third = site.registry.register(site.candidate("two", gate={"approval": "none"})).version
+    for version in ("1", "2", third):
+        site.registry.promote(version)
+    assert site.registry.aliases() == {"champion": "3", "previous": "1"}
+
+
+@pytest.mark.parametrize("verdict", ["refuse", "undecided"])
+def test_what_did_not_pass_serves_only_for_a_reason(site: Models, verdict: Verdict):
+    site.registry.register(site.candidate(verdict=verdict))
+    for change in (site.registry.promote, site.registry.challenge):
+        with pytest.raises(ConfigError, match=f"the gate said {verdict}.*--force"):
+            change("1")
+    assert site.registry.aliases() == {}
+    forced = site.registry.promote("1", force_reason="the cost is accepted")
+    assert "the cost is accepted" in forced.history[-1]
+    tags = site.client.get_model_version(site.name, "1").tags
+    assert (tags["forced"], tags["reasons"]) == ("the cost is accepted", "cost: it costs too much")
+
+
+def test_a_rollback_returns_to_the_previous_champion_once(site: Models):
+    site.register("one", "two")
+    site.registry.promote("1")
+    site.registry.promote("2")
+    assert site.registry.roll_back("it was slow").version == "1"
+    assert site.registry.aliases() == {"champion": "1", "previous": "2"}
+    assert site.registry.version("2").history[-1].endswith("rolled back to version 1: it was slow")
+    with pytest.raises(ConfigError, match="version 2 was itself rolled back"):
+        site.registry.roll_back("again")
+    site.registry.promote("2")
+    assert site.registry.roll_back("slow indeed").version == "1"
+
+
+def test_without_a_previous_champion_there_is_nothing_to_return_to(site: Models):
+    site.register("one")
+    site.registry.promote("1")
+    with pytest.raises(ConfigError, match="no previous champion"):
+        site.registry.roll_back("why not")
+
+
+def test_a_challenger_comes_and_goes(site: Models):
+    site.register("one", "two")
+    site.registry.promote("1")
+    assert site.registry.challenge("2").aliases == ("challenger",)
+    withdrawn = site.registry.withdraw_challenger("too many errors")
+    assert withdrawn and withdrawn.history[-1].endswith("withdrawn: too many errors")
+    assert site.registry.withdraw_challenger("again") is None
+    with pytest.raises(ConfigError, match="is the champion"):
+        site.registry.challenge("1")
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_killed_promotion_leaves_a_champion_and_is_mended(site: Models, nth: int):
+    site.register("one", "two", "three")
+    site.registry.promote("1")
+    site.registry.promote("2")
+    site.registry.challenge("3")
+    with pytest.raises(KilledError):
+        dying(site, nth).promote("3")
+    assert site.registry.aliases()["champion"] in ("2", "3")
+    site.registry.promote("3")
+    assert site.registry.aliases() == {"champion": "3", "previous": "2"}
+
+
+def test_after_a_killed_promotion_a_rollback_still_knows_the_champion_before(site: Models):
+    site.register("one", "two", "three")
+    site.registry.promote("1")
+    site.registry.promote("2")
+    with pytest.raises(KilledError):
+        dying(site, 2).promote("3")
+    assert site.registry.roll_back("slow").version == "1"
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_killed_rollback_leaves_a_champion_and_is_mended(site: Models, nth: int):
+    site.register("one", "two")
+    site.registry.promote("1")
+    site.registry.promote("2")
+    with pytest.raises(KilledError):
+        dying(site, nth).roll_back("slow")
+    assert site.registry.aliases()["champion"] in ("1", "2")
+    assert site.registry.roll_back("slow").version == "1"
+    assert site.registry.aliases() == {"champion": "1", "previous": "2"}
+
+
+def test_two_at_once_make_one_rollback(site: Models):
+    site.register("one", "two")
+    site.registry.promote("1")
+    site.registry.promote("2")
+
+    def roll_back(_: int) -> str:
+        try:
+            return site.open().roll_back("slow").version
+        except ConfigError:
+            return "refused"
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(roll_back, range(2))) == ["1", "refused"]
+
+
+@pytest.mark.parametrize("how", ["gone", "changed"])
+def test_weights_are_restored_from_mlflow(site: Models, how: str):
+    made = site.registry.register(site.candidate())
+    assert site.registry.folder(made) == made.folder
+    (made.folder / "model.safetensors").write_text("other")
+    if how == "gone":
+        made.folder.rename(made.folder.with_name("away"))
+    restored = site.registry.folder(made)
+    assert restored == site.folder / "state" / "models" / site.name / "1"
+    assert (restored / "model.safetensors").read_text() == "one"
+
+
+def test_large_weights_stay_where_they_are(site: Models):
+    registry = site.open(max_artifact_mb=1e-6)
+    candidate = site.candidate()
+    made = registry.register(candidate)
+    assert made.weights == "path"
+    kept = [Path(f.path).name for f in site.client.list_artifacts(candidate.mlflow_run_id, "release/model")]
+    assert kept == ["tokenizer.json"]
+    made.folder.rename(made.folder.with_name("away"))
+    with pytest.raises(ArtifactError, match=r"is gone.*put that folder back"):
+        registry.folder(made)
+    with pytest.raises(ArtifactError, match="is gone"):
+        registry.promote("1")
+
+
+def test_an_unknown_version_is_one_line(site: Models):
+    site.register("one")
+    for version in ("7", "x"):
+        with pytest.raises(ConfigError, match=f"release `{version}` of {site.name}: there is no such version.*: 1"):
+            site.registry.promote(version)
+
+
+def test_a_server_that_is_away_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(ConfigError, match=r"MLflow's registry at http://127\.0\.0\.1:9"):
+        Registry("http://127.0.0.1:9", "m", tmp_path).versions()
+
+
+def test_the_name_is_the_tenants_and_the_recipes(profile_of: Callable[..., Profile]):
+    assert registry_of(profile_of()).name == "qinglan.default.query_rewrite"
+    assert registry_of(profile_of(release={"name": "mine"})).name == "mine"
+
+
+def test_the_prompts_digest_changes_with_what_the_student_reads(profile_of: Callable[..., Profile]):
+    assert prompt_digest(profile_of()) == prompt_digest(profile_of(name="other"))
+    assert prompt_digest(profile_of()) != prompt_digest(profile_of(tenant={"domain": "保险"}))

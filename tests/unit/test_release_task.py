@@ -1,0 +1,260 @@
+"""The stages gate and register, with MLflow's registry but without Prefect's server."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pytest
+
+from qinglan.artifacts import Artifact, StageResult, write_json, write_jsonl
+from qinglan.config import Profile
+from qinglan.errors import ConfigError
+from qinglan.evaluation import ArmRow, Evaluation
+from qinglan.gate import Decision, Rule, Verdict
+from qinglan.registry import Registry, registry_of
+from qinglan.registry.approval import Approval, decided_by, lacks_only_approval
+from qinglan.registry.candidates import beside_champion, candidate_of, read_evaluation
+from qinglan.registry.review_book import telling_rows
+from qinglan.rows import Retrieved, Row
+from qinglan.runs import Run, open_run
+from qinglan.summary import evaluate
+from qinglan.tracking import Tracker
+from tasks import release as tasks_module
+from tasks import stage as stage_module
+from tasks.release import decide_release, decision_markdown, decision_of, register_model
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
+
+ProfileOf = Callable[..., Profile]
+HIT, MISS = (
+    Retrieved(ids=("g",), scores=(0.9,), titles=("答案",)),
+    Retrieved(ids=("x",), scores=(0.5,), titles=("别的",)),
+)
+ROWS = [Row(id=name, tenant="t", query=f"问{name}", source=f"q!A{name}", gold_id="g", split="test") for name in "abc"]
+
+
+def arm(**found: Retrieved) -> list[ArmRow]:
+    return [ArmRow(row_id=row.id, text=f"词{row.id}", retrieved=found.get(row.id, HIT)) for row in ROWS]
+
+
+class Finished:
+    """An evaluated run: what its stages left, and the verdict that the gate will give."""
+
+    def __init__(self, profile: Profile, folder: Path) -> None:
+        self.profile, self.folder = profile, folder
+        self.verdict: Verdict = "promote"
+        self.seen: dict[str, Any] = {}
+        self.markdown: dict[str, str] = {}
+        self.weights = {"base": "base", "sft": "sft", "rl": "rl"}
+        self.answer: Approval | None = None
+
+    @property
+    def registry(self) -> Registry:
+        return registry_of(self.profile)
+
+    def decide(self, evaluation: Evaluation, alarms: Any, _: Any, champion: str | None) -> Decision:
+        self.seen |= {"evaluation": evaluation, "alarms": alarms, "champion": champion}
+        outcome = {"promote": "pass", "refuse": "fail", "undecided": "unknown"}[self.verdict]
+        rule = Rule(name="cost", outcome=outcome, found="a|b", required="≤ 0.5")  # type: ignore[arg-type]
+        sentence = f"The gate says {self.verdict}."
+        return Decision(verdict=self.verdict, challenger="rl", champion=champion, rules=[rule], sentence=sentence)
+
+    def models(self) -> dict[str, StageResult]:
+        return {name: self._model(name, weights) for name, weights in self.weights.items()}
+
+    def _model(self, name: str, weights: str) -> StageResult:
+        folder = self.folder / weights
+        folder.mkdir(exist_ok=True)
+        (folder / "model.safetensors").write_text(weights)
+        details = {"model": str(folder), "alarms": [], "summary": {"chosen_step": 3}}
+        artifacts = {"model": Artifact.of(folder)}
+        return StageResult(stage=name, key="k", run_id="r", seconds=0, artifacts=artifacts, details=details)
+
+    def evaluated(self) -> StageResult:
+        arms = {"teacher": arm(c=MISS), "sft": arm(), "rl": arm(a=MISS)}
+        found = evaluate(arms, ROWS, self.profile.evaluate)
+        write_json(self.folder / "evaluation.json", found.model_dump(mode="json"))
+        artifacts = {f"arm_{name}": write_jsonl(self.folder / f"{name}.jsonl", rows) for name, rows in arms.items()}
+        artifacts["evaluation"] = Artifact.of(self.folder / "evaluation.json")
+        digests = {name: result.artifacts["model"].sha256 for name, result in self.models().items()}
+        return StageResult(
+            stage="evaluate", key="k", run_id="r", seconds=0, artifacts=artifacts, details={"models": digests}
+        )
+
+    def dataset(self) -> StageResult:
+        rows = {"test": write_jsonl(self.folder / "test.jsonl", ROWS)}
+        return StageResult(stage="dataset", key="k", run_id="r", seconds=0, artifacts=rows)
+
+    def release(self, run: Run) -> tuple[StageResult, StageResult]:
+        inputs = (self.evaluated(), self.dataset(), self.models())
+        gated = decide_release.fn(run, *inputs)
+        return gated, register_model.fn(run, gated, *inputs)
+
+    def run(self) -> tuple[StageResult, StageResult]:
+        with open_run(self.profile, "release") as run:
+            return self.release(run)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture
+def finished(
+    profile_of: ProfileOf, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Finished]:
+    def make(**sections: Any) -> Finished:
+        release = {"name": f"m.{tmp_path.name}"} | sections.pop("release", {})
+        made = Finished(profile_of(tracking={"uri": database}, release=release, **sections), tmp_path)
+        tracker = Tracker(database, made.profile.tracking, tmp_path)
+        for module in (stage_module, tasks_module):
+            monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+            monkeypatch.setattr(module, "tracker_of", lambda _: tracker)
+            monkeypatch.setattr(
+                module, "create_markdown_artifact", lambda text, key, **_: made.markdown.update({key: text})
+            )
+        monkeypatch.setattr(tasks_module, "decide", made.decide)
+        monkeypatch.setattr(tasks_module, "_ask", lambda *_: made.answer)
+        return made
+
+    return make
+
+
+def test_a_model_that_passes_becomes_the_champion(finished: Callable[..., Finished]):
+    done = finished()
+    gated, registered = done.run()
+    assert done.registry.aliases() == {"champion": "1"}
+    assert registered.details["released"]["aliases"] == ["champion"]
+    assert gated.metrics == {"promote": 1.0, "rules/pass": 1.0, "rules/fail": 0.0, "rules/unknown": 0.0}
+    assert "| ✓ | cost | a\\|b | ≤ 0.5 |" in done.markdown["decision"]
+
+
+@pytest.mark.parametrize("verdict", ["refuse", "undecided"])
+def test_one_that_does_not_pass_is_kept_without_an_alias(finished: Callable[..., Finished], verdict: Verdict):
+    done = finished()
+    done.verdict = verdict
+    gated, _ = done.run()
+    assert decision_of(gated).verdict == verdict
+    assert done.registry.aliases() == {}
+    assert done.registry.version("1").verdict == verdict
+
+
+@pytest.mark.parametrize(("role", "aliases"), [("challenger", {"challenger": "1"}), ("none", {})])
+def test_its_place_is_what_the_profile_says(finished: Callable[..., Finished], role: str, aliases: dict[str, str]):
+    done = finished(release={"promote": role})
+    done.run()
+    assert done.registry.aliases() == aliases
+
+
+def test_the_same_again_makes_no_version_and_undoes_no_rollback(finished: Callable[..., Finished]):
+    done = finished()
+    done.run()
+    done.weights["rl"] = "better"
+    done.run()
+    done.registry.roll_back("it was slow")
+    done.run()
+    assert [version.version for version in done.registry.versions()] == ["2", "1"]
+    assert done.registry.aliases() == {"champion": "1", "previous": "2"}
+
+
+def test_a_champion_that_came_meanwhile_stays(finished: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch):
+    done = finished()
+    done.run()
+    done.weights["rl"] = "better"
+    before = done.decide
+    monkeypatch.setattr(tasks_module, "decide", lambda *a: before(*a).model_copy(update={"champion": None}))
+    done.run()
+    assert done.registry.aliases() == {"champion": "1"}
+    assert "version 1 became the champion meanwhile" in done.registry.version("2").history[-1]
+
+
+def test_a_persons_yes_is_a_rule_of_the_decision(finished: Callable[..., Finished]):
+    done = finished(gate={"approval": "required"})
+    done.answer = Approval(approve=True, reviewer="李雷", comment="看过了")
+    gated, _ = done.run()
+    assert decision_of(gated).rules[-1] == Rule(
+        name="approval",
+        outcome="pass",
+        found="approved by 李雷: 看过了",
+        required="a person's approval (gate.approval)",
+    )
+    assert done.registry.aliases() == {"champion": "1"}
+
+
+def test_a_person_reads_where_it_loses_first(finished: Callable[..., Finished]):
+    done = finished(gate={"approval": "required"})
+    gated, _ = done.run()
+    sheet = openpyxl.load_workbook(gated.path("review")).active
+    assert sheet is not None
+    lines = [[cell.value for cell in line] for line in sheet.iter_rows()]
+    assert lines[1][:2] == ["不如教师", "问a"]
+    assert {line[0] for line in lines[2:]} == {"随机"}
+    assert [title for title in lines[0] if "改写" in str(title)] == ["RL：改写", "教师：改写"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"), [(Approval(approve=False, reviewer="x"), "refuse"), (None, "undecided")]
+)
+def test_without_a_persons_yes_nothing_is_released(
+    finished: Callable[..., Finished], answer: Approval | None, verdict: Verdict
+):
+    done = finished(gate={"approval": "required"})
+    done.answer = answer
+    gated, _ = done.run()
+    assert (decision_of(gated).verdict, gated.try_again) == (verdict, int(answer is None))
+    assert done.registry.aliases() == {}
+
+
+def test_what_the_gate_refuses_nobody_is_asked_about(finished: Callable[..., Finished]):
+    done = finished(gate={"approval": "required"})
+    done.verdict, done.answer = "refuse", Approval(approve=True, reviewer="x")
+    gated, _ = done.run()
+    assert "review" not in gated.artifacts
+    assert decision_of(gated).verdict == "refuse"
+
+
+def test_only_a_missing_approval_can_be_made_up_for():
+    passed = Decision(verdict="promote", challenger="rl", rules=[], sentence="s")
+    late = decided_by(passed, None)
+    assert lacks_only_approval(late)
+    assert not lacks_only_approval(passed)
+    assert [rule.outcome for rule in decided_by(late, Approval(approve=True, reviewer="x")).rules] == ["pass"]
+
+
+def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Callable[..., Finished]):
+    done = finished()
+    evaluated = done.evaluated()
+    evaluation, digests = read_evaluation(evaluated), evaluated.details["models"]
+    with open_run(done.profile, "release") as run:
+        child = Tracker(done.profile.tracking_uri, done.profile.tracking, done.folder).start_run("register", {})
+        decision = done.decide(evaluation, [], None, None)
+        made = candidate_of(run, decision, evaluated, done.dataset(), done.models(), child)
+    champion = done.registry.register(made)
+    seen, version = beside_champion(evaluation, digests, champion, "rl")
+    assert (seen, version) == (evaluation, None)  # the challenger is the champion itself
+    seen, version = beside_champion(evaluation, digests, champion.model_copy(update={"sha256": digests["sft"]}), "rl")
+    assert version == "1"
+    assert {c.metric: c.diff for c in seen.comparisons if (c.a, c.b) == ("rl", "champion")} == {
+        c.metric: c.diff for c in evaluation.comparisons if (c.a, c.b) == ("rl", "sft")
+    }
+
+
+def test_a_challenger_that_was_not_trained_is_one_line(finished: Callable[..., Finished]):
+    done = finished(gate={"challenger": "big"})
+    with pytest.raises(ConfigError, match=r"gate.challenger = big: this run has no such model.*base, sft, rl"):
+        done.run()
+
+
+def test_a_failed_answer_counts_as_a_loss():
+    arms = {"rl": {"a": ArmRow(row_id="a", reason="empty_rewrite")}, "teacher": {"a": arm()[0]}}
+    (first, *_) = telling_rows(arms, ROWS[:1], "rl", losses=5, sampled=0)
+    assert first.why == "不如教师"
+
+
+def test_the_table_of_rules_survives_any_text():
+    rule = Rule(name="r", outcome="unknown", found="a\nb", required="|", reason="")
+    text = decision_markdown(Decision(verdict="undecided", challenger="rl", rules=[rule], sentence="s"))
+    assert "| ? | r | a b | \\| |" in text

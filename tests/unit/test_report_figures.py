@@ -1,0 +1,95 @@
+"""What the report draws: axes, curves, dots and distributions."""
+
+import math
+
+import pytest
+from report_fixture import full, report
+
+from qinglan.formats import signed
+from qinglan.plots import Axis, axis_of, chart, dot_plot, histogram, moving_mean
+from qinglan.report import Distribution
+from qinglan.report_figures import arm_dots, gain_shares, slice_plots
+from qinglan.report_words import Both
+
+NAME = Both("a", "甲")
+
+
+def test_axis_has_round_ticks_that_cover_the_values() -> None:
+    axis = Axis.over([-0.045, 0.135])
+    assert axis.low <= -0.045 and axis.high >= 0.135
+    assert [axis.label(tick) for tick in axis.ticks] == ["−0.05", "0.00", "0.05", "0.10", "0.15"]
+    assert axis.at(axis.low) == 0 and axis.at(axis.high) == 100
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [3.0], [0.0, 0.0]])
+def test_axis_of_nothing_much(values: list[float]) -> None:
+    axis = Axis.over(values)
+    assert axis.high > axis.low and len(axis.ticks) >= 2
+
+
+def test_chart_skips_what_is_not_finite() -> None:
+    drawn = chart(NAME, NAME, [(NAME, [(1, 2.0), (2, math.nan), (3, math.inf), (4, 1.0)])])
+    assert [line.path for line in drawn.lines] == ["M0.0,0.0 L100.0,100.0"]
+
+
+def test_moving_mean_is_centred() -> None:
+    assert moving_mean([(0, 0.0), (1, 3.0), (2, 6.0)], 3) == [(0, 1.5), (1, 3.0), (2, 4.5)]
+
+
+def test_an_outline_adds_up_to_all_and_ends_at_the_last_value() -> None:
+    counts = [0] * 100
+    counts[10], counts[11], counts[99] = 300, 200, 500
+    drawn = histogram(NAME, [("line-0", NAME, 0.0, 1.0, counts)])
+    assert drawn is not None
+    points = [tuple(map(float, point.split(","))) for point in drawn.lines[0].path[1:].split(" L")]
+    heights = [drawn.y.high * (100 - y) / 100 for _, y in points]
+    assert max(heights) == pytest.approx(50, rel=1e-3) and (heights[0], heights[-1]) == (0, 0)
+    assert sum(heights[1:-1]) / 2 == pytest.approx(100, rel=1e-3)
+    assert (points[0][0], points[-1][0]) == (8, 100)  # 1,000 values are drawn in 25 bins
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(60, 10), (700, 20), (100_000, 50)])
+def test_few_rows_are_drawn_in_few_bins(rows: int, steps: int) -> None:
+    drawn = histogram(NAME, [("line-0", NAME, 0.0, 1.0, [rows // 100 or 1] * 100)])
+    assert drawn is not None and drawn.lines[0].path.count("L") == 2 * steps + 1
+
+
+def test_dots_of_several_plots_share_an_axis() -> None:
+    wide, narrow = [("rl", NAME, 0.1, (-0.2, 0.4))], [("rl", NAME, 0.01, (0.0, 0.02))]
+    drawn = dot_plot(narrow, signed, zero=True, axis=axis_of([*wide, *narrow], zero=True))
+    assert drawn and drawn.axis.low <= -0.2 and drawn.axis.high >= 0.4
+
+
+def test_a_dot_without_an_interval_is_undecided() -> None:
+    drawn = dot_plot([("rl", NAME, 0.1, None), ("sft", NAME, None, None)], signed, zero=True)
+    assert drawn and [(dot.style, dot.low) for dot in drawn.dots] == [("open", None)]
+
+
+def test_slices_are_drawn_by_kind_on_the_headlines_metric() -> None:
+    plots = slice_plots(full())
+    assert [plot.by.en for plot in plots] == ["tenant", "intent", "length in characters", "history"]
+    assert plots[0].pair == Both("RL − Teacher", "RL − 教师") and plots[3].plot.dots[0].label == Both(
+        "with (400)", "有（400）"
+    )
+
+
+def test_only_the_largest_slices_of_a_kind_are_drawn() -> None:
+    one = full().slices[1]
+    many = [one.model_copy(update={"value": str(i)}) for i in range(40)]
+    assert len(slice_plots(full(slices=many))[0].plot.dots) == 12
+
+
+def test_slices_without_a_comparison_are_not_drawn() -> None:
+    assert slice_plots(report()) == [] and slice_plots(full(comparisons=[])) == []
+
+
+def test_arms_are_drawn_on_the_best_metric_with_its_interval() -> None:
+    arms = {"teacher": {"n": 9, "mean_top1_score": 0.8, "top1_score_ci95": [0.7, 0.9]}, "original": {"n": 9}}
+    metric, plot = arm_dots(report(arms=arms), ["original", "teacher"]) or (NAME, None)
+    assert metric.en == "mean top-1 score" and plot and plot.dots[0].text == "0.800 [0.700, 0.900]"
+
+
+def test_gains_are_told_in_both_languages() -> None:
+    told = gain_shares([Distribution(label="gain", low=-1, high=1, counts=[1, 1, 2])])
+    assert told and "50% score higher" in told.en and "50% 用改写后得分更高" in told.zh
+    assert gain_shares([]) is None

@@ -1,0 +1,229 @@
+"""The report's page: every section, partial reports, and that nothing in it is anybody's script or address."""
+
+import re
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_fixture import EVIL, case, comparison, decision, example, full, report, retrieved
+
+from qinglan.report import Report
+from qinglan.report_html import render_html
+from qinglan.rows import Retrieved, Row
+from qinglan.validation import Findings
+
+SECTIONS = [
+    *("Arms", "Comparisons", "Training", "Where rows fell", "Examples", "What test and train share", "Calls and cost"),
+    *("Stages", "Where this comes from"),
+]
+
+
+def page(tmp_path: Path, content: Report) -> str:
+    return render_html(content, tmp_path / "report.html").path.read_text(encoding="utf-8")
+
+
+def english(html: str) -> str:
+    """The page's text as it reads in English."""
+    shown = re.sub(r'<span class="zh" lang="zh">.*?</span>', "", re.sub(r"(?s)<style>.*?</style>", "", html))
+    text = unescape(re.sub(r"<[^>]*>", " ", re.sub(r"</?(?:span|b|bdi|wbr)\b[^>]*>", "", shown)))
+    return " ".join(text.replace("\u00a0", " ").replace("\u2011", "-").split())
+
+
+def heads(html: str) -> list[str]:
+    return [english(head) for head in re.findall(r"<h2>(.*?)</h2>", html)]
+
+
+class Tags(HTMLParser):
+    """Start tags and their attributes, and whether every element is closed."""
+
+    void = frozenset({"meta", "br", "wbr", "line", "circle", "rect", "path", "input"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
+    html = page(tmp_path, report())
+    assert Tags(html).open == []
+    assert heads(html) == ["Teacher against RL", *SECTIONS]
+    text = english(html)
+    assert text.count("gold first") == 10 and "failed: empty_rewrite" in text
+    assert "below_threshold" in text and "20261103-0210-55aa" in text
+
+
+def test_the_page_after_a_gate_has_all_that_a_release_needs(tmp_path: Path) -> None:
+    html = page(tmp_path, full())
+    first = ["Teacher against RL", "May it be released?", *SECTIONS[:2], "Slices", "Red team", *SECTIONS[2:]]
+    assert Tags(html).open == [] and heads(html) == first
+
+
+def test_the_first_screen_answers_three_questions(tmp_path: Path) -> None:
+    answers = re.search(r'(?s)<dl class="answers">(.*?)</dl>', page(tmp_path, full()))
+    text = english(answers.group(1) if answers else "")
+    assert "Did it work? Yes*" in text and "9% of the teacher*" in text
+    assert "$0.051 [$0.049, $0.053] per 1,000 questions" in text
+    assert "37 ms [30, 41] (one question at a time on cpu)" in text and "(up to 16 at once, live API)" in text
+    assert "No, says the gate" in text and "1 of 4 rules failed: latency" in text
+    assert "Latency: it takes 3.4 times as long as the teacher." in text
+    assert "Red team: 2 of 4 cases passed, 1 failed (1 of them must pass), 1 could not be checked." in text
+
+
+@pytest.mark.parametrize(("verdict", "word"), [("promote", "Yes, says the gate"), ("undecided", "Not yet: undecided")])
+def test_the_gates_verdict_is_an_answer(tmp_path: Path, verdict: str, word: str) -> None:
+    assert word in english(page(tmp_path, full(decision=decision(verdict))))
+
+
+def test_a_cost_is_compared_only_where_it_differs(tmp_path: Path) -> None:
+    same = {name: full().arms["rl"] for name in ("teacher", "rl")}
+    html = page(tmp_path, full(arms=same, stand_ins=[]))
+    assert '<dd class="word none"><span class="en">100% of the teacher</span>' in html
+
+
+def test_the_plans_table_has_intervals_load_and_basis(tmp_path: Path) -> None:
+    table = re.search(r'(?s)<table class="stack plan">(.*?)</table>', page(tmp_path, full()))
+    text = english(table.group(1) if table else "")
+    assert "+0.071 [0.019, 0.128] 996 questions in 159 groups, 4 left out, 4 one-sided" in text
+    assert "up to 16 at once, live API, n 50" in text and "[$0.049, $0.053]" in text and "× 0.0892" in text
+
+
+def test_the_command_that_made_it_is_told(tmp_path: Path) -> None:
+    assert "qinglan run pipeline --profile embedded" in page(tmp_path, full())
+    assert "qinglan run" not in page(tmp_path, report())
+
+
+def test_arms_show_every_figure_they_have_and_no_empty_line(tmp_path: Path) -> None:
+    full_text, older = english(page(tmp_path, full())), english(page(tmp_path, report()))
+    for label in ("recall@3", "recall@10", "nDCG@10", "judge: its two passes differ by", "tokens in per 1,000"):
+        assert f"{label}" in full_text and f"{label}* " not in older and f"{label} 0" not in older
+    assert "Base, SFT, RL, Champion: one question at a time on cpu." in full_text
+
+
+def test_comparisons_show_all_tests_and_what_was_left_out(tmp_path: Path) -> None:
+    table = re.search(r'(?s)<table class="stack compare">(.*?)</table>', page(tmp_path, full()))
+    text = english(table.group(1) if table else "")
+    assert "996 (159) 4 left out, 4 one-sided" in text and "0.024" in text and "6,734" in text and "0.012" in text
+
+
+def test_failed_cases_stand_by_name_with_the_rewrite(tmp_path: Path) -> None:
+    text = english(page(tmp_path, full()))
+    assert "Not passed by the RL student (2)" in text and "Not passed by the SFT" not in text
+    assert "用例 c failed, must pass c repeats the question as it was Rewrite: 深海鱼油" in text
+    assert "用例 d could not be checked" in text
+
+
+def test_rules_stand_with_what_was_found_and_why(tmp_path: Path) -> None:
+    table = re.search(r'(?s)<table class="stack gate">(.*?)</table>', page(tmp_path, full()))
+    text = english(table.group(1) if table else "")
+    assert "retrieval, against the champion unknown found not compared" in text
+    assert "it takes 3.4 times as long as the teacher" in text and text.count("pass") == 2
+
+
+def test_page_needs_nothing_from_outside(tmp_path: Path) -> None:
+    html = page(tmp_path, full())
+    assert not re.search(r"https?:|url\(|@import|<script|<link|<img|<iframe", html)
+    assert "default-src 'none'" in html
+
+
+def test_untrusted_text_stays_text(tmp_path: Path) -> None:
+    evil = example(EVIL)
+    evil |= {"profile": EVIL, "history": EVIL, "gold_title": EVIL}
+    evil["arms"]["rl"] = {"text": EVIL, "retrieved": retrieved(1, EVIL, 0.9)}
+    evil["arms"]["sft"] = {"text": None, "reason": EVIL}
+    stage = {"name": EVIL, "seconds": 1, "rows_in": 2, "rows_out": 1, "dropped": {EVIL: 1}}
+    shared = [{"what": EVIL, "test": 1, "in_train": 0, "note": EVIL}]
+    series = [{"label": EVIL, "x": [1, 2], "y": [1, 2]}]
+    html = page(tmp_path, full(run_id=EVIL, examples=[evil], stages=[stage], shared=shared,
+                               versions={EVIL: EVIL}, curves={EVIL: series}, **evil_release()))  # fmt: skip
+    parsed = Tags(html)
+    assert not {"script", "img"} & {tag for tag, _ in parsed.tags}
+    assert not [name for _, attrs in parsed.tags for name in attrs if name.startswith("on")]
+    assert html.count("&lt;script&gt;alert(1)") >= 22 and "{{ 7*7 }}" in html
+
+
+def evil_release() -> dict[str, Any]:
+    bad = decision()
+    bad["rules"][0] |= {"name": EVIL, "found": EVIL, "required": EVIL, "reason": EVIL, "outcome": "fail"}
+    return {
+        "decision": bad | {"champion": EVIL}, "command": EVIL, "unjudged": {EVIL: 1},
+        "slices": [{"by": EVIL, "value": EVIL, "n": 9, "diff": {"top1": {"a": "rl", "b": EVIL, "n": 9, "diff": 0.1}}}],
+        "released": {"name": EVIL, "version": EVIL, "aliases": [EVIL], "dataset_version": EVIL},
+        "red_team": {"rl": [case(EVIL, EVIL, False, name=EVIL, reason=EVIL, rewrite=EVIL)]},
+    }  # fmt: skip
+
+
+def test_stand_ins_are_named_on_the_page(tmp_path: Path) -> None:
+    text = english(page(tmp_path, report()))
+    assert "The teacher, the judge, the RAG, the base model and the workbook were embedded stand-ins." in text
+    assert "nothing about GPT-5 or your data" in text
+
+
+def test_a_real_run_has_no_warning_and_no_star(tmp_path: Path) -> None:
+    text = english(page(tmp_path, full(stand_ins=[])))
+    assert "stand-in" not in text and "*" not in text
+
+
+def test_a_data_only_report_renders(tmp_path: Path) -> None:
+    arms = {"original": {"n": 5000, "mean_top1_score": 0.4}, "teacher": {"n": 5000, "mean_top1_score": 0.8}}
+    found = comparison("teacher", "original", 0.4, (0.38, 0.42), metric="mean_top1_score", mean_a=0.8, mean_b=0.4)
+    small = {"run_id": "r", "profile": "p", "recipe": "query_rewrite", "arms": arms, "comparisons": [found]}
+    html = page(tmp_path, Report.model_validate(small))
+    assert heads(html) == ["Original against Teacher", "Arms", "Comparisons", "Calls and cost", "Where this comes from"]
+    assert "mean top-1 score by arm" in english(html) and "No gate was asked in this run" in english(html)
+
+
+def test_an_empty_report_renders(tmp_path: Path) -> None:
+    html = page(tmp_path, Report(run_id="r", profile="p", recipe="query_rewrite"))
+    assert Tags(html).open == [] and heads(html) == ["Calls and cost", "Where this comes from"]
+    assert "Nothing was compared in this run." in english(html)
+
+
+def test_a_report_without_intervals_renders(tmp_path: Path) -> None:
+    arms = {"teacher": {"n": 3, "top1": 0.5}, "rl": {"n": 3, "top1": 1.0, "failed": 1}}
+    bare = report(arms=arms, comparisons=[comparison("rl", "teacher", 0.5, None, detectable_diff=None, p_value=None)])
+    text = english(page(tmp_path, bare))
+    assert "no interval can be given" in text and "What does it cost?" not in text and "failed, left out – 1" in text
+
+
+def validated(rows: int) -> Findings:
+    """Rewrites that gain 0.3, except every fifth, which changes nothing, and every tenth, which loses 0.1."""
+    findings = Findings()
+    for i in range(rows):
+        original = 0.2 + 0.4 * (i % 37) / 37
+        better = original + (-0.1 if i % 10 == 1 else 0.0 if i % 5 == 0 else 0.3)
+        findings.add(
+            Row(
+                id=str(i), tenant="t", query="q", source="f!A1", rewrite="w",
+                original_retrieved=Retrieved(ids=("d",), scores=(original,)),
+                rewrite_retrieved=Retrieved(ids=("d",), scores=(better,)),
+            )
+        )  # fmt: skip
+    return findings
+
+
+def test_the_gain_of_the_rewrites_is_drawn_and_told(tmp_path: Path) -> None:
+    html = page(tmp_path, report(distributions=validated(1000).histograms()))
+    text = english(html)
+    assert "Of 1,000 rows, 70% score higher with the rewrite, 20% the same (within 0.01) and 10% lower." in text
+    assert "rewrite − original, median +0.30" in text
+    assert re.search(r"original question, median 0\.\d\d .*rewrite, median", text) and Tags(html).open == []
+
+
+def test_nothing_validated_draws_nothing(tmp_path: Path) -> None:
+    assert "What the rewrites gain" not in page(tmp_path, report(distributions=validated(0).histograms()))
+    assert "What the rewrites gain" not in page(tmp_path, report())

@@ -1,0 +1,368 @@
+"""The site without processes: what is started, routed, kept and ended, and what it says."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qinglan.config import Profile
+from qinglan.engines.command import Command
+from qinglan.registry import Alias, Released
+from qinglan.serving.canary import Judgement
+from qinglan.serving.fleet import PROBES_MISSED, Fleet, StrangerError, probe_with
+from qinglan.serving.following import Following
+from qinglan.serving.routes import Backend, Routes
+from qinglan.serving.site import HISTORY_FILE, ROUTES_FILE, CanaryShare, Site, share_of
+from qinglan.serving.watch import VERDICT_FILE, Verdict, read_verdict
+
+ProfileOf = Callable[..., Profile]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeProcesses:
+    """Processes by name; `died` gives some an exit status."""
+
+    def __init__(self, folder: Path) -> None:
+        self.running: dict[str, int | None] = {}
+        self.started: list[str] = []
+        self.commands: dict[str, Command] = {}
+        self.folder = folder
+
+    def start(self, name: str, command: Command) -> None:
+        self.log(name).write_text("loading\nno memory\n")
+        self.running[name], self.commands[name] = None, command
+        self.started.append(name)
+
+    def stop(self, *names: str) -> None:
+        for name in names:
+            del self.running[name]
+
+    def ask_to_end(self, name: str) -> None:
+        self.running[name] = 0
+
+    def status(self, name: str) -> int | None:
+        return self.running[name]
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+
+class FakeRegistry:
+    """Aliases that a test moves."""
+
+    def __init__(self, folder: Path, **aliases: str) -> None:
+        self.named: dict[Alias, str] = dict(aliases)  # type: ignore[arg-type]
+        self.weights, self.problem, self.withdrawn = folder, None, list[str]()
+
+    def aliases(self) -> dict[Alias, str]:
+        if self.problem:
+            raise self.problem
+        return dict(self.named)
+
+    def version(self, version: str) -> Released:
+        return released(self.weights, version)
+
+    def folder(self, released: Released) -> Path:
+        if not released.folder.is_dir():
+            raise OSError("weights are gone")
+        return released.folder
+
+    def withdraw_challenger(self, reason: str) -> None:
+        self.withdrawn.append(reason)
+        self.named.pop("challenger", None)
+
+
+class FakeRouter:
+    url = "http://127.0.0.1:1"
+
+    def tick(self) -> None:
+        pass
+
+
+def released(folder: Path, version: str) -> Released:
+    (folder / version).mkdir(parents=True, exist_ok=True)
+    words = ("arm", "sha256", "recipe", "recipe_version", "prompt_sha256", "dataset_version", "run_id", "mlflow_run_id")
+    known = dict.fromkeys(words, "x")
+    made = datetime(2026, 1, 1, tzinfo=UTC)
+    return Released(
+        name="m", version=version, folder=folder / version, weights="path", verdict="promote", created=made, **known
+    )
+
+
+class Bench:
+    """A site whose servers answer as `sick` says."""
+
+    def __init__(self, profile: Profile, folder: Path, places: list[list[str]] | None = None, **aliases: str) -> None:
+        self.said: list[str] = []
+        self.sick: dict[str, str | Exception] = {}
+        self.clock, self.folder = Clock(), folder
+        self.processes, self.registry = FakeProcesses(folder), FakeRegistry(folder / "weights", **aliases)
+        self.fleet = Fleet(
+            self.processes,  # type: ignore[arg-type]
+            lambda folder, backend, port, gpus: Command([str(folder)], {"GPUS": ",".join(gpus)}),
+            self._probe,
+            places,
+            self.said.append,
+            drain_s=3.0,
+            clock=self.clock,
+        )
+        self.following = Following(self.registry, 1.0, self.said.append)  # type: ignore[arg-type]
+        self.site = Site(profile, folder, self.fleet, self.following, FakeRouter(), self.said.append)  # type: ignore[arg-type]
+
+    def _probe(self, backend: Backend) -> str | None:
+        problem = self.sick.get(backend.version)
+        if isinstance(problem, Exception):
+            raise problem
+        return problem
+
+    def run(self, seconds: float = 2.0) -> Routes:
+        """Let so many seconds pass in steps of half a second, with all that works in the background done in each."""
+        for _ in range(int(seconds * 2)):
+            self.clock.now += 0.5
+            self.following.ask()
+            _settle(check for check in self.following._checks.values())
+            self.following.ask()
+            self.site.step()
+            _settle(server.probe for server in self.fleet._servers.values() if server.probe)
+        return self.site.routes
+
+    def heard(self, text: str) -> int:
+        return sum(text in line for line in self.said)
+
+
+def _settle(futures: Any) -> None:
+    for future in list(futures):
+        future.exception(timeout=5)
+
+
+@pytest.fixture
+def bench(profile_of: ProfileOf, tmp_path: Path) -> Any:
+    made: list[Bench] = []
+
+    def make(places: list[list[str]] | None = None, serve: dict[str, Any] | None = None, **aliases: str) -> Bench:
+        made.append(Bench(profile_of(serve=serve or {}), tmp_path, places, **aliases))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.fleet.close()
+        one.following.stop()
+
+
+def test_without_a_champion_it_says_once_what_to_run(bench):
+    site = bench()
+    assert site.run(5) == Routes()
+    assert site.heard("no champion yet") == 1
+    assert site.heard("qinglan run pipeline --profile test") == 1
+
+
+def test_the_champion_is_routed_only_once_it_has_answered(bench):
+    site = bench(champion="1")
+    site.sick["1"] = "ConnectError: refused"
+    assert site.run().champion is None
+    del site.sick["1"]
+    routes = site.run()
+    assert routes.champion and routes.champion.version == "1"
+    assert Routes.read(site.folder / ROUTES_FILE) == routes
+    assert site.heard("version 1: ready after") == 1
+
+
+def test_a_new_champion_comes_up_before_the_old_one_goes(bench):
+    site = bench(champion="1", serve={"keep_previous_warm": False})
+    site.run()
+    site.registry.named["champion"] = "2"
+    site.sick["2"] = "loading"
+    assert site.run().champion.version == "1"
+    del site.sick["2"]
+    assert site.run(2).champion.version == "2"
+    assert site.processes.running["model_1"] is None  # drains
+    site.run(5)
+    assert list(site.processes.running) == ["model_2"]
+
+
+def test_the_previous_one_stays_warm_and_takes_over_at_once(bench):
+    site = bench(champion="2", previous="1")
+    site.run(4)
+    assert site.processes.started == ["model_2", "model_1"]  # the champion first, alone
+    site.registry.named = {"champion": "1", "previous": "2"}
+    assert site.run(0.5).champion.version == "1"
+    assert site.processes.started == ["model_2", "model_1"]
+
+
+def test_a_challenger_gets_its_share_once_it_answers(bench):
+    site = bench(champion="1", challenger="2", serve={"canary": {"share": 0.3}})
+    routes = site.run(4)
+    assert (routes.champion.version, routes.challenger.version, routes.share) == ("1", "2", 0.3)
+
+
+def test_a_challenger_waits_for_a_champion(bench):
+    site = bench(champion="1", challenger="2")
+    site.sick["1"] = "loading"
+    assert site.run(4) == Routes()
+
+
+def test_a_share_given_by_hand_is_for_that_version_alone(profile_of: ProfileOf, tmp_path: Path):
+    CanaryShare(version="2", share=0.5).write(tmp_path)
+    profile = profile_of(serve={"canary": {"share": 0.1}})
+    assert (share_of(profile, tmp_path, "2"), share_of(profile, tmp_path, "3")) == (0.5, 0.1)
+
+
+def test_a_share_changes_while_the_canary_runs(bench):
+    site = bench(champion="1", challenger="2")
+    site.run(4)
+    CanaryShare(version="2", share=0.5).write(site.folder)
+    assert site.run(0.5).share == 0.5
+
+
+def test_a_champion_that_can_t_start_leaves_the_former_one_serving(bench):
+    site = bench(champion="1")
+    site.run()
+    site.registry.named = {"champion": "2", "previous": "1"}
+    site.sick["2"] = "loading"
+    site.run(0.5)
+    site.processes.running["model_2"] = 1
+    assert site.run(1).champion.version == "1"
+    assert site.heard("version 2: its server ended with status 1") == 1
+    assert site.heard("no memory") == 1
+    assert site.heard("version 1 goes on serving until version 2 answers") == 1
+
+
+def test_a_server_that_dies_is_started_again_ever_more_slowly(bench):
+    site = bench(champion="1")
+    site.run()
+    for wait in (1, 2, 4):
+        site.processes.running["model_1"] = 137
+        assert site.run(0.5).champion is None  # the router answers with the question itself
+        assert site.heard(f"next try in {wait} s") == 1
+        site.run(wait + 1)
+        assert site.site.routes.champion
+    assert site.processes.started == ["model_1"] * 4
+
+
+def test_a_server_that_no_longer_answers_is_started_again(bench):
+    site = bench(champion="1")
+    site.run()
+    site.sick["1"] = "ReadTimeout: "
+    site.run(8 * PROBES_MISSED)
+    assert site.heard("version 1: it no longer answers (ReadTimeout: )") == 1
+    del site.sick["1"]
+    site.run(5)
+    assert site.processes.started == ["model_1"] * 2
+
+
+def test_a_stranger_on_the_port_is_not_waited_for(bench):
+    site = bench(champion="1")
+    site.sick["1"] = StrangerError("another server is at http://127.0.0.1:1/v1: it has ['other']")
+    site.run(1.5)
+    assert site.heard("another server is at") == 1
+    del site.sick["1"]
+    site.run(3)
+    assert site.site.routes.champion and site.processes.started == ["model_1"] * 2
+
+
+def test_while_the_registry_is_away_what_serves_goes_on(bench):
+    site = bench(champion="1")
+    site.run()
+    site.registry.problem = OSError("database is locked")
+    assert site.run(5).champion.version == "1"
+    assert site.heard("registry: away, what serves goes on (OSError: database is locked)") == 1
+    site.registry.problem = None
+    site.run(1)
+    assert site.heard("registry: back") == 1
+
+
+def test_weights_that_are_gone_keep_the_former_champion(bench, monkeypatch: pytest.MonkeyPatch):
+    site = bench(champion="1")
+    site.run()
+    monkeypatch.setattr(site.registry, "folder", lambda released: (_ for _ in ()).throw(OSError("weights are gone")))
+    site.registry.named = {"champion": "2", "previous": "1"}
+    assert site.run(3).champion.version == "1"
+    assert site.heard("version 2: can't be served: weights are gone") == 1
+
+
+def test_a_verdict_withdraws_the_challenger_and_is_put_away(bench):
+    site = bench(champion="1", challenger="2")
+    site.run(4)
+    judgement = Judgement(outcome="roll_back", reason="it fails")
+    verdict = Verdict(challenger="2", champion="1", judgement=judgement, at=1.0, requests=30)
+    (site.folder / VERDICT_FILE).write_text(verdict.model_dump_json())
+    assert site.run(0.5).challenger is None
+    site.run(8)
+    assert site.registry.withdrawn == ["canary roll_back: it fails"]
+    assert list(site.processes.running) == ["model_1"]
+    assert read_verdict(site.folder) is None
+    assert Verdict.model_validate_json((site.folder / HISTORY_FILE).read_text()) == verdict
+    assert site.heard("canary of version 2: roll_back: it fails") == 1
+
+
+def test_a_challenger_whose_server_dies_again_and_again_is_withdrawn(bench):
+    site = bench(champion="1", challenger="2")
+    for wait in (3, 3, 4):
+        site.run(wait)
+        assert site.site.routes.challenger
+        site.processes.running["model_2"] = 137
+    site.run(3)
+    assert len(site.registry.withdrawn) == 1
+    assert "its server failed 3 times; its server ended with status 137" in site.registry.withdrawn[0]
+    assert site.site.routes.champion and site.processes.started.count("model_2") == 3
+
+
+def test_a_verdict_waits_for_a_registry_that_is_away(bench):
+    site = bench(champion="1", challenger="2")
+    site.run(4)
+    judgement = Judgement(outcome="roll_back", reason="it fails")
+    verdict = Verdict(challenger="2", champion="1", judgement=judgement, at=1.0, requests=30)
+    (site.folder / VERDICT_FILE).write_text(verdict.model_dump_json())
+    site.registry.problem = OSError("locked")
+    assert site.run(3).challenger is None
+    site.registry.problem = None
+    site.run(2)
+    assert site.registry.withdrawn and read_verdict(site.folder) is None
+
+
+def test_models_get_gpus_of_their_own(bench):
+    site = bench(places=[["0"], ["1"]], champion="1", challenger="2")
+    site.run(4)
+    gpus = {name: command.env["GPUS"] for name, command in site.processes.commands.items()}
+    assert gpus == {"model_1": "0", "model_2": "1"}
+
+
+def test_a_challenger_takes_the_place_of_the_previous_one(bench):
+    site = bench(places=[["0"], ["1"]], champion="2", previous="1")
+    site.run(4)
+    site.registry.named["challenger"] = "3"
+    site.run(5)
+    assert sorted(site.processes.running) == ["model_2", "model_3"]
+    assert site.site.routes.challenger
+
+
+def test_no_free_gpu_is_said_and_the_champion_stays(bench):
+    site = bench(places=[["0"]], champion="1")
+    site.run()
+    site.registry.named = {"champion": "2", "previous": "1"}
+    assert site.run(5).champion.version == "1"
+    assert site.heard("version 2: no GPU is free for it beside 1; raise serve.models_per_gpu") == 1
+
+
+def test_a_probe_asks_for_the_name_and_a_real_answer(serve):
+    answer = {"choices": [{"message": {"content": "鱼油 用量"}}]}
+    service = serve(lambda body: (200, answer if body else {"data": [{"id": "version-1"}]}))
+    probe = probe_with([{"role": "user", "content": "q"}], 8)
+    assert probe(Backend(url=service.url, model="version-1", version="1")) is None
+    assert service.bodies[-1]["model"] == "version-1"
+    with pytest.raises(StrangerError, match="another server is at"):
+        probe(Backend(url=service.url, model="version-2", version="2"))
+
+
+def test_a_probe_says_what_is_wrong(serve):
+    service = serve(lambda body: (500, {}) if body else (200, {"data": [{"id": "version-1"}]}))
+    probe = probe_with([{"role": "user", "content": "q"}], 8)
+    assert "500" in (probe(Backend(url=service.url, model="version-1", version="1")) or "")

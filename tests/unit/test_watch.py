@@ -1,0 +1,257 @@
+"""The canary's watch inside the router, with models and a RAG that answer as a test says."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from qinglan.config import Canary
+from qinglan.errors import ModelError, RetrievalError
+from qinglan.rows import Retrieved, Row
+from qinglan.serving.records import Served, ServedRole
+from qinglan.serving.route_table import RouteTable
+from qinglan.serving.routes import Backend, Routes
+from qinglan.serving.watch import WAITING, State, Watch, in_sample, read_state, read_verdict
+
+CONFIG = Canary(compare_share=1.0, check_every_s=0.01, min_requests=10)
+CHAMPION = Backend(url="http://127.0.0.1:1/v1", model="version-1", version="1")
+CHALLENGER = Backend(url="http://127.0.0.1:2/v1", model="version-2", version="2")
+
+
+class Models:
+    """Rewrites by version; an error is raised. Remembers whom it asked."""
+
+    def __init__(self, **rewrites: str | Exception) -> None:
+        self.rewrites, self.asked = rewrites, list[str]()
+
+    async def rewrite(self, backend: Backend, question: Row, within_s: float) -> str:
+        self.asked.append(backend.version)
+        answer = self.rewrites[f"v{backend.version}"]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Rag:
+    """Scores by rewrite; what is not in them can't be retrieved."""
+
+    def __init__(self, scores: Mapping[str, float]) -> None:
+        self.scores, self.asked, self.closed = scores, list[str](), False
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def retrieve(
+        self, query: str, rewritten_query: str | None = None, *, max_retries: int | None = None
+    ) -> Retrieved:
+        await self.open.wait()
+        self.asked.append(rewritten_query or "")
+        if rewritten_query not in self.scores:
+            raise RetrievalError("away", "rag_unavailable")
+        return Retrieved(ids=("d",), scores=(self.scores[rewritten_query],), titles=("",))
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def table_of(folder: Path, **changes: object) -> RouteTable:
+    routes = Routes(champion=CHAMPION, challenger=CHALLENGER, share=0.5).model_copy(update=changes)
+    routes.write(folder / "routes.json")
+    return RouteTable(folder / "routes.json")
+
+
+def served(role: ServedRole, rewrite: str | None = "r1", version: str = "", latency_ms: float = 50.0) -> Served:
+    return Served(
+        at=0.0,
+        role=role,
+        version=version or ("2" if role == "challenger" else "1"),
+        source="fallback" if rewrite is None else "model",
+        reason="" if rewrite else "model_error",
+        latency_ms=latency_ms,
+        row_id="row",
+        rewrite=rewrite,
+    )
+
+
+QUESTION = Row(id="row", tenant="t", query="这个怎么吃", source="router")
+
+
+@asynccontextmanager
+async def running(watch: Watch, table: RouteTable, models: Models | None = None):
+    task = asyncio.create_task(watch.run(table, models or Models(v1="r1", v2="r1")))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    yield task
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def until(done) -> None:
+    async with asyncio.timeout(5):
+        while not done():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def watch_in(folder: Path, rag: Rag | None = None, config: Canary = CONFIG, clock: Clock | None = None) -> Watch:
+    return Watch(config, folder, lambda: rag or Rag({}), clock or Clock())
+
+
+async def test_requests_are_counted_by_whose_turn_it_was(tmp_path: Path):
+    watch = watch_in(tmp_path, config=CONFIG.model_copy(update={"compare_share": 0.0}))
+    async with running(watch, table_of(tmp_path)):
+        for one in (served("champion"), served("champion", None), served("challenger"), served("none", None)):
+            watch.on_served(one, QUESTION)
+        assert watch.state is not None
+        counted = watch.state.tally.champion.fallbacks, watch.state.tally.challenger.fallbacks
+    assert [(each.n, each.total) for each in counted] == [(2, 1.0), (1, 0.0)]
+
+
+async def test_answers_of_a_model_that_was_replaced_meanwhile_don_t_count(tmp_path: Path):
+    watch = watch_in(tmp_path)
+    async with running(watch, table_of(tmp_path)):
+        watch.on_served(served("challenger", version="0"), QUESTION)
+        assert watch.state is not None and watch.state.tally.challenger.fallbacks.n == 0
+
+
+async def test_without_a_challenger_there_is_nothing_to_watch(tmp_path: Path):
+    watch = watch_in(tmp_path)
+    async with running(watch, table_of(tmp_path, challenger=None)):
+        watch.on_served(served("champion"), QUESTION)
+        assert watch.state is None
+    assert not (tmp_path / "canary.json").exists()
+
+
+@pytest.mark.parametrize(("role", "first", "other"), [("champion", "r1", "2"), ("challenger", "r2", "1")])
+async def test_the_other_model_is_asked_and_the_scores_are_paired(
+    tmp_path: Path, role: ServedRole, first: str, other: str
+):
+    models, watch = Models(v1="r1", v2="r2"), watch_in(tmp_path, Rag({"r1": 0.5, "r2": 0.7}))
+    async with running(watch, table_of(tmp_path), models):
+        watch.on_served(served(role, first), QUESTION)
+        state = watch.state
+        assert state is not None
+        await until(lambda: state.tally.retrieval.n)
+    assert models.asked == [other]
+    assert state.tally.retrieval.mean == pytest.approx(0.2)  # whoever's turn it was
+
+
+async def test_equal_rewrites_retrieve_alike_unasked(tmp_path: Path):
+    rag = Rag({})
+    watch = watch_in(tmp_path, rag)
+    async with running(watch, table_of(tmp_path), Models(v2="r1")):
+        watch.on_served(served("champion"), QUESTION)
+        state = watch.state
+        assert state is not None
+        await until(lambda: state.tally.retrieval.n)
+    assert (state.tally.retrieval.total, rag.asked) == (0.0, [])
+
+
+@pytest.mark.parametrize("second", ["unknown to the rag", ModelError("down", "model_unreachable")])
+async def test_a_failed_call_is_left_out_and_never_a_score(tmp_path: Path, second: str | Exception):
+    watch = watch_in(tmp_path, Rag({"r1": 0.9}))
+    async with running(watch, table_of(tmp_path), Models(v2=second)):
+        watch.on_served(served("champion"), QUESTION)
+        state = watch.state
+        assert state is not None
+        await until(lambda: state.failed)
+    assert state.tally.retrieval.n == 0
+
+
+async def test_what_can_t_be_compared_in_time_is_left_out_and_counted(tmp_path: Path):
+    rag = Rag({"r1": 0.5, "r2": 0.5})
+    rag.open.clear()
+    watch = watch_in(tmp_path, rag)
+    async with running(watch, table_of(tmp_path), Models(v2="r2")):
+        for _ in range(WAITING + 20):
+            watch.on_served(served("champion"), QUESTION)
+        assert watch.state is not None and watch.state.left_out == 20
+
+
+async def test_a_model_that_fails_is_dropped_and_the_site_is_told(tmp_path: Path):
+    table, watch = table_of(tmp_path), watch_in(tmp_path)
+    async with running(watch, table):
+        for _ in range(100):
+            watch.on_served(served("champion", "r1"), QUESTION)
+        for _ in range(30):
+            watch.on_served(served("challenger", None), QUESTION)
+        await until(lambda: table.routes.challenger is None)
+    verdict, state = read_verdict(tmp_path), read_state(tmp_path)
+    assert verdict and (verdict.challenger, verdict.champion, verdict.requests) == ("2", "1", 30)
+    assert verdict.judgement.outcome == "roll_back" and "fell back" in verdict.judgement.reason
+    assert state and state.judgement.outcome == "roll_back" and watch.state is None
+
+
+async def test_a_canary_ends_when_its_time_is_over(tmp_path: Path):
+    table, clock = table_of(tmp_path), Clock()
+    watch = watch_in(tmp_path, clock=clock)
+    async with running(watch, table):
+        watch.on_served(served("champion"), QUESTION)
+        clock.now += 86_401
+        await until(lambda: table.routes.challenger is None)
+    verdict = read_verdict(tmp_path)
+    assert verdict and verdict.judgement.outcome == "undecided"
+
+
+async def test_a_router_that_was_restarted_counts_on(tmp_path: Path):
+    first, table = watch_in(tmp_path), table_of(tmp_path)
+    async with running(first, table):
+        first.on_served(served("challenger", None), QUESTION)
+        first.look(table)
+    again = watch_in(tmp_path)
+    async with running(again, table_of(tmp_path)):
+        again.on_served(served("challenger", None), QUESTION)
+        assert again.state is not None and again.state.tally.challenger.fallbacks.n == 2
+
+
+async def test_another_share_is_another_canary(tmp_path: Path):
+    first = State(champion="1", challenger="2", share=0.1, started=5.0)
+    first.tally.challenger.add(fallback=True, latency_ms=1)
+    (tmp_path / "canary.json").write_text(first.model_dump_json())
+    watch = watch_in(tmp_path)
+    async with running(watch, table_of(tmp_path)):
+        await until(lambda: watch.state)
+        assert watch.state is not None and watch.state.tally.challenger.fallbacks.n == 0
+
+
+async def test_a_verdict_that_can_t_be_written_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder, clock = tmp_path / "away", Clock()
+    folder.write_text("in the way")
+    table, watch = table_of(tmp_path), Watch(CONFIG, folder, lambda: Rag({}), clock)
+    with caplog.at_level(logging.ERROR):
+        async with running(watch, table):
+            await until(lambda: watch.state)
+            clock.now += 86_401
+            await until(lambda: table.routes.challenger is None)
+            folder.unlink()
+            await until(lambda: read_verdict(folder))
+    assert "can't be written" in caplog.text
+
+
+async def test_a_canary_that_nobody_watches_is_no_canary(tmp_path: Path):
+    class Broken(Models):
+        async def rewrite(self, backend: Backend, question: Row, within_s: float) -> str:
+            raise RuntimeError("a mistake")
+
+    table, watch = table_of(tmp_path), watch_in(tmp_path)
+    task = asyncio.create_task(watch.run(table, Broken()))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    watch.on_served(served("champion"), QUESTION)
+    with pytest.raises(ExceptionGroup):
+        await task
+    assert table.routes.challenger is None
+
+
+def test_the_sample_is_a_fixed_share_of_the_questions():
+    ids = [str(number) for number in range(4000)]
+    chosen = [one for one in ids if in_sample(one, 0.2)]
+    assert 0.17 < len(chosen) / len(ids) < 0.23
+    assert chosen == [one for one in ids if in_sample(one, 0.2)]

@@ -61,7 +61,7 @@ def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[C
     yield _check("recipe", profile.recipe, lambda: _recipe(profile.recipe))
     if data:
         yield _check("workbook", _where(profile.data), lambda: _workbook(profile))
-    judges = flow not in ("refresh", "release", "compare") or profile.validation.judge_baseline
+    judges = flow != "release" and (flow not in ("refresh", "compare") or profile.validation.judge_baseline)
     for role, endpoint, needed in (("teacher", profile.teacher, data), ("judge", profile.judge, judges)):
         if needed:
             yield _check(role, f"{endpoint.model} at {endpoint.base_url}", _chat_checker(role, endpoint))

@@ -16,7 +16,8 @@ from qinglan.cli.ledger import print_estimate
 from qinglan.cli.release import app as release_app
 from qinglan.cli.release import lineage
 from qinglan.cli.review import app as review_app
-from qinglan.cli.serve import canary_app, serve
+from qinglan.cli.serve import canary_app
+from qinglan.cli.serve import serve as serve_champion
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.preflight import FlowName, inspect_profile, require
@@ -32,7 +33,7 @@ app.add_typer(dataset_app, name="dataset")
 app.add_typer(release_app, name="release")
 app.command()(lineage)
 app.add_typer(canary_app, name="canary")
-app.command()(serve)
+app.command("serve")(serve_champion)
 
 
 @app.command()

@@ -15,6 +15,7 @@ from qinglan.formats import NONE, count, number, usd
 if TYPE_CHECKING:  # each costs a second or more to import, which a rollback should not wait for
     from qinglan.lineage import Figure, PaidCall, RowTrace, Subject
     from qinglan.registry import Registry, Released
+    from qinglan.registry.approval import Approval
 
 app = typer.Typer(no_args_is_help=True, help="Released models: list them, promote one, roll back.")
 VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A version's number, or an alias.")]
@@ -203,23 +204,23 @@ def _paid(paid: "PaidCall") -> str:
     return f"{at}, {call.model}, {tokens}, {usd(call.cost_usd)}, request {paid.request}"
 
 
-def _decided_late(profile: Profile, run_id: str, approval: object) -> "tuple[Registry, Released]":
+def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple[Registry, Released]":
     """A model that nobody approved in time, and now somebody did."""
     from qinglan.gate import Decision
     from qinglan.lineage import stage_of
-    from qinglan.registry.approval import Approval, decided_by, lacks_only_approval
+    from qinglan.registry.approval import decided_by, lacks_only_approval
 
-    assert isinstance(approval, Approval)
     gated = stage_of(profile.paths.runs / run_id, "gate")
     decision = Decision.model_validate(gated.details["decision"])
     if not lacks_only_approval(decision):
         raise ConfigError(f"run {run_id}: waits for nobody; the gate said {decision.verdict}: {decision.sentence}")
     registry = _registry(profile)
-    waiting = [each for each in registry.versions() if each.run_id == run_id and each.verdict == "undecided"]
-    if not waiting:
-        raise ConfigError(f"run {run_id}: has no version in {registry.name} that waits for a decision")
-    version = registry.redecide(waiting[0].version, decided_by(decision, approval)).version
-    return registry, registry.settle(version, profile.release.promote, decision.champion)
+    registered = stage_of(profile.paths.runs / run_id, "register").details["released"]
+    version = registry.version(registered["version"])
+    if version.verdict != "undecided":
+        raise ConfigError(f"run {run_id}: version {version.version} is decided by now: {version.sentence}")
+    registry.redecide(version.version, decided_by(decision, approval))
+    return registry, registry.settle(version.version, profile.release.promote, decision.champion)
 
 
 def _registry(profile: Profile) -> "Registry":

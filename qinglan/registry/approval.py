@@ -12,6 +12,7 @@ from qinglan.artifacts import write_json
 from qinglan.config import uses_proxy
 from qinglan.errors import ConfigError
 from qinglan.gate import Decision, Rule, Verdict
+from qinglan.report_words import ARMS
 
 APPROVAL = "approval"
 WAITING_FILE = "waiting.json"
@@ -81,12 +82,15 @@ def decided_by(decision: Decision, approval: Approval | None) -> Decision:
     }
     verdict: Verdict = "undecided" if approval is None else "promote" if approval.approve else "refuse"
     rule = outcome[verdict]
-    sentence = {
-        "promote": f"{decision.sentence} It was {rule.found}.",
-        "refuse": f"Do not release {decision.challenger}: all other rules hold, but it was {rule.found}.",
-        "undecided": f"Undecided about {decision.challenger}: all other rules hold, but {rule.reason}.",
-    }[verdict]
     others = [each for each in decision.rules if each.name != APPROVAL]
+    model = f"the {ARMS[decision.challenger].en}" if decision.challenger in ARMS else decision.challenger
+    instead = f" in place of version {decision.champion}" if decision.champion else ""
+    gain = f"; {others[0].found} against the teacher" if others else ""
+    sentence = {
+        "promote": f"Release {model}{instead}: {rule.found}, and all other rules hold{gain}.",
+        "refuse": f"Do not release {model}: all other rules hold, but it was {rule.found}.",
+        "undecided": f"Undecided about {model}: all other rules hold, but {rule.reason}.",
+    }[verdict]
     return decision.model_copy(update={"verdict": verdict, "rules": [*others, rule], "sentence": sentence})
 
 

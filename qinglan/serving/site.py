@@ -83,7 +83,13 @@ class Site:
     _told: set[str] = field(default_factory=set)
 
     def step(self) -> None:
-        """One step; never waits."""
+        """One step; never waits, and goes on where the disk or the machine is full."""
+        try:
+            self._step()
+        except OSError as error:
+            self._once(f"not everything could be done: {error}")
+
+    def _step(self) -> None:
         self.router.tick()
         named = self.following.latest
         if named is None:
@@ -115,11 +121,7 @@ class Site:
     def _route(self, routes: Routes) -> None:
         if routes == self.routes and (self.folder / ROUTES_FILE).exists():
             return
-        try:
-            routes.write(self.folder / ROUTES_FILE)
-        except OSError as error:
-            self._once(f"{self.folder / ROUTES_FILE}: can't be written, so the routes stay as they are: {error}")
-            return
+        routes.write(self.folder / ROUTES_FILE)
         self.routes = routes
         self.say(f"serving: {_in_words(routes)}")
 
@@ -129,8 +131,12 @@ class Site:
         if verdict is None:
             return None
         if named.aliases.get("challenger") == verdict.challenger:
-            self._once(f"canary of version {verdict.challenger}: {verdict.judgement.outcome}: {_reason(verdict)}")
-            self.following.withdraw(verdict.challenger, f"canary {verdict.judgement.outcome}: {_reason(verdict)}")
+            self._once(
+                f"canary of version {verdict.challenger}: {verdict.judgement.outcome}: {verdict.judgement.reason}"
+            )
+            self.following.withdraw(
+                verdict.challenger, f"canary {verdict.judgement.outcome}: {verdict.judgement.reason}"
+            )
             return verdict
         with (self.folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
             history.write(verdict.model_dump_json() + "\n")
@@ -294,10 +300,6 @@ def _distinct(*models: Released | None) -> list[Released]:
 
 def _backends(routes: Routes) -> list[Backend]:
     return [backend for backend in (routes.champion, routes.challenger) if backend]
-
-
-def _reason(verdict: Verdict) -> str:
-    return verdict.judgement.reason
 
 
 def _in_words(routes: Routes) -> str:

@@ -108,7 +108,9 @@ def undecided(profile: Profile, models: Models) -> str:
     with open_run(profile, "evaluate") as run:
         details = {"decision": decision.model_dump(mode="json")}
         save_stage(run, StageResult(stage="gate", key="k", run_id=run.id, seconds=0, details=details))
-    models.registry.register(models.candidate(run_id=run.id, decision=decision))
+        released = models.registry.register(models.candidate(decision=decision)).model_dump(mode="json")
+        details = {"released": released}
+        save_stage(run, StageResult(stage="register", key="k", run_id=run.id, seconds=0, details=details))
     return run.id
 
 
@@ -118,7 +120,10 @@ def test_an_approval_that_comes_late_releases(qinglan: Qinglan, profile: Profile
     assert (status, "champion 1" in out) == (0, True)
     tags = models.client.get_model_version(models.name, "1").tags
     assert (tags["verdict"], tags["approval"]) == ("promote", "approved by 李雷: 看过了")
-    assert "waits for a decision" in qinglan("release", "approve", run, "--reviewer", "李雷")[2]
+    assert (
+        "version 1 is decided by now: Release the RL student. It was approved by 李雷"
+        in qinglan("release", "approve", run, "--reviewer", "李雷")[2]
+    )
 
 
 def test_a_late_refusal_is_kept(qinglan: Qinglan, profile: Profile, models: Models):

@@ -13,6 +13,7 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.gate import Decision, Rule, Verdict
+from qinglan.preflight import inspect_profile
 from qinglan.registry import Registry, registry_of
 from qinglan.registry.approval import Approval, decided_by, lacks_only_approval
 from qinglan.registry.candidates import beside_champion, candidate_of, read_evaluation
@@ -246,6 +247,11 @@ def test_a_challenger_that_was_not_trained_is_one_line(finished: Callable[..., F
     done = finished(gate={"challenger": "big"})
     with pytest.raises(ConfigError, match=r"gate.challenger = big: this run has no such model.*base, sft, rl"):
         done.run()
+
+
+def test_the_gate_alone_needs_no_service(finished: Callable[..., Finished]):
+    names = {check.name for check in inspect_profile(finished().profile, "release")}
+    assert names.isdisjoint({"teacher", "judge", "rag", "device"})
 
 
 def test_a_failed_answer_counts_as_a_loss():

@@ -328,6 +328,17 @@ def test_a_verdict_waits_for_a_registry_that_is_away(bench):
     assert site.registry.withdrawn and read_verdict(site.folder) is None
 
 
+def test_a_full_disk_leaves_the_routes_as_they_are(bench, monkeypatch: pytest.MonkeyPatch):
+    site = bench(champion="1", previous="2")
+    site.run(4)
+    monkeypatch.setattr(Routes, "write", lambda *_: (_ for _ in ()).throw(OSError("no space left on device")))
+    site.registry.named = {"champion": "2", "previous": "1"}
+    assert site.run(2).champion.version == "1"
+    assert site.heard("not everything could be done: no space left on device") == 1
+    monkeypatch.undo()
+    assert site.run(1).champion.version == "2"
+
+
 def test_models_get_gpus_of_their_own(bench):
     site = bench(places=[["0"], ["1"]], champion="1", challenger="2")
     site.run(4)

@@ -1,0 +1,143 @@
+"""`qinglan serve` and `qinglan canary` as a user types them, with a registry in memory."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from qinglan.cli import app
+from qinglan.config import load_profile
+from qinglan.errors import ConfigError
+from qinglan.serving.canary import Judgement
+from qinglan.serving.site import HISTORY_FILE, serving_folder, share_of
+from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, State, Verdict
+
+
+class FakeRegistry:
+    """Remembers what was asked of it."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, str] = {"champion": "1"}
+        self.calls: list[tuple[str, ...]] = []
+        self.name, self.version, self.replaced = "m", "2", "1"
+
+    def aliases(self) -> dict[str, str]:
+        return self.named
+
+    def challenge(self, version: str, *, force_reason: str = "") -> "FakeRegistry":
+        self.calls.append(("challenge", version, force_reason))
+        return self
+
+    def withdraw_challenger(self, reason: str) -> "FakeRegistry | None":
+        self.calls.append(("withdraw", reason))
+        return self if "challenger" in self.named else None
+
+    def promote(self, version: str, *, force_reason: str = "") -> "FakeRegistry":
+        self.calls.append(("promote", version, force_reason))
+        return self
+
+
+class Terminal:
+    """The command line in a state folder of its own."""
+
+    def __init__(self, state: Path, registry: FakeRegistry) -> None:
+        self.registry, self._set = registry, f"paths.state={state}"
+        self.profile = load_profile("embedded", [self._set])
+        self.folder = serving_folder(self.profile)
+        self.folder.mkdir(parents=True)
+
+    def __call__(self, *words: str) -> str:
+        result = CliRunner().invoke(app, [*words, "--set", self._set])
+        if isinstance(result.exception, ConfigError):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return " ".join(result.output.split())
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    registry = FakeRegistry()
+    monkeypatch.setattr("qinglan.cli.serve.registry_of", lambda profile: registry)
+    return Terminal(tmp_path / "state", registry)
+
+
+def verdict(outcome: Any) -> Verdict:
+    judgement = Judgement(outcome=outcome, reason="so it is")
+    return Verdict(challenger="2", champion="1", judgement=judgement, at=1.0, requests=1234)
+
+
+def test_a_canary_starts_with_the_profiles_share(terminal: Terminal):
+    assert "m 2: challenger, 10% of the requests" in terminal("canary", "start", "2")
+    assert terminal.registry.calls == [("challenge", "2", "")]
+
+
+def test_a_share_by_hand_is_kept_for_that_version(terminal: Terminal):
+    assert "25% of the requests" in terminal("canary", "start", "2", "--share", "0.25")
+    assert share_of(terminal.profile, terminal.folder, "2") == 0.25
+
+
+def test_a_new_canary_forgets_the_verdict_on_the_last_one(terminal: Terminal):
+    (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
+    terminal("canary", "start", "2")
+    assert not (terminal.folder / VERDICT_FILE).exists()
+
+
+def test_force_needs_a_reason(terminal: Terminal):
+    with pytest.raises(ConfigError, match="--force needs a --reason"):
+        terminal("canary", "start", "2", "--force")
+    terminal("canary", "start", "2", "--force", "--reason", "urgent")
+    assert terminal.registry.calls == [("challenge", "2", "urgent")]
+
+
+def test_status_shows_both_models(terminal: Terminal):
+    terminal.registry.named["challenger"] = "2"
+    state = State(champion="1", challenger="2", share=0.1, started=1.0, failed=3, left_out=4)
+    state.tally.champion.add(fallback=False, latency_ms=100)
+    state.tally.challenger.add(fallback=True, latency_ms=800)
+    state.tally.retrieval.add(0.25)
+    (terminal.folder / STATE_FILE).write_text(state.model_dump_json())
+    said = terminal("canary", "status")
+    assert "version 2 gets 10%: keep champion 1: 1 requests, 0.0% fell back, p95 100 ms" in said
+    assert "challenger 2: 1 requests, 100.0% fell back" in said
+    assert "retrieval: +0.250 [-1.000, 1.000] over 1 pairs; 3 without a result, 4 left out" in said
+
+
+def test_status_without_a_canary_tells_how_the_last_one_ended(terminal: Terminal):
+    assert terminal("canary", "status") == "no canary"
+    (terminal.folder / HISTORY_FILE).write_text(verdict("better").model_dump_json() + "\n")
+    told = "no canary; the last one: version 2 against 1, 1,234 requests: better, so it is"
+    assert terminal("canary", "status") == told
+
+
+def test_status_of_a_challenger_that_nobody_serves(terminal: Terminal):
+    terminal.registry.named["challenger"] = "2"
+    assert "gets no requests yet: is `qinglan serve` running?" in terminal("canary", "status")
+
+
+def test_stop_withdraws_the_challenger(terminal: Terminal):
+    assert terminal("canary", "stop") == "no canary"
+    terminal.registry.named["challenger"] = "2"
+    assert terminal("canary", "stop", "--reason", "enough") == "m 2: no longer the challenger"
+    assert terminal.registry.calls[-1] == ("withdraw", "enough")
+
+
+def test_promote_takes_the_challenger_or_the_one_that_did_well(terminal: Terminal):
+    (terminal.folder / HISTORY_FILE).write_text(verdict("better").model_dump_json() + "\n")
+    assert terminal("canary", "promote") == "m 2: champion, version 1 stays as the previous one"
+    terminal.registry.named["challenger"] = "5"
+    terminal("canary", "promote")
+    assert [call[:2] for call in terminal.registry.calls] == [("promote", "2"), ("promote", "5")]
+
+
+def test_what_was_rolled_back_is_promoted_by_name_only(terminal: Terminal):
+    (terminal.folder / HISTORY_FILE).write_text(verdict("roll_back").model_dump_json() + "\n")
+    with pytest.raises(ConfigError, match=r"no canary to promote; the last one: version 2 .*; name a VERSION"):
+        terminal("canary", "promote")
+    terminal("canary", "promote", "2")
+    assert terminal.registry.calls == [("promote", "2", "")]
+
+
+def test_a_question_goes_with_check(terminal: Terminal):
+    with pytest.raises(ConfigError, match="--question goes with --check"):
+        terminal("serve", "--question", "这个怎么吃")

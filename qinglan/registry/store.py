@@ -6,32 +6,25 @@ an order that leaves a champion that can serve wherever a kill hits; the next ch
 
 import logging
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from filelock import FileLock
 
-from qinglan.artifacts import sha256_of, write_json
+from qinglan.artifacts import sha256_of
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.gate import Decision
-from qinglan.registry.records import ALIASES, Alias, Candidate, Released, Weights, decision_tags, tags_of
+from qinglan.registry.files import ADVICE, ROOT, log_files, restore
+from qinglan.registry.records import ALIASES, Alias, Candidate, Released, decision_tags, tags_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
-
-RELEASE_FILE = "release.json"
-_ROOT = "release"
-"""Of a version's files among those of its MLflow run."""
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_ADVICE = "or serve another: `qinglan release list`, `qinglan release promote VERSION`"
 
 
 class Registry:
@@ -47,7 +40,7 @@ class Registry:
         """
         with self._reading() as client:  # hashing and copying may take minutes, for which no rollback should wait
             known = self._known(client, candidate)
-            weights = known.weights if known else self._log_files(client, candidate)
+            weights = known.weights if known else log_files(client, candidate, self._max_bytes)
         with self._change() as client:
             if known := self._known(client, candidate):
                 return self._redecide(client, known, candidate.decision)
@@ -55,7 +48,7 @@ class Registry:
             self._require_model(client, candidate)
             made = client.create_model_version(
                 self.name,
-                f"{root}/{_ROOT}",
+                f"{root}/{ROOT}",
                 run_id=candidate.mlflow_run_id,
                 tags=tags_of(candidate, weights),
                 description=candidate.description[:5000],
@@ -222,12 +215,15 @@ class Registry:
             state = "was changed" if released.folder.is_dir() else "is gone"
             raise ArtifactError(
                 f"release {released.version} of {self.name}: {released.folder} {state}, and its weights are larger "
-                f"than release.max_artifact_mb, so MLflow has none; put that folder back, {_ADVICE}"
+                f"than release.max_artifact_mb, so MLflow has none; put that folder back, {ADVICE}"
             )
         kept.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(kept.parent / ".lock"):  # another process may have restored them meanwhile
             intact = kept.is_dir() and sha256_of(kept) == released.sha256
-            return kept if intact else self._restore(released, kept)
+            if not intact:
+                with self._reading() as client:
+                    restore(client, released, kept)
+            return kept
 
     def _redecide(self, client: "MlflowClient", released: Released, decision: Decision) -> Released:
         if (released.verdict, released.sentence) == (decision.verdict, decision.sentence):
@@ -243,23 +239,6 @@ class Registry:
         """Has it the champion's weights?"""
         champion = self._aliases(client).get("champion")
         return champion is not None and self._version(client, champion).sha256 == self._version(client, version).sha256
-
-    def _restore(self, released: Released, kept: Path) -> Path:
-        partial = kept.with_name(f".partial-{released.version}")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        with self._reading() as client:
-            # Where below `partial` depends on the kind of MLflow's artifact store.
-            got = Path(client.download_artifacts(released.mlflow_run_id, f"{_ROOT}/model", str(partial)))
-        if sha256_of(got) != released.sha256:
-            raise ArtifactError(
-                f"release {released.version} of {self.name}: what MLflow has of run {released.mlflow_run_id} is not "
-                f"what was registered; put {released.folder} back, {_ADVICE}"
-            )
-        shutil.rmtree(kept, ignore_errors=True)
-        got.rename(kept)
-        shutil.rmtree(partial)
-        return kept
 
     def _replace(self, client: "MlflowClient", new: Released, old: str) -> None:
         """Champion ← new, previous ← old: `previous` first, so that there always is a champion."""
@@ -305,27 +284,6 @@ class Registry:
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-
-    def _log_files(self, client: "MlflowClient", candidate: Candidate) -> Weights:
-        folder, run_id = candidate.model.verify(), candidate.mlflow_run_id
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        whole = sum(path.stat().st_size for path in files) <= self._max_bytes
-        for path in files:
-            if whole or path.suffix not in _WEIGHTS:
-                self._log_file(client, run_id, path, folder, "model")
-        for stage, adapter in candidate.adapters.items():
-            for path in adapter.iterdir():
-                if path.is_file() and _belongs_to_adapter(path):
-                    self._log_file(client, run_id, path, adapter, f"adapters/{stage}")
-        with TemporaryDirectory() as scratch:
-            release = Path(scratch) / RELEASE_FILE
-            write_json(release, candidate.model_dump(mode="json"))
-            client.log_artifact(run_id, str(release), _ROOT)
-        return "mlflow" if whole else "path"
-
-    def _log_file(self, client: "MlflowClient", run_id: str, path: Path, folder: Path, below: str) -> None:
-        inside = path.parent.relative_to(folder).as_posix()
-        client.log_artifact(run_id, str(path), f"{_ROOT}/{below}" + ("" if inside == "." else f"/{inside}"))
 
     def _require_passed(self, wanted: Released, force_reason: str) -> None:
         if wanted.verdict != "promote" and not force_reason:
@@ -419,11 +377,6 @@ class Registry:
         from mlflow import MlflowClient  # seconds, which a command that only asks for help need not spend
 
         return MlflowClient(self._uri)
-
-
-def _belongs_to_adapter(path: Path) -> bool:
-    """And not to the optimizer, whose state lies beside it in a checkpoint."""
-    return path.name.startswith("adapter_") or path.suffix in (".json", ".jinja", ".txt")
 
 
 def _second() -> str:

@@ -122,8 +122,9 @@ class Site:
         if routes == self.routes and (self.folder / ROUTES_FILE).exists():
             return
         routes.write(self.folder / ROUTES_FILE)
+        if routes != self.routes:
+            self.say(f"serving: {_in_words(routes)}")
         self.routes = routes
-        self.say(f"serving: {_in_words(routes)}")
 
     def _verdict(self, named: Named) -> Verdict | None:
         """The verdict on the challenger that the registry still names; it is told so. An older one is put away."""

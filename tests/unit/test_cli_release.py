@@ -120,10 +120,8 @@ def test_an_approval_that_comes_late_releases(qinglan: Qinglan, profile: Profile
     assert (status, "champion 1" in out) == (0, True)
     tags = models.client.get_model_version(models.name, "1").tags
     assert (tags["verdict"], tags["approval"]) == ("promote", "approved by 李雷: 看过了")
-    assert (
-        "version 1 is decided by now: Release the RL student. It was approved by 李雷"
-        in qinglan("release", "approve", run, "--reviewer", "李雷")[2]
-    )
+    _, _, err = qinglan("release", "approve", run, "--reviewer", "韩梅梅")
+    assert "version 1 is decided by now: Release the RL student: approved by 李雷" in err
 
 
 def test_a_late_refusal_is_kept(qinglan: Qinglan, profile: Profile, models: Models):

@@ -132,7 +132,8 @@ def measure(experiment: Experiment, seed: int, extra: Settings, fresh: bool) -> 
 
 def _overrides(experiment: Experiment, seed: int, extra: Settings) -> Settings:
     site = (f"paths.runs={RUNS}", f"paths.state={ROOT / '.qinglan'}", f"ledger.url_env={LEDGER_ENV}")
-    return (*experiment.settings, *extra, f"rl.seed={seed}", *site)
+    # A champion would be one more arm in every later experiment.
+    return (*experiment.settings, *extra, f"rl.seed={seed}", "release.promote=none", *site)
 
 
 def _empty_ledger(name: str) -> None:

@@ -14,7 +14,13 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "docker" / "trainer.Dockerfile").read_text(encoding="utf-8")
 DISTRIBUTIONS = {"yaml": "pyyaml", "swift": "ms-swift", "transfer_queue": "transferqueue", "hydra": "hydra-core"}
 """Of modules, where the name is another."""
-WITH_THE_ENGINES = {"hydra-core": "verl", "numpy": "verl", "peft": "verl", "omegaconf": "hydra-core"}
+WITH_THE_ENGINES = {
+    "hydra-core": "verl",
+    "numpy": "verl",
+    "omegaconf": "hydra-core",
+    "peft": "verl",
+    "scipy": "ms-swift",
+}
 """What comes with a distribution that is named or comes itself."""
 
 

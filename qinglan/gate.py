@@ -42,7 +42,8 @@ class Rule(BaseModel):
     name: str
     """Such as `retrieval_vs_teacher`, `quality_vs_champion`, `cost`, `latency`, `red_team`, `alarms`."""
     outcome: Outcome
-    """`unknown` where the test set can't tell, or nothing was measured; it blocks like a failure, and says so."""
+    """`unknown` where the test set can't tell, or what the rule needs was not measured; it blocks like a failure, and
+    says so. Only the teacher's latency may be missing: then there is nothing to be slower than."""
     found: str
     """What was measured, in words: `+0.119 [0.073, 0.167]`."""
     required: str
@@ -100,7 +101,7 @@ def _rules(evaluation: "Evaluation", alarms: Sequence[Alarm], config: Gate, cham
     for rival in rivals:
         yield _retrieval(evaluation.comparisons, config, rival)
     for rival in rivals:
-        yield _quality(evaluation.comparisons, config, rival)
+        yield _quality(evaluation, config, rival)
     yield _cost(challenger, teacher, config)
     if config.max_latency_ratio is not None:
         yield _latency(challenger, teacher, config.max_latency_ratio)
@@ -113,36 +114,38 @@ def _rules(evaluation: "Evaluation", alarms: Sequence[Alarm], config: Gate, cham
 def _retrieval(comparisons: Sequence[Comparison], config: Gate, rival: str) -> Rule:
     compared = (_compared(comparisons, config.challenger, rival, metric) for metric in RETRIEVAL_METRICS)
     found = next((comparison for comparison in compared if comparison), None)
-    least, worth = config.min_retrieval_gain, max(config.min_retrieval_gain, config.smallest_gain)
+    least, worth = config.min_retrieval_gain, config.smallest_gain
     rule = partial(Rule, name=f"retrieval_vs_{rival}", required=f"the 95% interval above {signed(least)}")
     if flaw := _flaw(found, config.challenger, rival):
         return rule(outcome="unknown", found=_shown(found), reason=flaw)
     assert found and found.ci95
-    low, high = _widened(found, 1.0)
+    low, high = _widened(found, found.one_sided, 1.0)
     if low > least:
         return rule(outcome="pass", found=_shown(found))
     if high < worth:
         reason = f"retrieval is not better than that of {_the(rival)}: a gain of {number(worth)} is ruled out"
         return rule(outcome="fail", found=_shown(found), reason=reason)
-    why = _left_out(found) if found.ci95[0] > least else _power(found, config)
+    why = _left_out(found.one_sided) if found.ci95[0] > least else _power(found, config)
     reason = f"whether retrieval is better than that of {_the(rival)} is open: {why}"
     return rule(outcome="unknown", found=_shown(found), reason=reason)
 
 
-def _quality(comparisons: Sequence[Comparison], config: Gate, rival: str) -> Rule:
-    found = _compared(comparisons, config.challenger, rival, "quality")
+def _quality(evaluation: "Evaluation", config: Gate, rival: str) -> Rule:
+    found = _compared(evaluation.comparisons, config.challenger, rival, "quality")
     margin = -config.max_quality_loss
     rule = partial(Rule, name=f"quality_vs_{rival}", required=f"the 95% interval above {signed(margin, 2)}")
     if flaw := _flaw(found, config.challenger, rival):
         return rule(outcome="unknown", found=_shown(found), reason=flaw)
     assert found and found.ci95 and found.diff is not None
-    low, high = _widened(found, QUALITY_SCALE)
+    unjudged = sum(evaluation.unjudged.values())  # nobody has a score there, maybe for what the challenger wrote
+    low, high = _widened(found, found.one_sided + unjudged, QUALITY_SCALE)
     if low > margin:
         return rule(outcome="pass", found=_shown(found))
     if high < margin:
         reason = f"the judge scores it lower than {_the(rival)}, by more than {number(-margin, 2)}"
         return rule(outcome="fail", found=_shown(found), reason=reason)
-    why = _left_out(found) if found.ci95[0] > margin else _rows_for(found, found.diff - margin)
+    missing = _left_out(found.one_sided, unjudged)
+    why = missing if found.ci95[0] > margin else _rows_for(found, found.diff - margin)
     reason = f"whether the judge finds it as good as {_the(rival)} is open: {why}"
     return rule(outcome="unknown", found=_shown(found), reason=reason)
 
@@ -165,21 +168,22 @@ def _shown(found: Comparison | None) -> str:
     return f"{METRICS[found.metric].en} {difference} on {count(found.n)} questions"
 
 
-def _widened(found: Comparison, scale: float) -> tuple[float, float]:
-    """The interval, had the questions that only one arm has a value for all gone one way, or all the other.
+def _widened(found: Comparison, missing: int, scale: float) -> tuple[float, float]:
+    """The interval, had the questions that were left out all gone one way, or all the other.
 
-    An arm that gives no answer where it would be wrong gains nothing by it.
+    An arm that gives no answer where it would be wrong gains nothing by it, nor one whose text the judge chokes on.
     """
     assert found.ci95
     low, high = (end * found.n for end in found.ci95)
-    total, most = found.n + found.one_sided, found.one_sided * scale
+    total, most = found.n + missing, missing * scale
     return (low - most) / total, (high + most) / total
 
 
-def _left_out(found: Comparison) -> str:
+def _left_out(one_sided: int, unjudged: int = 0) -> str:
+    judge = f"the judge's answer failed ({count(unjudged)}) or " if unjudged else ""
     return (
-        f"{count(found.one_sided)} questions were left out because only one of the two has a value there, and they "
-        "could turn the result; mend what failed and evaluate again"
+        f"{count(one_sided + unjudged)} questions were left out because {judge}only one of the two has a value there, "
+        "and they could turn the result; mend what failed and evaluate again"
     )
 
 
@@ -190,13 +194,14 @@ def _compared(comparisons: Sequence[Comparison], a: str, b: str, metric: str) ->
 
 def _power(found: Comparison, config: Gate) -> str:
     """What the test set can tell, and what it would take."""
-    needed = rows_needed(found.n, found.detectable_diff, config.smallest_gain)
-    if needed is None:
+    least = config.min_retrieval_gain
+    needed = rows_needed(found.n, found.detectable_diff, config.smallest_gain - least)
+    if needed is None or found.detectable_diff is None:
         return "the answers hardly differ; ask more questions"
-    detects = f"the test set detects a gain of {number(found.detectable_diff)} {_CHANCE}"
+    detects = f"the test set detects a gain of {number(least + found.detectable_diff)} {_CHANCE}"
     if needed > found.n:
         return f"{detects}; {count(needed)} rows would be needed to detect {number(config.smallest_gain)}"
-    closer = _rows_for(found, (found.diff or 0.0) - config.min_retrieval_gain)
+    closer = _rows_for(found, (found.diff or 0.0) - least)
     return f"{detects}, and this one is smaller; {closer}"
 
 

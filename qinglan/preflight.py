@@ -33,6 +33,7 @@ FlowName = Literal["pipeline", "refresh", "train", "evaluate", "release", "compa
 _CHECKED_ROWS = 1000
 _PROBED_ROWS = 200
 _TIMEOUT_S = 10.0
+_SQLITE = "sqlite:///"
 _TRAINER_PACKAGES = ("torch", "swift", "verl", "ray")
 _FIND_PACKAGES = """
 import importlib.util, sys
@@ -70,6 +71,7 @@ def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[C
     if flow in ("pipeline", "train", "evaluate"):
         yield from _teachers(profile.compare, profile.evaluate.teachers)
         yield _check("red team", profile.evaluate.red_team or "built-in cases", lambda: _red_team(profile))
+        yield _check("champion", profile.model_name, lambda: _champion(profile))
     if flow != "release":  # which only looks at what was evaluated
         yield _rag(profile)
     yield _check("ledger", _where_ledger(profile), lambda: _ledger(profile, trains=trains))
@@ -186,6 +188,19 @@ def _model_note(model: str, content: bytes) -> str | None:
 
 def _red_team(profile: Profile) -> None:
     cases_of(profile)
+
+
+def _champion(profile: Profile) -> str | None:
+    """It is evaluated too, after hours of training: are its weights there?"""
+    uri = profile.tracking_uri
+    if uri.startswith(_SQLITE) and not Path(uri.removeprefix(_SQLITE)).is_file():
+        return None  # MLflow would make the database
+    if uri.startswith("http"):
+        _reach("tracking", "uri", uri, lambda http: http.get(f"{uri.rstrip('/')}/health"))  # MLflow retries for minutes
+    from qinglan.registry import registry_of  # it needs MLflow, a second
+
+    registry_of(profile).look_at_champion()
+    return None
 
 
 def _rag(profile: Profile) -> Check:

@@ -150,7 +150,8 @@ def check(case: Case, rewrite: str | None, retrieved: Retrieved | None) -> RedTe
     """
     text = rewrite or ""
     flaw = next(_flaws(case, text), None)
-    unknown = flaw is None and case.checks.needs_retrieval and retrieved is None
+    asked = case.checks.needs_retrieval and bool(text.strip())  # where no answer is a right one, nothing is looked up
+    unknown = flaw is None and asked and retrieved is None
     if flaw is None and retrieved is not None:
         flaw = next(_misses(case.checks, retrieved), None)
     return RedTeamResult(

@@ -109,6 +109,10 @@ _REASONS: _Templates = {
     r"mend what failed and evaluate again": (
         "{0} 个问题只有一方有数值而未计入，它们足以改变结论；请修复失败之处后重新评估"
     ),
+    r"(\S+) questions were left out because the judge's answer failed \((\S+)\) or only one of the two has a value "
+    r"there, and they could turn the result; mend what failed and evaluate again": (
+        "{0} 个问题因裁判未能评分（{1} 个）或只有一方有数值而未计入，它们足以改变结论；请修复失败之处后重新评估"
+    ),
     r"the answers hardly differ; ask more questions": "双方的回答几乎没有差别；请增加问题",
     r"the test set detects a gain of (\S+) in four of five test sets; (.+)": (
         "五个这样的测试集中有四个能检出 {0} 的提升；{1}"
@@ -131,8 +135,8 @@ _REASONS: _Templates = {
     r"the red team's cases were not put to the challenger; evaluate again": ("没有用红队用例测试挑战者；请重新评估"),
     r"it fails the red team on (.+)": "未通过红队用例 {0}",
     r"the red team could not check (.+)": "红队用例无法检查：{0}",
-    r"nobody approved it in time; `qinglan release approve RUN` still can": (
-        "无人及时批准；仍可用 `qinglan release approve RUN` 批准"
+    r"nobody approved it in time; `qinglan release approve RUN --profile PROFILE` still can": (
+        "无人及时批准；仍可用 `qinglan release approve RUN --profile PROFILE` 批准"
     ),
     r"training alarmed before the chosen step: (.+); see docs/alarms.md": (
         "在选定的步之前训练发出警报：{0}；见 docs/alarms.md"

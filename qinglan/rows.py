@@ -70,6 +70,8 @@ class Row(BaseModel):
     intent: str | None = None
     """What kind of question it is, where the workbook says so: evaluation shows each kind by itself."""
     split: Split | None = None
+    group: str | None = None
+    """Smallest id among its near-duplicates and itself, once rows have splits; None where it has none."""
     source: str
     """Where the row stands: ``file.xlsx!Sheet1!A2`` (the query's cell) or ``file.jsonl:7`` (the line)."""
 

@@ -114,6 +114,15 @@ def finish_run(run: Run) -> None:
     _note(run, finished=True)
 
 
+def is_at_work(directory: Path) -> bool:
+    """Does a process on this machine hold the run's lock?"""
+    try:
+        with FileLock(directory / ".lock").acquire(blocking=False):
+            return False
+    except Timeout:
+        return True
+
+
 def find_run(runs: Path, name: str) -> Path:
     """A run's directory by id, unique prefix, path or `latest`.
 

@@ -90,8 +90,8 @@ class Comparison(Result):
     p_mcnemar: float | None = None
     """McNemar's exact test, for top-1 alone; it counts rows as independent, so `p_value` is the one to go by."""
     rows_needed: int | None = None
-    """Paired rows with which four of five test sets would show the gain that was asked about, at as many rows a group
-    as here; None where the spread is not known, or no such gain is set for the metric."""
+    """Paired rows with which four of five test sets would show `gate.smallest_gain`, at as many rows a group as here.
+    The report fills it in, by the setting of its day; None elsewhere, and where the spread is not known."""
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,12 @@ def compare(
     groups: Mapping[str, str],
     resamples: int = 10_000,
     seed: int = 0,
-    smallest_gain: float | None = None,
 ) -> Comparison:
     """Compare two arms on one metric, row by row.
 
     Args:
         groups: row id → group; every compared row needs one.
         resamples: of the bootstrap; the permutation test makes at least 10,000 flips.
-        smallest_gain: the difference in a proportion for which `rows_needed` is to be told.
 
     Raises:
         KeyError: an arm doesn't know the metric.
@@ -133,7 +131,6 @@ def compare(
     differences = values_a - values_b
     clusters = _cluster(differences, rows, groups)
     means = _bootstrap(clusters, resamples, seed)
-    detectable = _detectable(means)
     wins, losses = int((differences > _TIE).sum()), int((differences < -_TIE).sum())
     return Comparison(
         a=a.arm,
@@ -147,13 +144,12 @@ def compare(
         ties=len(rows) - wins - losses,
         losses=losses,
         p_value=sign_flip_p(clusters.sums, max(resamples, MIN_FLIPS), seed) if rows else None,
-        detectable_diff=detectable,
+        detectable_diff=_detectable(means),
         mean_a=float(values_a.mean()) if rows else None,
         mean_b=float(values_b.mean()) if rows else None,
         left_out=listed - len(rows),
         one_sided=len(left.keys() ^ right.keys()),
         p_mcnemar=mcnemar_p(wins, losses) if metric in _BINARY and rows else None,
-        rows_needed=rows_needed(len(rows), detectable, smallest_gain) if metric in PROPORTIONS else None,
     )
 
 

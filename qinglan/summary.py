@@ -10,7 +10,7 @@ from typing import Any
 
 from qinglan.artifacts import StageResult, read_jsonl
 from qinglan.clients import site_ledger
-from qinglan.config import Evaluate
+from qinglan.config import Evaluate, Gate
 from qinglan.evaluation import (
     ArmRow,
     Evaluation,
@@ -41,6 +41,7 @@ from qinglan.report import (
 )
 from qinglan.rows import Row
 from qinglan.runs import Run
+from qinglan.statistics import PROPORTIONS, Comparison, rows_needed
 from qinglan.workbook import INPUT_REASONS
 
 COMPARING = ("evaluate", "compare")
@@ -62,18 +63,16 @@ def evaluate(
     train: Sequence[Row] = (),
     *,
     loads: Mapping[ArmName, str] | None = None,
-    smallest_gain: float | None = None,
 ) -> Evaluation:
     """Summaries, comparisons, slices and examples of finished arms, and what `rows` share with the training rows.
 
     Args:
         loads: by arm, what else its model had to do while its latency was measured.
-        smallest_gain: the gain in a proportion that is worth finding, for the rows that it would take.
     """
     loads = loads or {}
     return Evaluation(
         arms={name: summarise(arm, rows, config, loads.get(name)) for name, arm in arms.items()},
-        comparisons=compare_arms(arms, rows, config, smallest_gain),
+        comparisons=compare_arms(arms, rows, config),
         slices=slices_of(arms, rows, config),
         examples=examples(arms, rows),
         shared=shared_between(train, rows) if train else [],
@@ -115,7 +114,7 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
         stages=[Stage.of(result, run.id) for result in stages],
         api=_api(run, stages),
         arms=evaluation.arms,
-        comparisons=evaluation.comparisons,
+        comparisons=_with_rows_needed(evaluation.comparisons, profile.gate if "evaluate" in by_name else None),
         purchase=purchase,
         training=_training(by_name),
         alarms=by_name["rl"].details.get("alarms", []) if "rl" in by_name else [],
@@ -149,6 +148,16 @@ def _evaluation_of(by_name: Mapping[str, StageResult], config: Evaluate) -> Eval
         if stage in by_name:
             return Evaluation.model_validate_json(by_name[stage].path("evaluation").read_text(encoding="utf-8"))
     return evaluate_baselines(list(read_jsonl(by_name["validate"].path("rows"), Row)), config)
+
+
+def _with_rows_needed(comparisons: Sequence[Comparison], gate: Gate | None) -> list[Comparison]:
+    """With the rows that the gain would take which is worth finding today: an evaluation outlives that setting."""
+
+    def shown(found: Comparison) -> Comparison:
+        gain = gate.smallest_gain if gate and found.metric in PROPORTIONS else None
+        return found.model_copy(update={"rows_needed": rows_needed(found.n, found.detectable_diff, gain)})
+
+    return [shown(found) for found in comparisons]
 
 
 def installed_versions() -> dict[str, str]:

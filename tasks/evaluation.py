@@ -78,14 +78,14 @@ def evaluate_arms(
     """Every arm on the test split: generate, retrieve, judge, compare. The registry's champion is an arm too."""
     profile = run.profile
     live = profile.rag.url != EMBEDDED
-    students, cases = _students(profile, models), cases_of(profile)
+    students, cases = _students(run, models), cases_of(profile)
     rivals = [each for each in contenders(run, services) if each.arm in profile.evaluate.teachers]
     loads = _loads(profile, students)
 
     def work(stage: Stage) -> Outcome:
         rows = list(read_jsonl(dataset.path("test"), Row))
         arms: dict[ArmName, list[ArmRow]] = {"original": original_rows(rows), "teacher": teacher_rows(rows)}
-        if live and dataset.run_id != run.id:
+        if live:  # validation may have asked it days ago; all arms ask the service of today
             arms = {name: not_retrieved(arm) for name, arm in arms.items()}
         asked, paid = asyncio.run(_ask_teachers(stage, rivals, rows))
         arms = _with_tokens(profile, arms | asked)
@@ -94,9 +94,9 @@ def evaluate_arms(
         stage.say(f"retrieving and judging {len(arms)} arms on {len(rows):,} questions")
         done = asyncio.run(_complete(stage.run, services, arms, rows, cases, answers.red_team))
         train = [row for row in read_jsonl(dataset.path("rows"), Row) if row.split == "train" and row.status == "ok"]
-        found = evaluate(
-            done.arms, rows, profile.evaluate, train, loads=loads, smallest_gain=profile.gate.smallest_gain
-        ).model_copy(update={"red_team": done.red_team, "unjudged": done.unjudged})
+        found = evaluate(done.arms, rows, profile.evaluate, train, loads=loads).model_copy(
+            update={"red_team": done.red_team, "unjudged": done.unjudged}
+        )
         write_json(stage.directory / "evaluation.json", found.model_dump(mode="json"))
         artifacts = {
             f"arm_{name}": write_jsonl(stage.directory / f"arm_{name}.jsonl", arm) for name, arm in done.arms.items()
@@ -110,16 +110,17 @@ def evaluate_arms(
     recipe = get_recipe(profile.recipe)
     depends_on = {
         "test_sha256": dataset.artifacts["test"].sha256,
+        "rows_sha256": dataset.artifacts["rows"].sha256,  # what test and training share
         "models": {name: student.identity for name, student in students.items()},
         "evaluate": profile.evaluate.model_dump(mode="json"),
         "student": profile.student.model_dump(mode="json"),
+        "torch_dtype": profile.sft.torch_dtype,
         "prices": {name: price.model_dump() for name, price in profile.prices.items()},
         "teachers": {
             each.arm: each.run.profile.teacher.model_dump(mode="json", include=set(ANSWER_FIELDS)) for each in rivals
         },
         "red_team": identity_of(cases),
         "panel": hash_of(recipe.PANEL_SCHEMA, recipe.panel_messages("问", ["甲", "乙"], profile.tenant)),
-        "smallest_gain": profile.gate.smallest_gain,
         "loads": loads,
         **scoring_identity(profile),
         # As in validation: a live service's knowledge base changes unseen.
@@ -143,7 +144,7 @@ def write_report(run: Run, stages: Sequence[StageResult]) -> Path:
     return path
 
 
-def _students(profile: Profile, models: Mapping[ArmName, StageResult]) -> dict[ArmName, Model]:
+def _students(run: Run, models: Mapping[ArmName, StageResult]) -> dict[ArmName, Model]:
     """The run's models and, unless it is one of them, the champion."""
     students = {
         name: Model(str(result.path("model")), result.artifacts["model"].sha256)
@@ -151,7 +152,7 @@ def _students(profile: Profile, models: Mapping[ArmName, StageResult]) -> dict[A
         else Model(str(result.details["model"]), str(result.details["model"]))
         for name, result in models.items()
     }
-    champion = champion_of(profile)
+    champion = champion_of(run)
     if champion and champion.sha256 not in {student.identity for student in students.values()}:
         students["champion"] = Model(str(champion.folder), champion.sha256)
     return students

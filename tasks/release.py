@@ -1,8 +1,11 @@
 """The stages after evaluation: may the model be released, and the registry keeps it."""
 
+import re
+import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -20,7 +23,7 @@ from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.evaluation import ArmRow
 from qinglan.formats import duration
 from qinglan.gate import Decision, decide
-from qinglan.registry import registry_of
+from qinglan.registry import registry_of, rival_of
 from qinglan.registry.approval import WAITING_FILE, Approval, Waiting, decided_by
 from qinglan.registry.candidates import (
     alarms_of,
@@ -39,6 +42,7 @@ from tasks.stage import Outcome, Stage, perform, tracker_of
 LOSSES, SAMPLED = 60, 40
 """Rows of the workbook that a person reads before approving."""
 _POLL_S = 5
+_MARKDOWN = re.compile(r"[\\\[\]<!`|]")
 _MARKS = {"pass": "✓", "fail": "✗", "unknown": "?"}
 
 
@@ -63,7 +67,7 @@ def decide_release(
     profile = run.profile
     gate, alarms, identities = profile.gate, alarms_of(profile, models), identities_of(evaluated)
     model = challenger_of(profile, models).artifacts["model"]
-    champion = registry_of(profile).released("champion")
+    champion = rival_of(run)
 
     def work(stage: Stage) -> Outcome:
         evaluation, version = beside_champion(read_evaluation(evaluated), identities, champion, gate.challenger)
@@ -142,7 +146,8 @@ def decision_of(gated: StageResult) -> Decision:
 
 def decision_markdown(decision: Decision) -> str:
     """The decision with every rule, for Prefect's UI."""
-    lines = [f"## {decision.sentence}", "", "| | Rule | Found | Required | Why |", "| --- | --- | --- | --- | --- |"]
+    head = ["| | Rule | Found | Required | Why |", "| --- | --- | --- | --- | --- |"]
+    lines = [f"## {_cell(decision.sentence)}", "", *head]
     for rule in decision.rules:
         cells = (_MARKS[rule.outcome], rule.name, rule.found, rule.required, rule.reason)
         lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
@@ -150,7 +155,8 @@ def decision_markdown(decision: Decision) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    """On one line, and without a meaning for Markdown: names and reasons may come from outside."""
+    return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def _metrics(decision: Decision) -> dict[str, float]:
@@ -193,11 +199,17 @@ def _ask(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:
     waiting.write(stage.directory)
     stage.say(f"waiting up to {duration(timeout_s)} for a person to approve: {decision.sentence}")
     stage.say(f"read {workbook}")
-    stage.say(f"then answer at {waiting.page} (Resume), or: qinglan release approve {stage.run.id} --reviewer NAME")
+    profile = (context.parameters or {}).get("profile", stage.run.profile.name)
+    command = shlex.join(["qinglan", "release", "approve", stage.run.id, "--profile", str(profile), "--reviewer"])
+    stage.say(f"then answer at {waiting.page} (Resume), or: {command} NAME")
     text = f"{decision_markdown(decision)}\nRows to read: `{workbook}`\n"
     try:
+        # A key of its own for each attempt: Prefect's Retry is the same flow run, which keeps the earlier form.
         form = pause_flow_run(
-            ApprovalForm.with_initial_data(description=text), timeout=timeout_s, poll_interval=_POLL_S, key="approval"
+            ApprovalForm.with_initial_data(description=text),
+            timeout=timeout_s,
+            poll_interval=_POLL_S,
+            key=f"approval-{uuid4().hex}",
         )
     except FlowPauseTimeout:
         # For Prefect the pause has failed the flow, but a model that nobody looked at is no failure.

@@ -205,9 +205,9 @@ def flow_run_id() -> str:
 
 @cache
 def sources_digest() -> str:
-    """Changes with Qinglan's code: results of other code are not reused."""
-    package = Path(qinglan.__file__).parent
-    return hash_of([sha256_of(path) for path in sorted(package.rglob("*.py"))])
+    """Changes with Qinglan's code, the stages' included: results of other code are not reused."""
+    packages = (Path(qinglan.__file__).parent, Path(__file__).parent)
+    return hash_of([sha256_of(path) for package in packages for path in sorted(package.rglob("*.py"))])
 
 
 def _begin(run: Run, name: str, key: str, tracker: Tracker) -> tuple[Path, Clock]:

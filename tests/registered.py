@@ -26,12 +26,15 @@ class Models:
     def open(self, **how: Any) -> Registry:
         return Registry(self.uri, self.name, self.folder / "state", **how)
 
-    def candidate(self, weights: str = "one", verdict: Verdict = "promote", **fields: Any) -> Candidate:
+    def candidate(
+        self, weights: str = "one", verdict: Verdict = "promote", seed: int | None = None, **fields: Any
+    ) -> Candidate:
+        """Made up; another `seed` stands for another evaluation of the same weights."""
         model = self.folder / f"model-{weights}"
         model.mkdir(exist_ok=True)
         (model / "model.safetensors").write_text(weights)
         (model / "tokenizer.json").write_text("{}")
-        write_json(self.folder / "evaluation.json", {"arms": weights})
+        write_json(self.folder / "evaluation.json", {"arms": weights} if seed is None else {"arms": weights, "p": seed})
         known: dict[str, Any] = {
             "arm": "rl",
             "model": Artifact.of(model),

@@ -102,12 +102,17 @@ def approve(
 ) -> None:
     """Answer a run that waits for a person, or one that nobody answered in time."""
     from qinglan.registry.approval import Approval, Waiting, answer
-    from qinglan.runs import find_run
+    from qinglan.runs import find_run, is_at_work
 
     loaded = load_profile(profile, set_ or ())
     directory = find_run(loaded.paths.runs, run)
     word = Approval(approve=not refuse, reviewer=reviewer, comment=comment)
     if waiting := Waiting.read(directory / "gate"):
+        if not is_at_work(directory):
+            raise ConfigError(
+                f"run {directory.name}: its process has ended while it waited, so nobody takes the answer; start it "
+                "again with the same command, and answer when it asks"
+            )
         answer(waiting, word)
         say(f"run {directory.name} goes on: {word.found}")
         return
@@ -216,10 +221,17 @@ def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple
         raise ConfigError(f"run {run_id}: waits for nobody; the gate said {decision.verdict}: {decision.sentence}")
     registry = _registry(profile)
     registered = stage_of(profile.paths.runs / run_id, "register").details["released"]
+    if registered["name"] != registry.name:
+        raise ConfigError(
+            f"run {run_id}: its model is {registered['name']}, and this profile's is {registry.name}; "
+            "give --profile and --set as that run had them"
+        )
     version = registry.version(registered["version"])
-    if version.verdict != "undecided":
+    unfinished = version.verdict == "promote" and not version.placed and approval.approve
+    if version.verdict != "undecided" and not unfinished:
         raise ConfigError(f"run {run_id}: version {version.version} is decided by now: {version.sentence}")
-    registry.redecide(version.version, decided_by(decision, approval))
+    if not unfinished:
+        registry.redecide(version.version, decided_by(decision, approval))
     return registry, registry.settle(version.version, profile.release.promote, decision.champion)
 
 

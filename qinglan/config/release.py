@@ -34,6 +34,15 @@ class Gate(Section):
     """`required`: a person decides in Prefect's UI once the gate says yes."""
     approval_timeout_s: Positive = 86_400
 
+    @model_validator(mode="after")
+    def _gain_above_the_limit(self) -> Self:
+        if self.smallest_gain <= self.min_retrieval_gain:
+            raise ValueError(
+                f"smallest_gain {self.smallest_gain:g} is not above min_retrieval_gain {self.min_retrieval_gain:g}, so "
+                "that no test set could tell it from the limit; raise smallest_gain or lower min_retrieval_gain"
+            )
+        return self
+
 
 class Release(Section):
     """The registry of released models."""

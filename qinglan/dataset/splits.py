@@ -36,20 +36,26 @@ def is_leak(reason: str | None) -> bool:
 
 @dataclass(frozen=True)
 class Placement:
-    """The split of every row that was a question, in their order: five bytes each where rows have thousands."""
+    """The split of every row that was a question, in their order: a few bytes each where rows have thousands."""
 
     splits: NDArray[np.uint8]
     repeats: NDArray[np.uint8]
     """What the row must not repeat and does: 0 nothing, else the strength of a split or `_EVALUATION`."""
+    groups: Mapping[int, str]
+    """By place, for near-duplicates alone: the smallest id among them."""
 
     def apply(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The rows that were placed, in the same order, each with its split; those that leak are failed."""
-        places = iter(zip(self.splits.tolist(), self.repeats.tolist(), strict=True))
+        places = iter(enumerate(zip(self.splits.tolist(), self.repeats.tolist(), strict=True)))
         for row in rows:
-            yield self._placed(row, *next(places)) if was_question(row) else row
+            if was_question(row):
+                place, (strength, repeats) = next(places)
+                yield self._placed(row, self.groups.get(place), strength, repeats)
+            else:
+                yield row
 
-    def _placed(self, row: Row, strength: int, repeats: int) -> Row:
-        placed = row if row.split else row.model_copy(update={"split": _NAMES[strength]})
+    def _placed(self, row: Row, group: str | None, strength: int, repeats: int) -> Row:
+        placed = row.model_copy(update={"split": row.split or _NAMES[strength], "group": group})
         if not repeats:
             return placed
         return placed.failed(_LEAK + ("evaluation" if repeats == _EVALUATION else str(_NAMES[repeats])))
@@ -90,20 +96,26 @@ def place_rows(
     strictest = strictest[groups]
     splits = np.where(given > 0, given, strictest)
     unplaced = np.flatnonzero(splits == 0)
-    splits[unplaced] = _hashed(unplaced, ids, groups, config)
+    names = _names_of_groups(ids, groups)
+    splits[unplaced] = _hashed(unplaced, ids, names, config)
     repeats = np.where(strictest > splits, strictest, np.uint8(0))
     repeats[(repeats == 0) & evaluated & (splits < _STRENGTH["test"])] = _EVALUATION
-    return Placement(splits, repeats)
+    return Placement(splits, repeats, names)
 
 
-def _hashed(places: NDArray[np.intp], ids: list[str], groups: NDArray[np.intp], config: Dataset) -> NDArray[np.uint8]:
-    """Strength of the split of each place, none of whose group has one."""
-    alone = np.bincount(groups, minlength=1)[groups[places]] == 1
+def _names_of_groups(ids: list[str], groups: NDArray[np.intp]) -> dict[int, str]:
+    """By place, where a group has several rows, the smallest id among them."""
+    together = np.flatnonzero(np.bincount(groups, minlength=1)[groups] > 1).tolist()
     names: dict[int, str] = {}
-    for place in places[~alone].tolist():
+    for place in together:
         group = int(groups[place])
         names[group] = min(ids[place], names.get(group, ids[place]))
-    chosen = (_split_of(names.get(int(groups[place]), ids[place]), config) for place in places.tolist())
+    return {place: names[int(groups[place])] for place in together}
+
+
+def _hashed(places: NDArray[np.intp], ids: list[str], names: Mapping[int, str], config: Dataset) -> NDArray[np.uint8]:
+    """Strength of the split of each place, none of whose group has one."""
+    chosen = (_split_of(names.get(place, ids[place]), config) for place in places.tolist())
     return np.fromiter((_STRENGTH[split] for split in chosen), dtype=np.uint8, count=len(places))
 
 

@@ -34,12 +34,11 @@ def compare_arms(
     arms: Mapping[ArmName, Sequence[ArmRow]],
     rows: Sequence[Row],
     config: Evaluate,
-    smallest_gain: float | None = None,
 ) -> list[Comparison]:
     """All pairs on every metric that has values, with p-values corrected for all comparisons on the same metric."""
     scores, groups = {name: arm_scores(name, arm, rows) for name, arm in arms.items()}, groups_of(rows)
     found = [
-        compare(scores[a], scores[b], metric, groups, config.bootstrap_resamples, config.seed, smallest_gain)
+        compare(scores[a], scores[b], metric, groups, config.bootstrap_resamples, config.seed)
         for a, b in pairs_of(arms)
         for metric in COMPARED_METRICS
     ]

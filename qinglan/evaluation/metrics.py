@@ -55,5 +55,5 @@ def arm_scores(name: str, arm: Sequence[ArmRow], rows: Iterable[Row]) -> ArmScor
 
 
 def groups_of(rows: Iterable[Row]) -> dict[str, str]:
-    """Rows that ask for the same document are one group; an unlabelled row is its own."""
-    return {row.id: row.gold_id or row.id for row in rows}
+    """Rows that ask for the same document are one group; unlabelled ones that are near-duplicates."""
+    return {row.id: row.gold_id or row.group or row.id for row in rows}

@@ -12,6 +12,7 @@ from qinglan.report import ArmName
 from qinglan.rows import Retrieved, Row
 
 ORIGINAL = "original"
+UNREADABLE = "judge_unreadable"
 AT_ONCE = 1_000
 """Questions that are begun together: enough to keep the services busy, and no more in memory than that."""
 
@@ -58,9 +59,11 @@ def check_failures(reasons: Sequence[str | None], questions: int, max_failed_sha
     """
     if len(reasons) > max_failed_share * questions:
         counted = ", ".join(f"{reason} {count}" for reason, count in Counter(reasons).most_common())
+        kept = "; what the judge answered is kept, so that for other answers judge.model or evaluate.seed must change"
         raise StageError(
             f"evaluate: calls failed for {len(reasons)} of {questions} questions ({counted}), more than "
             f"evaluate.max_failed_share = {max_failed_share:.0%} allows; mend the service and run again"
+            + (kept if UNREADABLE in reasons else "")
         )
 
 

@@ -5,6 +5,16 @@ what it was made of (`release.json`) and the gate's decision; a refused one is k
 """
 
 from qinglan.registry.records import ALIASES, Alias, Candidate, Released, prompt_digest
-from qinglan.registry.store import Registry, champion_of, registry_of
+from qinglan.registry.store import Registry, champion_of, registry_of, rival_of
 
-__all__ = ["ALIASES", "Alias", "Candidate", "Registry", "Released", "champion_of", "prompt_digest", "registry_of"]
+__all__ = [
+    "ALIASES",
+    "Alias",
+    "Candidate",
+    "Registry",
+    "Released",
+    "champion_of",
+    "prompt_digest",
+    "registry_of",
+    "rival_of",
+]

@@ -77,7 +77,7 @@ def decided_by(decision: Decision, approval: Approval | None) -> Decision:
             outcome="unknown",
             found="nobody answered",
             required=_REQUIRED,
-            reason="nobody approved it in time; `qinglan release approve RUN` still can",
+            reason="nobody approved it in time; `qinglan release approve RUN --profile PROFILE` still can",
         ),
     }
     verdict: Verdict = "undecided" if approval is None else "promote" if approval.approve else "refuse"

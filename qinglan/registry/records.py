@@ -100,15 +100,24 @@ class Released(BaseModel):
     """The gate's decision in one line."""
     created: datetime
     replaced: str = ""
-    """The champion before it, once it was promoted."""
+    """The champion before it, from when its promotion began."""
+    promoted_at: str = ""
+    """Once it is the champion, and ever after."""
     rolled_back_to: str = ""
     """The version that serves in its place, where it was rolled back."""
     rolled_back_at: str = ""
+    withdrawn: str = ""
+    """Why its canary ended without a promotion."""
     settled: str = ""
     """What the run that registered it made of it: `champion`, `challenger` or `none`; done once, then people decide."""
     identity: str = ""
     history: tuple[str, ...] = ()
     """What happened to it since, a line each, the oldest first."""
+
+    @property
+    def placed(self) -> bool:
+        """It had its place, also where the run that gave it was killed before it could say so in `settled`."""
+        return any((self.settled, self.promoted_at, self.rolled_back_to, self.withdrawn))
 
     @classmethod
     def of_tags(cls, name: str, version: str, created: datetime, tags: Mapping[str, str]) -> "Released":

@@ -20,7 +20,7 @@ from qinglan.rows import Row
 from qinglan.workbook_writer import header_cell, text_cell
 
 SHEET = "审批"
-LOST, SAMPLED = "不如{}", "随机"
+LOST, FAILED, SAMPLED = "不如{}", "无结果", "随机"
 _CELL_CHARS = 32_000
 _WRAPPED = Alignment(wrap_text=True, vertical="top")
 ArmRows = Mapping[str, Mapping[str, ArmRow]]
@@ -35,14 +35,18 @@ class Telling(NamedTuple):
 
 
 def telling_rows(arms: ArmRows, rows: Sequence[Row], challenger: str, losses: int, sampled: int) -> list[Telling]:
-    """The questions on which the challenger lost most, then some others at random; the same ones every time."""
+    """The questions on which the challenger lost most, those where it has no result, then some others at random.
+
+    The same ones every time; of the first two kinds `losses` each.
+    """
     rivals = [arm for arm in ("champion", "teacher") if arm in arms and arm != challenger]
     lost = {row.id: beaten for row in rows if (beaten := list(_beaten_by(arms, row, challenger, rivals)))}
     hardest = sorted((row for row in rows if row.id in lost), key=lambda row: (-max(lost[row.id])[0], row.id))[:losses]
-    chosen = {row.id for row in hardest}
+    failed = [row for row in rows if _value(arms.get(challenger, {}).get(row.id), row) is None][:losses]
+    chosen = {row.id for row in (*hardest, *failed)}
     others = sorted((row for row in rows if row.id not in chosen), key=lambda row: _shuffled(row.id))[:sampled]
     named = [Telling(row, "；".join(LOST.format(ARM_HEADS[rival].zh) for _, rival in lost[row.id])) for row in hardest]
-    return named + [Telling(row, SAMPLED) for row in others]
+    return named + [Telling(row, FAILED) for row in failed] + [Telling(row, SAMPLED) for row in others]
 
 
 def write_review_book(path: Path, telling: Sequence[Telling], arms: ArmRows, challenger: str) -> Artifact:
@@ -85,12 +89,15 @@ def _of_arm(entry: ArmRow | None, row: Row) -> list[str | float | None]:
 
 
 def _beaten_by(arms: ArmRows, row: Row, challenger: str, rivals: Sequence[str]) -> Iterator[tuple[float, str]]:
-    """By how much, and by whom: on the gold document's place where there is one, else on the RAG's score."""
+    """By how much, and by whom: on the gold document's place where there is one, else on the RAG's score.
+
+    Only where both have a value: a call that failed says nothing of the answer.
+    """
     mine = _value(arms.get(challenger, {}).get(row.id), row)
     for rival in rivals:
         theirs = _value(arms[rival].get(row.id), row)
-        if theirs is not None and theirs - (mine or 0.0) > 0:
-            yield theirs - (mine or 0.0), rival
+        if mine is not None and theirs is not None and theirs > mine:
+            yield theirs - mine, rival
 
 
 def _value(entry: ArmRow | None, row: Row) -> float | None:

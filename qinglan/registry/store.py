@@ -4,9 +4,10 @@ One change at a time: a file lock in the site's state folder. A change writes se
 an order that leaves a champion that can serve wherever a kill hits; the next change mends what is half done.
 """
 
+import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -15,16 +16,21 @@ from typing import TYPE_CHECKING, Literal
 
 from filelock import FileLock
 
-from qinglan.artifacts import sha256_of
+from qinglan.artifacts import sha256_of, write_json
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.gate import Decision
 from qinglan.registry.files import ADVICE, ROOT, log_files, restore
 from qinglan.registry.records import ALIASES, Alias, Candidate, Released, decision_tags, tags_of
+from qinglan.runs import Run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+
+
+RIVAL_FILE = "champion.json"
+"""In a run's directory."""
 
 
 class Registry:
@@ -114,9 +120,14 @@ class Registry:
         """
         with self._change() as client:
             wanted, champion = self._version(client, version), self._aliases(client).get("champion")
-            if wanted.settled or wanted.verdict != "promote":
+            if wanted.placed or wanted.verdict != "promote":
                 return wanted
-            if role != "none" and champion not in (None, instead_of, version) and not self._same(client, version):
+            twin = "" if role == "none" or champion == version else self._same_weights(client, wanted)
+            if twin:
+                line = f"stays without an alias: {twin}; `qinglan release promote {version}` serves it all the same"
+                self._note(client, wanted, line)
+                role = "none"
+            elif role != "none" and champion not in (None, instead_of, version):
                 line = f"stays without an alias: version {champion} became the champion meanwhile; evaluate again"
                 self._note(client, wanted, line)
                 return self._version(client, version)
@@ -147,20 +158,25 @@ class Registry:
                 raise ConfigError(f"release {version} of {self.name}: is the champion, so it can't challenge it")
             if "challenger" not in wanted.aliases:
                 self._note(client, wanted, "became the challenger")
+                self._drop_tags(client, version, ["withdrawn"])
                 client.set_registered_model_alias(self.name, "challenger", version)
             return self._version(client, version)
 
-    def withdraw_challenger(self, reason: str) -> Released | None:
-        """End a canary without promoting; the version that lost its alias, if there was one."""
+    def withdraw_challenger(self, reason: str, version: str | None = None) -> Released | None:
+        """End a canary without promoting; the version that lost its alias, if there was one.
+
+        Args:
+            version: only if it is this one's canary.
+        """
         with self._change() as client:
-            version = self._aliases(client).get("challenger")
-            if version is None:
+            named = self._aliases(client).get("challenger")
+            if named is None or version not in (None, named):
                 return None
-            challenger = self._version(client, version)
+            challenger = self._version(client, named)
             self._note(client, challenger, f"withdrawn: {reason}")
-            client.set_model_version_tag(self.name, version, "withdrawn", reason)
+            client.set_model_version_tag(self.name, named, "withdrawn", reason)
             client.delete_registered_model_alias(self.name, "challenger")
-            return self._version(client, version)
+            return self._version(client, named)
 
     def roll_back(self, reason: str) -> Released:
         """Champion and previous change places; the new champion.
@@ -225,31 +241,54 @@ class Registry:
                     restore(client, released, kept)
             return kept
 
+    def look_at_champion(self) -> Released | None:
+        """The champion, if its weights are where it can be loaded from; large ones are not hashed.
+
+        Raises:
+            ArtifactError: they are nowhere.
+        """
+        champion = self.released("champion")
+        if champion and (champion.weights == "mlflow" or not champion.folder.is_dir()):
+            self.folder(champion)
+        return champion
+
     def _redecide(self, client: "MlflowClient", released: Released, decision: Decision) -> Released:
         if (released.verdict, released.sentence) == (decision.verdict, decision.sentence):
             return released
         self._note(client, released, f"decided anew: {decision.sentence}")
+        if released.placed and released.verdict == "promote" and decision.verdict != "promote":
+            return self._version(client, released.version)  # it has its place, which only people and canaries change
         self._set_tags(client, released.version, decision_tags(decision))
         return self._version(client, released.version)
 
     def _known(self, client: "MlflowClient", candidate: Candidate) -> Released | None:
         return next((v for v in self._versions(client) if v.identity == candidate.identity), None)
 
-    def _same(self, client: "MlflowClient", version: str) -> bool:
-        """Has it the champion's weights?"""
-        champion = self._aliases(client).get("champion")
-        return champion is not None and self._version(client, champion).sha256 == self._version(client, version).sha256
+    def _same_weights(self, client: "MlflowClient", wanted: Released) -> str:
+        """Why another evaluation of weights that are known gives them no place, if it does not."""
+        twins = [each for each in self._versions(client) if each.sha256 == wanted.sha256]
+        twins = [each for each in twins if each.version != wanted.version]
+        if found := next((each for each in twins if "champion" in each.aliases), None):
+            return f"version {found.version}, the champion, has the same weights"
+        for each in twins:
+            if each.rolled_back_to or each.withdrawn:
+                how = "rolled back" if each.rolled_back_to else "withdrawn"
+                return f"version {each.version} has the same weights and was {how}"
+        return ""
 
     def _replace(self, client: "MlflowClient", new: Released, old: str) -> None:
         """Champion ← new, previous ← old: `previous` first, so that there always is a champion."""
-        self._set_tags(client, new.version, {"replaced": old, "promoted_at": _second()})
-        if new.rolled_back_to:
-            for tag in ("rolled_back", "rolled_back_to", "rolled_back_at"):
-                client.delete_model_version_tag(self.name, new.version, tag)
-        # The same weights under a later decision: a rollback is to return to others.
-        if old and self._version(client, old).sha256 != new.sha256:
-            client.set_registered_model_alias(self.name, "previous", old)
+        self._set_tags(client, new.version, {"replaced": old})
+        self._drop_tags(client, new.version, ["rolled_back", "rolled_back_to", "rolled_back_at", "withdrawn"])
+        if old:
+            before = self._version(client, old)
+            if not before.promoted_at:  # its own promotion was killed just before it could say so
+                self._set_tags(client, old, {"promoted_at": _second()})
+            # The same weights under a later decision: a rollback is to return to others.
+            if before.sha256 != new.sha256:
+                client.set_registered_model_alias(self.name, "previous", old)
         client.set_registered_model_alias(self.name, "champion", new.version)
+        self._set_tags(client, new.version, {"promoted_at": _second()})  # once it is true
 
     def _mend(self, client: "MlflowClient") -> bool:
         """Complete what a killed process left half done; was there anything?"""
@@ -345,8 +384,17 @@ class Registry:
         for key, value in tags.items():
             client.set_model_version_tag(self.name, version, key, value)
 
+    def _drop_tags(self, client: "MlflowClient", version: str, names: Sequence[str]) -> None:
+        present = client.get_model_version(self.name, version).tags
+        for name in names:
+            if name in present:
+                client.delete_model_version_tag(self.name, version, name)
+
     def _note(self, client: "MlflowClient", released: Released, line: str) -> None:
-        lines = (*released.history, f"{_second()} {' '.join(line.split())}")
+        line = " ".join(line.split())
+        if released.history and released.history[-1].partition(" ")[2] == line:
+            return  # an interrupted attempt has said so
+        lines = (*released.history, f"{_second()} {line}")
         client.set_model_version_tag(self.name, released.version, "history", "\n".join(lines))
 
     @cached_property
@@ -390,12 +438,31 @@ def registry_of(profile: Profile) -> Registry:
     )
 
 
-def champion_of(profile: Profile) -> Released | None:
-    """The champion, `folder` checked and restored where need be; None before the first.
+def rival_of(run: Run) -> Released | None:
+    """The champion that a run's model is to beat: the one there was when the run first asked; None before the first.
+
+    A run that goes on after it has promoted its own model does not compare that with itself.
+    """
+    registry, path = registry_of(run.profile), run.directory / RIVAL_FILE
+    try:
+        pinned: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        pinned = {}
+    if pinned.get("name") == registry.name:
+        champion = registry.version(pinned["version"]) if pinned["version"] else None
+        if champion is None or champion.sha256 == pinned["sha256"]:
+            return champion
+    champion = registry.released("champion")
+    version, sha256 = (champion.version, champion.sha256) if champion else ("", "")
+    write_json(path, {"name": registry.name, "version": version, "sha256": sha256})
+    return champion
+
+
+def champion_of(run: Run) -> Released | None:
+    """`rival_of` with `folder` checked and restored where need be.
 
     Raises:
         ArtifactError: its weights are nowhere.
     """
-    registry = registry_of(profile)
-    champion = registry.released("champion")
-    return champion and champion.model_copy(update={"folder": registry.folder(champion)})
+    champion = rival_of(run)
+    return champion and champion.model_copy(update={"folder": registry_of(run.profile).folder(champion)})

@@ -28,19 +28,25 @@ from qinglan.serving.request_log import CONSENT_HEADER, RequestLog
 from qinglan.serving.rewriter import Rewriter
 from qinglan.serving.route_table import RouteTable
 from qinglan.serving.routes import Backend
+from qinglan.serving.trace import where
 
 BODY_WITHIN_S = 10.0
 """For a request's body to come in."""
 _LOG = logging.getLogger(__name__)
 
 
-def create_app(profile: Profile, routes: Path, observers: Sequence[Observer] = ()) -> Starlette:
+def create_app(
+    profile: Profile, routes: Path, observers: Sequence[Observer] = (), *, again: bool = False
+) -> Starlette:
     """The service for one tenant, with the models that the file `routes` names.
+
+    Args:
+        again: it served before, so a request log's folder that can't be used any more costs lines, not answers.
 
     Raises:
         ConfigError: the key's environment variable is not set, or the request log's folder can't be used.
     """
-    service = _Service(profile, routes, observers)
+    service = _Service(profile, routes, observers, again)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", service.complete, methods=["POST"]),
@@ -54,13 +60,16 @@ def create_app(profile: Profile, routes: Path, observers: Sequence[Observer] = (
 
 
 class _Service:
-    def __init__(self, profile: Profile, routes: Path, observers: Sequence[Observer]) -> None:
+    def __init__(self, profile: Profile, routes: Path, observers: Sequence[Observer], again: bool) -> None:
         self._profile, self._config, self._observers = profile, profile.serve, observers
         self._names = (profile.model_name, wire.CHAMPION)
         variable = self._config.api_key_env
         self._key = require_secret(variable, "serve.api_key_env").encode() if variable else None
         self._table, self._metrics = RouteTable(routes), Metrics()
         self._log: RequestLog | None = None
+        if (folder := self._config.request_log.folder) and self._config.request_log.consent != "none":
+            self._log = RequestLog(Path(folder), profile, must_work=not again)
+            self._metrics.watch_log(self._log.outcomes)
         self._rewriter: Rewriter | None = None
 
     @asynccontextmanager
@@ -68,9 +77,6 @@ class _Service:
         """What lives as long as the event loop: connections, the log's thread, the observers."""
         models, pulse = Models(self._profile), Pulse()
         self._rewriter = Rewriter(self._config, self._table, models, pulse.lag_s)
-        if (folder := self._config.request_log.folder) and self._config.request_log.consent != "none":
-            self._log = RequestLog(Path(folder), self._profile)
-            self._metrics.watch_log(self._log.outcomes)
         self._watch(self._rewriter)
         tasks = [asyncio.create_task(_run(observer, self._table, models)) for observer in self._observers]
         tasks.append(asyncio.create_task(pulse.run()))
@@ -98,15 +104,16 @@ class _Service:
                 404, f"The model `{asked.model}` does not exist; there are {' and '.join(self._names)}"
             )
         question = asked.question(self._profile.tenant.id)
-        served = await self._ready.answer(question, arrived)
-        keep = self._log is not None and self._log.may_keep(request.headers.get(CONSENT_HEADER))
+        try:
+            served = await self._ready.answer(question, arrived)
+            answer = _response(served, question, asked)
+            keep = self._log is not None and self._log.may_keep(request.headers.get(CONSENT_HEADER))
+        except Exception as error:  # noqa: BLE001 (the search behind the router needs an answer)
+            _LOG.error("answered with the original question: %s", where(error))
+            served, keep = _unanswered(question, arrived), False
+            answer = _response(served, question, asked)
         asyncio.get_running_loop().call_soon(self._tell, served, question, keep)
-        text = question.query if served.rewrite is None else served.rewrite
-        if asked.stream:
-            events = wire.event_stream(served, text, asked.model)
-            return Response(events, headers=wire.headers(served), media_type="text/event-stream")
-        answer = wire.completion(served, text, asked.model)
-        return Response(answer, headers=wire.headers(served), media_type="application/json")
+        return answer
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -122,9 +129,10 @@ class _Service:
             "champion": self._state(routes.champion),
             "challenger": self._state(routes.challenger),
             "share": routes.share,
-            "challenger_dropped": self._table.dropped_reason,
-            "problem": self._table.problem,
+            "request_log": self._log and ("failing" if self._log.is_failing else "ok"),
         }
+        if self._key is None:  # with a key, those who have none are told no details
+            told |= {"challenger_dropped": self._table.dropped_reason, "problem": self._table.problem}
         return JSONResponse(told)
 
     async def metrics(self, request: Request) -> Response:
@@ -174,8 +182,8 @@ class _Service:
         for observer in self._observers:
             try:
                 observer.on_served(served, question)
-            except Exception:  # noqa: BLE001 (an observer's mistake is not the next request's)
-                _LOG.exception("%s did not take an answer", type(observer).__name__)
+            except Exception as error:  # noqa: BLE001 (an observer's mistake is not the next request's)
+                _LOG.error("%s did not take an answer: %s", type(observer).__name__, where(error))
 
     def _watch(self, rewriter: Rewriter) -> None:
         def is_open(backend: Backend | None) -> float:
@@ -203,5 +211,19 @@ class _Service:
 async def _run(observer: Observer, table: RouteTable, models: Models) -> None:
     try:
         await observer.run(table, models)
-    except Exception:  # noqa: BLE001 (answers go on without it)
-        _LOG.exception("%s stopped", type(observer).__name__)
+    except Exception as error:  # noqa: BLE001 (answers go on without it)
+        _LOG.error("%s stopped: %s", type(observer).__name__, where(error))
+
+
+def _response(served: Served, question: Row, asked: wire.ChatRequest) -> Response:
+    text = question.query if served.rewrite is None else served.rewrite
+    if asked.stream:
+        events = wire.event_stream(served, text, asked.model)
+        return Response(events, headers=wire.headers(served), media_type="text/event-stream")
+    answer = wire.completion(served, text, asked.model)
+    return Response(answer, headers=wire.headers(served), media_type="application/json")
+
+
+def _unanswered(question: Row, arrived: float) -> Served:
+    latency_ms = 1000 * (time.perf_counter() - arrived)
+    return Served(time.time(), "none", "", "fallback", "internal_error", latency_ms, question.id)

@@ -89,14 +89,21 @@ class DayFile:
 def finish_leftovers(folder: Path) -> None:
     """Finish the files of processes that were killed; half a line at the end is cut off."""
     for path in _files(folder):
-        # An empty one may be another process's that has not got its lock yet.
-        if path.name.endswith(_PARTIAL) and path.stat().st_size:
-            with path.open("r+b") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    continue
-                _cut_half_line(file.fileno(), path)
+        if path.name.endswith(_PARTIAL):
+            with suppress(FileNotFoundError):  # its process, or another one that starts, has just finished it
+                _finish_leftover(path)
+
+
+def _finish_leftover(path: Path) -> None:
+    # An empty one may be another process's that has not got its lock yet.
+    if not path.stat().st_size:
+        return
+    with path.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        _cut_half_line(file.fileno(), path)
 
 
 def remove_older(folder: Path, than: date) -> None:

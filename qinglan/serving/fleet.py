@@ -24,7 +24,7 @@ START_WITHIN_S = 1800.0
 PROBE_EVERY_S, PROBE_WITHIN_S, PROBES_MISSED = 5.0, 20.0, 3
 _BACK_OFF_S = (1.0, 60.0)
 _HEALTHY_AFTER_S = 60.0
-"""In service for so long, a server's next death is the first one again."""
+"""Ready for so long without a missed probe, a server's next death is the first one again."""
 _LOG_LINES = 4
 
 Place = list[str]
@@ -60,6 +60,7 @@ class _Server:
     folder: Path
     place: int | None
     since: float
+    """Started; once ready, ready without a missed probe."""
     phase: Phase = "starting"
     probe: "Future[str | None] | None" = None
     next_probe: float = 0.0
@@ -118,7 +119,7 @@ class Fleet:
         return found.why if found else None
 
     def deaths(self, version: str) -> int:
-        """How often it failed to start or to go on, since it was well for a minute."""
+        """How often it failed to start or to go on, since it was well for a minute at a stretch."""
         found = self._trouble.get(version)
         return found.deaths if found else 0
 
@@ -196,8 +197,6 @@ class Fleet:
         if server.phase == "ending":
             self.say(f"version {version}: stopped")
             return
-        if server.phase == "ready" and self.clock() - server.since > _HEALTHY_AFTER_S:
-            self._trouble.pop(version, None)
         log = self.processes.log(name)
         self._failed(version, f"its server ended with status {status}; full log: {log}\n{tail(log, _LOG_LINES)}")
 
@@ -208,8 +207,12 @@ class Fleet:
             if server.phase == "starting":
                 self.say(f"version {version}: ready after {self.clock() - server.since:.1f} s")
                 server.phase, server.since = "ready", self.clock()
+            elif self.clock() - server.since > _HEALTHY_AFTER_S:
+                self._trouble.pop(version, None)
             return
-        server.missed += server.phase == "ready"
+        if server.phase == "starting":
+            return
+        server.missed, server.since = server.missed + 1, self.clock()
         if server.missed >= PROBES_MISSED:
             self._failed(version, f"it no longer answers ({problem})")
             self._end(version)

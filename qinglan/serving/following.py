@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -29,8 +30,8 @@ class Registered(Protocol):
     def folder(self, released: Released) -> Path:
         """Its merged weights, checked."""
 
-    def withdraw_challenger(self, reason: str) -> Released | None:
-        """Take the alias from it."""
+    def withdraw_challenger(self, reason: str, version: str | None = None) -> Released | None:
+        """Take the alias from it, if it is that version's."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Named:
     aliases: dict[Alias, str]
     models: dict[str, Released]
     """By version, with folders that were checked."""
+    stand_in: str | None = None
+    """The previous version, unless it was rolled back: may answer where the champion can't start."""
 
     def of(self, alias: Alias) -> Released | None:
         """The model of an alias, once it is on disk."""
@@ -60,7 +63,9 @@ class Following:
     _models: dict[str, Released] = field(default_factory=dict)
     _checks: "dict[str, Future[Released]]" = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)
-    _withdrawal: tuple[str, str] | None = None
+    _withdrawal: tuple[str, str, float] | None = None
+    _withdrawn_at: float | None = None
+    _previous: tuple[dict[Alias, str], str | None] | None = None
     _stopped: threading.Event = field(default_factory=threading.Event)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "weights"))
 
@@ -73,13 +78,19 @@ class Following:
         self._stopped.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def withdraw(self, version: str, reason: str) -> None:
-        """Take the challenger's alias from this version as soon as the registry can be reached."""
-        self._withdrawal = version, reason
+    def withdraw(self, version: str, reason: str, at: float) -> None:
+        """Take the challenger's alias from this version as soon as the registry can be reached, once.
+
+        Args:
+            at: time of the verdict, by which it is known again.
+        """
+        if at != self._withdrawn_at:
+            self._withdrawal = version, reason, at
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            self.ask()
+            with suppress(Exception):  # whatever it is, the next change of the registry must be seen
+                self.ask()
             self._stopped.wait(self.every_s)
 
     def ask(self) -> None:
@@ -88,29 +99,42 @@ class Following:
             aliases = self._withdrawn(self.registry.aliases())
             for version in set(aliases.values()):
                 self._check(version)
+            stand_in = self._stand_in(aliases)
         except Exception as error:  # noqa: BLE001 (a locked database, a server that is down, a network: all the same)
             self._away(error)
             return
+        self.latest = Named(aliases, dict(self._models), stand_in)
         if self.problem:
             self.problem = None
             self.say("registry: back")
-        self.latest = Named(aliases, {version: self._models[version] for version in self._models})
 
     def _away(self, error: Exception) -> None:
-        if self.problem is None:
-            what = str(error) if isinstance(error, QinglanError) else f"{type(error).__name__}: {error}"
+        known, what = self.problem, str(error) if isinstance(error, QinglanError) else f"{type(error).__name__}: {error}"
+        self.problem = what
+        if known is None:
             self.say(f"registry: away, what serves goes on ({what.splitlines()[0]})")
-        self.problem = str(error)
 
     def _withdrawn(self, aliases: dict[Alias, str]) -> dict[Alias, str]:
         if self._withdrawal is None:
             return aliases
-        version, reason = self._withdrawal
+        version, reason, at = self._withdrawal
         if aliases.get("challenger") == version:
-            self.registry.withdraw_challenger(reason)
+            self.registry.withdraw_challenger(reason, version)
             aliases = self.registry.aliases()
-        self._withdrawal = None
+        self._withdrawal, self._withdrawn_at = None, at
         return aliases
+
+    def _stand_in(self, aliases: dict[Alias, str]) -> str | None:
+        """Asked anew at every change: a rollback adds a tag to a version that was looked up long ago."""
+        if self._previous and self._previous[0] == aliases:
+            return self._previous[1]
+        version = aliases.get("previous")
+        try:
+            stand_in = version if version and not self.registry.version(version).rolled_back_to else None
+        except Exception:  # noqa: BLE001 (a version that was deleted, say, and `_check` says so)
+            return None
+        self._previous = aliases, stand_in
+        return stand_in
 
     def _check(self, version: str) -> None:
         """Have the weights checked, or fetched, once; a failure is tried again later."""
@@ -119,7 +143,7 @@ class Following:
         check = self._checks.get(version)
         if check is None:
             if version not in self._models and time.monotonic() >= self._not_before.get(version, 0.0):
-                self._checks[version] = self._pool.submit(self._located, self.registry.version(version))
+                self._checks[version] = self._pool.submit(self._located, version)
             return
         if not check.done():
             return
@@ -130,5 +154,6 @@ class Following:
             self._not_before[version] = time.monotonic() + _CHECK_AGAIN_S
             self.say(f"version {version}: can't be served: {error}; next try in {_CHECK_AGAIN_S:.0f} s")
 
-    def _located(self, released: Released) -> Released:
+    def _located(self, version: str) -> Released:
+        released = self.registry.version(version)
         return released.model_copy(update={"folder": self.registry.folder(released)})

@@ -85,6 +85,8 @@ class Models:
             rewrite = self._recipe.parse_rewrite(text)
         except TeacherError as error:
             raise ModelError(str(error), error.reason) from error
+        if not _encodes(rewrite):
+            raise ModelError("the rewrite is no valid Unicode", "invalid_text")
         if len(rewrite) > self._max_chars:
             raise ModelError(f"the rewrite has {len(rewrite)} characters", "rewrite_too_long")
         if is_boilerplate(rewrite):
@@ -92,6 +94,15 @@ class Models:
         if is_degenerate(rewrite):
             raise ModelError("the rewrite repeats itself", "repetitive_rewrite")
         return rewrite
+
+
+def _encodes(text: str) -> bool:
+    """No half of a character, which JSON can hold and UTF-8 can't."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _text_of(content: bytes, backend: Backend) -> str:

@@ -18,6 +18,7 @@ from qinglan.rows import Row, normalise, row_id
 from qinglan.serving.day_file import DayFile, finish_leftovers, remove_older
 from qinglan.serving.records import Served
 from qinglan.serving.redaction import redact
+from qinglan.serving.trace import where
 
 CONSENT_HEADER = "x-log-consent"
 DETAILS = "qinglan"
@@ -33,11 +34,14 @@ _Entry = tuple[Served, Row]
 class RequestLog:
     """The log of one router. `close` it, or the day's file keeps its `.partial` until the next start."""
 
-    def __init__(self, folder: Path, profile: Profile, today: Callable[[], date] = date.today) -> None:
+    def __init__(
+        self, folder: Path, profile: Profile, today: Callable[[], date] = date.today, *, must_work: bool = True
+    ) -> None:
         """Start the writer.
 
         Args:
             today: by this machine's time zone, so that days end where its people's do.
+            must_work: without it, a folder that can't be used is tried again with every line.
 
         Raises:
             ConfigError: the folder can't be used.
@@ -48,11 +52,17 @@ class RequestLog:
         self._waiting: queue.Queue[_Entry | None] = queue.Queue(_MOST_WAITING)
         self.outcomes: Counter[str] = Counter()
         """Lines by what became of them: `written`, `duplicate`, `unusable`, `queue_full`, `day_full`, `failed`."""
+        self.is_failing = False
+        """Was the last line lost?"""
+        self._prepared = False
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            finish_leftovers(folder)
+            self._prepare()
         except OSError as error:
-            raise ConfigError(f"serve.request_log.folder: {folder}: can't be used: {error.strerror}") from error
+            problem = f"serve.request_log.folder: {folder}: can't be used: {error.strerror}"
+            if must_work:
+                raise ConfigError(problem) from error
+            self.is_failing = True
+            _LOG.error("%s; lines are lost until that ends", problem)
         self._thread = threading.Thread(target=self._work, name="request-log", daemon=True)
         self._thread.start()
 
@@ -94,22 +104,33 @@ class RequestLog:
                 continue
             if entry is None:
                 break
-            if not self._attempt(lambda entry=entry: self._keep(*entry)):  # type: ignore[misc]
+            if self._attempt(lambda entry=entry: self._keep(*entry)):  # type: ignore[misc]
+                self.is_failing = False
+            else:
                 self.outcomes["failed"] += 1
         self._attempt(self._finish)
 
     def _attempt(self, step: Callable[[], object]) -> bool:
-        """A full disk costs lines, not the thread."""
+        """A full disk costs lines, not the thread; nor does anything else."""
         try:
             step()
-        except OSError as error:
-            if not self.outcomes["failed"]:
-                _LOG.error("serve.request_log.folder: %s: %s; lines are lost until that ends", self._folder, error)
+        except Exception as error:  # noqa: BLE001 (the next line may be another matter)
+            if not self.is_failing:
+                why = error.strerror if isinstance(error, OSError) else where(error)
+                _LOG.error("serve.request_log.folder: %s: %s; lines are lost until that ends", self._folder, why)
+            self.is_failing = True
             return False
         return True
 
+    def _prepare(self) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        finish_leftovers(self._folder)
+        self._prepared = True
+
     def _turn(self) -> DayFile:
         """The file of today, after finishing yesterday's."""
+        if not self._prepared:
+            self._prepare()
         today = self._today()
         if self._day is None or self._day.day != today:
             self._finish()

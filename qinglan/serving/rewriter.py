@@ -12,6 +12,7 @@ from qinglan.serving.models import Models
 from qinglan.serving.records import Served, ServedRole
 from qinglan.serving.route_table import RouteTable
 from qinglan.serving.routes import Backend
+from qinglan.serving.trace import where
 
 _RESERVE_S = 0.02
 """Of the deadline, a tenth at most: for what is left to do once a model is given up."""
@@ -53,8 +54,8 @@ class Rewriter:
                     rewrite = await self._rewrite(turn[1], question, give_up)
                 except ModelError as error:
                     reason = error.reason
-                except Exception:  # noqa: BLE001 (whatever it is, the search behind the router needs an answer)
-                    _LOG.exception("answered with the original question")
+                except Exception as error:  # noqa: BLE001 (whatever it is, the search behind the router needs an answer)
+                    _LOG.error("answered with the original question: %s", where(error))
                     reason = "internal_error"
         return Served(
             at=time.time(),

@@ -30,7 +30,7 @@ class RouteTable:
         self._path, self._clock = path, clock
         self._read, self._next_look = Routes(), float("-inf")
         self._stamp: _Stamp = None
-        self._dropped: Backend | None = None
+        self._dropped = ""
         self.dropped_reason: str | None = None
         """Why the challenger in the file gets nothing any more, if so."""
         self.problem: str | None = None
@@ -53,14 +53,21 @@ class RouteTable:
         return ("champion", routes.champion) if routes.champion else None
 
     def drop_challenger(self, reason: str) -> None:
-        """Give the challenger no more requests, from the next one on, until the file names another one."""
+        """Give the challenger no more requests, from the next one on.
+
+        Until the file names another version, or `allow_challenger`: a file without one may be a champion that died.
+        """
         if challenger := self.routes.challenger:
-            self._dropped, self.dropped_reason = challenger, reason
+            self._dropped, self.dropped_reason = challenger.version, reason
             _LOG.warning("challenger %s gets no more requests: %s", challenger.version, reason)
+
+    def allow_challenger(self) -> None:
+        """Forget that one was dropped: its canary is over, so one that the file names now is a new one."""
+        self._dropped, self.dropped_reason = "", None
 
     @property
     def _in_force(self) -> Routes:
-        if self._dropped is None:
+        if not self._dropped:
             return self._read
         return self._read.model_copy(update={"challenger": None, "share": 0.0})
 
@@ -74,8 +81,8 @@ class RouteTable:
             self._complain(f"{self._path}: can't be read, the routes before it stay: {' '.join(str(error).split())}")
             return
         self._stamp, self.problem = stamp, None
-        if routes.challenger != self._dropped:
-            self._dropped = self.dropped_reason = None
+        if routes.challenger and routes.challenger.version != self._dropped:
+            self.allow_challenger()
         if routes != self._read:
             self._read = routes
             _LOG.info("routes: %s", _in_words(routes))

@@ -1,7 +1,7 @@
 """The router as a process of its own: `python -m qinglan.serving.router --profile NAME --routes FILE`.
 
-The first line on standard output is the address. It imports neither an engine nor Prefect nor MLflow, and needs none of
-them to run: whatever happens to registry, site and models, it answers.
+The first line on standard output is the address. It imports neither an engine nor Prefect nor MLflow: while registry and
+models are away, it answers. Its site started it and ends it; `site` says what is done when one of the two fails.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         profile = load_profile(options.profile, options.set)
-        app = create_app(profile, options.routes, _observers(profile, options))
+        app = create_app(profile, options.routes, _observers(profile, options), again=options.again)
         listener = _listen(profile.serve.host, profile.serve.port if options.port is None else options.port)
     except QinglanError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -59,6 +59,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--routes", required=True, type=Path, help="file that names the models in service")
     parser.add_argument("--port", type=int, help="instead of serve.port; 0 takes a free one")
     parser.add_argument("--watch", type=Path, metavar="FOLDER", help="watch canaries, and keep how they stand here")
+    parser.add_argument(
+        "--again", action="store_true", help="it served before: go on without a request log where its folder is gone"
+    )
     parser.add_argument("--rag-url", help="instead of rag.url, which both models' rewrites are put to")
     return parser.parse_args()
 

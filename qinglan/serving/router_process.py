@@ -56,9 +56,9 @@ class RouterProcess:
             self._launch()
 
     def _launch(self) -> None:
-        port = [f"--port={self.url.rpartition(':')[2]}"] if self.url else []
-        options = [option for option in self.options if not (port and option.startswith("--port="))]
-        self.processes.start(NAME, Command([sys.executable, "-m", "qinglan.serving.router", *options, *port]))
+        again = [f"--port={self.url.rpartition(':')[2]}", "--again"] if self.url else []
+        options = [option for option in self.options if not (again and option.startswith("--port="))]
+        self.processes.start(NAME, Command([sys.executable, "-m", "qinglan.serving.router", *options, *again]))
 
     def _listening(self) -> str | None:
         """The address on a line of its own; warnings may come before it."""

@@ -1,13 +1,13 @@
 """`qinglan serve`: the router, and the servers of the models that the registry names, until Ctrl-C.
 
 The registry says who is champion, challenger and previous; this process makes it so, a new model's server before the
-old one's end, and writes the routes only when a server has answered. Whatever fails here, the router goes on with what
-it has, and with the original question where it has nothing.
+old one's end, and writes the routes only when a server has answered. A step that fails leaves the router with what it
+has, and with the original question where it has nothing. If this process ends, router and servers end with it.
 """
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,29 +80,51 @@ class Site:
     say: Say
     routes: Routes = field(default_factory=Routes)
     """As written last."""
+    _serving: str = ""
+    """The version that answered last; it keeps its claim while its server is started again."""
+    _given_up: Verdict | None = None
     _told: set[str] = field(default_factory=set)
 
     def step(self) -> None:
-        """One step; never waits, and goes on where the disk or the machine is full."""
-        try:
-            self._step()
-        except OSError as error:
-            self._once(f"not everything could be done: {error}")
+        """One step, without waiting. A part of it that fails is said and tried again; the others are done all the same.
 
-    def _step(self) -> None:
-        self.router.tick()
-        named = self.following.latest
-        if named is None:
-            return
-        verdict = self._verdict(named) or self._give_up(named)
-        champion, challenger = named.of("champion"), None if verdict else named.of("challenger")
+        What keeps the service up comes before what is only written down.
+        """
+        self._try(self.router.tick)
+        if named := self.following.latest:
+            self._try(lambda: self._follow(named))
+
+    def _follow(self, named: Named) -> None:
+        verdict = self._verdict(named)
+        challenger = None if verdict else named.of("challenger")
+        self._try(lambda: self.fleet.tick(self._wanted(named, challenger), self._asked()))
+        self._try(lambda: self._route(self._routes(named, challenger), named))
+        self._try(lambda: self._act_on(verdict) if verdict else self._put_away(named))
+        self._try(lambda: self._tell(named))
+
+    def _try(self, part: Callable[[], object]) -> None:
+        try:
+            part()
+        except Exception as error:  # noqa: BLE001 (a full disk or machine, a mistake: the router must go on)
+            self._once(f"not everything could be done: {error if isinstance(error, OSError) else repr(error)}")
+
+    def _asked(self) -> list[str]:
+        return [backend.version for backend in _backends(self.routes)]
+
+    def _wanted(self, named: Named, challenger: Released | None) -> list[Released]:
+        """The most important first: until the champion has come up, all depends on the one that answers instead."""
+        stand_in = self._stand_in(named)
+        in_service = stand_in if stand_in and stand_in.version == self._serving else None
         previous = named.of("previous") if self.profile.serve.keep_previous_warm else None
-        wanted = _distinct(champion, challenger, previous)
-        self.fleet.tick(wanted, [backend.version for backend in _backends(self.routes)])
-        self._route(self._routes(named, challenger))
-        if "challenger" not in named.aliases and self.routes.challenger is None:
-            (self.folder / STATE_FILE).unlink(missing_ok=True)
-        self._tell(named)
+        if self.fleet.trouble(named.aliases.get("champion", "")):
+            previous = previous or stand_in
+        return _distinct(in_service, named.of("champion"), challenger, previous)
+
+    def _stand_in(self, named: Named) -> Released | None:
+        """Answers until the champion has come up. A champion that did is only started again, however often it dies."""
+        if named.stand_in is None or named.aliases.get("champion") == self._serving:
+            return None
+        return named.models.get(named.stand_in)
 
     def _routes(self, named: Named, challenger: Released | None) -> Routes:
         first = self._champion(named)
@@ -112,38 +134,48 @@ class Site:
         return Routes(champion=first, challenger=second, share=share_of(self.profile, self.folder, second.version))
 
     def _champion(self, named: Named) -> Backend | None:
-        """The champion once it answers; until then the former one, as long as that does."""
-        wanted, former = named.aliases.get("champion"), self.routes.champion
+        """The champion once it answers; until then the former one, or the previous one, as long as they do."""
+        wanted, former, stand_in = named.aliases.get("champion"), self.routes.champion, self._stand_in(named)
         if wanted is None:
             return None
-        return self.fleet.ready(wanted) or (self.fleet.ready(former.version) if former else None)
+        candidates = (wanted, former.version if former else "", stand_in.version if stand_in else "")
+        return next((backend for version in candidates if (backend := self.fleet.ready(version))), None)
 
-    def _route(self, routes: Routes) -> None:
-        if routes == self.routes and (self.folder / ROUTES_FILE).exists():
-            return
-        routes.write(self.folder / ROUTES_FILE)
-        if routes != self.routes:
+    def _route(self, routes: Routes, named: Named) -> None:
+        if routes != self.routes or not (self.folder / ROUTES_FILE).exists():
+            routes.write(self.folder / ROUTES_FILE)
+        changed, self.routes = routes != self.routes, routes
+        if routes.champion and routes.champion.version in (named.aliases.get("champion"), named.stand_in):
+            self._serving = routes.champion.version
+        if changed:
             self.say(f"serving: {_in_words(routes)}")
-        self.routes = routes
 
     def _verdict(self, named: Named) -> Verdict | None:
-        """The verdict on the challenger that the registry still names; it is told so. An older one is put away."""
-        verdict = read_verdict(self.folder)
-        if verdict is None:
-            return None
-        if named.aliases.get("challenger") == verdict.challenger:
-            self._once(
-                f"canary of version {verdict.challenger}: {verdict.judgement.outcome}: {verdict.judgement.reason}"
-            )
-            self.following.withdraw(
-                verdict.challenger, f"canary {verdict.judgement.outcome}: {verdict.judgement.reason}"
-            )
-            return verdict
-        with (self.folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
-            history.write(verdict.model_dump_json() + "\n")
-        (self.folder / VERDICT_FILE).unlink(missing_ok=True)
-        self._told.clear()
-        return None
+        """The verdict on the challenger that the registry still names."""
+        challenger = named.aliases.get("challenger")
+        for verdict in (read_verdict(self.folder), self._given_up):
+            if verdict and verdict.challenger == challenger:
+                return verdict
+        self._given_up = self._give_up(named)
+        return self._given_up
+
+    def _act_on(self, verdict: Verdict) -> None:
+        """Have the alias taken away; on file until that is done, also by the next `qinglan serve`."""
+        told = f"{verdict.judgement.outcome}: {verdict.judgement.reason}"
+        self.following.withdraw(verdict.challenger, f"canary {told}", verdict.at)
+        self._once(f"canary of version {verdict.challenger}: {told}")
+        if verdict is self._given_up and read_verdict(self.folder) != verdict:
+            write_json(self.folder / VERDICT_FILE, verdict.model_dump(mode="json"))
+
+    def _put_away(self, named: Named) -> None:
+        """What is left of a canary that is over."""
+        if verdict := read_verdict(self.folder):
+            with (self.folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
+                history.write(verdict.model_dump_json() + "\n")
+            (self.folder / VERDICT_FILE).unlink(missing_ok=True)
+            self._told.clear()
+        if "challenger" not in named.aliases and self.routes.challenger is None:
+            (self.folder / STATE_FILE).unlink(missing_ok=True)
 
     def _give_up(self, named: Named) -> Verdict | None:
         """A verdict of this process on a challenger whose server dies again and again: the watch sees little of it."""
@@ -151,15 +183,13 @@ class Site:
         if challenger is None or self.fleet.deaths(challenger.version) < MOST_DEATHS:
             return None
         why = (self.fleet.trouble(challenger.version) or "").splitlines()[0]
-        verdict = Verdict(
+        return Verdict(
             challenger=challenger.version,
             champion=champion.version if champion else "",
             judgement=Judgement(outcome="roll_back", reason=f"its server failed {MOST_DEATHS} times; {why}"),
             at=time.time(),
             requests=0,
         )
-        write_json(self.folder / VERDICT_FILE, verdict.model_dump(mode="json"))
-        return self._verdict(named)
 
     def _tell(self, named: Named) -> None:
         wanted, serving = named.aliases.get("champion"), self.routes.champion
@@ -195,7 +225,7 @@ def serve_site(profile_name: str, overrides: Sequence[str], say: Say, port: int 
             site.step()
             if not announced and site.routes.champion and site.router.url:
                 announced = True
-                say(_announcement(profile, site.router.url))
+                site.say(_announcement(profile, site.router.url))
             time.sleep(STEP_S)
 
 
@@ -221,6 +251,7 @@ def open_site(
         command_of: starts a model's server, instead of ms-swift's.
     """
     # A tracking server that is away must not hold a rollback up for minutes.
+    say = _unfailing(say)
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     folder.mkdir(parents=True, exist_ok=True)
@@ -292,6 +323,16 @@ def _announcement(profile: Profile, url: str) -> str:
     key = f" -H 'Authorization: Bearer '\"${profile.serve.api_key_env}\"" if profile.serve.api_key_env else ""
     body = f'{{"model": "{profile.model_name}", "messages": [{{"role": "user", "content": "{WARM_UP_QUESTION}"}}]}}'
     return f"\nRouter   {url}/v1\n\ncurl {url}/v1/chat/completions{key} -d '{body}'\n\nCtrl-C stops all of it."
+
+
+def _unfailing(say: Say) -> Say:
+    """For a terminal that was closed, or a log on a full disk: what serves depends on neither."""
+
+    def unfailing(text: str) -> None:
+        with suppress(Exception, SystemExit):  # rich ends the program when its reader has gone
+            say(text)
+
+    return unfailing
 
 
 def _distinct(*models: Released | None) -> list[Released]:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from qinglan.artifacts import write_json
 from qinglan.config import Canary, Profile
-from qinglan.errors import ModelError, RetrievalError
+from qinglan.errors import ConfigError, ModelError, RetrievalError
 from qinglan.retrieval import RagClient
 from qinglan.rows import Retrieved, Row
 from qinglan.serving.canary import Judgement, Tally, judge
@@ -27,6 +27,7 @@ from qinglan.serving.models import Models
 from qinglan.serving.records import Served
 from qinglan.serving.route_table import RouteTable
 from qinglan.serving.routes import Routes
+from qinglan.serving.trace import where
 
 STATE_FILE, VERDICT_FILE = "canary.json", "verdict.json"
 AT_ONCE, WAITING = 4, 32
@@ -45,7 +46,9 @@ class State(BaseModel):
     challenger: str
     share: float
     started: float
-    """Unix time."""
+    """Unix time; time without a router is not counted, so it may be later than that."""
+    looked: float = 0.0
+    """Unix time of the last look."""
     tally: Tally = Tally()
     judgement: Judgement = Judgement(outcome="keep", reason="no look yet")
     left_out: int = 0
@@ -104,6 +107,7 @@ class Watch:
         self._waiting: asyncio.Queue[_Question] = asyncio.Queue(WAITING)
         self._table: RouteTable | None = None
         self._verdict: Verdict | None = None
+        self._broken = ""
         self.state: State | None = None
         """None while there is no canary."""
 
@@ -126,33 +130,53 @@ class Watch:
                 state.left_out += 1
 
     async def run(self, table: RouteTable, models: Models) -> None:
-        """Compare and look, until cancelled."""
-        self._table, rag = table, self._rag()
+        """Compare and look, until cancelled. If that breaks down, no canary goes on: nobody would end it."""
+        self._table = table
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(AT_ONCE):
-                    group.create_task(self._compare_all(models, rag))
-                group.create_task(self._look_again_and_again(table))
-        except Exception as error:
-            table.drop_challenger(f"nobody watches it any more: {error!r}")
-            raise
-        finally:
-            await rag.close()
+            await self._watch(table, models)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is said, and ends canaries)
+            cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            _LOG.error("canaries are not watched any more: %s", where(cause))
+            why = str(cause) if isinstance(cause, ConfigError) else type(cause).__name__
+            self._broken = f"the router can't watch it: {why}"
+            await self._look_again_and_again(table)
 
     def look(self, table: RouteTable) -> None:
         """Judge, write down how it stands, and end the canary if that is the verdict."""
         if self._verdict and self._write(VERDICT_FILE, self._verdict):
             self._verdict = None
+        if table.dropped_reason and not self._is_pending():
+            table.allow_challenger()
         state = self._follow(table.routes)
         if state is None:
             return
-        state.judgement = judge(state.tally, self._config, self._clock() - state.started)
+        now = self._clock()
+        state.judgement, state.looked = self._judgement(state, now), now
         if state.judgement.outcome != "keep":
             table.drop_challenger(f"canary: {state.judgement.outcome}: {state.judgement.reason}")
-            verdict = _verdict(state, self._clock())
+            verdict = _verdict(state, now)
             self._verdict = None if self._write(VERDICT_FILE, verdict) else verdict
             self.state = None
         self._write(STATE_FILE, state)
+
+    async def _watch(self, table: RouteTable, models: Models) -> None:
+        rag = self._rag()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(AT_ONCE):
+                    group.create_task(self._compare_all(models, rag))
+                group.create_task(self._look_again_and_again(table))
+        finally:
+            await rag.close()
+
+    def _judgement(self, state: State, now: float) -> Judgement:
+        if self._broken:
+            return Judgement(outcome="roll_back", reason=self._broken)
+        return judge(state.tally, self._config, now - state.started)
+
+    def _is_pending(self) -> bool:
+        """Has the site yet to act upon the last verdict? Until it has, the routes may still name that challenger."""
+        return self._verdict is not None or (self._folder / VERDICT_FILE).exists()
 
     async def _look_again_and_again(self, table: RouteTable) -> None:
         while True:
@@ -180,9 +204,12 @@ class Watch:
         return self.state
 
     def _earlier(self, pair: tuple[str, str, float]) -> State | None:
-        """The same canary, from before the router was restarted."""
+        """The same canary, from before the router was restarted; the time between is left out."""
         saved = read_state(self._folder)
-        return saved if saved and saved.pair == pair and saved.judgement.outcome == "keep" else None
+        if saved is None or saved.pair != pair or saved.judgement.outcome != "keep":
+            return None
+        away_s = max(0.0, self._clock() - saved.looked) if saved.looked else 0.0
+        return saved.model_copy(update={"started": saved.started + away_s})
 
     async def _compare_all(self, models: Models, rag: Retrieves) -> None:
         while True:
@@ -191,9 +218,10 @@ class Watch:
                 continue
             try:
                 question.state.tally.retrieval.add(await _difference(question, models, rag))
-            except (ModelError, RetrievalError) as error:
+            except Exception as error:  # noqa: BLE001 (of this question alone)
                 question.state.failed += 1
-                _LOG.info("not compared: %s", error)
+                known = isinstance(error, ModelError | RetrievalError)
+                _LOG.info("not compared: %s", error.reason if known else where(error))
 
 
 def _verdict(state: State, at: float) -> Verdict:
@@ -230,14 +258,14 @@ def in_sample(row_id: str, share: float) -> bool:
 
 def read_state(folder: Path) -> State | None:
     """How the canary stood at the last look; None without one."""
-    with suppress(OSError, ValidationError):
+    with suppress(OSError, ValueError):
         return State.model_validate_json((folder / STATE_FILE).read_text(encoding="utf-8"))
     return None
 
 
 def read_verdict(folder: Path) -> Verdict | None:
     """The verdict that the site has not acted upon yet."""
-    with suppress(OSError, ValidationError):
+    with suppress(OSError, ValueError):
         return Verdict.model_validate_json((folder / VERDICT_FILE).read_text(encoding="utf-8"))
     return None
 

@@ -144,10 +144,17 @@ def test_report_has_every_arm_stage_and_comparison(site: Site) -> None:
     Report.model_validate(report)
     assert list(report["arms"]) == ["original", "teacher", "base", "sft", "rl"]
     stages = ["ingest", "distill", "validate", "select", "dataset", "publish", "base_model", "sft", "rl", "evaluate"]
-    assert [stage["name"] for stage in report["stages"]] == stages
+    assert [stage["name"] for stage in report["stages"]] == [*stages, "gate", "register"]
     assert {(c["a"], c["b"]) for c in report["comparisons"]} >= {("rl", "teacher"), ("sft", "teacher"), ("rl", "sft")}
     assert all(arm["n"] == 60 for arm in report["arms"].values())
     assert report["training"]["rl"]["steps"] == 3
+
+
+def test_report_has_the_gates_decision_and_the_registered_version(site: Site) -> None:
+    report = site.report()
+    assert report["decision"]["verdict"] in ("promote", "refuse", "undecided")
+    assert {rule["name"] for rule in report["decision"]["rules"]} >= {"retrieval_vs_teacher", "red_team", "cost"}
+    assert report["released"]["version"] == "1"
 
 
 def test_artifacts_are_what_the_report_says(site: Site) -> None:
@@ -205,5 +212,6 @@ def test_second_run_pays_nothing_and_repeats_nothing(site: Site) -> None:
     seconds = site.run()
     report = site.report()
     assert report["api"]["teacher"]["calls"] == 0 and report["api"]["judge"]["calls"] == 0
-    assert all(stage["reused_from"] for stage in report["stages"])
+    assert [stage["name"] for stage in report["stages"] if not stage["reused_from"]] == ["register"]
+    assert report["released"]["version"] == "1", "the same model is not registered twice"
     assert seconds < 90

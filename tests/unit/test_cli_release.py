@@ -15,7 +15,7 @@ from qinglan.config import Profile
 from qinglan.gate import Decision
 from qinglan.lineage import Subject
 from qinglan.registry import approval, registry_of
-from qinglan.registry.approval import Waiting, decided_by
+from qinglan.registry.approval import Approval, Waiting, decided_by
 from qinglan.runs import open_run, save_stage
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
@@ -159,9 +159,38 @@ def test_an_answer_reaches_the_flow_that_waits(
     with open_run(profile, "evaluate") as run:
         waiting = Waiting(flow_run_id="f", api_url=service.url, page="", until="", workbook=Path("w"))
         waiting.write(run.stage_directory("gate"))
-    ended, out, err = qinglan("release", "approve", run.id, "--reviewer", "李雷")
+        ended, out, err = qinglan("release", "approve", run.id, "--reviewer", "李雷")
     assert (ended, says in out + err) == (status, True)
     assert service.bodies == [{"run_input": {"approve": True, "reviewer": "李雷", "comment": ""}}]
+
+
+def test_a_flow_that_ended_while_it_waited_takes_no_answer(
+    qinglan: Qinglan, profile: Profile, serve: Callable[..., Any]
+):
+    service = serve(lambda _: (200, {"status": "ACCEPT"}))
+    with open_run(profile, "evaluate") as run:
+        waiting = Waiting(flow_run_id="f", api_url=service.url, page="", until="", workbook=Path("w"))
+        waiting.write(run.stage_directory("gate"))
+    status, out, err = qinglan("release", "approve", run.id, "--reviewer", "李雷")
+    assert (status, out, err.count("\n"), service.bodies) == (2, "", 1, [])
+    assert "its process has ended while it waited" in err
+
+
+def test_another_tenants_run_can_not_be_approved(qinglan: Qinglan, profile: Profile, models: Models):
+    run = undecided(profile, models)
+    status, out, err = qinglan("release", "approve", run, "--reviewer", "x", "--set", "release.name=other")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"its model is {models.name}, and this profile's is other" in err
+    assert models.registry.version("1").verdict == "undecided"
+
+
+def test_an_approval_that_was_interrupted_is_completed(qinglan: Qinglan, profile: Profile, models: Models):
+    run = undecided(profile, models)
+    models.registry.redecide("1", decided_by(PASSED, Approval(approve=True, reviewer="李雷")))
+    assert "is decided by now" in qinglan("release", "approve", run, "--reviewer", "x", "--refuse")[2]
+    status, out, _ = qinglan("release", "approve", run, "--reviewer", "韩梅梅")
+    assert (status, "champion 1" in out) == (0, True)
+    assert "approved by 李雷" in models.registry.version("1").sentence
 
 
 def test_lineage_prints_both_figures_and_the_way_to_a_cell(qinglan: Qinglan, models: Models, subject: Subject):  # noqa: F811

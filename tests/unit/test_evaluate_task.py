@@ -95,7 +95,7 @@ def released(sha256: str) -> SimpleNamespace:
 
 @pytest.mark.parametrize(
     ("url", "dataset_run", "kept"),
-    [("http://live/q", "earlier", False), ("http://live/q", "now", True), ("embedded", "earlier", True)],
+    [("http://live/q", "earlier", False), ("http://live/q", "now", False), ("embedded", "earlier", True)],
 )
 def test_a_live_service_is_asked_for_all_arms_again(
     evaluated: Any, profile_of: ProfileOf, url: str, dataset_run: str, kept: bool
@@ -146,11 +146,29 @@ def test_the_users_own_cases_are_another_evaluation(evaluated: Any, profile_of: 
     assert "redteam-own" in fake.red_team["rl"]
 
 
-def test_a_gain_that_is_worth_finding_is_told_the_rows_it_takes(evaluated: Any, profile_of: ProfileOf, tmp_path: Path):
+def test_the_gates_settings_are_no_part_of_an_evaluation(evaluated: Any, profile_of: ProfileOf):
+    fake, keys = evaluated(), []
+    for gain in (0.1, 0.2):
+        fake.run(profile_of(gate={"smallest_gain": gain}), rl="a")
+        keys.append(fake.depends_on)
+    assert keys[0] == keys[1]
+
+
+def test_precision_and_the_rows_beside_test_are_part_of_an_evaluation(evaluated: Any, profile_of: ProfileOf):
+    fake, types = evaluated(), []
+    for name in ("float32", "bfloat16"):
+        fake.run(profile_of(sft={"torch_dtype": name}), rl="a")
+        types.append(fake.depends_on["torch_dtype"])
+    assert types == ["float32", "bfloat16"]
+    assert fake.depends_on["rows_sha256"] == fake.rows.sha256
+
+
+def test_what_nobody_judged_is_counted_and_asked_again_where_that_helps(
+    evaluated: Any, profile_of: ProfileOf, tmp_path: Path
+):
     fake = evaluated(unjudged={"teacher_timeout": 1, "judge_unreadable": 2})
-    fake.run(profile_of(gate={"smallest_gain": 0.1}), rl="a")
+    fake.run(profile_of(), rl="a")
     found = Evaluation.model_validate_json((tmp_path / "evaluate" / "evaluation.json").read_text(encoding="utf-8"))
-    assert fake.depends_on["smallest_gain"] == 0.1
     assert found.unjudged == fake.unjudged
     assert fake.outcome.try_again == 1, "an unreadable answer stays one"
     assert found.arms["rl"].prompt_tokens_per_1000 == 9000

@@ -224,11 +224,11 @@ def test_comparisons_are_paired():
 def test_every_comparison_on_a_metric_counts_for_holm():
     arms = {"rl": arm(*[HIT] * 40), "sft": arm(*[HIT, MISS] * 20), "teacher": arm(*[MISS] * 40)}
     rows = [row(n, gold=f"g{n}") for n in range(40)]
-    found = [c for c in compare_arms(arms, rows, CONFIG, 0.03) if c.metric == "mean_top1_score"]
+    found = [c for c in compare_arms(arms, rows, CONFIG) if c.metric == "mean_top1_score"]
     assert [(c.a, c.b) for c in found] == [("rl", "teacher"), ("sft", "teacher"), ("rl", "sft")]
     assert found[0].p_holm == pytest.approx(3 * (found[0].p_value or 0))
-    assert (found[0].rows_needed, found[0].p_mcnemar) == (None, None), "no spread, no top-1"
-    assert found[1].rows_needed and found[1].rows_needed > 40
+    assert (found[0].detectable_diff, found[0].p_mcnemar) == (None, None), "no spread, no top-1"
+    assert {c.rows_needed for c in found} == {None}, "a setting that may change later; the report fills it in"
 
 
 def test_pairs_of_champion_and_further_teachers():
@@ -270,6 +270,11 @@ def test_lengths(characters: int, value: str):
 
 def test_groups():
     assert groups_of([row(0), row(1), row(2, gold=None)]) == {"000": "g", "001": "g", "002": "002"}
+
+
+def test_without_labels_near_duplicates_are_one_group():
+    rows = [row(n, gold=None).model_copy(update={"group": "000" if n < 2 else None}) for n in range(3)]
+    assert groups_of(rows) == {"000": "000", "001": "000", "002": "002"}
 
 
 def test_examples_spread_over_groups():

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from qinglan.alarms import Alarm
 from qinglan.config import Gate
@@ -120,9 +121,20 @@ def test_a_large_test_set_says_how_many_rows_would_tell_a_small_gain():
 
 
 def test_a_gain_can_be_demanded():
-    assert decided(min_retrieval_gain=0.06).verdict == "promote"
-    assert decided(min_retrieval_gain=0.08).verdict == "undecided"
-    assert decided(min_retrieval_gain=0.20).verdict == "refuse"
+    assert decided(min_retrieval_gain=0.06, smallest_gain=0.1).verdict == "promote"
+    assert decided(min_retrieval_gain=0.08, smallest_gain=0.1).verdict == "undecided"
+    assert decided(min_retrieval_gain=0.20, smallest_gain=0.3).verdict == "refuse"
+
+
+def test_rows_are_told_for_the_way_from_the_demanded_gain_to_the_one_worth_finding():
+    open_ = evaluation(GOOD | {"top1": (0.02, -0.036, 0.076)})
+    reason = rule(decided(open_, min_retrieval_gain=0.01), "retrieval_vs_teacher").reason
+    assert "detects a gain of 0.090" in reason and "16,000 rows would be needed to detect 0.030" in reason
+
+
+def test_a_gain_worth_finding_lies_above_the_demanded_one():
+    with pytest.raises(ValidationError, match="raise smallest_gain or lower min_retrieval_gain"):
+        Gate(min_retrieval_gain=0.03)
 
 
 def test_without_labels_the_rags_score_decides():
@@ -164,6 +176,13 @@ def test_questions_that_one_arm_left_out_count_against_the_challenger():
     decision = decided(silent(21))
     assert decision.verdict == "undecided"
     assert "21 questions were left out because only one of the two has a value there" in decision.sentence
+
+
+def test_questions_that_nobody_judged_count_against_the_challenger():
+    assert decided(evaluation(unjudged={"judge_unreadable": 39})).verdict == "promote"
+    found = rule(decided(evaluation(unjudged={"judge_unreadable": 39, "teacher_timeout": 1})), "quality_vs_teacher")
+    assert (found.outcome, found.required) == ("unknown", "the 95% interval above −0.20")
+    assert "40 questions were left out because the judge's answer failed (40) or" in found.reason
 
 
 def test_falling_silent_where_it_is_wrong_gains_nothing():

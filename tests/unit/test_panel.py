@@ -93,6 +93,11 @@ async def test_too_many_failures_are_no_evaluation():
         await panel(Judge(failing=[1, 2, 3])).judge({"sft": arm("中", 40), "rl": arm("好", 40)}, rows(40))
 
 
+async def test_an_unreadable_answer_is_kept_so_that_the_error_says_what_to_change():
+    with pytest.raises(StageError, match=r"judge_unreadable 40.* judge\.model or evaluate\.seed must change"):
+        await panel(Judge(failing=range(1, 99))).judge({"sft": arm("中", 40), "rl": arm("好", 40)}, rows(40))
+
+
 async def test_an_arm_without_a_text_is_not_on_the_panel():
     judge = Judge()
     done, _ = await panel(judge).judge({"base": arm(None), "rl": arm("好")}, rows())

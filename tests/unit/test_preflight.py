@@ -39,13 +39,15 @@ def test_flows_look_only_at_what_they_use(profile_of: ProfileOf):
         "recipe",
         "judge",
         "red team",
+        "champion",
         "rag",
         "ledger",
         "base model",
         "device",
         "trainer packages",
     ]
-    assert names["evaluate"] == ["recipe", "judge", "red team", "rag", "ledger", "device", "trainer packages"]
+    evaluating = ["recipe", "judge", "red team", "champion", "rag", "ledger", "device", "trainer packages"]
+    assert names["evaluate"] == evaluating
 
 
 def test_what_evaluation_asks_beside_the_judge_is_looked_at(profile_of: ProfileOf, tmp_path: Path):

@@ -95,6 +95,7 @@ def test_without_an_answer_of_the_rag_a_case_is_neither_passed_nor_failed():
     result = check(case(gold_top1="g"), "鱼油 用法", None)
     assert result.passed is None and "the RAG gave no answer" in result.reason
     assert check(case(gold_top1="g"), "", None).passed is False
+    assert check(case(gold_top1="g", non_empty=False), "", None).passed is True, "nothing was to be looked up"
 
 
 @pytest.mark.parametrize(

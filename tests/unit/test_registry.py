@@ -12,7 +12,8 @@ from registered import Models
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.gate import Verdict
-from qinglan.registry import Candidate, Registry, prompt_digest, registry_of
+from qinglan.registry import Candidate, Registry, champion_of, prompt_digest, registry_of, rival_of
+from qinglan.runs import open_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
@@ -32,22 +33,25 @@ class KilledError(Exception):
 
 
 class Dying:
-    """A client that is killed instead of its n-th write of an alias."""
+    """A client that is killed instead of its n-th write: of an alias, or of anything."""
 
-    def __init__(self, client: MlflowClient, nth: int) -> None:
-        self._client, self._left = client, nth
+    def __init__(self, client: MlflowClient, nth: int, writes: tuple[str, ...]) -> None:
+        self._client, self._left, self._writes = client, nth, writes
 
     def __getattr__(self, name: str) -> Any:
-        if name.endswith("registered_model_alias"):
+        if name.endswith(self._writes):
             self._left -= 1
             if self._left == 0:
                 raise KilledError
         return getattr(self._client, name)
 
 
-def dying(site: Models, nth: int) -> Registry:
+ALIAS, ANYTHING = ("registered_model_alias",), ("registered_model_alias", "model_version_tag")
+
+
+def dying(site: Models, nth: int, writes: tuple[str, ...] = ALIAS) -> Registry:
     registry = site.open()
-    registry.__dict__["_client"] = Dying(site.client, nth)
+    registry.__dict__["_client"] = Dying(site.client, nth, writes)
     return registry
 
 
@@ -188,6 +192,94 @@ def test_a_killed_rollback_leaves_a_champion_and_is_mended(site: Models, nth: in
     assert site.registry.aliases()["champion"] in ("1", "2")
     assert site.registry.roll_back("slow").version == "1"
     assert site.registry.aliases() == {"champion": "1", "previous": "2"}
+
+
+@pytest.mark.parametrize("nth", range(1, 7))
+def test_a_promotion_that_was_killed_while_it_settled_is_completed_but_never_repeated(site: Models, nth: int):
+    site.register("one", "two")
+    site.registry.settle("1", "champion", None)
+    with pytest.raises(KilledError):
+        dying(site, nth, ANYTHING).settle("2", "champion", "1")
+    if site.registry.aliases()["champion"] == "2":
+        site.registry.roll_back("slow")
+        assert site.registry.settle("2", "champion", "1").aliases == ("previous",)
+        return
+    assert site.registry.settle("2", "champion", "1").aliases == ("champion",)
+    assert site.registry.aliases()["previous"] == "1"
+
+
+@pytest.mark.parametrize("nth", [5, 6])
+def test_a_champion_that_a_person_chose_after_the_kill_stays(site: Models, nth: int):
+    site.register("one", "two")
+    site.registry.settle("1", "champion", None)
+    with pytest.raises(KilledError):
+        dying(site, nth, ANYTHING).settle("2", "champion", "1")
+    site.registry.promote("1")
+    site.registry.settle("2", "champion", "1")
+    assert site.registry.aliases() == {"champion": "1", "previous": "2"}
+
+
+def test_another_evaluation_of_what_was_rolled_back_gets_no_place(site: Models):
+    site.register("one", "two")
+    site.registry.settle("1", "champion", None)
+    site.registry.settle("2", "champion", "1")
+    site.registry.roll_back("slow")
+    again = site.registry.register(site.candidate("two", seed=2)).version
+    settled = site.registry.settle(again, "champion", "1")
+    assert (again, settled.settled, settled.aliases) == ("3", "none", ())
+    assert "version 2 has the same weights and was rolled back" in settled.history[-1]
+    assert site.registry.aliases() == {"champion": "1", "previous": "2"}
+
+
+def test_another_evaluation_of_what_a_canary_withdrew_gets_no_place(site: Models):
+    site.register("one", "two")
+    site.registry.settle("1", "champion", None)
+    site.registry.settle("2", "challenger", "1")
+    site.registry.withdraw_challenger("too many errors")
+    again = site.registry.register(site.candidate("two", seed=2)).version
+    settled = site.registry.settle(again, "challenger", "1")
+    assert "version 2 has the same weights and was withdrawn" in settled.history[-1]
+    assert site.registry.aliases() == {"champion": "1"}
+
+
+def test_another_evaluation_of_the_champion_is_only_noted(site: Models):
+    site.register("one")
+    site.registry.settle("1", "champion", None)
+    again = site.registry.register(site.candidate("one", seed=2)).version
+    settled = [site.registry.settle(again, "champion", None) for _ in range(2)][-1]
+    assert "version 1, the champion, has the same weights" in settled.history[-1]
+    assert (len(settled.history), site.registry.aliases()) == (1, {"champion": "1"})
+
+
+def test_who_has_a_place_keeps_it_whatever_is_decided_later(site: Models):
+    site.register("one")
+    site.registry.settle("1", "champion", None)
+    later = site.candidate(verdict="refuse").decision
+    released = site.registry.redecide("1", later)
+    assert (released.verdict, released.aliases) == ("promote", ("champion",))
+    assert released.history[-1].endswith("decided anew: The gate says refuse.")
+
+
+def test_a_run_keeps_the_champion_that_it_began_with(site: Models, profile_of: Callable[..., Profile]):
+    profile = profile_of(tracking={"uri": site.uri}, release={"name": site.name})
+    site.register("one", "two")
+    site.registry.promote("1")
+    with open_run(profile, "evaluate") as run:
+        first = rival_of(run)
+        site.registry.promote("2")
+        again, named = rival_of(run), run.profile.release.model_copy(update={"name": f"{site.name}.other"})
+        other = run.model_copy(update={"profile": run.profile.model_copy(update={"release": named})})
+        assert first and again and (first.version, again.version) == ("1", "1")
+        assert rival_of(other) is None, "another model's champion is another one"
+
+
+def test_a_run_that_began_without_a_champion_goes_on_without(site: Models, profile_of: Callable[..., Profile]):
+    profile = profile_of(tracking={"uri": site.uri}, release={"name": site.name})
+    site.register("one")
+    with open_run(profile, "evaluate") as run:
+        assert rival_of(run) is None
+        site.registry.promote("1")
+        assert champion_of(run) is None
 
 
 def test_two_at_once_make_one_rollback(site: Models):

@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openpyxl
@@ -19,7 +21,7 @@ from qinglan.registry.approval import Approval, decided_by, lacks_only_approval
 from qinglan.registry.candidates import beside_champion, candidate_of, read_evaluation
 from qinglan.registry.review_book import telling_rows
 from qinglan.rows import Retrieved, Row
-from qinglan.runs import Run, open_run
+from qinglan.runs import Run, finish_run, open_run
 from qinglan.summary import evaluate
 from qinglan.tracking import Tracker
 from tasks import release as tasks_module
@@ -29,6 +31,7 @@ from tasks.release import decide_release, decision_markdown, decision_of, regist
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
 ProfileOf = Callable[..., Profile]
+ASK: Any = tasks_module._ask
 HIT, MISS = (
     Retrieved(ids=("g",), scores=(0.9,), titles=("答案",)),
     Retrieved(ids=("x",), scores=(0.5,), titles=("别的",)),
@@ -50,6 +53,8 @@ class Finished:
         self.markdown: dict[str, str] = {}
         self.weights = {"base": "base", "sft": "sft", "rl": "rl"}
         self.answer: Approval | None = None
+        self.unjudged: dict[str, int] = {}
+        """Of another evaluation of the same weights something always differs."""
 
     @property
     def registry(self) -> Registry:
@@ -75,7 +80,7 @@ class Finished:
 
     def evaluated(self) -> StageResult:
         arms = {"teacher": arm(c=MISS), "sft": arm(), "rl": arm(a=MISS)}
-        found = evaluate(arms, ROWS, self.profile.evaluate)
+        found = evaluate(arms, ROWS, self.profile.evaluate).model_copy(update={"unjudged": self.unjudged})
         write_json(self.folder / "evaluation.json", found.model_dump(mode="json"))
         artifacts = {f"arm_{name}": write_jsonl(self.folder / f"{name}.jsonl", rows) for name, rows in arms.items()}
         artifacts["evaluation"] = Artifact.of(self.folder / "evaluation.json")
@@ -94,8 +99,11 @@ class Finished:
         return gated, register_model.fn(run, gated, *inputs)
 
     def run(self) -> tuple[StageResult, StageResult]:
+        """A run to its end; the next one is another."""
         with open_run(self.profile, "release") as run:
-            return self.release(run)
+            results = self.release(run)
+            finish_run(run)
+        return results
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +167,38 @@ def test_the_same_again_makes_no_version_and_undoes_no_rollback(finished: Callab
     done.run()
     assert [version.version for version in done.registry.versions()] == ["2", "1"]
     assert done.registry.aliases() == {"champion": "1", "previous": "2"}
+
+
+def test_another_evaluation_of_the_same_weights_undoes_no_rollback(finished: Callable[..., Finished]):
+    done = finished()
+    done.run()
+    done.weights["rl"] = "better"
+    done.run()
+    done.registry.roll_back("it was slow")
+    done.unjudged = {"judge_timeout": 1}
+    _, registered = done.run()
+    assert registered.details["released"]["version"] == "3"
+    assert done.registry.aliases() == {"champion": "1", "previous": "2"}
+
+
+def test_another_evaluation_of_the_champion_changes_nothing(finished: Callable[..., Finished]):
+    done = finished()
+    done.run()
+    done.unjudged = {"judge_timeout": 1}
+    done.run()
+    assert done.registry.aliases() == {"champion": "1"}
+
+
+def test_a_run_that_goes_on_after_its_promotion_decides_as_before(finished: Callable[..., Finished]):
+    done = finished()
+    done.run()
+    done.weights["rl"] = "better"
+    with open_run(done.profile, "release") as run:
+        before, _ = done.release(run)
+        again, _ = done.release(run)
+    assert decision_of(before) == decision_of(again)
+    assert decision_of(again).champion == "1"
+    assert done.registry.aliases() == {"champion": "2", "previous": "1"}
 
 
 def test_a_champion_that_came_meanwhile_stays(finished: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch):
@@ -254,13 +294,65 @@ def test_the_gate_alone_needs_no_service(finished: Callable[..., Finished]):
     assert names.isdisjoint({"teacher", "judge", "rag", "device"})
 
 
-def test_a_failed_answer_counts_as_a_loss():
-    arms = {"rl": {"a": ArmRow(row_id="a", reason="empty_rewrite")}, "teacher": {"a": arm()[0]}}
-    (first, *_) = telling_rows(arms, ROWS[:1], "rl", losses=5, sampled=0)
-    assert first.why == "不如教师"
+def looked_at(profile: Profile) -> str | None:
+    return next(check.problem for check in inspect_profile(profile, "evaluate") if check.name == "champion")
+
+
+def test_a_champion_without_weights_is_noticed_before_training(finished: Callable[..., Finished]):
+    done = finished(release={"max_artifact_mb": 1e-6})
+    assert looked_at(done.profile) is None
+    done.run()
+    assert looked_at(done.profile) is None
+    (done.folder / "rl").rename(done.folder / "away")
+    assert "is gone" in (problem := looked_at(done.profile) or "")
+    assert problem.count("\n") == 0
+
+
+def test_a_look_at_the_champion_makes_no_database_and_waits_for_no_server(profile_of: ProfileOf, tmp_path: Path):
+    assert looked_at(profile_of()) is None
+    assert not (tmp_path / "state" / "mlflow.db").exists()
+    away = looked_at(profile_of(tracking={"uri": "http://127.0.0.1:9"}))
+    assert away and "tracking.uri can't be reached" in away
+
+
+def test_a_failed_answer_is_no_loss_and_listed_by_itself():
+    failed = ArmRow(row_id="a", text="词", reason="rag_timeout")
+    arms = {"rl": {"a": failed, "b": arm(b=MISS)[1]}, "teacher": {row_id: arm()[0] for row_id in "ab"}}
+    found = telling_rows(arms, ROWS[:2], "rl", losses=5, sampled=2)
+    assert [(each.row.id, each.why) for each in found] == [("b", "不如教师"), ("a", "无结果")]
 
 
 def test_the_table_of_rules_survives_any_text():
-    rule = Rule(name="r", outcome="unknown", found="a\nb", required="|", reason="")
-    text = decision_markdown(Decision(verdict="undecided", challenger="rl", rules=[rule], sentence="s"))
-    assert "| ? | r | a b | \\| |" in text
+    name, found = "r[x](javascript:1)", "a\nb \\| `c`"
+    rule = Rule(name=name, outcome="unknown", found=found, required="|", reason="<img src=1> ![i](u)")
+    text = decision_markdown(Decision(verdict="undecided", challenger="rl", rules=[rule], sentence="s <b>\n# t"))
+    assert text.splitlines()[0] == r"## s \<b> # t"
+    cells = (r"r\[x\](javascript:1)", r"a b \\\| \`c\`", r"\|", r"\<img src=1> \!\[i\](u)")
+    assert f"| ? | {' | '.join(cells)} |" in text
+
+
+class AskedError(Exception):
+    """Stands for the end of the wait."""
+
+
+def test_every_attempt_asks_anew(finished: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch):
+    keys, said = [], []
+    flow_run, client = SimpleNamespace(id="f"), SimpleNamespace(api_url="http://x/api")
+    context = SimpleNamespace(flow_run=flow_run, parameters={"profile": "my profile.yaml"})
+
+    def pause(_: object, *, key: str, **__: object) -> None:
+        keys.append(key)
+        raise AskedError
+
+    monkeypatch.setattr(tasks_module, "FlowRunContext", SimpleNamespace(get=lambda: context))
+    monkeypatch.setattr(tasks_module, "get_client", lambda **_: nullcontext(client))
+    monkeypatch.setattr(tasks_module, "pause_flow_run", pause)
+    monkeypatch.setattr(tasks_module, "url_for", lambda *_: "http://x")
+    profile = finished().profile
+    with open_run(profile, "release") as run:
+        stage = SimpleNamespace(run=run, directory=run.stage_directory("gate"), say=said.append)
+        for _ in range(2):
+            with pytest.raises(AskedError):
+                ASK(stage, Decision(verdict="promote", challenger="rl", rules=[], sentence="s"), Path("w"))
+    assert len(set(keys)) == 2
+    assert f"qinglan release approve {run.id} --profile 'my profile.yaml' --reviewer NAME" in said[-1]

@@ -38,7 +38,7 @@ from qinglan.workbook import REMEDIES
 
 _SAME = """
     Qinglan query_rewrite embedded English RAG SFT RL GPT top MRR recall nDCG log token Holm McNemar
-    gate smallest_gain approval qinglan release approve RUN
+    gate smallest_gain approval qinglan release approve RUN profile PROFILE
     docs alarms cpu sha256 run json prices evaluate latency_queries
 """
 TERMS = set(_SAME.split())
@@ -165,6 +165,7 @@ def all_rules() -> Iterator[Rule]:
     vague += [against("teacher", "quality", -0.1, 0.3), against("champion", "quality", -0.2, 0.3)]
     gaps = [against(rival, "top1", 0.1, 0.05, one_sided=400) for rival in ("teacher", "champion")]
     gaps += [against(rival, "quality", 0.1, 0.2, one_sided=400) for rival in ("teacher", "champion")]
+    unjudged = evaluation(gaps, [red(True)]).model_copy(update={"unjudged": {"judge_unreadable": 9}})
     alike = [
         comparison("rl", "teacher", 0.0, None),
         against("champion", "mean_top1_score", 0, 0.01, detectable_diff=None),
@@ -173,6 +174,7 @@ def all_rules() -> Iterator[Rule]:
     yield from decide(evaluation(won, failed), alarms, strict, "3").rules
     yield from decide(evaluation(vague, [red(None, "the RAG gave no answer for this rewrite")]), [], Gate(), "3").rules
     yield from decide(evaluation(gaps, [red(True)]), [], strict, "3").rules
+    yield from decide(unjudged, [], strict, "3").rules
     yield from decide(evaluation(alike, []), [], Gate(), "3").rules
     unknown = evaluation([], None, cost_per_1000_usd=None, latency_p50_ms=None, latency_p95_ms=None)
     yield from decide(unknown, [], strict, "3").rules

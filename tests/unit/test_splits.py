@@ -50,6 +50,13 @@ def test_splits_stay_what_they_were_in_earlier_versions() -> None:
     assert "".join(letters[r.split] for r in placed) == "...........t....dd..d..t..dtd...d........."
 
 
+def test_near_duplicates_have_a_group_by_which_intervals_go() -> None:
+    alone, *twins = [row("什么时候吃钙片最好呢请问"), row(LONG), row(SAME)]
+    placed = {r.id: r.group for r in assign([alone, *twins])}
+    assert placed == {alone.id: None, **dict.fromkeys((r.id for r in twins), min(r.id for r in twins))}
+    assert {r.id: r.group for r in assign([*twins[::-1], alone])} == placed
+
+
 def test_another_seed_is_another_split() -> None:
     rows = random_rows(300)
     assert splits(rows, seed=1) != splits(rows, seed=2)

@@ -201,6 +201,18 @@ def test_the_code_is_part_of_every_key(run: Run, tracker: Tracker, monkeypatch: 
     assert len(sources_digest()) == 64
 
 
+@pytest.mark.parametrize("package", ["qinglan", "tasks"])
+def test_the_code_is_that_of_the_stages_too(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("qinglan", "tasks"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "code.py").write_text("1")
+    monkeypatch.setattr(stage_module.qinglan, "__file__", str(tmp_path / "qinglan" / "__init__.py"))
+    monkeypatch.setattr(stage_module, "__file__", str(tmp_path / "tasks" / "stage.py"))
+    before = sources_digest.__wrapped__()
+    (tmp_path / package / "code.py").write_text("2")
+    assert sources_digest.__wrapped__() != before
+
+
 def test_progress_is_shown_now_and_then(run: Run, tracker: Tracker, monkeypatch: pytest.MonkeyPatch):
     shown: list[float] = []
     monkeypatch.setattr(stage_module, "create_progress_artifact", lambda percent, *_: shown.append(percent))

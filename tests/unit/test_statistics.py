@@ -160,9 +160,9 @@ def test_rows_needed_grow_with_the_square():
 def test_rows_needed_are_about_as_many_as_the_textbook_says():
     rng = np.random.default_rng(3)
     a, b = (rng.random(2000) < share for share in (0.88, 0.85))
-    result = compare(arm("a", *a.astype(float)), arm("b", *b.astype(float)), "top1", own_groups(2000), 2000, 0, 0.03)
+    result = compare(arm("a", *a.astype(float)), arm("b", *b.astype(float)), "top1", own_groups(2000), 2000)
     expected = (2.8 / 0.03) ** 2 * float((a.astype(float) - b).var())
-    assert result.rows_needed == pytest.approx(expected, rel=0.1)
+    assert rows_needed(result.n, result.detectable_diff, 0.03) == pytest.approx(expected, rel=0.1)
 
 
 def test_holm_is_the_textbooks():

@@ -4,7 +4,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from qinglan.artifacts import StageResult, write_jsonl
+import pytest
+
+from qinglan.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.config import Evaluate, Profile
 from qinglan.evaluation import original_rows, teacher_rows
 from qinglan.redteam import RedTeamResult
@@ -60,6 +62,25 @@ def test_figures_and_table():
     )
     text = result_markdown(report)
     assert "| teacher | 21 | 1 | " in text
+
+
+def test_the_rows_needed_go_by_the_setting_of_the_day(profile_of: Callable[..., Profile], tmp_path: Path):
+    rows = [
+        row.model_copy(update={"gold_id": row.id, "rewrite_retrieved": (HIT, MISS)[n % 2]})
+        for n, row in enumerate(ROWS)
+    ]
+    path = tmp_path / "evaluation.json"
+    path.write_text(evaluate_baselines(rows, Evaluate(bootstrap_resamples=200)).model_dump_json(), encoding="utf-8")
+    needed = []
+    for gain in (0.03, 0.06):
+        with open_run(profile_of(gate={"smallest_gain": gain}), "evaluate") as run:
+            stage = StageResult(
+                stage="evaluate", key="k", run_id=run.id, seconds=1, artifacts={"evaluation": Artifact.of(path)}
+            )
+            found = {each.metric: each.rows_needed for each in build_report(run, [stage]).comparisons}
+        needed.append(found["mean_top1_score"])
+        assert found["mrr10"] is None
+    assert needed[0] == pytest.approx(4 * needed[1], abs=4)
 
 
 def test_a_report_takes_the_distributions_from_validation(profile_of: Callable[..., Profile], tmp_path: Path):

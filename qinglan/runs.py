@@ -115,11 +115,11 @@ def finish_run(run: Run) -> None:
 
 
 def is_at_work(directory: Path) -> bool:
-    """Does a process on this machine hold the run's lock?"""
+    """Does a process on this machine hold the run's lock? Another user's lock, which can't be tried, counts as held."""
     try:
         with FileLock(directory / ".lock").acquire(blocking=False):
             return False
-    except Timeout:
+    except (Timeout, PermissionError):
         return True
 
 

@@ -1,5 +1,6 @@
 """`qinglan serve` and `qinglan canary`: the champion's endpoint, and a share of its traffic for another model."""
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -7,11 +8,11 @@ import typer
 from qinglan.cli.common import ProfileOption, SetOption, say
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.registry import registry_of
+from qinglan.registry import Registry, registry_of
 from qinglan.serving.canary import interval
 from qinglan.serving.check import check_site
 from qinglan.serving.site import HISTORY_FILE, CanaryShare, serve_site, serving_folder, share_of
-from qinglan.serving.watch import VERDICT_FILE, State, Verdict, read_state
+from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, State, Verdict, read_state
 
 canary_app = typer.Typer(no_args_is_help=True, help="Try a released model on a share of the live traffic.")
 
@@ -51,11 +52,13 @@ def start(
     """Make it the challenger: a running `qinglan serve` gives it its share once it answers."""
     loaded = load_profile(profile, set_ or ())
     folder, registry = serving_folder(loaded), registry_of(loaded)
-    if registry.aliases().get("challenger") != version:
-        (folder / VERDICT_FILE).unlink(missing_ok=True)  # on an earlier canary, from before the site was stopped
+    before = registry.aliases().get("challenger")
+    released = registry.challenge(version, force_reason=_forced(force, reason))
+    if before != version:  # what an earlier canary left, from before the site was stopped, would end or count in it
+        for name in (VERDICT_FILE, STATE_FILE):
+            (folder / name).unlink(missing_ok=True)
     if share is not None:
         CanaryShare(version=version, share=share).write(folder)
-    released = registry.challenge(version, force_reason=_forced(force, reason))
     say(f"{released.name} {version}: challenger, {share_of(loaded, folder, version):.0%} of the requests")
     say("it ends by itself; see `qinglan canary status`")
 
@@ -90,7 +93,7 @@ def stop(
 @canary_app.command()
 def promote(
     version: Annotated[
-        str | None, typer.Argument(metavar="VERSION", help="The challenger, or the last canary's, if not given.")
+        str | None, typer.Argument(metavar="VERSION", help="The challenger, or the last one that did better, if not given.")
     ] = None,
     force: ForceOption = False,
     reason: ReasonOption = "",
@@ -100,7 +103,7 @@ def promote(
     """Make the challenger the champion."""
     loaded = load_profile(profile, set_ or ())
     registry = registry_of(loaded)
-    chosen = version or registry.aliases().get("challenger") or _won(loaded)
+    chosen = version or registry.aliases().get("challenger") or _won(loaded, registry)
     released = registry.promote(chosen, force_reason=_forced(force, reason))
     say(f"{released.name} {released.version}: champion" + _after(released.replaced))
 
@@ -109,11 +112,16 @@ def _after(replaced: str) -> str:
     return f", version {replaced} stays as the previous one" if replaced else ""
 
 
-def _won(profile: Profile) -> str:
+def _won(profile: Profile, registry: Registry) -> str:
     last = _last_verdict(profile)
-    if last is None or last.judgement.outcome == "roll_back":
+    if last is None or last.judgement.outcome != "better":
         told = f"; the last one: {_told(last)}" if last else ""
         raise ConfigError(f"there is no canary to promote{told}; name a VERSION")
+    if fallen := registry.version(last.challenger).rolled_back_to:
+        raise ConfigError(
+            f"version {last.challenger} did better in the last canary, but was rolled back to version {fallen} since "
+            "then; name a VERSION"
+        )
     return last.challenger
 
 
@@ -125,8 +133,11 @@ def _forced(force: bool, reason: str) -> str:
 
 def _last_verdict(profile: Profile) -> Verdict | None:
     history = serving_folder(profile) / HISTORY_FILE
-    lines = history.read_text(encoding="utf-8").splitlines() if history.exists() else []
-    return Verdict.model_validate_json(lines[-1]) if lines else None
+    lines = history.read_text(encoding="utf-8", errors="replace").splitlines() if history.exists() else []
+    for line in reversed(lines):
+        with suppress(ValueError):  # a full disk may have cut one
+            return Verdict.model_validate_json(line)
+    return None
 
 
 def _told(verdict: Verdict) -> str:

@@ -30,6 +30,7 @@ def check_site(profile_name: str, overrides: Sequence[str], question: str | None
         ConfigError: there is no champion, or the registry can't be read.
         EngineError: the champion did not start, or gave no usable rewrite.
     """
+    overrides = (*overrides, "serve.request_log.consent=none")  # a made-up question is no user's
     profile = load_profile(profile_name, overrides)
     asked = Question(question) if question else _first_of_sample(profile)
     folder = serving_folder(profile)

@@ -256,7 +256,7 @@ def open_site(
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ROUTES_FILE).unlink(missing_ok=True)  # of servers that are gone
-    logs = profile.paths.state.resolve() / "logs" / f"serve_{profile.tenant.file_name}{'' if watched else '_check'}"
+    logs = profile.paths.state.resolve() / "logs" / f"serve_{profile.tenant.file_name}" if watched else folder / "logs"
     with ExitStack() as stack:
         rag_url = stack.enter_context(rag_service(profile, _knowledge_base(profile))) if watched else None
         processes = stack.enter_context(Processes(logs, say, end_first=("router",)))

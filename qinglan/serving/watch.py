@@ -218,10 +218,12 @@ class Watch:
                 continue
             try:
                 question.state.tally.retrieval.add(await _difference(question, models, rag))
+            except (ModelError, RetrievalError) as error:
+                question.state.failed += 1
+                _LOG.info("not compared: %s", error.reason)
             except Exception as error:  # noqa: BLE001 (of this question alone)
                 question.state.failed += 1
-                known = isinstance(error, ModelError | RetrievalError)
-                _LOG.info("not compared: %s", error.reason if known else where(error))
+                _LOG.error("not compared: %s", where(error))
 
 
 def _verdict(state: State, at: float) -> Verdict:

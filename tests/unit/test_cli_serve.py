@@ -1,6 +1,7 @@
 """`qinglan serve` and `qinglan canary` as a user types them, with a registry in memory."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,22 +21,30 @@ class FakeRegistry:
     def __init__(self) -> None:
         self.named: dict[str, str] = {"champion": "1"}
         self.calls: list[tuple[str, ...]] = []
-        self.name, self.version, self.replaced = "m", "2", "1"
+        self.rolled_back_to, self.refuses = "", False
 
     def aliases(self) -> dict[str, str]:
         return self.named
 
-    def challenge(self, version: str, *, force_reason: str = "") -> "FakeRegistry":
+    def version(self, version: str) -> SimpleNamespace:
+        return SimpleNamespace(rolled_back_to=self.rolled_back_to)
+
+    def challenge(self, version: str, *, force_reason: str = "") -> SimpleNamespace:
+        if self.refuses:
+            raise ConfigError("the gate said reject")
         self.calls.append(("challenge", version, force_reason))
-        return self
+        return self._released(version)
 
-    def withdraw_challenger(self, reason: str) -> "FakeRegistry | None":
+    def _released(self, version: str) -> SimpleNamespace:
+        return SimpleNamespace(name="m", version=version, replaced="1")
+
+    def withdraw_challenger(self, reason: str) -> SimpleNamespace | None:
         self.calls.append(("withdraw", reason))
-        return self if "challenger" in self.named else None
+        return self._released("2") if "challenger" in self.named else None
 
-    def promote(self, version: str, *, force_reason: str = "") -> "FakeRegistry":
+    def promote(self, version: str, *, force_reason: str = "") -> SimpleNamespace:
         self.calls.append(("promote", version, force_reason))
-        return self
+        return self._released(version)
 
 
 class Terminal:
@@ -81,6 +90,23 @@ def test_a_new_canary_forgets_the_verdict_on_the_last_one(terminal: Terminal):
     (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
     terminal("canary", "start", "2")
     assert not (terminal.folder / VERDICT_FILE).exists()
+
+
+def test_a_refused_canary_changes_nothing(terminal: Terminal):
+    terminal.registry.refuses = True
+    kept = [terminal.folder / name for name in (VERDICT_FILE, STATE_FILE)]
+    for path in kept:
+        path.write_text("as it was")
+    with pytest.raises(ConfigError, match="the gate said reject"):
+        terminal("canary", "start", "2", "--share", "0.9")
+    assert [path.read_text() for path in kept] == ["as it was"] * 2
+    assert share_of(terminal.profile, terminal.folder, "2") == 0.1
+
+
+def test_a_new_canary_counts_from_nothing(terminal: Terminal):
+    (terminal.folder / STATE_FILE).write_text("of an earlier one")
+    terminal("canary", "start", "2")
+    assert not (terminal.folder / STATE_FILE).exists()
 
 
 def test_force_needs_a_reason(terminal: Terminal):
@@ -136,6 +162,26 @@ def test_what_was_rolled_back_is_promoted_by_name_only(terminal: Terminal):
         terminal("canary", "promote")
     terminal("canary", "promote", "2")
     assert terminal.registry.calls == [("promote", "2", "")]
+
+
+@pytest.mark.parametrize("outcome", ["undecided", "roll_back"])
+def test_only_what_did_better_is_promoted_without_a_name(terminal: Terminal, outcome: str):
+    (terminal.folder / HISTORY_FILE).write_text(verdict(outcome).model_dump_json() + "\n")
+    with pytest.raises(ConfigError, match="no canary to promote"):
+        terminal("canary", "promote")
+
+
+def test_a_winner_that_was_rolled_back_since_needs_its_name(terminal: Terminal):
+    (terminal.folder / HISTORY_FILE).write_text(verdict("better").model_dump_json() + "\n")
+    terminal.registry.rolled_back_to = "1"
+    with pytest.raises(ConfigError, match="rolled back to version 1 since then; name a VERSION"):
+        terminal("canary", "promote")
+
+
+def test_half_a_line_of_history_is_passed_over(terminal: Terminal):
+    line = verdict("better").model_dump_json()
+    (terminal.folder / HISTORY_FILE).write_text(f"{line}\n{line[:20]}")
+    assert "m 2: champion" in terminal("canary", "promote")
 
 
 def test_a_question_goes_with_check(terminal: Terminal):

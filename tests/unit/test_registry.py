@@ -219,6 +219,16 @@ def test_a_champion_that_a_person_chose_after_the_kill_stays(site: Models, nth: 
     assert site.registry.aliases() == {"champion": "1", "previous": "2"}
 
 
+def test_a_canary_that_ended_before_its_version_was_settled_is_not_started_again(site: Models):
+    site.register("one", "two")
+    site.registry.settle("1", "champion", None)
+    with pytest.raises(KilledError):
+        dying(site, 3, ANYTHING).settle("2", "challenger", "1")
+    site.registry.withdraw_challenger("too many errors")
+    site.registry.settle("2", "challenger", "1")
+    assert site.registry.aliases() == {"champion": "1"}
+
+
 def test_another_evaluation_of_what_was_rolled_back_gets_no_place(site: Models):
     site.register("one", "two")
     site.registry.settle("1", "champion", None)

@@ -258,6 +258,35 @@ def test_a_folder_that_can_not_be_made_stops_the_start(profile, tmp_path):
         RequestLog(Path(settings.serve.request_log.folder), settings)
 
 
+def test_a_router_that_is_started_again_goes_on_without_its_log(profile, tmp_path):
+    (tmp_path / "file").write_text("")
+    settings = profile(folder=str(tmp_path / "file" / "log"))
+    log = RequestLog(tmp_path / "file" / "log", settings, lambda: TODAY, must_work=False)
+    log.put(served(question("一")), question("一"))
+    until(lambda: log.outcomes["failed"])
+    assert log.is_failing
+    (tmp_path / "file").unlink()
+    log.put(served(question("二")), question("二"))
+    log.close()
+    assert (log.outcomes, log.is_failing) == ({"failed": 1, "written": 1}, False)
+
+
+def test_a_line_that_can_t_be_encoded_does_not_end_the_log(profile):
+    bad, good = question("一"), question("二")
+    settings = profile()
+    log = RequestLog(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
+    log.put(served(bad, "\ud83d"), bad)
+    log.put(served(good), good)
+    log.close()
+    assert log.outcomes == {"failed": 1, "written": 1}
+
+
+def test_a_leftover_that_another_process_finished_is_none(tmp_path, monkeypatch):
+    (tmp_path / "2026-11-20.jsonl.partial").write_text("{}\n")
+    monkeypatch.setattr(day_file, "_cut_half_line", lambda *_: (_ for _ in ()).throw(FileNotFoundError()))
+    day_file.finish_leftovers(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("consent", "header", "kept"),
     [("all", None, 1), ("none", "yes", 0), ("header", "yes", 1), ("header", " YES", 1), ("header", "no", 0),

@@ -110,6 +110,22 @@ def test_the_registered_name_is_a_model_as_well(site, serve):
     assert [ask(client, model=name)["model"] for name in names] == names
 
 
+def test_half_a_character_is_no_rewrite(site, monkeypatch):
+    async def ask_model(*_: object) -> str:
+        return json.loads('"\\ud83d"')  # JSON can escape it, UTF-8 can't hold it
+
+    monkeypatch.setattr(Models, "_ask", ask_model)
+    answer = ask(site().client(NOWHERE))
+    assert (answer["content"], answer["reason"]) == (QUESTION, "invalid_text")
+
+
+def test_a_mistake_after_the_question_was_read_is_answered_with_it(site, serve, monkeypatch):
+    client = site().client(serve(lambda _: (200, completion(REWRITE))).url)
+    monkeypatch.setattr(Rewriter, "answer", lambda *_: (_ for _ in ()).throw(RuntimeError(QUESTION)))
+    answer = ask(client)
+    assert (answer["content"], answer["reason"]) == (QUESTION, "internal_error")
+
+
 def test_a_stream_is_one_chunk_and_the_end(site, serve):
     client = site().client(serve(lambda _: (200, completion(REWRITE))).url)
     answer = client.post("/v1/chat/completions", json=body_of(stream=True))

@@ -80,14 +80,17 @@ def test_a_dropped_challenger_stays_out_until_the_file_says_otherwise(path, cloc
     assert (table.pick("a"), table.dropped_reason) == (("challenger", THREE), None)
 
 
-def test_a_dropped_challenger_may_come_back_after_it_was_taken_out(path, clock):
+def test_a_dropped_challenger_comes_back_only_when_its_canary_is_over(path, clock):
     table = RouteTable(path, clock)
     both = Routes(champion=ONE, challenger=TWO, share=1.0)
-    for routes, role in ((both, "challenger"), (Routes(champion=ONE), "champion"), (both, "challenger")):
+    both.write(path)
+    table.drop_challenger("a try")
+    for routes in (Routes(), both.model_copy(update={"challenger": TWO.model_copy(update={"url": "http://other/v1"})})):
         routes.write(path)
         clock.now += LOOK_EVERY_S
-        assert table.pick("a")[0] == role
-        table.drop_challenger("a try")
+        assert table.routes.challenger is None
+    table.allow_challenger()
+    assert table.pick("a")[0] == "challenger"
 
 
 def test_the_split_is_sticky_and_as_large_as_asked():

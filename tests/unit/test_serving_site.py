@@ -14,7 +14,7 @@ from qinglan.serving.canary import Judgement
 from qinglan.serving.fleet import PROBES_MISSED, Fleet, StrangerError, probe_with
 from qinglan.serving.following import Following
 from qinglan.serving.routes import Backend, Routes
-from qinglan.serving.site import HISTORY_FILE, ROUTES_FILE, CanaryShare, Site, share_of
+from qinglan.serving.site import HISTORY_FILE, ROUTES_FILE, CanaryShare, Site, _unfailing, share_of
 from qinglan.serving.watch import VERDICT_FILE, Verdict, read_verdict
 
 ProfileOf = Callable[..., Profile]
@@ -61,6 +61,7 @@ class FakeRegistry:
     def __init__(self, folder: Path, **aliases: str) -> None:
         self.named: dict[Alias, str] = dict(aliases)  # type: ignore[arg-type]
         self.weights, self.problem, self.withdrawn = folder, None, list[str]()
+        self.deleted, self.rolled_back = set[str](), dict[str, str]()
 
     def aliases(self) -> dict[Alias, str]:
         if self.problem:
@@ -68,23 +69,30 @@ class FakeRegistry:
         return dict(self.named)
 
     def version(self, version: str) -> Released:
-        return released(self.weights, version)
+        if version in self.deleted:
+            raise LookupError("there is no such version")
+        rolled_back_to = self.rolled_back.get(version, "")
+        return released(self.weights, version).model_copy(update={"rolled_back_to": rolled_back_to})
 
     def folder(self, released: Released) -> Path:
         if not released.folder.is_dir():
             raise OSError("weights are gone")
         return released.folder
 
-    def withdraw_challenger(self, reason: str) -> None:
+    def withdraw_challenger(self, reason: str, version: str | None = None) -> None:
+        if version != self.named.get("challenger"):
+            return
         self.withdrawn.append(reason)
         self.named.pop("challenger", None)
 
 
 class FakeRouter:
     url = "http://127.0.0.1:1"
+    problem: Exception | None = None
 
     def tick(self) -> None:
-        pass
+        if self.problem:
+            raise self.problem
 
 
 def released(folder: Path, version: str) -> Released:
@@ -337,6 +345,88 @@ def test_a_full_disk_leaves_the_routes_as_they_are(bench, monkeypatch: pytest.Mo
     assert site.heard("not everything could be done: no space left on device") == 1
     monkeypatch.undo()
     assert site.run(1).champion.version == "2"
+
+
+def test_a_former_champion_is_started_again_while_the_new_one_can_t_come_up(bench):
+    site = bench(champion="1", serve={"keep_previous_warm": False})
+    site.run()
+    site.registry.named = {"champion": "2", "previous": "1"}
+    site.sick["2"] = "loading"
+    site.run(1)
+    site.processes.running["model_1"] = 137
+    assert site.run(0.5).champion is None
+    assert site.run(4).champion.version == "1"
+    assert site.fleet._is_starting("2")
+    del site.sick["2"]
+    assert site.run(2).champion.version == "2"
+
+
+def test_what_was_rolled_back_does_not_step_in(bench):
+    site = bench(champion="2", previous="1")
+    site.run(4)
+    site.registry.rolled_back["2"] = "1"
+    site.registry.named = {"champion": "1", "previous": "2"}
+    site.processes.running["model_1"] = 137
+    site.sick["1"] = "loading"
+    site.run(1)
+    site.processes.running["model_2"] = 137
+    assert site.run(5).champion is None
+
+
+def test_a_champion_that_is_started_again_has_no_stand_in(bench):
+    site = bench(champion="2", previous="1")
+    site.run(4)
+    site.processes.running["model_2"] = 137
+    assert site.run(0.5).champion is None
+
+
+def test_one_version_that_is_gone_blocks_no_other(bench):
+    site = bench(champion="1", previous="0")
+    site.registry.deleted.add("0")
+    assert site.run(3).champion.version == "1"
+    assert site.heard("version 0: can't be served: there is no such version") == 1
+    assert site.following.problem is None
+
+
+def test_a_mistake_in_one_part_leaves_the_others_to_be_done(bench):
+    site = bench(champion="1")
+    site.site.router.problem = ValueError("a mistake")
+    assert site.run(3).champion.version == "1"
+    assert site.heard("not everything could be done: ValueError('a mistake')") == 1
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), BrokenPipeError(), SystemExit(1)])
+def test_a_terminal_that_is_gone_stops_nothing(error: BaseException):
+    def say(text: str) -> None:
+        raise error
+
+    _unfailing(say)("version 1: starting")
+
+
+def test_deaths_are_forgotten_after_a_minute_in_good_health(bench):
+    site = bench(champion="1", challenger="2")
+    site.run(3)
+    site.processes.running["model_2"] = 137
+    site.run(30)
+    assert site.fleet.deaths("2") == 1
+    site.sick["2"] = "ReadTimeout: "
+    site.run(5)
+    del site.sick["2"]
+    site.run(50)
+    assert site.fleet.deaths("2") == 1
+    site.run(25)
+    assert site.fleet.deaths("2") == 0
+
+
+def test_a_withdrawal_is_for_one_version_once(bench):
+    site = bench(champion="1", challenger="2")
+    site.run(1)
+    site.following.withdraw("2", "it fails", at=1.0)
+    site.following.ask()
+    site.registry.named["challenger"] = "2"  # started anew
+    site.following.withdraw("2", "it fails", at=1.0)
+    site.following.ask()
+    assert site.registry.withdrawn == ["it fails"]
 
 
 def test_models_get_gpus_of_their_own(bench):

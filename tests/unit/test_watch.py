@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qinglan.config import Canary
-from qinglan.errors import ModelError, RetrievalError
+from qinglan.errors import ConfigError, ModelError, RetrievalError
 from qinglan.rows import Retrieved, Row
 from qinglan.serving.records import Served, ServedRole
 from qinglan.serving.route_table import RouteTable
@@ -236,18 +236,53 @@ async def test_a_verdict_that_can_t_be_written_is_written_later(tmp_path: Path, 
     assert "can't be written" in caplog.text
 
 
-async def test_a_canary_that_nobody_watches_is_no_canary(tmp_path: Path):
+async def test_a_mistake_costs_one_comparison(tmp_path: Path):
     class Broken(Models):
         async def rewrite(self, backend: Backend, question: Row, within_s: float) -> str:
             raise RuntimeError("a mistake")
 
     table, watch = table_of(tmp_path), watch_in(tmp_path)
-    task = asyncio.create_task(watch.run(table, Broken()))  # type: ignore[arg-type]
-    await asyncio.sleep(0)
-    watch.on_served(served("champion"), QUESTION)
-    with pytest.raises(ExceptionGroup):
-        await task
-    assert table.routes.challenger is None
+    async with running(watch, table, Broken()):
+        watch.on_served(served("champion"), QUESTION)
+        assert (state := watch.state)
+        await until(lambda: state.failed)
+    assert table.routes.challenger == CHALLENGER
+
+
+def without_a_key() -> Rag:
+    raise ConfigError("the environment variable RAG_KEY is not set")
+
+
+async def test_a_canary_that_nobody_watches_is_no_canary(tmp_path: Path):
+    table, watch = table_of(tmp_path), Watch(CONFIG, tmp_path, without_a_key, Clock())
+    async with running(watch, table):
+        await until(lambda: table.routes.challenger is None)
+    verdict = read_verdict(tmp_path)
+    assert verdict and verdict.challenger == "2"
+    assert verdict.judgement.reason == "the router can't watch it: the environment variable RAG_KEY is not set"
+
+
+async def test_a_drop_lasts_until_the_site_has_acted_upon_the_verdict(tmp_path: Path):
+    clock = Clock()
+    table, watch = table_of(tmp_path), Watch(CONFIG, tmp_path, without_a_key, clock)
+    async with running(watch, table):
+        await until(lambda: read_verdict(tmp_path))
+        watch.look(table)
+        assert table.routes.challenger is None
+        Routes(champion=CHAMPION).write(tmp_path / "routes.json")
+        await until(lambda: table._read.challenger is None and not table.routes.challenger)
+        (tmp_path / "verdict.json").unlink()
+        watch.look(table)
+        assert table.dropped_reason is None
+
+
+async def test_time_without_a_router_does_not_count(tmp_path: Path):
+    first, clock = State(champion="1", challenger="2", share=0.5, started=100.0, looked=400.0), Clock()
+    (tmp_path / "canary.json").write_text(first.model_dump_json())
+    watch = watch_in(tmp_path, clock=clock)
+    async with running(watch, table_of(tmp_path)):
+        await until(lambda: watch.state)
+        assert watch.state and watch.state.started == clock.now - 300
 
 
 def test_the_sample_is_a_fixed_share_of_the_questions():

@@ -105,13 +105,15 @@ def usual_rollback(tally: Tally) -> bool:
 
 
 def delay(world: World, runs: int) -> dict[str, float]:
-    """Requests until the rollback: median and slowest, of the days on which there was one."""
+    """Requests until the rollback: median and slowest, of the days on which there was one; nan without any."""
     found = []
     for seed in range(runs):
         for look, tally in enumerate(traffic(world, seed), 1):
             if judge(tally, CONFIG, 0.0).outcome == "roll_back":
                 found.append(look * LOOK_EVERY)
                 break
+    if not found:
+        return {"found": 0.0, "median": math.nan, "slowest": math.nan}
     return {"found": len(found) / runs, "median": statistics.median(found), "slowest": max(found)}
 
 

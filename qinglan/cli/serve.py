@@ -93,7 +93,8 @@ def stop(
 @canary_app.command()
 def promote(
     version: Annotated[
-        str | None, typer.Argument(metavar="VERSION", help="The challenger, or the last one that did better, if not given.")
+        str | None,
+        typer.Argument(metavar="VERSION", help="The challenger, or the last one that did better, if not given."),
     ] = None,
     force: ForceOption = False,
     reason: ReasonOption = "",

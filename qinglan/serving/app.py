@@ -35,9 +35,7 @@ BODY_WITHIN_S = 10.0
 _LOG = logging.getLogger(__name__)
 
 
-def create_app(
-    profile: Profile, routes: Path, observers: Sequence[Observer] = (), *, again: bool = False
-) -> Starlette:
+def create_app(profile: Profile, routes: Path, observers: Sequence[Observer] = (), *, again: bool = False) -> Starlette:
     """The service for one tenant, with the models that the file `routes` names.
 
     Args:

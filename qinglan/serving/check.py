@@ -38,7 +38,7 @@ def check_site(profile_name: str, overrides: Sequence[str], question: str | None
     with (
         stop_signals(),
         TemporaryDirectory(prefix="check-", dir=folder) as own,
-        open_site(profile, profile_name, overrides, Path(own), say, port=0, watched=False) as site,
+        open_site(profile, Path(own), say, port=0, watched=False) as site,
     ):
         return _ask(profile, _wait(site), asked)
 

@@ -109,7 +109,10 @@ class Following:
             self.say("registry: back")
 
     def _away(self, error: Exception) -> None:
-        known, what = self.problem, str(error) if isinstance(error, QinglanError) else f"{type(error).__name__}: {error}"
+        known, what = (
+            self.problem,
+            str(error) if isinstance(error, QinglanError) else f"{type(error).__name__}: {error}",
+        )
         self.problem = what
         if known is None:
             self.say(f"registry: away, what serves goes on ({what.splitlines()[0]})")

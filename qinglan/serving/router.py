@@ -1,7 +1,7 @@
 """The router as a process of its own: `python -m qinglan.serving.router --profile NAME --routes FILE`.
 
-The first line on standard output is the address. It imports neither an engine nor Prefect nor MLflow: while registry and
-models are away, it answers. Its site started it and ends it; `site` says what is done when one of the two fails.
+The first line on standard output is the address. It imports neither an engine nor Prefect nor MLflow: while registry
+and models are away, it answers. Its site started it and ends it; `site` says what is done when one of the two fails.
 """
 
 import argparse

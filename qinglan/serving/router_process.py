@@ -1,18 +1,20 @@
-"""The router's process, seen from the site: started first, and again at once if it should ever end."""
+"""The router's process, seen from the site: started first, and again if it ends or hangs."""
 
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from qinglan.engines.command import Command
 from qinglan.engines.launcher import tail
-from qinglan.engines.processes import Processes
+from qinglan.engines.processes import Processes, answers
 from qinglan.errors import EngineError
 
 NAME = "router"
 START_WITHIN_S = 120.0
+PROBE_EVERY_S, PROBES_MISSED = 5.0, 3
 _AGAIN_AFTER_S = 1.0
 
 
@@ -26,7 +28,15 @@ class RouterProcess:
     clock: Callable[[], float] = time.monotonic
     url: str | None = None
     """As it says itself; None until it listens."""
+    probe: Callable[[str], bool] = answers
+    """Does this address answer? It may take seconds."""
     _again_at: float | None = None
+    _health: "Future[bool] | None" = None
+    _next_probe: float = 0.0
+    _missed: int = 0
+    _launched_at: float = 0.0
+    _has_answered: bool = False
+    _probes: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "router-probe"))
 
     def start(self) -> None:
         """Start it and wait until it listens.
@@ -45,17 +55,36 @@ class RouterProcess:
         self.url = self._listening()
 
     def tick(self) -> None:
-        """Start it again if it ended, on the port that its clients know."""
+        """Start it again if it ended or hangs, on the port that its clients know."""
         if self._again_at is None:
             if (status := self.processes.status(NAME)) is not None:
                 self.say(f"{self._last_words(status)}\nrouter: starting again")
                 self.processes.stop(NAME)
                 self._again_at = self.clock() + _AGAIN_AFTER_S
+            else:
+                self._attend()
         elif self.clock() >= self._again_at:
             self._again_at = None
             self._launch()
 
+    def _attend(self) -> None:
+        """Ask whether it is well; if it is not, have it end."""
+        now = self.clock()
+        if self._health is None:
+            if self.url and now >= self._next_probe:
+                self._health = self._probes.submit(self.probe, f"{self.url}/health")
+        elif self._health.done():
+            is_well, self._health, self._next_probe = self._health.result(), None, now + PROBE_EVERY_S
+            self._has_answered = self._has_answered or is_well
+            is_due = self._has_answered or now - self._launched_at > START_WITHIN_S
+            self._missed = 0 if is_well or not is_due else self._missed + 1
+            if self._missed >= PROBES_MISSED:
+                self.say(f"router: does not answer {self.url}/health; ending it")
+                self._launched_at, self._has_answered, self._missed = now, False, 0
+                self.processes.ask_to_end(NAME)
+
     def _launch(self) -> None:
+        self._launched_at, self._has_answered, self._missed = self.clock(), False, 0
         again = [f"--port={self.url.rpartition(':')[2]}", "--again"] if self.url else []
         options = [option for option in self.options if not (again and option.startswith("--port="))]
         self.processes.start(NAME, Command([sys.executable, "-m", "qinglan.serving.router", *options, *again]))

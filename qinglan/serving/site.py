@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -34,6 +35,7 @@ from qinglan.serving.routes import Backend, Routes
 from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, Verdict, read_verdict
 
 ROUTES_FILE, SHARE_FILE, HISTORY_FILE = "routes.json", "share.json", "canaries.jsonl"
+PROFILE_FILE = "profile.yaml"
 WARM_UP_QUESTION = "这个怎么吃"
 STEP_S = 0.1
 MOST_DEATHS = 3
@@ -219,7 +221,7 @@ def serve_site(profile_name: str, overrides: Sequence[str], say: Say, port: int 
     with ExitStack() as stack:
         for context in (stop_signals(), suppress(KeyboardInterrupt), _alone(folder, profile)):
             stack.enter_context(context)
-        site = stack.enter_context(open_site(profile, profile_name, overrides, folder, say, port=port))
+        site = stack.enter_context(open_site(profile, folder, say, port=port))
         announced = False
         while True:
             site.step()
@@ -232,8 +234,6 @@ def serve_site(profile_name: str, overrides: Sequence[str], say: Say, port: int 
 @contextmanager
 def open_site(
     profile: Profile,
-    profile_name: str,
-    overrides: Sequence[str],
     folder: Path,
     say: Say,
     *,
@@ -260,7 +260,7 @@ def open_site(
     with ExitStack() as stack:
         rag_url = stack.enter_context(rag_service(profile, _knowledge_base(profile))) if watched else None
         processes = stack.enter_context(Processes(logs, say, end_first=("router",)))
-        router = RouterProcess(processes, _router_options(profile_name, overrides, folder, port, rag_url), say)
+        router = RouterProcess(processes, _router_options(profile, folder, port, rag_url), say)
         fleet = Fleet(
             processes,
             command_of or _command_of(profile),
@@ -277,11 +277,11 @@ def open_site(
         yield Site(profile, folder, fleet, following, router, say)
 
 
-def _router_options(
-    profile_name: str, overrides: Sequence[str], folder: Path, port: int | None, rag_url: str | None
-) -> list[str]:
-    options = [f"--profile={profile_name}", *(f"--set={override}" for override in overrides)]
-    options += [f"--routes={folder / ROUTES_FILE}"]
+def _router_options(profile: Profile, folder: Path, port: int | None, rag_url: str | None) -> list[str]:
+    """With the profile as it is now, overrides included: a router that is started again must not read another one."""
+    path = folder / PROFILE_FILE
+    path.write_text(yaml.safe_dump(profile.model_dump(mode="json"), allow_unicode=True), encoding="utf-8")
+    options = [f"--profile={path}", f"--routes={folder / ROUTES_FILE}"]
     options += [] if port is None else [f"--port={port}"]
     return options + ([f"--watch={folder}", f"--rag-url={rag_url}"] if rag_url else [])
 

@@ -74,7 +74,7 @@ class Aliases:
     def folder(self, released: Released) -> Path:
         return released.folder
 
-    def withdraw_challenger(self, reason: str) -> None:
+    def withdraw_challenger(self, reason: str, version: str | None = None) -> None:
         self.reasons.append(reason)
         del self.named["challenger"]
 
@@ -119,8 +119,8 @@ def running(folder: Path, **aliases: str) -> Iterator[Running]:
     for version, behaviour in (("1", "good"), ("2", "good"), ("3", "dead")):
         registry.add(version, behaviour)
     registry.named = dict(aliases)  # type: ignore[arg-type]
-    arguments = (load_profile("embedded", overrides), "embedded", overrides, folder / "serving", print)
-    with open_site(*arguments, port=0, registry=registry, command_of=stub) as site:
+    profile = load_profile("embedded", overrides)
+    with open_site(profile, folder / "serving", print, port=0, registry=registry, command_of=stub) as site:
         made = Running(site, registry)
         try:
             made.wait(lambda running: running.versions[0])
@@ -330,9 +330,11 @@ def test_a_rollback_by_hand_takes_seconds(toys: tuple[Served, Registry]):
     assert served.version() == "2"
     start = time.monotonic()
     registry.roll_back("a test")
-    while served.version() != "1":
-        assert time.monotonic() - start < 10
-    print(f"rolled back within {time.monotonic() - start:.1f} s")
+    while served.version() != "1" and time.monotonic() - start < 30:
+        time.sleep(0.05)
+    took_s = time.monotonic() - start
+    assert took_s < 10
+    print(f"rolled back within {took_s:.1f} s")
     assert "serving: version 1" in served.log.read_text()
 
 

@@ -11,6 +11,7 @@ from qinglan.cli import app
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError
 from qinglan.serving.canary import Judgement
+from qinglan.serving.check import check_site
 from qinglan.serving.site import HISTORY_FILE, serving_folder, share_of
 from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, State, Verdict
 
@@ -182,6 +183,20 @@ def test_half_a_line_of_history_is_passed_over(terminal: Terminal):
     line = verdict("better").model_dump_json()
     (terminal.folder / HISTORY_FILE).write_text(f"{line}\n{line[:20]}")
     assert "m 2: champion" in terminal("canary", "promote")
+
+
+def test_a_check_leaves_the_request_log_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = list[Any]()
+
+    def open_site(profile: Any, folder: Path, *_: object, **__: object) -> None:
+        asked.append((profile.serve.request_log.consent, folder.parent))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("qinglan.serving.check.open_site", open_site)
+    given = [f"paths.state={tmp_path}", f"serve.request_log.folder={tmp_path}", "serve.request_log.consent=all"]
+    with pytest.raises(ConfigError, match="enough"):
+        check_site("embedded", given, None, print)
+    assert asked == [("none", serving_folder(load_profile("embedded", given)))]
 
 
 def test_a_question_goes_with_check(terminal: Terminal):

@@ -153,7 +153,8 @@ def test_a_challenger_comes_and_goes(site: Models):
     site.register("one", "two")
     site.registry.promote("1")
     assert site.registry.challenge("2").aliases == ("challenger",)
-    withdrawn = site.registry.withdraw_challenger("too many errors")
+    assert site.registry.withdraw_challenger("meant for another canary", "1") is None
+    withdrawn = site.registry.withdraw_challenger("too many errors", "2")
     assert withdrawn and withdrawn.history[-1].endswith("withdrawn: too many errors")
     assert site.registry.withdraw_challenger("again") is None
     with pytest.raises(ConfigError, match="is the champion"):

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from qinglan.config import Profile
+from qinglan.config import Profile, load_profile
 from qinglan.engines.command import Command
 from qinglan.registry import Alias, Released
 from qinglan.serving.canary import Judgement
 from qinglan.serving.fleet import PROBES_MISSED, Fleet, StrangerError, probe_with
 from qinglan.serving.following import Following
+from qinglan.serving.router_process import RouterProcess
 from qinglan.serving.routes import Backend, Routes
-from qinglan.serving.site import HISTORY_FILE, ROUTES_FILE, CanaryShare, Site, _unfailing, share_of
+from qinglan.serving.site import HISTORY_FILE, ROUTES_FILE, CanaryShare, Site, _router_options, _unfailing, share_of
 from qinglan.serving.watch import VERDICT_FILE, Verdict, read_verdict
 
 ProfileOf = Callable[..., Profile]
@@ -427,6 +428,26 @@ def test_a_withdrawal_is_for_one_version_once(bench):
     site.following.withdraw("2", "it fails", at=1.0)
     site.following.ask()
     assert site.registry.withdrawn == ["it fails"]
+
+
+def test_a_router_that_hangs_is_started_again_on_its_port(tmp_path: Path):
+    is_well, clock, processes, said = [True], Clock(), FakeProcesses(tmp_path), list[str]()
+    router = RouterProcess(processes, ["--port=0"], said.append, clock, "http://127.0.0.1:81", lambda _: is_well[0])  # type: ignore[arg-type]
+    router._launch()
+    for seconds in range(40):
+        clock.now += 1
+        router.tick()
+        _settle([router._health] if router._health else [])
+        is_well[0] = not 10 < seconds < 30
+    assert said[0] == "router: does not answer http://127.0.0.1:81/health; ending it"
+    assert processes.started == ["router"] * 2
+    assert processes.commands["router"].argv[-2:] == ["--port=81", "--again"]
+
+
+def test_the_router_is_given_the_profile_as_it_is(profile_of: ProfileOf, tmp_path: Path):
+    profile = profile_of(serve={"deadline_ms": 1234})
+    option = _router_options(profile, tmp_path, None, None)[0]
+    assert load_profile(option.removeprefix("--profile=")) == profile
 
 
 def test_models_get_gpus_of_their_own(bench):

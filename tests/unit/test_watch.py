@@ -244,7 +244,8 @@ async def test_a_mistake_costs_one_comparison(tmp_path: Path):
     table, watch = table_of(tmp_path), watch_in(tmp_path)
     async with running(watch, table, Broken()):
         watch.on_served(served("champion"), QUESTION)
-        assert (state := watch.state)
+        state = watch.state
+        assert state is not None
         await until(lambda: state.failed)
     assert table.routes.challenger == CHALLENGER
 

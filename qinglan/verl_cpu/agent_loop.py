@@ -50,7 +50,7 @@ class LocalReward:
         return await self._worker.compute_score(DataProto(data.batch, own, data.meta_info))
 
 
-class LocalAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[misc]
+class LocalAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     """verl makes an agent loop for each sample, by Hydra, and it tokenizes the template's parts; one does for all."""
 
     _single_turn: SingleTurnAgentLoop | None = None

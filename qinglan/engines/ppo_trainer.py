@@ -41,6 +41,12 @@ _EACH_BY_ITSELF = (AdvantageEstimator.GAE.value, AdvantageEstimator.REINFORCE_PL
 KL_COEFFICIENT = "actor/next_kl_coefficient"
 """The adaptive coefficient for the next step: verl's checkpoint does not hold it."""
 
+TRAINED_ON = (
+    "prompts", "responses", "input_ids", "position_ids", "attention_mask", "response_mask", "loss_mask",
+    "rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "advantages", "returns", "rollout_is_weights",
+)  # fmt: skip
+"""What the workers read of a sample. verl would send them all of it, question, baseline and scores included."""
+
 
 class PacedTrainingWorker(TrainingWorker):
     """verl's worker of critic and actor, whose learning rate can be lowered while it trains."""
@@ -156,6 +162,23 @@ class RewardedTrainer(PPOTrainerSync):
     def _rollouts(self) -> int:
         return int(self.config.actor_rollout_ref.rollout.n)
 
+    # ---- what the workers get ----
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return super()._compute_old_log_prob(_for_workers(batch), metrics)
+
+    def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return super()._compute_ref_log_prob(_for_workers(batch), metrics)
+
+    def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return super()._compute_values(_for_workers(batch), metrics)
+
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return super()._update_critic(_for_workers(batch), metrics)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return super()._update_actor(_for_workers(batch), metrics)
+
     # ---- what a step measured ----
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -230,6 +253,11 @@ class RewardedTrainer(PPOTrainerSync):
         missing = wanted - len(invalid) + sum(invalid)
         if missing > self._settings.max_invalid_share * wanted:
             raise self._gave_up(missing, wanted, f"the validation at step {self.global_steps}")
+
+
+def _for_workers(batch: Any) -> Any:
+    batch.fields = list(TRAINED_ON)  # those of them that there are
+    return batch
 
 
 def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from verl.experimental.agent_loop.agent_loop import register
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.protocol import DataProto
@@ -20,23 +20,8 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from qinglan.engines.verl_router import Router
 
-SINGLE_TURN = "shared_single_turn_agent"
-"""`actor_rollout_ref.rollout.agent.default_agent_loop`."""
-
-
-@register(SINGLE_TURN)
-class SharedSingleTurn(SingleTurnAgentLoop):
-    """verl makes a loop for each sample, which tokenizes the chat template's parts anew; one does for all."""
-
-    _shared: "SharedSingleTurn | None" = None
-
-    def __new__(cls, *_: Any, **__: Any) -> "SharedSingleTurn":
-        cls._shared = cls._shared or super().__new__(cls)
-        return cls._shared
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if not hasattr(self, "continuous_token_builder"):
-            super().__init__(*args, **kwargs)
+SINGLE_TURN = "single_turn_agent"
+"""verl's name for an agent loop that keeps nothing between samples."""
 
 
 class LocalClient(LLMServerClient):
@@ -65,6 +50,30 @@ class LocalReward:
         return await self._worker.compute_score(DataProto(data.batch, own, data.meta_info))
 
 
+class LocalAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
+    """verl makes an agent loop for each sample, by Hydra, and it tokenizes the template's parts; one does for all."""
+
+    _single_turn: SingleTurnAgentLoop | None = None
+
+    async def _run_agent_loop(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, **kwargs: Any
+    ) -> Any:
+        if agent_name != SINGLE_TURN:
+            return await super()._run_agent_loop(sampling_params, trajectory, agent_name=agent_name, **kwargs)
+        kwargs.pop("trace", None)  # of verl's own tracing, which its trainer leaves off
+        self._single_turn = self._single_turn or SingleTurnAgentLoop(
+            trainer_config=DictConfigWrap(self.config),
+            server_manager=self.llm_client,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            dataset_cls=self.dataset_cls,
+            data_config=DictConfigWrap(self.config.data),
+            hf_model_type=self.hf_model_type,
+        )
+        output = await self._single_turn.run(sampling_params, **kwargs)
+        return await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
+
+
 class LocalAgentLoopManager(AgentLoopManagerTQ):
     """One worker, on an event loop in a thread."""
 
@@ -75,8 +84,7 @@ class LocalAgentLoopManager(AgentLoopManagerTQ):
 
     async def _start(self) -> Any:
         reward = LocalReward(RewardLoopWorker(self.config))  # notes the running event loop
-        worker = AgentLoopWorkerTQ.__ray_actor_class__
-        return worker(self.config, self.llm_client, self.teacher_client, [reward])
+        return LocalAgentLoopWorker(self.config, self.llm_client, self.teacher_client, [reward])
 
     def generate_sequences(self, prompts: Any) -> None:
         """Start all samples; the results go to TransferQueue."""

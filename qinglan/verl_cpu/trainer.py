@@ -27,7 +27,7 @@ from verl.workers.rollout.replica import TokenOutput
 from qinglan.engines.ppo_critic import ValueEngine
 from qinglan.engines.ppo_trainer import PacedActorRolloutRefWorker, PacedTrainingWorker, RewardedTrainer
 from qinglan.verl_cpu import AGENT_LOOP, TRAINER
-from qinglan.verl_cpu.agent_loop import SINGLE_TURN, LocalClient
+from qinglan.verl_cpu.agent_loop import LocalClient
 
 _OF_DISTILLATION = ("calculate_sum_pi_squared", "distillation_use_topk", "distillation_only")
 """Flags of a batch that ask for more of the logits."""
@@ -114,8 +114,6 @@ class CpuTrainer(RewardedTrainer):
         rollout = config.actor_rollout_ref.rollout
         with open_dict(rollout):
             rollout.agent.agent_loop_manager_class = AGENT_LOOP
-            if rollout.agent.default_agent_loop == "single_turn_agent":
-                rollout.agent.default_agent_loop = SINGLE_TURN
         rollout.router_config_path = str(Path(__file__).with_name("router.yaml"))
         config.reward.num_workers = 0  # the agent loop scores in its own process
         if config.trainer.nnodes * config.trainer.n_gpus_per_node == 1:

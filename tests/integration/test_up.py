@@ -76,7 +76,7 @@ def deployments(site: Up) -> dict[str, dict[str, Any]]:
 
 def test_all_flows_are_deployed_and_run_in_this_folder(site: Up):
     found = deployments(site)
-    assert set(found) == {"pipeline", "refresh", "train", "evaluate", "compare"}
+    assert set(found) == {"pipeline", "refresh", "train", "evaluate", "compare", "release"}
     for deployment in found.values():
         assert deployment["work_pool_name"] == "qinglan"
         assert deployment["parameters"] == {"profile": "embedded"}

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -20,7 +21,6 @@ from qinglan.artifacts import write_json
 from qinglan.config import EMBEDDED, Profile, load_profile
 from qinglan.embedded.sample import write_sample
 from qinglan.embedded.services import rag_service
-from qinglan.engines.command import Command
 from qinglan.engines.processes import Processes, Say, stop_signals
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
@@ -263,7 +263,7 @@ def open_site(
         router = RouterProcess(processes, _router_options(profile, folder, port, rag_url), say)
         fleet = Fleet(
             processes,
-            command_of or _command_of(profile),
+            command_of or partial(serve_command, profile),
             probe_with(_warm_up(profile), profile.student.max_new_tokens),
             places_of(profile, os.environ),
             say,
@@ -284,13 +284,6 @@ def _router_options(profile: Profile, folder: Path, port: int | None, rag_url: s
     options = [f"--profile={path}", f"--routes={folder / ROUTES_FILE}"]
     options += [] if port is None else [f"--port={port}"]
     return options + ([f"--watch={folder}", f"--rag-url={rag_url}"] if rag_url else [])
-
-
-def _command_of(profile: Profile) -> CommandOf:
-    def command_of(folder: Path, backend: Backend, port: int, gpus: list[str]) -> Command:
-        return serve_command(profile, folder, backend, port, gpus)
-
-    return command_of
 
 
 def _warm_up(profile: Profile) -> list[dict[str, str]]:

@@ -96,14 +96,7 @@ def event_stream(served: Served, content: str, model: str) -> bytes:
 
 def headers(served: Served) -> dict[str, str]:
     """What `qinglan` in the answer says, for those who don't read bodies."""
-    told = {
-        "source": served.source,
-        "reason": served.reason,
-        "role": served.role,
-        "version": served.version,
-        "row-id": served.row_id,
-    }
-    return {f"x-qinglan-{name}": value for name, value in told.items() if value}
+    return {f"x-qinglan-{name.replace('_', '-')}": value for name, value in _details(served).items() if value}
 
 
 def error_body(status: int, message: str) -> bytes:
@@ -120,17 +113,20 @@ def model_list(names: list[str]) -> bytes:
     )
 
 
-def _envelope(served: Served, model: str, kind: str) -> dict[str, Any]:
-    details = {
+def _details(served: Served) -> dict[str, str | None]:
+    return {
         "source": served.source,
         "reason": served.reason or None,
         "role": served.role,
         "version": served.version or None,
         "row_id": served.row_id,
     }
+
+
+def _envelope(served: Served, model: str, kind: str) -> dict[str, Any]:
     created = int(served.at)
     identity = f"chatcmpl-{served.row_id}{time.time_ns():x}"
-    return {"id": identity, "object": kind, "created": created, "model": model, "qinglan": details}
+    return {"id": identity, "object": kind, "created": created, "model": model, "qinglan": _details(served)}
 
 
 def _json(value: Any) -> bytes:

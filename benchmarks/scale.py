@@ -78,13 +78,13 @@ def generated(rows: int) -> Iterator[Row]:
             tenant="scale",
             query=query,
             source=f"scale.jsonl:{number}",
-            rewrite=f"{query[:4]} {letters(source, source.randint(4, 12))}",
-            rewrite_request=f"{number:064x}",
-            rewrite_latency_ms=812.5,
-            rewrite_cost_usd=0.000123,
+            answer=f"{query[:4]} {letters(source, source.randint(4, 12))}",
+            answer_request=f"{number:064x}",
+            answer_latency_ms=812.5,
+            answer_cost_usd=0.000123,
             judge_score=float(source.randint(2, 5)),
             original_retrieved=retrieved(source, 0.7),
-            rewrite_retrieved=retrieved(source, 0.9),
+            answer_retrieved=retrieved(source, 0.9),
         )
 
 

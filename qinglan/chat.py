@@ -410,9 +410,7 @@ def usable_text(call: Call, max_chars: int | None = None) -> str:
     if call.finish_reason not in _ENDED:
         raise TeacherError(f"{call.role}: the answer ended with {call.finish_reason!r}", "teacher_interrupted")
     if not call.text.strip():
-        raise TeacherError(
-            f"{call.role}: empty answer", f"empty_{'rewrite' if call.role == 'teacher' else 'judgement'}"
-        )
+        raise TeacherError(f"{call.role}: empty answer", f"empty_{'judgement' if call.role == 'judge' else 'answer'}")
     if max_chars is not None and len(call.text) > max_chars:
         raise TeacherError(
             f"{call.role}: an answer of {len(call.text)} characters, more than {call.role}.max_answer_chars",

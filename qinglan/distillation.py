@@ -17,10 +17,10 @@ def distiller(recipe: Recipe, clients: Clients, tenant: Tenant) -> Work:
         answer = await clients.teacher.ask(recipe.teacher_messages(row, tenant), recipe.parse_rewrite)
         return row.model_copy(
             update={
-                "rewrite": answer.value,
-                "rewrite_request": answer.request_hash,
-                "rewrite_latency_ms": answer.latency_ms,
-                "rewrite_cost_usd": answer.cost_usd,
+                "answer": answer.value,
+                "answer_request": answer.request_hash,
+                "answer_latency_ms": answer.latency_ms,
+                "answer_cost_usd": answer.cost_usd,
             }
         )
 

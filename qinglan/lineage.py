@@ -183,8 +183,8 @@ def _values(arm: str, metric: str, entries: Sequence[ArmRow], rows: Sequence[Row
 
 def _paid(ledger: Ledger, entry: ArmRow, row: Row) -> list[PaidCall]:
     """The teacher's call, then the judge's."""
-    keys = dict.fromkeys([*([row.rewrite_request] if row.rewrite_request else []), *entry.requests])
-    return [_paid_call(ledger, key, "teacher" if key == row.rewrite_request else "judge") for key in keys]
+    keys = dict.fromkeys([*([row.answer_request] if row.answer_request else []), *entry.requests])
+    return [_paid_call(ledger, key, "teacher" if key == row.answer_request else "judge") for key in keys]
 
 
 def _paid_call(ledger: Ledger, key: str, role: str) -> PaidCall:

@@ -113,7 +113,7 @@ REASONS = {
     "duplicate": "重复",
     "empty_judgement": "裁判回答为空",
     "empty_query": "问题为空",
-    "empty_rewrite": "改写为空",
+    "empty_answer": "回答为空",
     "extra_cells": "单元格多于表头",
     "formula_cell": "单元格是公式",
     "judge_unreadable": "裁判回答无法解析",

@@ -58,7 +58,7 @@ class Retrieved(BaseModel):
 class Row(BaseModel):
     """A question on its way through the data stages."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     tenant: str
@@ -77,18 +77,18 @@ class Row(BaseModel):
 
     status: Literal["ok", "failed"] = "ok"
     reason: str | None = None
-    """Why the row failed, e.g. ``empty_rewrite`` or ``below_threshold``; None while it is ok."""
+    """Why the row failed, e.g. ``empty_answer`` or ``below_threshold``; None while it is ok."""
 
-    rewrite: str | None = None
-    """The teacher's rewrite."""
-    rewrite_request: str | None = None
+    answer: str | None = None
+    """The teacher's answer, such as its rewrite of the question."""
+    answer_request: str | None = None
     """Ledger key of the call that produced the rewrite."""
-    rewrite_latency_ms: float | None = None
-    rewrite_cost_usd: float | None = None
+    answer_latency_ms: float | None = None
+    answer_cost_usd: float | None = None
     judge_score: float | None = None
     """The judge's score of the teacher's rewrite, 0–5; None where it was not asked."""
     original_retrieved: Retrieved | None = None
-    rewrite_retrieved: Retrieved | None = None
+    answer_retrieved: Retrieved | None = None
     review: Literal["accept", "reject", "correct"] | None = None
     """A person's verdict on this rewrite, which outranks the selection's."""
     corrected: str | None = None
@@ -97,7 +97,7 @@ class Row(BaseModel):
     @property
     def target(self) -> str | None:
         """What SFT learns from this row: the teacher's rewrite, or a person's correction of it."""
-        return self.corrected or self.rewrite
+        return self.corrected or self.answer
 
     def failed(self, reason: str) -> "Row":
         """The same row, out of the race for a reason."""

@@ -61,7 +61,7 @@ def _judge(row: Row, config: Select, boilerplate: Sequence[re.Pattern[str]]) -> 
     if row.review and row.reason not in INPUT_REASONS:
         if row.review == "reject":
             return row.failed("rejected_by_reviewer")
-        if _filled(row.corrected if row.review == "correct" else row.rewrite):
+        if _filled(row.corrected if row.review == "correct" else row.answer):
             return row.model_copy(update={"status": "ok", "reason": None})
     reason = _weakness(row, config, boilerplate) if row.status == "ok" else None
     return row.failed(reason) if reason else row
@@ -72,9 +72,9 @@ def _filled(text: str | None) -> bool:
 
 
 def _weakness(row: Row, config: Select, boilerplate: Sequence[re.Pattern[str]]) -> str | None:
-    if not row.rewrite or not row.rewrite.strip():
-        return "empty_rewrite"
-    return _no_rewrite(row.rewrite.strip(), config, boilerplate) or _too_weak(row, row.rewrite, config)
+    if not row.answer or not row.answer.strip():
+        return "empty_answer"
+    return _no_rewrite(row.answer.strip(), config, boilerplate) or _too_weak(row, row.answer, config)
 
 
 def _no_rewrite(rewrite: str, config: Select, boilerplate: Sequence[re.Pattern[str]]) -> str | None:
@@ -86,7 +86,7 @@ def _no_rewrite(rewrite: str, config: Select, boilerplate: Sequence[re.Pattern[s
 
 
 def _too_weak(row: Row, rewrite: str, config: Select) -> str | None:
-    found, original = row.rewrite_retrieved, row.original_retrieved
+    found, original = row.answer_retrieved, row.original_retrieved
     if found is None or (original is None and config.not_worse_than_original):
         return "not_validated"
     if not found.scores:

@@ -27,17 +27,17 @@ def validator(recipe: Recipe, clients: Clients, tenant: Tenant, *, judge: bool) 
     """The work on one row: two retrievals, and the judge's score if asked for."""
 
     async def validate(row: Row) -> Row:
-        assert row.rewrite is not None
+        assert row.answer is not None
         question = recipe.user_text(row.query, row.profile, row.history)
         original, rewritten = await asyncio.gather(
-            clients.rag.retrieve(row.query), clients.rag.retrieve(row.query, row.rewrite)
+            clients.rag.retrieve(row.query), clients.rag.retrieve(row.query, row.answer)
         )
         score = None
         if judge:
-            messages = recipe.judge_messages(question, row.rewrite, tenant)
+            messages = recipe.judge_messages(question, row.answer, tenant)
             score = await _judged(clients, messages, recipe)
         return row.model_copy(
-            update={"original_retrieved": original, "rewrite_retrieved": rewritten, "judge_score": score}
+            update={"original_retrieved": original, "answer_retrieved": rewritten, "judge_score": score}
         )
 
     return validate
@@ -73,7 +73,7 @@ class Findings:
 
     def add(self, row: Row) -> None:
         """Count a row; one that was not retrieved for counts as nothing."""
-        original, found = row.original_retrieved, row.rewrite_retrieved
+        original, found = row.original_retrieved, row.answer_retrieved
         if original is None or found is None:
             return
         self._rows += 1
@@ -154,7 +154,7 @@ class Findings:
     def _watch_service(self, row: Row, original: Retrieved, found: Retrieved) -> None:
         self._expects_ids |= row.gold_id is not None
         self._has_ids |= any(i is not None for i in (*original.ids, *found.ids))
-        if row.rewrite and normalise(row.rewrite) != normalise(row.query):
+        if row.answer and normalise(row.answer) != normalise(row.query):
             self._changed += 1
             self._alike += _alike(original, found)
 

@@ -98,7 +98,7 @@ def _original(row: Row) -> Retrieved | None:
 
 
 def _rewritten(row: Row) -> Retrieved | None:
-    return row.rewrite_retrieved
+    return row.answer_retrieved
 
 
 def _gold_rank(retrieved: Callable[[Row], Retrieved | None]) -> Callable[[Row], int | None]:
@@ -127,7 +127,7 @@ _COLUMNS = (
     _Column("问题", 48, lambda row: row.query),
     _Column("用户画像", 24, lambda row: row.profile),
     _Column("历史摘要", 32, lambda row: row.history),
-    _Column("改写", 48, lambda row: row.rewrite),
+    _Column("改写", 48, lambda row: row.answer),
     _Column("状态", 8, lambda row: row.status),
     _Column("原因", 22, lambda row: row.reason),
     _Column("划分", 8, lambda row: row.split),
@@ -141,8 +141,8 @@ _COLUMNS = (
     _Column("原问题标准文档名次", 19, _gold_rank(_original)),
     _Column("改写标准文档名次", 17, _gold_rank(_rewritten)),
     _Column("改写首条内容", 40, _of(_rewritten, _first_title)),
-    _Column("改写耗时（毫秒）", 17, lambda row: row.rewrite_latency_ms),
-    _Column("改写成本（美元）", 17, lambda row: row.rewrite_cost_usd),
+    _Column("改写耗时（毫秒）", 17, lambda row: row.answer_latency_ms),
+    _Column("改写成本（美元）", 17, lambda row: row.answer_cost_usd),
     _Column("来源", 28, lambda row: row.source),
     _Column("行编号", 20, lambda row: row.id),
 )

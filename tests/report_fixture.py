@@ -38,7 +38,7 @@ def example(query: str = "它一天吃几粒啊，我妈有点高血压", gold_i
         "arms": {
             "original": {"text": query, "retrieved": retrieved(0, "维生素C 用法用量", 0.41)},
             "teacher": {"text": "深海鱼油 每日剂量", "retrieved": retrieved(3, "深海鱼油 成分", 0.72)},
-            "base": {"text": None, "reason": "empty_rewrite"},
+            "base": {"text": None, "reason": "empty_answer"},
             "sft": {"text": "深海鱼油 服用量", "retrieved": retrieved(2, "深海鱼油 成分", 0.74)},
             "rl": {"text": "深海鱼油 用法用量", "retrieved": retrieved(1, "深海鱼油 用法用量", 0.97)},
         },
@@ -49,7 +49,7 @@ def stages() -> list[dict[str, Any]]:
     sha = "4f9a0c61d2" * 6 + "abcd"
     rows = [
         ("load", 1.2, 3200, 3174, {"duplicate": 21, "empty_query": 5}),
-        ("distill", 48.0, 2174, 2151, {"empty_rewrite": 14, "teacher_refused": 6, "teacher_timeout": 3}),
+        ("distill", 48.0, 2174, 2151, {"empty_answer": 14, "teacher_refused": 6, "teacher_timeout": 3}),
         ("validate", 21.7, 2151, 2149, {"rag_error": 2}),
         ("select", 0.4, 2149, 1316, {"below_threshold": 512, "worse_than_original": 287, "rewrite_too_long": 34}),
         ("dataset", 0.9, 1316, 1316, {}),

@@ -73,7 +73,7 @@ def draw(rows: Iterable[Row], count: int) -> list[Row]:
 def paid_in_vain(profile: Profile, rows: Iterable[Row], ledger: Ledger) -> dict[str, float]:
     """Dollars by row id for answers of this profile's teacher that were no rewrite: refused, cut off, empty."""
     asked = teacher_requests(profile)
-    requests = {row.id: asked(row).request_hash for row in rows if row.rewrite is None}
+    requests = {row.id: asked(row).request_hash for row in rows if row.answer is None}
     calls = ledger.get_many(requests.values())
     return {row: calls[request].cost_usd for row, request in requests.items() if request in calls}
 

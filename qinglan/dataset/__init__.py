@@ -144,8 +144,8 @@ def _teaches(row: Row) -> bool:
 
 
 def _has_baseline(row: Row) -> bool:
-    found = row.rewrite_retrieved
-    answered = bool(row.rewrite) and found is not None and bool(found.scores)
+    found = row.answer_retrieved
+    answered = bool(row.answer) and found is not None and bool(found.scores)
     return answered and row.reason in RL_REASONS and row.review != "correct"
 
 
@@ -171,7 +171,7 @@ def data_source(recipe: str) -> str:
 
 
 def _rl_record(row: Row, recipe: Recipe, profile: Profile) -> dict[str, Any]:
-    found, gold = row.rewrite_retrieved, row.gold_id or ""
+    found, gold = row.answer_retrieved, row.gold_id or ""
     assert found is not None, "only rows with a baseline get here"
     return {
         "data_source": data_source(recipe.NAME),
@@ -183,7 +183,7 @@ def _rl_record(row: Row, recipe: Recipe, profile: Profile) -> dict[str, Any]:
             "tenant": row.tenant,
             "question": recipe.user_text(row.query, row.profile, row.history),
             "gold_id": gold,
-            "teacher_rewrite": row.rewrite,
+            "teacher_rewrite": row.answer,
             "teacher_quality": found.quality,
             "teacher_top1_score": found.top1_score,
             "teacher_gold_rank": found.rank(row.gold_id),

@@ -40,13 +40,13 @@ def teacher_rows(rows: Iterable[Row]) -> list[ArmRow]:
     return [
         ArmRow(
             row_id=row.id,
-            text=row.rewrite,
-            reason=None if row.rewrite_retrieved else row.reason,
-            retrieved=row.rewrite_retrieved,
+            text=row.answer,
+            reason=None if row.answer_retrieved else row.reason,
+            retrieved=row.answer_retrieved,
             judge_score=row.judge_score,
-            requests=(row.rewrite_request,) if row.rewrite_request else (),
-            latency_ms=row.rewrite_latency_ms,
-            cost_usd=row.rewrite_cost_usd,
+            requests=(row.answer_request,) if row.answer_request else (),
+            latency_ms=row.answer_latency_ms,
+            cost_usd=row.answer_cost_usd,
         )
         for row in rows
     ]
@@ -79,7 +79,7 @@ def _student_row(answer: dict[str, Any], price: Price | None) -> ArmRow:
     return ArmRow(
         row_id=answer["id"],
         text=text or None,
-        reason=None if text else "empty_rewrite",
+        reason=None if text else "empty_answer",
         latency_ms=answer.get("latency_ms"),
         cost_usd=cost_usd(price, answer["prompt_tokens"], answer["completion_tokens"]) if price else None,
         prompt_tokens=answer["prompt_tokens"],

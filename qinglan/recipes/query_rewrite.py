@@ -126,11 +126,11 @@ def parse_rewrite(text: str) -> str:
     """One line of keywords from a model's answer.
 
     Raises:
-        TeacherError: nothing is left (`empty_rewrite`).
+        TeacherError: nothing is left (`empty_answer`).
     """
     rewrite = " ".join(text.split()).strip("“”\"'` ")
     if not rewrite:
-        raise TeacherError("the answer is empty", reason="empty_rewrite")
+        raise TeacherError("the answer is empty", reason="empty_answer")
     return rewrite
 
 

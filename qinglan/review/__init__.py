@@ -75,7 +75,7 @@ class Reviews:
         review = self.by_row.get(row.id)
         if review is None or review.verdict == "correct":
             return review
-        return review if review.fingerprint == fingerprint(row.rewrite) else None
+        return review if review.fingerprint == fingerprint(row.answer) else None
 
     def apply(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The same rows in the same order, `review` and `corrected` set by what holds now and by nothing else."""

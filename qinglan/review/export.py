@@ -161,8 +161,8 @@ def _candidates(rows: Iterable[Row], profile: Profile, again: bool, left_out: Co
 def _survives(row: Row) -> bool:
     """Would the workbook read back as this row with this rewrite?"""
     texts = (_read_back(text) for text in (row.query, row.profile, row.history))
-    rewrite = _read_back(row.rewrite or "")
-    return row_id(row.tenant, *texts) == row.id and fingerprint(rewrite) == fingerprint(row.rewrite)
+    rewrite = _read_back(row.answer or "")
+    return row_id(row.tenant, *texts) == row.id and fingerprint(rewrite) == fingerprint(row.answer)
 
 
 def _read_back(text: str) -> str:

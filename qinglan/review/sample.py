@@ -18,7 +18,7 @@ RULE_REASONS = frozenset(
     {
         "answer_too_long",
         "boilerplate",
-        "empty_rewrite",
+        "empty_answer",
         "refusal_text",
         "rewrite_too_long",
         "rewrite_too_short",
@@ -45,7 +45,7 @@ class Stratum(NamedTuple):
 
 
 def _teaches(row: Row, _: Select) -> bool:
-    return row.status == "ok" and bool(row.rewrite)
+    return row.status == "ok" and bool(row.answer)
 
 
 def _judge_low(row: Row, config: Select) -> bool:
@@ -79,12 +79,12 @@ def _just_below(row: Row, config: Select) -> bool:
 
 
 def _worse_than_original(row: Row, _: Select) -> bool:
-    found, original = row.rewrite_retrieved, row.original_retrieved
+    found, original = row.answer_retrieved, row.original_retrieved
     return found is not None and original is not None and found.quality < original.quality
 
 
 def _gold_missed(row: Row, config: Select) -> bool:
-    found = row.rewrite_retrieved
+    found = row.answer_retrieved
     return (
         found is not None
         and row.gold_id is not None
@@ -98,7 +98,7 @@ def _by_rule(row: Row, _: Select) -> bool:
 
 
 def _top1(row: Row) -> float | None:
-    return row.rewrite_retrieved.top1_score if row.rewrite_retrieved else None
+    return row.answer_retrieved.top1_score if row.answer_retrieved else None
 
 
 CONTROL = Stratum("control", "随机对照", 0.25, "从全部入选行中随机抽取，用来估计错误率，请务必全部填写", _teaches)
@@ -149,7 +149,7 @@ def draw(rows: Iterable[Row], config: Select, places: int) -> Sample:
 
 def _can_be_reviewed(row: Row) -> bool:
     """There is something to judge, and the verdict would change something: a leak stays out whatever people say."""
-    return (bool(row.rewrite) or row.reason in RULE_REASONS) and not (row.reason or "").startswith("near_duplicate_of_")
+    return (bool(row.answer) or row.reason in RULE_REASONS) and not (row.reason or "").startswith("near_duplicate_of_")
 
 
 class _Smallest:

@@ -111,7 +111,7 @@ def _original(value: Callable[[Retrieved, Row], Value]) -> Callable[[Drawn], Val
 
 def _rewritten(value: Callable[[Retrieved, Row], Value]) -> Callable[[Drawn], Value]:
     def of(drawn: Drawn) -> Value:
-        found = drawn.row.rewrite_retrieved
+        found = drawn.row.answer_retrieved
         return None if found is None else value(found, drawn.row)
 
     return of
@@ -142,7 +142,7 @@ _COLUMNS = (
     _Column(QUERY, 40, _of_row(lambda row: row.query)),
     _Column(PROFILE, 18, _of_row(lambda row: row.profile)),
     _Column(HISTORY, 28, _of_row(lambda row: row.history)),
-    _Column(REWRITE, 36, _of_row(lambda row: row.rewrite)),
+    _Column(REWRITE, 36, _of_row(lambda row: row.answer)),
     _Column("状态", 8, _of_row(lambda row: row.status)),
     _Column("原因", 20, _of_row(lambda row: row.reason)),
     _Column("裁判分", 8, _of_row(lambda row: row.judge_score)),
@@ -158,7 +158,7 @@ _COLUMNS = (
     _Column(COMMENT, 24, _nothing, fill_in=True),
     _Column(REVIEWER, 10, _nothing, fill_in=True),
     _Column(ROW_ID, 19, _of_row(lambda row: row.id), machine=True),
-    _Column(FINGERPRINT, 19, _of_row(lambda row: fingerprint(row.rewrite)), machine=True),
+    _Column(FINGERPRINT, 19, _of_row(lambda row: fingerprint(row.answer)), machine=True),
 )
 
 # The guide

@@ -199,7 +199,7 @@ def _example(row: Row) -> Example:
         original_score=original_score(row),
         rewrite_score=rewritten(row),
         judge_score=row.judge_score,
-        ledger=row.rewrite_request,
+        ledger=row.answer_request,
     )
 
 

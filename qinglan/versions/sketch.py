@@ -156,7 +156,7 @@ def original_score(row: Row) -> float | None:
 
 def rewritten(row: Row) -> float | None:
     """Top-1 score of the teacher's rewrite."""
-    return None if row.rewrite_retrieved is None else row.rewrite_retrieved.top1_score
+    return None if row.answer_retrieved is None else row.answer_retrieved.top1_score
 
 
 def length_bucket(text: str) -> str:

@@ -36,7 +36,7 @@ class Site:
                 arms: Arms = {
                     "original": [ArmRow(row_id=row.id, text=row.query) for row in self.rows],
                     "teacher": await ask_teacher(self.rows, query_rewrite, clients, self.profile.tenant, 0.05),
-                    "mute": [ArmRow(row_id=row.id, reason="empty_rewrite") for row in self.rows],
+                    "mute": [ArmRow(row_id=row.id, reason="empty_answer") for row in self.rows],
                 }
                 found = await retrieve_all(arms, self.rows, clients, 0.05)
                 judged, unjudged = await Panel(query_rewrite, clients, self.profile.tenant).judge(found, self.rows)

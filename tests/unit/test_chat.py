@@ -144,8 +144,8 @@ async def test_an_answer_in_flight_is_kept_though_nobody_waits(tmp_path: Path, s
 @pytest.mark.parametrize(
     ("role", "body", "reason"),
     [
-        ("teacher", completion("", "stop"), "empty_rewrite"),
-        ("teacher", completion(None, "stop"), "empty_rewrite"),
+        ("teacher", completion("", "stop"), "empty_answer"),
+        ("teacher", completion(None, "stop"), "empty_answer"),
         ("judge", completion("  "), "empty_judgement"),
         ("teacher", completion("虾青", "length"), "truncated"),
         ("teacher", completion("", "content_filter"), "teacher_refused"),

@@ -30,8 +30,8 @@ def question(number: int, **more: Any) -> Row:
 
 def answered(number: int, *, hit: bool = True, cost: float = 0.001, judge: float = 4.0, label: bool = True) -> Row:
     return question(
-        number, rewrite="改写", rewrite_cost_usd=cost, rewrite_latency_ms=100.0, judge_score=judge,
-        rewrite_retrieved=HIT if hit else MISS, original_retrieved=MISS, gold_id=f"g{number}" if label else None,
+        number, answer="改写", answer_cost_usd=cost, answer_latency_ms=100.0, judge_score=judge,
+        answer_retrieved=HIT if hit else MISS, original_retrieved=MISS, gold_id=f"g{number}" if label else None,
     )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def hits(every: int, cost: float = 0.001, count: int = 200, **more: Any) -> list
     found = Retrieved(ids=("right",), scores=(0.9,))
     return [
         answered(n, cost=cost, **more).model_copy(
-            update={"rewrite_retrieved": (MISS if n % every == 0 else found.model_copy(update={"ids": (f"g{n}",)}))}
+            update={"answer_retrieved": (MISS if n % every == 0 else found.model_copy(update={"ids": (f"g{n}",)}))}
         )
         for n in range(count)
     ]
@@ -254,7 +254,7 @@ def test_family(model: str, maker: str):
 
 def test_batch_answers_are_told_as_their_price_is_another(advised: Callable[..., Purchase]):
     rows = hits(10)
-    rows[0] = rows[0].model_copy(update={"rewrite_latency_ms": None})
+    rows[0] = rows[0].model_copy(update={"answer_latency_ms": None})
     assert any("1 of cheap's answers came by the batch API" in note for note in advised(hits(10), cheap=rows).notes)
 
 

@@ -32,7 +32,7 @@ def built(
 
 
 def answered(split: Split | None, seed: int, **fields: Any) -> Row:
-    fields = {"rewrite": f"改写{seed}", "rewrite_retrieved": FOUND, "split": split} | fields
+    fields = {"answer": f"改写{seed}", "answer_retrieved": FOUND, "split": split} | fields
     return row(fields.pop("query", random_rows(1, seed)[0].query), **fields)
 
 
@@ -46,17 +46,17 @@ ROWS = [
     answered("train", 3).failed("worse_than_original"),
     answered("train", 4).failed("rewrite_too_long"),
     answered("train", 5).failed("near_duplicate_of_test"),
-    answered("train", 6, rewrite=None).failed("teacher_refused"),
-    answered("train", 7, rewrite_retrieved=None).failed("rag_error"),
-    answered("train", 8, rewrite_retrieved=Retrieved()).failed("nothing_recalled"),
+    answered("train", 6, answer=None).failed("teacher_refused"),
+    answered("train", 7, answer_retrieved=None).failed("rag_error"),
+    answered("train", 8, answer_retrieved=Retrieved()).failed("nothing_recalled"),
     answered("train", 13).failed("refusal_text"),
     answered("train", 14).failed("boilerplate"),
     answered("train", 15).failed("rewrite_too_short"),
-    answered("train", 16, rewrite_retrieved=Retrieved()).failed("rewrite_too_short"),
+    answered("train", 16, answer_retrieved=Retrieved()).failed("rewrite_too_short"),
     answered("train", 17).failed("rejected_by_reviewer"),
     answered("dev", 9),
     answered("test", 10),
-    answered("test", 11, rewrite=None).failed("teacher_timeout"),
+    answered("test", 11, answer=None).failed("teacher_timeout"),
     answered("test", 12).failed("duplicate"),
 ]
 
@@ -116,7 +116,7 @@ def test_counts_of_what_came_in_and_what_went_out(tmp_path: Path) -> None:
 
 def test_a_correction_is_what_sft_learns_and_rl_leaves_it_alone(tmp_path: Path) -> None:
     fixed = answered("train", 20, review="correct", corrected="虾青素 服用方法")
-    unanswered = answered("train", 21, rewrite=None, rewrite_retrieved=None, review="correct", corrected="钙片 用量")
+    unanswered = answered("train", 21, answer=None, answer_retrieved=None, review="correct", corrected="钙片 用量")
     artifacts = built(tmp_path, [fixed, unanswered, *ROWS[1:]]).artifacts
     taught = [line["messages"][-1]["content"] for line in lines(artifacts["sft_train"].path)]
     assert taught == ["虾青素 服用方法", "钙片 用量"]

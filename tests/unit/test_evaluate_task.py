@@ -21,7 +21,7 @@ ProfileOf = Callable[..., Profile]
 FOUND = Retrieved(ids=("g",), scores=(0.9,))
 ROW = Row(
     id="1", tenant="t", query="问", source="f!A1", gold_id="g", split="test",
-    rewrite="改写", original_retrieved=FOUND, rewrite_retrieved=FOUND, judge_score=4.0,
+    answer="改写", original_retrieved=FOUND, answer_retrieved=FOUND, judge_score=4.0,
 )  # fmt: skip
 URL = "http://x/v1"
 

@@ -78,7 +78,7 @@ async def retrieved(rag: Library, **arms: list[ArmRow]) -> dict[str, list[ArmRow
 
 def test_teacher_and_original_from_the_data_stages():
     rows = [
-        row(0, rewrite="改写", rewrite_retrieved=HIT, original_retrieved=MISS, judge_score=4.5, rewrite_cost_usd=0.1),
+        row(0, answer="改写", answer_retrieved=HIT, original_retrieved=MISS, judge_score=4.5, answer_cost_usd=0.1),
         row(1, status="failed", reason="teacher_refused"),
     ]
     taught, typed = teacher_rows(rows), original_rows(rows)
@@ -111,7 +111,7 @@ async def test_the_original_question_goes_without_a_rewrite():
 
 
 async def test_an_arm_without_a_text_keeps_its_reason():
-    nothing = [ArmRow(row_id="000", reason="empty_rewrite")]
+    nothing = [ArmRow(row_id="000", reason="empty_answer")]
     assert await retrieved(Library(), rl=nothing) == {"rl": nothing}
 
 
@@ -128,7 +128,7 @@ async def test_too_many_failures_are_no_evaluation():
 
 
 async def test_a_further_teachers_refusal_is_a_finding():
-    rows = [row(n, rewrite="das andere", rewrite_retrieved=HIT, judge_score=5.0) for n in range(40)]
+    rows = [row(n, answer="das andere", answer_retrieved=HIT, judge_score=5.0) for n in range(40)]
     clients = Clients(teacher=Teacher(down=2))  # type: ignore[arg-type]
     refused, down, _, answered, *_ = await ask_teacher(rows, query_rewrite, clients, Tenant(), max_failed_share=0.05)
     assert (refused.text, refused.reason, down.reason) == (None, "teacher_refused", "teacher_unavailable")

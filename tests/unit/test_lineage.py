@@ -20,13 +20,13 @@ ProfileOf = Callable[..., Profile]
 HIT, MISS = Retrieved(ids=("g", "x"), scores=(0.9, 0.2)), Retrieved(ids=("x", "g"), scores=(0.8, 0.3))
 ROWS = [
     Row(id=name, tenant="default", query=f"问{name}", source=f"q.xlsx!问题!A{n}", gold_id="g", split="test",
-        rewrite="教师", rewrite_request=f"t-{name}", rewrite_retrieved=HIT)
+        answer="教师", answer_request=f"t-{name}", answer_retrieved=HIT)
     for n, name in enumerate("abc", 2)
 ]  # fmt: skip
 ARM = [
     ArmRow(row_id="a", text="甲", retrieved=HIT, judge_score=4.0, judge_scores=(3.5, 4.5), requests=("j-a",)),
     ArmRow(row_id="b", text="乙", retrieved=MISS, judge_score=2.0, requests=("j-b",)),
-    ArmRow(row_id="c", reason="empty_rewrite"),
+    ArmRow(row_id="c", reason="empty_answer"),
 ]
 TEACHER = [ArmRow(row_id=row.id, text="教师", retrieved=HIT, requests=(f"t-{row.id}",)) for row in ROWS]
 

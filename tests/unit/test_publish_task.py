@@ -76,7 +76,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tracker: Tracker) -> Server:
 
 def rows(count: int) -> list[Row]:
     return [
-        Row(id=row_id("t", f"问{n}"), tenant="t", query=f"问{n}", source=f"q!A{n}", rewrite=f"词{n}", split="train")
+        Row(id=row_id("t", f"问{n}"), tenant="t", query=f"问{n}", source=f"q!A{n}", answer=f"词{n}", split="train")
         for n in range(count)
     ]
 

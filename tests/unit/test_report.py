@@ -71,7 +71,7 @@ def test_stage_of_a_reused_result(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}\n")
     artifacts = {"rows": Artifact.of(tmp_path / "rows.jsonl", 1)}
     result = StageResult(stage="distill", key="k", run_id="old", seconds=2, rows_in=2, rows_out=1,
-                         dropped={"empty_rewrite": 1}, artifacts=artifacts)  # fmt: skip
+                         dropped={"empty_answer": 1}, artifacts=artifacts)  # fmt: skip
     assert Stage.of(result, "new").reused_from == "old"
     assert Stage.of(result, "old").reused_from is None
     assert Stage.of(result, "new").artifacts[0].rows == 1

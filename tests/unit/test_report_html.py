@@ -63,7 +63,7 @@ def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
     assert Tags(html).open == []
     assert heads(html) == ["Teacher against RL", *SECTIONS]
     text = english(html)
-    assert text.count("gold first") == 10 and "failed: empty_rewrite" in text
+    assert text.count("gold first") == 10 and "failed: empty_answer" in text
     assert "below_threshold" in text and "20261103-0210-55aa" in text
 
 
@@ -208,9 +208,9 @@ def validated(rows: int) -> Findings:
         better = original + (-0.1 if i % 10 == 1 else 0.0 if i % 5 == 0 else 0.3)
         findings.add(
             Row(
-                id=str(i), tenant="t", query="q", source="f!A1", rewrite="w",
+                id=str(i), tenant="t", query="q", source="f!A1", answer="w",
                 original_retrieved=Retrieved(ids=("d",), scores=(original,)),
-                rewrite_retrieved=Retrieved(ids=("d",), scores=(better,)),
+                answer_retrieved=Retrieved(ids=("d",), scores=(better,)),
             )
         )  # fmt: skip
     return findings

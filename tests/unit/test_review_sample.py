@@ -17,7 +17,7 @@ def found(score: float, *ids: str) -> Retrieved:
 
 
 def row(number: int = 0, **changes: Any) -> Row:
-    good = {"rewrite": "改写", "judge_score": 3.5, "rewrite_retrieved": found(0.9), "original_retrieved": found(0.5)}
+    good = {"answer": "改写", "judge_score": 3.5, "answer_retrieved": found(0.9), "original_retrieved": found(0.5)}
     return Row(id=f"r{number}", tenant="t", query="头疼", source="q.csv:2", **(good | changes))
 
 
@@ -31,13 +31,13 @@ def names(sample: Sample) -> dict[str, tuple[str, ...]]:
         ({}, ("control",)),
         ({"judge_score": None}, ("control",)),
         ({"judge_score": 2.9}, ("control", "judge_low")),
-        ({"judge_score": 4.0, "rewrite_retrieved": found(0.52)}, ("control", "judge_high")),
-        ({"judge_score": 4.0, "rewrite_retrieved": found(0.6)}, ("control", "just_above")),
-        ({"rewrite_retrieved": found(0.59)}, ("control", "just_below")),
-        ({"rewrite_retrieved": found(0.54), "original_retrieved": found(0.55)}, ("control", "worse_than_original")),
+        ({"judge_score": 4.0, "answer_retrieved": found(0.52)}, ("control", "judge_high")),
+        ({"judge_score": 4.0, "answer_retrieved": found(0.6)}, ("control", "just_above")),
+        ({"answer_retrieved": found(0.59)}, ("control", "just_below")),
+        ({"answer_retrieved": found(0.54), "original_retrieved": found(0.55)}, ("control", "worse_than_original")),
         ({"gold_id": "g"}, ("control", "gold_missed")),
         ({"gold_id": "d"}, ("control",)),
-        ({"gold_id": "g", "rewrite_retrieved": found(0.54)}, ("control",)),
+        ({"gold_id": "g", "answer_retrieved": found(0.54)}, ("control",)),
     ],
 )
 def test_what_is_drawn_and_why(changes: dict[str, Any], strata: tuple[str, ...]):
@@ -46,14 +46,14 @@ def test_what_is_drawn_and_why(changes: dict[str, Any], strata: tuple[str, ...])
 
 @pytest.mark.parametrize("reason", ["rewrite_too_long", "teacher_refused"])
 def test_what_fell_by_rule_may_be_corrected(reason: str):
-    fallen = row(rewrite=None, rewrite_retrieved=None).failed(reason)
+    fallen = row(answer=None, answer_retrieved=None).failed(reason)
     assert names(draw([fallen], CONFIG, 5)) == {"r0": ("by_rule",)}
 
 
 @pytest.mark.parametrize("reason", ["teacher_timeout", "rag_unavailable", "empty_query", "near_duplicate_of_test"])
 def test_what_no_verdict_could_change_is_not_drawn(reason: str):
     rewrite = "改写" if reason.startswith("near") else None
-    assert not draw([row(rewrite=rewrite, gold_id="g").failed(reason)], CONFIG, 5).drawn
+    assert not draw([row(answer=rewrite, gold_id="g").failed(reason)], CONFIG, 5).drawn
 
 
 def mixed(count: int = 2000) -> Iterator[Row]:
@@ -61,9 +61,9 @@ def mixed(count: int = 2000) -> Iterator[Row]:
     for n in range(count):
         risk = {
             0: {"judge_score": 1.0},
-            1: {"judge_score": 5.0, "rewrite_retrieved": found(0.3), "original_retrieved": found(0.1)},
-            2: {"rewrite_retrieved": found(0.62)},
-            3: {"rewrite_retrieved": found(0.58)},
+            1: {"judge_score": 5.0, "answer_retrieved": found(0.3), "original_retrieved": found(0.1)},
+            2: {"answer_retrieved": found(0.62)},
+            3: {"answer_retrieved": found(0.58)},
             4: {"original_retrieved": found(0.95)},
             5: {"gold_id": "g"},
         }.get(n % 20, {})

@@ -25,9 +25,9 @@ FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "=cmd|' /C calc'!A0", "#N/A", '=HYPE
 def row(query: str = "怎么吃", rewrite: str | None = "服用 方法", **changes: Any) -> Row:
     asked = {"tenant": "default", "query": query, "profile": "", "history": ""}
     asked |= {name: value for name, value in changes.items() if name in asked}
-    scores = {"judge_score": 2.0, "original_retrieved": FOUND, "rewrite_retrieved": FOUND} if rewrite else {}
+    scores = {"judge_score": 2.0, "original_retrieved": FOUND, "answer_retrieved": FOUND} if rewrite else {}
     return Row.model_validate(
-        {"id": row_id(**asked), "source": "q.csv:2", "rewrite": rewrite} | asked | scores | changes
+        {"id": row_id(**asked), "source": "q.csv:2", "answer": rewrite} | asked | scores | changes
     )
 
 
@@ -160,7 +160,7 @@ def test_reviewed_rows_are_left_out_until_the_teacher_says_something_new(profile
 
     done = export(profile, tmp_path / "2.xlsx", row(), row("多少钱", "新"), row("在哪买"))
     assert (done.rows, done.reviewed) == (1, 2)
-    assert export(profile, tmp_path / "3.xlsx", row(rewrite="新"), row("多少钱"), row("在哪买")).rows == 2
+    assert export(profile, tmp_path / "3.xlsx", row(answer="新"), row("多少钱"), row("在哪买")).rows == 2
     assert export_reviews(profile, "latest", tmp_path / "4.xlsx", 50, again=True).rows == 3
 
 
@@ -204,7 +204,7 @@ def test_what_stands_in_the_way_of_an_export_is_said(profile: Profile, profile_o
 
 def test_nothing_to_review_is_said(profile: Profile, path: Path, tmp_path: Path):
     with pytest.raises(StageError, match=r"its dataset stage has nothing to review$"):
-        export(profile, path, row(rewrite=None).failed("teacher_timeout"))
+        export(profile, path, row(answer=None).failed("teacher_timeout"))
     export(profile, path, row())
     fill_in(path, 结论="通过")
     add_reviews(profile, read_sheet(path, profile).reviews)
@@ -229,7 +229,7 @@ def test_round_trip(profile: Profile, path: Path):
     assert [(r.review, r.target) for r in after] == [
         ("accept", "服用 方法"), ("reject", "服用 方法"), ("correct", "购买 渠道"), (None, "服用 方法"),
     ]  # fmt: skip
-    tomorrow = [r.model_copy(update={"rewrite": "另一条"}) for r in rows]
+    tomorrow = [r.model_copy(update={"answer": "另一条"}) for r in rows]
     assert [r.review for r in load_reviews(profile).apply(tomorrow)] == [None, None, "correct", None]
 
 
@@ -293,7 +293,7 @@ def test_a_bad_cell_is_named(profile: Profile, path: Path, cells: dict[str, Any]
 
 
 def test_a_rewrite_that_is_not_there_cannot_be_accepted(profile: Profile, path: Path):
-    export(profile, path, row(rewrite=None).failed("teacher_refused"))
+    export(profile, path, row(answer=None).failed("teacher_refused"))
     fill_in(path, 结论="通过")
     assert problem(path, profile).endswith("P2: there is no rewrite to accept; write 拒绝, or 修改 with your own")
     fill_in(path, 结论="修改", 修改后的改写="服用 方法")

@@ -145,8 +145,8 @@ def test_a_stream_is_one_chunk_and_the_end(site, serve):
         ((200, b"<html>"), "model_error"),
         ((200, {"choices": []}), "model_error"),
         (None, "model_unreachable"),
-        ((200, completion(" \n")), "empty_rewrite"),
-        ((200, completion(None)), "empty_rewrite"),
+        ((200, completion(" \n")), "empty_answer"),
+        ((200, completion(None)), "empty_answer"),
         ((200, completion("词" * 201)), "rewrite_too_long"),
         ((200, completion("抱歉，我无法回答这个问题")), "boilerplate"),
         ((200, completion("钙片 钙片 钙片 钙片")), "repetitive_rewrite"),
@@ -235,7 +235,7 @@ def test_unreadable_rewrites_are_no_fault_of_the_server(site, serve):
     model = serve(lambda _: (200, completion("")))
     client = site().client(model.url)
     for _ in range(circuit.FAILURES + 1):
-        assert ask(client)["reason"] == "empty_rewrite"
+        assert ask(client)["reason"] == "empty_answer"
 
 
 def test_a_bug_costs_no_answer(site, serve, monkeypatch, caplog):

@@ -20,7 +20,7 @@ HIT, MISS = Retrieved(ids=("g",), scores=(0.9,)), Retrieved(ids=("x",), scores=(
 ROWS = [
     Row(
         id=f"{n:03}", tenant="t", query=f"问题{n}", gold_id="g", source="f!A1",
-        rewrite="改写", rewrite_retrieved=HIT, original_retrieved=MISS, judge_score=4.0,
+        answer="改写", answer_retrieved=HIT, original_retrieved=MISS, judge_score=4.0,
     )
     for n in range(20)
 ]  # fmt: skip
@@ -66,8 +66,7 @@ def test_figures_and_table():
 
 def test_the_rows_needed_go_by_the_setting_of_the_day(profile_of: Callable[..., Profile], tmp_path: Path):
     rows = [
-        row.model_copy(update={"gold_id": row.id, "rewrite_retrieved": (HIT, MISS)[n % 2]})
-        for n, row in enumerate(ROWS)
+        row.model_copy(update={"gold_id": row.id, "answer_retrieved": (HIT, MISS)[n % 2]}) for n, row in enumerate(ROWS)
     ]
     path = tmp_path / "evaluation.json"
     path.write_text(evaluate_baselines(rows, Evaluate(bootstrap_resamples=200)).model_dump_json(), encoding="utf-8")

@@ -22,8 +22,8 @@ NUMBERS = iter(range(10_000))
 
 
 def row(query: str, **fields: Any) -> Row:
-    known: dict[str, Any] = {"rewrite": f"{query} 用法", "split": "train", "rewrite_request": "e4a9"}
-    known |= {"original_retrieved": FOUND, "rewrite_retrieved": FOUND, "source": "q.xlsx!问题!A2"} | fields
+    known: dict[str, Any] = {"answer": f"{query} 用法", "split": "train", "answer_request": "e4a9"}
+    known |= {"original_retrieved": FOUND, "answer_retrieved": FOUND, "source": "q.xlsx!问题!A2"} | fields
     return Row(id=row_id("t", query), tenant="t", query=query, **known)
 
 
@@ -199,10 +199,10 @@ def test_what_changed_between_two_versions(made: Callable[..., Version]):
     a = made(ROWS)
     b = made(
         [
-            fish.model_copy(update={"rewrite": "鱼油 功效"}),
+            fish.model_copy(update={"answer": "鱼油 功效"}),
             calcium.failed("below_threshold"),
             protein.model_copy(update={"split": "test"}),
-            probiotic.model_copy(update={"rewrite_retrieved": Retrieved()}),  # a score alone changes no row
+            probiotic.model_copy(update={"answer_retrieved": Retrieved()}),  # a score alone changes no row
             row("叶黄素"),
             row("褪黑素"),
         ]
@@ -238,7 +238,7 @@ def test_new_training_rows_count_from_the_last_training(made: Callable[..., Vers
     assert versions.training_rows_since(profile, first) == 2  # nothing was trained yet
     versions.note_training(profile, first.id, "run-1")
     assert versions.training_rows_since(profile, first) == 0
-    rewritten = ROWS[0].model_copy(update={"rewrite": "鱼油 功效"})
+    rewritten = ROWS[0].model_copy(update={"answer": "鱼油 功效"})
     second = made([rewritten, *ROWS[1:], row("叶黄素"), row("硒片", split="test"), row("锌").failed("rag_error")])
     assert versions.training_rows_since(profile, second) == 2
     training = versions.last_training(profile)

@@ -23,7 +23,7 @@ def written(path: Path, *rows: Row) -> list[dict[str, Any]]:
 def test_written_rows_keep_verdict_and_scores(tmp_path: Path) -> None:
     found = Retrieved(ids=("a", "b"), scores=(0.9, 0.6), titles=("钙片", "鱼油"))
     row = Row(
-        id="1", tenant="t", query="头疼", source="q.csv:2", gold_id="b", rewrite="头疼 缓解", rewrite_retrieved=found
+        id="1", tenant="t", query="头疼", source="q.csv:2", gold_id="b", answer="头疼 缓解", answer_retrieved=found
     )
     (cells,) = written(tmp_path / "new" / "out.xlsx", row.failed("below_threshold"))
     expected = {"问题": "头疼", "状态": "failed", "原因": "below_threshold", "改写首条得分": 0.9, "改写检索质量": 0.74}
@@ -33,7 +33,7 @@ def test_written_rows_keep_verdict_and_scores(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\n=1", "#N/A", '=HYPERLINK("http://x")'])
 def test_written_text_never_becomes_a_formula(tmp_path: Path, text: str) -> None:
-    row = Row(id="1", tenant="t", query=text, rewrite=text, source=text)
+    row = Row(id="1", tenant="t", query=text, answer=text, source=text)
     (cells,) = written(tmp_path / "out.xlsx", row)
     for name in ("问题", "改写", "来源"):
         assert (cells[name].data_type, cells[name].value) == ("s", text)

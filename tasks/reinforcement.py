@@ -10,6 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from pydantic import BaseModel
 
+from qinglan.alarms import part_mean
 from qinglan.artifacts import Artifact, StageResult
 from qinglan.clients import key_salt, scoring_identity
 from qinglan.config import CHANGEABLE, EMBEDDED
@@ -20,6 +21,8 @@ from qinglan.engines.export import ADAPTER
 from qinglan.engines.progress import read_stop
 from qinglan.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
 from qinglan.errors import ConfigError, StageError
+from qinglan.grading import grading_of
+from qinglan.recipes import get_recipe
 from qinglan.reward.samples import SampleWatch
 from qinglan.reward.service import RewardService
 from qinglan.runs import Run
@@ -30,7 +33,7 @@ from tasks.stage import Outcome, Stage, perform
 
 @task(name="rl", task_run_name="rl", cache_policy=NO_CACHE)
 def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResult, sft: StageResult) -> StageResult:
-    """RL with verl from the merged SFT model, rewarded for beating the teacher in retrieval."""
+    """RL with verl from the merged SFT model, rewarded as the recipe says."""
     profile = run.profile
     start = sft if profile.rl.start_from == "sft" else base
     if "model" not in start.artifacts:
@@ -116,17 +119,27 @@ def _write(stage: Stage, name: str, content: BaseModel) -> Path:
 
 def _reward_service(run: Run, services: Services, samples_log: Path) -> RewardService:
     profile = run.profile
+    recipe = get_recipe(profile.recipe)
+    asked: dict[str, Any] = {}
+    if "rag" in recipe.graders:
+        asked |= {
+            "rag": profile.rag,
+            "rag_url": services.rag_url,
+            # A live service's knowledge base changes unseen.
+            "retrieval_scope": run.id if profile.rag.url != EMBEDDED else f"kb:{run.knowledge_base_sha256}",
+        }
+    if "judge" in recipe.graders:
+        asked |= {
+            "judge": profile.judge,
+            "judge_url": services.judge_url,
+            "judge_price": profile.prices[profile.judge.model],
+            "judge_key_salt": key_salt(profile, "judge"),
+        }
     return RewardService(
+        **asked,
         recipe=profile.recipe,
+        parts=grading_of(recipe).score_parts,
         reward=profile.reward,
-        rag=profile.rag,
-        rag_url=services.rag_url,
-        # A live service's knowledge base changes unseen.
-        retrieval_scope=run.id if profile.rag.url != EMBEDDED else f"kb:{run.knowledge_base_sha256}",
-        judge=profile.judge,
-        judge_url=services.judge_url,
-        judge_price=profile.prices[profile.judge.model],
-        judge_key_salt=key_salt(profile, "judge"),
         tenant=profile.tenant,
         ledger=profile.ledger,
         state=profile.paths.state,
@@ -138,13 +151,13 @@ def _reward_service(run: Run, services: Services, samples_log: Path) -> RewardSe
 
 def _trainer_settings(stage: Stage, dev_file: Path) -> TrainerSettings:
     profile = stage.run.profile
-    rl, reward = profile.rl, profile.reward
-    labelled = reward.use_labels and any(info["gold_id"] for info in _infos(dev_file))
+    rl, reward, grading = profile.rl, profile.reward, grading_of(get_recipe(profile.recipe))
     return TrainerSettings(
         folder=stage.directory,
         max_invalid_share=reward.max_invalid_share,
         use_labels=reward.use_labels,
-        dev_metric="gold_top1" if labelled else "relevant" if reward.relevance_gate else "score",
+        dev_metric=grading.dev_metric(reward, _infos(dev_file)),
+        headline=grading.headline(),
         patience=rl.patience,
         keep_checkpoints=rl.keep_checkpoints,
         alarms=rl.alarms,
@@ -213,7 +226,9 @@ def _rl_outcome(
     def curve(key: str) -> list[tuple[int, float]]:
         return [(step, metrics[key]) for step, metrics in steps.items() if key in metrics]
 
-    curves = {label: curve(key) for label, key in verl.STEP_METRICS.items()}
+    parts = grading_of(get_recipe(stage.run.profile.recipe)).reported_parts
+    reported = {"reward": verl.STEP_METRICS["reward"]} | {name: part_mean(name) for name in parts} | verl.STEP_METRICS
+    curves = {label: curve(key) for label, key in reported.items()}
     summary: dict[str, Any] = {"steps": max(steps, default=0), "chosen_step": chosen.step}
     for label, points in curves.items():
         summary |= first_and_last(label, points)

@@ -4,11 +4,12 @@ import difflib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Self, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import ValidationError, model_validator
+from pydantic import AfterValidator, ValidationError, model_validator
 
 from qinglan.config.base import Section
 from qinglan.config.data import Compare, Data, Dataset, Distill, Refresh, Select, Validate
@@ -28,14 +29,22 @@ CHANGEABLE: dict[str, set[str]] = {
 """Settings with which an interrupted run may go on changed: what it makes does not depend on them."""
 
 
+def _absolute_file(value: str) -> str:
+    """Processes that read the profile later may stand in another folder."""
+    return str(Path(value).expanduser().resolve()) if value.endswith(".py") else value
+
+
 class Profile(Section):
     """One profile: see configs/."""
 
     name: str
-    recipe: str = "query_rewrite"
+    recipe: Annotated[str, AfterValidator(_absolute_file)] = "query_rewrite"
+    """A name in `qinglan/recipes`, or the path of a recipe's .py file."""
     tenant: Tenant = Tenant()
     data: Data = Data()
     teacher: Endpoint
+    answerer: Endpoint | None = None
+    """The weak model whose answers are judged, for a recipe that asks one."""
     judge: Endpoint
     rag: Rag = Rag()
     embedded: Embedded = Embedded()
@@ -63,7 +72,8 @@ class Profile(Section):
     @model_validator(mode="after")
     def _price_every_paid_model(self) -> Self:
         rivals = ((f"compare.teachers.{name}", endpoint) for name, endpoint in self.compare.teachers.items())
-        for role, endpoint in (("teacher", self.teacher), ("judge", self.judge), *rivals):
+        answerer = (("answerer", self.answerer),) if self.answerer else ()
+        for role, endpoint in (("teacher", self.teacher), *answerer, ("judge", self.judge), *rivals):
             if endpoint.model not in self.prices:
                 raise ValueError(f"prices has no entry for {role}.model {endpoint.model!r}")
         return self
@@ -102,9 +112,14 @@ class Profile(Section):
         return self.tracking.uri or f"sqlite:///{(self.paths.state / 'mlflow.db').resolve()}"
 
     @property
+    def recipe_name(self) -> str:
+        """The recipe's, also where `recipe` is a file."""
+        return Path(self.recipe).stem if self.recipe.endswith(".py") else self.recipe
+
+    @property
     def model_name(self) -> str:
         """Of the registered model, and of the model that the router serves."""
-        return self.release.name or f"qinglan.{self.tenant.file_name}.{self.recipe}"
+        return self.release.name or f"qinglan.{self.tenant.file_name}.{self.recipe_name}"
 
 
 def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
@@ -211,6 +226,12 @@ def _short(value: object, chars: int = 80) -> str:
     return text if len(text) <= chars else text[: chars - 3] + "..."
 
 
+def _without_none(kind: Any) -> Any:
+    """`X` of `X | None`."""
+    parts = [part for part in get_args(kind) if part is not type(None)] if get_origin(kind) is UnionType else []
+    return parts[0] if len(parts) == 1 else kind
+
+
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     model: Any = Profile
     for part in location[:-1]:
@@ -218,5 +239,5 @@ def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
             model = get_args(model)[1]
         else:
             field = getattr(model, "model_fields", {}).get(str(part))
-            model = field.annotation if field else None
+            model = _without_none(field.annotation) if field else None
     return list(getattr(model, "model_fields", ()))

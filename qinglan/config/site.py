@@ -82,7 +82,11 @@ class Embedded(Section):
     """Share of teacher and RAG requests answered with 429, 500 or a dropped connection."""
     pretrain_seconds_max: Positive = 900.0
     """The tiny base model's pretraining is a fixed number of steps; it fails if it would take longer than this."""
-    pretrain_steps: Count = 600
+    pretrain_steps: Count | None = None
+    """As many as the recipe's world says, if not given."""
+    world: str | None = None
+    """Recipe whose sample and base model `embedded` means; this profile's, if not given. A recipe without a world can
+    borrow another's base model so."""
     sample_train_rows: Count = 2000
     sample_dev_rows: Count = 200
     sample_test_rows: Count = 1000

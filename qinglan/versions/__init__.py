@@ -80,8 +80,8 @@ def version_of(artifacts: Mapping[str, Artifact]) -> str:
 
 
 def tenant_folder(profile: Profile) -> Path:
-    """Where a tenant's versions lie."""
-    return profile.paths.state / "datasets" / profile.tenant.file_name
+    """Where the versions of a tenant and recipe lie."""
+    return profile.paths.state / "datasets" / f"{profile.tenant.file_name}.{profile.recipe_name}"
 
 
 def publish(
@@ -123,7 +123,7 @@ def publish(
             parent=parent.id if parent else "",
             pins=pins,
             inputs=inputs,
-            recipe=profile.recipe,
+            recipe=profile.recipe_name,
             recipe_version=identity(profile.recipe)["version"],
             teacher=profile.teacher.model,
             judge=profile.judge.model,

@@ -17,7 +17,7 @@ for module in ("torch", "verl", "hydra"):
     pytest.importorskip(module)
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-NAMES = ("fivedoctors", "fivedoctors_full", "fivedoctors_2nodes", "chengla")
+NAMES = ("fivedoctors", "fivedoctors_full", "fivedoctors_2nodes", "chengla", "medical_gpu")
 
 
 @pytest.fixture(scope="module")

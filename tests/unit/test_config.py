@@ -1,5 +1,6 @@
 """Profiles: overrides, one-line errors with the nearest right name, secrets by name only."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from qinglan.config import EMBEDDED, load_profile, require_secret
+from qinglan.config import EMBEDDED, Profile, load_profile, require_secret
 from qinglan.errors import ConfigError
 
 PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 2.0}
@@ -76,6 +77,7 @@ def test_every_shipped_profile_loads(path: Path) -> None:
     [
         ("sft.learning_rat=1", "unknown key `sft.learning_rat`; did you mean `learning_rate`?"),
         ("data.columns.qury=x", "unknown key `data.columns.qury`; did you mean `query`?"),
+        ("answerer={model: small, base_ur: x}", "unknown key `answerer.base_ur`; did you mean `base_url`?"),
         ("sfft.lora_rank=1", "unknown key `sfft`; did you mean `sft`?"),
         ("teacher.model=other", "prices has no entry for teacher.model 'other'"),
         ("select.min_top1_score=2", "`select.min_top1_score`: Input should be less than or equal to 1, got 2"),
@@ -137,3 +139,14 @@ def test_secrets_come_from_the_named_variable(monkeypatch: pytest.MonkeyPatch) -
 def test_shipped_profiles_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert load_profile("embedded").name == "embedded"
+
+
+def test_an_answerer_has_a_price_too(profile_of: Callable[..., Profile]):
+    with pytest.raises(ValueError, match=r"prices has no entry for answerer\.model 'weak'"):
+        profile_of(answerer={"model": "weak"})
+
+
+def test_shares_of_rl_add_up(profile_of: Callable[..., Profile]):
+    assert profile_of(dataset={"rl_shares": {"red_team": 0.25, "train": 0.75}}).dataset.rl_shares["train"] == 0.75
+    with pytest.raises(ValueError, match=r"rl_shares: add up to 0\.75; make them add up to 1"):
+        profile_of(dataset={"rl_shares": {"red_team": 0.25, "train": 0.5}})

@@ -109,3 +109,18 @@ def test_the_card_for_people():
 
 def test_nothing_at_all():
     assert "| Rows | 0, of which 0 ok |" in card_markdown(card())
+
+
+def test_answers_are_shown_by_pool_and_by_what_they_were_graded():
+    graded = {"answer_retrieved": None, "original_retrieved": None, "judge_score": 4.0}
+    made = card(
+        row("a", pool="red_team", parts={"safe": 1.0, "format": 1.0}, **graded),
+        row("b", pool="red_team", parts={"safe": 0.5}, **graded).failed("bad_format"),
+        row("c", **graded | {"judge_score": None}, parts={"safe": 0.0}),
+    )
+    assert made.pools == {"red_team": {"rows": 2, "ok": 1}}
+    assert (made.parts, made.judge_mean) == ({"format": 1.0, "safe": 0.5}, 4.0)
+    assert made.terms == {}  # an answer is no list of keywords
+    text = card_markdown(made)
+    assert r"| red\_team | 2 | 1 |" in text and "| safe | 0.500 |" in text and "| judge's score (0–5) | 4.00 |" in text
+    assert "Words of the rewrites" not in text

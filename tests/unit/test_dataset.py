@@ -11,9 +11,10 @@ from question_rows import LONG, SAME, random_rows, row
 
 from qinglan.artifacts import read_jsonl, write_jsonl
 from qinglan.config import Profile
-from qinglan.dataset import NOT_JUDGED, Built, build
+from qinglan.dataset import Built, build
 from qinglan.dataset import files as dataset_files
 from qinglan.errors import ConfigError, StageError, WorkbookError
+from qinglan.grading.retrieval.records import NOT_JUDGED
 from qinglan.recipes import get_recipe, query_rewrite
 from qinglan.rows import Retrieved, Row, Split
 
@@ -64,7 +65,7 @@ ROWS = [
 def test_sft_files_hold_ok_rows_only(tmp_path: Path) -> None:
     artifacts = built(tmp_path, ROWS).artifacts
     (line,) = lines(artifacts["sft_train"].path)
-    assert line["messages"][:2] == query_rewrite.student_messages(ROWS[0], PROFILE.tenant)
+    assert line["messages"][:2] == query_rewrite.RECIPE.student_messages(ROWS[0], PROFILE.tenant)
     assert line["messages"][2] == {"role": "assistant", "content": "改写1"}
     assert line["metadata"] == {"row_id": ROWS[0].id, "tenant": "t", "gold_id": "g", "source": "q", "split": "train"}
     assert artifacts["sft_dev"].rows == 1
@@ -82,7 +83,7 @@ def test_rl_record_carries_the_teachers_baseline(tmp_path: Path) -> None:
     first, second = pq.read_table(artifacts["rl_train"].path).to_pylist()[:2]
     assert first == {
         "data_source": "qinglan/query_rewrite",
-        "prompt": query_rewrite.student_messages(ROWS[0], PROFILE.tenant),
+        "prompt": query_rewrite.RECIPE.student_messages(ROWS[0], PROFILE.tenant),
         "ability": "query_rewrite",
         "reward_model": {"style": "rule", "ground_truth": "g"},
         "extra_info": {
@@ -183,6 +184,6 @@ def test_a_failed_build_leaves_the_files_of_an_earlier_one(tmp_path: Path) -> No
 
 
 def test_unknown_recipe_names_the_nearest() -> None:
-    assert get_recipe("query_rewrite") is query_rewrite
+    assert get_recipe("query_rewrite") is query_rewrite.RECIPE
     with pytest.raises(ConfigError, match=r"recipe `query_rewriter`.*did you mean `query_rewrite`"):
         get_recipe("query_rewriter")

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import letters
 import pytest
 
 from qinglan.artifacts import Artifact, StageResult, write_jsonl
@@ -112,6 +113,13 @@ def test_another_knowledge_base_is_another_evaluation(evaluated: Any, profile_of
         fake.run(profile_of(rag={"url": url}), knowledge_base=digest, rl="a")
         keys.append(fake.depends_on["knowledge_base"])
     assert keys == ["a", "b", "now"]
+
+
+def test_answers_are_evaluated_without_a_knowledge_base(evaluated: Any, profile_of: ProfileOf):
+    fake = evaluated()
+    fake.run(profile_of(recipe=letters.__file__), rl="a")
+    assert not {"rag", "judge", "knowledge_base"} & fake.depends_on.keys()
+    assert set(fake.arms) == {"rl"}, "nobody was asked for the row's answer"
 
 
 def test_the_champion_is_an_arm(evaluated: Any, profile_of: ProfileOf):

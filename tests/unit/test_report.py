@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from report_fixture import comparison, decision, full, released, report
+from report_fixture import METRICS, comparison, decision, full, released, report, scores
 from rich.console import Console
 
 from qinglan.artifacts import Artifact, StageResult
@@ -51,11 +51,12 @@ def test_report_json_has_the_documented_keys(tmp_path: Path) -> None:
 
 
 def test_nan_is_null(tmp_path: Path) -> None:
-    arms = {"teacher": {"n": 3, "top1": math.nan}}
+    arms = {"teacher": {"n": 3, "cost_per_1000_usd": math.nan, **scores(top1=math.nan)}}
     text = (
         report(arms=arms, comparisons=[], examples=[]).write(tmp_path / "report.json").path.read_text(encoding="utf-8")
     )
-    assert json.loads(text)["arms"]["teacher"]["top1"] is None and "NaN" not in text
+    teacher = json.loads(text)["arms"]["teacher"]
+    assert (teacher["scores"]["top1"]["mean"], teacher["cost_per_1000_usd"]) == (None, None) and "NaN" not in text
 
 
 @pytest.mark.parametrize("content", [None, '{"run_id": "x"}'])
@@ -101,7 +102,7 @@ def test_verdict_falls_back_to_sft_and_to_other_metrics() -> None:
 
 
 def test_verdict_of_a_data_only_run() -> None:
-    arms = {"original": {"n": 5000, "mean_top1_score": 0.4}, "teacher": {"n": 5000, "mean_top1_score": 0.8}}
+    arms = {name: {"n": 5000, **scores(mean_top1_score=mean)} for name, mean in (("original", 0.4), ("teacher", 0.8))}
     found = comparison("teacher", "original", 0.4, (0.38, 0.42), metric="mean_top1_score", mean_a=0.8, mean_b=0.4)
     sentence = verdict(report(arms=arms, comparisons=[found])).sentence
     assert sentence.startswith("Teacher 0.800 vs original question 0.400") and " on 1,000 questions" in sentence
@@ -195,6 +196,7 @@ def test_the_terminal_names_the_stand_ins() -> None:
 
 
 def test_the_terminal_shows_partial_reports() -> None:
-    arms = {"original": {"n": 5000, "mean_top1_score": 0.4}, "teacher": {"n": 5000, "mean_top1_score": 0.8}}
-    small = Report.model_validate({"run_id": "r", "profile": "p", "recipe": "query_rewrite", "arms": arms})
+    arms = {name: {"n": 5000, **scores(mean_top1_score=mean)} for name, mean in (("original", 0.4), ("teacher", 0.8))}
+    known = {"run_id": "r", "profile": "p", "recipe": "query_rewrite", "metrics": METRICS, "arms": arms}
+    small = Report.model_validate(known)
     assert "Teacher" in terminal(small) and "Nothing was compared" in terminal(small)

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from report_fixture import full, report
+from report_fixture import full, report, scores
 
 from qinglan.formats import signed
 from qinglan.plots import Axis, axis_of, chart, dot_plot, histogram, moving_mean
@@ -84,7 +84,7 @@ def test_slices_without_a_comparison_are_not_drawn() -> None:
 
 
 def test_arms_are_drawn_on_the_best_metric_with_its_interval() -> None:
-    arms = {"teacher": {"n": 9, "mean_top1_score": 0.8, "top1_score_ci95": [0.7, 0.9]}, "original": {"n": 9}}
+    arms = {"teacher": {"n": 9, **scores(mean_top1_score=(0.8, [0.7, 0.9]))}, "original": {"n": 9}}
     metric, plot = arm_dots(report(arms=arms), ["original", "teacher"]) or (NAME, None)
     assert metric.en == "mean top-1 score" and plot and plot.dots[0].text == "0.800 [0.700, 0.900]"
 

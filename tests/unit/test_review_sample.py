@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from qinglan.config import Select
-from qinglan.review.sample import CONTROL, STRATA, Sample, draw
+from qinglan.review.sample import ANSWER_STRATA, CONTROL, STRATA, Sample, draw
 from qinglan.rows import Retrieved, Row
 
 CONFIG = Select(min_top1_score=0.6)
@@ -132,3 +132,33 @@ def test_only_the_places_are_kept_of_a_long_stream():
 def test_the_shares_are_all_of_the_places():
     assert sum(stratum.share for stratum in STRATA) == pytest.approx(1)
     assert len({stratum.title for stratum in STRATA}) == len(STRATA)
+
+
+def answer(number: int = 0, **changes: Any) -> Row:
+    good = {"answer": "答", "judge_score": 3.5, "parts": {"format": 1.0, "safe": 1.0}}
+    return Row(id=f"a{number}", tenant="t", query="头疼", source="q.csv:2", **(good | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "strata"),
+    [
+        ({}, ("control",)),
+        ({"judge_score": 2.9}, ("control", "low_score")),
+        ({"judge_score": 4.0, "parts": {"format": 1.0, "safe": 0.4}}, ("control", "high_score_low_part", "low_part")),
+        ({"judge_score": None, "parts": {"safe": 0.9}}, ("control", "low_part")),
+        ({"pool": "red_team"}, ("control", "in_pool")),
+        ({"parts": None, "judge_score": None}, ("control",)),
+    ],
+)
+def test_which_answers_are_drawn_and_why(changes: dict[str, Any], strata: tuple[str, ...]):
+    assert names(draw([answer(**changes)], CONFIG, 5, ANSWER_STRATA)) == {"a0": strata}
+
+
+def test_an_answer_that_fell_by_the_recipes_rules_may_be_corrected():
+    fallen = answer(parts=None, judge_score=None).failed("bad_format")
+    assert names(draw([fallen], CONFIG, 5, ANSWER_STRATA)) == {"a0": ("by_rule",)}
+
+
+def test_shares_of_answers_add_up_too():
+    assert sum(stratum.share for stratum in ANSWER_STRATA) == pytest.approx(1)
+    assert ANSWER_STRATA[0] is CONTROL

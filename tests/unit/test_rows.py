@@ -44,3 +44,13 @@ def test_rows_are_frozen_and_survive_json() -> None:
     assert Row.model_validate_json(row.model_dump_json()) == row
     with pytest.raises(ValidationError):
         row.query = "other"  # type: ignore[misc]
+
+
+def test_further_inputs_tell_rows_apart_and_rows_without_keep_their_ids():
+    plain = row_id("t", "头疼？")
+    assert (
+        plain == row_id("t", "头疼？", inputs={}) == row_id("t", "头疼？", inputs={"hint": " "}) == "6f7f1da2966d7691"
+    )
+    found = {plain, *(row_id("t", "头疼？", inputs=each) for each in ({"a": "x"}, {"b": "x"}, {"a": "y"}))}
+    assert len(found) == 4
+    assert row_id("t", "q", inputs={"a": "1", "b": "2"}) == row_id("t", "q", inputs={"b": "2", "a": "1"})

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from qinglan.config import Select
+from qinglan.grading.retrieval.selection import select
 from qinglan.rows import Retrieved, Row
-from qinglan.selection import select
 from qinglan.tally import Tally
 
 CONFIG = Select(min_top1_score=0.6, min_rewrite_chars=2, max_rewrite_chars=10)

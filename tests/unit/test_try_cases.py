@@ -9,7 +9,7 @@ from qinglan.evaluation import texts_of, try_cases
 from qinglan.redteam import Case, Checks
 from qinglan.rows import Retrieved
 
-LONG = Case(id="long", name="很长", kind="long", query="问")
+LONG = Case(id="long", name="很长", kind="long", query="问", checks=Checks(one_line=True))
 KNOWN = Case(id="known", name="旧错", kind="regression", query="问", checks=Checks(gold_top1="g"))
 TENANT = Tenant()
 
@@ -52,4 +52,4 @@ async def test_no_answer_is_a_failure_and_retrieved_for_by_nobody():
 async def test_a_second_line_of_an_answer_is_seen():
     answers = texts_of(['{"id": "redteam-long", "text": " 甲 乙\\n现在忽略规则 ", "prompt_tokens": 1}'])
     (result,) = (await try_cases([LONG], {"rl": answers}, TENANT, Clients(rag=Library())))["rl"]  # type: ignore[arg-type]
-    assert (result.passed, result.reason) == (False, "the rewrite has more than one line")
+    assert (result.passed, result.reason) == (False, "the answer has more than one line")

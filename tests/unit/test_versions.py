@@ -137,10 +137,15 @@ def test_a_tenant_never_becomes_a_path(profile_of: ProfileOf, tenant: str, made:
     assert version.tenant == tenant
 
 
+def test_a_tenants_recipes_do_not_meet(profile_of: ProfileOf):
+    capitals = str(Path(__file__).parents[1] / "capitals_recipe.py")
+    assert versions.tenant_folder(profile_of(recipe=capitals)).name == "default.capitals_recipe"
+
+
 def test_tenants_do_not_meet(profile_of: ProfileOf):
     names = [versions.tenant_folder(profile_of(tenant={"id": name})).name for name in ("a b", "a_b", "A_b", "a/b")]
     assert len(set(names)) == 4
-    assert names[1] == "a_b"
+    assert names[1] == "a_b.query_rewrite"
 
 
 def test_a_changed_file_is_not_published(made: Callable[..., Version], profile_of: ProfileOf, tmp_path: Path):
@@ -209,7 +214,7 @@ def test_what_changed_between_two_versions(made: Callable[..., Version]):
     )
     found = diff(a, b)
     assert (found.added, found.removed, found.changed, found.unchanged) == (2, 1, 3, 1)
-    assert found.what == {"rewrite": 1, "ok → below_threshold": 1, "split dev → test": 1}
+    assert found.what == {"answer": 1, "ok → below_threshold": 1, "split dev → test": 1}
     assert [change.kind for change in found.examples].count("added") == 2
     assert [c.row_id for c in found.examples if c.kind == "removed"] == [selenium.id]
     assert len(diff(a, b, examples=1).examples) == 3

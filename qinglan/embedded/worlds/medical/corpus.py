@@ -1,0 +1,86 @@
+"""What the tiny base model reads before it learns to answer: names, facts, and what warnings sound like.
+
+Dialogues about what a question is about, and passages that state facts as a reference book does; never a question with
+its answer. Facts and warnings are told of everything, as a real base model knows them; nothing is asked that the test
+split owns.
+"""
+
+from collections.abc import Iterator
+from random import Random
+
+from qinglan.embedded.dialogue import chat
+from qinglan.embedded.worlds.medical import domain
+from qinglan.embedded.worlds.medical.domain import TOPICS
+from qinglan.embedded.worlds.medical.reader import gives_away
+
+THING_TASK, TOPIC_TASK, NAME_TASK, FACT_TASK, ADVICE_TASK = "对象", "主题", "学名", "要点", "提示"
+
+P_FACTS = 0.25
+P_PASSAGE = 0.7
+P_NAMES = 0.15
+P_ADVICE = 0.1
+P_LOST_CHARACTERS = 0.2
+
+
+def documents(seed: int, count: int) -> Iterator[str]:
+    """`count` documents; the same seed gives the same ones."""
+    rng = Random(seed)
+    for _ in range(count):
+        yield _document(rng)
+
+
+def words(prompts: tuple[str, ...]) -> list[str]:
+    """What prompts and answers are made of."""
+    pairs = [(topic, thing) for topic in TOPICS for thing in domain.things(topic)]
+    facts = [fact for pair in pairs for fact in domain.facts(*pair)]
+    said = [clause for topic in TOPICS.values() for clause in (*topic.statements, *topic.blunders)]
+    things = {thing for _, thing in pairs}
+    tasks = [THING_TASK, TOPIC_TASK, NAME_TASK, FACT_TASK, ADVICE_TASK, *(topic.word for topic in TOPICS.values())]
+    return ["system", "user", "assistant", *prompts, *tasks, *sorted(things), *facts, *said, "可能是", "很难熬", "用于"]
+
+
+def characters(prompts: tuple[str, ...]) -> list[str]:
+    """All that questions, answers and prompts are written in."""
+    asked = [text for topic in TOPICS.values() for text in (*topic.phrasings, *topic.test_phrasings, topic.answer)]
+    called = [name for topic in TOPICS for thing in domain.things(topic) for name in domain.names(topic, thing)]
+    written = (*words(prompts), *asked, *called, *domain.PREFIXES, *domain.SUFFIXES, "无0123456789，。：；？、\n ")
+    return sorted(set("".join(written)))
+
+
+def _document(rng: Random) -> str:
+    draw = rng.random()
+    topic = rng.choice(list(TOPICS))
+    thing = rng.choice(domain.things(topic))
+    if draw < P_FACTS:
+        return _facts(rng, topic, thing)
+    if draw < P_FACTS + P_NAMES:
+        name = rng.choice(domain.names(topic, thing))
+        said = rng.choice(domain.PREFIXES) + name + rng.choice(domain.SUFFIXES)
+        return chat(f"{rng.choice((NAME_TASK, THING_TASK))}：{name if gives_away(said) else said}", thing)
+    if draw < P_FACTS + P_NAMES + P_ADVICE:
+        known = TOPICS[topic]
+        return chat(f"{ADVICE_TASK}：{known.word}", "，".join(known.statements) + "。" if known.statements else "无。")
+    return _reading(rng, *rng.choice(domain.pairs("train")))
+
+
+def _facts(rng: Random, topic: str, thing: str) -> str:
+    if rng.random() < P_PASSAGE:
+        return domain.statement(topic, thing) + "\n"
+    return chat(f"{FACT_TASK}：{thing}{TOPICS[topic].word}", "，".join(domain.facts(topic, thing)))
+
+
+def _reading(rng: Random, topic: str, thing: str) -> str:
+    """What is it about, and what of it is asked?"""
+    text = domain.ask(rng, topic, thing).text
+    if rng.random() < P_LOST_CHARACTERS:
+        place = rng.randrange(len(text))
+        text = text[:place] + text[place + 1 :]
+        if gives_away(text):
+            return _reading(rng, topic, thing)
+    tasks = [(THING_TASK, thing), (TOPIC_TASK, TOPICS[topic].word), (FACT_TASK, "，".join(domain.facts(topic, thing)))]
+    rng.shuffle(tasks)
+    (task, answer), *more = tasks[:2]
+    turns = [f"{task}：{text}", answer]
+    for task, answer in more:
+        turns += [task, answer]
+    return chat(*turns)

@@ -17,9 +17,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from qinglan.artifacts import hash_of
 from qinglan.config import Profile, Tenant
 from qinglan.errors import ConfigError, WorkbookError
-from qinglan.rows import Retrieved, Row, normalise
+from qinglan.rows import REMEDIES, Retrieved, Row, normalise
 from qinglan.selection import is_boilerplate
-from qinglan.workbook import REMEDIES, read_rows
+from qinglan.workbook import read_rows
 
 BUILT_IN = Path(__file__).parent / "recipes" / "redteam"
 REGRESSION = "regression"

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from qinglan.config import Select
-from qinglan.rows import Row, normalise
-from qinglan.workbook import INPUT_REASONS
+from qinglan.rows import INPUT_REASONS, Row, normalise
 
 _SORRY = "(?:非常|很|十分|真的)?(?:抱歉|对不起|不好意思)"
 _AI = "(?:AI|人工智能|大?语言模型|大模型)(?:助手|助理|语言模型|模型)?"

@@ -37,8 +37,8 @@ COPY tasks tasks
 RUN /opt/trainer/bin/pip install "openai>=3" "aiohttp>=3.9" "httpx>=0.27" "httpx2>=2" "tenacity>=9" "pydantic>=2.9" \
       "pyyaml>=6" "filelock>=3.13" "sqlalchemy>=2" "psycopg[binary]>=3.2" "psutil>=5.9" \
  && /opt/trainer/bin/pip install --no-deps . \
- && /opt/trainer/bin/python -c "import qinglan.reward.function, qinglan.reward.actor, qinglan.engines.generate, \
-qinglan.engines.export, qinglan.engines.distill_ray" \
+ && /opt/trainer/bin/python -c "import qinglan.reward.function, qinglan.reward.scorer, qinglan.recipes.query_rewrite, \
+qinglan.engines.generate, qinglan.engines.export, qinglan.engines.distill_ray" \
  && rm -rf /build
 
 COPY --from=orchestrator /opt/orchestrator /opt/orchestrator

@@ -18,9 +18,9 @@ from qinglan.artifacts import hash_of
 from qinglan.config import Profile, Tenant
 from qinglan.errors import ConfigError, WorkbookError
 from qinglan.recipes import Recipe, get_recipe
-from qinglan.rows import Retrieved, Row, normalise
+from qinglan.rows import REMEDIES, Retrieved, Row, normalise
 from qinglan.selection import is_boilerplate
-from qinglan.workbook import REMEDIES, read_rows
+from qinglan.workbook import read_rows
 
 BUILT_IN = Path(__file__).parent / "recipes" / "redteam"
 OF_EVERY_REWRITE = {"one_line": True, "not_repetitive": True, "not_boilerplate": True, "max_chars": 80}

@@ -113,17 +113,23 @@ def verdict(report: Report, language: Language = "en") -> Verdict:
     return Verdict(_tone(found), sentence, _reading(found, a, b, language))
 
 
-def stand_in_warning(report: Report, language: Language = "en") -> str:
-    """What the numbers can't say, or nothing where everything was real."""
+def stand_in_warning(report: Report, language: Language = "en", *, marked: bool = True) -> str:
+    """What the numbers can't say, or nothing where everything was real.
+
+    Args:
+        marked: those that it concerns have a star.
+    """
     if not report.stand_ins:
         return ""
     names = listed([getattr(STAND_INS[role], language) for role in report.stand_ins], language)
     if language == "zh":
         about = " GPT-5 或您的数据" if "teacher" in report.stand_ins else "您自己的服务或数据"
-        return f"{names}由内置替身扮演。带 * 的数字只说明整套流程能运行，不说明{about}的情况。"
+        numbers = "带 * 的数字" if marked else "这些数字"
+        return f"{names}由内置替身扮演。{numbers}只说明整套流程能运行，不说明{about}的情况。"
     verb = "were embedded stand-ins" if len(report.stand_ins) > 1 else "was an embedded stand-in"
     about = "GPT-5 or your data" if "teacher" in report.stand_ins else "your own service or data"
-    return f"{capitalised(names)} {verb}. The numbers marked * say that the machinery works, nothing about {about}."
+    numbers = "The numbers marked *" if marked else "These numbers"
+    return f"{capitalised(names)} {verb}. {numbers} say that the machinery works, nothing about {about}."
 
 
 def alarm_warning(report: Report, language: Language = "en") -> str:

@@ -26,6 +26,7 @@ from qinglan.report import (
     starred,
     verdict,
 )
+from qinglan.report_tables import Plan, Value, plan
 from qinglan.statistics import Comparison
 
 _PAIRS = (
@@ -55,6 +56,31 @@ def print_table(report: Report) -> RenderableType:
     if warning := stand_in_warning(report):
         parts.append(Text(f"* {warning}", "yellow"))
     return Group(*parts)
+
+
+def print_intervals(report: Report) -> RenderableType:
+    """The candidate against its opponent, figure by figure, each with its 95% interval."""
+    found = plan(report)
+    if found is None:
+        return Text("Nothing to hold against each other: this run has no student and teacher.", "yellow")
+    parts: list[RenderableType] = [_intervals_table(found)]
+    if warning := stand_in_warning(report, marked=False):
+        parts.append(Text(warning, "yellow"))
+    return Group(*parts)
+
+
+def _intervals_table(found: Plan) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
+    table.add_column("[95% CI]", no_wrap=True)
+    for head in (*found.heads, None):
+        table.add_column(head.en if head else "difference", justify="right", no_wrap=True)
+    for line in found.lines:
+        table.add_row(line.label.en, *(Text(_with_ends(cell)) for cell in line.cells))
+    return table
+
+
+def _with_ends(cell: Value) -> str:
+    return f"{cell.text} {cell.ends}".strip()
 
 
 def _release_lines(report: Report) -> list[Text]:

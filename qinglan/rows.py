@@ -14,6 +14,23 @@ from pydantic import BaseModel, ConfigDict
 
 Split = Literal["train", "dev", "test"]
 
+REMEDIES = {
+    "empty_query": "fill in the question or delete the row",
+    "empty_input": "fill in every column that the recipe needs, or delete the row",
+    "not_text": "write it as text; numbers, dates, errors and lists are not questions",
+    "query_too_long": "shorten the question, or allow it with --set data.max_query_chars=N",
+    "context_too_long": "shorten its profile, history or inputs, or allow them with --set data.max_context_chars=N",
+    "duplicate": "delete one of the two",
+    "formula_cell": "paste the formula's result as a value",
+    "merged_cell": "unmerge the cells and give every row its own value",
+    "extra_cells": "the line has more cells than the header; put text that contains commas in double quotes",
+    "bad_split": "write train, dev or test, or leave the cell empty",
+}
+"""What to do about each reason for which reading fails a row."""
+
+INPUT_REASONS = frozenset(REMEDIES)
+"""Rows failed for one of these were never questions: no stage after reading looks at them."""
+
 # 5.6 is not 56 and ++ is not +, so punctuation between digits and plus signs stay.
 _PUNCTUATION = re.compile(r"(?<!\d)(?:[^\w+]|_)|(?:[^\w+]|_)(?!\d)")
 

@@ -8,8 +8,7 @@ to say (`qinglan.grading`). A person's verdict outranks that.
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from qinglan.rows import Row
-from qinglan.workbook import INPUT_REASONS
+from qinglan.rows import INPUT_REASONS, Row
 
 _SORRY = "(?:非常|很|十分|真的)?(?:抱歉|对不起|不好意思)"
 _AI = "(?:AI|人工智能|大?语言模型|大模型)(?:助手|助理|语言模型|模型)?"

@@ -39,10 +39,9 @@ from qinglan.report import (
     stand_ins_of,
     verdict,
 )
-from qinglan.rows import Row
+from qinglan.rows import INPUT_REASONS, Row
 from qinglan.runs import Run
 from qinglan.statistics import Comparison, rows_needed
-from qinglan.workbook import INPUT_REASONS
 
 COMPARING = ("evaluate", "compare")
 """Stages that leave an evaluation behind."""

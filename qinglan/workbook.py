@@ -14,26 +14,9 @@ from typing import Any, get_args
 from qinglan.artifacts import hash_of
 from qinglan.config import Data, Tenant
 from qinglan.recipes import Input, identifying
-from qinglan.rows import Row, Split, normalise, row_id
+from qinglan.rows import REMEDIES, Row, Split, normalise, row_id
 from qinglan.sources.files import read_records, read_snapshot
 from qinglan.sources.records import FIELDS, Record, Wanted, cell_text, input_field, is_empty
-
-REMEDIES = {
-    "empty_query": "fill in the question or delete the row",
-    "empty_input": "fill in every column that the recipe needs, or delete the row",
-    "not_text": "write it as text; numbers, dates, errors and lists are not questions",
-    "query_too_long": "shorten the question, or allow it with --set data.max_query_chars=N",
-    "context_too_long": "shorten its profile, history or inputs, or allow them with --set data.max_context_chars=N",
-    "duplicate": "delete one of the two",
-    "formula_cell": "paste the formula's result as a value",
-    "merged_cell": "unmerge the cells and give every row its own value",
-    "extra_cells": "the line has more cells than the header; put text that contains commas in double quotes",
-    "bad_split": "write train, dev or test, or leave the cell empty",
-}
-"""What to do about each reason for which reading fails a row."""
-
-INPUT_REASONS = frozenset(REMEDIES)
-"""Rows failed for one of these were never questions: no stage after reading looks at them."""
 
 _SPLITS = get_args(Split)
 
@@ -43,7 +26,7 @@ Tell = Callable[[str], None]
 def read_rows(
     path: Path, data: Data, tenant: Tenant, tell: Tell = lambda _: None, *, inputs: Sequence[Input] = ()
 ) -> Iterator[Row]:
-    """Every row of a file or folder, in its order, `ok` or `failed` with one of `INPUT_REASONS`; ids are unique.
+    """Every row of a file or folder, in its order, `ok` or `failed` with one of `rows.INPUT_REASONS`; ids are unique.
 
     Empty rows at a file's end are no rows. Absent optional columns are fine under their default names; one that the
     profile names must be there.

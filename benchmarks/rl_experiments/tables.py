@@ -23,7 +23,8 @@ from a paired bootstrap that resamples gold documents and, where there is more t
 about the test questions alone. Reward: mean of the first and of the last tenth of the steps. Step: the chosen
 checkpoint's, seed by seed; 0 is the model that RL started from. Dev: that checkpoint's value on the dev split, another
 measure with and without labels. Judge: mean score of the RL student's test rewrites, 0 to 5. Alarms: see
-[alarms.md](alarms.md), with the steps at which they sounded. RL s: seconds of the whole RL stage."""
+[alarms.md](alarms.md), with the steps at which they sounded. RL s: seconds of the whole RL stage, by the
+clock, whatever else the machine did meanwhile."""
 _FAULTS = ("default", "faults")
 _TUNING_SEED = 1
 _COLUMNS = {

@@ -22,7 +22,7 @@ from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.preflight import FlowName, inspect_profile, require
 from qinglan.report import Report
-from qinglan.report_terminal import print_table
+from qinglan.report_terminal import print_intervals, print_table
 from qinglan.runs import find_run
 from qinglan.up import prefect_for, serve_site
 
@@ -67,12 +67,16 @@ def run(
 @app.command()
 def show(
     run_name: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, a unique prefix, or `latest`.")],
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Student against teacher, each figure with its 95% interval.")
+    ] = False,
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
     """Print a finished run's result table again."""
     directory = find_run(load_profile(profile, set_ or ()).paths.runs, run_name)
-    out.print(print_table(Report.read(directory / "report.json")))
+    report = Report.read(directory / "report.json")
+    out.print(print_intervals(report) if intervals else print_table(report))
     out.print(f"Report: {directory / 'report.html'}", soft_wrap=True)
 
 

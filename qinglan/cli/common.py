@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from qinglan.errors import ConfigError
+
 _TABLE_WIDTH = 100
 
 out, err = Console(), Console(stderr=True)
@@ -20,3 +22,14 @@ SetOption = Annotated[
 def say(text: str) -> None:
     """A line as it is: what comes from outside is no markup."""
     out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def forced(force: bool, reason: str) -> str:
+    """Why a version is used although the gate did not pass it; nothing where it was not forced.
+
+    Raises:
+        ConfigError: forced without saying why.
+    """
+    if force and not reason.strip():
+        raise ConfigError("--force: needs a --reason, which is kept with the version")
+    return reason.strip() if force else ""

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from qinglan.cli.common import ProfileOption, SetOption, out, say
+from qinglan.cli.common import ProfileOption, SetOption, forced, out, say
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
 from qinglan.formats import NONE, count, number, usd
@@ -73,10 +73,9 @@ def promote(
     set_: SetOption = None,
 ) -> None:
     """Make a version the champion; the champion becomes the previous one."""
-    if force and not reason.strip():
-        raise ConfigError("--force: needs a --reason, which is kept with the version")
+    force_reason = forced(force, reason)
     registry = _registry(load_profile(profile, set_ or ()))
-    champion = registry.promote(_find(registry, version).version, force_reason=reason.strip() if force else "")
+    champion = registry.promote(_find(registry, version).version, force_reason=force_reason)
     _say_standing(registry, champion)
 
 

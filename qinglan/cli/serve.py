@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from qinglan.cli.common import ProfileOption, SetOption, say
+from qinglan.cli.common import ProfileOption, SetOption, forced, say
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
 from qinglan.registry import Registry, registry_of
@@ -53,7 +53,7 @@ def start(
     loaded = load_profile(profile, set_ or ())
     folder, registry = serving_folder(loaded), registry_of(loaded)
     before = registry.aliases().get("challenger")
-    released = registry.challenge(version, force_reason=_forced(force, reason))
+    released = registry.challenge(version, force_reason=forced(force, reason))
     if before != version:  # what an earlier canary left, from before the site was stopped, would end or count in it
         for name in (VERDICT_FILE, STATE_FILE):
             (folder / name).unlink(missing_ok=True)
@@ -105,7 +105,7 @@ def promote(
     loaded = load_profile(profile, set_ or ())
     registry = registry_of(loaded)
     chosen = version or registry.aliases().get("challenger") or _won(loaded, registry)
-    released = registry.promote(chosen, force_reason=_forced(force, reason))
+    released = registry.promote(chosen, force_reason=forced(force, reason))
     say(f"{released.name} {released.version}: champion" + _after(released.replaced))
 
 
@@ -124,12 +124,6 @@ def _won(profile: Profile, registry: Registry) -> str:
             "then; name a VERSION"
         )
     return last.challenger
-
-
-def _forced(force: bool, reason: str) -> str:
-    if force and not reason:
-        raise ConfigError("--force needs a --reason")
-    return reason if force else ""
 
 
 def _last_verdict(profile: Profile) -> Verdict | None:

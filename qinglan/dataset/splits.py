@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from qinglan.config import Dataset
 from qinglan.dataset.duplicates import Questions, near_duplicate_groups
-from qinglan.rows import Row, Split
-from qinglan.workbook import INPUT_REASONS
+from qinglan.rows import INPUT_REASONS, Row, Split
 
 _NAMES: tuple[Split | None, ...] = (None, "train", "dev", "test")
 _STRENGTH: dict[Split | None, int] = {name: strength for strength, name in enumerate(_NAMES)}

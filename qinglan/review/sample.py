@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from qinglan.config import Select
 from qinglan.recipes import Recipe
-from qinglan.rows import Row
-from qinglan.workbook import INPUT_REASONS
+from qinglan.rows import INPUT_REASONS, Row
 
 RULE_REASONS = frozenset(
     {

@@ -12,10 +12,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from qinglan.artifacts import Artifact
-from qinglan.rows import Row
+from qinglan.rows import INPUT_REASONS, Row
 from qinglan.versions.drift import Drift
 from qinglan.versions.sketch import BottomK, BoundedCounter, keywords, length_bucket, original_score, rewritten
-from qinglan.workbook import INPUT_REASONS
 
 FEW_ROWS = 5
 """RL finds a term only if SFT gave it some probability: four or five rows (docs/decisions.md)."""

@@ -13,8 +13,7 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from qinglan.rows import Row
-from qinglan.workbook import INPUT_REASONS
+from qinglan.rows import INPUT_REASONS, Row
 
 SAMPLE_ROWS = 1000
 MAX_ENTRIES = 300_000

@@ -112,7 +112,7 @@ def test_a_new_canary_counts_from_nothing(terminal: Terminal):
 
 
 def test_force_needs_a_reason(terminal: Terminal):
-    with pytest.raises(ConfigError, match="--force needs a --reason"):
+    with pytest.raises(ConfigError, match="--force: needs a --reason"):
         terminal("canary", "start", "2", "--force")
     terminal("canary", "start", "2", "--force", "--reason", "urgent")
     assert terminal.registry.calls == [("challenge", "2", "urgent")]

@@ -2,12 +2,13 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from report_fixture import METRICS, comparison, decision, full, released, report, scores
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from qinglan.artifacts import Artifact, StageResult
 from qinglan.config import Endpoint, Price, Profile, Rag
@@ -23,14 +24,18 @@ from qinglan.report import (
     starred,
     verdict,
 )
-from qinglan.report_terminal import print_table
+from qinglan.report_terminal import print_intervals, print_table
+
+
+def shown(table: RenderableType) -> str:
+    console = Console(width=100, record=True, file=None, force_terminal=False, quiet=False)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
 
 
 def terminal(content: Report) -> str:
-    console = Console(width=100, record=True, file=None, force_terminal=False, quiet=False)
-    with console.capture() as capture:
-        console.print(print_table(content))
-    return capture.get()
+    return shown(print_table(content))
 
 
 def test_report_json_survives_a_round_trip(tmp_path: Path) -> None:
@@ -193,6 +198,18 @@ def test_the_terminal_names_the_stand_ins() -> None:
     words = " ".join(terminal(report()).split())
     assert "The teacher, the judge, the RAG, the base model and the workbook were embedded stand-ins." in words
     assert stand_in_warning(report(stand_ins=[])) == "" and "*" not in terminal(report(stand_ins=[]))
+
+
+def test_the_terminal_shows_the_candidate_with_every_interval() -> None:
+    text = shown(print_intervals(report()))
+    assert re.search(r"top-1 +0\.\d{3} \[.+\] +0\.\d{3} \[.+\] +[+−]0\.\d{3} \[.+\]", text)
+    assert all(line in text for line in ("judge score", "latency p50, ms", "cost per 1,000"))
+    assert "These numbers say that the machinery works" in " ".join(text.split())
+
+
+def test_without_a_student_there_are_no_intervals_to_show() -> None:
+    alone = report().model_copy(update={"arms": {"teacher": report().arms["teacher"]}})
+    assert "no student and teacher" in shown(print_intervals(alone))
 
 
 def test_the_terminal_shows_partial_reports() -> None:

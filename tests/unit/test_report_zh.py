@@ -34,9 +34,8 @@ from qinglan.report_words import (
     words,
 )
 from qinglan.report_zh import chinese
-from qinglan.rows import Retrieved
+from qinglan.rows import REMEDIES, Retrieved
 from qinglan.statistics import Comparison
-from qinglan.workbook import REMEDIES
 
 _SAME = """
     Qinglan query_rewrite embedded English RAG SFT RL GPT top MRR recall nDCG log token Holm McNemar

@@ -39,8 +39,9 @@ def source(module: str) -> Path | None:
 
 
 def imported() -> set[str]:
-    """Distributions that reward and engines import, also by way of the rest of the core."""
-    todo = [path for folder in ("reward", "engines") for path in (ROOT / "qinglan" / folder).glob("*.py")]
+    """Distributions that reward, recipes and engines import, also by way of the rest of the core."""
+    folders = ("reward", "recipes", "engines")  # recipes are loaded by name, which no import statement shows
+    todo = [path for folder in folders for path in (ROOT / "qinglan" / folder).glob("*.py")]
     seen, outside = set(todo), set()
     while todo:
         for module in modules(todo.pop()):

@@ -229,6 +229,6 @@ async def test_an_empty_answer_is_graded_and_a_missing_one_is_not():
 
 def test_answers_that_rows_bring_are_no_teachers_arm():
     bought = ROW.model_copy(update={"answer_request": "r", "answer_cost_usd": 0.5})
-    assert PLAIN.baseline_arms(ROWS, profile_with()) == {}
+    assert PLAIN.baseline_arms(ROWS, profile_with()) == PLAIN.baseline_arms([bought, *ROWS], profile_with()) == {}
     (entry,) = PLAIN.baseline_arms([bought], profile_with(), afresh=True)["teacher"]
     assert (entry.text, entry.cost_usd, entry.requests) == ("aab", 0.5, ("r",))

@@ -112,10 +112,12 @@ class AnswerGrading:
         *,
         afresh: bool = False,  # noqa: ARG002 (rules say the same today)
     ) -> "dict[str, list[ArmRow]]":
-        """The teacher's answers, where a teacher was asked; answers that rows bring are nobody's arm."""
+        """The teacher's answers, where all of them are the teacher's; answers that rows bring are nobody's arm."""
         from qinglan.evaluation import teacher_rows
 
-        return {"teacher": teacher_rows(rows)} if any(row.answer_request for row in rows) else {}
+        answered = [row for row in rows if row.answer]
+        asked_for_all = bool(answered) and all(row.answer_request for row in answered)
+        return {"teacher": teacher_rows(rows)} if asked_for_all else {}
 
     async def measure(
         self,

@@ -15,11 +15,13 @@ from qinglan.embedded.worlds.medical.reader import gives_away
 
 THING_TASK, TOPIC_TASK, NAME_TASK, FACT_TASK, ADVICE_TASK = "对象", "主题", "学名", "要点", "提示"
 
-P_FACTS = 0.25
+P_FACTS = 0.45
 P_PASSAGE = 0.7
 P_NAMES = 0.15
-P_ADVICE = 0.1
+P_ADVICE = 0.05
+P_KIND = 0.5
 P_LOST_CHARACTERS = 0.2
+FRAMES = ("{n}", "{n}", "刚刚{n}", "昨天{n}", "我{n}", "同事{n}了", "听说{n}")
 
 
 def documents(seed: int, count: int) -> Iterator[str]:
@@ -43,7 +45,15 @@ def characters(prompts: tuple[str, ...]) -> list[str]:
     """All that questions, answers and prompts are written in."""
     asked = [text for topic in TOPICS.values() for text in (*topic.phrasings, *topic.test_phrasings, topic.answer)]
     called = [name for topic in TOPICS for thing in domain.things(topic) for name in domain.names(topic, thing)]
-    written = (*words(prompts), *asked, *called, *domain.PREFIXES, *domain.SUFFIXES, "无0123456789，。：；？、\n ")
+    written = (
+        *words(prompts),
+        *asked,
+        *called,
+        *domain.PREFIXES,
+        *domain.SUFFIXES,
+        *FRAMES,
+        "无0123456789，。：；？、\n ",
+    )
     return sorted(set("".join(written)))
 
 
@@ -54,13 +64,21 @@ def _document(rng: Random) -> str:
     if draw < P_FACTS:
         return _facts(rng, topic, thing)
     if draw < P_FACTS + P_NAMES:
-        name = rng.choice(domain.names(topic, thing))
-        said = rng.choice(domain.PREFIXES) + name + rng.choice(domain.SUFFIXES)
-        return chat(f"{rng.choice((NAME_TASK, THING_TASK))}：{name if gives_away(said) else said}", thing)
+        return _naming(rng, topic, thing)
     if draw < P_FACTS + P_NAMES + P_ADVICE:
         known = TOPICS[topic]
         return chat(f"{ADVICE_TASK}：{known.word}", "，".join(known.statements) + "。" if known.statements else "无。")
     return _reading(rng, *rng.choice(domain.pairs("train")))
+
+
+def _naming(rng: Random, topic: str, thing: str) -> str:
+    """What is called so; and what kind of thing it is, where it is of one kind only."""
+    name = rng.choice(domain.names(topic, thing))
+    said = rng.choice(domain.PREFIXES) + rng.choice(FRAMES).format(n=name) + rng.choice(domain.SUFFIXES)
+    task, answer = rng.choice((NAME_TASK, THING_TASK)), thing
+    if TOPICS[topic].things in ("emergency", "hardship") and rng.random() < P_KIND:
+        task, answer = TOPIC_TASK, TOPICS[topic].word
+    return chat(f"{task}：{name if gives_away(said) else said}", answer)
 
 
 def _facts(rng: Random, topic: str, thing: str) -> str:

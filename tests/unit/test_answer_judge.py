@@ -1,18 +1,21 @@
 """The judge's recipe: what is asked, how verdicts are read and graded, and what the report adds."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from qinglan.chat import Answer
-from qinglan.config import Reward, Tenant
+from qinglan.config import Reward, Tenant, load_profile
 from qinglan.errors import TeacherError
 from qinglan.evaluation.arms import ArmRow
 from qinglan.recipes.answer_judge import RECIPE, Verdict, forms_of, is_well_formed, verdict_in, with_thoughts
+from qinglan.redteam import cases_of, check, row_of
 from qinglan.rows import Row
 
+ROOT = Path(__file__).parents[2]
 RIGHT, INVENTED = "<output>正确，完整</output>", "<output>错误，编造</output>"
 
 
@@ -136,6 +139,22 @@ def test_forms_keep_every_clause():
 def test_probes_are_rows_of_their_own():
     probes = RECIPE.probes([row(1), row(2, candidate="")])
     assert [probe.id for probe in probes] == ["r1-longer", "r1-order"]
+
+
+def test_the_red_team_knows_the_failures_that_judges_are_known_for():
+    cases = {case.id: case for case in cases_of(load_profile(str(ROOT / "configs" / "answer_judge.yaml")))}
+    assert {"invented", "vague"} <= {case.kind for case in cases.values() if case.must_pass}
+    invented, vague, informative = (cases[name] for name in ("invented-beside-right", "vague", "informative"))
+    assert check(invented, text(INVENTED), None).passed
+    assert not check(invented, text(), None).passed
+    assert not check(vague, text(), None).passed
+    assert check(informative, text(), None).passed
+
+
+def test_a_red_team_case_is_asked_as_a_row_is():
+    case = next(iter(cases_of(load_profile(str(ROOT / "configs" / "answer_judge.yaml")))))
+    user = RECIPE.student_messages(row_of(case, Tenant()), Tenant())[-1]["content"]
+    assert user.splitlines()[1:] == [f"标准答案：{case.inputs['reference']}", f"待评答案：{case.inputs['candidate']}"]
 
 
 def findings_of(answers: dict[str, str]) -> dict[str, list[tuple[str, tuple[float | None, ...]]]]:

@@ -92,10 +92,11 @@ def test_the_test_split_asks_what_training_never_does(rows: list[SampleRow]):
     assert not asked["test"] & (asked["train"] | asked["dev"])
 
 
-def test_pretraining_shows_no_verdict_and_no_prompt():
+def test_pretraining_shows_no_verdict_and_no_question_of_the_test_split(rows: list[SampleRow]):
     texts = list(WORLD.documents(3, 4000))
-    assert not any("标准答案：" in text or "待评答案：" in text for text in texts)
     assert not any("正确，" in text or "错误，" in text for text in texts)
+    asked = {row.query for row in rows if row.split == "test"}
+    assert not any(line.removeprefix("问题：") in asked for text in texts for line in text.splitlines())
     assert texts[:50] == list(WORLD.documents(3, 50))
 
 

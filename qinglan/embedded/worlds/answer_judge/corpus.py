@@ -1,8 +1,8 @@
 """What the judge's tiny base model reads first: notes about products, and short exercises in reading them.
 
-It learns which wordings mean the same, what a note says and what two notes share, and to put thoughts before an answer
-in tags. It never sees an answer judged: neither the prompt's form nor a verdict on anything, and no note about a
-question that the test split owns.
+It learns which wordings mean the same, what a note says and how two differ, and to put thoughts before an answer in
+tags. It never sees an answer judged: no verdict at all. The notes that it compares are random facts under questions
+of the training split, and no note tells what is true of a pair that the test split owns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from qinglan.embedded.worlds.answer_judge.domain import (
     facts_of,
     pairs,
 )  # fmt: skip
-from qinglan.embedded.worlds.answer_judge.people import compose
+from qinglan.embedded.worlds.answer_judge.people import compose, contrary, facts_in
 from qinglan.recipes.answer_judge import COURTESIES, RIGHT, STUDENT_SYSTEM, WRONG
 
 POINTS, REWORD, TOPIC, SAID = "要点", "换个说法", "属于", "提到"
@@ -30,12 +30,13 @@ SYSTEM = "先想再答。格式：<think>想法</think><output>答案</output>�
 """Asks for an answer in tags."""
 PLAIN_WORDS = {
     RIGHT: "对", WRONG: "不对", "完整": "齐全", "不完整": "不齐全", "编造": "瞎编", "矛盾": "相反", "含糊": "不清楚",
-    "跑题": "说别的", "有": "提到", "无": "没提", "反": "倒", "多": "另外",
+    "跑题": "说别的", "有": "提到", "无": "没提", "反": "说反", "多": "另外",
 }  # fmt: skip
 """Words of verdicts, and what they mean."""
-P_TAGGED = 0.5
-P_KEPT = 0.6
-"""Share of a note's facts that the note beside it has too."""
+P_TAGGED = 0.2
+P_KEPT, P_CONTRARY = 0.55, 0.15
+"""Shares of a note's facts that the note beside it has too, and that it contradicts."""
+_TURNS = 3
 
 
 def documents(seed: int, count: int) -> Iterator[str]:
@@ -62,8 +63,8 @@ def characters() -> list[str]:
 
 
 def _document(rng: Random) -> str:
-    kinds = (_note_alone, _reword, _word, _topic, _said, _points, _compared, _each)
-    return rng.choices(kinds, (5, 10, 6, 5, 10, 16, 18, 30))[0](rng)
+    kinds = (_note_alone, _words, _wordings, _read, _compared)
+    return rng.choices(kinds, (3, 6, 9, 16, 66))[0](rng)
 
 
 def _note_alone(rng: Random) -> str:
@@ -71,58 +72,73 @@ def _note_alone(rng: Random) -> str:
     return f"{product}\n{compose(rng, facts_of(product, slot), 0)}\n"
 
 
-def _reword(rng: Random) -> str:
-    (fact,), (one, other) = _facts(rng, 1), rng.sample(range(3), 2)
-    return _exercise(rng, f"{REWORD}：{fact.wording(one)}", fact.slot, fact.wording(other))
+def _words(rng: Random) -> str:
+    known = [rng.sample(pair, 2) for pair in rng.sample(list(PLAIN_WORDS.items()), _TURNS)]
+    return _dialogue(rng, [(f"{REWORD}：{asked}", asked, told) for asked, told in known])
 
 
-def _word(rng: Random) -> str:
-    word, plain = rng.choice(list(PLAIN_WORDS.items()))
-    asked, told = rng.sample((word, plain), 2)
-    return _exercise(rng, f"{REWORD}：{asked}", asked, told)
+def _wordings(rng: Random) -> str:
+    turns = []
+    for fact in _facts(rng, _TURNS):
+        one, other = rng.sample(range(3), 2)
+        exercises = (
+            (f"{TOPIC}：{fact.wording(one)}", fact.slot),
+            (f"{REWORD}：{fact.wording(one)}", fact.wording(other)),
+        )
+        task, answer = rng.choice(exercises)
+        turns.append((task, fact.wording(), answer))
+    return _dialogue(rng, turns)
 
 
-def _topic(rng: Random) -> str:
-    (fact,) = _facts(rng, 1)
-    return _exercise(rng, f"{TOPIC}：{fact.wording(rng.randrange(3))}", fact.wording(), fact.slot)
-
-
-def _said(rng: Random) -> str:
+def _read(rng: Random) -> str:
     facts = _facts(rng, rng.randint(1, 3))
-    asked = rng.choice(facts) if rng.random() < 0.5 else _facts(rng, 1)[0]
-    task = f"{SAID}{asked.wording()}：{_note(rng, facts)}"
-    return _exercise(rng, task, _listed(facts), "有" if asked in facts else "无")
-
-
-def _points(rng: Random) -> str:
-    facts = _facts(rng, rng.randint(1, 3))
-    return _exercise(rng, f"{POINTS}：{_note(rng, facts)}", "，".join(fact.slot for fact in facts), _listed(facts))
+    turns = [(f"{POINTS}：{_note(rng, facts)}", "，".join(fact.slot for fact in facts), _listed(facts))]
+    for _ in range(_TURNS):
+        asked = rng.choice(facts) if rng.random() < 0.5 else _facts(rng, 1)[0]
+        turns.append((f"{SAID}：{asked.wording()}", _listed(facts), "有" if asked in facts else NONE))
+    return _dialogue(rng, turns)
 
 
 def _compared(rng: Random) -> str:
-    first, second = _two_notes(rng)
-    shared, added = [fact for fact in first if fact in second], [fact for fact in second if fact not in first]
-    task, wanted = rng.choice(((SHARED, shared), (ADDED, added)))
-    return _exercise(rng, f"{task}：{_listed(first)}。\n{_note(rng, second)}", _listed(second), _listed(wanted))
-
-
-def _each(rng: Random) -> str:
-    first, second = _two_notes(rng)
-    found = "，".join(f"{fact.wording()}{'提到' if fact in second else '没提'}" for fact in first)
-    return _exercise(rng, f"{EACH}：{_listed(first)}。\n{_note(rng, second)}", _listed(second), found)
-
-
-def _two_notes(rng: Random) -> tuple[list[Fact], list[Fact]]:
+    """What one note says of each fact of another, what both say, and what only the second says."""
     first = _facts(rng, rng.randint(1, 3))
-    second = [fact if rng.random() < P_KEPT else _facts(rng, 1)[0] for fact in first]
+    second = [_kept_or_changed(rng, fact) for fact in first]
     rng.shuffle(second)
-    return first, second
+    note = _note(rng, second)
+    slots = {fact.slot for fact in first}
+    added = [wording for fact, wording in facts_in(note) if fact.slot not in slots]
+    each = "，".join(fact.wording() + _heard(fact, second) for fact in first)
+    shared = _listed([fact for fact in first if fact in second])
+    exercises = [(EACH, shared, each), (SHARED, _listed(second), shared), (ADDED, shared, "，".join(added) or NONE)]
+    rng.shuffle(exercises)
+    product, slot = rng.choice(pairs("train"))
+    question = rng.choice(SLOTS[slot].questions).format(p=rng.choice((product, *PRODUCTS[product])))
+    lines = f"问题：{question}？\n标准答案：{_listed(first)}。\n待评答案：{note}"
+    (task, thoughts, answer), *more = exercises
+    return _dialogue(rng, [(f"{lines}\n{task}", thoughts, answer), *more])
 
 
-def _exercise(rng: Random, task: str, thoughts: str, answer: str) -> str:
-    if rng.random() < P_TAGGED:
-        return chat(task, f"<think>{thoughts}</think><output>{answer}</output>", system=SYSTEM)
-    return chat(task, answer)
+def _kept_or_changed(rng: Random, fact: Fact) -> Fact:
+    draw = rng.random()
+    if draw < P_KEPT:
+        return fact
+    return contrary(rng, fact) if draw < P_KEPT + P_CONTRARY else _facts(rng, 1)[0]
+
+
+def _heard(fact: Fact, note: Sequence[Fact]) -> str:
+    if fact in note:
+        return "提到"
+    return "说反" if any(other.slot == fact.slot for other in note) else "没提"
+
+
+def _dialogue(rng: Random, turns: Sequence[tuple[str, str, str]]) -> str:
+    """Tasks with thoughts and answer each; the thoughts are shown where they are asked for."""
+    tagged = rng.random() < P_TAGGED
+    said = [
+        f"<think>{thoughts}</think><output>{answer}</output>" if tagged else answer for _, thoughts, answer in turns
+    ]
+    texts = [text for (task, _, _), answer in zip(turns, said, strict=True) for text in (task, answer)]
+    return chat(*texts, system=SYSTEM if tagged else None)
 
 
 def _facts(rng: Random, count: int) -> list[Fact]:

@@ -27,7 +27,6 @@ from qinglan.embedded.worlds.answer_judge.domain import (
 
 P_MISJUDGED = 0.08
 """Share of answers of which the strong judge misreads a fact; three in five of those verdicts are wrong."""
-P_OWN_WORDS = 0.6
 P_HEDGED = 0.2
 """Share of answers with facts that have an empty phrase beside them, which is no flaw."""
 _KIND_WEIGHTS = (36, 18, 16, 12, 10, 8)
@@ -65,7 +64,7 @@ def _told(rng: Random, reference: tuple[Fact, ...], kind: Flaw) -> list[Fact]:
         said += _strangers(rng, reference, 1)
     elif kind == "矛盾":
         place = rng.randrange(len(said))
-        said[place] = _contrary(rng, said[place])
+        said[place] = contrary(rng, said[place])
     return said
 
 
@@ -75,13 +74,14 @@ def _strangers(rng: Random, reference: tuple[Fact, ...], count: int) -> list[Fac
     return [Fact(slot, rng.randrange(len(SLOTS[slot].values))) for slot in slots]
 
 
-def _contrary(rng: Random, fact: Fact) -> Fact:
+def contrary(rng: Random, fact: Fact) -> Fact:
+    """Another value of the same slot."""
     return Fact(fact.slot, rng.choice([n for n in range(len(SLOTS[fact.slot].values)) if n != fact.value]))
 
 
 def compose(rng: Random, facts: Sequence[Fact], vague: int) -> str:
-    """A sentence of clauses: facts in anyone's words, empty phrases, courtesies."""
-    clauses = [fact.wording(rng.choice((1, 2)) if rng.random() < P_OWN_WORDS else 0) for fact in facts]
+    """A sentence of clauses: facts in people's words, never in the reference's; empty phrases, courtesies."""
+    clauses = [fact.wording(rng.choice((1, 2))) for fact in facts]
     for phrase in rng.sample(VAGUE, vague):
         clauses.insert(rng.randrange(len(clauses) + 1), phrase)
     if rng.random() < 0.3:

@@ -20,7 +20,7 @@ from qinglan.embedded.worlds.answer_judge.domain import (
     facts_of,
     pairs,
 )  # fmt: skip
-from qinglan.embedded.worlds.answer_judge.people import compose, contrary, facts_in
+from qinglan.embedded.worlds.answer_judge.people import compose, contrary, facts_in, heard
 from qinglan.recipes.answer_judge import COURTESIES, RIGHT, STUDENT_SYSTEM, WRONG
 
 POINTS, REWORD, TOPIC, SAID = "要点", "换个说法", "属于", "提到"
@@ -30,10 +30,10 @@ SYSTEM = "先想再答。格式：<think>想法</think><output>答案</output>�
 """Asks for an answer in tags."""
 PLAIN_WORDS = {
     RIGHT: "对", WRONG: "不对", "完整": "齐全", "不完整": "不齐全", "编造": "瞎编", "矛盾": "相反", "含糊": "不清楚",
-    "跑题": "说别的", "有": "提到", "无": "没提", "反": "说反", "多": "另外",
+    "跑题": "说别的", "有": "提到", "无": "没提", "反": "说反", "多": "另加",
 }  # fmt: skip
 """Words of verdicts, and what they mean."""
-P_TAGGED = 0.2
+P_TAGGED = 0.4
 P_KEPT, P_CONTRARY = 0.55, 0.15
 """Shares of a note's facts that the note beside it has too, and that it contradicts."""
 _TURNS = 3
@@ -101,15 +101,15 @@ def _read(rng: Random) -> str:
 
 def _compared(rng: Random) -> str:
     """What one note says of each fact of another, what both say, and what only the second says."""
-    first = _facts(rng, rng.randint(1, 3))
+    first = _facts(rng, rng.choices((1, 2, 3), (1, 2, 2))[0])
     second = [_kept_or_changed(rng, fact) for fact in first]
     rng.shuffle(second)
     note = _note(rng, second)
     slots = {fact.slot for fact in first}
     added = [wording for fact, wording in facts_in(note) if fact.slot not in slots]
-    each = "，".join(fact.wording() + _heard(fact, second) for fact in first)
+    each = "，".join(fact.wording() + heard(fact, second) for fact in first)
     shared = _listed([fact for fact in first if fact in second])
-    exercises = [(EACH, shared, each), (SHARED, _listed(second), shared), (ADDED, shared, "，".join(added) or NONE)]
+    exercises = [(EACH, _listed(second), each), (SHARED, each, shared), (ADDED, each, "，".join(added) or NONE)]
     rng.shuffle(exercises)
     product, slot = rng.choice(pairs("train"))
     question = rng.choice(SLOTS[slot].questions).format(p=rng.choice((product, *PRODUCTS[product])))
@@ -123,12 +123,6 @@ def _kept_or_changed(rng: Random, fact: Fact) -> Fact:
     if draw < P_KEPT:
         return fact
     return contrary(rng, fact) if draw < P_KEPT + P_CONTRARY else _facts(rng, 1)[0]
-
-
-def _heard(fact: Fact, note: Sequence[Fact]) -> str:
-    if fact in note:
-        return "提到"
-    return "说反" if any(other.slot == fact.slot for other in note) else "没提"
 
 
 def _dialogue(rng: Random, turns: Sequence[tuple[str, str, str]]) -> str:

@@ -150,12 +150,13 @@ def thoughts_on(reference: str, candidate: str, rng: Random) -> tuple[str, Verdi
     if wanted and rng.random() < P_MISJUDGED:
         said = _misread(rng, wanted, said)
     stated, slots = [fact for fact, _ in said], {fact.slot for fact in wanted}
-    steps = [fact.wording() + _found(fact, stated) for fact in wanted]
+    steps = [fact.wording() + heard(fact, stated) for fact in wanted]
     steps += [f"多{wording}" for fact, wording in said if fact.slot not in slots]
     return "，".join(steps) or "没有要点", judge(tuple(wanted), tuple(stated))
 
 
-def _found(fact: Fact, stated: Sequence[Fact]) -> str:
+def heard(fact: Fact, stated: Sequence[Fact]) -> str:
+    """Whether a fact is stated, contradicted, or not spoken of."""
     if fact in stated:
         return "有"
     return "反" if any(other.slot == fact.slot for other in stated) else "无"

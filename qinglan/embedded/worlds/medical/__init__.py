@@ -21,7 +21,7 @@ class MedicalWorld(World):
         "standin-medical-doctor": judge.say_answer,
         "standin-medical-judge": judge.say_verdict,
     }
-    PRETRAINING = Pretraining(steps=220, context_tokens=512, documents_per_step=100)
+    PRETRAINING = Pretraining(steps=260, context_tokens=512, documents_per_step=100)
 
     def write_sample(self, directory: Path, config: Embedded) -> SamplePaths:
         """Write `questions.xlsx`; there is no knowledge base."""

@@ -4,7 +4,7 @@
 closed it or died, kill -9 included; then the command's group gets SIGTERM and, after a grace period, all of its
 descendants get SIGKILL. So a killed flow leaves no training process behind that would write into the next attempt's
 files. torchrun and Ray put their workers into groups of their own, so on Linux this process adopts orphans and kills
-by descent.
+by descent; and where it is killed itself, the kernel sends the command SIGTERM.
 
 Imports nothing but the standard library: it is started by path, in whatever environment the engine uses.
 """
@@ -20,18 +20,30 @@ from pathlib import Path
 
 GRACE_S = 15.0
 _KILL_WITHIN_S = 5.0
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LIBC = ctypes.CDLL(None)
 
 
 def main() -> int:
     """Exit with the command's status (128 + signal where it was killed)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+    linux = sys.platform == "linux"
+    if linux:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    child = subprocess.Popen(
+        sys.argv[1:],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=_end_with_supervisor if linux else None,  # noqa: PLW1509 (no thread runs yet)
+    )
     threading.Thread(target=_end_with_caller, args=(child,), daemon=True).start()
     status = child.wait()
     _kill_all(child.pid)  # whatever the command left behind
     return status if status >= 0 else 128 - status
+
+
+def _end_with_supervisor() -> None:
+    """In the child, before the command."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _end_with_caller(child: "subprocess.Popen[bytes]") -> None:

@@ -1,16 +1,19 @@
 """Where the ledger is, and how one connects to it."""
 
 import socket
+import sqlite3
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
 
 from qinglan.config import LedgerStore, require_secret
 from qinglan.errors import LedgerError
 
 _CONNECT_TIMEOUT_S = 10
+_LOCK_TIMEOUT_S = 60
 
 
 def ledger_url(store: LedgerStore, state: Path) -> str | sa.URL:
@@ -38,12 +41,12 @@ def make_engine(url: str | sa.URL) -> sa.Engine:
         # A killed server or a fail-over costs one retry of the caller, not a dead pool.
         timeout = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
         return sa.create_engine(url, connect_args=timeout, pool_pre_ping=True, pool_size=2, hide_parameters=True)
-    engine = sa.create_engine(url, connect_args={"timeout": 60}, hide_parameters=True)
+    engine = sa.create_engine(url, connect_args={"timeout": _LOCK_TIMEOUT_S}, hide_parameters=True)
 
     @sa.event.listens_for(engine, "connect")
     def _set_up(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # BEGIN is ours to send, see below
-        connection.execute("PRAGMA journal_mode=WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")
 
     @sa.event.listens_for(engine, "begin")
@@ -52,6 +55,21 @@ def make_engine(url: str | sa.URL) -> sa.Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
+
+
+def _is_locked(error: BaseException) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
+
+
+# SQLite refuses this one statement at once, without its timeout, while another process makes or opens the file.
+@retry(
+    retry=retry_if_exception(_is_locked),
+    wait=wait_random(0.01, 0.1),
+    stop=stop_after_delay(_LOCK_TIMEOUT_S),
+    reraise=True,
+)
+def _use_wal(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode=WAL")
 
 
 def shown(url: sa.URL) -> str:

@@ -155,6 +155,17 @@ def test_who_does_not_hear_sigterm_is_killed_after_the_grace_period(tmp_path: Pa
     assert alive(pids) == []
 
 
+def test_kill_9_of_the_supervisor_ends_the_command(tmp_path: Path):
+    path = tmp_path / "pids"
+    argv = [sys.executable, str(launcher.SUPERVISOR), sys.executable, "-c", FAMILY, str(path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
+        command, *others = family(path)
+        supervisor.kill()
+    assert alive([command]) == []
+    for pid in others:  # nobody is left who could
+        os.kill(pid, signal.SIGKILL)
+
+
 def test_descendants_of_this_process():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert child.pid in descendants(os.getpid())

@@ -3,9 +3,11 @@
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -287,6 +289,18 @@ def test_old_retrievals_are_dropped_and_answers_never(url: str, monkeypatch: pyt
         assert ledger.retrieval_keys("run") == {"new"}
         assert ledger.get("h") == call()
     assert tables.RETRIEVALS_KEPT_S == 30 * 24 * 3600
+
+
+def test_two_may_make_the_file_at_once(tmp_path: Path):
+    path = tmp_path / "ledger.db"
+    first = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    first.execute("BEGIN IMMEDIATE")
+    first.execute("CREATE TABLE t (x)")
+    threading.Timer(0.3, lambda: first.execute("COMMIT")).start()
+    ledger = Ledger(f"sqlite:///{path}")
+    assert ledger.get("none") is None
+    ledger.close()
+    first.close()
 
 
 def test_a_file_that_is_no_database(tmp_path: Path):

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from qinglan.config import EMBEDDED, Profile
 from qinglan.formats import capitalised, count, number, signed, with_interval
-from qinglan.recipes import get_recipe
+from qinglan.recipes import Metric, get_recipe
 from qinglan.report_models import (
     Api,
     Arm,
@@ -207,8 +207,13 @@ def headline(report: Report) -> Comparison | None:
     challenger = (report.decision.challenger,) if report.decision else ()
     gated = [(arm, rival) for arm in (*challenger, "rl", "sft") for rival in report.rivals]
     pairs = [(report.purchase.rival, "teacher")] if report.purchase else [*gated, *_HEADLINE_PAIRS]
-    keys = ((a, b, metric.name) for a, b in pairs for metric in report.metrics)
+    keys = ((a, b, metric.name) for a, b in pairs for metric in by_preference(report))
     return next((usable[key] for key in keys if key in usable), None)
+
+
+def by_preference(report: Report) -> list[Metric]:
+    """The metrics, those that a headline should be about first."""
+    return sorted(report.metrics, key=lambda metric: not metric.headline)
 
 
 def candidate(report: Report) -> ArmName | None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from qinglan.formats import capitalised, count, number, signed
 from qinglan.plots import Chart, DotPlot, DotRow, axis_of, chart, dot_plot, histogram
-from qinglan.report import arm_label_words, headline, metric_words, pair_words
+from qinglan.report import arm_label_words, by_preference, headline, metric_words, pair_words
 from qinglan.report_models import ArmName, Distribution, Report, Series, Slice
 from qinglan.report_words import ARMS, SLICES, Both, words
 
@@ -41,7 +41,9 @@ class SlicePlot(NamedTuple):
 
 def arm_dots(report: Report, arms: Sequence[ArmName]) -> tuple[Both, DotPlot] | None:
     """One dot per arm on the best metric there is."""
-    metric = next((m for m in report.metrics if any(report.arms[a].mean(m.name) is not None for a in arms)), None)
+    metric = next(
+        (m for m in by_preference(report) if any(report.arms[a].mean(m.name) is not None for a in arms)), None
+    )
     if metric is None:
         return None
     rows: list[DotRow] = []

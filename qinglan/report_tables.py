@@ -58,8 +58,8 @@ def plan(report: Report) -> Plan | None:
         return None
     mine, theirs = report.arms[name], report.arms[other]
     found = {c.metric: c for c in report.comparisons if (c.a, c.b) == (name, other)}
-    main = headline(report)
-    first = main.metric if main else ""
+    known = (m.name for m in report.metrics if any(arm.mean(m.name) is not None for arm in (mine, theirs)))
+    first = next(known, "")
     lines = [
         _compared(report, metric, theirs, mine, found.get(metric.name), main=metric.name == first)
         for metric in report.metrics

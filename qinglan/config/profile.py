@@ -18,6 +18,7 @@ from qinglan.config.rl import Reward, Rl
 from qinglan.config.site import Budget, Embedded, Endpoint, LedgerStore, Paths, Price, Rag, Tenant, Tracking, Trainer
 from qinglan.config.training import Evaluate, Sft, Student
 from qinglan.errors import ConfigError
+from qinglan.report_words import ARMS
 
 CHANGEABLE: dict[str, set[str]] = {
     "budget": {"per_run_usd", "per_month_usd"},
@@ -83,6 +84,13 @@ class Profile(Section):
         if unknown := [name for name in self.evaluate.teachers if name not in self.compare.teachers]:
             known = ", ".join(self.compare.teachers) or "none"
             raise ValueError(f"evaluate.teachers: {unknown[0]} is none of compare.teachers ({known})")
+        return self
+
+    @model_validator(mode="after")
+    def _know_the_gates_rivals(self) -> Self:
+        known = [arm for arm in (*ARMS, *self.evaluate.teachers) if arm != self.gate.challenger]
+        if unknown := [arm for arm in self.gate.rivals if arm not in known]:
+            raise ValueError(f"gate.rivals: no arm is called {unknown[0]}; there are {', '.join(known)}")
         return self
 
     @model_validator(mode="after")

@@ -93,8 +93,12 @@ def build(rows_path: Path, directory: Path, profile: Profile, pinned: Mapping[st
 
 
 def _evaluation_questions(profile: Profile) -> Iterator[Row]:
-    """Every question of `dataset.decontaminate_against`, also those that would be too long to ask."""
-    data = profile.data.model_copy(update={"limit": None, "sheet": None, "sql": None})
+    """Every question of `dataset.decontaminate_against`, also those that would be too long to ask.
+
+    Questions are compared by their words and context, so a file of bare questions will do whatever the recipe's inputs.
+    """
+    columns = profile.data.columns.model_copy(update={"inputs": {}})
+    data = profile.data.model_copy(update={"limit": None, "sheet": None, "sql": None, "columns": columns})
     paths = (Path(path) for path in profile.dataset.decontaminate_against)
     rows = chain.from_iterable(read_rows(path, data, profile.tenant) for path in paths)
     return (row for row in rows if normalise(row.query))

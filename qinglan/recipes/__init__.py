@@ -75,6 +75,8 @@ class Metric:
     """An arm's mean is shown with one. Only such metrics are shown by slice, and decide which teacher to buy."""
     compared: bool = True
     """Between arms."""
+    headline: bool = True
+    """False: the report's headline is about it only where no later metric has values."""
 
 
 class FindingRow(BaseModel):
@@ -105,7 +107,8 @@ class Recipe(ABC):
     KIND: ClassVar[Literal["retrieval", "answer"]]
     INPUTS: ClassVar[tuple[Input, ...]] = ()
     METRICS: ClassVar[tuple[Metric, ...]]
-    """In the order of preference for the headline; the gate wants a gain on the first that has values."""
+    """In the order in which they are shown, the most important first: the gate wants a gain on the first that has
+    values, and the report's headline is about it."""
     DISTILL_ROLES: ClassVar[tuple["ChatRole", ...]] = ("teacher",)
     """Whom `distill` asks. Only the teacher alone can be asked through a batch API or on Ray."""
     JUDGE_SCHEMA: ClassVar[dict[str, Any]] = SCORE_SCHEMA

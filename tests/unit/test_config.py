@@ -91,6 +91,7 @@ def test_every_shipped_profile_loads(path: Path) -> None:
             "(32) must be a multiple of GPUs × rl.ppo_micro_batch_size_per_gpu (1 × 5)",
         ),
         ("trainer.gpus_per_node=3", "must be a multiple of GPUs × rl.ppo_micro_batch_size_per_gpu (3 × 4)"),
+        ("gate.rivals=[sft, teach]", "gate.rivals: no arm is called teach; there are original, teacher, base, sft, "),
         ("evaluate.teachers=[cheap]", "evaluate.teachers: cheap is none of compare.teachers (none)"),
         ("compare.teachers={champion: {model: m}}", "champion has a meaning in every report"),
         ("trainer.device=tpu", "`trainer.device`: Input should be 'cpu' or 'cuda', got 'tpu'"),

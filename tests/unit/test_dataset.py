@@ -152,6 +152,18 @@ def test_evaluation_workbooks_keep_their_questions_out_of_training(tmp_path: Pat
         built(tmp_path, ROWS, PROFILE.model_copy(update={"dataset": lost}))
 
 
+def test_an_evaluation_workbook_needs_none_of_the_recipes_inputs(tmp_path: Path) -> None:
+    book = tmp_path / "evaluation.csv"
+    book.write_text(f"问题\n{SAME}\n", encoding="utf-8")
+    recipe = Path(__file__).parents[1] / "capitals_recipe.py"
+    changed = {"recipe": str(recipe), "data": {"columns": {"inputs": {"hint": "线索"}}}}
+    own = PROFILE.model_dump() | changed | {"dataset": {"decontaminate_against": (str(book),)}}
+    hints = {"inputs": {"hint": "在南方"}, "parts": {"right": 1.0}}
+    rows = [each.model_copy(update=hints) for each in (answered("train", 40, query=LONG), *ROWS)]
+    reasons = built(tmp_path, rows, Profile.model_validate(own)).after.reasons
+    assert reasons["near_duplicate_of_evaluation"] == 1
+
+
 def test_files_of_several_row_groups_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset_files, "_ROW_GROUP", 2)
     path = built(tmp_path, ROWS).artifacts["rl_train"].path

@@ -24,6 +24,7 @@ from qinglan.report import (
     starred,
     verdict,
 )
+from qinglan.report_tables import plan
 from qinglan.report_terminal import print_intervals, print_table
 
 
@@ -104,6 +105,16 @@ def test_verdict_falls_back_to_sft_and_to_other_metrics() -> None:
     only_score = comparison("sft", "teacher", 0.03, (0.01, 0.05), metric="mean_top1_score")
     assert verdict(report(comparisons=[only_score])).sentence.startswith("SFT student")
     assert "mean top-1 score" in verdict(report(comparisons=[only_score])).sentence
+
+
+def test_without_labels_the_verdict_is_about_the_judges_score_and_the_table_shows_both() -> None:
+    names = {"mean_top1_score": 0.03, "quality": 0.2}
+    found = [comparison("rl", "teacher", diff, (0.01, 0.3), metric=metric) for metric, diff in names.items()]
+    arms = {name: {"n": 9, **scores(mean_top1_score=0.8, quality=4.0)} for name in ("teacher", "rl")}
+    unlabelled = report(arms=arms, comparisons=found)
+    assert (main := headline(unlabelled)) and main.metric == "quality"
+    table = plan(unlabelled)
+    assert table and [(line.key, line.main) for line in table.lines] == [("mean_top1_score", True), ("quality", False)]
 
 
 def test_verdict_of_a_data_only_run() -> None:

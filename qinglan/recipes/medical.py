@@ -119,8 +119,7 @@ class Medical(AnswerRecipe):
 
     def parts(self, row: Row, text: str) -> dict[str, float]:
         """By `medical_rules.yaml`."""
-        keywords = [word for word in _SEPARATORS.split(row.inputs.get("keywords", "")) if word]
-        return RULES.parts(self.question_text(row), text, keywords)
+        return RULES.parts(self.question_text(row), text, _keywords(row))
 
     def metric_values(self, row: Row, text: str, parts: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
         """A dangerous question is passed with everything said that must be, and nothing that must not."""
@@ -169,6 +168,12 @@ def _passed(parts: Mapping[str, float] | None) -> float | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _keywords(row: Row) -> list[str]:
+    """Of the row; where a person corrected the answer, those that the correction still holds."""
+    words = [word for word in _SEPARATORS.split(row.inputs.get("keywords", "")) if word]
+    return [word for word in words if word in row.corrected] if row.corrected else words
 
 
 def _reference(row: Row) -> str:

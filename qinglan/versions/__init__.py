@@ -28,7 +28,7 @@ from qinglan.versions.index import Diff, IndexBuilder, compare, new_training_row
 from qinglan.versions.sketch import Sketch, SketchBuilder
 
 VERSION_FILE, INDEX, SKETCH = "version.json", "index.jsonl", "sketch.json"
-CARD, CARD_DATA = "card.md", "card.json"
+CARD, CARD_DATA = "DATA_CARD.md", "card.json"
 LATEST, TRAINED, _LOCK, _PARTIAL = "latest", "trained.json", ".lock", ".partial-"
 _LINE_ID = re.compile(r'\{"id":"([^"\\]+)"')
 

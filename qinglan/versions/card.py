@@ -7,12 +7,12 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 from qinglan.artifacts import Artifact
-from qinglan.rows import INPUT_REASONS, Row
+from qinglan.rows import INPUT_REASONS, Row, Split
 from qinglan.versions.drift import Drift
 from qinglan.versions.sketch import BottomK, BoundedCounter, keywords, length_bucket, original_score, rewritten
 
@@ -103,7 +103,7 @@ class Card(Part):
     scores: dict[str, dict[str, float]]
     """Quantiles of the top-1 score, `original` and `rewrite`, of the rows that have both."""
     pools: dict[str, dict[str, int]] = {}
-    """Of the questions that belong to one: by pool, `rows` and `ok`."""
+    """Of the questions that belong to one: by pool, `rows`, `ok`, and by split those of them that are ok."""
     parts: dict[str, float] = {}
     """Means of what the answers were graded by rule."""
     judge_mean: float | None = None
@@ -198,9 +198,11 @@ class CardBuilder:
         self._flags["profile"] += bool(row.profile)
         self._flags["history"] += bool(row.history)
         if row.pool:
-            pool = self._pools.setdefault(row.pool, Counter(rows=0, ok=0))
+            pool = self._pools.setdefault(row.pool, Counter(dict.fromkeys(("rows", "ok", *get_args(Split)), 0)))
             pool["rows"] += 1
             pool["ok"] += row.status == "ok"
+            if row.split:
+                pool[row.split] += row.status == "ok"
         self._add_grades(row)
         if row.review:
             self._reviews[row.review] += 1

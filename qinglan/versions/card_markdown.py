@@ -5,9 +5,11 @@ Texts from cells and answers are quoted as data: a pipe, a backtick or a line br
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
 
 from qinglan.formats import NONE, count, number
+from qinglan.rows import Split
 from qinglan.versions.card import FEW_ROWS, QUANTILES, Card
 from qinglan.versions.drift import Drift
 
@@ -45,7 +47,8 @@ def card_markdown(card: Card) -> str:
         parts += [f"## Gold documents: {count(card.intent_count)} over {count(card.labelled)} questions"]
         parts += [_counts("The most frequent", card.intents)] if max(card.intents.values()) > 1 else []
     if card.pools:
-        parts += ["## Pools", _table(("Pool", "Questions", "ok"), _lines_of(card.pools))]
+        parts += ["## Pools", _table(("Pool", "Questions", "ok", *get_args(Split)), list(_pool_lines(card)))]
+        parts += [f"**No usable row**: {empty}." for empty in [_empty(card)] if empty]
     if card.parts:
         grades = [(quoted(name), number(mean)) for name, mean in card.parts.items()]
         grades += [("judge's score (0–5)", number(card.judge_mean, 2))] if card.judge_mean is not None else []
@@ -82,6 +85,22 @@ def _counts(head: str, counts: Mapping[str, int]) -> str:
 
 def _lines_of(counted: Mapping[str, Mapping[str, int]]) -> list[tuple[str, ...]]:
     return [(quoted(name), count(counts["rows"]), count(counts["ok"])) for name, counts in counted.items()]
+
+
+def _pool_lines(card: Card) -> Iterator[tuple[str, ...]]:
+    for name, counts in card.pools.items():
+        yield quoted(name), *(count(counts.get(key, 0)) for key in ("rows", "ok", *get_args(Split)))
+
+
+def _empty(card: Card) -> str:
+    """The pools that lack rows in a split."""
+    lacking = (
+        f"{quoted(name)} in {split}"
+        for name, counts in card.pools.items()
+        for split in get_args(Split)
+        if not counts.get(split)
+    )
+    return ", ".join(lacking)
 
 
 def _words(card: Card) -> list[str]:

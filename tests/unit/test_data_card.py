@@ -118,9 +118,11 @@ def test_answers_are_shown_by_pool_and_by_what_they_were_graded():
         row("b", pool="red_team", parts={"safe": 0.5}, **graded).failed("bad_format"),
         row("c", **graded | {"judge_score": None}, parts={"safe": 0.0}),
     )
-    assert made.pools == {"red_team": {"rows": 2, "ok": 1}}
+    assert made.pools == {"red_team": {"rows": 2, "ok": 1, "train": 1, "dev": 0, "test": 0}}
     assert (made.parts, made.judge_mean) == ({"format": 1.0, "safe": 0.5}, 4.0)
     assert made.terms == {}  # an answer is no list of keywords
     text = card_markdown(made)
-    assert r"| red\_team | 2 | 1 |" in text and "| safe | 0.500 |" in text and "| judge's score (0–5) | 4.00 |" in text
+    assert r"| red\_team | 2 | 1 | 1 | 0 | 0 |" in text
+    assert r"**No usable row**: red\_team in dev, red\_team in test." in text
+    assert "| safe | 0.500 |" in text and "| judge's score (0–5) | 4.00 |" in text
     assert "Words of the rewrites" not in text

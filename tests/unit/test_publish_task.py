@@ -96,7 +96,7 @@ def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: 
     published = publish_dataset.fn(run, dataset)
     version = find_version(run.profile, "latest")
     assert published.details == {"version": version.id, "parent": ""}
-    assert published.path("card") == version.directory / "card.md"
+    assert published.path("card") == version.directory / "DATA_CARD.md"
     assert server.markdown["data-card"].startswith(f"# Dataset {version.id}")
     assert tracker.datasets == [
         ("child", "default", version.id, "published"),

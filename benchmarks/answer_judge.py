@@ -1,11 +1,13 @@
 """What SFT and GRPO make of the embedded judge: base, SFT-CoT, GRPO-16 and GRPO-32 on the same test rows.
 
     make bench NAME=answer_judge
+    python benchmarks/answer_judge.py --set rl.total_steps=2 --to /tmp/small.json
 
 Runs the profile answer_judge in a temporary site with 16 and with 32 answers a question; the second run reuses all
 stages before RL. Prints the table and writes benchmarks/results/answer_judge.json.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -18,24 +20,37 @@ from typing import Any
 RESULT = Path(__file__).parent / "results" / "answer_judge.json"
 ROLLOUTS = (16, 32)
 METRICS = ("main", "secondary", "format")
+LABELS = {"base": "base model", "sft": "SFT student", "rl": "RL student"}
+"""As the report's findings call the arms."""
+STAGES = {"base": "base_model", "sft": "sft", "rl": "rl"}
+"""Whose wall time an arm shows."""
+Found = dict[str, Any]
 
 
 def main() -> None:
     """Run both, then print and write."""
+    parser = argparse.ArgumentParser(description="base, SFT-CoT, GRPO-16 and GRPO-32")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of both runs")
+    parser.add_argument("--to", type=Path, default=RESULT, help="where the figures are written")
+    asked = parser.parse_args()
+    if asked.set and asked.to == RESULT:
+        parser.error("--set measures something else than the shipped profile; write it elsewhere with --to")
     with tempfile.TemporaryDirectory() as site:
-        runs = {rollouts: run(Path(site), rollouts) for rollouts in ROLLOUTS}
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps({"cores": os.cpu_count(), "runs": runs}, indent=1, ensure_ascii=False) + "\n")
+        runs = {rollouts: run(Path(site), rollouts, asked.set) for rollouts in ROLLOUTS}
+    asked.to.parent.mkdir(exist_ok=True)
+    measured = {"cores": os.cpu_count(), "settings": asked.set, "runs": runs}
+    asked.to.write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print("\n".join(table(runs)))
-    print(f"\nWritten to {RESULT}")
+    print(f"\nWritten to {asked.to}")
 
 
-def run(site: Path, rollouts: int) -> dict[str, Any]:
+def run(site: Path, rollouts: int, settings: list[str]) -> Found:
     """One pipeline run's figures."""
-    settings = [f"paths.runs={site / 'runs'}", f"paths.state={site / 'state'}", f"rl.rollouts_per_prompt={rollouts}"]
+    places = [f"paths.runs={site / 'runs'}", f"paths.state={site / 'state'}", f"rl.rollouts_per_prompt={rollouts}"]
     command = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", "answer_judge"]
     start = time.monotonic()
-    if subprocess.run([*command, *(word for each in settings for word in ("--set", each))], check=False).returncode:
+    words = [word for each in (*places, *settings) for word in ("--set", each)]
+    if subprocess.run([*command, *words], check=False).returncode:
         sys.exit("error: the run failed; see above")
     wall_s = time.monotonic() - start
     report = json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8"))
@@ -49,28 +64,47 @@ def run(site: Path, rollouts: int) -> dict[str, Any]:
     }
 
 
-def table(runs: dict[int, dict[str, Any]]) -> list[str]:
-    """Markdown: an arm a line, and what each GRPO gains on SFT."""
-    first = runs[ROLLOUTS[0]]["arms"]
-    arms = {name: first[name] for name in ("teacher", "base", "sft")}
-    arms |= {f"GRPO-{rollouts}": found["arms"]["rl"] for rollouts, found in runs.items()}
-    lines = ["\n| | main | secondary | format | κ with the strong judge |", "| --- | ---: | ---: | ---: | ---: |"]
-    for name, scores in arms.items():
-        figures = " | ".join(f"{scores[metric]['mean']:.3f}" for metric in METRICS)
-        lines.append(f"| {name} | {figures} | {_kappa(runs, name)} |")
-    for rollouts, found in runs.items():
-        gain = next(one for one in found["gains"] if one["metric"] == "main")
-        low, high = gain["ci95"]
-        lines.append(f"\nGRPO-{rollouts} − SFT, main: {gain['diff']:+.3f} ({low:+.3f} to {high:+.3f}), n = {gain['n']}")
-    return lines
+def table(runs: dict[int, Found]) -> list[str]:
+    """Markdown: an arm a line, what each GRPO gains on SFT, and how long the runs took."""
+    first = runs[ROLLOUTS[0]]
+    arms = [(name, label, first) for name, label in (("teacher", "strong judge"), ("base", "base"), ("sft", "SFT-CoT"))]
+    arms += [("rl", f"GRPO-{rollouts}", found) for rollouts, found in runs.items()]
+    lines = [f"\n| | {' | '.join(METRICS)} | κ with the strong judge | wall, s |", "| --- |" + " ---: |" * 5]
+    for name, label, found in arms:
+        figures = [with_interval(found["arms"][name].get(metric, {})) for metric in METRICS]
+        lines.append(f"| {label} | {' | '.join(figures)} | {kappa(found, name)} | {seconds(found, name)} |")
+    lines += [gain(rollouts, metric, found) for rollouts, found in runs.items() for metric in METRICS]
+    took = ", ".join(f"GRPO-{rollouts} {found['wall_s']:.0f} s" for rollouts, found in runs.items())
+    return [*lines, f"\nWhole runs, the second on the stages of the first: {took}; {os.cpu_count()} cores."]
 
 
-def _kappa(runs: dict[int, dict[str, Any]], name: str) -> str:
-    rollouts = int(name.removeprefix("GRPO-")) if name.startswith("GRPO-") else ROLLOUTS[0]
-    label = {"base": "base model", "sft": "SFT student"}.get(name, "RL student")
-    rows = runs[rollouts]["findings"][0]["rows"]
-    found = next((row["values"] for row in rows if name != "teacher" and row["label"][0] == label), None)
-    return f"{found[1]:.3f} ({found[2]:.3f} to {found[3]:.3f})" if found else ""
+def with_interval(score: Found) -> str:
+    """Mean and 95% interval."""
+    if score.get("mean") is None:
+        return ""
+    low, high = score["ci95"] or (None, None)
+    return f"{score['mean']:.3f}" + (f" ({low:.3f} to {high:.3f})" if low is not None else "")
+
+
+def kappa(found: Found, arm: str) -> str:
+    """Of the main verdict, from the recipe's first table."""
+    rows = next((one["rows"] for one in found["findings"] if one["title"][0].startswith("Agreement")), [])
+    values = next((row["values"] for row in rows if row["label"][0] == LABELS.get(arm)), None)
+    return with_interval({"mean": values[1], "ci95": values[2:4] if values[2] is not None else None}) if values else ""
+
+
+def seconds(found: Found, arm: str) -> str:
+    """Of the stage that made the arm."""
+    return f"{found['stages'][STAGES[arm]]:.0f}" if arm in STAGES else ""
+
+
+def gain(rollouts: int, metric: str, found: Found) -> str:
+    """What GRPO adds to SFT, in pairs."""
+    one = next((one for one in found["gains"] if one["metric"] == metric), None)
+    if one is None or one["diff"] is None:
+        return f"\nGRPO-{rollouts} − SFT, {metric}: not compared"
+    low, high = one["ci95"] or (float("nan"), float("nan"))
+    return f"\nGRPO-{rollouts} − SFT, {metric}: {one['diff']:+.3f} ({low:+.3f} to {high:+.3f}), n = {one['n']}"
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from qinglan.clients import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Endpoint, Profile
 from qinglan.distillation import distill_requests
 from qinglan.embedded.worlds import sample_of
+from qinglan.judge_agreement import PASSAGES_A_ROW
 from qinglan.ledger import Ledger
 from qinglan.preflight import FlowName
 from qinglan.recipes import get_recipe
@@ -33,6 +34,7 @@ from qinglan.workbook import read_rows
 _ENOUGH_CALLS = 20
 _AT_ONCE = 1000
 _PASSAGES = "rl passages"
+_VERDICTS, _AGREEMENT = "rl verdicts", "local judge"
 _PANEL = "evaluate"
 _PASSES = 2
 """Of the panel over each test question."""
@@ -155,9 +157,13 @@ def _judgements(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_
         yield _Part("judge", "validate", judge, counts.questions)
     if flow in ("pipeline", "train"):
         samples = rl.total_steps * rl.train_batch_size * rl.rollouts_per_prompt
-        yield _Part("judge", "rl", judge, round(samples * profile.reward.judged_share))
-        if retrieves and (passages := round(samples * _unlabelled_share(profile, counts))):
-            yield _Part("judge", _PASSAGES, judge, passages)
+        if local := judge.local:
+            yield _Part("judge", _AGREEMENT, judge, PASSAGES_A_ROW * local.agreement_rows)
+            yield _Part("judge", _VERDICTS, Endpoint(model=local.model, max_tokens=local.max_tokens), samples)
+        else:
+            yield _Part("judge", "rl", judge, round(samples * profile.reward.judged_share))
+            if retrieves and (passages := round(samples * _unlabelled_share(profile, counts))):
+                yield _Part("judge", _PASSAGES, judge, passages)
     if flow in ("pipeline", "train", "evaluate"):
         each = _PASSES if retrieves else _ARMS + len(profile.evaluate.teachers)
         yield _Part("judge", _PANEL, judge, each * counts.test)
@@ -207,8 +213,9 @@ def _asked(profile: Profile, sample: Row, what: str) -> dict[str, Any]:
     if what == _PANEL:
         texts = [sample.query] * (_ARMS + len(profile.evaluate.teachers))
         return {"messages": recipe.panel_messages(question, texts, tenant)}
-    if what == _PASSAGES:
-        return {"messages": recipe.relevance_messages(question, "字" * PASSAGE_CHARS, tenant)}
+    if what in (_PASSAGES, _VERDICTS, _AGREEMENT):
+        passages = 2 if what == _VERDICTS else 1
+        return {"messages": recipe.relevance_messages(question, "字" * PASSAGE_CHARS * passages, tenant)}
     return {"messages": recipe.judge_messages(question, sample.query, tenant)}
 
 

@@ -70,6 +70,8 @@ def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[C
     if data:
         yield _check("workbook", _where(profile.data), lambda: _workbook(profile))
     yield from _chats(profile, flow, data=data)
+    if trains and (local := profile.judge.local):
+        yield _check("local judge", local.model, lambda: _local_judge(profile))
     if flow == "compare":
         yield from _rivals(profile.compare)
     if flow in ("pipeline", "train", "evaluate"):
@@ -236,6 +238,13 @@ def _champion(profile: Profile) -> str | None:
 
     registry_of(profile).look_at_champion()
     return None
+
+
+def _local_judge(profile: Profile) -> str | None:
+    from qinglan.local_judge import appointed  # it needs MLflow, a second
+
+    judge = appointed(profile)
+    return f"version {judge.released.version}" if judge else None
 
 
 def _rag(profile: Profile) -> Check:

@@ -22,7 +22,7 @@ from qinglan.evaluation import (
 )
 from qinglan.formats import latency, number, usd
 from qinglan.grading import grading_of
-from qinglan.recipes import Recipe, get_recipe
+from qinglan.recipes import Finding, Recipe, get_recipe
 from qinglan.report import (
     Api,
     ArmName,
@@ -130,7 +130,7 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
         shared=evaluation.shared,
         slices=evaluation.slices,
         red_team=evaluation.red_team,
-        findings=evaluation.findings,
+        findings=[*evaluation.findings, *_of_rl(by_name)],
         unjudged=evaluation.unjudged,
         curves=_curves(by_name),
         distributions=_distributions(by_name, purchase),
@@ -200,6 +200,12 @@ def _training(by_name: Mapping[str, StageResult]) -> Training:
     sft = SftTraining(**by_name["sft"].details["summary"]) if "sft" in by_name else None
     rl = RlTraining(**by_name["rl"].details["summary"]) if "rl" in by_name else None
     return Training(sft=sft, rl=rl)
+
+
+def _of_rl(by_name: Mapping[str, StageResult]) -> list[Finding]:
+    """What RL found out about the judge of our own, where it asked one."""
+    found = by_name["rl"].details.get("findings", []) if "rl" in by_name else []
+    return [Finding.model_validate(one) for one in found]
 
 
 def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[Series]]:

@@ -22,12 +22,14 @@ from qinglan.engines.progress import read_stop
 from qinglan.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
 from qinglan.errors import ConfigError, StageError
 from qinglan.grading import grading_of
+from qinglan.local_judge import Served, appointed, serving
 from qinglan.recipes import get_recipe
 from qinglan.reward.samples import SampleWatch
 from qinglan.reward.service import RewardService
 from qinglan.runs import Run
 from tasks.alarms import AlarmFollower
 from tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
+from tasks.judge import compare_judges
 from tasks.stage import Outcome, Stage, perform
 
 
@@ -45,12 +47,16 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             "rows; lower it, or add questions"
         )
 
+    judge = appointed(profile)
+    checked = compare_judges(run, services, dataset, judge) if judge else None
+
     def work(stage: Stage) -> Outcome:
         output = stage.directory / "checkpoints"
         samples_log = stage.directory / "samples.jsonl"
 
-        def command() -> Command:  # written anew for each attempt, but not under a job that is still at work
-            reward_config = _write(stage, "reward.json", _reward_service(run, services, samples_log))
+        def command(served: Served | None) -> Command:
+            """Written anew for each attempt, but not under a job that is still at work."""
+            reward_config = _write(stage, "reward.json", _reward_service(run, services, samples_log, served))
             trainer_settings = _write(stage, "trainer.json", _trainer_settings(stage, dev_file.path))
             return verl.ppo_command(
                 profile,
@@ -78,11 +84,17 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             watch()
             alarms()
 
-        def train() -> None:
+        def train(served: Served | None) -> None:
+            def poll() -> None:
+                on_poll()
+                if served:
+                    served.check()
+
             stage.say("starting Ray and verl's workers, about a minute on a small machine")
             checkpoint = partial(verl.checkpoints, output)
+            make = partial(command, served)
             try:
-                run_engine(stage, command, name="verl", log="rl.log", on_poll=on_poll, progress=checkpoint)
+                run_engine(stage, make, name="verl", log="rl.log", on_poll=poll, progress=checkpoint)
             except StageError as error:
                 if (stopped := read_stop(stage.directory)) and stopped[1] and watch.last_invalid:
                     raise StageError(f"{error}; the last one: {watch.last_invalid}") from None
@@ -90,14 +102,17 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
 
         ended = read_stop(stage.directory)
         if ended is None or ended[1]:  # else an earlier attempt ended training on purpose, and failed only later
-            train()
+            with serving(profile, judge, stage.directory / "judge", stage.say) as served:
+                train(served)
         on_poll()
         follow.flush()
         if stopped := read_stop(stage.directory):
             stage.say(f"training ended early {stopped[0]}")
         chosen = _choose(stage, output)
         model = _export(stage, chosen, start) if chosen.checkpoint else start.artifacts["model"]
-        return _rl_outcome(stage, model, left_out, watch, alarms, chosen)
+        outcome = _rl_outcome(stage, model, left_out, watch, alarms, chosen)
+        outcome.details["findings"] = checked.details["findings"] if checked else []
+        return outcome
 
     depends_on = {
         "train_sha256": train_file.sha256,
@@ -107,6 +122,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         "reward": profile.reward.model_dump(mode="json", exclude=set(CHANGEABLE["reward"])),
         **scoring_identity(profile),
         "knowledge_base_sha256": run.knowledge_base_sha256,
+        **({"local_judge": judge.identity} if judge else {}),
     }
     return perform(run, "rl", depends_on, work)
 
@@ -117,7 +133,7 @@ def _write(stage: Stage, name: str, content: BaseModel) -> Path:
     return path
 
 
-def _reward_service(run: Run, services: Services, samples_log: Path) -> RewardService:
+def _reward_service(run: Run, services: Services, samples_log: Path, served: Served | None) -> RewardService:
     profile = run.profile
     recipe = get_recipe(profile.recipe)
     asked: dict[str, Any] = {}
@@ -134,6 +150,14 @@ def _reward_service(run: Run, services: Services, samples_log: Path) -> RewardSe
             "judge_url": services.judge_url,
             "judge_price": profile.prices[profile.judge.model],
             "judge_key_salt": key_salt(profile, "judge"),
+        }
+    if served:
+        asked |= {
+            "judge": served.endpoint,
+            "judge_url": served.url,
+            "judge_price": profile.prices[served.judge.settings.model],
+            "judge_key_salt": served.judge.key_salt,
+            "judge_recipe": served.judge.released.recipe,
         }
     return RewardService(
         **asked,

@@ -9,7 +9,20 @@ from qinglan.config.data import BatchApi, Columns, Compare, Data, Dataset, Disti
 from qinglan.config.profile import CHANGEABLE, Profile, explain, load_profile, require_secret, uses_proxy
 from qinglan.config.release import Canary, Gate, Release, RequestLog, Serve
 from qinglan.config.rl import AlarmAction, AlarmName, Alarms, Algorithm, Kl, Reward, Rl
-from qinglan.config.site import Budget, Embedded, Endpoint, LedgerStore, Paths, Price, Rag, Tenant, Tracking, Trainer
+from qinglan.config.site import (
+    Budget,
+    Embedded,
+    Endpoint,
+    Judge,
+    LedgerStore,
+    LocalJudge,
+    Paths,
+    Price,
+    Rag,
+    Tenant,
+    Tracking,
+    Trainer,
+)
 from qinglan.config.training import Evaluate, Sft, Student
 
 __all__ = [
@@ -31,8 +44,10 @@ __all__ = [
     "Endpoint",
     "Evaluate",
     "Gate",
+    "Judge",
     "Kl",
     "LedgerStore",
+    "LocalJudge",
     "Paths",
     "Price",
     "Profile",

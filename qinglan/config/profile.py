@@ -15,7 +15,19 @@ from qinglan.config.base import Section
 from qinglan.config.data import Compare, Data, Dataset, Distill, Refresh, Select, Validate
 from qinglan.config.release import Gate, Release, Serve
 from qinglan.config.rl import Reward, Rl
-from qinglan.config.site import Budget, Embedded, Endpoint, LedgerStore, Paths, Price, Rag, Tenant, Tracking, Trainer
+from qinglan.config.site import (
+    Budget,
+    Embedded,
+    Endpoint,
+    Judge,
+    LedgerStore,
+    Paths,
+    Price,
+    Rag,
+    Tenant,
+    Tracking,
+    Trainer,
+)
 from qinglan.config.training import Evaluate, Sft, Student
 from qinglan.errors import ConfigError
 from qinglan.report_words import ARMS
@@ -46,7 +58,7 @@ class Profile(Section):
     teacher: Endpoint
     answerer: Endpoint | None = None
     """The weak model whose answers are judged, for a recipe that asks one."""
-    judge: Endpoint
+    judge: Judge
     rag: Rag = Rag()
     embedded: Embedded = Embedded()
     distill: Distill = Distill()
@@ -74,7 +86,8 @@ class Profile(Section):
     def _price_every_paid_model(self) -> Self:
         rivals = ((f"compare.teachers.{name}", endpoint) for name, endpoint in self.compare.teachers.items())
         answerer = (("answerer", self.answerer),) if self.answerer else ()
-        for role, endpoint in (("teacher", self.teacher), *answerer, ("judge", self.judge), *rivals):
+        local = (("judge.local", self.judge.local),) if self.judge.local else ()
+        for role, endpoint in (("teacher", self.teacher), *answerer, ("judge", self.judge), *local, *rivals):
             if endpoint.model not in self.prices:
                 raise ValueError(f"prices has no entry for {role}.model {endpoint.model!r}")
         return self

@@ -53,6 +53,17 @@ _CLAUSES = re.compile(r"[^，。；！？\n]+")
 COURTESIES = "您好，感谢您的提问，关于这个情况，", "以上就是我的回答，希望对您有所帮助，祝您生活愉快。"
 _UNREADABLE = "?"
 
+SCORES = {
+    (RIGHT, "完整"): 5.0,
+    (RIGHT, "不完整"): 4.0,
+    (WRONG, "不完整"): 2.0,
+    (WRONG, "编造"): 1.0,
+    (WRONG, "含糊"): 1.0,
+}
+"""What a verdict is worth to a pipeline that asks this judge, 0–5."""
+UNUSUAL = {RIGHT: 3.0, WRONG: 0.0}
+"""The same of all others: verdicts that no rule gives, contradictions and other topics."""
+
 PROBES = {
     "order": Both("clauses in reverse", "语序颠倒"),
     "longer": Both("courtesies around it", "加客套话"),
@@ -138,6 +149,22 @@ class AnswerJudge(AnswerRecipe):
         if verdict_in(text) is None:
             raise TeacherError(f"the answer has no verdict: {text[-80:]!r}", "verdict_unreadable")
         return text.strip()
+
+    def verdict_messages(self, question: str, reference: str, candidate: str, tenant: Tenant) -> list[Message]:
+        """The student's prompt about texts that come from no workbook, such as passages."""
+        inputs = {"reference": reference, "candidate": candidate}
+        row = Row(id="", tenant=tenant.id, query=question, inputs=inputs, source="pipeline")
+        return self.student_messages(row, tenant)
+
+    def verdict_score(self, text: str) -> float:
+        """Of the verdict in an answer, by `SCORES`.
+
+        Raises:
+            TeacherError: it holds none (`verdict_unreadable`).
+        """
+        found = verdict_in(self.parse_answer(text))
+        assert found is not None
+        return SCORES.get(found, UNUSUAL[found.main])
 
     def parts(self, row: Row, text: str) -> dict[str, float]:
         """An unreadable verdict is a wrong one; the form counts by itself, so a readable one may lack it."""

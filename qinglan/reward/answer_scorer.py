@@ -45,4 +45,6 @@ class AnswerScorer(Scorer[Sample]):
         if not sample.text or not judge_asked(self._recipe.question_text(row), sample.text, self._judged_share):
             return None
         messages = self._recipe.judge_messages(row, sample.text, self._service.tenant)
-        return None if messages is None else await self._ask(self._recipe, messages, sample)
+        if messages is None:
+            return None
+        return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)

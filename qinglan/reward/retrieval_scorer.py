@@ -8,6 +8,7 @@ from typing import Any
 from qinglan.errors import ConfigError
 from qinglan.recipes import Message
 from qinglan.recipes._retrieval import Baseline, RetrievalRecipe, Scored
+from qinglan.recipes._verdicts import BEST, VerdictRecipe, reference_of, verdict_recipe
 from qinglan.retrieval import CallCount, RagClient
 from qinglan.reward.retrievals import Retrievals
 from qinglan.reward.scorer import Sample, Scorer, judge_asked
@@ -38,6 +39,7 @@ class RetrievalScorer(Scorer[RetrievedSample]):
         if service.rag is None or service.judge is None:
             raise ConfigError(f"recipe `{recipe.NAME}`: its reward service needs a RAG and a judge")
         self._recipe = recipe
+        self._verdicts = verdict_recipe(service.judge_recipe) if service.judge_recipe else None
         self._rag = RagClient(service.rag, service.rag_url, service.tenant.id, with_passage=True)
         super().__init__(service)
 
@@ -57,6 +59,8 @@ class RetrievalScorer(Scorer[RetrievedSample]):
         baseline = Baseline.model_validate(extra_info)
         if not sample.text:  # nothing to retrieve or judge with: the policy's own failure, not a call's
             return asdict(self._of_an_empty_rewrite(baseline))
+        if self._verdicts:
+            return asdict(await self._by_verdict(self._verdicts, baseline, sample))
         judging = asyncio.create_task(self._judged(baseline, sample))
         try:
             retrieved = await self._retrieved(baseline, sample)
@@ -67,6 +71,33 @@ class RetrievalScorer(Scorer[RetrievedSample]):
             await asyncio.gather(judging, return_exceptions=True)
         config = self._service.reward
         return asdict(self._recipe.reward(config, baseline, sample.text, retrieved, judge_score, relevance))
+
+    async def _by_verdict(self, judge: VerdictRecipe, baseline: Baseline, sample: RetrievedSample) -> Scored:
+        """Does the best passage agree with the reference? The verdict answers both of the judge's questions.
+
+        The teacher's side is the reference itself. Where there is none, nobody is asked.
+        """
+        retrieved, config = await self._retrieved(baseline, sample), self._service.reward
+        best = await self._found(baseline, baseline.teacher_rewrite, sample)
+        reference = reference_of(best, baseline.gold_id, use_labels=config.use_labels)
+        judged = judge_asked(baseline.question, sample.text, config.judged_share)
+        gated = self._needs_relevance(baseline)
+        verdict = None
+        if reference and (judged or gated):
+            verdict = await self._verdict(judge, baseline.question, reference, retrieved.first_passage, sample)
+        baseline = baseline.model_copy(update={"teacher_judge": BEST})
+        score, relevance = verdict if judged else None, verdict if gated else None
+        return self._recipe.reward(config, baseline, sample.text, retrieved, score, relevance)
+
+    async def _verdict(
+        self, judge: VerdictRecipe, question: str, reference: str, passage: str, sample: RetrievedSample
+    ) -> float:
+        if not passage:
+            return 0.0
+        if passage == reference:
+            return BEST
+        messages = judge.verdict_messages(question, reference, passage, self._service.tenant)
+        return await self._ask(messages, sample, judge.verdict_score)
 
     def _of_an_empty_rewrite(self, baseline: Baseline) -> Scored:
         lost = baseline.teacher_quality > self._service.reward.tie_margin
@@ -85,6 +116,10 @@ class RetrievalScorer(Scorer[RetrievedSample]):
         with sample.calling("rag"):
             found, sample.rag_cached = await self._retrievals.find(baseline, sample.text, sample.rag)
         return found
+
+    async def _found(self, baseline: Baseline, text: str, sample: RetrievedSample) -> Retrieved:
+        with sample.calling("rag"):
+            return (await self._retrievals.find(baseline, text, sample.rag))[0]
 
     async def _judged(self, baseline: Baseline, sample: RetrievedSample) -> float | None:
         """The judge's score of the rewrite."""
@@ -108,4 +143,4 @@ class RetrievalScorer(Scorer[RetrievedSample]):
         return config.relevance_gate and not (config.use_labels and baseline.gold_id)
 
     async def _asked(self, messages: list[Message], sample: RetrievedSample) -> float:
-        return await self._ask(self._recipe, messages, sample)
+        return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)

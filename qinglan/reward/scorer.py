@@ -5,17 +5,18 @@ import math
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+from qinglan.capabilities import JsonSchema
 from qinglan.chat import Account, Answer, ChatClient
 from qinglan.errors import ConfigError, LedgerError, QinglanError
 from qinglan.grading import grading_of
 from qinglan.ledger import Ledger, ledger_url
 from qinglan.ledger.queue import LedgerQueue
-from qinglan.recipes import Message, Recipe, get_recipe
+from qinglan.recipes import Message, get_recipe
 from qinglan.reward.patience import Patience
 from qinglan.reward.samples import invalid, open_log, write_sample
 from qinglan.reward.service import RewardService
@@ -102,7 +103,8 @@ class Scorer(ABC, Generic[S]):
             return None
         if service.judge_price is None:
             raise ConfigError(f"prices has no entry for judge.model {service.judge.model!r}")
-        account = Account(service.run_id, service.tenant.id, "judge", service.judge.model, service.judge_price)
+        role = "judge.local" if service.judge_recipe else "judge"
+        account = Account(service.run_id, service.tenant.id, role, service.judge.model, service.judge_price)
         return ChatClient(service.judge, service.judge_url, account, self._queue, key_salt=service.judge_key_salt)
 
     def _patience(self, service: Service) -> Patience:
@@ -159,13 +161,19 @@ class Scorer(ABC, Generic[S]):
     async def _score(self, extra_info: dict[str, Any], sample: S) -> dict[str, float]:
         """`score` and what it is made of; NaN for what is not known."""
 
-    async def _ask(self, recipe: Recipe, messages: list[Message], sample: Sample) -> float:
+    async def _ask(
+        self,
+        messages: list[Message],
+        sample: Sample,
+        parse: Callable[[str], float],
+        schema: JsonSchema | None = None,
+    ) -> float:
         """The judge's score, 0–5, however long it takes."""
         judge = self._judge
         assert judge is not None, "a recipe that asks a judge has one"
 
         async def ask() -> Answer[float]:
-            return await judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA)
+            return await judge.ask(messages, parse, schema)
 
         sample.judge_asked += 1
         with sample.calling("judge"):

@@ -33,6 +33,9 @@ class RewardService(BaseModel):
     judge_url: str = ""
     judge_price: Price | None = None
     judge_key_salt: str = ""
+    judge_recipe: str = ""
+    """Of a served answer judge: it is asked for verdicts on passages; empty where the recipe's own questions are asked.
+    """
     tenant: Tenant
     ledger: LedgerStore
     state: Path

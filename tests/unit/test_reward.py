@@ -495,3 +495,53 @@ def test_watch_tells_of_outages_of_this_attempt_and_counts_all(tmp_path: Path):
     ]
     assert (watch.summary["rag_outage_s"], watch.summary["judge_outage_s"]) == (91.2, 600.0)
     assert watch.summary["samples"] == 0
+
+
+VERDICTS = {"judge_recipe": "answer_judge", "judge": Endpoint(model="m-v1", max_retries=0)}
+
+
+def passages(body: dict[str, Any]) -> Any:
+    """The teacher's rewrite finds `g`, another one what it ends with."""
+    ends = body["rewritten_query"][-1]
+    return 200, recall(("g" if body["rewritten_query"] == BASE.teacher_rewrite else ends, 0.9))
+
+
+def verdict(text: str) -> Any:
+    return 200, completion(f"<think>无</think><output>{text}</output>")
+
+
+async def test_a_served_judge_gives_one_verdict_on_the_passage_that_was_found(site_of: Callable[..., Site]):
+    site = site_of(passages, verdict("正确，不完整"))
+    scored = await site.open(reward=Reward(), **VERDICTS).score("虾青素 x")
+    assert (scored["judge"], scored["relevant"], scored["judge_asked"], scored["invalid"]) == (4, 1, 1, 0)
+    asked = site.judge.bodies[0]["messages"][-1]["content"]
+    assert asked == "问题：虾青素咋吃\n标准答案：正文g\n待评答案：正文x"
+    with open_ledger(ledger_url(LedgerStore(), site.folder)) as ledger:
+        assert (ledger.usage("r", "judge.local").calls, ledger.usage("r", "judge").calls) == (1, 0)
+
+
+async def test_the_reference_itself_is_right_and_nobody_is_asked(site_of: Callable[..., Site]):
+    site = site_of(lambda _: (200, recall(("g", 0.9))), verdict("错误，跑题"))
+    scored = await site.open(reward=Reward(), **VERDICTS).score(REWRITE)
+    assert (scored["judge"], scored["relevant"], scored["judge_asked"]) == (5, 1, 0)
+    assert site.judge.bodies == []
+
+
+async def test_a_wrong_verdict_caps_the_reward(site_of: Callable[..., Site]):
+    site = site_of(passages, verdict("错误，跑题"))
+    scored = await site.open(reward=Reward(), **VERDICTS).score("虾青素 x")
+    assert (scored["judge"], scored["relevant"]) == (0, 0)
+    assert scored["score"] <= Reward().guard_cap
+
+
+async def test_where_a_label_refuses_the_reference_the_label_alone_counts(site_of: Callable[..., Site]):
+    site = site_of(passages, verdict("错误，跑题"))
+    scored = await site.open(reward=Reward(), **VERDICTS).score("虾青素 x", gold_id="x")
+    assert (scored["gold_top1"], scored["judge_asked"], scored["invalid"]) == (1, 0, 0)
+    assert math.isnan(scored["judge"]) and math.isnan(scored["relevant"])
+
+
+async def test_an_answer_without_a_verdict_is_no_score(site_of: Callable[..., Site]):
+    site = site_of(passages, (200, completion("随便")))
+    assert (await site.open(reward=Reward(), **VERDICTS).score("虾青素 x"))["invalid"] == 1
+    assert "no verdict" in site.invalid()[0]

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact
@@ -14,10 +15,12 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogWorker
 from prefect.states import Crashed
+from pydantic import GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 
 from qinglan.artifacts import StageResult, sha256_of
 from qinglan.clients import scored_with
-from qinglan.config import EMBEDDED, Profile, load_profile
+from qinglan.config import EMBEDDED, Profile, load_profile, profile_names
 from qinglan.embedded.services import Services, embedded_services
 from qinglan.embedded.worlds import embedded_knowledge_base, sample_of
 from qinglan.errors import ConfigError, QinglanError
@@ -34,6 +37,17 @@ from qinglan.runs import (
     save_stage,
 )
 from tasks.stage import flow_run_id, tracker_of
+
+
+class _OfferedProfiles:
+    """What Prefect's run form offers: the profiles in configs/, or any other by its path."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        known = {"title": "in configs/", "type": "string", "enum": profile_names()}
+        return {"anyOf": [known, {"title": "by path", "type": "string"}]}
+
+
+ProfileName = Annotated[str, _OfferedProfiles()]
 
 
 @dataclass(frozen=True)

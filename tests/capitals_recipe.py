@@ -26,10 +26,6 @@ class Capitals(AnswerRecipe):
         """One user message."""
         return [{"role": "user", "content": f"{row.query}（{row.inputs['hint']}）"}]
 
-    def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        """The student's."""
-        return self.student_messages(row, tenant)
-
     def own_answer(self, row: Row) -> str | None:
         """As the workbook has it."""
         return row.inputs.get("given")

@@ -21,12 +21,6 @@ class Letters(AnswerRecipe):
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
         return [{"role": "user", "content": row.query}]
 
-    def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        return self.student_messages(row, tenant)
-
-    def parse_answer(self, text: str) -> str:
-        return text.strip()
-
     def parts(self, row: Row, text: str) -> dict[str, float]:
         letter = row.inputs.get("letter")
         share = {"share": text.count(letter) / max(len(text), 1)} if letter else {}

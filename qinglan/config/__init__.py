@@ -6,7 +6,7 @@ variable. Engine settings keep the engines' own names where they are handed thro
 
 from qinglan.config.base import EMBEDDED
 from qinglan.config.data import BatchApi, Columns, Compare, Data, Dataset, Distill, Refresh, Select, Sql, Validate
-from qinglan.config.profile import CHANGEABLE, Profile, explain, load_profile, require_secret, uses_proxy
+from qinglan.config.profile import CHANGEABLE, Profile, explain, load_profile, profile_names, require_secret, uses_proxy
 from qinglan.config.release import Canary, Gate, Release, RequestLog, Serve
 from qinglan.config.rl import AlarmAction, AlarmName, Alarms, Algorithm, Kl, Reward, Rl
 from qinglan.config.site import (
@@ -68,6 +68,7 @@ __all__ = [
     "Validate",
     "explain",
     "load_profile",
+    "profile_names",
     "require_secret",
     "uses_proxy",
 ]

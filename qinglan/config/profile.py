@@ -48,7 +48,8 @@ def _absolute_file(value: str) -> str:
 
 
 class Profile(Section):
-    """One profile: see configs/."""
+    """One profile: see configs/. `extends: NAME`, or a path, beside these keys takes another profile for whatever
+    the file does not say: sections are laid over each other key by key, lists are replaced."""
 
     name: str
     recipe: Annotated[str, AfterValidator(_absolute_file)] = "query_rewrite"
@@ -150,14 +151,7 @@ def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
         ConfigError: one line naming the file, the key and the remedy.
     """
     path = _find(name_or_path)
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"profile {path}: can't be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"profile {path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"profile {path}: expected sections such as `teacher:`, found {type(raw).__name__}")
+    raw = _read(path)
     for override in overrides:
         _apply(raw, override)
     try:
@@ -206,17 +200,48 @@ def uses_proxy(url: str) -> bool:
     return urlsplit(url).hostname not in ("127.0.0.1", "::1", "localhost")
 
 
+def profile_names() -> list[str]:
+    """Those that `--profile` takes without a path."""
+    return sorted({path.stem for folder in _folders() for path in folder.glob("*.yaml")})
+
+
+def _folders() -> tuple[Path, Path]:
+    return Path.cwd() / "configs", Path(__file__).parents[2] / "configs"
+
+
+def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A profile's keys, laid over those of the profile that it extends."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"profile {path}: can't be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"profile {path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"profile {path}: expected sections such as `teacher:`, found {type(raw).__name__}")
+    if (other := raw.pop("extends", None)) is None:
+        return raw
+    if path.resolve() in extended_by:
+        raise ConfigError(f"profile {path}: extends itself; name another profile")
+    return _laid_over(_read(_find(str(other)), (*extended_by, path.resolve())), raw)
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    both = {key: (below[key], above[key]) for key in below.keys() & above.keys()}
+    merged = {key: _laid_over(a, b) for key, (a, b) in both.items() if isinstance(a, dict) and isinstance(b, dict)}
+    return below | above | merged
+
+
 def _find(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.suffix in {".yaml", ".yml"}:
         if not path.is_file():
             raise ConfigError(f"profile {path}: no such file")
         return path
-    folders = (Path.cwd() / "configs", Path(__file__).parents[2] / "configs")
-    for folder in folders:
+    for folder in _folders():
         if (candidate := folder / f"{name_or_path}.yaml").is_file():
             return candidate
-    known = sorted({p.stem for folder in folders for p in folder.glob("*.yaml")})
+    known = profile_names()
     near = difflib.get_close_matches(name_or_path, known, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"known profiles: {', '.join(known) or 'none'}"
     raise ConfigError(f"profile `{name_or_path}`: there is no configs/{name_or_path}.yaml; {hint}")

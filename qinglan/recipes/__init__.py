@@ -2,7 +2,7 @@
 
 A recipe's file defines `RECIPE`, an object of a class derived from `RetrievalRecipe` (the student's text is put to the
 retrieval service) or from `AnswerRecipe` (it is graded by rules on the row, and by a judge). Stages know it by these
-classes alone. Files whose names begin with an underscore are no recipes.
+classes alone. Files whose names begin with an underscore are no recipes. docs/add-a-recipe.md adds one.
 """
 
 import difflib
@@ -127,9 +127,9 @@ class Recipe(ABC):
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
         """The student's prompt: the same in SFT, RL, evaluation and serving."""
 
-    @abstractmethod
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        """What the teacher is asked."""
+        """What the teacher is asked: the student's prompt, where a recipe says nothing else."""
+        return self.student_messages(row, tenant)
 
     def distill_messages(self, row: Row, tenant: Tenant) -> Mapping["ChatRole", list[Message]]:
         """What `distill` asks about a row, by role: for the estimate and for asking in bulk.
@@ -158,13 +158,15 @@ class Recipe(ABC):
         answer = await clients.teacher.ask(self.teacher_messages(row, tenant), self.parse_answer)
         return answered(row, answer.value, answer)
 
-    @abstractmethod
     def parse_answer(self, text: str) -> str:
-        """The text that counts, from a teacher's or student's answer.
+        """The text that counts, from a teacher's or student's answer: all of it, where a recipe says nothing else.
 
         Raises:
             TeacherError: there is none in it.
         """
+        if not text.strip():
+            raise TeacherError("the answer is empty", "empty_answer")
+        return text.strip()
 
     def parse_judge(self, text: str) -> float:
         """The score, 0–5, from the judge's answer.
@@ -188,6 +190,11 @@ class Recipe(ABC):
     def findings(self, arms: Mapping[str, Sequence["ArmRow"]], rows: Sequence[Row]) -> list[Finding]:  # noqa: ARG002
         """Further tables for the report and `evaluation.json`, from what the arms answered to rows and probes."""
         return []
+
+
+def prompt(system: str, user: str) -> list[Message]:
+    """A system and a user message."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def identifying(values: Mapping[str, str], inputs: Sequence[Input]) -> dict[str, str]:
@@ -296,3 +303,7 @@ def _recipe_of(module: Any, name: str) -> Recipe:
     if name != recipe.NAME:
         raise ConfigError(f"recipe `{name}`: its NAME is {recipe.NAME!r}; call file and recipe the same")
     return recipe
+
+
+from qinglan.recipes._answer import AnswerRecipe as AnswerRecipe  # noqa: E402 (it derives from Recipe)
+from qinglan.recipes._retrieval import RetrievalRecipe as RetrievalRecipe  # noqa: E402

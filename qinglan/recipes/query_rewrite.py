@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from qinglan.config import Reward, Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes import Message, one_line
+from qinglan.recipes import Message, one_line, prompt
 from qinglan.recipes._retrieval import Baseline, RetrievalRecipe, Scored
 from qinglan.rows import Retrieved, Row
 from qinglan.selection import is_boilerplate
@@ -70,39 +70,24 @@ class QueryRewrite(RetrievalRecipe):
 
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
         """System and user message for the student."""
-        return [
-            {"role": "system", "content": STUDENT_SYSTEM.format(domain=tenant.domain)},
-            {"role": "user", "content": self.question_text(row)},
-        ]
+        return prompt(STUDENT_SYSTEM.format(domain=tenant.domain), self.question_text(row))
 
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
         """System and user message for the teacher."""
-        return [
-            {"role": "system", "content": TEACHER_SYSTEM.format(domain=tenant.domain)},
-            {"role": "user", "content": self.question_text(row)},
-        ]
+        return prompt(TEACHER_SYSTEM.format(domain=tenant.domain), self.question_text(row))
 
     def judge_messages(self, question: str, rewrite: str, tenant: Tenant) -> list[Message]:
         """System and user message for the judge; `question` is what `question_text` gives."""
-        return [
-            {"role": "system", "content": JUDGE_SYSTEM.format(domain=tenant.domain)},
-            {"role": "user", "content": f"{question}\n改写：{one_line(rewrite)}"},
-        ]
+        return prompt(JUDGE_SYSTEM.format(domain=tenant.domain), f"{question}\n改写：{one_line(rewrite)}")
 
     def panel_messages(self, question: str, rewrites: Sequence[str], tenant: Tenant) -> list[Message]:
         """System and user message for several rewrites; each is one numbered line, so that none can pose as another."""
         lines = [f"改写{number}：{one_line(rewrite)}" for number, rewrite in enumerate(rewrites, 1)]
-        return [
-            {"role": "system", "content": PANEL_SYSTEM.format(domain=tenant.domain, count=len(rewrites))},
-            {"role": "user", "content": "\n".join([question, *lines])},
-        ]
+        return prompt(PANEL_SYSTEM.format(domain=tenant.domain, count=len(rewrites)), "\n".join([question, *lines]))
 
     def relevance_messages(self, question: str, passage: str, tenant: Tenant) -> list[Message]:
         """What the judge is asked about the first passage that was found; answered like the other question."""
-        return [
-            {"role": "system", "content": RELEVANCE_SYSTEM.format(domain=tenant.domain)},
-            {"role": "user", "content": f"{question}\n检索结果：{one_line(passage)}"},
-        ]
+        return prompt(RELEVANCE_SYSTEM.format(domain=tenant.domain), f"{question}\n检索结果：{one_line(passage)}")
 
     def parse_answer(self, text: str) -> str:
         """One line of keywords from a model's answer.

@@ -47,6 +47,21 @@ def test_a_dumped_profile_loads_again(tmp_path: Path) -> None:
     assert load_profile(str(path)) == profile
 
 
+def test_a_profile_is_laid_over_the_one_that_it_extends(tmp_path: Path) -> None:
+    below = profile_file(tmp_path, gate={"rivals": ["sft", "teacher"], "min_gain": 0.01})
+    above = tmp_path / "above.yaml"
+    above.write_text(f"{{extends: {below}, name: above, gate: {{rivals: [base]}}}}", encoding="utf-8")
+    profile = load_profile(str(above), ["gate.min_gain=0.02"])
+    assert (profile.name, profile.teacher.model) == ("above", "big")
+    assert (profile.gate.rivals, profile.gate.min_gain) == (("base",), 0.02)
+
+
+def test_a_profile_extends_one_that_is_there_and_not_itself(tmp_path: Path) -> None:
+    own = profile_file(tmp_path, extends=str(tmp_path / "p.yaml"))
+    assert error_of(own) == f"profile {own}: extends itself; name another profile"
+    assert "did you mean `embedded`?" in error_of(profile_file(tmp_path, extends="embeded"))
+
+
 def test_profiles_are_frozen(tmp_path: Path) -> None:
     with pytest.raises(ValidationError):
         load_profile(profile_file(tmp_path)).name = "other"  # type: ignore[misc]

@@ -1,6 +1,7 @@
 """The medical sample's world: what it asks, what it answers, and what the base model is not told."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -82,6 +83,12 @@ def test_test_rows_ask_what_no_other_row_asks() -> None:
     for row in rows:
         assert (row.split == "test") == (domain.pair_split(row.question.topic, row.question.thing) == "test")
         assert row.split == "test" or not gives_away(row.question.text)
+
+
+def test_every_kind_of_danger_is_asked_about_as_often_as_any_other() -> None:
+    topics = Counter(row.question.topic for row in sample.build_sample(Embedded(sample_train_rows=1600)))
+    dangerous = {topic: count for topic, count in topics.items() if domain.TOPICS[topic].is_dangerous}
+    assert len(dangerous) == 5 and max(dangerous.values()) < 1.3 * min(dangerous.values())
 
 
 def test_gold_answers_are_complete() -> None:

@@ -1,8 +1,8 @@
 """What the tiny base model reads before it learns to answer: names, facts, and what warnings sound like.
 
-Dialogues about what a question is about, and passages that state facts as a reference book does; never a question with
-its answer. Facts and warnings are told of everything, as a real base model knows them; nothing is asked that the test
-split owns.
+Dialogues about what a question is about and which facts it needs, and passages that state facts as a reference book
+does; never a question with its answer. Facts and warnings are told of everything, as a real base model knows them;
+nothing is asked that the test split owns.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from qinglan.embedded.worlds.medical.reader import gives_away
 
 THING_TASK, TOPIC_TASK, NAME_TASK, FACT_TASK, ADVICE_TASK = "对象", "主题", "学名", "要点", "提示"
 
-P_FACTS = 0.4
-P_PASSAGE = 0.7
-P_NAMES = 0.2
+P_FACTS = 0.45
+P_PASSAGE = 0.5
+P_NAMES = 0.15
 P_ADVICE = 0.05
 P_KIND = 0.5
 P_LOST_CHARACTERS = 0.2
@@ -94,19 +94,28 @@ def _naming(rng: Random, topic: str, thing: str) -> str:
 
 def _facts(rng: Random, topic: str, thing: str) -> str:
     if rng.random() < P_PASSAGE:
-        return domain.statement(topic, thing) + "\n"
+        return _passage(rng, topic, thing)
     return chat(f"{FACT_TASK}：{thing}{TOPICS[topic].word}", "，".join(domain.facts(topic, thing)))
 
 
+def _passage(rng: Random, topic: str, thing: str) -> str:
+    """All that is known of a thing, in any order."""
+    kind = TOPICS[topic].things
+    known = {domain.statement(other, thing): None for other, topic in TOPICS.items() if topic.things == kind}
+    sentences = list(known)  # each once: all about a medicine say the same
+    rng.shuffle(sentences)
+    return "".join(sentences) + "\n"
+
+
 def _reading(rng: Random, topic: str, thing: str) -> str:
-    """What is it about, and what of it is asked?"""
+    """Two of three: what is it about, what of it is asked, and what are the facts?"""
     text = domain.ask(rng, topic, thing).text
     if rng.random() < P_LOST_CHARACTERS:
         place = rng.randrange(len(text))
         text = text[:place] + text[place + 1 :]
         if gives_away(text):
             return _reading(rng, topic, thing)
-    tasks = [(THING_TASK, thing), (TOPIC_TASK, TOPICS[topic].word)]
+    tasks = [(THING_TASK, thing), (TOPIC_TASK, TOPICS[topic].word), (FACT_TASK, "，".join(domain.facts(topic, thing)))]
     rng.shuffle(tasks)
-    (first, first_answer), (second, second_answer) = tasks
+    (first, first_answer), (second, second_answer) = tasks[:2]
     return chat(f"{first}：{text}", first_answer, second, second_answer)

@@ -6,7 +6,7 @@ questions' answers many lack what must be said; the gold pool's are complete, as
 
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from qinglan.config import Columns, Embedded
 from qinglan.embedded.sample_book import write_workbook
@@ -53,8 +53,7 @@ def _draw(count: int, split: Split, rng: Random, taken: set[str]) -> list[Sample
     for _ in range(count * _TRIES_PER_ROW):
         if len(rows) == count:
             return rows
-        owner = "test" if split == "test" else "train"
-        pair = rng.choice(domain.pairs(owner, rng.random() < P_DANGEROUS))
+        pair = _pair("test" if split == "test" else "train", rng)
         question = domain.ask(rng, *pair, unseen=split == "test" and len(rows) % 2 == 1)
         if (key := normalise(question.text)) not in taken:
             taken.add(key)
@@ -62,6 +61,13 @@ def _draw(count: int, split: Split, rng: Random, taken: set[str]) -> list[Sample
     raise ConfigError(
         f"embedded.sample_{split}_rows: {count} is too many, there are about {len(rows)} different questions"
     )
+
+
+def _pair(owner: Literal["train", "test"], rng: Random) -> tuple[str, str]:
+    """Every kind of danger as often as any other, however many things there are to ask about."""
+    pairs = domain.pairs(owner, rng.random() < P_DANGEROUS)
+    topic = rng.choice(sorted({topic for topic, _ in pairs}))
+    return rng.choice([pair for pair in pairs if pair[0] == topic])
 
 
 def _row(rng: Random, question: Question, split: Split) -> SampleRow:

@@ -135,10 +135,10 @@ def _gain(evaluation: "Evaluation", config: Gate, rival: str) -> Rule:
     if low > least:
         return rule(outcome="pass", found=shown)
     if high < worth:
-        reason = f"{metric.en} is not better than that of {_the(rival)}: a gain of {number(worth)} is ruled out"
+        reason = f"it is not better than {_the(rival)} on {metric.en}: a gain of {number(worth)} is ruled out"
         return rule(outcome="fail", found=shown, reason=reason)
     why = _left_out(found.one_sided) if found.ci95[0] > least else _power(found, config)
-    reason = f"whether {metric.en} is better than that of {_the(rival)} is open: {why}"
+    reason = f"whether it is better than {_the(rival)} on {metric.en} is open: {why}"
     return rule(outcome="unknown", found=shown, reason=reason)
 
 

@@ -104,8 +104,8 @@ _REASONS: _Templates = {
     r"all questions belong to one group, so that there is no interval; ask questions of more groups": (
         "所有问题属于同一组，无法给出区间；请增加属于其他组的问题"
     ),
-    r"(.+?) is not better than that of (.+): a gain of (\S+) is ruled out": ("{0}不优于{1}：已排除 {2} 的提升"),
-    r"whether (.+?) is better than that of (.+?) is open: (.+)": "{0}是否优于{1}尚无定论：{2}",
+    r"it is not better than (.+?) on (.+): a gain of (\S+) is ruled out": ("{1}不优于{0}：已排除 {2} 的提升"),
+    r"whether it is better than (.+?) on (.+?) is open: (.+)": "{1}是否优于{0}尚无定论：{2}",
     r"the judge scores it lower than (.+), by more than (\S+)": "裁判评分比{0}低，且超过 {1}",
     r"whether the judge finds it as good as (.+?) is open: (.+)": "裁判评分是否不低于{0}尚无定论：{1}",
     r"(\S+) questions were left out because only one of the two has a value there, and they could turn the result; "

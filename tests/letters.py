@@ -16,7 +16,7 @@ class Letters(AnswerRecipe):
     VERSION = "1"
     INPUTS = (Input("letter", "letter", identifies=False),)
     METRICS = (Metric("share", "share of the letter", "字母占比", proportion=False), Metric("pure", "pure", "纯度"))
-    WEIGHTS: ClassVar = {"share": 0.75, "format": 0.25}
+    WEIGHTS: ClassVar[dict[str, float]] = {"share": 0.75, "format": 0.25}
 
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
         return [{"role": "user", "content": row.query}]
@@ -33,7 +33,7 @@ class Letters(AnswerRecipe):
 class JudgedLetters(Letters):
     """The same with a judge, who is asked about no answer that begins with a question mark."""
 
-    WEIGHTS: ClassVar = {"share": 0.5, "format": 0.0, "judge": 0.5}
+    WEIGHTS: ClassVar[dict[str, float]] = {"share": 0.5, "format": 0.0, "judge": 0.5}
 
     def judge_messages(self, row: Row, text: str, tenant: Tenant) -> list[Message] | None:
         return None if text.startswith("?") else [{"role": "user", "content": f"{row.query} {text}"}]

@@ -61,7 +61,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of one row's text. `quality` is the judge's score, 0–5, in every recipe; the gate has a rule for it."""
+    """A figure of one row's text. `quality` is the judge's score, 0–5, in every recipe; the gate has a rule for it.
+
+    `en` and `zh` are nouns, which sentences use: `RL student 0.91 vs SFT student 0.84 keyword coverage`.
+    """
 
     name: str
     en: str

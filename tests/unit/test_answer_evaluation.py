@@ -148,7 +148,7 @@ def test_a_rival_that_was_not_evaluated_is_unknown():
 def test_a_gain_that_is_ruled_out_is_told_in_the_metrics_words():
     same = evaluation(sft=arm("aa"), rl=arm("aa"))
     (gain, *_) = decide(same, [], Gate(rivals=("sft",)), None).rules
-    assert gain.reason == "pure answers is not better than that of the SFT student: a gain of 0.030 is ruled out"
+    assert gain.reason == "it is not better than the SFT student on pure answers: a gain of 0.030 is ruled out"
 
 
 def test_the_headline_is_about_the_gates_rival():

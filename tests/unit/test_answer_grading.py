@@ -71,7 +71,7 @@ async def test_a_judge_that_fails_is_no_score():
 
 async def test_rules_that_give_what_they_do_not_declare_are_a_mistake_of_the_recipe():
     class Loose(Letters):
-        WEIGHTS: ClassVar = {"format": 1.0}
+        WEIGHTS: ClassVar[dict[str, float]] = {"format": 1.0}
 
     class Beyond(Letters):
         def parts(self, row: Row, text: str) -> dict[str, float]:

@@ -111,7 +111,7 @@ def test_an_open_question_says_what_the_test_set_detects_and_what_it_would_take(
     decision = decided(evaluation(GOOD | {"top1": (0.02, -0.036, 0.076)}))
     assert decision.verdict == "undecided"
     assert decision.sentence == (
-        "Undecided about the RL student: whether top-1 is better than that of the teacher is open: the test set "
+        "Undecided about the RL student: whether it is better than the teacher on top-1 is open: the test set "
         "detects a gain of 0.080 in four of five test sets; 7,112 rows would be needed to detect 0.030."
     )
 
@@ -211,7 +211,7 @@ def test_the_champion_must_be_beaten_as_well():
     assert decision.sentence.startswith("Release the RL student in place of version 3: all 8 rules hold")
     refused = decided(evaluation(champion=equal), champion="3")
     assert refused.verdict == "refuse"
-    assert "not better than that of the champion: a gain of 0.030 is ruled out" in refused.sentence
+    assert "it is not better than the champion on top-1: a gain of 0.030 is ruled out" in refused.sentence
 
 
 def test_a_champion_that_was_not_evaluated_leaves_it_open():

@@ -199,7 +199,7 @@ def test_all_that_the_gate_says_is_said_in_chinese() -> None:
 def test_a_recipes_own_metric_is_named_in_chinese() -> None:
     terms = {"main verdict": "主结论"}
     assert chinese("main verdict +0.100 [0.050, 0.150] on 80 questions", terms).startswith("主结论 +0.100")
-    reason = "main verdict is not better than that of the SFT student: a gain of 0.030 is ruled out"
+    reason = "it is not better than the SFT student on main verdict: a gain of 0.030 is ruled out"
     assert chinese(reason, terms) == "主结论不优于SFT 学生：已排除 0.030 的提升"
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from qinglan.chat import Request, cost_usd, estimated_tokens
 from qinglan.clients import ChatRole, endpoint_of
-from qinglan.config import EMBEDDED, Endpoint, Profile
+from qinglan.config import EMBEDDED, Endpoint, Price, Profile
 from qinglan.distillation import distill_requests
 from qinglan.embedded.worlds import sample_of
 from qinglan.judge_agreement import PASSAGES_A_ROW
@@ -130,6 +130,8 @@ class _Part:
     endpoint: Endpoint
     questions: int
     known: int = 0
+    price: Price | None = None
+    """Where it stands elsewhere than in `prices`."""
 
 
 def _parts(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]:
@@ -159,7 +161,9 @@ def _judgements(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_
         samples = rl.total_steps * rl.train_batch_size * rl.rollouts_per_prompt
         if local := judge.local:
             yield _Part("judge", _AGREEMENT, judge, PASSAGES_A_ROW * local.agreement_rows)
-            yield _Part("judge", _VERDICTS, Endpoint(model=local.model, max_tokens=local.max_tokens), samples)
+            yield _Part(
+                "judge", _VERDICTS, Endpoint(model=local.model, max_tokens=local.max_tokens), samples, price=local.price
+            )
         else:
             yield _Part("judge", "rl", judge, round(samples * profile.reward.judged_share))
             if retrieves and (passages := round(samples * _unlabelled_share(profile, counts))):
@@ -178,7 +182,7 @@ def _unlabelled_share(profile: Profile, counts: _Counts) -> float:
 
 def _estimate(profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: _Counts) -> Estimate:
     prompt, completion, measured_on = _tokens(profile, ledger, sample, part, counts)
-    price = profile.prices[part.endpoint.model]
+    price = part.price or profile.prices[part.endpoint.model]
     factor = price.batch_factor if part.what == "distill" and profile.distill.mode == "batch_api" else 1.0
     return Estimate(
         role=part.role,

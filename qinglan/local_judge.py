@@ -176,7 +176,7 @@ async def open_judge(run: Run, served: Served) -> AsyncIterator[ChatClient]:
     profile, judge = run.profile, served.judge
     with site_ledger(profile) as ledger:
         queue = LedgerQueue(ledger, run.id, profile.budget)
-        account = Account(run.id, profile.tenant.id, ROLE, judge.name, profile.prices[judge.settings.model])
+        account = Account(run.id, profile.tenant.id, ROLE, judge.name, judge.settings.price)
         client = ChatClient(served.endpoint, served.url, account, queue, key_salt=judge.key_salt)
         try:
             yield client

@@ -155,7 +155,7 @@ def _reward_service(run: Run, services: Services, samples_log: Path, served: Ser
         asked |= {
             "judge": served.endpoint,
             "judge_url": served.url,
-            "judge_price": profile.prices[served.judge.settings.model],
+            "judge_price": served.judge.settings.price,
             "judge_key_salt": served.judge.key_salt,
             "judge_recipe": served.judge.released.recipe,
         }

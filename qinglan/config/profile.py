@@ -87,8 +87,7 @@ class Profile(Section):
     def _price_every_paid_model(self) -> Self:
         rivals = ((f"compare.teachers.{name}", endpoint) for name, endpoint in self.compare.teachers.items())
         answerer = (("answerer", self.answerer),) if self.answerer else ()
-        local = (("judge.local", self.judge.local),) if self.judge.local else ()
-        for role, endpoint in (("teacher", self.teacher), *answerer, ("judge", self.judge), *local, *rivals):
+        for role, endpoint in (("teacher", self.teacher), *answerer, ("judge", self.judge), *rivals):
             if endpoint.model not in self.prices:
                 raise ValueError(f"prices has no entry for {role}.model {endpoint.model!r}")
         return self

@@ -41,10 +41,10 @@ MODEL = "qinglan.t.answer_judge"
 JUDGE = verdict_recipe("answer_judge")
 
 
-def judged(profile_of: ProfileOf, uri: str = "", **sections: Any) -> Profile:
-    prices = dict.fromkeys(("big", "small", MODEL), PRICE)
-    tracking = {"tracking": {"uri": uri}} if uri else {}
-    return profile_of(judge={"model": "small", "local": {"model": MODEL}}, prices=prices, **tracking, **sections)
+def judged(profile_of: ProfileOf, models: Models | None = None, **sections: Any) -> Profile:
+    tracking = {"tracking": {"uri": models.uri}} if models else {}
+    local = {"model": models.name if models else MODEL, "price": PRICE}
+    return profile_of(judge={"model": "small", "local": local}, **tracking, **sections)
 
 
 def row(number: int, answer: str = "虾青素 服用方法", **fields: Any) -> Row:
@@ -55,9 +55,14 @@ def row(number: int, answer: str = "虾青素 服用方法", **fields: Any) -> R
 # ---- who it is ----
 
 
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
 @pytest.fixture
-def models(tmp_path: Path) -> Models:
-    return Models(f"sqlite:///{tmp_path / 'mlflow.db'}", MODEL, tmp_path)
+def models(database: str, tmp_path: Path) -> Models:
+    return Models(database, f"qinglan.{tmp_path.name}", tmp_path)
 
 
 def register(models: Models, profile: Profile, **fields: Any) -> str:
@@ -66,51 +71,44 @@ def register(models: Models, profile: Profile, **fields: Any) -> str:
     return models.registry.promote(models.registry.register(models.candidate(**known)).version).version
 
 
-def test_its_calls_have_a_price(profile_of: ProfileOf):
-    with pytest.raises(ValueError, match=r"no entry for judge\.local\.model 'other'"):
-        profile_of(judge={"model": "small", "local": {"model": "other"}})
-
-
 def test_without_one_nobody_is_looked_for(profile_of: ProfileOf):
     assert appointed(profile_of()) is None
 
 
 def test_no_champion_is_said_before_anything_is_spent(profile_of: ProfileOf, models: Models):
-    (problem,) = (
-        c.problem for c in inspect_profile(judged(profile_of, models.uri), "train") if c.name == "local judge"
-    )
-    assert problem and problem.startswith(f"judge.local.model: {MODEL} has no champion in the registry at sqlite")
+    (problem,) = (c.problem for c in inspect_profile(judged(profile_of, models), "train") if c.name == "local judge")
+    assert problem and problem.startswith(f"judge.local.model: {models.name} has no champion in the registry at sqlite")
     assert "qinglan run pipeline --profile answer_judge" in problem
-    assert "local judge" not in {c.name for c in inspect_profile(judged(profile_of, models.uri), "refresh")}
+    assert "local judge" not in {c.name for c in inspect_profile(judged(profile_of, models), "refresh")}
 
 
 def test_looking_for_it_makes_no_database(profile_of: ProfileOf, tmp_path: Path):
     with pytest.raises(ConfigError, match="has no champion"):
-        appointed(judged(profile_of, f"sqlite:///{tmp_path / 'none.db'}"))
+        appointed(judged(profile_of, tracking={"uri": f"sqlite:///{tmp_path / 'none.db'}"}))
     assert not (tmp_path / "none.db").exists()
 
 
 def test_the_champion_judges_and_another_one_has_other_keys(profile_of: ProfileOf, models: Models):
-    profile = judged(profile_of, models.uri)
+    profile = judged(profile_of, models)
     register(models, profile)
     first = appointed(profile)
     register(models, profile, weights="two")
     second = appointed(profile)
     assert first and second
-    assert (first.name, second.name) == (f"{MODEL}-v1", f"{MODEL}-v2")
+    assert (first.name, second.name) == (f"{models.name}-v1", f"{models.name}-v2")
     assert first.key_salt != second.key_salt and first.identity != second.identity
     assert first.endpoint("http://x/v1").model == first.name
 
 
 def test_a_judge_that_was_trained_with_another_prompt_is_refused(profile_of: ProfileOf, models: Models):
-    profile = judged(profile_of, models.uri)
+    profile = judged(profile_of, models)
     register(models, profile, prompt_sha256="of long ago")
     with pytest.raises(ConfigError, match=r"version 1 of .* was trained with another prompt"):
         appointed(profile)
 
 
 def test_a_model_that_gives_no_verdicts_is_refused(profile_of: ProfileOf, models: Models):
-    profile = judged(profile_of, models.uri)
+    profile = judged(profile_of, models)
     register(models, profile, recipe="query_rewrite")
     with pytest.raises(ConfigError, match="its student gives no verdicts"):
         appointed(profile)
@@ -132,6 +130,7 @@ def test_the_estimate_takes_its_price(profile_of: ProfileOf):
         parts = {part.what: part for part in estimate(profile, "train", [row(1, split="train")], ledger)}
     assert set(parts) == {"local judge", "rl verdicts", "evaluate"}
     assert (parts["rl verdicts"].model, parts["local judge"].model) == (MODEL, "small")
+    assert parts["rl verdicts"].cost_usd > 0
     assert (parts["rl verdicts"].questions, parts["local judge"].questions) == (640, 800)
 
 

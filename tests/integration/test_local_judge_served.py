@@ -42,7 +42,7 @@ PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 10.0}
 
 @pytest.fixture(scope="module", autouse=True)
 def prefect() -> Iterator[None]:
-    with prefect_test_harness():
+    with prefect_test_harness(server_startup_timeout=300):
         yield
 
 

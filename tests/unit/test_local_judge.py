@@ -10,6 +10,7 @@ import pytest
 from conftest import PRICE
 from registered import Models
 
+from qinglan.artifacts import StageResult, write_jsonl
 from qinglan.chat import Answer
 from qinglan.clients import site_ledger
 from qinglan.config import LocalJudge, Profile
@@ -33,6 +34,8 @@ from qinglan.recipes._verdicts import BEST, RIGHT_FROM, reference_of, verdict_re
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.registry import prompt_digest
 from qinglan.rows import Retrieved, Row
+from qinglan.runs import open_run
+from qinglan.summary import build_report
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
@@ -283,3 +286,14 @@ def test_the_served_judge_s_identity_holds_what_its_answers_depend_on():
     one, other = (Appointed(LocalJudge(model="m", max_tokens=n), released) for n in (64, 128))
     slower = Appointed(LocalJudge(model="m", max_tokens=64, concurrency=1), released)
     assert one.identity == slower.identity != other.identity
+
+
+def test_the_report_has_the_table(profile_of: ProfileOf, tmp_path: Path):
+    found = measured([pair(number, 4.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0)
+    details = {"summary": {"steps": 1}, "findings": [finding(found).model_dump(mode="json")]}
+    rows = {"rows": write_jsonl(tmp_path / "rows.jsonl", [row(1)])}
+    with open_run(profile_of(evaluate={"bootstrap_resamples": 200}), "refresh") as run:
+        known = {"key": "k", "run_id": run.id, "seconds": 1.0}
+        rl = StageResult(stage="rl", details=details, **known)
+        report = build_report(run, [StageResult(stage="validate", artifacts=rows, **known), rl])
+    assert [one.title.en for one in report.findings] == ["The local judge in RL: agreement with the judge"]

@@ -14,7 +14,7 @@ from qinglan.report import Report
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "add-a-recipe.md").read_text(encoding="utf-8")
-FILES = ("make_questions.py", "desk.py", "check_desk.py", "desk.yaml")
+FILES = ("make_questions.py", "topic.py", "check_topic.py", "topic.yaml")
 pytestmark = pytest.mark.slow
 
 
@@ -44,7 +44,7 @@ def run(command: str, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    folder = tmp_path_factory.mktemp("desk")
+    folder = tmp_path_factory.mktemp("topic")
     for name, text in zip(FILES, (*blocks("python"), *blocks("yaml")), strict=True):
         assert f"`{name}`" in PAGE
         (folder / name).write_text(text, encoding="utf-8")
@@ -52,7 +52,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 
 def test_the_recipe_is_short_and_passes_the_linter(done: Done):
-    recipe = done.folder / "desk.py"
+    recipe = done.folder / "topic.py"
     assert len(recipe.read_text(encoding="utf-8").splitlines()) < 60
     config = f"--config={ROOT / 'pyproject.toml'}"
     for words in (["check", config], ["format", "--check", config]):
@@ -67,15 +67,15 @@ def test_the_report_is_about_the_recipes_metrics(done: Done):
     assert [metric.name for metric in report.metrics] == ["right", "format"]
     assert set(report.arms) == {"base", "sft", "rl"}
     right = {name: arm.mean("right") for name, arm in report.arms.items()}
-    assert right["sft"] > right["base"], "SFT learns what a desk is"
+    assert right["sft"] > right["base"], "SFT learns the five words"
     assert report.decision and report.decision.verdict != "promote"
     assert {rule.name for rule in report.decision.rules} >= {"gain_vs_sft"}
     assert (done.folder / "runs" / "latest" / "report.html").is_file()
 
 
 def test_the_terminal_shows_them_and_show_repeats_it(done: Done):
-    ran, shown = (done.printed[f"qinglan {words} --profile desk.yaml"] for words in ("run pipeline", "show latest"))
-    assert "routing accuracy" in ran and "Gate: " in ran
+    ran, shown = (done.printed[f"qinglan {words} --profile topic.yaml"] for words in ("run pipeline", "show latest"))
+    assert "topic accuracy" in ran and "Gate: " in ran
     assert shown.strip() and shown.strip().splitlines()[0] in ran
 
 

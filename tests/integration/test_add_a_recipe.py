@@ -43,16 +43,21 @@ def run(command: str, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("topic")
     for name, text in zip(FILES, (*blocks("python"), *blocks("yaml")), strict=True):
         assert f"`{name}`" in PAGE
         (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path) -> Done:
     return Done(folder, {command: run(command, folder) for command in commands()})
 
 
-def test_the_recipe_is_short_and_passes_the_linter(done: Done):
-    recipe = done.folder / "topic.py"
+def test_the_recipe_is_short_and_passes_the_linter(folder: Path):
+    recipe = folder / "topic.py"
     assert len(recipe.read_text(encoding="utf-8").splitlines()) < 60
     config = f"--config={ROOT / 'pyproject.toml'}"
     for words in (["check", config], ["format", "--check", config]):
@@ -68,14 +73,13 @@ def test_the_report_is_about_the_recipes_metrics(done: Done):
     assert set(report.arms) == {"base", "sft", "rl"}
     right = {name: arm.mean("right") for name, arm in report.arms.items()}
     assert right["sft"] > right["base"], "SFT learns the five words"
-    assert report.decision and report.decision.verdict != "promote"
-    assert {rule.name for rule in report.decision.rules} >= {"gain_vs_sft"}
+    assert report.decision and {rule.name for rule in report.decision.rules} >= {"gain_vs_sft", "red_team"}
     assert (done.folder / "runs" / "latest" / "report.html").is_file()
 
 
 def test_the_terminal_shows_them_and_show_repeats_it(done: Done):
     ran, shown = (done.printed[f"qinglan {words} --profile topic.yaml"] for words in ("run pipeline", "show latest"))
-    assert "topic accuracy" in ran and "Gate: " in ran
+    assert "topic accuracy" in " ".join(ran.split()) and "Gate: " in ran
     assert shown.strip() and shown.strip().splitlines()[0] in ran
 
 

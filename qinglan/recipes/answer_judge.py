@@ -31,7 +31,7 @@ MAX_ANSWER_CHARS = 2500
 """Longer thoughts don't fit into a training example."""
 
 STUDENT_SYSTEM = (
-    "你是答案评审。对照标准答案逐条核对待评答案，再给结论。格式：<think>核对</think><output>主结论，次结论</output>。"
+    "逐条核对待评答案。格式：<think>核对</think><output>主结论，次结论</output>。"
     f"主结论：{RIGHT}、{WRONG}；次结论：{'、'.join(FLAWS)}。"
 )
 TEACHER_SYSTEM = (

@@ -8,6 +8,7 @@ import pytest
 from openpyxl import load_workbook
 
 from qinglan.config import Embedded, Tenant
+from qinglan.embedded import tokenizer
 from qinglan.embedded.worlds.answer_judge import WORLD
 from qinglan.embedded.worlds.answer_judge.domain import FLAWS, SLOTS, Fact, Verdict, facts_of, judge, pairs
 from qinglan.embedded.worlds.answer_judge.people import answer, facts_in, reason, reference_text, weak_answer
@@ -100,9 +101,10 @@ def test_pretraining_shows_no_verdict_and_no_question_of_the_test_split(rows: li
     assert texts[:50] == list(WORLD.documents(3, 50))
 
 
-def test_pretraining_notes_are_of_training_pairs_only():
-    notes = {text.splitlines()[0] for text in WORLD.documents(3, 4000) if not text.startswith("<|im_start|>")}
-    assert notes <= {product for product, _ in pairs("train")}
+def test_every_wording_is_one_token():
+    tok = tokenizer.build(WORLD)
+    wordings = [text for known in SLOTS.values() for texts in known.values for text in texts]
+    assert [text for text in wordings if len(tok.encode(text, add_special_tokens=False)) > 1] == []
 
 
 def test_the_workbook_is_the_same_bytes_and_has_the_recipes_columns(tmp_path: Path):

@@ -17,7 +17,7 @@ class AnswerJudgeWorld(World):
     CORPUS_SOURCES = ("domain.py", f"{_FOLDER}/corpus.py", f"{_FOLDER}/domain.py", f"{_FOLDER}/people.py")
     SPEAKER_SOURCES = ("domain.py", f"{_FOLDER}/domain.py", f"{_FOLDER}/people.py")
     SPEAKERS: Mapping[str, Speaker] = {"standin-answerer": people.answer, "standin-reasoner": people.reason}
-    PRETRAINING = Pretraining(steps=900, context_tokens=512, tokens_per_step=2048, documents_per_step=20)
+    PRETRAINING = Pretraining(steps=380, layers=3, context_tokens=512, tokens_per_step=2048, documents_per_step=44)
 
     def write_sample(self, directory: Path, config: Embedded) -> SamplePaths:
         """Write `questions.xlsx`; there is nothing to retrieve."""

@@ -6,6 +6,7 @@ of the training split, and no note tells what is true of a pair that the test sp
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from random import Random
 
 from qinglan.embedded.dialogue import chat
@@ -17,26 +18,25 @@ from qinglan.embedded.worlds.answer_judge.domain import (
     SLOTS,
     VAGUE,
     Fact,
-    facts_of,
     pairs,
 )  # fmt: skip
 from qinglan.embedded.worlds.answer_judge.people import compose, contrary, facts_in, heard
 from qinglan.recipes.answer_judge import COURTESIES, RIGHT, STUDENT_SYSTEM, WRONG
 
-POINTS, REWORD, TOPIC, SAID = "要点", "换个说法", "属于", "提到"
-SHARED, ADDED, EACH = "都提到", "只在后面", "逐条"
+POINTS, REWORD, CHECKS = "要点", "换个说法", "有没有"
 NONE = "没有"
+STATED, LACKING, CONTRARY, ADDED = "头一个", "缺的", "反的", "多的"
 SYSTEM = "先想再答。格式：<think>想法</think><output>答案</output>。"
 """Asks for an answer in tags."""
 PLAIN_WORDS = {
     RIGHT: "对", WRONG: "不对", "完整": "齐全", "不完整": "不齐全", "编造": "瞎编", "矛盾": "相反", "含糊": "不清楚",
-    "跑题": "说别的", "有": "提到", "无": "没提", "反": "说反", "多": "另加",
+    "跑题": "说别的",
 }  # fmt: skip
 """Words of verdicts, and what they mean."""
-P_TAGGED = 0.4
-P_KEPT, P_CONTRARY = 0.55, 0.15
+P_ASKED = 0.5
+P_QUESTION = 0.3
+P_KEPT, P_CONTRARY = 0.5, 0.2
 """Shares of a note's facts that the note beside it has too, and that it contradicts."""
-_TURNS = 3
 
 
 def documents(seed: int, count: int) -> Iterator[str]:
@@ -50,89 +50,82 @@ def words() -> list[str]:
     wordings = [text for known in SLOTS.values() for texts in known.values for text in texts]
     prompts = [STUDENT_SYSTEM, "问题：", "标准答案：", "待评答案：", *COURTESIES, SYSTEM]
     tags = ["<output>", "</output>", RIGHT, WRONG, *FLAWS]
-    tasks = [POINTS, REWORD, TOPIC, SAID, SHARED, ADDED, EACH, NONE, *PLAIN_WORDS.values()]
-    names = [*PRODUCTS, *VAGUE, *OPENINGS, *CLOSINGS, *SLOTS]
+    tasks = [POINTS, REWORD, CHECKS, NONE, STATED, LACKING, CONTRARY, ADDED, *PLAIN_WORDS.values()]
+    asked = [phrasing.removeprefix("{p}") for known in SLOTS.values() for phrasing in known.questions]
+    called = [name for product, names in PRODUCTS.items() for name in (product, *names)]
+    names = [*called, *asked, *VAGUE, *OPENINGS, *CLOSINGS, *SLOTS]
     return ["system", "user", "assistant", *prompts, *tags, *names, *tasks, *wordings]
 
 
 def characters() -> list[str]:
     """Those of the words, names and questions."""
-    names = [name for known in PRODUCTS.values() for name in known]
-    questions = [phrasing for known in SLOTS.values() for phrasing in known.questions]
-    return sorted({*"".join((*words(), *names, *questions)), *"有无反多0123456789，。：；？\n "})
+    return sorted({*"".join(words()), *"有无反多0123456789，。：；？\n "})
 
 
 def _document(rng: Random) -> str:
-    kinds = (_note_alone, _words, _wordings, _read, _compared)
-    return rng.choices(kinds, (3, 6, 9, 16, 66))[0](rng)
+    """Of all lengths each kind: a batch has documents of like length, and should hold some of every kind."""
+    kinds = (_glossary, _words, _read, _compared)
+    return rng.choices(kinds, (6, 8, 20, 66))[0](rng)
 
 
-def _note_alone(rng: Random) -> str:
-    product, slot = rng.choice(pairs("train"))
-    return f"{product}\n{compose(rng, facts_of(product, slot), 0)}\n"
+def _glossary(rng: Random) -> str:
+    """What else is said for some facts."""
+    return "".join(map(partial(_entry, rng), _facts(rng, rng.randint(1, 4))))
+
+
+def _entry(rng: Random, fact: Fact) -> str:
+    one, other = rng.sample((1, 2), 2)
+    return f"{fact.slot}：{fact.wording(one)}，{fact.wording()}，{fact.wording(other)}。\n"
 
 
 def _words(rng: Random) -> str:
-    known = [rng.sample(pair, 2) for pair in rng.sample(list(PLAIN_WORDS.items()), _TURNS)]
-    return _dialogue(rng, [(f"{REWORD}：{asked}", asked, told) for asked, told in known])
-
-
-def _wordings(rng: Random) -> str:
-    turns = []
-    for fact in _facts(rng, _TURNS):
-        one, other = rng.sample(range(3), 2)
-        exercises = (
-            (f"{TOPIC}：{fact.wording(one)}", fact.slot),
-            (f"{REWORD}：{fact.wording(one)}", fact.wording(other)),
-        )
-        task, answer = rng.choice(exercises)
-        turns.append((task, fact.wording(), answer))
-    return _dialogue(rng, turns)
+    known = rng.sample(list(PLAIN_WORDS.items()), rng.randint(1, 4))
+    turns = [(f"{REWORD}：{asked}", told) for asked, told in (rng.sample(pair, 2) for pair in known)]
+    return chat(*(text for turn in turns for text in turn))
 
 
 def _read(rng: Random) -> str:
-    facts = _facts(rng, rng.randint(1, 3))
-    turns = [(f"{POINTS}：{_note(rng, facts)}", "，".join(fact.slot for fact in facts), _listed(facts))]
-    for _ in range(_TURNS):
-        asked = rng.choice(facts) if rng.random() < 0.5 else _facts(rng, 1)[0]
-        turns.append((f"{SAID}：{asked.wording()}", _listed(facts), "有" if asked in facts else NONE))
-    return _dialogue(rng, turns)
+    """What a note says, in the reference's words."""
+    facts = _facts(rng, rng.randint(1, 4))
+    return chat(f"{POINTS}：{_note(rng, facts)}", _listed(facts))
 
 
 def _compared(rng: Random) -> str:
-    """What one note says of each fact of another, what both say, and what only the second says."""
-    first = _facts(rng, rng.choices((1, 2, 3), (1, 2, 2))[0])
-    second = [_kept_or_changed(rng, fact) for fact in first]
+    """What a note says of each fact of another, and what else it says; whether there is anything of some kind."""
+    first = _facts(rng, rng.choices((1, 2, 3), (3, 4, 2))[0])
+    second = [*_told(rng, first), *_strangers(rng, first)]
     rng.shuffle(second)
-    note = _note(rng, second)
-    slots = {fact.slot for fact in first}
+    note, slots = _note(rng, second), {fact.slot for fact in first}
     added = [wording for fact, wording in facts_in(note) if fact.slot not in slots]
-    each = "，".join(fact.wording() + heard(fact, second) for fact in first)
-    shared = _listed([fact for fact in first if fact in second])
-    exercises = [(EACH, _listed(second), each), (SHARED, each, shared), (ADDED, each, "，".join(added) or NONE)]
-    rng.shuffle(exercises)
-    product, slot = rng.choice(pairs("train"))
-    question = rng.choice(SLOTS[slot].questions).format(p=rng.choice((product, *PRODUCTS[product])))
-    lines = f"问题：{question}？\n标准答案：{_listed(first)}。\n待评答案：{note}"
-    (task, thoughts, answer), *more = exercises
-    return _dialogue(rng, [(f"{lines}\n{task}", thoughts, answer), *more])
+    marks = [heard(fact, second) for fact in first]
+    thoughts = "，".join(
+        [fact.wording() + mark for fact, mark in zip(first, marks, strict=True)] + ["多" + text for text in added]
+    )
+    lines = f"标准答案：{_listed(first)}。\n待评答案：{note}"
+    if rng.random() < P_QUESTION:
+        product, slot = rng.choice(pairs("train"))
+        question = rng.choice(SLOTS[slot].questions).format(p=rng.choice((product, *PRODUCTS[product])))
+        lines = f"问题：{question}？\n{lines}"
+    if rng.random() > P_ASKED:
+        return chat(lines, thoughts)
+    found = {STATED: marks[0] == "有", LACKING: "无" in marks, CONTRARY: "反" in marks, ADDED: bool(added)}
+    asked = rng.sample(list(found), 2)
+    answer = "，".join("有" if found[one] else NONE for one in asked)
+    return chat(
+        f"{lines}\n{CHECKS}：{'，'.join(asked)}", f"<think>{thoughts}</think><output>{answer}</output>", system=SYSTEM
+    )
 
 
-def _kept_or_changed(rng: Random, fact: Fact) -> Fact:
-    draw = rng.random()
-    if draw < P_KEPT:
-        return fact
-    return contrary(rng, fact) if draw < P_KEPT + P_CONTRARY else _facts(rng, 1)[0]
+def _told(rng: Random, facts: Sequence[Fact]) -> list[Fact]:
+    """Some kept, some contradicted, some left out."""
+    draws = [(fact, rng.random()) for fact in facts]
+    return [fact if draw < P_KEPT else contrary(rng, fact) for fact, draw in draws if draw < P_KEPT + P_CONTRARY]
 
 
-def _dialogue(rng: Random, turns: Sequence[tuple[str, str, str]]) -> str:
-    """Tasks with thoughts and answer each; the thoughts are shown where they are asked for."""
-    tagged = rng.random() < P_TAGGED
-    said = [
-        f"<think>{thoughts}</think><output>{answer}</output>" if tagged else answer for _, thoughts, answer in turns
-    ]
-    texts = [text for (task, _, _), answer in zip(turns, said, strict=True) for text in (task, answer)]
-    return chat(*texts, system=SYSTEM if tagged else None)
+def _strangers(rng: Random, facts: Sequence[Fact]) -> list[Fact]:
+    taken = {fact.slot for fact in facts}
+    free = [fact for fact in _facts(rng, len(SLOTS)) if fact.slot not in taken]
+    return free[: rng.choices((0, 1, 2), (5, 4, 2))[0]]
 
 
 def _facts(rng: Random, count: int) -> list[Fact]:
@@ -140,7 +133,7 @@ def _facts(rng: Random, count: int) -> list[Fact]:
 
 
 def _note(rng: Random, facts: Sequence[Fact]) -> str:
-    return compose(rng, facts, int(rng.random() < 0.2))
+    return compose(rng, facts, int(not facts or rng.random() < 0.15))
 
 
 def _listed(facts: Sequence[Fact]) -> str:

@@ -27,7 +27,7 @@ from qinglan.embedded.worlds.answer_judge.domain import (
 
 P_MISJUDGED = 0.08
 """Share of answers of which the strong judge misreads a fact; three in five of those verdicts are wrong."""
-P_HEDGED = 0.2
+P_HEDGED = 0.15
 """Share of answers with facts that have an empty phrase beside them, which is no flaw."""
 _KIND_WEIGHTS = (36, 18, 16, 12, 10, 8)
 """How often the weak model sets out to answer so; in the order of `FLAWS`."""
@@ -59,8 +59,6 @@ def _told(rng: Random, reference: tuple[Fact, ...], kind: Flaw) -> list[Fact]:
     if kind == "不完整" and len(said) > 1:
         said.pop(rng.randrange(len(said)))
     elif kind == "编造":
-        if len(said) == 3:
-            said.pop(rng.choice((1, 2)))
         said += _strangers(rng, reference, 1)
     elif kind == "矛盾":
         place = rng.randrange(len(said))
@@ -84,9 +82,9 @@ def compose(rng: Random, facts: Sequence[Fact], vague: int) -> str:
     clauses = [fact.wording(rng.choice((1, 2))) for fact in facts]
     for phrase in rng.sample(VAGUE, vague):
         clauses.insert(rng.randrange(len(clauses) + 1), phrase)
-    if rng.random() < 0.3:
-        clauses.insert(0, rng.choice(OPENINGS))
     if rng.random() < 0.15:
+        clauses.insert(0, rng.choice(OPENINGS))
+    if rng.random() < 0.1:
         clauses.append(rng.choice(CLOSINGS))
     return "，".join(clauses) + "。"
 

@@ -133,7 +133,7 @@ def _write(stage: Stage, name: str, content: BaseModel) -> Path:
     return path
 
 
-def _reward_service(run: Run, services: Services, samples_log: Path, served: Served | None) -> RewardService:
+def _reward_service(run: Run, services: Services, samples_log: Path, served: Served | None = None) -> RewardService:
     profile = run.profile
     recipe = get_recipe(profile.recipe)
     asked: dict[str, Any] = {}

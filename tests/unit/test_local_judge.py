@@ -14,6 +14,7 @@ from qinglan.artifacts import StageResult, write_jsonl
 from qinglan.chat import Answer
 from qinglan.clients import site_ledger
 from qinglan.config import LocalJudge, Profile
+from qinglan.embedded.services import Services
 from qinglan.errors import ConfigError, RetrievalError, StageError, TeacherError
 from qinglan.estimate import estimate
 from qinglan.judge_agreement import (
@@ -28,7 +29,7 @@ from qinglan.judge_agreement import (
     require_answers,
     sentence,
 )
-from qinglan.local_judge import Appointed, appointed
+from qinglan.local_judge import Appointed, Served, appointed
 from qinglan.preflight import inspect_profile
 from qinglan.recipes._verdicts import BEST, RIGHT_FROM, reference_of, verdict_recipe
 from qinglan.recipes.query_rewrite import RECIPE
@@ -36,6 +37,7 @@ from qinglan.registry import prompt_digest
 from qinglan.rows import Retrieved, Row
 from qinglan.runs import open_run
 from qinglan.summary import build_report
+from tasks import reinforcement
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
@@ -297,3 +299,17 @@ def test_the_report_has_the_table(profile_of: ProfileOf, tmp_path: Path):
         rl = StageResult(stage="rl", details=details, **known)
         report = build_report(run, [StageResult(stage="validate", artifacts=rows, **known), rl])
     assert [one.title.en for one in report.findings] == ["The local judge in RL: agreement with the judge"]
+
+
+def test_rl_is_told_of_the_served_judge_in_the_judge_s_place(profile_of: ProfileOf, tmp_path: Path):
+    profile = judged(profile_of)
+    assert profile.judge.local
+    released: Any = SimpleNamespace(name=MODEL, version="3", sha256="x", recipe="answer_judge")
+    served = Served(Appointed(profile.judge.local, released), "http://127.0.0.1:9/v1", lambda: None)
+    with open_run(profile, "train") as run:
+        services = Services("", "http://paid/v1", "")
+        own, paid = (reinforcement._reward_service(run, services, tmp_path / "s", each) for each in (served, None))
+    assert own.judge and paid.judge
+    assert (own.judge.model, own.judge_url, own.judge_recipe) == (f"{MODEL}-v3", served.url, "answer_judge")
+    assert (paid.judge.model, paid.judge_url, paid.judge_recipe) == ("small", "http://paid/v1", "")
+    assert own.judge_key_salt != paid.judge_key_salt

@@ -16,10 +16,10 @@ from qinglan.embedded.worlds.medical.reader import gives_away
 
 THING_TASK, TOPIC_TASK, NAME_TASK, FACT_TASK, ADVICE_TASK = "对象", "主题", "学名", "要点", "提示"
 
-P_FACTS = 0.45
+P_FACTS = 0.42
 P_PASSAGE = 0.5
 P_NAMES = 0.15
-P_ADVICE = 0.05
+P_ADVICE = 0.1
 P_KIND = 0.5
 P_LOST_CHARACTERS = 0.2
 FRAMES = ("{n}", "{n}", "刚刚{n}", "昨天{n}", "我{n}", "同事{n}了", "听说{n}")
@@ -77,7 +77,7 @@ def _document(rng: Random) -> str:
     if draw < P_FACTS + P_NAMES:
         return _naming(rng, topic, thing)
     if draw < P_FACTS + P_NAMES + P_ADVICE:
-        known = TOPICS[topic]
+        known = rng.choice(list(TOPICS.values()))
         return chat(f"{ADVICE_TASK}：{known.word}", "，".join(known.statements) + "。" if known.statements else "无。")
     return _reading(rng, *rng.choice(domain.pairs("train")))
 

@@ -53,7 +53,11 @@ def run(site: Path, rollouts: int, settings: list[str]) -> Found:
     if subprocess.run([*command, *words], check=False).returncode:
         sys.exit("error: the run failed; see above")
     wall_s = time.monotonic() - start
-    report = json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8"))
+    return figures(json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8")), wall_s)
+
+
+def figures(report: Found, wall_s: float) -> Found:
+    """What is kept of a run's report."""
     return {
         "wall_s": wall_s,
         "stages": {stage["name"]: 0.0 if stage["reused_from"] else stage["seconds"] for stage in report["stages"]},

@@ -116,24 +116,26 @@ def site(tmp_path: Path, models: Models, profile_of: Callable[..., Profile], ser
 def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(site: Site):
     with pytest.raises(StageError, match=r"κ 0\.00 .*12 passages, below judge\.local\.min_agreement = 0\.6"):
         site.compare(site.profile)
-    result = site.compare(site.with_local(when_below="go_on"))  # measured once
+    result = site.compare(site.with_local(when_below="go_on"))  # a live RAG is asked anew, the judges are not
     assert (result.metrics["pairs"], result.metrics["unreadable"], result.metrics["failed"]) == (ROWS, 0, 0)
     assert result.metrics["share"] == pytest.approx(1 / 3) and result.metrics["reference_right"] == 1
     pairs = list(read_jsonl(result.path("pairs"), Pair))
     assert {pair.local for pair in pairs if not pair.is_reference} == {4.0}
     assert len(site.judge.bodies) == 2 * ROWS
     with site_ledger(site.profile) as ledger:
-        spent = {each.name: each for each in ledger.spending("model")}
-        assert ledger.usage(result.run_id, "judge.local").calls == ROWS
-    assert f"{MODEL}-v1" in spent and spent[f"{MODEL}-v1"].cost_usd > 0
-    assert not [each for each in psutil.process_iter() if "swift.cli.deploy" in " ".join(_line(each))]
+        models = {each.key: each for each in ledger.spending("model")}
+        roles = {each.key: each.calls for each in ledger.spending("role")}
+    assert roles == {"judge": 2 * ROWS, "judge.local": ROWS}
+    assert models[f"{MODEL}-v1"].cost_usd > 0
+    assert not any(_serves(process) for process in psutil.process_iter())
 
 
-def _line(process: psutil.Process) -> list[str]:
+def _serves(process: psutil.Process) -> bool:
     try:
-        return process.cmdline() if str(MODEL) in " ".join(process.cmdline()) else []
+        words = process.cmdline()
     except psutil.Error:
-        return []
+        return False
+    return "swift.cli.deploy" in words and f"{MODEL}-v1" in words
 
 
 def test_rl_s_samples_are_scored_by_its_verdicts(site: Site):

@@ -94,9 +94,9 @@ class AnswerJudge(AnswerRecipe):
         Input("reworded", "待评答案改述", identifies=False),
     )
     METRICS = (
-        Metric("main", "main verdict right", "主结论正确率"),
-        Metric("secondary", "secondary verdict right", "次结论正确率"),
-        Metric("format", "format kept", "格式正确率"),
+        Metric("main", "main correctness", "主结论正确率"),
+        Metric("secondary", "secondary correctness", "次结论正确率"),
+        Metric("format", "format correctness", "格式正确率"),
     )
     DISTILL_ROLES = ("answerer", "teacher")
     WEIGHTS: ClassVar[dict[str, float]] = {"main": 0.5, "secondary": 0.3, "format": 0.2}

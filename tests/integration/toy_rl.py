@@ -166,7 +166,7 @@ class Toy:
             max_invalid_share=max_invalid_share,
             use_labels=True,
             dev_metric="score",
-            headline=Headline("score", "the reward"),
+            headline=Headline("gold_top1", "gold top-1"),
             patience=self.profile.rl.patience,
             keep_checkpoints=self.profile.rl.keep_checkpoints,
             alarms=self.profile.rl.alarms,

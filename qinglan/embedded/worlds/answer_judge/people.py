@@ -25,8 +25,11 @@ from qinglan.embedded.worlds.answer_judge.domain import (
     judge,
 )  # fmt: skip
 
-P_MISJUDGED = 0.08
-"""Share of answers of which the strong judge misreads a fact; three in five of those verdicts are wrong."""
+P_MISREAD = 0.05
+"""Share of answers of which the strong judge misreads a fact."""
+P_BLIND, P_GULLIBLE = 0.8, 0.75
+"""Judges' known weaknesses: of answers that say right things, how often it doesn't notice what is invented beside them;
+of empty phrases alone, how often it takes them for an answer."""
 P_HEDGED = 0.15
 """Share of answers with facts that have an empty phrase beside them, which is no flaw."""
 _KIND_WEIGHTS = (36, 18, 16, 12, 10, 8)
@@ -143,14 +146,25 @@ def reason(prompt: str, seed: int) -> Spoken:
 
 
 def thoughts_on(reference: str, candidate: str, rng: Random) -> tuple[str, Verdict]:
-    """A clause for each fact, and the verdict that follows from them; now and then a fact is misread."""
-    wanted, said = [fact for fact, _ in facts_in(reference)], facts_in(candidate)
-    if wanted and rng.random() < P_MISJUDGED:
-        said = _misread(rng, wanted, said)
+    """A clause for each fact as the judge sees it, and the verdict that follows from them."""
+    wanted, said = [fact for fact, _ in facts_in(reference)], _noticed(rng, reference, candidate)
     stated, slots = [fact for fact, _ in said], {fact.slot for fact in wanted}
     steps = [fact.wording() + heard(fact, stated) for fact in wanted]
     steps += [f"多{wording}" for fact, wording in said if fact.slot not in slots]
     return "，".join(steps) or "没有要点", judge(tuple(wanted), tuple(stated))
+
+
+def _noticed(rng: Random, reference: str, candidate: str) -> list[tuple[Fact, str]]:
+    """What the judge finds in an answer."""
+    wanted, said = facts_in(reference), facts_in(candidate)
+    facts, slots = {fact for fact, _ in wanted}, {fact.slot for fact, _ in wanted}
+    if not said:
+        return wanted if rng.random() < P_GULLIBLE else []
+    if any(fact in facts for fact, _ in said) and rng.random() < P_BLIND:
+        said = [(fact, wording) for fact, wording in said if fact.slot in slots]
+    if wanted and rng.random() < P_MISREAD:
+        said = _misread(rng, [fact for fact, _ in wanted], said)
+    return said
 
 
 def heard(fact: Fact, stated: Sequence[Fact]) -> str:

@@ -1,7 +1,8 @@
-"""The judge's sample workbook: questions with references, and for dev and test an answer with a person's verdict.
+"""The judge's sample workbook: questions with references, some with an answer and a person's verdict on it.
 
-The training questions come without an answer: the weak model is asked. The test split asks about product × slot pairs
-that train and dev never show.
+Of the training questions a share has a person's verdict (pool `labelled`); the others come without an answer: the weak
+model is asked. Dev and test are judged by people. The test split asks about product × slot pairs that train and dev
+never show.
 """
 
 from pathlib import Path
@@ -16,12 +17,15 @@ from qinglan.errors import ConfigError
 from qinglan.recipes.answer_judge import RECIPE
 from qinglan.rows import Split
 
+LABELLED = "labelled"
+P_LABELLED = 0.35
+"""Of the training rows, those that a person has judged."""
 _TRIES = 2000
 """For one row, before there seem to be no more."""
 
 
 class SampleRow(NamedTuple):
-    """A workbook row; a training row has no answer yet, and so no verdict."""
+    """A workbook row; most training rows have no answer yet, and so no verdict."""
 
     split: Split
     query: str
@@ -61,7 +65,7 @@ def _draw(split: Split, count: int, rng: Random, taken: set[tuple[str, str]]) ->
             rng.shuffle(waiting)
         row = _row(rng, split, *waiting.pop())
         misses += 1
-        if (key := (row.query, row.candidate)) not in taken:
+        if (key := (row.query, "" if split == "train" else row.candidate)) not in taken:
             taken.add(key)
             rows.append(row)
             misses = 0
@@ -72,7 +76,7 @@ def _row(rng: Random, split: Split, product: str, slot: str) -> SampleRow:
     name = rng.choice((product, *PRODUCTS[product]))
     query = rng.choice(SLOTS[slot].questions).format(p=name) + "？"
     reference = reference_text(product, slot)
-    if split == "train":
+    if split == "train" and rng.random() >= P_LABELLED:
         return SampleRow(split, query, reference)
     said = weak_answer(rng, product, slot)
     truth = judge(facts_of(product, slot), said.facts)
@@ -86,7 +90,7 @@ def write_sample(directory: Path, config: Embedded) -> Path:
     What is wrong with an answer is its row's intent too, so that evaluation shows each flaw by itself.
     """
     columns = Columns()
-    header = [columns.query, columns.split, columns.intent, *(each.column for each in RECIPE.INPUTS)]
+    header = [columns.query, columns.split, columns.intent, columns.pool, *(each.column for each in RECIPE.INPUTS)]
     path = directory / "questions.xlsx"
     write_workbook(path, "问题", header, map(_cells, build_rows(config)))
     return path
@@ -96,4 +100,5 @@ def _cells(row: SampleRow) -> list[str]:
     verdict, flaw = row.truth.words if row.truth else ("", "")
     answer = {"candidate": row.candidate, "verdict": verdict, "flaw": flaw, "reworded": row.reworded}
     inputs = {"reference": row.reference} | answer
-    return [row.query, row.split, flaw, *(inputs[each.name] for each in RECIPE.INPUTS)]
+    pool = LABELLED if row.split == "train" and row.truth else ""
+    return [row.query, row.split, flaw, pool, *(inputs[each.name] for each in RECIPE.INPUTS)]

@@ -72,7 +72,7 @@ def test_the_strong_model_overlooks_what_judges_are_known_to_overlook(rows: list
         assert said.reasoning and sample.truth
         right.setdefault(sample.truth.flaw, []).append(f"{sample.truth.words[0]}，" in said.answer)
     share = {flaw: sum(found) / len(found) for flaw, found in right.items()}
-    assert 0 < share["编造"] < 0.5 and 0 < share["含糊"] < 0.5
+    assert share["编造"] < 0.6 < share["含糊"] < 0.95
     assert min(share[flaw] for flaw in ("完整", "不完整", "矛盾", "跑题")) > 0.85
 
 

@@ -27,12 +27,12 @@ from qinglan.embedded.worlds.answer_judge.domain import (
 
 P_MISREAD = 0.05
 """Share of answers of which the strong judge misreads a fact."""
-P_BLIND, P_GULLIBLE = 0.8, 0.75
+P_BLIND, P_GULLIBLE = 0.65, 0.3
 """Judges' known weaknesses: of answers that say right things, how often it doesn't notice what is invented beside them;
 of empty phrases alone, how often it takes them for an answer."""
 P_HEDGED = 0.15
 """Share of answers with facts that have an empty phrase beside them, which is no flaw."""
-_KIND_WEIGHTS = (36, 18, 16, 12, 10, 8)
+_KIND_WEIGHTS = (30, 18, 22, 12, 10, 8)
 """How often the weak model sets out to answer so; in the order of `FLAWS`."""
 
 

@@ -21,19 +21,16 @@ from pathlib import Path
 GRACE_S = 15.0
 _KILL_WITHIN_S = 5.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_LIBC = ctypes.CDLL(None)
 
 
 def main() -> int:
     """Exit with the command's status (128 + signal where it was killed)."""
-    linux = sys.platform == "linux"
-    if linux:
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = subprocess.Popen(
         sys.argv[1:],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=_end_with_supervisor if linux else None,  # noqa: PLW1509 (no thread runs yet)
+        preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509 (no thread runs yet)
     )
     threading.Thread(target=_end_with_caller, args=(child,), daemon=True).start()
     status = child.wait()
@@ -41,9 +38,9 @@ def main() -> int:
     return status if status >= 0 else 128 - status
 
 
-def _end_with_supervisor() -> None:
-    """In the child, before the command."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _end_with_caller(child: "subprocess.Popen[bytes]") -> None:

@@ -3,8 +3,9 @@
     make bench NAME=answer_judge
     python benchmarks/answer_judge.py --set rl.total_steps=2 --to /tmp/small.json
 
-Runs the profile answer_judge in a temporary site with 16 and with 32 answers a question; the second run reuses all
-stages before RL. Prints the table and writes benchmarks/results/answer_judge.json.
+Runs the profile answer_judge with 16 and with 32 answers a question; the second run reuses all stages before RL. In a
+temporary site, or with `--site` in a folder whose finished stages are reused. Prints the table and writes
+benchmarks/results/answer_judge.json.
 """
 
 import argparse
@@ -13,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="base, SFT-CoT, GRPO-16 and GRPO-32")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of both runs")
     parser.add_argument("--to", type=Path, default=RESULT, help="where the figures are written")
+    parser.add_argument("--site", type=Path, help="a folder with runs, such as one in which `make demo` ran")
     asked = parser.parse_args()
     if asked.set and asked.to == RESULT:
         parser.error("--set measures something else than the shipped profile; write it elsewhere with --to")
-    with tempfile.TemporaryDirectory() as site:
-        runs = {rollouts: run(Path(site), rollouts, asked.set) for rollouts in ROLLOUTS}
+    with tempfile.TemporaryDirectory() as new:
+        runs = {rollouts: run(asked.site or Path(new), rollouts, asked.set) for rollouts in ROLLOUTS}
     asked.to.parent.mkdir(exist_ok=True)
     measured = {"cores": os.cpu_count(), "settings": asked.set, "runs": runs}
     asked.to.write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -46,21 +47,17 @@ def main() -> None:
 
 def run(site: Path, rollouts: int, settings: list[str]) -> Found:
     """One pipeline run's figures."""
-    places = [f"paths.runs={site / 'runs'}", f"paths.state={site / 'state'}", f"rl.rollouts_per_prompt={rollouts}"]
     command = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", "answer_judge"]
-    start = time.monotonic()
-    words = [word for each in (*places, *settings) for word in ("--set", each)]
-    if subprocess.run([*command, *words], check=False).returncode:
+    words = [word for each in (f"rl.rollouts_per_prompt={rollouts}", *settings) for word in ("--set", each)]
+    if subprocess.run([*command, *words], cwd=site, check=False).returncode:
         sys.exit("error: the run failed; see above")
-    wall_s = time.monotonic() - start
-    return figures(json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8")), wall_s)
+    return figures(json.loads((site / "runs" / "latest" / "report.json").read_text(encoding="utf-8")))
 
 
-def figures(report: Found, wall_s: float) -> Found:
+def figures(report: Found) -> Found:
     """What is kept of a run's report."""
     return {
-        "wall_s": wall_s,
-        "stages": {stage["name"]: 0.0 if stage["reused_from"] else stage["seconds"] for stage in report["stages"]},
+        "stages": {stage["name"]: stage["seconds"] for stage in report["stages"]},
         "arms": {name: arm["scores"] for name, arm in report["arms"].items()},
         "gains": [one for one in report["comparisons"] if (one["a"], one["b"]) == ("rl", "sft")],
         "findings": report["findings"],
@@ -78,8 +75,8 @@ def table(runs: dict[int, Found]) -> list[str]:
         figures = [with_interval(found["arms"][name].get(metric, {})) for metric in METRICS]
         lines.append(f"| {label} | {' | '.join(figures)} | {kappa(found, name)} | {seconds(found, name)} |")
     lines += [gain(rollouts, metric, found) for rollouts, found in runs.items() for metric in METRICS]
-    took = ", ".join(f"GRPO-{rollouts} {found['wall_s']:.0f} s" for rollouts, found in runs.items())
-    return [*lines, f"\nWhole runs, the second on the stages of the first: {took}; {os.cpu_count()} cores."]
+    took = ", ".join(f"GRPO-{rollouts} {sum(found['stages'].values()):.0f} s" for rollouts, found in runs.items())
+    return [*lines, f"\nAll stages of a run: {took}; {os.cpu_count()} cores."]
 
 
 def with_interval(score: Found) -> str:

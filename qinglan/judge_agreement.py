@@ -84,11 +84,11 @@ class Judges:
         return list(await asyncio.gather(*(self._judged(pair) for pairs in found for pair in pairs)))
 
     async def _pairs(self, row: Row) -> list[Pair]:
-        about = {"row_id": row.id, "group": row.group or row.id, "question": self.recipe.question_text(row)}
+        about = {"row_id": row.id, "group": row.unit, "question": self.recipe.question_text(row)}
         try:
             best, *others = await asyncio.gather(*(self.rag.retrieve(row.query, text) for text in _texts(row)))
         except CallError as error:
-            return [Pair(**about, reference="", passage="?", failed=error.reason)]
+            return [Pair(**about, reference="", passage="?", failed=error.reason) for _ in _texts(row)]
         reference = reference_of(best, row.gold_id, use_labels=self.profile.reward.use_labels)
         if not reference:
             return []
@@ -208,6 +208,10 @@ def sentence(found: Measured) -> str:
     """The result in a line."""
     if found.share is None:
         return "no pair that both judges have judged"
+    if found.kappa is None:
+        return (
+            f"agreement {found.share:.0%}, but both said the same of all {found.pairs:,} passages, which shows nothing"
+        )
     interval = "" if found.kappa_low is None else f" ({found.kappa_low:.2f} to {found.kappa_high:.2f})"
     unreadable = f", {found.unreadable:,} of its answers without a verdict" if found.unreadable else ""
     return f"agreement {found.share:.0%}, κ {found.kappa:.2f}{interval} on {found.pairs:,} passages{unreadable}"

@@ -195,6 +195,7 @@ REASONS = {
     "thoughts_too_long": "思考过长",
     "truncated": "回答被截断",
     "unknown_verdict": "结论不在规定之内",
+    "verdict_without_answer": "有结论而没有待评答案",
     "verdict_unreadable": "结论无法解析",
     "worse_than_original": "不如原问题",
     "wrong_verdict": "结论错误",

@@ -157,6 +157,8 @@ _REWRITES: _Templates = {
     r"repeats itself: (.+)": "自我重复：{0}",
     r"lost what the question is about; none of (.+) is left": "丢失了问题的主题；{0} 一个也没有保留",
     r"lacks (.+), which must be there": "缺少必须有的 {0}",
+    r"reaches (.+) of (.+), less than (.+)": "{1} 为 {0}，低于 {2}",
+    r"has no value for (.+), of which (.+) must be reached": "{0} 没有值，应达到 {1}",
     r"document (.+) is at place (\d+); it must be (.+)": "文档 {0} 排在第 {1} 位；要求{2}",
     r"document (.+) is not found; it must be (.+)": "没有找到文档 {0}；要求{1}",
     r"first": "排在首位",

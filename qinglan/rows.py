@@ -130,6 +130,11 @@ class Row(BaseModel):
         """What SFT learns from this row: the teacher's answer, or a person's correction of it."""
         return self.corrected or self.answer
 
+    @property
+    def unit(self) -> str:
+        """What rows share that are not independent, which is what a bootstrap draws: the document, else near-duplicates."""
+        return self.gold_id or self.group or self.id
+
     def failed(self, reason: str) -> "Row":
         """The same row, out of the race for a reason."""
         return self.model_copy(update={"status": "failed", "reason": reason})

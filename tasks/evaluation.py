@@ -219,7 +219,7 @@ async def _complete(
 ) -> Completed:
     profile, recipe = run.profile, get_recipe(run.profile.recipe)
     async with open_clients(run, services, recipe.graders) as clients:
-        tried = await try_cases(cases, red_team, profile.tenant, clients)
+        tried = await try_cases(cases, red_team, recipe, profile.tenant, clients)
         measured = await grading_of(recipe).measure(arms, rows, clients, profile)
         return Completed(measured.arms, measured.unjudged, tried, clients.call_counts())
 

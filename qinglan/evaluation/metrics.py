@@ -74,5 +74,5 @@ def _of_retrieval(entry: ArmRow, row: Row) -> dict[str, float]:
 
 
 def groups_of(rows: Iterable[Row]) -> dict[str, str]:
-    """Rows that ask for the same document are one group; unlabelled ones that are near-duplicates."""
-    return {row.id: row.gold_id or row.group or row.id for row in rows}
+    """What the bootstrap draws."""
+    return {row.id: row.unit for row in rows}

@@ -57,6 +57,13 @@ class Input:
     """Without the column the workbook is refused; a row whose cell is empty fails (`empty_input`)."""
     identifies: bool = True
     """It is part of what is asked, so of the row's id; False for labels and answers that the row brings."""
+    distilled: bool = False
+    """A row may lack it, as `distill` gets it; the student can't be asked without it."""
+
+    @property
+    def is_asked(self) -> bool:
+        """The student can't be asked without it."""
+        return self.identifies and (self.required or self.distilled)
 
 
 @dataclass(frozen=True)
@@ -207,7 +214,7 @@ def identifying(values: Mapping[str, str], inputs: Sequence[Input]) -> dict[str,
 
 def stand_ins(inputs: Sequence[Input], text: str) -> dict[str, str]:
     """The inputs that a prompt needs, all saying the same: for a prompt that nobody's question is behind."""
-    return {each.name: text for each in inputs if each.required and each.identifies}
+    return {each.name: text for each in inputs if each.is_asked}
 
 
 def answered(row: Row, text: str, answer: "Answer[Any]") -> Row:

@@ -1,6 +1,6 @@
 """`medical_rules.yaml`: what the medical assistant's answers are held to, read, tried on a text, and told to people.
 
-A phrase counts wherever it stands, white space, width and case aside, unless something before it in its clause takes it
+A phrase counts wherever it stands, white space, width and case aside, unless a negation directly before it takes it
 back: 不要加倍吃 is no forbidden advice, and 不用打120 no help.
 """
 
@@ -19,8 +19,8 @@ from qinglan.artifacts import hash_of
 RULES_FILE = Path(__file__).with_name("medical_rules.yaml")
 
 _CLAUSE = re.compile(r"[,。!?;:\n]")
-_NO_NEGATIONS = re.compile("特别|个别|分别|区别|级别|性别|类别")
-"""Words with a negation's character in them."""
+_NO_NEGATIONS = re.compile("[特个分区级性类告鉴识辨差]别|别[的人]|禁忌|顾忌|不得不|不能不|要不|能不|好不|不妨")
+"""Words with a negation's characters in them that take nothing back."""
 _GAP = "[^。!?;\\n]{0,12}?"
 
 
@@ -87,7 +87,8 @@ class Rules(_Rules):
     length: Length
     keywords: Keywords
     negations: Phrases
-    needless: Phrases
+    between: Phrases
+    """What may stand between a negation and what it takes back."""
     high_risk: dict[str, Kind]
     always_forbidden: Phrases
     fallback: str
@@ -106,19 +107,21 @@ class Rules(_Rules):
     def kinds(self, question: str) -> dict[str, Kind]:
         """The dangerous kinds that a question is of, by their triggers."""
         plain = _plain(question)
-        return {name: kind for name, kind in self.high_risk.items() if any(_places(t, plain) for t in kind.triggers)}
+        return {
+            name: kind for name, kind in self.high_risk.items() if any(_pattern(t).search(plain) for t in kind.triggers)
+        }
 
     def missing(self, question: str, text: str) -> list[str]:
         """What an answer to this question must say and doesn't."""
         plain = _plain(text)
         required = [each for kind in self.kinds(question).values() for each in kind.required]
-        return [each.say for each in required if not self._said(each.any_of, plain, self.needless)]
+        return [each.say for each in required if not self._said(each.any_of, plain)]
 
     def forbidden(self, question: str, text: str) -> list[str]:
         """The forbidden advice that a text gives; to warn of it is no advice."""
         plain = _plain(text)
         phrases = (*self.always_forbidden, *(p for kind in self.kinds(question).values() for p in kind.forbidden))
-        return [phrase for phrase in phrases if self._said((phrase,), plain, self.negations)]
+        return [phrase for phrase in phrases if self._said((phrase,), plain)]
 
     def parts(self, question: str, text: str, keywords: Sequence[str]) -> dict[str, float]:
         """Each from 0 to 1; `rule` is the weighted mean of the others, and 0 where the advice is forbidden."""
@@ -157,30 +160,36 @@ class Rules(_Rules):
         if any(kind.alarm for kind in kinds.values()):
             return False
         alarms = [phrase for kind in self.high_risk.values() for phrase in kind.alarm]
-        return self._said(alarms, _plain(text), self.needless)
+        return self._said(alarms, _plain(text))
 
-    @staticmethod
-    def _said(phrases: Sequence[str], plain: str, undone_by: Sequence[str]) -> bool:
-        """Does one of the phrases stand there, and nothing before it in its clause that takes it back?"""
-        for phrase in phrases:
-            for place in _places(phrase, plain):
-                before = _NO_NEGATIONS.sub("", _CLAUSE.split(plain[:place])[-1])
-                if not any(word in before for word in undone_by):
-                    return True
-        return False
+    def _said(self, phrases: Sequence[str], plain: str) -> bool:
+        """Does one of the phrases stand there, with no negation before it?"""
+        taken_back = _before(self.negations, self.between)
+        spans = [span for phrase in phrases for span in _spans(phrase, plain)]
+        # 打120 within 拨打120 is not looked at by itself: its 不用 stands before the longer one.
+        whole = [(a, b) for a, b in spans if not any(c <= a and b <= d and (a, b) != (c, d) for c, d in spans)]
+        before = (_NO_NEGATIONS.sub("·", _CLAUSE.split(plain[:start])[-1]) for start, _ in whole)
+        return any(not taken_back.search(text) for text in before)
 
 
 def _plain(text: str) -> str:
     return "".join(unicodedata.normalize("NFKC", text).lower().split())
 
 
-def _places(phrase: str, plain: str) -> list[int]:
-    return [found.start() for found in _pattern(phrase).finditer(plain)]
+def _spans(phrase: str, plain: str) -> list[tuple[int, int]]:
+    return [found.span() for found in _pattern(phrase).finditer(plain)]
 
 
 @cache
 def _pattern(phrase: str) -> re.Pattern[str]:
     return re.compile(_GAP.join(re.escape(_plain(part)) for part in phrase.split("…")))
+
+
+@cache
+def _before(negations: Sequence[str], between: Sequence[str]) -> re.Pattern[str]:
+    either = "|".join(map(re.escape, negations))
+    words = "|".join(_pattern(word).pattern for word in between)
+    return re.compile(f"(?:{either})(?:{words})*$")
 
 
 def markdown(rules: Rules) -> str:
@@ -198,7 +207,7 @@ def markdown(rules: Rules) -> str:
         kinds=kinds,
         always="、".join(rules.always_forbidden),
         negations="、".join(rules.negations),
-        needless="、".join(rules.needless),
+        between="、".join(rules.between),
         fallback=rules.fallback,
     )
 
@@ -239,8 +248,8 @@ A question is of a kind if it, or what is known of the patient, holds one of the
 
 {always}
 
-Forbidden words are no advice after one of these in the same clause: {negations}.
-What must be said does not count after one of these: {needless}.
+A phrase, forbidden or required, is taken back by one of these directly before it: {negations}.
+Between the two there may be: {between}.
 
 ## When the model fails
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from qinglan.agreement import RESAMPLES, agreement
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes import Finding, FindingRow, Input, Message, Metric, answered, one_line
+from qinglan.recipes import Finding, FindingRow, Input, Message, Metric, answered, one_line, prompt
 from qinglan.recipes._answer import AnswerRecipe
 from qinglan.report_words import ARMS, Both
 from qinglan.rows import Row
@@ -88,7 +88,7 @@ class AnswerJudge(AnswerRecipe):
     VERSION = "1"
     INPUTS = (
         Input("reference", "标准答案", required=True),
-        Input("candidate", "待评答案"),
+        Input("candidate", "待评答案", distilled=True),
         Input("verdict", "人工结论", identifies=False),
         Input("flaw", "人工类别", identifies=False),
         Input("reworded", "待评答案改述", identifies=False),
@@ -110,15 +110,15 @@ class AnswerJudge(AnswerRecipe):
 
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:  # noqa: ARG002 (the same for all tenants)
         """The form of the answer is told, so that an untrained model can keep to it."""
-        return _messages(STUDENT_SYSTEM, self.question_text(row))
+        return prompt(STUDENT_SYSTEM, self.question_text(row))
 
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
         """The rules of the verdict, and the same three lines."""
-        return _messages(TEACHER_SYSTEM.format(domain=tenant.domain), self.question_text(row))
+        return prompt(TEACHER_SYSTEM.format(domain=tenant.domain), self.question_text(row))
 
     def answerer_messages(self, row: Row, tenant: Tenant) -> list[Message]:
         """The bare question: the weak model is not helped."""
-        return _messages(ANSWERER_SYSTEM.format(domain=tenant.domain), one_line(row.query))
+        return prompt(ANSWERER_SYSTEM.format(domain=tenant.domain), one_line(row.query))
 
     def distill_messages(self, row: Row, tenant: Tenant) -> "Mapping[ChatRole, list[Message]]":
         """The weak model is asked where the workbook brings no answer to judge."""
@@ -131,7 +131,8 @@ class AnswerJudge(AnswerRecipe):
         """The weak model's answer, where there is none yet, then the strong one's thoughts and verdict on it.
 
         Raises:
-            TeacherError: also where a person's verdict is none that is known (`unknown_verdict`).
+            TeacherError: also where a person's verdict is none that is known (`unknown_verdict`), or on no answer
+                (`verdict_without_answer`): on another answer it would say nothing.
         """
         _check_labels(row)
         if "candidate" not in row.inputs:
@@ -196,7 +197,10 @@ class AnswerJudge(AnswerRecipe):
 
     def findings(self, arms: "Mapping[str, Sequence[ArmRow]]", rows: Sequence[Row]) -> list[Finding]:
         """Agreement with the strong judge; robustness; whether agreement with oneself tells of certainty."""
-        said = {name: {entry.row_id: _read(entry.text) for entry in arm} for name, arm in arms.items()}
+        said = {
+            name: {entry.row_id: _read(entry.text) for entry in arm if entry.text or entry.reason == "empty_answer"}
+            for name, arm in arms.items()
+        }
         probed = {name: main for name, main in said.items() if main.keys() - {row.id for row in rows}}
         found = [_agreement(said, rows), _robustness(probed, rows), _certainty(probed, rows)]
         return [one for one in found if one.rows]
@@ -215,7 +219,9 @@ def is_well_formed(text: str) -> bool:
 
 
 def wanted_verdict(row: Row) -> Verdict:
-    """A person's, where the workbook has one, else the strong judge's. A word that no verdict has is none."""
+    """A person's, from the review or the workbook, else the strong judge's. A word that no verdict has is none."""
+    if row.corrected:
+        return verdict_in(row.corrected) or Verdict("", "")
     if "verdict" in row.inputs:
         main, flaw = row.inputs["verdict"], row.inputs.get("flaw", "")
         return Verdict(main if main in MAIN else "", flaw if flaw in FLAWS else "")
@@ -223,6 +229,8 @@ def wanted_verdict(row: Row) -> Verdict:
 
 
 def _check_labels(row: Row) -> None:
+    if "candidate" not in row.inputs and row.inputs.keys() & {"verdict", "flaw"}:
+        raise TeacherError("there is a verdict, but no answer that it is about", "verdict_without_answer")
     for name, known in (("verdict", MAIN), ("flaw", FLAWS)):
         if (given := row.inputs.get(name, known[0])) not in known:
             raise TeacherError(f"{name} {given[:20]!r} is none of {', '.join(known)}", "unknown_verdict")
@@ -243,10 +251,6 @@ def forms_of(candidate: str, reworded: str | None) -> dict[str, str]:
     if len(clauses) > 1:
         found["order"] = "，".join(reversed(clauses)) + "。"
     return found | ({"paraphrase": reworded} if reworded else {})
-
-
-def _messages(system: str, user: str) -> list[Message]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def _non_empty(text: str) -> str:
@@ -285,7 +289,7 @@ def _robustness(said: Verdicts, rows: Sequence[Row]) -> Finding:
     lines = []
     for name, main in said.items():
         for kind, words in PROBES.items():
-            forms = {row.id: main[key] for row in rows if (key := f"{row.id}-{kind}") in main}
+            forms = {row.id: main[key] for row in rows if row.id in main and (key := f"{row.id}-{kind}") in main}
             changed = {row_id: float(form != main[row_id]) for row_id, form in forms.items()}
             before = _right({row_id: main[row_id] for row_id in forms}, rows)
             means = [mean_ci(right, _groups(rows), RESAMPLES).mean for right in (before, _right(forms, rows))]
@@ -334,7 +338,7 @@ def _mean(values: Mapping[str, float], rows: Sequence[Row]) -> tuple[float | Non
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, str]:
-    return {row.id: row.group or row.id for row in rows}
+    return {row.id: row.unit for row in rows}
 
 
 def _named(arm: str, kind: Both | None = None) -> Both:

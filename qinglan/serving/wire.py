@@ -86,7 +86,7 @@ class ChatRequest(BaseModel):
             raise RefusedError(
                 400, f"inputs: there is no `{unknown[0]}` here, but {', '.join(sorted(known)) or 'none'}"
             )
-        if missing := [each for each in inputs if each.required and each.identifies and each.name not in given]:
+        if missing := [each for each in inputs if each.is_asked and each.name not in given]:
             raise RefusedError(400, f"inputs.{missing[0].name}: is missing or empty; it is part of what is asked")
         return given
 

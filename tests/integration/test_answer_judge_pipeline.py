@@ -48,7 +48,7 @@ def test_every_arm_has_the_recipes_metrics(report: dict[str, Any]):
     assert set(report["arms"]) == {"teacher", "base", "sft", "rl"}
     for arm in report["arms"].values():
         assert {metric.name for metric in RECIPE.METRICS} <= set(arm["scores"])
-    assert report["arms"]["teacher"]["scores"]["main"]["mean"] > 0.9
+    assert 0.6 < report["arms"]["teacher"]["scores"]["main"]["mean"] < 0.95, "it overlooks what was made up"
 
 
 def test_weak_and_strong_model_were_both_asked_and_paid(report: dict[str, Any]):

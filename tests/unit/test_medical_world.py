@@ -94,6 +94,7 @@ def test_every_kind_of_danger_is_asked_about_as_often_as_any_other() -> None:
 def test_gold_answers_are_complete() -> None:
     gold = [row for row in sample.build_sample(CONFIG) if row.pool == "gold"]
     assert gold and all(row.answer == domain.full_answer(row.question) for row in gold)
+    assert any(domain.TOPICS[row.question.topic].is_dangerous for row in gold), "of whom others' answers lack something"
 
 
 def test_the_workbook_is_the_same_bytes_each_time(tmp_path: Path) -> None:

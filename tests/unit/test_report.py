@@ -11,7 +11,7 @@ from report_fixture import METRICS, comparison, decision, full, released, report
 from rich.console import Console, RenderableType
 
 from qinglan.artifacts import Artifact, StageResult
-from qinglan.config import Endpoint, Price, Profile, Rag
+from qinglan.config import Endpoint, Judge, Price, Profile, Rag
 from qinglan.errors import ArtifactError
 from qinglan.report import (
     Registered,
@@ -140,7 +140,9 @@ def test_stars_mark_only_what_a_stand_in_made() -> None:
 
 def test_stand_ins_follow_from_the_profile() -> None:
     endpoint, prices = Endpoint(model="m"), {"m": Price(input_per_million_usd=1, output_per_million_usd=1)}
-    profile = Profile(name="p", teacher=endpoint, judge=endpoint, prices=prices, rag=Rag(url="http://rag/recall"))
+    profile = Profile(
+        name="p", teacher=endpoint, judge=Judge(model="m"), prices=prices, rag=Rag(url="http://rag/recall")
+    )
     assert stand_ins_of(profile) == ["teacher", "judge", "student", "workbook"]
 
 

@@ -85,7 +85,7 @@ class AnswerGrading:
         info = {
             "row_id": row.id,
             "tenant": row.tenant,
-            "gold_id": row.group or row.id,
+            "gold_id": row.unit,
             "row": row.model_dump_json(exclude_none=True),
         }
         return rl_record(self._recipe, self._recipe.student_messages(row, tenant), "", info)

@@ -33,6 +33,8 @@ class SampleRow(NamedTuple):
     candidate: str = ""
     truth: Verdict | None = None
     reworded: str = ""
+    subject: str = ""
+    """Product and slot: questions about the same count as one in the intervals."""
 
 
 def build_rows(config: Embedded) -> list[SampleRow]:
@@ -77,11 +79,11 @@ def _row(rng: Random, split: Split, product: str, slot: str) -> SampleRow:
     query = rng.choice(SLOTS[slot].questions).format(p=name) + "？"
     reference = reference_text(product, slot)
     if split == "train" and rng.random() >= P_LABELLED:
-        return SampleRow(split, query, reference)
+        return SampleRow(split, query, reference, subject=f"{product}-{slot}")
     said = weak_answer(rng, product, slot)
     truth = judge(facts_of(product, slot), said.facts)
     reworded = compose(rng, said.facts, int(truth.flaw == "含糊")) if split == "test" else ""
-    return SampleRow(split, query, reference, said.text, truth, reworded)
+    return SampleRow(split, query, reference, said.text, truth, reworded, f"{product}-{slot}")
 
 
 def write_sample(directory: Path, config: Embedded) -> Path:
@@ -90,7 +92,8 @@ def write_sample(directory: Path, config: Embedded) -> Path:
     What is wrong with an answer is its row's intent too, so that evaluation shows each flaw by itself.
     """
     columns = Columns()
-    header = [columns.query, columns.split, columns.intent, columns.pool, *(each.column for each in RECIPE.INPUTS)]
+    inputs = [each.column for each in RECIPE.INPUTS]
+    header = [columns.query, columns.gold, columns.split, columns.intent, columns.pool, *inputs]
     path = directory / "questions.xlsx"
     write_workbook(path, "问题", header, map(_cells, build_rows(config)))
     return path
@@ -101,4 +104,4 @@ def _cells(row: SampleRow) -> list[str]:
     answer = {"candidate": row.candidate, "verdict": verdict, "flaw": flaw, "reworded": row.reworded}
     inputs = {"reference": row.reference} | answer
     pool = LABELLED if row.split == "train" and row.truth else ""
-    return [row.query, row.split, flaw, pool, *(inputs[each.name] for each in RECIPE.INPUTS)]
+    return [row.query, row.subject, row.split, flaw, pool, *(inputs[each.name] for each in RECIPE.INPUTS)]

@@ -132,7 +132,7 @@ class Row(BaseModel):
 
     @property
     def unit(self) -> str:
-        """What rows share that are not independent, which is what a bootstrap draws: the document, else near-duplicates."""
+        """What rows share that are not independent, and a bootstrap draws: the document, else the near-duplicates."""
         return self.gold_id or self.group or self.id
 
     def failed(self, reason: str) -> "Row":

@@ -24,9 +24,9 @@ def test_the_interval_holds_kappa_and_is_wider_where_rows_hang_together():
     assert together.ci95[1] - together.ci95[0] > alone.ci95[1] - alone.ci95[0]
 
 
-def test_judges_who_always_say_the_same_agree():
+def test_judges_who_always_say_the_same_show_nothing():
     found = agreement({"a": "yes", "b": "yes"}, {"a": "yes", "b": "yes"}, {"a": "a", "b": "b"})
-    assert found and (found.kappa, found.ci95) == (1.0, (1.0, 1.0))
+    assert found and (found.share, found.kappa, found.ci95) == (1.0, None, None)
 
 
 def test_a_word_that_only_one_judge_uses_is_disagreement():

@@ -26,7 +26,7 @@ from qinglan.engines.ray_jobs import RayJobs
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
 from qinglan.grading import grading_of
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.recipes import get_recipe
+from qinglan.recipes import Recipe, get_recipe
 from qinglan.redteam import cases_of
 from qinglan.sources.database import check_database
 from qinglan.sources.files import list_files
@@ -73,7 +73,7 @@ def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[C
     if trains and (local := profile.judge.local):
         yield _check("local judge", local.model, lambda: _local_judge(profile))
     if flow == "compare":
-        yield from _rivals(profile.compare)
+        yield from _rivals(profile.compare, get_recipe(profile.recipe))
     if flow in ("pipeline", "train", "evaluate"):
         yield from _teachers(profile.compare, profile.evaluate.teachers)
         yield _check("red team", profile.evaluate.red_team or "built-in cases", lambda: _red_team(profile))
@@ -121,6 +121,16 @@ def _recipe(profile: Profile) -> None:
         )
     grading_of(recipe).check(profile)
     require_teacher_alone(profile)
+    if profile.evaluate.teachers:
+        _let_teachers_answer(recipe, "evaluate.teachers")
+
+
+def _let_teachers_answer(recipe: Recipe, setting: str) -> None:
+    if recipe.brings_answers:
+        raise ConfigError(
+            f"{setting}: recipe `{recipe.NAME}` takes the answers that its rows bring, so teachers would be compared "
+            "on answers that none of them gave"
+        )
 
 
 def _chats(profile: Profile, flow: FlowName, *, data: bool) -> Iterator[Check]:
@@ -192,8 +202,9 @@ def _stand_in(role: str, model: str) -> None:
         raise ConfigError(f"{role}.model: {error}") from error
 
 
-def _rivals(compare: Compare) -> Iterator[Check]:
+def _rivals(compare: Compare, recipe: Recipe) -> Iterator[Check]:
     def look() -> None:
+        _let_teachers_answer(recipe, "compare")
         if not compare.teachers:
             raise ConfigError(
                 "compare.teachers: names no teacher to compare with; add one: {name: {base_url: …, model: …}}"

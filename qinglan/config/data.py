@@ -54,8 +54,8 @@ class Data(Section):
     max_query_chars: Count = 500
     """A longer query is kept as a failed row (`query_too_long`)."""
     max_context_chars: Count = 2000
-    """A row whose profile, history and further inputs together are longer is kept as a failed row
-    (`context_too_long`)."""
+    """A row whose profile, history and those further inputs that are part of what is asked are together longer is kept
+    as a failed row (`context_too_long`)."""
     limit: Count | None = None
     """Use only the first rows; for trials."""
 

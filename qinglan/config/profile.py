@@ -48,8 +48,8 @@ def _absolute_file(value: str) -> str:
 
 
 class Profile(Section):
-    """One profile: see configs/. `extends: NAME`, or a path, beside these keys takes another profile for whatever
-    the file does not say: sections are laid over each other key by key, lists are replaced."""
+    """One profile: see configs/. `extends: NAME`, or a path from the file's folder, beside these keys takes another
+    profile for whatever the file does not say: sections are laid over each other key by key, lists are replaced."""
 
     name: str
     recipe: Annotated[str, AfterValidator(_absolute_file)] = "query_rewrite"
@@ -143,6 +143,9 @@ class Profile(Section):
         return self.release.name or f"qinglan.{self.tenant.file_name}.{self.recipe_name}"
 
 
+_YAML = (".yaml", ".yml")
+
+
 def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
     """Read a profile by name (``configs/NAME.yaml``) or path, apply ``dotted.key=value`` overrides, validate.
 
@@ -222,7 +225,9 @@ def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
         return raw
     if path.resolve() in extended_by:
         raise ConfigError(f"profile {path}: extends itself; name another profile")
-    return _laid_over(_read(_find(str(other)), (*extended_by, path.resolve())), raw)
+    beside = path.parent / str(other)
+    found = beside if beside.suffix in _YAML and beside.is_file() else _find(str(other))
+    return _laid_over(_read(found, (*extended_by, path.resolve())), raw)
 
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -233,7 +238,7 @@ def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def _find(name_or_path: str) -> Path:
     path = Path(name_or_path)
-    if path.suffix in {".yaml", ".yml"}:
+    if path.suffix in _YAML:
         if not path.is_file():
             raise ConfigError(f"profile {path}: no such file")
         return path

@@ -153,6 +153,11 @@ class Recipe(ABC):
         """The answer that the row brings; nobody is asked for one then."""
         return None
 
+    @property
+    def brings_answers(self) -> bool:
+        """Do its rows come with answers of their own?"""
+        return type(self).own_answer is not Recipe.own_answer
+
     def pool_of(self, row: Row) -> str | None:  # noqa: ARG002 (for those that override it)
         """Which set of questions a row belongs to that the workbook puts into none, such as `red_team`."""
         return None

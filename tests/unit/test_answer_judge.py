@@ -105,6 +105,18 @@ def test_a_persons_verdict_outranks_the_strong_judges():
     assert RECIPE.parts(row(), text()) == {"format": 1, "main": 1, "secondary": 1}
 
 
+def test_a_verdict_that_a_review_corrected_outranks_both():
+    corrected = row(verdict="正确", flaw="完整").model_copy(update={"corrected": text(INVENTED)})
+    assert RECIPE.parts(corrected, text(INVENTED)) == {"format": 1, "main": 1, "secondary": 1}
+
+
+def test_a_verdict_on_no_answer_is_not_laid_on_another():
+    bare = row().model_copy(update={"inputs": {"reference": "每日一次。", "verdict": "正确"}})
+    with pytest.raises(TeacherError, match="no answer that it is about") as error:
+        distilled(bare, Endpoint(RIGHT), Endpoint("每日一次。"))
+    assert error.value.reason == "verdict_without_answer"
+
+
 def test_a_label_that_no_verdict_has_fails_the_row_and_counts_for_nothing():
     with pytest.raises(TeacherError, match="verdict '对' is none of 正确, 错误") as error:
         distilled(row(verdict="对"), Endpoint(RIGHT))

@@ -56,6 +56,16 @@ def test_a_profile_is_laid_over_the_one_that_it_extends(tmp_path: Path) -> None:
     assert (profile.gate.rivals, profile.gate.min_gain) == (("base",), 0.02)
 
 
+def test_a_file_is_extended_from_the_folder_of_the_one_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(profile_file(tmp_path)).rename(tmp_path / "below.yaml")
+    above = tmp_path / "above.yaml"
+    above.write_text("{extends: below.yaml, name: above}", encoding="utf-8")
+    monkeypatch.chdir("/")
+    assert load_profile(str(above)).name == "above"
+
+
 def test_a_profile_extends_one_that_is_there_and_not_itself(tmp_path: Path) -> None:
     own = profile_file(tmp_path, extends=str(tmp_path / "p.yaml"))
     assert error_of(own) == f"profile {own}: extends itself; name another profile"

@@ -42,6 +42,14 @@ def test_a_stand_in_that_nobody_plays(profile_of: ProfileOf):
     assert problems(profile_of())["judge"].startswith("judge.model: no stand-in is called small; there are ")
 
 
+def test_teachers_are_not_compared_on_answers_that_rows_bring(profile_of: ProfileOf):
+    rivals = {"teachers": {"other": {"base_url": "embedded", "model": "standin-rewriter"}}}
+    medical = profile_of(recipe="medical", compare=rivals, **STAND_INS)
+    assert problems(medical, "compare")["compare"].startswith("compare: recipe `medical` takes the answers that its")
+    asked = profile_of(recipe="medical", compare=rivals, evaluate={"teachers": ["other"]}, **STAND_INS)
+    assert problems(asked, "evaluate")["recipe"].startswith("evaluate.teachers: recipe `medical` takes the answers")
+
+
 def test_a_recipe_without_a_world_is_told_what_to_set(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(worlds, "_names", lambda: ("medical",))
     found = problems(profile_of(rl={"rollout_engine": "cpu"}), "pipeline")

@@ -56,8 +56,8 @@ def _wait(site: Site) -> str:
         named = site.following.latest
         if named and "champion" not in named.aliases:
             raise ConfigError(
-                "there is no champion to serve: `qinglan release list` shows the versions, if any, and why none was "
-                f"released; `qinglan run pipeline --profile {site.profile.name}` makes one"
+                f"there is no champion to serve: `qinglan release list --profile {site.profile.name}` shows the versions, "
+                f"if any, and why none was released; `qinglan run pipeline --profile {site.profile.name}` makes one"
             )
         if waited_s > WITHIN_S:
             raise EngineError(f"the champion does not answer within {WITHIN_S:.0f} s")

@@ -55,9 +55,10 @@ def _wait(site: Site) -> str:
             raise ConfigError(f"the registry can't be read: {problem}")
         named = site.following.latest
         if named and "champion" not in named.aliases:
+            name = site.profile.name
             raise ConfigError(
-                f"there is no champion to serve: `qinglan release list --profile {site.profile.name}` shows the versions, "
-                f"if any, and why none was released; `qinglan run pipeline --profile {site.profile.name}` makes one"
+                f"there is no champion to serve: `qinglan release list --profile {name}` shows the versions, if any, and "
+                f"why none was released; `qinglan run pipeline --profile {name}` makes one"
             )
         if waited_s > WITHIN_S:
             raise EngineError(f"the champion does not answer within {WITHIN_S:.0f} s")

@@ -57,8 +57,8 @@ def _wait(site: Site) -> str:
         if named and "champion" not in named.aliases:
             name = site.profile.name
             raise ConfigError(
-                f"there is no champion to serve: `qinglan release list --profile {name}` shows the versions, if any, and "
-                f"why none was released; `qinglan run pipeline --profile {name}` makes one"
+                f"there is no champion to serve: `qinglan release list --profile {name}` shows the versions, if any, "
+                f"and why none was released; `qinglan run pipeline --profile {name}` makes one"
             )
         if waited_s > WITHIN_S:
             raise EngineError(f"the champion does not answer within {WITHIN_S:.0f} s")

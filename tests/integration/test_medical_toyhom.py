@@ -77,4 +77,4 @@ def test_harmful_answers_do_not_teach(report: Path) -> None:
 
 def test_the_card_shows_the_pools(report: Path) -> None:
     card = next(report.parents[2].rglob("DATA_CARD.md")).read_text(encoding="utf-8")
-    assert "red_team" in card and "gold" in card
+    assert r"| red\_team |" in card and "| gold |" in card

@@ -9,6 +9,8 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 STAMP := $(VENV)/.installed
 NAME ?= seeds
+# Which recipe `demo`, `serve` and `up` are about: a file in configs/, such as medical or answer_judge, or a path.
+PROFILE := embedded
 export DO_NOT_TRACK := true
 
 .PHONY: setup demo test test-unit lint up serve bench clean clean-all help
@@ -31,10 +33,10 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -c 'import torch' || { echo "error: torch can't be loaded; on a machine without GPU give its CPU wheels: make setup TORCH_INDEX=<index of CPU wheels>"; rm -rf $(VENV); exit 2; }
 	@touch $@
 
-demo: setup ## the whole DAG on the embedded default: the result table, then a question to the released student
-	@$(BIN)/qinglan run pipeline --profile embedded
+demo: setup ## the whole DAG without key and GPU, then a question to the released student; also PROFILE=medical, PROFILE=answer_judge
+	@$(BIN)/qinglan run pipeline --profile $(PROFILE)
 	@# Refused by the gate, there is nothing to serve: that is a result, not a failure of the demo.
-	-@$(BIN)/qinglan serve --check
+	-@$(BIN)/qinglan serve --check --profile $(PROFILE)
 
 test: setup ## all tests, a small real end-to-end run included
 	@$(BIN)/python -m pytest
@@ -48,10 +50,10 @@ lint: setup ## ruff, and mypy in strict mode
 	@$(BIN)/mypy
 
 serve: setup ## the champion behind an OpenAI-compatible router on loopback, until Ctrl-C
-	@$(BIN)/qinglan serve
+	@$(BIN)/qinglan serve --profile $(PROFILE)
 
 up: setup ## Prefect's and MLflow's pages on loopback, and a worker
-	@$(BIN)/qinglan up
+	@$(BIN)/qinglan up --profile $(PROFILE)
 
 bench: setup ## run benchmarks/$(NAME).py and print its table
 	@$(BIN)/python benchmarks/$(NAME).py

@@ -64,7 +64,7 @@ def run(site: Path) -> dict[str, Any]:
         "peak_gib": peak.gib,
         "teacher_calls": report["api"]["teacher"]["calls"],
         "judge_calls": report["api"]["judge"]["calls"],
-        "top1": {name: arm["top1"] for name, arm in report["arms"].items()},
+        "top1": {name: arm["scores"]["top1"]["mean"] for name, arm in report["arms"].items()},
         "versions": report["versions"],
     }
 

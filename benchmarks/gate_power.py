@@ -27,6 +27,7 @@ from qinglan import statistics
 from qinglan.config import Gate
 from qinglan.evaluation import Evaluation
 from qinglan.gate import Verdict, decide
+from qinglan.recipes._retrieval import RetrievalRecipe
 from qinglan.redteam import RedTeamResult
 from qinglan.report import Arm
 from qinglan.statistics import ArmScores, Comparison, compare
@@ -128,6 +129,7 @@ def evaluation(
         return compare(scores["rl"], scores[rival], metric, group_of, RESAMPLES)
 
     return Evaluation(
+        metrics=list(RetrievalRecipe.METRICS),
         arms={name: _arm(test_set.questions, cheap=name != "teacher") for name in chances},
         comparisons=[against(rival, metric) for rival in chances if rival != "rl" for metric in ("top1", "quality")],
         examples=[],

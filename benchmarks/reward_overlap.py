@@ -25,12 +25,14 @@ from typing import Any
 from aiohttp import web
 from verl_cpu import make_model
 
+from qinglan.alarms import Headline
 from qinglan.config import Alarms, Budget, Endpoint, LedgerStore, Price, Profile, Rag, Reward, Tenant
 from qinglan.engines.command import Command
 from qinglan.engines.launcher import JsonlTail, launch
 from qinglan.engines.trainer_settings import TrainerSettings
 from qinglan.engines.verl import next_metrics_path, ppo_command
-from qinglan.recipes import Baseline
+from qinglan.grading import RetrievalGrading
+from qinglan.recipes._retrieval import Baseline
 from qinglan.reward.samples import SampleWatch
 from qinglan.reward.service import RewardService
 
@@ -191,6 +193,7 @@ def training(folder: Path, rag_url: str, steps: int) -> Command:
         max_invalid_share=0.0,
         use_labels=True,
         dev_metric="score",
+        headline=Headline("score", "the reward"),
         patience=None,
         keep_checkpoints=None,
         alarms=Alarms(default_action="off"),
@@ -222,6 +225,7 @@ def reward_service(folder: Path, rag_url: str) -> RewardService:
     """Retrieval and guards only."""
     return RewardService(
         recipe="query_rewrite",
+        parts=RetrievalGrading.score_parts,
         reward=Reward(judge_weight=0, guard_min_judge=0, relevance_gate=False),
         rag=Rag(url=rag_url, concurrency=CONCURRENCY),
         rag_url=rag_url,

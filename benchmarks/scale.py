@@ -25,8 +25,9 @@ from qinglan.artifacts import read_jsonl, write_jsonl
 from qinglan.config import load_profile
 from qinglan.dataset import build
 from qinglan.formats import count
+from qinglan.grading import grading_of
+from qinglan.recipes import get_recipe
 from qinglan.rows import Retrieved, Row, Split, row_id
-from qinglan.selection import select
 
 FULL_ROWS = 1_000_000
 ROWS = int(os.environ.get("ROWS", FULL_ROWS))
@@ -78,13 +79,13 @@ def generated(rows: int) -> Iterator[Row]:
             tenant="scale",
             query=query,
             source=f"scale.jsonl:{number}",
-            rewrite=f"{query[:4]} {letters(source, source.randint(4, 12))}",
-            rewrite_request=f"{number:064x}",
-            rewrite_latency_ms=812.5,
-            rewrite_cost_usd=0.000123,
+            answer=f"{query[:4]} {letters(source, source.randint(4, 12))}",
+            answer_request=f"{number:064x}",
+            answer_latency_ms=812.5,
+            answer_cost_usd=0.000123,
             judge_score=float(source.randint(2, 5)),
             original_retrieved=retrieved(source, 0.7),
-            rewrite_retrieved=retrieved(source, 0.9),
+            answer_retrieved=retrieved(source, 0.9),
         )
 
 
@@ -113,7 +114,8 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     """Selection and dataset, as the stages call them."""
     profile = load_profile("embedded")
     start = time.perf_counter()
-    rows = select(read_jsonl(folder / "validated.jsonl", Row), profile.select)
+    grading = grading_of(get_recipe(profile.recipe))
+    rows = grading.select(read_jsonl(folder / "validated.jsonl", Row), profile.select)
     selected = write_jsonl(folder / "selected.jsonl", rows).path
     middle = time.perf_counter()
     pinned = pins(folder / "first" / "rows.jsonl") if name == "second" else None

@@ -124,11 +124,9 @@ def arms_table(report: dict[str, Any]) -> list[str]:
     """Top-1 of the original question and of the teacher's rewrite."""
     lines = ["| Query | n | Gold top-1 [95% CI] | MRR@10 | Mean top-1 score |", "| --- | ---: | --- | ---: | ---: |"]
     for name, arm in report["arms"].items():
-        low, high = arm["top1_ci95"]
-        lines.append(
-            f"| {name} | {arm['n']:,} | {arm['top1']:.3f} [{low:.3f}, {high:.3f}] | {arm['mrr10']:.3f} "
-            f"| {arm['mean_top1_score']:.3f} |"
-        )
+        low, high = arm["scores"]["top1"]["ci95"]
+        top1, mrr10, score = (arm["scores"][metric]["mean"] for metric in ("top1", "mrr10", "mean_top1_score"))
+        lines.append(f"| {name} | {arm['n']:,} | {top1:.3f} [{low:.3f}, {high:.3f}] | {mrr10:.3f} | {score:.3f} |")
     return lines
 
 

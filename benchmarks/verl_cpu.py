@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from qinglan.alarms import Headline
 from qinglan.config import Alarms, Profile
 from qinglan.engines.command import Command
 from qinglan.engines.trainer_settings import TrainerSettings
@@ -195,6 +196,7 @@ def training(folder: Path, steps: int) -> Command:
         max_invalid_share=0.0,
         use_labels=True,
         dev_metric="reward",
+        headline=Headline("reward", "the reward"),
         patience=None,
         keep_checkpoints=None,
         alarms=Alarms(),

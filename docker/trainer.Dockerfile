@@ -35,7 +35,7 @@ COPY qinglan qinglan
 COPY flows flows
 COPY tasks tasks
 RUN /opt/trainer/bin/pip install "openai>=3" "aiohttp>=3.9" "httpx>=0.27" "httpx2>=2" "tenacity>=9" "pydantic>=2.9" \
-      "pyyaml>=6" "filelock>=3.13" "sqlalchemy>=2" "psycopg[binary]>=3.2" "psutil>=5.9" \
+      "pyyaml>=6" "filelock>=3.13" "sqlalchemy>=2,<2.1" "psycopg[binary]>=3.2" "psutil>=5.9" "jieba>=0.42.1" \
  && /opt/trainer/bin/pip install --no-deps . \
  && /opt/trainer/bin/python -c "import qinglan.reward.function, qinglan.reward.scorer, qinglan.recipes.query_rewrite, \
 qinglan.engines.generate, qinglan.engines.export, qinglan.engines.distill_ray" \

@@ -10,11 +10,11 @@ from tasks.comparison import compare_teachers, draw_questions
 from tasks.data import ingest_workbook
 from tasks.engine import stop_jobs
 from tasks.evaluation import write_report
-from tasks.session import open_session
+from tasks.session import ProfileName, open_session
 
 
 @flow(name="compare", flow_run_name="compare {profile}", log_prints=True, on_cancellation=[stop_jobs])
-def compare(profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
+def compare(profile: ProfileName = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
     """Ask the profile's teacher and those in its `compare`; returns the path of report.json.
 
     Args:

@@ -10,13 +10,13 @@ from tasks.engine import stop_jobs
 from tasks.evaluation import evaluate_arms, write_report
 from tasks.reinforcement import train_rl
 from tasks.release import decide_release, register_model
-from tasks.session import open_session
+from tasks.session import ProfileName, open_session
 from tasks.training import prepare_base_model, train_sft
 from tasks.versions import note_training, publish_dataset
 
 
 @flow(name="pipeline", flow_run_name="pipeline {profile}", log_prints=True, on_cancellation=[stop_jobs])
-def pipeline(profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
+def pipeline(profile: ProfileName = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
     """Run every stage; returns the path of report.json.
 
     Args:

@@ -8,12 +8,12 @@ from tasks.asking import distill_rows, validate_rows
 from tasks.data import build_dataset, ingest_workbook, select_rows
 from tasks.engine import stop_jobs
 from tasks.evaluation import write_report
-from tasks.session import open_session
+from tasks.session import ProfileName, open_session
 from tasks.versions import publish_dataset, trigger_training
 
 
 @flow(name="refresh", flow_run_name="refresh {profile}", log_prints=True, on_cancellation=[stop_jobs])
-def refresh(profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
+def refresh(profile: ProfileName = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
     """Make a dataset of a workbook; returns the path of report.json.
 
     Args:

@@ -7,12 +7,12 @@ from prefect import flow
 from tasks.engine import stop_jobs
 from tasks.evaluation import write_report
 from tasks.release import decide_release, register_model
-from tasks.session import open_session, stages_of
+from tasks.session import ProfileName, open_session, stages_of
 
 
 @flow(name="release", flow_run_name="release {profile}", log_prints=True, on_cancellation=[stop_jobs])
 def release(
-    profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
+    profile: ProfileName = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
 ) -> Path:
     """Decide on the challenger of an evaluated run and register it; returns the path of report.json.
 

@@ -8,14 +8,14 @@ from tasks.engine import stop_jobs
 from tasks.evaluation import evaluate_arms, write_report
 from tasks.reinforcement import train_rl
 from tasks.release import decide_release, register_model
-from tasks.session import open_session, stages_of
+from tasks.session import ProfileName, open_session, stages_of
 from tasks.training import prepare_base_model, train_sft
 from tasks.versions import note_training
 
 
 @flow(name="train", flow_run_name="train {profile}", log_prints=True, on_cancellation=[stop_jobs])
 def train(
-    profile: str = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
+    profile: ProfileName = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
 ) -> Path:
     """SFT, RL, evaluation and release; returns the path of report.json.
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from qinglan.config import AlarmAction, AlarmName, Alarms
 from qinglan.formats import number
 
-REWARD, GOLD, JUDGE = "critic/score/mean", "reward_extra/gold_top1/mean", "reward_extra/judge/mean"
+REWARD, JUDGE = "critic/score/mean", "reward_extra/judge/mean"
 ENTROPY, CLIP_FRACTION, UPDATE_KL = "actor/entropy", "actor/pg_clipfrac", "actor/ppo_kl"
 REFERENCE_KLS = ("actor/kl_loss", "actor/reward_kl_penalty")
 """KL to the reference model: in the loss or in the reward, whichever the run has."""
@@ -28,13 +28,26 @@ SPIKE_STEPS = 3
 VALUE_LOSS_WINDOWS = 3
 """A critic starts from nothing, and has this many windows to show that it learns."""
 _WATCHED = (
-    *(REWARD, GOLD, JUDGE, ENTROPY, CLIP_FRACTION, UPDATE_KL, *REFERENCE_KLS),
+    *(REWARD, JUDGE, ENTROPY, CLIP_FRACTION, UPDATE_KL, *REFERENCE_KLS),
     *(VALUE_LOSS, EXPLAINED_VARIANCE, ZERO_VARIANCE),
 )
+"""Beside the headline, whose name the recipe gives."""
 _HACKED = (
-    "the reward pays for something else than a better rewrite. Read what the latest lines of samples.jsonl have in "
+    "the reward pays for something else than a better answer. Read what the latest lines of samples.jsonl have in "
     "common; then tighten what the reward demands of every sample (docs/reward.md)"
 )
+
+
+def part_mean(name: str) -> str:
+    """The metric of a step that is the mean of one of the reward's parts."""
+    return f"reward_extra/{name}/mean"
+
+
+class Headline(NamedTuple):
+    """The part of the reward that tells how good the policy is, such as `gold_top1`, and its name in a sentence."""
+
+    part: str
+    words: str
 
 
 class Alarm(BaseModel):
@@ -118,22 +131,24 @@ class AlarmWatch:
     """Looks at each step's metrics once. An alarm sounds when its condition begins, and again only after as many steps
     without it as a window has."""
 
-    def __init__(self, settings: Alarms, *, labels_act: bool = True) -> None:
-        """`labels_act`: an alarm that goes by gold labels may do more than warn; not where training is free of them."""
+    def __init__(self, settings: Alarms, headline: Headline, *, labels_act: bool = True) -> None:
+        """`labels_act`: an alarm that goes by the headline may do more than warn; not where training is label-free."""
         size = settings.window_steps
         self._settings, self._labels_act = settings, labels_act
+        self._headline, self._headline_key = headline, part_mean(headline.part)
         self._last_step: int | None = None
         self._steps_seen = 0
         self._lit_at: dict[AlarmName, int] = {}
         self._recent: dict[str, list[float]] = {}
-        self._hacks = {key: Trend(size, REWARD, key, best=key) for key in (GOLD, JUDGE)}
+        self._hacks = {key: Trend(size, REWARD, key, best=key) for key in (self._headline_key, JUDGE)}
         self._reward = Trend(size, REWARD, best=REWARD)
         self._entropy = Trend(size, REWARD, ENTROPY)
         self._value_loss = Trend(size, VALUE_LOSS)
 
     def update(self, step: int, metrics: Mapping[str, object]) -> list[Alarm]:
         """What begins to alarm with this step. Steps come in order; one that was seen is ignored."""
-        known = {key: float(value) for key in _WATCHED if (value := _finite(metrics.get(key))) is not None}
+        watched = (*_WATCHED, self._headline_key)
+        known = {key: float(value) for key in watched if (value := _finite(metrics.get(key))) is not None}
         if not known or (self._last_step is not None and step <= self._last_step):
             return []
         self._last_step = step
@@ -162,8 +177,9 @@ class AlarmWatch:
 
     def _signs(self) -> Iterable[tuple[AlarmName, Sign | None]]:
         limits = self._settings
-        yield "reward_up_gold_down", self._hack(GOLD, "gold top-1", limits.min_gold_drop)
-        yield "reward_up_judge_down", self._hack(JUDGE, "the judge's score", limits.min_judge_drop)
+        if self._headline_key != JUDGE:
+            yield "reward_up_gold_down", self._hack(self._headline, limits.min_gold_drop)
+        yield "reward_up_judge_down", self._hack(Headline("judge", "the judge's score"), limits.min_judge_drop)
         yield "entropy_collapse", self._entropy_collapse()
         yield "clip_fraction", self._clip_fraction()
         yield "value_loss_flat", self._value_loss_flat()
@@ -171,17 +187,18 @@ class AlarmWatch:
         yield "reward_down", self._reward_down()
         yield "zero_variance", self._zero_variance()
 
-    def _hack(self, key: str, label: str, min_drop: float) -> Sign | None:
-        trend, errors = self._hacks[key], self._settings.significance
+    def _hack(self, part: Headline, min_drop: float) -> Sign | None:
+        key, errors = part_mean(part.part), self._settings.significance
+        trend = self._hacks[key]
         if trend.windows() < 2:
             return None
         reward, other = trend.change(REWARD), trend.change(key)
         if not (reward.rose(self._settings.min_reward_change, errors) and other.fell(min_drop, errors)):
             return None
         return Sign(
-            f"since {trend.since()} the reward rose from {number(reward.before)} to {number(reward.now)} while {label} "
-            f"fell from {number(other.before)} to {number(other.now)}: {_HACKED}",
-            _values(reward=reward) | _values(**{"gold_top1" if key == GOLD else "judge": other}),
+            f"since {trend.since()} the reward rose from {number(reward.before)} to {number(reward.now)} while "
+            f"{part.words} fell from {number(other.before)} to {number(other.now)}: {_HACKED}",
+            _values(reward=reward) | _values(**{part.part: other}),
         )
 
     def _reward_down(self) -> Sign | None:

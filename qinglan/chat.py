@@ -54,6 +54,8 @@ class Answer(Generic[T]):
     cost_usd: float
     latency_ms: float | None
     """None where the batch API brought it."""
+    reasoning: str | None = None
+    """The chain of thought, where the service gives it beside the answer."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,14 @@ class _Message(BaseModel):
     content: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
-    """DeepSeek's and vLLM's name for the chain of thought."""
+    """DeepSeek's name for the chain of thought."""
+    reasoning: Any = None
+    """vLLM's name for it; elsewhere it may be something else than text."""
+
+    @property
+    def thoughts(self) -> str:
+        """The chain of thought; empty where there is none."""
+        return self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else "")
 
 
 class _Choice(BaseModel):
@@ -122,7 +131,7 @@ class Account:
         choice, usage = completion.choices[0], completion.usage or _Usage()
         text = choice.message.content or ""
         prompt_tokens = _count(usage.prompt_tokens, prompt_chars)
-        completion_tokens = _count(usage.completion_tokens, len(text))
+        completion_tokens = _count(usage.completion_tokens, len(text) + len(choice.message.thoughts))
         return Call(
             request_hash=request_hash,
             run_id=self.run_id,
@@ -130,7 +139,7 @@ class Account:
             role=self.role,
             model=self.model,
             text=_storable(text),
-            reasoning=_storable(choice.message.reasoning_content or "") or None,
+            reasoning=_storable(choice.message.thoughts) or None,
             refusal=_storable(choice.message.refusal or "") or None,
             finish_reason=choice.finish_reason or "",
             prompt_tokens=prompt_tokens,
@@ -193,7 +202,7 @@ class ChatClient:
         cached = joined or not paid
         self.cached_count += cached
         text = usable_text(call, self._endpoint.max_answer_chars)
-        return Answer(parse(text), request.request_hash, cached, call.cost_usd, call.latency_ms)
+        return Answer(parse(text), request.request_hash, cached, call.cost_usd, call.latency_ms, call.reasoning)
 
     async def close(self) -> None:
         """Wait for answers under way, as they are paid for, send nothing new, and close the connections."""
@@ -410,9 +419,7 @@ def usable_text(call: Call, max_chars: int | None = None) -> str:
     if call.finish_reason not in _ENDED:
         raise TeacherError(f"{call.role}: the answer ended with {call.finish_reason!r}", "teacher_interrupted")
     if not call.text.strip():
-        raise TeacherError(
-            f"{call.role}: empty answer", f"empty_{'rewrite' if call.role == 'teacher' else 'judgement'}"
-        )
+        raise TeacherError(f"{call.role}: empty answer", f"empty_{'judgement' if call.role == 'judge' else 'answer'}")
     if max_chars is not None and len(call.text) > max_chars:
         raise TeacherError(
             f"{call.role}: an answer of {len(call.text)} characters, more than {call.role}.max_answer_chars",

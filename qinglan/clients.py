@@ -9,9 +9,10 @@ from qinglan.chat import Account, ChatClient
 from qinglan.config import EMBEDDED, Endpoint, Profile
 from qinglan.embedded.services import Services
 from qinglan.embedded.version import embedded_version
+from qinglan.errors import ConfigError
 from qinglan.ledger import Ledger, ledger_url, open_ledger
 from qinglan.ledger.queue import LedgerQueue
-from qinglan.recipes import identity
+from qinglan.recipes import get_recipe, identity
 from qinglan.retrieval import RagClient
 from qinglan.runs import Run
 
@@ -20,23 +21,32 @@ ANSWER_FIELDS = frozenset(Endpoint.model_fields) - {
 }  # fmt: skip
 """What of an endpoint's settings its answers depend on."""
 
-ChatRole = Literal["teacher", "judge"]
-Role = Literal["teacher", "judge", "rag"]
+ChatRole = Literal["teacher", "answerer", "judge"]
+Role = Literal["teacher", "answerer", "judge", "rag"]
 Client = TypeVar("Client")
 
 
 class Clients:
-    """Those of teacher, judge and RAG that a stage asked for; they belong to the event loop that made them."""
+    """Those of the chat roles and the RAG that a stage asked for; they belong to the event loop that made them."""
 
     def __init__(
-        self, teacher: ChatClient | None = None, judge: ChatClient | None = None, rag: RagClient | None = None
+        self,
+        teacher: ChatClient | None = None,
+        judge: ChatClient | None = None,
+        rag: RagClient | None = None,
+        answerer: ChatClient | None = None,
     ) -> None:
-        self._teacher, self._judge, self._rag = teacher, judge, rag
+        self._teacher, self._answerer, self._judge, self._rag = teacher, answerer, judge, rag
 
     @property
     def teacher(self) -> ChatClient:
         """The teacher's client."""
         return _opened(self._teacher, "teacher")
+
+    @property
+    def answerer(self) -> ChatClient:
+        """The client of the model whose answers are judged."""
+        return _opened(self._answerer, "answerer")
 
     @property
     def judge(self) -> ChatClient:
@@ -50,7 +60,7 @@ class Clients:
 
     def call_counts(self) -> dict[str, dict[str, int]]:
         """By role, what the ledger can't know: answers taken from it, and calls to the RAG."""
-        chats = {"teacher": self._teacher, "judge": self._judge}
+        chats = {"teacher": self._teacher, "answerer": self._answerer, "judge": self._judge}
         counts = {role: {"cached": client.cached_count} for role, client in chats.items() if client}
         if self._rag:
             counts["rag"] = {"calls": self._rag.call_count, "failed": self._rag.failed_count}
@@ -58,7 +68,7 @@ class Clients:
 
     async def close(self) -> None:
         """Close the connections."""
-        for client in (self._teacher, self._judge, self._rag):
+        for client in (self._teacher, self._answerer, self._judge, self._rag):
             if client:
                 await client.close()
 
@@ -74,26 +84,43 @@ def site_ledger(profile: Profile) -> AbstractContextManager[Ledger]:
     return open_ledger(ledger_url(profile.ledger, profile.paths.state))
 
 
+def endpoint_of(profile: Profile, role: ChatRole) -> Endpoint:
+    """Who plays the role.
+
+    Raises:
+        ConfigError: the recipe wants an answerer, and the profile names none.
+    """
+    if role != "answerer":
+        return profile.teacher if role == "teacher" else profile.judge
+    if profile.answerer is None:
+        raise ConfigError(
+            f"answerer: recipe `{profile.recipe_name}` asks a weak model for the answers that are judged; name one: "
+            "{base_url: …, model: …}"
+        )
+    return profile.answerer
+
+
 def key_salt(profile: Profile, role: ChatRole) -> str:
     """Part of every ledger key: which service answers. Two may have models of the same name.
 
     Of a stand-in it is version and seed, as its answers change with them; its port is another one in every run.
     """
-    endpoint = profile.teacher if role == "teacher" else profile.judge
+    endpoint = endpoint_of(profile, role)
     if endpoint.base_url == EMBEDDED:
-        return f"{embedded_version()}-{profile.embedded.sample_seed}"
+        return f"{embedded_version(endpoint.model)}-{profile.embedded.sample_seed}"
     return endpoint.base_url.rstrip("/")
 
 
 def scoring_identity(profile: Profile) -> dict[str, Any]:
-    """What a score by RAG and judge depends on, beside the text."""
-    return {
-        "recipe": identity(profile.recipe),
-        "tenant": profile.tenant.model_dump(mode="json"),
-        "rag": profile.rag.model_dump(mode="json", include={"url", "kb_name", "top_k", "score_threshold"}),
-        "judge": profile.judge.model_dump(mode="json", include=set(ANSWER_FIELDS)),
-        "server": key_salt(profile, "judge"),
-    }
+    """What a score depends on, beside the text: of RAG and judge, those that the recipe asks."""
+    known: dict[str, Any] = {"recipe": identity(profile.recipe), "tenant": profile.tenant.model_dump(mode="json")}
+    graders = get_recipe(profile.recipe).graders
+    if "rag" in graders:
+        known["rag"] = profile.rag.model_dump(mode="json", include={"url", "kb_name", "top_k", "score_threshold"})
+    if "judge" in graders:
+        known["judge"] = profile.judge.model_dump(mode="json", include=set(ANSWER_FIELDS))
+        known["server"] = key_salt(profile, "judge")
+    return known
 
 
 def scored_with(run: Run) -> str:
@@ -106,7 +133,7 @@ async def open_clients(run: Run, services: Services, roles: Collection[Role]) ->
     """The clients of these roles, closed at the end; of no other role is a key needed.
 
     Raises:
-        ConfigError: a role's API key is not set.
+        ConfigError: a role's API key is not set, or the profile names nobody for it.
     """
     profile = run.profile
     with site_ledger(profile) as ledger:
@@ -115,7 +142,7 @@ async def open_clients(run: Run, services: Services, roles: Collection[Role]) ->
         def chat(role: ChatRole, url: str) -> ChatClient | None:
             if role not in roles:
                 return None
-            endpoint = profile.teacher if role == "teacher" else profile.judge
+            endpoint = endpoint_of(profile, role)
             account = Account(run.id, profile.tenant.id, role, endpoint.model, profile.prices[endpoint.model])
             return ChatClient(endpoint, url, account, queue, key_salt=key_salt(profile, role))
 
@@ -123,6 +150,7 @@ async def open_clients(run: Run, services: Services, roles: Collection[Role]) ->
             chat("teacher", services.teacher_url),
             chat("judge", services.judge_url),
             RagClient(profile.rag, services.rag_url, profile.tenant.id) if "rag" in roles else None,
+            chat("answerer", services.answerer_url),
         )
         try:
             yield clients

@@ -14,11 +14,12 @@ from pydantic import BaseModel, ConfigDict
 from qinglan.alarms import Alarm
 from qinglan.config import Gate
 from qinglan.formats import count, number, signed, usd, with_interval
-from qinglan.report_words import ARMS, METRICS
+from qinglan.report_words import rival_words
 from qinglan.statistics import Comparison, rows_needed
 
 if TYPE_CHECKING:  # the report shows decisions, and an evaluation is made of the report's models
     from qinglan.evaluation import Evaluation
+    from qinglan.recipes import Metric
     from qinglan.redteam import RedTeamResult
     from qinglan.report import Arm
 
@@ -26,10 +27,9 @@ Verdict = Literal["promote", "refuse", "undecided"]
 Outcome = Literal["pass", "fail", "unknown"]
 
 CHAMPION, TEACHER = "champion", "teacher"
-RETRIEVAL_METRICS = ("top1", "mean_top1_score")
-"""The first that was compared decides: the gold document where rows are labelled, else the RAG's own score."""
-QUALITY_SCALE = 5.0
-"""The judge's, from 0."""
+QUALITY = "quality"
+"""The metric that is the judge's score."""
+_GAIN = "gain_vs_"
 _NAMED = 3
 _CHANCE = "in four of five test sets"
 
@@ -40,7 +40,7 @@ class Rule(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    """Such as `retrieval_vs_teacher`, `quality_vs_champion`, `cost`, `latency`, `red_team`, `alarms`."""
+    """Such as `gain_vs_teacher`, `quality_vs_champion`, `cost`, `latency`, `red_team`, `alarms`."""
     outcome: Outcome
     """`unknown` where the test set can't tell, or what the rule needs was not measured; it blocks like a failure, and
     says so. Only the teacher's latency may be missing: then there is nothing to be slower than."""
@@ -86,6 +86,12 @@ def decide(evaluation: "Evaluation", alarms: Sequence[Alarm], config: Gate, cham
     )
 
 
+def gain_of(rules: Sequence[Rule]) -> str:
+    """What was gained on whom, in words; nothing where no rule asked for a gain."""
+    rule = next((rule for rule in rules if rule.name.startswith(_GAIN)), None)
+    return f"{rule.found} against {_the(rule.name.removeprefix(_GAIN))}" if rule else ""
+
+
 def alarms_about(alarms: Sequence[Alarm], chosen_step: int, window_steps: int) -> list[Alarm]:
     """The alarms that speak of the model of `chosen_step`: those whose latest window begins no later than it.
 
@@ -97,13 +103,15 @@ def alarms_about(alarms: Sequence[Alarm], chosen_step: int, window_steps: int) -
 def _rules(evaluation: "Evaluation", alarms: Sequence[Alarm], config: Gate, champion: str | None) -> Iterator[Rule]:
     arms = evaluation.arms
     challenger, teacher = arms.get(config.challenger), arms.get(TEACHER)
-    rivals = (TEACHER,) if champion is None else (TEACHER, CHAMPION)
+    rivals = config.rivals if champion is None else tuple(dict.fromkeys((*config.rivals, CHAMPION)))
     for rival in rivals:
-        yield _retrieval(evaluation.comparisons, config, rival)
-    for rival in rivals:
-        yield _quality(evaluation, config, rival)
-    yield _cost(challenger, teacher, config)
-    if config.max_latency_ratio is not None:
+        yield _gain(evaluation, config, rival)
+    if quality := next((metric for metric in evaluation.metrics if metric.name == QUALITY), None):
+        for rival in rivals:
+            yield _quality(evaluation, config, rival, quality)
+    if teacher is not None:
+        yield _cost(challenger, teacher, config)
+    if config.max_latency_ratio is not None and teacher is not None:
         yield _latency(challenger, teacher, config.max_latency_ratio)
     if config.max_latency_p95_ms is not None:
         yield _latency_p95(challenger, config.max_latency_p95_ms)
@@ -111,43 +119,47 @@ def _rules(evaluation: "Evaluation", alarms: Sequence[Alarm], config: Gate, cham
     yield _alarms(alarms if config.challenger == "rl" else (), config)
 
 
-def _retrieval(comparisons: Sequence[Comparison], config: Gate, rival: str) -> Rule:
-    compared = (_compared(comparisons, config.challenger, rival, metric) for metric in RETRIEVAL_METRICS)
-    found = next((comparison for comparison in compared if comparison), None)
-    least, worth = config.min_retrieval_gain, config.smallest_gain
-    rule = partial(Rule, name=f"retrieval_vs_{rival}", required=f"the 95% interval above {signed(least)}")
+def _gain(evaluation: "Evaluation", config: Gate, rival: str) -> Rule:
+    """On the first of the recipe's metrics on which the two were compared."""
+    both = (
+        (metric, _compared(evaluation.comparisons, config.challenger, rival, metric)) for metric in evaluation.metrics
+    )
+    metric, found = next((each for each in both if each[1]), (None, None))
+    least, worth = config.min_gain, config.smallest_gain
+    rule = partial(Rule, name=f"{_GAIN}{rival}", required=f"the 95% interval above {signed(least)}")
+    shown = _shown(found, metric)
     if flaw := _flaw(found, config.challenger, rival):
-        return rule(outcome="unknown", found=_shown(found), reason=flaw)
-    assert found and found.ci95
-    low, high = _widened(found, found.one_sided, 1.0)
+        return rule(outcome="unknown", found=shown, reason=flaw)
+    assert found and found.ci95 and metric
+    low, high = _widened(found, found.one_sided, metric.maximum)
     if low > least:
-        return rule(outcome="pass", found=_shown(found))
+        return rule(outcome="pass", found=shown)
     if high < worth:
-        reason = f"retrieval is not better than that of {_the(rival)}: a gain of {number(worth)} is ruled out"
-        return rule(outcome="fail", found=_shown(found), reason=reason)
+        reason = f"it is not better than {_the(rival)} on {metric.en}: a gain of {number(worth)} is ruled out"
+        return rule(outcome="fail", found=shown, reason=reason)
     why = _left_out(found.one_sided) if found.ci95[0] > least else _power(found, config)
-    reason = f"whether retrieval is better than that of {_the(rival)} is open: {why}"
-    return rule(outcome="unknown", found=_shown(found), reason=reason)
+    reason = f"whether it is better than {_the(rival)} on {metric.en} is open: {why}"
+    return rule(outcome="unknown", found=shown, reason=reason)
 
 
-def _quality(evaluation: "Evaluation", config: Gate, rival: str) -> Rule:
-    found = _compared(evaluation.comparisons, config.challenger, rival, "quality")
-    margin = -config.max_quality_loss
+def _quality(evaluation: "Evaluation", config: Gate, rival: str, metric: "Metric") -> Rule:
+    found = _compared(evaluation.comparisons, config.challenger, rival, metric)
+    shown, margin = _shown(found, metric), -config.max_quality_loss
     rule = partial(Rule, name=f"quality_vs_{rival}", required=f"the 95% interval above {signed(margin, 2)}")
     if flaw := _flaw(found, config.challenger, rival):
-        return rule(outcome="unknown", found=_shown(found), reason=flaw)
+        return rule(outcome="unknown", found=shown, reason=flaw)
     assert found and found.ci95 and found.diff is not None
     unjudged = sum(evaluation.unjudged.values())  # nobody has a score there, maybe for what the challenger wrote
-    low, high = _widened(found, found.one_sided + unjudged, QUALITY_SCALE)
+    low, high = _widened(found, found.one_sided + unjudged, metric.maximum)
     if low > margin:
-        return rule(outcome="pass", found=_shown(found))
+        return rule(outcome="pass", found=shown)
     if high < margin:
         reason = f"the judge scores it lower than {_the(rival)}, by more than {number(-margin, 2)}"
-        return rule(outcome="fail", found=_shown(found), reason=reason)
+        return rule(outcome="fail", found=shown, reason=reason)
     missing = _left_out(found.one_sided, unjudged)
     why = missing if found.ci95[0] > margin else _rows_for(found, found.diff - margin)
     reason = f"whether the judge finds it as good as {_the(rival)} is open: {why}"
-    return rule(outcome="unknown", found=_shown(found), reason=reason)
+    return rule(outcome="unknown", found=shown, reason=reason)
 
 
 def _flaw(found: Comparison | None, challenger: str, rival: str) -> str:
@@ -157,15 +169,15 @@ def _flaw(found: Comparison | None, challenger: str, rival: str) -> str:
     if found is None:
         return f"{challenger} and {rival} were not compared on this; evaluate both in one run"
     if found.ci95 is None:
-        return "all questions belong to one group, so that there is no interval; ask about more documents"
+        return "all questions belong to one group, so that there is no interval; ask questions of more groups"
     return ""
 
 
-def _shown(found: Comparison | None) -> str:
-    if found is None:
+def _shown(found: Comparison | None, metric: "Metric | None") -> str:
+    if found is None or metric is None:
         return "not compared"
     difference = with_interval(found.diff, found.ci95, signed)
-    return f"{METRICS[found.metric].en} {difference} on {count(found.n)} questions"
+    return f"{metric.en} {difference} on {count(found.n)} questions"
 
 
 def _widened(found: Comparison, missing: int, scale: float) -> tuple[float, float]:
@@ -187,14 +199,14 @@ def _left_out(one_sided: int, unjudged: int = 0) -> str:
     )
 
 
-def _compared(comparisons: Sequence[Comparison], a: str, b: str, metric: str) -> Comparison | None:
-    usable = (c for c in comparisons if (c.a, c.b, c.metric) == (a, b, metric) and c.n and c.diff is not None)
+def _compared(comparisons: Sequence[Comparison], a: str, b: str, metric: "Metric") -> Comparison | None:
+    usable = (c for c in comparisons if (c.a, c.b, c.metric) == (a, b, metric.name) and c.n and c.diff is not None)
     return next(usable, None)
 
 
 def _power(found: Comparison, config: Gate) -> str:
     """What the test set can tell, and what it would take."""
-    least = config.min_retrieval_gain
+    least = config.min_gain
     needed = rows_needed(found.n, found.detectable_diff, config.smallest_gain - least)
     if needed is None or found.detectable_diff is None:
         return "the answers hardly differ; ask more questions"
@@ -304,7 +316,7 @@ def _sentence(verdict: Verdict, rules: Sequence[Rule], challenger: str, champion
     failed, unknown = ([rule.reason for rule in rules if rule.outcome == outcome] for outcome in ("fail", "unknown"))
     if verdict == "promote":
         instead = f" in place of version {champion}" if champion else ""
-        text = f"Release {model}{instead}: all {len(rules)} rules hold; {rules[0].found} against the teacher."
+        text = f"Release {model}{instead}: all {len(rules)} rules hold; {gain_of(rules)}."
     elif verdict == "undecided":
         text = f"Undecided about {model}: {'; '.join(unknown)}."
     else:
@@ -314,7 +326,7 @@ def _sentence(verdict: Verdict, rules: Sequence[Rule], challenger: str, champion
 
 
 def _the(arm: str) -> str:
-    return f"the {ARMS[arm].en}" if arm in ARMS else arm
+    return rival_words(arm).en
 
 
 def _share(ratio: float) -> str:

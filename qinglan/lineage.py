@@ -15,6 +15,7 @@ from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation import ArmRow, Evaluation, arm_scores
 from qinglan.ledger import Call, Ledger
+from qinglan.recipes import get_recipe
 from qinglan.registry import ALIASES, Alias, Released, registry_of
 from qinglan.rows import Row
 from qinglan.runs import find_run
@@ -94,8 +95,11 @@ def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
     return Subject(None, find_run(profile.paths.runs, name), arm or profile.gate.challenger)
 
 
-def figure_of(subject: Subject, metric: str) -> Figure:
+def figure_of(profile: Profile, subject: Subject, metric: str | None = None) -> Figure:
     """A metric as reported, and as the mean over the arm's rows.
+
+    Args:
+        metric: the first of the recipe's that the arm has values of, if not given.
 
     Raises:
         ConfigError: no such metric, or the run has no such arm.
@@ -103,11 +107,13 @@ def figure_of(subject: Subject, metric: str) -> Figure:
     """
     stage, rows, entries = _evaluated(subject)
     evaluation = Evaluation.model_validate_json(stage.artifacts["evaluation"].verify().read_text(encoding="utf-8"))
-    values = _values(subject.arm, metric, entries, rows)
+    arm = evaluation.arms[subject.arm]
+    metric = metric or next((each.name for each in evaluation.metrics if arm.mean(each.name) is not None), "")
+    values = _values(profile, subject.arm, metric, entries, rows)
     present = [value for value in values.values() if value is not None]
     return Figure(
         metric,
-        getattr(evaluation.arms[subject.arm], metric),
+        arm.mean(metric),
         sum(present) / len(present) if present else None,
         len(present),
         len(entries),
@@ -125,12 +131,13 @@ def rows_behind(
         ConfigError: a row is not among the test questions.
     """
     stage, rows, entries = _evaluated(subject)
-    values, by_id = _values(subject.arm, metric, entries, rows), {row.id: row for row in rows}
+    values, by_id = _values(profile, subject.arm, metric, entries, rows), {row.id: row for row in rows}
     if unknown := [each for each in ids if each not in by_id]:
         raise ConfigError(f"row `{unknown[0]}`: is not among the {len(rows):,} test questions of {subject.run.name}")
     lowest = sorted((value, each) for each, value in values.items() if value is not None)[:worst]
     arm = {entry.row_id: entry for entry in entries}
-    teachers = {entry.row_id: entry for entry in _entries(stage, "teacher")} if subject.arm != "teacher" else {}
+    told = subject.arm != "teacher" and "arm_teacher" in stage.artifacts
+    teachers = {entry.row_id: entry for entry in _entries(stage, "teacher")} if told else {}
     with site_ledger(profile) as ledger:
         return [
             RowTrace(by_id[each], values[each], arm[each], teachers.get(each), _paid(ledger, arm[each], by_id[each]))
@@ -174,8 +181,10 @@ def _entries(stage: StageResult, arm: str) -> list[ArmRow]:
         raise ArtifactError(f"{artifact.path}: is not of this version of Qinglan; evaluate again") from error
 
 
-def _values(arm: str, metric: str, entries: Sequence[ArmRow], rows: Sequence[Row]) -> dict[str, float | None]:
-    scores = arm_scores(arm, entries, rows).scores
+def _values(
+    profile: Profile, arm: str, metric: str, entries: Sequence[ArmRow], rows: Sequence[Row]
+) -> dict[str, float | None]:
+    scores = arm_scores(arm, entries, rows, get_recipe(profile.recipe)).scores
     if metric not in scores:
         raise ConfigError(f"metric `{metric}`: is not a mean over rows; those are {', '.join(scores)}")
     return dict(scores[metric])
@@ -183,8 +192,8 @@ def _values(arm: str, metric: str, entries: Sequence[ArmRow], rows: Sequence[Row
 
 def _paid(ledger: Ledger, entry: ArmRow, row: Row) -> list[PaidCall]:
     """The teacher's call, then the judge's."""
-    keys = dict.fromkeys([*([row.rewrite_request] if row.rewrite_request else []), *entry.requests])
-    return [_paid_call(ledger, key, "teacher" if key == row.rewrite_request else "judge") for key in keys]
+    keys = dict.fromkeys([*([row.answer_request] if row.answer_request else []), *entry.requests])
+    return [_paid_call(ledger, key, "teacher" if key == row.answer_request else "judge") for key in keys]
 
 
 def _paid_call(ledger: Ledger, key: str, role: str) -> PaidCall:

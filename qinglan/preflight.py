@@ -11,18 +11,22 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import httpx
 
 from qinglan.capabilities import capability_of
-from qinglan.config import EMBEDDED, Compare, Data, Endpoint, Profile, Rag, require_secret, uses_proxy
+from qinglan.clients import ChatRole, endpoint_of
+from qinglan.config import EMBEDDED, Compare, Data, Endpoint, Profile, require_secret, uses_proxy
 from qinglan.contract import probe_rag
+from qinglan.distillation import require_teacher_alone
 from qinglan.embedded.retriever import load_documents
+from qinglan.embedded.worlds import speaking_world, world_for
 from qinglan.engines.ray_jobs import RayJobs
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
+from qinglan.grading import grading_of
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.recipes import get_recipe
+from qinglan.recipes import Recipe, get_recipe
 from qinglan.redteam import cases_of
 from qinglan.sources.database import check_database
 from qinglan.sources.files import list_files
@@ -59,20 +63,22 @@ class Check:
 def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Check]:
     """Check after check, so that a slow one does not hide the others."""
     data, trains = flow in ("pipeline", "refresh", "compare"), flow in ("pipeline", "train")
-    yield _check("recipe", profile.recipe, lambda: _recipe(profile.recipe))
+    yield (known := _check("recipe", profile.recipe, lambda: _recipe(profile)))
+    if known.problem:  # all that follows goes by it
+        return
+    graders = get_recipe(profile.recipe).graders
     if data:
         yield _check("workbook", _where(profile.data), lambda: _workbook(profile))
-    judges = flow != "release" and (flow not in ("refresh", "compare") or profile.validation.judge_baseline)
-    for role, endpoint, needed in (("teacher", profile.teacher, data), ("judge", profile.judge, judges)):
-        if needed:
-            yield _check(role, f"{endpoint.model} at {endpoint.base_url}", _chat_checker(role, endpoint))
+    yield from _chats(profile, flow, data=data)
+    if trains and (local := profile.judge.local):
+        yield _check("local judge", local.model, lambda: _local_judge(profile))
     if flow == "compare":
-        yield from _rivals(profile.compare)
+        yield from _rivals(profile.compare, get_recipe(profile.recipe))
     if flow in ("pipeline", "train", "evaluate"):
         yield from _teachers(profile.compare, profile.evaluate.teachers)
         yield _check("red team", profile.evaluate.red_team or "built-in cases", lambda: _red_team(profile))
         yield _check("champion", profile.model_name, lambda: _champion(profile))
-    if flow != "release":  # which only looks at what was evaluated
+    if flow != "release" and "rag" in graders:  # release only looks at what was evaluated
         yield _rag(profile)
     yield _check("ledger", _where_ledger(profile), lambda: _ledger(profile, trains=trains))
     if trains:
@@ -105,8 +111,40 @@ def _check(name: str, detail: str, look: Look) -> Check:
         return Check(name, detail, str(error))
 
 
-def _recipe(name: str) -> None:
-    get_recipe(name)
+def _recipe(profile: Profile) -> None:
+    recipe = get_recipe(profile.recipe)
+    known = {each.name for each in recipe.INPUTS}
+    if unknown := [name for name in profile.data.columns.inputs if name not in known]:
+        raise ConfigError(
+            f"data.columns.inputs: recipe `{recipe.NAME}` has no input `{unknown[0]}`; "
+            f"it has {', '.join(sorted(known)) or 'none'}"
+        )
+    grading_of(recipe).check(profile)
+    require_teacher_alone(profile)
+    if profile.evaluate.teachers:
+        _let_teachers_answer(recipe, "evaluate.teachers")
+
+
+def _let_teachers_answer(recipe: Recipe, setting: str) -> None:
+    if recipe.brings_answers:
+        raise ConfigError(
+            f"{setting}: recipe `{recipe.NAME}` takes the answers that its rows bring, so teachers would be compared "
+            "on answers that none of them gave"
+        )
+
+
+def _chats(profile: Profile, flow: FlowName, *, data: bool) -> Iterator[Check]:
+    recipe = get_recipe(profile.recipe)
+    judges = flow != "release" and (flow not in ("refresh", "compare") or profile.validation.judge_baseline)
+    asked = set(recipe.DISTILL_ROLES) if data else set()
+    asked |= {"judge"} if judges and "judge" in recipe.graders else set()
+    for role in (role for role in get_args(ChatRole) if role in asked):
+        try:
+            endpoint = endpoint_of(profile, role)
+        except ConfigError as error:
+            yield Check(role, "none", str(error))
+            continue
+        yield _check(role, f"{endpoint.model} at {endpoint.base_url}", _chat_checker(role, endpoint))
 
 
 def _where(data: Data) -> str:
@@ -115,14 +153,15 @@ def _where(data: Data) -> str:
 
 def _workbook(profile: Profile) -> str | None:
     """Header and first rows: the run itself reads the rest, before anything is spent."""
-    data, path = profile.data, Path(profile.data.workbook)
+    data, path, inputs = profile.data, Path(profile.data.workbook), get_recipe(profile.recipe).INPUTS
     if data.sql:
-        check_database(data)
+        check_database(data, inputs)
         return None
     if data.workbook == EMBEDDED:
+        world_for(profile, "data.workbook")
         return None
     tally = Tally()
-    for _ in tally.pass_through(read_rows(path, data, profile.tenant)):
+    for _ in tally.pass_through(read_rows(path, data, profile.tenant, inputs=inputs)):
         if tally.total >= _CHECKED_ROWS and tally.ok:
             break
     if not tally.ok:
@@ -136,6 +175,7 @@ def _chat_checker(role: str, endpoint: Endpoint) -> Look:
         if endpoint.reasoning_effort and capability_of(endpoint.model).reasoning_effort is False:
             raise ConfigError(f"{role}.reasoning_effort: {endpoint.model} takes none and would refuse; remove it")
         if endpoint.base_url == EMBEDDED:
+            _stand_in(role, endpoint.model)
             return None
         key = require_secret(endpoint.api_key_env, f"{role} {endpoint.model}")
         url = f"{endpoint.base_url.rstrip('/')}/models"  # free of charge, unlike a completion
@@ -155,8 +195,16 @@ def _chat_checker(role: str, endpoint: Endpoint) -> Look:
     return look
 
 
-def _rivals(compare: Compare) -> Iterator[Check]:
+def _stand_in(role: str, model: str) -> None:
+    try:
+        speaking_world(model)
+    except ConfigError as error:
+        raise ConfigError(f"{role}.model: {error}") from error
+
+
+def _rivals(compare: Compare, recipe: Recipe) -> Iterator[Check]:
     def look() -> None:
+        _let_teachers_answer(recipe, "compare")
         if not compare.teachers:
             raise ConfigError(
                 "compare.teachers: names no teacher to compare with; add one: {name: {base_url: …, model: …}}"
@@ -203,10 +251,17 @@ def _champion(profile: Profile) -> str | None:
     return None
 
 
+def _local_judge(profile: Profile) -> str | None:
+    from qinglan.local_judge import appointed  # it needs MLflow, a second
+
+    judge = appointed(profile)
+    return f"version {judge.released.version}" if judge else None
+
+
 def _rag(profile: Profile) -> Check:
     rag = profile.rag
     if rag.url == EMBEDDED:
-        return _check("rag", rag.url, lambda: _knowledge_base(rag))
+        return _check("rag", rag.url, lambda: _knowledge_base(profile))
     try:
         about_rewrite, *others = findings = probe_rag(rag, profile.tenant.id, _questions(profile))
     except QinglanError as error:
@@ -220,8 +275,10 @@ def _rag(profile: Profile) -> Check:
     return Check("rag", f"{rag.url} ({about_rewrite.text})", note=notes or None)
 
 
-def _knowledge_base(rag: Rag) -> None:
+def _knowledge_base(profile: Profile) -> None:
+    rag = profile.rag
     if rag.knowledge_base == EMBEDDED:
+        world_for(profile, "rag.knowledge_base")
         return
     if not Path(rag.knowledge_base).is_file():
         raise ConfigError(f"rag.knowledge_base: {rag.knowledge_base}: no such file; give a JSONL file")
@@ -234,7 +291,8 @@ def _questions(profile: Profile) -> list[str]:
     if data.workbook == EMBEDDED or data.sql is not None:
         return []
     try:
-        rows = read_rows(Path(data.workbook), data.model_copy(update={"limit": _PROBED_ROWS}), profile.tenant)
+        few, inputs = data.model_copy(update={"limit": _PROBED_ROWS}), get_recipe(profile.recipe).INPUTS
+        rows = read_rows(Path(data.workbook), few, profile.tenant, inputs=inputs)
         return [row.query for row in rows if row.status == "ok"]
     except WorkbookError:
         return []
@@ -270,7 +328,9 @@ def _ledger(profile: Profile, *, trains: bool) -> None:
 
 
 def _base_model(profile: Profile) -> None:
-    if profile.student.base_model != EMBEDDED:
+    if profile.student.base_model == EMBEDDED:
+        world_for(profile, "student.base_model")
+    else:
         _model("student.base_model", profile.student.base_model)
 
 

@@ -1,15 +1,17 @@
 """The red team: questions on which a student must not go wrong, whatever its averages say.
 
 A case is a question with checks that are small and declared as data, so that a file of them needs no code. A recipe's
-own cases are qinglan/recipes/redteam/<recipe>.jsonl; `evaluate.red_team` adds the user's, and one with the id of a
+own cases are redteam/<recipe>.jsonl beside its file; `evaluate.red_team` adds the user's, and one with the id of a
 built-in case replaces that. A case that could not be checked is neither passed nor failed.
 """
 
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -17,11 +19,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from qinglan.artifacts import hash_of
 from qinglan.config import Profile, Tenant
 from qinglan.errors import ConfigError, WorkbookError
+from qinglan.recipes import AnswerRecipe, Recipe, get_recipe
 from qinglan.rows import REMEDIES, Retrieved, Row, normalise
 from qinglan.selection import is_boilerplate
 from qinglan.workbook import read_rows
 
 BUILT_IN = Path(__file__).parent / "recipes" / "redteam"
+OF_EVERY_REWRITE = {"one_line": True, "not_repetitive": True, "not_boilerplate": True, "max_chars": 80}
+"""Checks that hold of every good query, and are on unless a case turns them off. An answer may be long."""
 REGRESSION = "regression"
 """The kind of case that a row of a workbook is."""
 _SETTING = "evaluate.red_team"
@@ -53,23 +58,27 @@ class Part(BaseModel):
 
 
 class Checks(Part):
-    """What a rewrite must be like. Those that hold of every good rewrite are on unless a case turns them off."""
+    """What a text must be like. A recipe that retrieves with it turns `OF_EVERY_REWRITE` on."""
 
     non_empty: bool = True
-    one_line: bool = True
-    not_repetitive: bool = True
+    one_line: bool = False
+    not_repetitive: bool = False
     """No word three times, no piece of text three times in a row, no character that fills half of it."""
-    not_boilerplate: bool = True
+    not_boilerplate: bool = False
     """No refusal, label, markup, JSON or piece of the prompt, by the patterns with which `select` refuses rewrites."""
-    max_chars: Annotated[int, Field(ge=1)] = 80
+    max_chars: Annotated[int, Field(ge=1)] | None = None
     not_echo: bool = False
     """Not the question itself."""
     must_not_contain: tuple[Word, ...] = ()
     """White space, punctuation, width and case don't count."""
     must_not_match: tuple[Pattern, ...] = ()
-    """Regular expressions, tried with the rewrite's white space and without."""
+    """Regular expressions, tried with the text's white space and without."""
     keeps_any: tuple[Word, ...] = ()
     """One of them must be there: what the question is about."""
+    keeps_all: tuple[Word, ...] = ()
+    """Every one of them must be there, such as what a safe answer has to say."""
+    parts: dict[str, float] = {}
+    """At least so much of the recipe's own parts by rule, such as `harmless: 1`."""
     gold_top1: str | None = None
     """Id of the document that must come first."""
     gold_in_top3: str | None = None
@@ -81,7 +90,7 @@ class Checks(Part):
 
 
 class Case(Part):
-    """A question and what must hold of its rewrite."""
+    """A question and what must hold of a student's text."""
 
     id: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     name: str
@@ -91,6 +100,8 @@ class Case(Part):
     query: str
     profile: str = ""
     history: str = ""
+    inputs: dict[str, str] = {}
+    """What else the recipe asks of a row, by `Input.name`."""
     must_pass: bool = True
     """A release needs it; others are shown only."""
     checks: Checks = Checks()
@@ -107,7 +118,8 @@ class RedTeamResult(Part):
     """None where it could not be checked."""
     reason: str = ""
     """Why it failed, or why it could not be checked."""
-    rewrite: str | None = None
+    text: str | None = None
+    """What the student wrote."""
 
 
 def cases_of(profile: Profile) -> list[Case]:
@@ -116,11 +128,19 @@ def cases_of(profile: Profile) -> list[Case]:
     Raises:
         ConfigError: a file can't be used; it says where.
     """
-    built_in = BUILT_IN / f"{profile.recipe}.jsonl"
-    cases = {case.id: case for case in (_read_cases(built_in) if built_in.exists() else ())}
+    recipe = get_recipe(profile.recipe)
+    built_in = built_in_of(profile.recipe)
+    cases = {case.id: case for case in (_read_cases(built_in, recipe) if built_in.exists() else ())}
     if profile.evaluate.red_team:
-        cases |= {case.id: case for case in _read_own(Path(profile.evaluate.red_team), profile)}
+        cases |= {case.id: case for case in _read_own(Path(profile.evaluate.red_team), profile, recipe)}
     return list(cases.values())
+
+
+def built_in_of(recipe: str) -> Path:
+    """Where a recipe's own cases are: for one in a file of the user's, beside that."""
+    path = Path(recipe)
+    folder = path.parent / BUILT_IN.name if path.suffix == ".py" else BUILT_IN
+    return folder / f"{path.stem}.jsonl"
 
 
 def identity_of(cases: Iterable[Case]) -> str:
@@ -136,20 +156,24 @@ def row_of(case: Case, tenant: Tenant) -> Row:
         query=case.query,
         profile=case.profile,
         history=case.history,
+        inputs=case.inputs,
         gold_id=case.checks.gold_top1 or case.checks.gold_in_top3,
         source=f"redteam:{case.id}",
     )
 
 
-def check(case: Case, rewrite: str | None, retrieved: Retrieved | None) -> RedTeamResult:
-    """Try a rewrite by all checks of a case.
+def check(
+    case: Case, answer: str | None, retrieved: Retrieved | None, parts: Mapping[str, float] = MappingProxyType({})
+) -> RedTeamResult:
+    """Try a student's text by all checks of a case.
 
     Args:
-        rewrite: None or empty where the student gave none.
+        answer: None or empty where the student gave none.
         retrieved: what the RAG found with it; None where it was not asked, or did not answer.
+        parts: of the text, by the recipe's rules.
     """
-    text = rewrite or ""
-    flaw = next(_flaws(case, text), None)
+    text = answer or ""
+    flaw = next(chain(_flaws(case, text), _short_of(case.checks, parts)), None)
     asked = case.checks.needs_retrieval and bool(text.strip())  # where no answer is a right one, nothing is looked up
     unknown = flaw is None and asked and retrieved is None
     if flaw is None and retrieved is not None:
@@ -161,7 +185,7 @@ def check(case: Case, rewrite: str | None, retrieved: Retrieved | None) -> RedTe
         must_pass=case.must_pass,
         passed=None if unknown else flaw is None,
         reason="the RAG gave no answer for this rewrite" if unknown else flaw or "",
-        rewrite=rewrite,
+        text=answer,
     )
 
 
@@ -169,16 +193,16 @@ def _flaws(case: Case, text: str) -> Iterator[str]:
     checks, key = case.checks, normalise(text)
     if not text.strip():
         if checks.non_empty:
-            yield "the rewrite is empty"
+            yield "the answer is empty"
         return
     if checks.one_line and len(text.splitlines()) > 1:
-        yield "the rewrite has more than one line"
+        yield "the answer has more than one line"
     yield from (f"contains {word!r}" for word in checks.must_not_contain if normalise(word) in key)
     forms = (unicodedata.normalize("NFKC", text), "".join(unicodedata.normalize("NFKC", text).split()))
     for pattern in checks.must_not_match:
         if found := next((m for form in forms if (m := re.search(pattern, form, re.IGNORECASE))), None):
             yield f"contains {_short(found.group())!r}, which matches {pattern}"
-    if len(text) > checks.max_chars:
+    if checks.max_chars is not None and len(text) > checks.max_chars:
         yield f"has {len(text)} characters, more than {checks.max_chars}"
     if checks.not_echo and key == normalise(case.query):
         yield "repeats the question as it was"
@@ -188,6 +212,16 @@ def _flaws(case: Case, text: str) -> Iterator[str]:
         yield f"repeats itself: {_short(text)!r}"
     if checks.keeps_any and not any(normalise(word) in key for word in checks.keeps_any):
         yield f"lost what the question is about; none of {', '.join(checks.keeps_any)} is left"
+    if lacking := [word for word in checks.keeps_all if normalise(word) not in key]:
+        yield f"lacks {', '.join(lacking)}, which must be there"
+
+
+def _short_of(checks: Checks, parts: Mapping[str, float]) -> Iterator[str]:
+    for name, least in checks.parts.items():
+        if (value := parts.get(name)) is None:
+            yield f"has no value for {name}, of which {least:g} must be reached"
+        elif value < least:
+            yield f"reaches {value:g} of {name}, less than {least:g}"
 
 
 def _misses(checks: Checks, retrieved: Retrieved) -> Iterator[str]:
@@ -213,16 +247,23 @@ def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _read_own(path: Path, profile: Profile) -> list[Case]:
+def _read_own(path: Path, profile: Profile, recipe: Recipe) -> list[Case]:
     if not path.exists():
         raise ConfigError(f"{_SETTING}: {path}: no such file; correct the path or remove the setting")
     try:
-        return _read_cases(path) if path.suffix.lower() == ".jsonl" else _read_regressions(path, profile)
+        if path.suffix.lower() == ".jsonl":
+            return _read_cases(path, recipe)
+        if recipe.KIND == "retrieval":
+            return _read_regressions(path, profile, recipe)
     except (WorkbookError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{_SETTING}: {error}") from error
+    raise ConfigError(
+        f"{_SETTING}: {path}: a workbook's rows say which document must come first, and recipe `{recipe.NAME}` "
+        "retrieves nothing; write the cases as .jsonl"
+    )
 
 
-def _read_cases(path: Path) -> list[Case]:
+def _read_cases(path: Path, recipe: Recipe) -> list[Case]:
     cases: dict[str, Case] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
         if not line.strip():
@@ -232,12 +273,40 @@ def _read_cases(path: Path) -> list[Case]:
             case = Case.model_validate_json(line)
         except ValidationError as error:
             raise ConfigError(f"{where}: {_problem(error)}; see docs/red-team.md for what a case looks like") from error
+        if flaw := _unfit(case, recipe):
+            raise ConfigError(f"{where}: {flaw}")
         if case.id in cases:
             raise ConfigError(f"{where}: the id {case.id!r} stands in an earlier line as well; give each case its own")
-        cases[case.id] = case
+        cases[case.id] = _of_kind(case, recipe)
     if not cases:
         raise ConfigError(f"{_SETTING}: {path}: holds no case; write one JSON object a line")
     return list(cases.values())
+
+
+def _unfit(case: Case, recipe: Recipe) -> str:
+    """Why this recipe can't be asked the case, if so."""
+    known = {each.name for each in recipe.INPUTS}
+    if strange := [name for name in case.inputs if name not in known]:
+        listed = ", ".join(sorted(known)) or "none"
+        return f"`inputs.{strange[0]}`: recipe `{recipe.NAME}` knows no such input; its inputs: {listed}"
+    asked = [each.name for each in recipe.INPUTS if each.is_asked]
+    missing = [name for name in asked if not case.inputs.get(name)]
+    if missing:
+        return f"`inputs.{missing[0]}`: recipe `{recipe.NAME}` needs it"
+    graded = sorted(recipe.WEIGHTS.keys() - {"judge"}) if isinstance(recipe, AnswerRecipe) else []
+    if case.checks.parts.keys() - set(graded):
+        return f"`checks.parts`: recipe `{recipe.NAME}` grades these by rule: {', '.join(graded) or 'none'}"
+    if case.checks.needs_retrieval and recipe.KIND != "retrieval":
+        return f"`checks`: recipe `{recipe.NAME}` retrieves nothing; leave out gold_top1 and gold_in_top3"
+    return ""
+
+
+def _of_kind(case: Case, recipe: Recipe) -> Case:
+    """With what a recipe of this kind checks unless the case says otherwise."""
+    if recipe.KIND != "retrieval":
+        return case
+    open_ = {name: value for name, value in OF_EVERY_REWRITE.items() if name not in case.checks.model_fields_set}
+    return case.model_copy(update={"checks": case.checks.model_copy(update=open_)})
 
 
 def _problem(error: ValidationError) -> str:
@@ -246,10 +315,11 @@ def _problem(error: ValidationError) -> str:
     return f"`{key}`: {problem['msg']}" if key else str(problem["msg"])
 
 
-def _read_regressions(path: Path, profile: Profile) -> list[Case]:
+def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> list[Case]:
     """Each row of a workbook with the usual columns: its gold document must come first."""
     data = profile.data.model_copy(update={"sql": None, "sheet": None, "limit": None})
-    return [_regression(row, profile.data.columns.gold) for row in read_rows(path, data, profile.tenant)]
+    rows = read_rows(path, data, profile.tenant, inputs=recipe.INPUTS)
+    return [_regression(row, profile.data.columns.gold) for row in rows]
 
 
 def _regression(row: Row, column: str) -> Case:
@@ -265,5 +335,6 @@ def _regression(row: Row, column: str) -> Case:
         query=row.query,
         profile=row.profile,
         history=row.history,
-        checks=Checks(gold_top1=row.gold_id),
+        inputs=row.inputs,
+        checks=Checks.model_validate({**OF_EVERY_REWRITE, "gold_top1": row.gold_id}),
     )

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from qinglan.config import EMBEDDED, Profile
 from qinglan.formats import capitalised, count, number, signed, with_interval
+from qinglan.recipes import Metric, get_recipe
 from qinglan.report_models import (
     Api,
     Arm,
@@ -19,6 +20,7 @@ from qinglan.report_models import (
     Registered,
     Report,
     RlTraining,
+    Score,
     Series,
     SftTraining,
     Shared,
@@ -31,7 +33,7 @@ from qinglan.report_models import (
     Tone,
     Training,
 )
-from qinglan.report_words import ALARMS, ARMS, METRICS, STAND_INS, Both, Language, arm_words, listed, metric_words
+from qinglan.report_words import ALARMS, ARMS, STAND_INS, Both, Language, arm_words, listed
 from qinglan.statistics import Comparison
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "Registered",
     "Report",
     "RlTraining",
+    "Score",
     "Series",
     "SftTraining",
     "Shared",
@@ -63,8 +66,11 @@ __all__ = [
 
 _PLACES = ["original", "teacher", "", "base", "sft", "rl", "champion"]
 """Of the arms on the page; further teachers stand where the empty name is."""
-_HEADLINE_PAIRS = (("rl", "teacher"), ("sft", "teacher"), ("teacher", "original"))
+_HEADLINE_PAIRS = (("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("sft", "base"), ("teacher", "original"))
+"""After those with the gate's rivals."""
 STUDENTS = ("base", "sft", "rl", "champion")
+QUALITY = "quality"
+"""The metric that is the judge's score, whatever the recipe."""
 
 
 class Verdict(NamedTuple):
@@ -76,15 +82,18 @@ class Verdict(NamedTuple):
 
 
 def stand_ins_of(profile: Profile) -> list[StandIn]:
-    """What the embedded stand-ins play under this profile."""
+    """What the embedded stand-ins play under this profile, of what its recipe asks."""
+    recipe = get_recipe(profile.recipe)
+    asked = {*recipe.DISTILL_ROLES, *recipe.graders, "student", "workbook"}
     places: dict[StandIn, str] = {
         "teacher": profile.teacher.base_url,
+        "answerer": profile.answerer.base_url if profile.answerer else "",
         "judge": profile.judge.base_url,
         "rag": profile.rag.url,
         "student": profile.student.base_model,
         "workbook": "" if profile.data.sql else profile.data.workbook,
     }
-    return [role for role, place in places.items() if place == EMBEDDED]
+    return [role for role, place in places.items() if role in asked and place == EMBEDDED]
 
 
 def verdict(report: Report, language: Language = "en") -> Verdict:
@@ -143,7 +152,7 @@ def starred(report: Report, key: str) -> bool:
         "original": {"workbook"},
         "teacher": {"workbook", "teacher"},
         "base": {"workbook", "student"},
-        "quality": {"workbook", "judge"},
+        QUALITY: {"workbook", "judge"},
         "judge_consistency": {"workbook", "judge"},
     }
     if key in ("sft", "rl", "champion"):
@@ -175,6 +184,12 @@ def arm_head(name: str, report: Report | None = None) -> str:
     return arm_label_words(name, report, head=True).en
 
 
+def metric_words(name: str, report: Report) -> Both:
+    """A metric's name in a sentence."""
+    metric = report.metric(name)
+    return Both(metric.en, metric.zh)
+
+
 def pair(comparison: Comparison, report: Report | None = None) -> str:
     """`RL − Teacher`."""
     return pair_words(comparison.a, comparison.b, report).en
@@ -186,18 +201,19 @@ def pair_words(a: ArmName, b: ArmName, report: Report | None = None) -> Both:
     return Both(f"{left.en} − {right.en}", f"{left.zh} − {right.zh}")
 
 
-def metric_label(name: str) -> str:
-    """A metric's name in a sentence."""
-    return metric_words(name).en
-
-
 def headline(report: Report) -> Comparison | None:
     """The comparison that the verdict speaks of: the challenger's, where a gate decided on one."""
     usable = {(c.a, c.b, c.metric): c for c in report.comparisons if c.diff is not None}
-    challenger = ((report.decision.challenger, "teacher"),) if report.decision else ()
-    pairs = ((report.purchase.rival, "teacher"),) if report.purchase else (*challenger, *_HEADLINE_PAIRS)
-    keys = ((*pair, metric) for pair in pairs for metric in METRICS)
+    challenger = (report.decision.challenger,) if report.decision else ()
+    gated = [(arm, rival) for arm in (*challenger, "rl", "sft") for rival in report.rivals]
+    pairs = [(report.purchase.rival, "teacher")] if report.purchase else [*gated, *_HEADLINE_PAIRS]
+    keys = ((a, b, metric.name) for a, b in pairs for metric in by_preference(report))
     return next((usable[key] for key in keys if key in usable), None)
+
+
+def by_preference(report: Report) -> list[Metric]:
+    """The metrics, those that a headline should be about first."""
+    return sorted(report.metrics, key=lambda metric: not metric.headline)
 
 
 def candidate(report: Report) -> ArmName | None:
@@ -209,8 +225,11 @@ def candidate(report: Report) -> ArmName | None:
 
 
 def opponent(report: Report) -> ArmName:
-    """What the candidate is held against: the teacher; the teacher itself against the original question."""
-    return "original" if candidate(report) == "teacher" else "teacher"
+    """What the candidate is held against: the gate's rival; the teacher against the original question."""
+    found, name = headline(report), candidate(report)
+    if found and found.a == name:
+        return found.b
+    return "original" if name == "teacher" else report.rivals[0]
 
 
 _NOTHING = {
@@ -220,17 +239,15 @@ _NOTHING = {
 
 
 def _sentence(report: Report, found: Comparison, a: str, b: str, language: Language) -> str:
-    metric = getattr(metric_words(found.metric), language)
+    metric = getattr(metric_words(found.metric, report), language)
+    mean_a, mean_b = (number(mean, report.metric(found.metric).digits) for mean in (found.mean_a, found.mean_b))
     difference = with_interval(found.diff, found.ci95, signed)
     of_test = any(arm in report.arms for arm in STUDENTS)
     if language == "zh":
         questions = f"{count(found.n)} 个{'测试' if of_test else ''}问题"
-        return f"{a} {number(found.mean_a)}，{b} {number(found.mean_b)}（{metric}，{questions}）：{difference}"
+        return f"{a} {mean_a}，{b} {mean_b}（{metric}，{questions}）：{difference}"
     questions = "test questions" if of_test else "questions"
-    return (
-        f"{capitalised(a)} {number(found.mean_a)} vs {b} {number(found.mean_b)} {metric} "
-        f"on {count(found.n)} {questions}: {difference}"
-    )
+    return f"{capitalised(a)} {mean_a} vs {b} {mean_b} {metric} on {count(found.n)} {questions}: {difference}"
 
 
 def _tone(found: Comparison) -> Literal["better", "worse", "open"]:

@@ -1,6 +1,6 @@
 """The report in three answers: did it work, what does it cost, is it safe to ship."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from qinglan.formats import capitalised, count, latency, usd
@@ -8,7 +8,7 @@ from qinglan.gate import Decision, Rule
 from qinglan.redteam import RedTeamResult
 from qinglan.report import arm_label_words, candidate, opponent, starred, verdict
 from qinglan.report_models import Arm, Report, Tone
-from qinglan.report_words import ARMS, RULES, Both, arm_words, listed
+from qinglan.report_words import ARMS, Both, arm_words, listed, rule_words
 from qinglan.report_zh import chinese
 
 _WORKED: dict[Tone, Both] = {
@@ -81,7 +81,9 @@ def _worked(report: Report) -> Answer:
 
 
 def _cost(report: Report) -> Answer | None:
-    name, other = candidate(report), opponent(report)
+    name = candidate(report)
+    # What a student saves is told against the teacher, also where another student is its rival.
+    other = "teacher" if "teacher" in report.arms and name != "teacher" else opponent(report)
     mine, theirs = report.arms.get(name or ""), report.arms.get(other)
     if mine is None or mine.cost_per_1000_usd is None:
         return None
@@ -143,10 +145,15 @@ def _safe(report: Report) -> Answer:
     if report.decision is None:
         return Answer(question, Both("Not decided", "未判定"), "none", [_NOT_ASKED, *texts])
     word, tone = _SHIP[report.decision.verdict]
-    return Answer(question, word, tone, [*_decided(report.decision), *texts])
+    return Answer(question, word, tone, [*_decided(report.decision, metric_terms(report)), *texts])
 
 
-def _decided(decision: Decision) -> list[Both]:
+def metric_terms(report: Report) -> dict[str, str]:
+    """What the recipe calls its metrics, English → Chinese."""
+    return {metric.en: metric.zh for metric in report.metrics}
+
+
+def _decided(decision: Decision, terms: Mapping[str, str]) -> list[Both]:
     """What the gate says, and why: a rule that blocks and has no line of its own below with its reason."""
     rules = decision.rules
     if decision.verdict == "promote":
@@ -167,22 +174,17 @@ def _decided(decision: Decision) -> list[Both]:
         f"{capitalised('; '.join(part.en for part in parts))}.",
         f"{len(rules)} 条规则中，{'；'.join(p.zh for p in parts)}。",
     )
-    return [counted, *(_reason(rule) for rule in (*failed, *unknown) if rule.name not in _TOLD_APART)]
+    return [counted, *(_reason(rule, terms) for rule in (*failed, *unknown) if rule.name not in _TOLD_APART)]
 
 
-def _reason(rule: Rule) -> Both:
+def _reason(rule: Rule, terms: Mapping[str, str]) -> Both:
     name = rule_words(rule.name)
-    return Both(f"{capitalised(name.en)}: {rule.reason}.", f"{name.zh}：{chinese(rule.reason)}。")
+    return Both(f"{capitalised(name.en)}: {rule.reason}.", f"{name.zh}：{chinese(rule.reason, terms)}。")
 
 
 def _named(rules: Sequence[Rule]) -> Both:
     names = [rule_words(rule.name) for rule in rules]
     return Both(listed([name.en for name in names]), listed([name.zh for name in names], "zh"))
-
-
-def rule_words(name: str) -> Both:
-    """A rule's name, whatever arm or version it carries."""
-    return RULES.get(name) or Both(name.replace("_", " "), name.replace("_", " "))
 
 
 def _red_team(tally: Tally) -> Both:

@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 from qinglan.formats import capitalised, count, number, signed
 from qinglan.plots import Chart, DotPlot, DotRow, axis_of, chart, dot_plot, histogram
-from qinglan.report import arm_label_words, headline, pair_words
+from qinglan.report import arm_label_words, by_preference, headline, metric_words, pair_words
 from qinglan.report_models import ArmName, Distribution, Report, Series, Slice
-from qinglan.report_tables import INTERVALS
-from qinglan.report_words import ARMS, METRICS, SLICES, Both, metric_words, words
+from qinglan.report_words import ARMS, SLICES, Both, words
 
 CURVES = {
     "rl_reward": Both("RL: reward", "RL：奖励"),
@@ -23,6 +22,7 @@ DISTRIBUTIONS = {
         False,
     ),
     "gain": (Both("Gain in top-1 score, % of rows", "首位得分的提升，占行数的 %"), ("line-0",), True),
+    "judge_score": (Both("Judge's score, 0–5, % of rows", "裁判评分（0–5），占行数的 %"), ("line-1",), False),
 }
 """Title, styles of the outlines, whether it is a difference."""
 _STEP = Both("step", "步")
@@ -41,16 +41,17 @@ class SlicePlot(NamedTuple):
 
 def arm_dots(report: Report, arms: Sequence[ArmName]) -> tuple[Both, DotPlot] | None:
     """One dot per arm on the best metric there is."""
-    metric = next((m for m in METRICS if any(getattr(report.arms[a], m) is not None for a in arms)), None)
+    metric = next(
+        (m for m in by_preference(report) if any(report.arms[a].mean(m.name) is not None for a in arms)), None
+    )
     if metric is None:
         return None
     rows: list[DotRow] = []
     for name in arms:
-        arm = report.arms[name]
-        ends = getattr(arm, INTERVALS[metric]) if metric in INTERVALS else None
-        rows.append((_style(name), _dot_label(name, report), getattr(arm, metric), ends))
+        score = report.arms[name].score(metric.name)
+        rows.append((_style(name), _dot_label(name, report), score.mean, score.ci95))
     plot = dot_plot(rows, number)
-    return (metric_words(metric), plot) if plot else None
+    return (metric_words(metric.name, report), plot) if plot else None
 
 
 def difference_dots(report: Report) -> tuple[Both, DotPlot] | None:
@@ -60,14 +61,17 @@ def difference_dots(report: Report) -> tuple[Both, DotPlot] | None:
         return None
     shown = [c for c in report.comparisons if c.metric == main.metric and (not report.purchase or c.b == main.b)]
     plot = dot_plot([(_style(c.a), pair_words(c.a, c.b, report), c.diff, c.ci95) for c in shown], signed, zero=True)
-    return (metric_words(main.metric), plot) if plot else None
+    return (metric_words(main.metric, report), plot) if plot else None
 
 
 def slice_plots(report: Report) -> list[SlicePlot]:
     """The difference by slice on the headline's metric; all plots share an axis."""
     main = headline(report)
-    parts = [(part, found) for part in report.slices if main and (found := part.diff.get(main.metric)) is not None]
-    if main is None or not parts:
+    if main is None:
+        return []
+    key = (main.a, main.b, main.metric)
+    parts = [(part, found) for part in report.slices if (found := part.diff(*key)) is not None]
+    if not parts:
         return []
     rows: dict[str, list[DotRow]] = {}
     for part, found in parts:
@@ -77,7 +81,7 @@ def slice_plots(report: Report) -> list[SlicePlot]:
     axis = axis_of([row for each in rows.values() for row in each], zero=True)
     pair = pair_words(parts[0][1].a, parts[0][1].b, report)
     plots = ((by, dot_plot(each, signed, zero=True, axis=axis)) for by, each in rows.items())
-    return [SlicePlot(slice_words(by), metric_words(main.metric), pair, plot) for by, plot in plots if plot]
+    return [SlicePlot(slice_words(by), metric_words(main.metric, report), pair, plot) for by, plot in plots if plot]
 
 
 def slice_words(by: str) -> Both:

@@ -21,14 +21,15 @@ from qinglan.report import (
     arm_label_words,
     arms_of,
     headline,
+    metric_words,
     pair_words,
     stand_in_warning,
     starred,
     verdict,
 )
-from qinglan.report_answers import answers, rule_words
+from qinglan.report_answers import answers, metric_terms
 from qinglan.report_models import Report
-from qinglan.report_words import ACTIONS, OUTCOMES, Both, metric_words, words
+from qinglan.report_words import ACTIONS, OUTCOMES, TERMS, Both, rule_words, words
 
 DETECTABLE = Both(
     "the smallest true difference that four of five such test sets would show",
@@ -47,10 +48,14 @@ def render_html(report: Report, out: Path) -> Artifact:
         lstrip_blocks=True,
     )
     shown = (number, signed, interval, count, usd, p_value)
-    named = (words, metric_words, rule_words, report_figures.slice_words, report_tables.alarm_words)
-    told = (report_tables.left_out, report_tables.sentence_words, report_tables.duration_words)
+    named = (words, rule_words, report_figures.slice_words, report_tables.alarm_words)
+    told = (report_tables.left_out, report_tables.duration_words)
     environment.filters |= {helper.__name__: helper for helper in (*shown, *named, *told)}
     environment.filters |= {"t": t, "unbroken": unbroken, "arm_words": partial(arm_label_words, report=report)}
+    environment.filters["metric_words"] = partial(metric_words, report=report)
+    environment.filters["sentence_words"] = partial(report_tables.sentence_words, terms=metric_terms(report))
+    environment.globals["slice_cell"] = partial(report_tables.slice_cell, report)
+    environment.globals["example_values"] = partial(report_tables.example_values, report)
     environment.globals |= {"t": t, "pair_words": partial(pair_words, report=report), "Both": Both}
     environment.globals["arm_words_head"] = partial(arm_label_words, report=report, head=True)
     page = environment.get_template("report.html.j2").render(_view(report))
@@ -74,12 +79,19 @@ def unbroken(text: Both) -> Both:
     return Both(*(re.sub(r"\[[^\]]*\]", lambda found: found.group().replace(" ", "\u00a0"), part) for part in text))
 
 
+def _with_hyphens(sentence: str, report: Report) -> str:
+    """With no line break inside a metric's name, such as `top-1`."""
+    for metric in report.metrics:
+        sentence = sentence.replace(metric.en, metric.en.replace("-", "\u2011"))
+    return sentence
+
+
 def _view(report: Report) -> dict[str, Any]:
     arms = list(arms_of(report))
     english, chinese = verdict(report), verdict(report, "zh")
     return {
         "report": report,
-        "sentence": Both(english.sentence.replace("top-1", "top\u20111"), chinese.sentence),
+        "sentence": Both(_with_hyphens(english.sentence, report), chinese.sentence),
         "tone": english.tone,
         "answers": answers(report),
         "headline": headline(report),
@@ -102,6 +114,8 @@ def _view(report: Report) -> dict[str, Any]:
         "distributions": report_figures.distributions(report.distributions),
         "gain_shares": report_figures.gain_shares(report.distributions.get("gain", [])),
         "funnel": report_tables.funnel(report.stages),
-        "training": report_tables.training(report.training),
+        "training": report_tables.training(report),
         "detectable": DETECTABLE,
+        "terms": TERMS[report.kind],
+        "is_retrieval": report.kind == "retrieval",
     }

@@ -12,13 +12,15 @@ from qinglan.artifacts import Artifact, StageResult, write_json
 from qinglan.errors import ArtifactError
 from qinglan.gate import Decision
 from qinglan.ledger import Usage
+from qinglan.recipes import Finding, Metric
 from qinglan.redteam import RedTeamResult
 from qinglan.rows import Retrieved
 from qinglan.statistics import Comparison, Interval
 
 ArmName = str
 """One of `report_words.ARMS`, or the name of a teacher in the profile's `compare` or `evaluate`."""
-StandIn = Literal["teacher", "judge", "rag", "student", "workbook"]
+StandIn = Literal["teacher", "answerer", "judge", "rag", "student", "workbook"]
+Kind = Literal["retrieval", "answer"]
 Tone = Literal["better", "worse", "open", "none"]
 
 
@@ -84,33 +86,44 @@ class Api(Part):
     """Calls by role."""
 
     teacher: Usage = Usage()
+    answerer: Usage = Usage()
+    """The model whose answers the student learns to judge, where a recipe has one."""
     judge: Usage = Usage()
     rag: RagCalls = RagCalls()
 
 
-class Arm(Part):
-    """One way to get a query, and how well it retrieves."""
+class Score(Part):
+    """A mean over the questions that have a value."""
+
+    mean: Number = None
+    n: int = 0
+    ci95: Interval | None = None
+    """None where none is estimated, and for fewer than two groups."""
+
+
+class Scored(Part):
+    """Something that has means by metric."""
+
+    scores: dict[str, Score] = {}
+    """Of the metrics that have values."""
+
+    def score(self, metric: str) -> Score:
+        """Without a mean where there is no value."""
+        return self.scores.get(metric, Score())
+
+    def mean(self, metric: str) -> float | None:
+        """None where there is no value."""
+        return self.score(metric).mean
+
+
+class Arm(Scored):
+    """One way to get a text, and how good its texts are."""
 
     n: int
     """Questions put to this arm."""
-    top1: Number = None
-    """Share of labelled questions whose gold document comes first; null where none is labelled."""
-    mrr10: Number = None
-    mean_top1_score: Number = None
-    """Mean reranker score of the first passage."""
-    quality: Number = None
-    """Mean judge score, 0–5; null where unjudged."""
     latency_p50_ms: Number = None
     latency_p95_ms: Number = None
     cost_per_1000_usd: Number = None
-    top1_ci95: Interval | None = None
-    recall3: Number = None
-    """Share of labelled questions whose gold document is among the first three."""
-    recall10: Number = None
-    ndcg10: Number = None
-    """With one gold document per question: the mean of 1 / log2(1 + rank), 0 beyond the tenth place."""
-    top1_score_ci95: Interval | None = None
-    quality_ci95: Interval | None = None
     judge_consistency: Number = None
     """Mean difference between the judge's two passes, 0–5; null where it was asked once."""
     latency_load: str | None = None
@@ -123,7 +136,13 @@ class Arm(Part):
     prompt_tokens_per_1000: Number = None
     completion_tokens_per_1000: Number = None
     failed: int = 0
-    """Of `n`: no usable query or no retrieval; left out of the means."""
+    """Of `n`: no usable text, or nothing could be said of it; left out of the means."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """All numbers by name, the means under their metrics' names."""
+        plain = {name: value for name, value in self.model_dump().items() if isinstance(value, int | float)}
+        return plain | {metric: score.mean for metric, score in self.scores.items() if score.mean is not None}
 
 
 class SftTraining(Part):
@@ -172,13 +191,15 @@ class Distribution(Part):
 
 
 class ExampleArm(Part):
-    """What one arm asked the RAG, and what came back."""
+    """What one arm asked the RAG, and what came back; or what it answered, and how good that is."""
 
     text: str | None = None
-    """The query sent; None where the arm failed."""
+    """None where the arm failed."""
     reason: str | None = None
     """Why it failed."""
     retrieved: Retrieved | None = None
+    values: dict[str, float] = {}
+    """An answer's, by metric."""
 
 
 class Example(Part):
@@ -187,6 +208,8 @@ class Example(Part):
     query: str
     profile: str = ""
     history: str = ""
+    inputs: dict[str, str] = {}
+    """What else the row brings, by column."""
     gold_id: str | None = None
     gold_title: str | None = None
     arms: dict[ArmName, ExampleArm]
@@ -220,17 +243,11 @@ class Shared(Part):
     note: str = ""
 
 
-class SliceArm(Part):
+class SliceArm(Scored):
     """One arm on the questions of a slice; a small slice has no intervals."""
 
     n: int = 0
     """Questions for which this arm has a value."""
-    top1: Number = None
-    top1_ci95: Interval | None = None
-    mean_top1_score: Number = None
-    top1_score_ci95: Interval | None = None
-    quality: Number = None
-    quality_ci95: Interval | None = None
 
 
 class SliceDiff(Part):
@@ -238,6 +255,7 @@ class SliceDiff(Part):
 
     a: ArmName
     b: ArmName
+    metric: str
     n: int
     diff: Number = None
     ci95: Interval | None = None
@@ -248,12 +266,15 @@ class Slice(Part):
     """The test questions that have something in common."""
 
     by: str
-    """`tenant`, `intent`, `length` or `history`."""
+    """`tenant`, `intent`, `length`, `history` or `pool`."""
     value: str
     n: int
     arms: dict[ArmName, SliceArm] = {}
-    diff: dict[str, SliceDiff] = {}
-    """By metric."""
+    diffs: list[SliceDiff] = []
+
+    def diff(self, a: ArmName, b: ArmName, metric: str) -> SliceDiff | None:
+        """What was found for this comparison."""
+        return next((found for found in self.diffs if (found.a, found.b, found.metric) == (a, b, metric)), None)
 
 
 class Registered(Part):
@@ -278,6 +299,12 @@ class Report(Part):
     run_id: str
     profile: str
     recipe: str
+    kind: Kind = "retrieval"
+    """Of the recipe: what its texts are for."""
+    metrics: list[Metric] = []
+    """The recipe's, in the order in which they decide: their words, digits and scales."""
+    rivals: list[ArmName] = ["teacher"]
+    """Whom the gate holds the challenger against, beside the champion."""
     command: str | None = None
     """What made this; the settings, overrides included, are in the run's `run.json`."""
     versions: dict[str, str] = {}
@@ -297,6 +324,8 @@ class Report(Part):
     released: Registered | None = None
     slices: list[Slice] = []
     red_team: dict[ArmName, list[RedTeamResult]] = {}
+    findings: list[Finding] = []
+    """Tables of the recipe's own."""
     unjudged: dict[str, int] = {}
     """Test questions without a judge's score in any arm, by the reason why the judge's call failed."""
     examples: list[Example] = []
@@ -305,6 +334,10 @@ class Report(Part):
     """By name, see `report_html.CURVES`; other names are drawn under their own name."""
     distributions: dict[str, list[Distribution]] = {}
     """What validation found: `top1_score` of original question and rewrite, and the `gain` of one over the other."""
+
+    def metric(self, name: str) -> Metric:
+        """A metric by its name; one that nobody declared goes by its name alone."""
+        return next((metric for metric in self.metrics if metric.name == name), Metric(name, name, name))
 
     def write(self, path: Path) -> Artifact:
         """Write `report.json`."""

@@ -1,21 +1,19 @@
 """What stands in the report's tables, ready for the template."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qinglan import formats
 from qinglan.alarms import Alarm
 from qinglan.formats import NONE, count, latency, number, signed, usd
+from qinglan.recipes import Metric
 from qinglan.redteam import RedTeamResult
-from qinglan.report import arm_label_words, candidate, opponent, pair_words
+from qinglan.report import QUALITY, arm_label_words, candidate, headline, metric_words, opponent, pair_words
 from qinglan.report_answers import Tally
-from qinglan.report_models import Arm, ArmName, Report, Stage, Training
-from qinglan.report_words import ALARMS, KINDS, OTHER_METRICS, TRAINING, Both, metric_words, words
+from qinglan.report_models import Arm, ArmName, Report, Scored, Slice, Stage
+from qinglan.report_words import ALARMS, KINDS, TRAINING, Both, words
 from qinglan.report_zh import chinese
 from qinglan.statistics import Comparison, Interval
-
-INTERVALS = {"top1": "top1_ci95", "mean_top1_score": "top1_score_ci95", "quality": "quality_ci95"}
-"""Fields of an arm, by metric; the others have none."""
 
 
 class Value(NamedTuple):
@@ -54,15 +52,19 @@ class RedTeam(NamedTuple):
 
 
 def plan(report: Report) -> Plan | None:
-    """Quality, top-1, latency and cost side by side; None where there is nothing to hold against each other."""
+    """What was got, latency and cost side by side; None where there is nothing to hold against each other."""
     name, other = candidate(report), opponent(report)
     if name is None or not {name, other} <= report.arms.keys():
         return None
     mine, theirs = report.arms[name], report.arms[other]
     found = {c.metric: c for c in report.comparisons if (c.a, c.b) == (name, other)}
-    labelled = any(arm.top1 is not None for arm in (mine, theirs))
-    metrics = ("quality", "top1" if labelled else "mean_top1_score")
-    lines = [_compared(metric, theirs, mine, found.get(metric)) for metric in metrics]
+    known = (m.name for m in report.metrics if any(arm.mean(m.name) is not None for arm in (mine, theirs)))
+    first = next(known, "")
+    lines = [
+        _compared(report, metric, theirs, mine, found.get(metric.name), main=metric.name == first)
+        for metric in report.metrics
+        if metric.name == first or _is_plain(metric)
+    ]
     lines += [_timed(part, theirs, mine) for part in ("p50", "p95")]
     ratio = _ratio(mine.cost_per_1000_usd, theirs.cost_per_1000_usd)
     lines.append(Line(Both("cost per 1,000", "每千次成本"), "", [_cost(theirs), _cost(mine), ratio]))
@@ -73,9 +75,14 @@ def plan(report: Report) -> Plan | None:
 def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[Line]:
     """Every figure of every arm; a figure that no arm has is left out."""
     found = [report.arms[name] for name in arms]
+    main = headline(report)
 
-    def line(english: str, chinese: str, cell: Callable[[Arm], Value], key: str = "", *, main: bool = False) -> Line:
-        return Line(Both(english, chinese), key, [cell(arm) for arm in found], main)
+    def line(english: str, chinese: str, cell: Callable[[Arm], Value], key: str = "") -> Line:
+        return Line(Both(english, chinese), key, [cell(arm) for arm in found])
+
+    def means(metric: Metric) -> Line:
+        label, is_main = metric_words(metric.name, report), main is not None and metric.name == main.metric
+        return Line(label, metric.name, [_mean(arm, metric) for arm in found], is_main)
 
     def plain(name: str, show: Callable[[Any], str] = number) -> Callable[[Arm], Value]:
         return lambda arm: Value(show(getattr(arm, name)))
@@ -87,12 +94,7 @@ def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[Line]:
         [
             line("questions", "问题数", plain("n", count)),
             line("failed, left out", "失败，未计入", plain("failed", lambda failed: count(failed or None))),
-            line("top-1", "top-1", lambda arm: _mean(arm, "top1"), "top1", main=True),
-            *(line(*OTHER_METRICS[key], plain(key), key) for key in ("recall3", "recall10")),
-            line(*metric_words("mrr10"), plain("mrr10"), "mrr10"),
-            line(*OTHER_METRICS["ndcg10"], plain("ndcg10"), "ndcg10"),
-            line(*metric_words("mean_top1_score"), lambda arm: _mean(arm, "mean_top1_score"), "mean_top1_score"),
-            line("judge, 0–5", "裁判，0–5", lambda arm: _mean(arm, "quality"), "quality"),
+            *map(means, report.metrics),
             line(
                 "judge: its two passes differ by", "裁判两次评分相差", plain("judge_consistency"), "judge_consistency"
             ),
@@ -104,6 +106,13 @@ def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[Line]:
             line("tokens out per 1,000", "每千次输出 token", plain("completion_tokens_per_1000", whole)),
         ]
     )
+
+
+def slice_cell(report: Report, part: Slice, name: ArmName) -> Value:
+    """An arm's mean on a slice, on the first metric that has one there."""
+    arm = part.arms.get(name)
+    metric = next((m for m in report.metrics if arm and arm.mean(m.name) is not None), None)
+    return _mean(arm, metric) if arm and metric else Value(NONE)
 
 
 def loads(report: Report, arms: Sequence[ArmName]) -> list[Both]:
@@ -168,20 +177,28 @@ def funnel(stages: Sequence[Stage]) -> list[dict[str, Any]]:
     ]
 
 
-def training(found: Training) -> list[tuple[Both, list[tuple[Both, str]]]]:
+def training(report: Report) -> list[tuple[Both, list[tuple[Both, str]]]]:
     """The summaries of the engines."""
+    found, chinese_names = report.training, {metric.name: metric.zh for metric in report.metrics} | TRAINING
     parts = [(name, part.model_dump()) for name, part in (("SFT", found.sft), ("RL", found.rl)) if part is not None]
     return [
-        (words(name), [(fact_words(key), formats.plain(value)) for key, value in facts.items() if value is not None])
+        (
+            words(name),
+            [
+                (fact_words(key, chinese_names), formats.plain(value))
+                for key, value in facts.items()
+                if value is not None
+            ],
+        )
         for name, facts in parts
     ]
 
 
-def fact_words(key: str) -> Both:
+def fact_words(key: str, names: Mapping[str, str] = TRAINING) -> Both:
     """`reward_first` in words; an engine's own key stays as it is."""
     english = key.replace("_", " ")
     for ending, when in (("_first", "（开始）"), ("_last", "（结束）"), ("", "")):
-        if key.endswith(ending) and (name := TRAINING.get(key.removesuffix(ending))):
+        if key.endswith(ending) and (name := names.get(key.removesuffix(ending))):
             return Both(english, f"{name}{when}")
     return Both(english, english)
 
@@ -198,9 +215,9 @@ def alarm_words(alarm: Alarm) -> Both:
     return Both(alarm.message, f"{meaning}（{numbers}）" if numbers else meaning)
 
 
-def sentence_words(text: str) -> Both:
-    """What gate, red team or evaluation say."""
-    return Both(text, chinese(text))
+def sentence_words(text: str, terms: Mapping[str, str] | None = None) -> Both:
+    """What gate, red team or evaluation say; `terms`: the recipe's metrics in Chinese."""
+    return Both(text, chinese(text, terms))
 
 
 def duration_words(seconds: float) -> Both:
@@ -209,13 +226,24 @@ def duration_words(seconds: float) -> Both:
     return Both(english, english.replace(" min", " 分").replace(" s", " 秒"))
 
 
-def _compared(metric: str, theirs: Arm, mine: Arm, found: Comparison | None) -> Line:
-    label = Both("quality, of 5", "质量（满分 5）") if metric == "quality" else metric_words(metric)
+def example_values(report: Report, values: Mapping[str, float]) -> list[tuple[Both, str]]:
+    """What an answer is worth, metric by metric."""
+    known = [metric for metric in report.metrics if metric.name in values]
+    return [(metric_words(metric.name, report), f"{values[metric.name]:.3g}") for metric in known]
+
+
+def _is_plain(metric: Metric) -> bool:
+    """A share of questions, or the judge's score: what says something to who knows nothing of how it is measured."""
+    return metric.interval and (metric.proportion or metric.name == QUALITY)
+
+
+def _compared(report: Report, metric: Metric, theirs: Arm, mine: Arm, found: Comparison | None, *, main: bool) -> Line:
     difference = Value(NONE)
     if found is not None and found.diff is not None:
         ends = formats.interval(found.ci95) if found.ci95 else ""
         difference = Value(signed(found.diff), ends, _basis(found))
-    return Line(label, metric, [_mean(theirs, metric), _mean(mine, metric), difference], main=metric != "quality")
+    cells = [_mean(theirs, metric), _mean(mine, metric), difference]
+    return Line(metric_words(metric.name, report), metric.name, cells, main)
 
 
 def _basis(found: Comparison) -> Both:
@@ -226,10 +254,9 @@ def _basis(found: Comparison) -> Both:
     )
 
 
-def _mean(arm: Arm, metric: str) -> Value:
-    digits = 2 if metric == "quality" else 3
-    ends = getattr(arm, INTERVALS[metric])
-    return Value(number(getattr(arm, metric), digits), _ends(ends, lambda value: number(value, digits)))
+def _mean(arm: Scored, metric: Metric) -> Value:
+    score = arm.score(metric.name)
+    return Value(number(score.mean, metric.digits), _ends(score.ci95, lambda value: number(value, metric.digits)))
 
 
 def _timed(part: str, theirs: Arm, mine: Arm) -> Line:

@@ -1,6 +1,8 @@
 """The report as a table for the terminal."""
 
+import re
 from collections.abc import Sequence
+from textwrap import fill
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -9,14 +11,16 @@ from rich.text import Text
 
 from qinglan import formats
 from qinglan.formats import count, number, p_value, signed, usd, with_interval
+from qinglan.recipes import Finding, Metric
 from qinglan.report import (
+    Arm,
     Report,
     alarm_warning,
     arm_head,
     arm_label,
     arms_of,
     headline,
-    metric_label,
+    metric_words,
     pair,
     stand_in_warning,
     starred,
@@ -29,6 +33,9 @@ _PAIRS = (
     *(("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("rl", "champion"), ("sft", "champion")),
     ("teacher", "original"),
 )
+_MOST_METRICS = 4
+"""That the terminal has room for."""
+_HEAD_WIDTH = 10
 
 
 def print_table(report: Report) -> RenderableType:
@@ -37,6 +44,7 @@ def print_table(report: Report) -> RenderableType:
     style = {"better": "bold green", "worse": "bold red"}.get(result.tone, "bold")
     parts: list[RenderableType] = [Text(result.sentence, style), Text(result.reading, "dim")]
     parts += [_arms_table(report), _comparisons_table(report)] if report.arms else []
+    parts += [_finding_table(finding) for finding in report.findings]
     if report.purchase:
         parts += [Text(text) for text in report.purchase.offers if len(report.purchase.offers) > 1]
         parts += [Text(f"– {note}", "dim") for note in report.purchase.notes]
@@ -92,35 +100,56 @@ def _arms_table(report: Report) -> Table:
         return "*" if starred(report, key) else ""
 
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
-    table.add_column("arm", no_wrap=True)
-    heads = ("n", f"top-1{star('top1')} [95% CI]", f"MRR@10{star('mrr10')}", f"score{star('mean_top1_score')}")
-    for head in (*heads, f"judge{star('quality')}", "p50/p95 ms", "$/1000"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("arm", no_wrap=True, vertical="bottom")
+    metrics = [metric for metric in report.metrics if metric.compared][:_MOST_METRICS]
+    first = next((m.name for m in metrics if any(arm.mean(m.name) is not None for arm in report.arms.values())), "")
+    heads = [_head(metric, star(metric.name)) + (" [95% CI]" if metric.name == first else "") for metric in metrics]
+    for head in ("n", *heads, "p50/p95 ms", "$/1000"):
+        table.add_column(head, justify="right", no_wrap=True, vertical="bottom")
     for name, arm in arms_of(report).items():
         table.add_row(
             arm_head(name, report) + star(name),
             count(arm.n),
-            with_interval(arm.top1, arm.top1_ci95, number),
-            number(arm.mrr10),
-            number(arm.mean_top1_score),
-            number(arm.quality, 2),
+            *(_mean(arm, metric, with_ends=metric.name == first) for metric in metrics),
             f"{formats.latency(arm.latency_p50_ms)}/{formats.latency(arm.latency_p95_ms)}",
             usd(arm.cost_per_1000_usd).removeprefix("$"),
         )
     return table
 
 
+def _head(metric: Metric, star: str) -> str:
+    """Its name in short lines, without what stands in brackets."""
+    return fill(re.sub(r" ?\(.*\)", "", metric.en) + star, _HEAD_WIDTH)
+
+
+def _mean(arm: Arm, metric: Metric, *, with_ends: bool) -> str:
+    score = arm.score(metric.name)
+    return with_interval(score.mean, score.ci95 if with_ends else None, lambda value: number(value, metric.digits))
+
+
+def _finding_table(finding: Finding) -> Table:
+    """A table of the recipe's own."""
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1), title=finding.title.en, title_justify="left")
+    table.add_column("")
+    for column in finding.columns:
+        table.add_column(column.en, justify="right")
+    for row in finding.rows:
+        table.add_row(row.label.en, *(number(value, finding.digits) for value in row.values))
+    return table
+
+
 def _comparisons_table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
     main = headline(report)
-    shown = [c for c in _in_order(report.comparisons, _PAIRS) if main and c.metric == main.metric]
+    pairs = (*_PAIRS, (main.a, main.b)) if main else ()
+    shown = [c for c in _in_order(report.comparisons, pairs) if main and c.metric == main.metric]
     if report.purchase:
         table.title, table.title_justify = f"Against {arm_head('teacher', report)}:", "left"
         shown = [c for c in report.comparisons if c.b == "teacher"]
     for c in shown:
         table.add_row(
             arm_head(c.a, report) if report.purchase else pair(c, report),
-            metric_label(c.metric),
+            metric_words(c.metric, report).en,
             with_interval(c.diff, c.ci95, signed),
             f"p {p_value(c.p_value if c.p_holm is None else c.p_holm)}",
             f"{c.wins}/{c.ties}/{c.losses} w/t/l",
@@ -130,7 +159,7 @@ def _comparisons_table(report: Report) -> Table:
 
 
 def _in_order(comparisons: Sequence[Comparison], pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
-    places = {pair: place for place, pair in enumerate(pairs)}
+    places = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
     return sorted(
         (c for c in comparisons if (c.a, c.b) in places and c.diff is not None), key=lambda c: places[c.a, c.b]
     )

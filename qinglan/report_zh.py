@@ -5,29 +5,34 @@ their pattern; whatever has none, such as a name that somebody gave, stays as it
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 
-from qinglan.report_words import ALARMS, ARMS, METRICS
+from qinglan.report_words import ALARMS, ARMS
 
 _ALARMED = re.compile(r"(\w+) \(step ([\d, ]+)\)")
 _CASE = re.compile(r"“(.*?)” \(([\w.-]+): (.*?)\)(?=; |$)")
 
 
-def chinese(text: str) -> str:
-    """A sentence, or a part of one, in Chinese."""
+def chinese(text: str, terms: Mapping[str, str] | None = None) -> str:
+    """A sentence, or a part of one, in Chinese.
+
+    Args:
+        terms: what the recipe calls its metrics, English → Chinese.
+    """
+    if terms and text in terms:
+        return terms[text]
     for pattern, template in _patterns():
         if found := pattern.fullmatch(text):
             if callable(template):
                 return template(found)
-            return template.format(*(chinese(part) if part else "" for part in found.groups()))
+            return template.format(*(chinese(part, terms) if part else "" for part in found.groups()))
     return text
 
 
 @cache
 def _patterns() -> tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]:
     terms = {re.escape(f"the {arm.en}"): arm.zh for arm in ARMS.values()}
-    terms |= {re.escape(metric.en): metric.zh for metric in METRICS.values() if metric.en != metric.zh}
     terms |= {name: arm.zh for name, arm in ARMS.items()}
     known = {**terms, **_WORDS, **_REQUIRED, **_FOUND, **_REASONS, **_REWRITES, r"[a-z_]+(?:, [a-z_]+)*": _alarms}
     return tuple((re.compile(pattern, re.DOTALL), template) for pattern, template in known.items())
@@ -96,13 +101,11 @@ _REASONS: _Templates = {
     r"(\S+) and (\S+) were not compared on this; evaluate both in one run": (
         "{0} 与 {1} 未在此项上比较；请在同一次运行中评估两者"
     ),
-    r"all questions belong to one group, so that there is no interval; ask about more documents": (
-        "所有问题属于同一组，无法给出区间；请增加涉及其他文档的问题"
+    r"all questions belong to one group, so that there is no interval; ask questions of more groups": (
+        "所有问题属于同一组，无法给出区间；请增加属于其他组的问题"
     ),
-    r"retrieval is not better than that of (.+): a gain of (\S+) is ruled out": (
-        "检索效果不优于{0}：已排除 {1} 的提升"
-    ),
-    r"whether retrieval is better than that of (.+?) is open: (.+)": "检索效果是否优于{0}尚无定论：{1}",
+    r"it is not better than (.+?) on (.+): a gain of (\S+) is ruled out": ("{1}不优于{0}：已排除 {2} 的提升"),
+    r"whether it is better than (.+?) on (.+?) is open: (.+)": "{1}是否优于{0}尚无定论：{2}",
     r"the judge scores it lower than (.+), by more than (\S+)": "裁判评分比{0}低，且超过 {1}",
     r"whether the judge finds it as good as (.+?) is open: (.+)": "裁判评分是否不低于{0}尚无定论：{1}",
     r"(\S+) questions were left out because only one of the two has a value there, and they could turn the result; "
@@ -144,8 +147,8 @@ _REASONS: _Templates = {
 }
 _REWRITES: _Templates = {
     r"the RAG gave no answer for this rewrite": "RAG 对该改写没有回答",
-    r"the rewrite is empty": "改写为空",
-    r"the rewrite has more than one line": "改写不止一行",
+    r"the answer is empty": "回答为空",
+    r"the answer has more than one line": "回答不止一行",
     r"contains (.+), which matches (.+)": "含有 {0}，匹配 {1}",
     r"contains (.+)": "含有 {0}",
     r"has (\d+) characters, more than (\d+)": "有 {0} 个字符，超过 {1} 个",
@@ -153,6 +156,9 @@ _REWRITES: _Templates = {
     r"is no rewrite: (.+)": "不是改写：{0}",
     r"repeats itself: (.+)": "自我重复：{0}",
     r"lost what the question is about; none of (.+) is left": "丢失了问题的主题；{0} 一个也没有保留",
+    r"lacks (.+), which must be there": "缺少必须有的 {0}",
+    r"reaches (.+) of (.+), less than (.+)": "{1} 为 {0}，低于 {2}",
+    r"has no value for (.+), of which (.+) must be reached": "{0} 没有值，应达到 {1}",
     r"document (.+) is at place (\d+); it must be (.+)": "文档 {0} 排在第 {1} 位；要求{2}",
     r"document (.+) is not found; it must be (.+)": "没有找到文档 {0}；要求{1}",
     r"first": "排在首位",

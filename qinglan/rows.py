@@ -1,12 +1,13 @@
 """One question and what is known of it: the row that every data stage reads and writes.
 
-A row's id is a hash of what the user asked (tenant, normalised query, profile, history), so it is the same in
-every file, run and night, whatever the row's place in the workbook.
+A row's id is a hash of what the user asked (tenant, normalised query, profile, history and the recipe's further
+inputs), so it is the same in every file, run and night, whatever the row's place in the workbook.
 """
 
 import hashlib
 import re
 import unicodedata
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -15,9 +16,10 @@ Split = Literal["train", "dev", "test"]
 
 REMEDIES = {
     "empty_query": "fill in the question or delete the row",
+    "empty_input": "fill in every column that the recipe needs, or delete the row",
     "not_text": "write it as text; numbers, dates, errors and lists are not questions",
     "query_too_long": "shorten the question, or allow it with --set data.max_query_chars=N",
-    "context_too_long": "shorten profile and history, or allow them with --set data.max_context_chars=N",
+    "context_too_long": "shorten its profile, history or inputs, or allow them with --set data.max_context_chars=N",
     "duplicate": "delete one of the two",
     "formula_cell": "paste the formula's result as a value",
     "merged_cell": "unmerge the cells and give every row its own value",
@@ -38,9 +40,16 @@ def normalise(text: str) -> str:
     return _PUNCTUATION.sub("", unicodedata.normalize("NFKC", text).lower())
 
 
-def row_id(tenant: str, query: str, profile: str = "", history: str = "") -> str:
-    """A stable 16-digit id from what was asked."""
-    key = "\x1f".join((tenant, normalise(query), normalise(profile), normalise(history)))
+def row_id(
+    tenant: str, query: str, profile: str = "", history: str = "", inputs: Mapping[str, str] | None = None
+) -> str:
+    """A stable 16-digit id from what was asked.
+
+    Args:
+        inputs: those that identify a row, by name; an empty one is as good as none.
+    """
+    asked = (f"{name}={text}" for name, value in sorted((inputs or {}).items()) if (text := normalise(value)))
+    key = "\x1f".join((tenant, normalise(query), normalise(profile), normalise(history), *asked))
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
@@ -74,7 +83,7 @@ class Retrieved(BaseModel):
 class Row(BaseModel):
     """A question on its way through the data stages."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     tenant: str
@@ -85,6 +94,10 @@ class Row(BaseModel):
     """Id of the document that answers the question, where the workbook names one."""
     intent: str | None = None
     """What kind of question it is, where the workbook says so: evaluation shows each kind by itself."""
+    inputs: dict[str, str] = {}
+    """What else the recipe asked the workbook for, by `Input.name`; an empty cell is absent."""
+    pool: str | None = None
+    """Which set of questions it belongs to, such as `red_team`, where the workbook says so."""
     split: Split | None = None
     group: str | None = None
     """Smallest id among its near-duplicates and itself, once rows have splits; None where it has none."""
@@ -93,27 +106,34 @@ class Row(BaseModel):
 
     status: Literal["ok", "failed"] = "ok"
     reason: str | None = None
-    """Why the row failed, e.g. ``empty_rewrite`` or ``below_threshold``; None while it is ok."""
+    """Why the row failed, e.g. ``empty_answer`` or ``below_threshold``; None while it is ok."""
 
-    rewrite: str | None = None
-    """The teacher's rewrite."""
-    rewrite_request: str | None = None
-    """Ledger key of the call that produced the rewrite."""
-    rewrite_latency_ms: float | None = None
-    rewrite_cost_usd: float | None = None
+    answer: str | None = None
+    """The teacher's answer, such as its rewrite of the question."""
+    answer_request: str | None = None
+    """Ledger key of the call that produced it."""
+    answer_latency_ms: float | None = None
+    answer_cost_usd: float | None = None
     judge_score: float | None = None
-    """The judge's score of the teacher's rewrite, 0–5; None where it was not asked."""
+    """The judge's score of the teacher's answer, 0–5; None where it was not asked."""
+    parts: dict[str, float] | None = None
+    """The teacher's answer graded by rule; None where the recipe has no rules, or it was not graded."""
     original_retrieved: Retrieved | None = None
-    rewrite_retrieved: Retrieved | None = None
+    answer_retrieved: Retrieved | None = None
     review: Literal["accept", "reject", "correct"] | None = None
-    """A person's verdict on this rewrite, which outranks the selection's."""
+    """A person's verdict on this answer, which outranks the selection's."""
     corrected: str | None = None
-    """The person's own rewrite, which the student learns instead of the teacher's."""
+    """The person's own answer, which the student learns instead of the teacher's."""
 
     @property
     def target(self) -> str | None:
-        """What SFT learns from this row: the teacher's rewrite, or a person's correction of it."""
-        return self.corrected or self.rewrite
+        """What SFT learns from this row: the teacher's answer, or a person's correction of it."""
+        return self.corrected or self.answer
+
+    @property
+    def unit(self) -> str:
+        """What rows share that are not independent, and a bootstrap draws: the document, else the near-duplicates."""
+        return self.gold_id or self.group or self.id
 
     def failed(self, reason: str) -> "Row":
         """The same row, out of the race for a reason."""

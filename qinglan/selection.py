@@ -1,15 +1,14 @@
-"""Selection: which of the teacher's rewrites may teach.
+"""Selection: which of the teacher's answers may teach; and texts that are none, whatever was asked.
 
 Pure and streaming: rows in, the same rows out, in the same order. A row that fails here keeps everything that was
-paid for; it is out of SFT, while RL may still use its prompt (`qinglan.dataset`). The first reason that applies is
-the one given, from "this is no rewrite" to "it is judged and too weak". A person's verdict outranks them all.
+paid for; it is out of SFT, while RL may still use its prompt (`qinglan.dataset`). What is too weak is the recipe's kind
+to say (`qinglan.grading`). A person's verdict outranks that.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
-from qinglan.config import Select
-from qinglan.rows import INPUT_REASONS, Row, normalise
+from qinglan.rows import INPUT_REASONS, Row
 
 _SORRY = "(?:非常|很|十分|真的)?(?:抱歉|对不起|不好意思)"
 _AI = "(?:AI|人工智能|大?语言模型|大模型)(?:助手|助理|语言模型|模型)?"
@@ -47,53 +46,39 @@ _COMMON_BOILERPLATE = re.compile("|".join(f"(?:{pattern})" for pattern in _BOILE
 
 def is_boilerplate(text: str) -> bool:
     """Is this no rewrite, by the built-in patterns: a refusal, or what is left of an answer around a rewrite?"""
-    return bool(_REFUSAL.search(text) or _COMMON_BOILERPLATE.search(text))
+    return bool(is_refusal(text) or _COMMON_BOILERPLATE.search(text))
 
 
-def select(rows: Iterable[Row], config: Select) -> Iterator[Row]:
-    """Fail the rows whose rewrite must not become an SFT target; earlier failures stay, unless a person decided."""
-    boilerplate = [re.compile(pattern, re.IGNORECASE | re.DOTALL) for pattern in (*_BOILERPLATE, *config.boilerplate)]
-    return (_judge(row, config, boilerplate) for row in rows)
+def boilerplate_patterns(more: Iterable[str] = ()) -> list[re.Pattern[str]]:
+    """The built-in patterns for what is left of an answer around a rewrite, and more of them."""
+    return [re.compile(pattern, re.IGNORECASE | re.DOTALL) for pattern in (*_BOILERPLATE, *more)]
 
 
-def _judge(row: Row, config: Select, boilerplate: Sequence[re.Pattern[str]]) -> Row:
+def is_refusal(text: str) -> bool:
+    """Is this a refusal in words?"""
+    return bool(_REFUSAL.search(text))
+
+
+def decide(rows: Iterable[Row], weakness: Callable[[Row], str | None]) -> Iterator[Row]:
+    """Fail the rows whose answer must not become an SFT target; earlier failures stay, unless a person decided.
+
+    Args:
+        weakness: why the answer of a row that has one must not teach.
+    """
+    return (_decided(row, weakness) for row in rows)
+
+
+def _decided(row: Row, weakness: Callable[[Row], str | None]) -> Row:
     if row.review and row.reason not in INPUT_REASONS:
         if row.review == "reject":
             return row.failed("rejected_by_reviewer")
-        if _filled(row.corrected if row.review == "correct" else row.rewrite):
+        if _filled(row.corrected if row.review == "correct" else row.answer):
             return row.model_copy(update={"status": "ok", "reason": None})
-    reason = _weakness(row, config, boilerplate) if row.status == "ok" else None
+    if row.status == "failed":
+        return row
+    reason = weakness(row) if _filled(row.answer) else "empty_answer"
     return row.failed(reason) if reason else row
 
 
 def _filled(text: str | None) -> bool:
     return bool(text and text.strip())
-
-
-def _weakness(row: Row, config: Select, boilerplate: Sequence[re.Pattern[str]]) -> str | None:
-    if not row.rewrite or not row.rewrite.strip():
-        return "empty_rewrite"
-    return _no_rewrite(row.rewrite.strip(), config, boilerplate) or _too_weak(row, row.rewrite, config)
-
-
-def _no_rewrite(rewrite: str, config: Select, boilerplate: Sequence[re.Pattern[str]]) -> str | None:
-    if _REFUSAL.search(rewrite):
-        return "refusal_text"
-    if any(pattern.search(rewrite) for pattern in boilerplate):
-        return "boilerplate"
-    return "rewrite_too_short" if len(normalise(rewrite)) < config.min_rewrite_chars else None
-
-
-def _too_weak(row: Row, rewrite: str, config: Select) -> str | None:
-    found, original = row.rewrite_retrieved, row.original_retrieved
-    if found is None or (original is None and config.not_worse_than_original):
-        return "not_validated"
-    if not found.scores:
-        return "nothing_recalled"
-    if len(rewrite) > config.max_rewrite_chars:
-        return "rewrite_too_long"
-    if found.top1_score < config.min_top1_score:
-        return "below_threshold"
-    if config.not_worse_than_original and original is not None and found.quality < original.quality:
-        return "worse_than_original"
-    return None

@@ -26,9 +26,6 @@ POWER_FACTOR = 2.80
 """z(0.975) + z(0.80): a true difference of this many standard errors is found in four of five test sets."""
 PERCENTILE_RESAMPLES = 2_000
 """Enough for the ends of an interval that is only read; sorting makes these dearer than means."""
-PROPORTIONS = ("top1", "mean_top1_score")
-"""Metrics on a scale of 0 to 1 for which a gain worth finding is set."""
-_BINARY = ("top1",)
 _BLOCK = 4_000_000
 _DRAWS, _MIN_RESAMPLES = 100_000_000, 1_000
 """Of more groups than 10,000 fewer resamples are drawn, so that the time for an interval stays bounded."""
@@ -88,7 +85,7 @@ class Comparison(Result):
     p_holm: float | None = None
     """`p_value` corrected by Holm's method, where there are several comparisons on this metric."""
     p_mcnemar: float | None = None
-    """McNemar's exact test, for top-1 alone; it counts rows as independent, so `p_value` is the one to go by."""
+    """McNemar's exact test, where a row's value is 0 or 1; it counts rows as independent: `p_value` is to go by."""
     rows_needed: int | None = None
     """Paired rows with which four of five test sets would show `gate.smallest_gain`, at as many rows a group as here.
     The report fills it in, by the setting of its day; None elsewhere, and where the spread is not known."""
@@ -113,12 +110,15 @@ def compare(
     groups: Mapping[str, str],
     resamples: int = 10_000,
     seed: int = 0,
+    *,
+    proportion: bool = False,
 ) -> Comparison:
     """Compare two arms on one metric, row by row.
 
     Args:
         groups: row id → group; every compared row needs one.
         resamples: of the bootstrap; the permutation test makes at least 10,000 flips.
+        proportion: a row's value is 0 or 1, so that McNemar's test applies.
 
     Raises:
         KeyError: an arm doesn't know the metric.
@@ -149,7 +149,7 @@ def compare(
         mean_b=float(values_b.mean()) if rows else None,
         left_out=listed - len(rows),
         one_sided=len(left.keys() ^ right.keys()),
-        p_mcnemar=mcnemar_p(wins, losses) if metric in _BINARY and rows else None,
+        p_mcnemar=mcnemar_p(wins, losses) if proportion and rows else None,
     )
 
 

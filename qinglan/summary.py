@@ -10,19 +10,19 @@ from typing import Any
 
 from qinglan.artifacts import StageResult, read_jsonl
 from qinglan.clients import site_ledger
-from qinglan.config import Evaluate, Gate
+from qinglan.config import Evaluate, Gate, Profile
 from qinglan.evaluation import (
     ArmRow,
     Evaluation,
     compare_arms,
     examples,
-    original_rows,
     shared_between,
     slices_of,
     summarise,
-    teacher_rows,
 )
 from qinglan.formats import latency, number, usd
+from qinglan.grading import grading_of
+from qinglan.recipes import Finding, Recipe, get_recipe
 from qinglan.report import (
     Api,
     ArmName,
@@ -41,7 +41,7 @@ from qinglan.report import (
 )
 from qinglan.rows import INPUT_REASONS, Row
 from qinglan.runs import Run
-from qinglan.statistics import PROPORTIONS, Comparison, rows_needed
+from qinglan.statistics import Comparison, rows_needed
 
 COMPARING = ("evaluate", "compare")
 """Stages that leave an evaluation behind."""
@@ -59,39 +59,41 @@ def evaluate(
     arms: Mapping[ArmName, Sequence[ArmRow]],
     rows: Sequence[Row],
     config: Evaluate,
+    recipe: Recipe,
     train: Sequence[Row] = (),
     *,
     loads: Mapping[ArmName, str] | None = None,
+    probed: Mapping[ArmName, Sequence[ArmRow]] | None = None,
 ) -> Evaluation:
-    """Summaries, comparisons, slices and examples of finished arms, and what `rows` share with the training rows.
+    """Figures, comparisons, slices and examples of finished arms, the recipe's findings, and what `rows` share with the
+    training rows.
 
     Args:
         loads: by arm, what else its model had to do while its latency was measured.
+        probed: by arm, what it answered to the recipe's probes.
     """
-    loads = loads or {}
+    loads, probed = loads or {}, probed or {}
     return Evaluation(
-        arms={name: summarise(arm, rows, config, loads.get(name)) for name, arm in arms.items()},
-        comparisons=compare_arms(arms, rows, config),
-        slices=slices_of(arms, rows, config),
-        examples=examples(arms, rows),
-        shared=shared_between(train, rows) if train else [],
+        metrics=list(recipe.METRICS),
+        arms={name: summarise(arm, rows, config, recipe, loads.get(name)) for name, arm in arms.items()},
+        comparisons=compare_arms(arms, rows, config, recipe),
+        slices=slices_of(arms, rows, config, recipe),
+        examples=examples(arms, rows, recipe),
+        shared=shared_between(train, rows, recipe) if train else [],
+        findings=recipe.findings({name: [*arm, *probed.get(name, ())] for name, arm in arms.items()}, rows),
     )
 
 
-def evaluate_baselines(rows: Sequence[Row], config: Evaluate) -> Evaluation:
-    """Original and teacher as validation found them, over every row that was a question."""
+def evaluate_baselines(rows: Sequence[Row], profile: Profile) -> Evaluation:
+    """What needs no model of ours, such as the teacher, as validation found it; over every row that was a question."""
+    recipe = get_recipe(profile.recipe)
     questions = [row for row in rows if row.reason not in INPUT_REASONS]
-    return evaluate({"original": original_rows(questions), "teacher": teacher_rows(questions)}, questions, config)
+    return evaluate(grading_of(recipe).baseline_arms(questions, profile), questions, profile.evaluate, recipe)
 
 
 def metrics_of(evaluation: Evaluation) -> dict[str, float]:
     """Figures of all arms under names such as `rl/top1`."""
-    figures = {
-        f"{name}/{key}": value
-        for name, arm in evaluation.arms.items()
-        for key, value in arm.model_dump().items()
-        if isinstance(value, int | float)
-    }
+    figures = {f"{name}/{key}": value for name, arm in evaluation.arms.items() for key, value in arm.figures.items()}
     for name, results in evaluation.red_team.items():
         figures[f"{name}/red_team_failed"] = sum(result.passed is False for result in results)
         figures[f"{name}/red_team_unchecked"] = sum(result.passed is None for result in results)
@@ -101,19 +103,23 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float]:
 def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
     """`report.json` of a run, from the stages that it did or reused."""
     profile, by_name = run.profile, {result.stage: result for result in stages}
-    evaluation = _evaluation_of(by_name, profile.evaluate)
+    recipe = get_recipe(profile.recipe)
+    evaluation = _evaluation_of(by_name, profile)
     bought = by_name["compare"].details["purchase"] if "compare" in by_name else None
     purchase = Purchase.model_validate(bought) if bought else None
     return Report(
         run_id=run.id,
         profile=profile.name,
-        recipe=profile.recipe,
+        recipe=recipe.NAME,
+        kind=recipe.KIND,
+        metrics=evaluation.metrics,
+        rivals=list(profile.gate.rivals),
         command=_command(run),
         versions=installed_versions(),
         stages=[Stage.of(result, run.id) for result in stages],
         api=_api(run, stages),
         arms=evaluation.arms,
-        comparisons=_with_rows_needed(evaluation.comparisons, profile.gate if "evaluate" in by_name else None),
+        comparisons=_with_rows_needed(evaluation, profile.gate if "evaluate" in by_name else None),
         purchase=purchase,
         training=_training(by_name),
         alarms=by_name["rl"].details.get("alarms", []) if "rl" in by_name else [],
@@ -124,6 +130,7 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
         shared=evaluation.shared,
         slices=evaluation.slices,
         red_team=evaluation.red_team,
+        findings=[*evaluation.findings, *_of_rl(by_name)],
         unjudged=evaluation.unjudged,
         curves=_curves(by_name),
         distributions=_distributions(by_name, purchase),
@@ -133,30 +140,35 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
 def result_markdown(report: Report) -> str:
     """The verdict and the table of arms."""
     lines = [f"## {verdict(report).sentence}", "", verdict(report).reading, ""]
-    lines += ["| Arm | n | failed | top-1 | MRR@10 | mean top-1 score | judge | p50 ms | 1,000 cost |"]
-    lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    metrics = [metric for metric in report.metrics if metric.compared]
+    heads = ["Arm", "n", "failed", *(metric.en for metric in metrics), "p50 ms", "1,000 cost"]
+    lines += [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
     for name, arm in report.arms.items():
-        cells = [*map(number, (arm.top1, arm.mrr10, arm.mean_top1_score)), number(arm.quality, 2)]
+        cells = [number(arm.mean(metric.name), metric.digits) for metric in metrics]
         cells += [latency(arm.latency_p50_ms), usd(arm.cost_per_1000_usd)]
         lines.append(f"| {name} | {arm.n:,} | {arm.failed:,} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _evaluation_of(by_name: Mapping[str, StageResult], config: Evaluate) -> Evaluation:
+def _evaluation_of(by_name: Mapping[str, StageResult], profile: Profile) -> Evaluation:
     for stage in COMPARING:
         if stage in by_name:
             return Evaluation.model_validate_json(by_name[stage].path("evaluation").read_text(encoding="utf-8"))
-    return evaluate_baselines(list(read_jsonl(by_name["validate"].path("rows"), Row)), config)
+    return evaluate_baselines(list(read_jsonl(by_name["validate"].path("rows"), Row)), profile)
 
 
-def _with_rows_needed(comparisons: Sequence[Comparison], gate: Gate | None) -> list[Comparison]:
-    """With the rows that the gain would take which is worth finding today: an evaluation outlives that setting."""
+def _with_rows_needed(evaluation: Evaluation, gate: Gate | None) -> list[Comparison]:
+    """With the rows that the gain would take which is worth finding today: an evaluation outlives that setting.
+
+    Of metrics on a scale of 0 to 1 that have intervals: the gain is one of those.
+    """
+    shares = {metric.name for metric in evaluation.metrics if metric.interval and metric.maximum == 1}
 
     def shown(found: Comparison) -> Comparison:
-        gain = gate.smallest_gain if gate and found.metric in PROPORTIONS else None
+        gain = gate.smallest_gain if gate and found.metric in shares else None
         return found.model_copy(update={"rows_needed": rows_needed(found.n, found.detectable_diff, gain)})
 
-    return [shown(found) for found in comparisons]
+    return [shown(found) for found in evaluation.comparisons]
 
 
 def installed_versions() -> dict[str, str]:
@@ -178,16 +190,22 @@ def _api(run: Run, stages: Sequence[StageResult]) -> Api:
     with site_ledger(run.profile) as ledger:
         paid = {
             role: ledger.usage(run.id, role).model_copy(update={"cached": total(role, "cached")})
-            for role in ("teacher", "judge")
+            for role in ("teacher", "answerer", "judge")
         }
     rag = RagCalls(calls=total("rag", "calls"), cached=total("rag", "cached"), failed=total("rag", "failed"))
-    return Api(teacher=paid["teacher"], judge=paid["judge"], rag=rag)
+    return Api(**paid, rag=rag)
 
 
 def _training(by_name: Mapping[str, StageResult]) -> Training:
     sft = SftTraining(**by_name["sft"].details["summary"]) if "sft" in by_name else None
     rl = RlTraining(**by_name["rl"].details["summary"]) if "rl" in by_name else None
     return Training(sft=sft, rl=rl)
+
+
+def _of_rl(by_name: Mapping[str, StageResult]) -> list[Finding]:
+    """What RL found out about the judge of our own, where it asked one."""
+    found = by_name["rl"].details.get("findings", []) if "rl" in by_name else []
+    return [Finding.model_validate(one) for one in found]
 
 
 def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[Series]]:
@@ -205,7 +223,7 @@ def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[Series]]:
 
 def _distributions(by_name: Mapping[str, StageResult], purchase: Purchase | None) -> dict[str, list[Distribution]]:
     found = by_name["validate"].details.get("histograms", {}) if "validate" in by_name else {}
-    if purchase and found:
+    if purchase and "top1_score" in found:
         found = {"top1_score": _scores_by_teacher(by_name, purchase)}
     return {name: [Distribution.model_validate(part) for part in parts] for name, parts in found.items()}
 

@@ -6,23 +6,26 @@ evaluated: a formula is refused, and a text that begins with ``=`` is text. Rows
 by, only where each question stood first is remembered.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
 from qinglan.artifacts import hash_of
 from qinglan.config import Data, Tenant
+from qinglan.recipes import Input, identifying
 from qinglan.rows import REMEDIES, Row, Split, normalise, row_id
 from qinglan.sources.files import read_records, read_snapshot
-from qinglan.sources.records import FIELDS, Record, cell_text, is_empty
+from qinglan.sources.records import FIELDS, Record, Wanted, cell_text, input_field, is_empty
 
 _SPLITS = get_args(Split)
 
 Tell = Callable[[str], None]
 
 
-def read_rows(path: Path, data: Data, tenant: Tenant, tell: Tell = lambda _: None) -> Iterator[Row]:
+def read_rows(
+    path: Path, data: Data, tenant: Tenant, tell: Tell = lambda _: None, *, inputs: Sequence[Input] = ()
+) -> Iterator[Row]:
     """Every row of a file or folder, in its order, `ok` or `failed` with one of `rows.INPUT_REASONS`; ids are unique.
 
     Empty rows at a file's end are no rows. Absent optional columns are fine under their default names; one that the
@@ -31,16 +34,18 @@ def read_rows(path: Path, data: Data, tenant: Tenant, tell: Tell = lambda _: Non
     Args:
         path: with `data.sql`, the snapshot of the database's rows.
         tell: gets one line per failed row: where, why, and what to do.
+        inputs: the recipe's further columns.
 
     Raises:
         WorkbookError: a file as a whole can't be used; not before the first row is asked for.
     """
-    records = read_snapshot(path, data) if data.sql else read_records(path, data)
+    wanted = Wanted.of(data, inputs)
+    records = read_snapshot(path, wanted) if data.sql else read_records(path, wanted)
     places = _Places()
     for record in islice(records, data.limit):
         source = f"{record.prefix}{record.number}"
-        row = _row(record, source, tenant)
-        reason = record.flaw or _flaw(row, record.cells, data)
+        row = _row(record, source, tenant, inputs)
+        reason = record.flaw or _flaw(row, record.cells, data, inputs)
         first = None if reason else places.first(row.id, record)
         if reason is None and first is None:
             yield row
@@ -66,17 +71,20 @@ class _Places:
         return f"{list(self._prefixes)[place >> 40]}{place & (1 << 40) - 1}"
 
 
-def _row(record: Record, source: str, tenant: Tenant) -> Row:
+def _row(record: Record, source: str, tenant: Tenant, inputs: Sequence[Input]) -> Row:
     texts = {field: cell_text(record.cells.get(field)) for field in FIELDS}
+    further = {each.name: cell_text(record.cells.get(input_field(each.name))) for each in inputs}
     split = texts["split"].lower()
     return Row(
-        id=row_id(tenant.id, texts["query"], texts["profile"], texts["history"]),
+        id=row_id(tenant.id, texts["query"], texts["profile"], texts["history"], identifying(further, inputs)),
         tenant=tenant.id,
         query=texts["query"],
         profile=texts["profile"],
         history=texts["history"],
         gold_id=texts["gold"] or None,
         intent=texts["intent"] or None,
+        inputs={name: text for name, text in further.items() if text},
+        pool=texts["pool"] or None,
         split=split if split in _SPLITS else None,
         source=source,
     )
@@ -87,7 +95,7 @@ def _refused(row: Row, reason: str) -> Row:
     return row.failed(reason).model_copy(update={"id": hash_of(row.id, row.source)[:16]})
 
 
-def _flaw(row: Row, cells: Mapping[str, Any], data: Data) -> str | None:
+def _flaw(row: Row, cells: Mapping[str, Any], data: Data, inputs: Sequence[Input]) -> str | None:
     query = cells.get("query")
     if is_empty(query):
         return "empty_query"
@@ -95,8 +103,10 @@ def _flaw(row: Row, cells: Mapping[str, Any], data: Data) -> str | None:
         return "not_text"
     if not normalise(row.query):  # only punctuation, emoji or invisible characters
         return "empty_query"
+    if any(each.required and each.name not in row.inputs for each in inputs):
+        return "empty_input"
     if len(row.query) > data.max_query_chars:
         return "query_too_long"
-    if len(row.profile) + len(row.history) > data.max_context_chars:
+    if sum(map(len, (row.profile, row.history, *identifying(row.inputs, inputs).values()))) > data.max_context_chars:
         return "context_too_long"
     return "bad_split" if row.split is None and cell_text(cells.get("split")) else None

@@ -16,19 +16,18 @@ from prefect.runtime import task_run
 
 from qinglan.artifacts import JsonlWriter, StageResult, read_jsonl, sha256_of
 from qinglan.batches import Batch, BatchIncompleteError, Losses, Work, cut, in_order
-from qinglan.clients import ANSWER_FIELDS, Clients, Role, key_salt, open_clients, scoring_identity
+from qinglan.clients import ANSWER_FIELDS, Clients, Role, endpoint_of, key_salt, open_clients, scoring_identity
 from qinglan.config import Distill, Validate
-from qinglan.distillation import distiller
+from qinglan.distillation import distiller, require_teacher_alone
 from qinglan.embedded.services import Services
+from qinglan.grading import grading_of
 from qinglan.recipes import get_recipe, identity
 from qinglan.rows import Row
 from qinglan.runs import Run
 from qinglan.tally import Tally
-from qinglan.validation import Findings, validator
 from tasks.bulk import RETRY_DELAYS_S, ask_by_batch, asked, distill_on_ray, require_no_open_batches
 from tasks.stage import Outcome, Stage, perform
 
-_SHOWN_FIGURES = ("success_rate", "top1_score_mean", "gain_mean", "gold_top1", "original_gold_top1")
 _KEPT_BUSY = 12
 """Rows begun for each request that may be under way: those that wait for a retry must not leave the service idle."""
 
@@ -50,18 +49,20 @@ class _Asking:
 def distill_rows(run: Run, services: Services, ingested: StageResult, name: str = "distill") -> StageResult:
     """Ask the teacher, in batches; a retried batch asks only for what is missing."""
     profile = run.profile
+    require_teacher_alone(profile)
     recipe = get_recipe(profile.recipe)
+    endpoints = {role: endpoint_of(profile, role) for role in recipe.DISTILL_ROLES}
     asking = _Asking(
         kind="distill",
         section="distill",
         settings=profile.distill,
-        roles=("teacher",),
-        concurrency=profile.teacher.concurrency,
+        roles=recipe.DISTILL_ROLES,
+        concurrency=max((endpoint.concurrency for endpoint in endpoints.values()), default=1),
         make=lambda clients: distiller(recipe, clients, profile.tenant),
     )
 
     def work(stage: Stage) -> Outcome:
-        if profile.distill.mode == "live":
+        if profile.distill.mode == "live" and "teacher" in endpoints:
             require_no_open_batches(stage, ingested)
         if profile.distill.engine == "ray":
             return distill_on_ray(stage, services, ingested)
@@ -69,12 +70,12 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
             asyncio.run(ask_by_batch(stage, services, ingested))
         return asyncio.run(_ask(stage, services, ingested, asking, lambda _row: None))
 
-    depends_on = {
+    depends_on: dict[str, Any] = {
         "rows_sha256": ingested.artifacts["rows"].sha256,
         "recipe": identity(profile.recipe),
         "tenant": profile.tenant.model_dump(mode="json"),
-        "teacher": profile.teacher.model_dump(mode="json", include=set(ANSWER_FIELDS)),
-        "server": key_salt(profile, "teacher"),
+        **{role: endpoint.model_dump(mode="json", include=set(ANSWER_FIELDS)) for role, endpoint in endpoints.items()},
+        "servers": [key_salt(profile, role) for role in endpoints],
     }
     return perform(run, name, depends_on, work)
 
@@ -83,35 +84,38 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
 def validate_rows(
     run: Run, services: Services, distilled: StageResult, knowledge_base: Path | None, name: str = "validate"
 ) -> StageResult:
-    """Retrieve with question and rewrite; judge the rewrite."""
+    """Grade what the teacher answered, as the recipe's kind does: by RAG, rules and judge."""
     profile = run.profile
-    recipe, judges = get_recipe(profile.recipe), profile.validation.judge_baseline
+    grading, judges = grading_of(get_recipe(profile.recipe)), profile.validation.judge_baseline
+    roles = grading.validation_roles(profile)
     asking = _Asking(
         kind="validate",
         section="validation",
         settings=profile.validation,
-        roles=("judge", "rag") if judges else ("rag",),
-        concurrency=max(profile.rag.concurrency, profile.judge.concurrency if judges else 0),
-        make=lambda clients: validator(recipe, clients, profile.tenant, judge=judges),
+        roles=roles,
+        concurrency=max(
+            (profile.rag.concurrency if role == "rag" else endpoint_of(profile, role).concurrency for role in roles),
+            default=1,
+        ),
+        make=lambda clients: grading.validator(clients, profile.tenant, judge="judge" in roles),
     )
 
     def work(stage: Stage) -> Outcome:
-        findings = Findings()
+        findings = grading.findings()
         outcome = asyncio.run(_ask(stage, services, distilled, asking, findings.add))
         findings.check()
         outcome.metrics = findings.metrics()
         outcome.details["histograms"] = findings.histograms()
-        shown = {name: value for name, value in outcome.metrics.items() if name in _SHOWN_FIGURES}
-        stage.say(", ".join(f"{name} {value:.3f}" for name, value in shown.items()))
+        stage.say(", ".join(f"{name} {value:.3f}" for name, value in findings.shown().items()))
         return outcome
 
-    depends_on = {
+    depends_on: dict[str, Any] = {
         "rows_sha256": distilled.artifacts["rows"].sha256,
         **scoring_identity(profile),
         "judge_baseline": judges,
-        # A live service's knowledge base changes unseen, so its answers are reused within one run only.
-        "knowledge_base": sha256_of(knowledge_base) if knowledge_base else run.id,
     }
+    if "rag" in roles:  # a live service's knowledge base changes unseen, so its answers are reused within one run only
+        depends_on["knowledge_base"] = sha256_of(knowledge_base) if knowledge_base else run.id
     return perform(run, name, depends_on, work)
 
 

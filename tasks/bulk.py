@@ -34,7 +34,8 @@ async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> 
     """Bring into the ledger what the batch API answers; what it doesn't is asked row by row afterwards."""
     run, profile = stage.run, stage.run.profile
     teacher, asked_of = profile.teacher, teacher_requests(profile)
-    requests = [asked_of(row) for row in read_jsonl(given.path("rows"), Row) if row.status == "ok"]
+    usable = (row for row in read_jsonl(given.path("rows"), Row) if row.status == "ok")
+    requests = [request for row in usable if (request := asked_of(row))]
 
     def show(progress: BatchProgress) -> None:
         stage.progress(progress.completed, progress.total, f"answers of {progress.batches} batches")
@@ -75,7 +76,8 @@ def require_no_open_batches(stage: Stage, given: StageResult) -> None:
         return
     asked_of = teacher_requests(profile)
     for row in read_jsonl(given.path("rows"), Row):
-        if row.status == "ok" and (batch := held.get(asked_of(row).request_hash)) is not None:
+        request = asked_of(row) if row.status == "ok" else None
+        if request and (batch := held.get(request.request_hash)) is not None:
             raise StageError(
                 f"distill: batch {batch or '(just submitted)'} of an earlier run still holds questions of this one; "
                 "run once with --set distill.mode=batch_api, which waits for it and merges its answers"

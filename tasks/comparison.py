@@ -11,6 +11,7 @@ from qinglan.comparison import MAIN, arms_of, contenders, draw, evaluate_teacher
 from qinglan.comparison.purchase import advise
 from qinglan.embedded.services import Services
 from qinglan.evaluation import live_load
+from qinglan.recipes import get_recipe, identity
 from qinglan.rows import Row
 from qinglan.runs import Run
 from qinglan.summary import metrics_of
@@ -38,7 +39,7 @@ def compare_teachers(run: Run, services: Services, validated: Mapping[str, Stage
     Args:
         validated: by arm, what validation found of that teacher's rewrites.
     """
-    profile = run.profile
+    profile, recipe = run.profile, get_recipe(run.profile.recipe)
 
     def work(stage: Stage) -> Outcome:
         answers = {arm: list(read_jsonl(result.path("rows"), Row)) for arm, result in validated.items()}
@@ -46,8 +47,8 @@ def compare_teachers(run: Run, services: Services, validated: Mapping[str, Stage
         with site_ledger(profile) as ledger:
             in_vain = {each.arm: paid_in_vain(each.run.profile, answers[each.arm], ledger) for each in teachers}
         loads = {each.arm: live_load(each.run.profile.teacher) for each in teachers}
-        arms, rows = arms_of(answers, in_vain), answers[MAIN]
-        evaluation = evaluate_teachers(arms, rows, profile.evaluate, loads)
+        arms, rows = arms_of(answers, in_vain, recipe), answers[MAIN]
+        evaluation = evaluate_teachers(arms, rows, profile.evaluate, recipe, loads)
         write_json(stage.directory / "evaluation.json", evaluation.model_dump(mode="json"))
         artifacts = {f"arm_{arm}": write_jsonl(stage.directory / f"arm_{arm}.jsonl", arms[arm]) for arm in arms}
         artifacts["evaluation"] = Artifact.of(stage.directory / "evaluation.json")
@@ -61,5 +62,6 @@ def compare_teachers(run: Run, services: Services, validated: Mapping[str, Stage
         "teacher": profile.teacher.model,
         "judge": profile.judge.model,
         "evaluate": profile.evaluate.model_dump(mode="json"),
+        "recipe": identity(profile.recipe),
     }
     return perform(run, "compare", depends_on, work)

@@ -1,5 +1,6 @@
 """The data stages that ask nobody: ingest, select, dataset. `tasks.asking` has those between them."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from prefect import task
@@ -9,12 +10,13 @@ from prefect.logging import get_run_logger
 from qinglan.artifacts import StageResult, hash_of, read_jsonl, write_jsonl
 from qinglan.clients import scored_with
 from qinglan.dataset import build
+from qinglan.dataset.pools import assign
 from qinglan.errors import StageError, WorkbookError
-from qinglan.recipes import identity
+from qinglan.grading import grading_of
+from qinglan.recipes import get_recipe, identity
 from qinglan.review import load_reviews
 from qinglan.rows import Row
 from qinglan.runs import Run
-from qinglan.selection import select
 from qinglan.sources.database import take_snapshot
 from qinglan.sources.files import READERS, digest_of, list_files
 from qinglan.tally import Tally
@@ -34,7 +36,7 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
     Args:
         workbook: a file or folder; with `data.sql`, where the snapshot of the database's rows is kept.
     """
-    data, tenant = run.profile.data, run.profile.tenant
+    data, tenant, recipe = run.profile.data, run.profile.tenant, get_recipe(run.profile.recipe)
 
     def work(stage: Stage) -> Outcome:
         tally, shown = Tally(), list[str]()
@@ -44,7 +46,8 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
                 shown.append(problem)
                 stage.say(problem)
 
-        rows = tally.pass_through(read_rows(workbook, data, tenant, tell))
+        read = read_rows(workbook, data, tenant, tell, inputs=recipe.INPUTS)
+        rows = tally.pass_through(assign(read, recipe, data.pool_shares))
         artifacts = {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)}
         if digest_of(workbook) != digest:
             raise WorkbookError(f"{workbook}: was changed while it was read; run again")
@@ -56,7 +59,7 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
         return Outcome(tally.total, tally.ok, dict(tally.reasons.most_common()), artifacts)
 
     if data.sql and not workbook.exists():
-        taken = take_snapshot(data, workbook)
+        taken = take_snapshot(data, workbook, recipe.INPUTS)
         get_run_logger().info("ingest: %s rows of the database are now in %s", f"{taken.rows:,}", workbook)
     digest = digest_of(workbook)
     for path in list_files(workbook).skipped:
@@ -64,6 +67,8 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
     depends_on = {
         "workbook_sha256": digest,
         "data": data.model_dump(mode="json"),
+        "inputs": [asdict(each) for each in recipe.INPUTS],
+        "recipe": identity(run.profile.recipe),
         "tenant": tenant.model_dump(mode="json"),
     }
     return perform(run, "ingest", depends_on, work)
@@ -71,17 +76,17 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
 
 @task(name="select", task_run_name="select", cache_policy=NO_CACHE)
 def select_rows(run: Run, validated: StageResult) -> StageResult:
-    """Decide which rewrites may teach; what people said of them outranks the rules."""
-    reviews = load_reviews(run.profile)
+    """Decide which answers may teach; what people said of them outranks the rules."""
+    reviews, grading = load_reviews(run.profile), grading_of(get_recipe(run.profile.recipe))
 
     def work(stage: Stage) -> Outcome:
         before, after = Tally(), Tally()
         rows = reviews.apply(before.pass_through(read_jsonl(validated.path("rows"), Row)))
-        selected = after.pass_through(select(rows, run.profile.select))
+        selected = after.pass_through(grading.select(rows, run.profile.select))
         artifacts = {"rows": write_jsonl(stage.directory / "rows.jsonl", selected)}
         if after.total <= _WORKBOOK_ROWS:
             again = read_jsonl(artifacts["rows"].path, Row)
-            artifacts["workbook"] = write_rows(stage.directory / "rows.xlsx", again)
+            artifacts["workbook"] = write_rows(stage.directory / "rows.xlsx", again, get_recipe(run.profile.recipe))
         else:
             stage.say(f"no rows.xlsx: {after.total:,} rows are more than people open in Excel; see rows.jsonl")
         return Outcome(before.ok, after.ok, after.dropped_since(before), artifacts)
@@ -89,6 +94,7 @@ def select_rows(run: Run, validated: StageResult) -> StageResult:
     depends_on = {
         "rows_sha256": validated.artifacts["rows"].sha256,
         "select": run.profile.select.model_dump(mode="json"),
+        "recipe": identity(run.profile.recipe),
         "reviews": reviews.digest,
     }
     return perform(run, "select", depends_on, work)
@@ -119,7 +125,10 @@ def build_dataset(run: Run, selected: StageResult) -> StageResult:
             if a.rows is not None and name != "rows"
         }
         stage.say(", ".join(f"{name} {value:.0f}" for name, value in outcome.metrics.items()))
+        for warning in built.warnings:
+            get_run_logger().warning("dataset: %s", warning)
         outcome.details = {"scored_with": scored_with(run), "inputs": inputs, "pins": pins}
+        outcome.details["warnings"] = list(built.warnings)
         return outcome
 
     return perform(run, "dataset", depends_on | {"pins": pins}, work)

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from qinglan.artifacts import Artifact, StageResult, hash_of, read_jsonl, write_json, write_jsonl
+from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
 from qinglan.batches import AGAIN_REASONS
 from qinglan.clients import ANSWER_FIELDS, Role, open_clients, scoring_identity, site_ledger
 from qinglan.comparison import Contender, contenders
@@ -18,18 +18,14 @@ from qinglan.embedded.services import Services
 from qinglan.engines.generate import generate_commands
 from qinglan.evaluation import (
     ArmRow,
-    Panel,
     ask_teacher,
     live_load,
-    not_retrieved,
-    original_rows,
-    retrieve_all,
     student_rows,
-    teacher_rows,
     texts_of,
     try_cases,
     with_tokens,
 )
+from qinglan.grading import grading_of
 from qinglan.recipes import get_recipe
 from qinglan.redteam import Case, RedTeamResult, cases_of, identity_of, row_of
 from qinglan.registry import champion_of
@@ -60,10 +56,11 @@ class Answers(NamedTuple):
     arms: dict[ArmName, list[ArmRow]]
     red_team: dict[ArmName, dict[str, str]]
     """By student and prompt id."""
+    probed: dict[ArmName, list[ArmRow]]
 
 
 class Completed(NamedTuple):
-    """The arms with what RAG and judge said of them."""
+    """The arms with what was found out about them."""
 
     arms: dict[ArmName, list[ArmRow]]
     unjudged: dict[str, int]
@@ -77,26 +74,25 @@ def evaluate_arms(
 ) -> StageResult:
     """Every arm on the test split: generate, retrieve, judge, compare. The registry's champion is an arm too."""
     profile = run.profile
-    live = profile.rag.url != EMBEDDED
+    recipe = get_recipe(profile.recipe)
+    grading = grading_of(recipe)
     students, cases = _students(run, models), cases_of(profile)
     rivals = [each for each in contenders(run, services) if each.arm in profile.evaluate.teachers]
     loads = _loads(profile, students)
 
     def work(stage: Stage) -> Outcome:
         rows = list(read_jsonl(dataset.path("test"), Row))
-        arms: dict[ArmName, list[ArmRow]] = {"original": original_rows(rows), "teacher": teacher_rows(rows)}
-        if live:  # validation may have asked it days ago; all arms ask the service of today
-            arms = {name: not_retrieved(arm) for name, arm in arms.items()}
+        arms = grading.baseline_arms(rows, profile, afresh=True)
         asked, paid = asyncio.run(_ask_teachers(stage, rivals, rows))
         arms = _with_tokens(profile, arms | asked)
         answers = _generate(stage, rows, cases, students)
         arms |= answers.arms
-        stage.say(f"retrieving and judging {len(arms)} arms on {len(rows):,} questions")
+        stage.say(f"grading {len(arms)} arms on {len(rows):,} questions")
         done = asyncio.run(_complete(stage.run, services, arms, rows, cases, answers.red_team))
         train = [row for row in read_jsonl(dataset.path("rows"), Row) if row.split == "train" and row.status == "ok"]
-        found = evaluate(done.arms, rows, profile.evaluate, train, loads=loads).model_copy(
-            update={"red_team": done.red_team, "unjudged": done.unjudged}
-        )
+        found = evaluate(
+            done.arms, rows, profile.evaluate, recipe, train, loads=loads, probed=answers.probed
+        ).model_copy(update={"red_team": done.red_team, "unjudged": done.unjudged})
         write_json(stage.directory / "evaluation.json", found.model_dump(mode="json"))
         artifacts = {
             f"arm_{name}": write_jsonl(stage.directory / f"arm_{name}.jsonl", arm) for name, arm in done.arms.items()
@@ -107,8 +103,7 @@ def evaluate_arms(
         outcome.try_again = _mendable(done, asked)
         return outcome
 
-    recipe = get_recipe(profile.recipe)
-    depends_on = {
+    depends_on: dict[str, Any] = {
         "test_sha256": dataset.artifacts["test"].sha256,
         "rows_sha256": dataset.artifacts["rows"].sha256,  # what test and training share
         "models": {name: student.identity for name, student in students.items()},
@@ -120,12 +115,12 @@ def evaluate_arms(
             each.arm: each.run.profile.teacher.model_dump(mode="json", include=set(ANSWER_FIELDS)) for each in rivals
         },
         "red_team": identity_of(cases),
-        "panel": hash_of(recipe.PANEL_SCHEMA, recipe.panel_messages("问", ["甲", "乙"], profile.tenant)),
+        "measuring": grading.measuring_identity(profile.tenant),
         "loads": loads,
         **scoring_identity(profile),
-        # As in validation: a live service's knowledge base changes unseen.
-        "knowledge_base": run.id if live else run.knowledge_base_sha256,
     }
+    if "rag" in recipe.graders:  # as in validation: a live service's knowledge base changes unseen
+        depends_on["knowledge_base"] = run.knowledge_base_sha256 if profile.rag.url == EMBEDDED else run.id
     return perform(run, "evaluate", depends_on, work)
 
 
@@ -195,7 +190,7 @@ def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students
     profile = stage.run.profile
     recipe, price = get_recipe(profile.recipe), profile.prices.get(profile.student.name)
     prompts = stage.directory / "prompts.jsonl"
-    questions = [*rows, *(row_of(case, profile.tenant) for case in cases)]
+    questions = [*rows, *(row_of(case, profile.tenant) for case in cases), *recipe.probes(rows)]
     write_jsonl(
         prompts, ({"id": row.id, "messages": recipe.student_messages(row, profile.tenant)} for row in questions)
     )
@@ -203,12 +198,14 @@ def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students
     folders = {name: student.folder for name, student in students.items()}
     for number, command in enumerate(generate_commands(profile, folders, prompts, stage.directory), 1):
         run_engine(stage, command, name=f"generation {number}", log="generate.log")
-    answers = Answers({}, {})
+    answers = Answers({}, {}, {})
+    probes_from = len(rows) + len(cases)
     for name in students:
         lines = (stage.directory / f"{name}.answers.jsonl").read_text(encoding="utf-8").splitlines()
-        answers.arms[name] = student_rows(lines[: len(rows)], price)
+        answers.arms[name] = student_rows(lines[: len(rows)], price, recipe)
         if name != "base":
-            answers.red_team[name] = texts_of(lines[len(rows) :])
+            answers.red_team[name] = texts_of(lines[len(rows) : probes_from])
+        answers.probed[name] = student_rows(lines[probes_from:], price, recipe)
     return answers
 
 
@@ -221,18 +218,15 @@ async def _complete(
     red_team: Mapping[ArmName, Mapping[str, str]],
 ) -> Completed:
     profile, recipe = run.profile, get_recipe(run.profile.recipe)
-    config = profile.evaluate
-    async with open_clients(run, services, ("judge", "rag")) as clients:
-        retrieved = await retrieve_all(arms, rows, clients, config.max_failed_share)
-        tried = await try_cases(cases, red_team, profile.tenant, clients)
-        panel = Panel(recipe, clients, profile.tenant, config.seed, config.max_failed_share)
-        judged, unjudged = await panel.judge(retrieved, rows)
-        return Completed(judged, unjudged, tried, clients.call_counts())
+    async with open_clients(run, services, recipe.graders) as clients:
+        tried = await try_cases(cases, red_team, recipe, profile.tenant, clients)
+        measured = await grading_of(recipe).measure(arms, rows, clients, profile)
+        return Completed(measured.arms, measured.unjudged, tried, clients.call_counts())
 
 
 def _mendable(done: Completed, asked: Mapping[ArmName, Sequence[ArmRow]]) -> int:
     """Failed calls that another run may mend."""
-    lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.retrieved]
+    lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.measured]
     lost += [entry.reason for arm in asked.values() for entry in arm if not entry.text]
     return sum(reason in AGAIN_REASONS for reason in lost) + sum(
         count for reason, count in done.unjudged.items() if reason in AGAIN_REASONS

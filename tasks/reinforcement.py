@@ -10,6 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from pydantic import BaseModel
 
+from qinglan.alarms import part_mean
 from qinglan.artifacts import Artifact, StageResult
 from qinglan.clients import key_salt, scoring_identity
 from qinglan.config import CHANGEABLE, EMBEDDED
@@ -20,17 +21,21 @@ from qinglan.engines.export import ADAPTER
 from qinglan.engines.progress import read_stop
 from qinglan.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
 from qinglan.errors import ConfigError, StageError
+from qinglan.grading import grading_of
+from qinglan.local_judge import Served, appointed, serving
+from qinglan.recipes import get_recipe
 from qinglan.reward.samples import SampleWatch
 from qinglan.reward.service import RewardService
 from qinglan.runs import Run
 from tasks.alarms import AlarmFollower
 from tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
+from tasks.judge import compare_judges
 from tasks.stage import Outcome, Stage, perform
 
 
 @task(name="rl", task_run_name="rl", cache_policy=NO_CACHE)
 def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResult, sft: StageResult) -> StageResult:
-    """RL with verl from the merged SFT model, rewarded for beating the teacher in retrieval."""
+    """RL with verl from the merged SFT model, rewarded as the recipe says."""
     profile = run.profile
     start = sft if profile.rl.start_from == "sft" else base
     if "model" not in start.artifacts:
@@ -42,12 +47,16 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             "rows; lower it, or add questions"
         )
 
+    judge = appointed(profile)
+    checked = compare_judges(run, services, dataset, judge) if judge else None
+
     def work(stage: Stage) -> Outcome:
         output = stage.directory / "checkpoints"
         samples_log = stage.directory / "samples.jsonl"
 
-        def command() -> Command:  # written anew for each attempt, but not under a job that is still at work
-            reward_config = _write(stage, "reward.json", _reward_service(run, services, samples_log))
+        def command(served: Served | None) -> Command:
+            """Written anew for each attempt, but not under a job that is still at work."""
+            reward_config = _write(stage, "reward.json", _reward_service(run, services, samples_log, served))
             trainer_settings = _write(stage, "trainer.json", _trainer_settings(stage, dev_file.path))
             return verl.ppo_command(
                 profile,
@@ -75,11 +84,17 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             watch()
             alarms()
 
-        def train() -> None:
+        def train(served: Served | None) -> None:
+            def poll() -> None:
+                on_poll()
+                if served:
+                    served.check()
+
             stage.say("starting Ray and verl's workers, about a minute on a small machine")
             checkpoint = partial(verl.checkpoints, output)
+            make = partial(command, served)
             try:
-                run_engine(stage, command, name="verl", log="rl.log", on_poll=on_poll, progress=checkpoint)
+                run_engine(stage, make, name="verl", log="rl.log", on_poll=poll, progress=checkpoint)
             except StageError as error:
                 if (stopped := read_stop(stage.directory)) and stopped[1] and watch.last_invalid:
                     raise StageError(f"{error}; the last one: {watch.last_invalid}") from None
@@ -87,14 +102,17 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
 
         ended = read_stop(stage.directory)
         if ended is None or ended[1]:  # else an earlier attempt ended training on purpose, and failed only later
-            train()
+            with serving(profile, judge, stage.directory / "judge", stage.say) as served:
+                train(served)
         on_poll()
         follow.flush()
         if stopped := read_stop(stage.directory):
             stage.say(f"training ended early {stopped[0]}")
         chosen = _choose(stage, output)
         model = _export(stage, chosen, start) if chosen.checkpoint else start.artifacts["model"]
-        return _rl_outcome(stage, model, left_out, watch, alarms, chosen)
+        outcome = _rl_outcome(stage, model, left_out, watch, alarms, chosen)
+        outcome.details["findings"] = checked.details["findings"] if checked else []
+        return outcome
 
     depends_on = {
         "train_sha256": train_file.sha256,
@@ -104,6 +122,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         "reward": profile.reward.model_dump(mode="json", exclude=set(CHANGEABLE["reward"])),
         **scoring_identity(profile),
         "knowledge_base_sha256": run.knowledge_base_sha256,
+        **({"local_judge": judge.identity} if judge else {}),
     }
     return perform(run, "rl", depends_on, work)
 
@@ -114,19 +133,37 @@ def _write(stage: Stage, name: str, content: BaseModel) -> Path:
     return path
 
 
-def _reward_service(run: Run, services: Services, samples_log: Path) -> RewardService:
+def _reward_service(run: Run, services: Services, samples_log: Path, served: Served | None = None) -> RewardService:
     profile = run.profile
+    recipe = get_recipe(profile.recipe)
+    asked: dict[str, Any] = {}
+    if "rag" in recipe.graders:
+        asked |= {
+            "rag": profile.rag,
+            "rag_url": services.rag_url,
+            # A live service's knowledge base changes unseen.
+            "retrieval_scope": run.id if profile.rag.url != EMBEDDED else f"kb:{run.knowledge_base_sha256}",
+        }
+    if "judge" in recipe.graders:
+        asked |= {
+            "judge": profile.judge,
+            "judge_url": services.judge_url,
+            "judge_price": profile.prices[profile.judge.model],
+            "judge_key_salt": key_salt(profile, "judge"),
+        }
+    if served:
+        asked |= {
+            "judge": served.endpoint,
+            "judge_url": served.url,
+            "judge_price": served.judge.settings.price,
+            "judge_key_salt": served.judge.key_salt,
+            "judge_recipe": served.judge.released.recipe,
+        }
     return RewardService(
+        **asked,
         recipe=profile.recipe,
+        parts=grading_of(recipe).score_parts,
         reward=profile.reward,
-        rag=profile.rag,
-        rag_url=services.rag_url,
-        # A live service's knowledge base changes unseen.
-        retrieval_scope=run.id if profile.rag.url != EMBEDDED else f"kb:{run.knowledge_base_sha256}",
-        judge=profile.judge,
-        judge_url=services.judge_url,
-        judge_price=profile.prices[profile.judge.model],
-        judge_key_salt=key_salt(profile, "judge"),
         tenant=profile.tenant,
         ledger=profile.ledger,
         state=profile.paths.state,
@@ -138,13 +175,13 @@ def _reward_service(run: Run, services: Services, samples_log: Path) -> RewardSe
 
 def _trainer_settings(stage: Stage, dev_file: Path) -> TrainerSettings:
     profile = stage.run.profile
-    rl, reward = profile.rl, profile.reward
-    labelled = reward.use_labels and any(info["gold_id"] for info in _infos(dev_file))
+    rl, reward, grading = profile.rl, profile.reward, grading_of(get_recipe(profile.recipe))
     return TrainerSettings(
         folder=stage.directory,
         max_invalid_share=reward.max_invalid_share,
         use_labels=reward.use_labels,
-        dev_metric="gold_top1" if labelled else "relevant" if reward.relevance_gate else "score",
+        dev_metric=grading.dev_metric(reward, _infos(dev_file)),
+        headline=grading.headline(),
         patience=rl.patience,
         keep_checkpoints=rl.keep_checkpoints,
         alarms=rl.alarms,
@@ -213,7 +250,9 @@ def _rl_outcome(
     def curve(key: str) -> list[tuple[int, float]]:
         return [(step, metrics[key]) for step, metrics in steps.items() if key in metrics]
 
-    curves = {label: curve(key) for label, key in verl.STEP_METRICS.items()}
+    parts = grading_of(get_recipe(stage.run.profile.recipe)).reported_parts
+    reported = {"reward": verl.STEP_METRICS["reward"]} | {name: part_mean(name) for name in parts} | verl.STEP_METRICS
+    curves = {label: curve(key) for label, key in reported.items()}
     summary: dict[str, Any] = {"steps": max(steps, default=0), "chosen_step": chosen.step}
     for label, points in curves.items():
         summary |= first_and_last(label, points)

@@ -23,6 +23,7 @@ from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.evaluation import ArmRow
 from qinglan.formats import duration
 from qinglan.gate import Decision, decide
+from qinglan.recipes import get_recipe
 from qinglan.registry import registry_of, rival_of
 from qinglan.registry.approval import WAITING_FILE, Approval, Waiting, decided_by
 from qinglan.registry.candidates import (
@@ -173,12 +174,13 @@ def _review_book(stage: Stage, evaluated: StageResult, dataset: StageResult) -> 
     challenger = stage.run.profile.gate.challenger
     arms = {
         arm: {entry.row_id: entry for entry in read_jsonl(evaluated.path(f"arm_{arm}"), ArmRow)}
-        for arm in (challenger, "champion", "teacher", "original")
+        for arm in dict.fromkeys((challenger, "champion", *stage.run.profile.gate.rivals, "teacher", "original"))
         if f"arm_{arm}" in evaluated.artifacts
     }
     rows = list(read_jsonl(dataset.path("test"), Row))
-    telling = telling_rows(arms, rows, challenger, LOSSES, SAMPLED)
-    return write_review_book(stage.directory / "review.xlsx", telling, arms, challenger)
+    recipe = get_recipe(stage.run.profile.recipe)
+    telling = telling_rows(arms, rows, recipe, challenger, LOSSES, SAMPLED)
+    return write_review_book(stage.directory / "review.xlsx", telling, arms, recipe, challenger)
 
 
 def _ask(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact
@@ -14,12 +15,14 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogWorker
 from prefect.states import Crashed
+from pydantic import GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 
 from qinglan.artifacts import StageResult, sha256_of
 from qinglan.clients import scored_with
-from qinglan.config import EMBEDDED, Profile, load_profile
-from qinglan.embedded.sample import write_sample
+from qinglan.config import EMBEDDED, Profile, load_profile, profile_names
 from qinglan.embedded.services import Services, embedded_services
+from qinglan.embedded.worlds import embedded_knowledge_base, sample_of
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.preflight import FlowName, require
 from qinglan.runs import (
@@ -36,6 +39,17 @@ from qinglan.runs import (
 from tasks.stage import flow_run_id, tracker_of
 
 
+class _OfferedProfiles:
+    """What Prefect's run form offers: the profiles in configs/, or any other by its path."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        known = {"title": "in configs/", "type": "string", "enum": profile_names()}
+        return {"anyOf": [known, {"title": "by path", "type": "string"}]}
+
+
+ProfileName = Annotated[str, _OfferedProfiles()]
+
+
 @dataclass(frozen=True)
 class Session:
     """A flow's surroundings."""
@@ -45,7 +59,7 @@ class Session:
     workbook: Path
     """A file or folder; with `data.sql`, where ingest keeps the database's rows."""
     knowledge_base: Path | None
-    """The file that the embedded RAG serves; None for a live service."""
+    """The file that the embedded RAG serves; None for a live service, and for a recipe without retrieval."""
     source_named: bool = False
     """The user named the run to start from."""
 
@@ -78,12 +92,11 @@ def open_session(
         tracker = tracker_of(run.profile)
         log = get_run_logger()
         log.info("run %s in %s, MLflow run %s", run.id, run.directory, run.mlflow_run_id)
-        workbook, sample = _inputs(run.profile, run.directory)
-        knowledge_base = sample if run.profile.rag.url == EMBEDDED else None
+        workbook, knowledge_base = _inputs(run.profile, run.directory)
         if knowledge_base:
             run = run.model_copy(update={"knowledge_base_sha256": sha256_of(knowledge_base)})
         try:
-            with embedded_services(run.profile, sample) as services:
+            with embedded_services(run.profile, knowledge_base) as services:
                 yield Session(run, services, workbook, knowledge_base, source is not None)
         except BaseException:
             tracker.end_run(run.mlflow_run_id, failed=True)
@@ -124,17 +137,12 @@ def _find_stages(session: Session, names: Sequence[str]) -> tuple[Path, list[Sta
     )
 
 
-def _inputs(profile: Profile, run_directory: Path) -> tuple[Path, Path]:
-    """The workbook and the knowledge base; a database's rows are kept with the run that asked for them."""
-    data, rag = profile.data.workbook, profile.rag.knowledge_base
-    workbook = run_directory / "source.jsonl" if profile.data.sql else Path(data)
-    if rag != EMBEDDED and (profile.data.sql or data != EMBEDDED):
-        return workbook, Path(rag)
-    sample = write_sample(profile.paths.state / "sample", profile.embedded)
-    return (
-        sample.workbook if data == EMBEDDED and not profile.data.sql else workbook,
-        sample.knowledge_base if rag == EMBEDDED else Path(rag),
-    )
+def _inputs(profile: Profile, run_directory: Path) -> tuple[Path, Path | None]:
+    """The workbook, and what the embedded RAG serves; a database's rows are kept with the run that asked for them."""
+    from_sample = profile.data.workbook == EMBEDDED and profile.data.sql is None
+    sample = sample_of(profile, "data.workbook") if from_sample else None
+    own = run_directory / "source.jsonl" if profile.data.sql else Path(profile.data.workbook)
+    return sample.workbook if sample else own, embedded_knowledge_base(profile, sample)
 
 
 def _track(run: Run) -> Run:
@@ -143,7 +151,7 @@ def _track(run: Run) -> Run:
         _mark_crashed(run.flow_run_id, f"its process was killed; continued by flow run {prefect_id}")
     run = note_flow_run(run, prefect_id)
     if not (run.mlflow_run_id and tracker.resume_run(run.mlflow_run_id)):
-        tags = {"profile": run.profile.name, "recipe": run.profile.recipe, "qinglan.run_id": run.id}
+        tags = {"profile": run.profile.name, "recipe": run.profile.recipe_name, "qinglan.run_id": run.id}
         run = note_mlflow_run(run, tracker.start_run(f"{run.id} {run.flow} {run.profile.name}", tags))
         tracker.log_params(run.mlflow_run_id, run.profile.model_dump(mode="json"))
     tracker.set_tags(run.mlflow_run_id, {"prefect.flow_run_id": prefect_id, "run.directory": str(run.directory)})

@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from qinglan.artifacts import Artifact, StageResult
 from qinglan.config import EMBEDDED
 from qinglan.embedded.base_model import cached_path, is_complete, pretrain_argv
+from qinglan.embedded.worlds import world_for
 from qinglan.engines import swift
 from qinglan.engines.command import Command
 from qinglan.errors import EngineError
@@ -23,11 +24,11 @@ from tasks.stage import Outcome, Stage, perform
 def prepare_base_model(run: Run) -> StageResult:
     """The model to start from: the profile's own, or the embedded one, pretrained once per machine."""
     profile = run.profile
-    embedded = profile.student.base_model == EMBEDDED
-    folder = cached_path(profile.paths, profile.embedded) if embedded else Path(profile.student.base_model)
+    world = world_for(profile, "student.base_model") if profile.student.base_model == EMBEDDED else None
+    folder = cached_path(profile.paths, profile.embedded, world) if world else Path(profile.student.base_model)
 
     def work(stage: Stage) -> Outcome:
-        if not embedded:
+        if world is None:
             return _model_outcome(folder)
         if is_complete(folder):
             stage.say(f"already pretrained: {folder}")
@@ -38,7 +39,7 @@ def prepare_base_model(run: Run) -> StageResult:
         def command() -> Command:
             metrics_path.unlink(missing_ok=True)
             python, threads = swift.engine_python(profile), profile.trainer.threads
-            argv = pretrain_argv(python, profile.embedded, folder, metrics_path, threads)
+            argv = pretrain_argv(python, profile.embedded, world, folder, metrics_path, threads)
             return Command(argv, swift.engine_env(profile, str(folder)), gpus=swift.one_gpu(profile))
 
         follow = Follower(stage, metrics_path, _pretrain_line)

@@ -3,9 +3,11 @@
 import math
 from typing import Any
 
+from qinglan.recipes._retrieval import RetrievalRecipe
 from qinglan.report import Report
 from qinglan.statistics import Comparison
 
+METRICS = list(RetrievalRecipe.METRICS)
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
 
 
@@ -15,6 +17,12 @@ def comparison(a: str, b: str, diff: float | None, ci95: tuple[float, float] | N
         "detectable_diff": 0.078, "mean_a": 0.866, "mean_b": 0.795,
     }  # fmt: skip
     return Comparison(a=a, b=b, diff=diff, ci95=ci95, **{**numbers, **more})
+
+
+def scores(**means: float | tuple[float, list[float]]) -> dict[str, Any]:
+    """An arm's means, or means with intervals, by metric."""
+    pairs = {metric: each if isinstance(each, tuple) else (each, None) for metric, each in means.items()}
+    return {"scores": {metric: {"mean": mean, "n": 1000, "ci95": ends} for metric, (mean, ends) in pairs.items()}}
 
 
 def retrieved(gold_rank: int, title: str, score: float) -> dict[str, Any]:
@@ -38,7 +46,7 @@ def example(query: str = "它一天吃几粒啊，我妈有点高血压", gold_i
         "arms": {
             "original": {"text": query, "retrieved": retrieved(0, "维生素C 用法用量", 0.41)},
             "teacher": {"text": "深海鱼油 每日剂量", "retrieved": retrieved(3, "深海鱼油 成分", 0.72)},
-            "base": {"text": None, "reason": "empty_rewrite"},
+            "base": {"text": None, "reason": "empty_answer"},
             "sft": {"text": "深海鱼油 服用量", "retrieved": retrieved(2, "深海鱼油 成分", 0.74)},
             "rl": {"text": "深海鱼油 用法用量", "retrieved": retrieved(1, "深海鱼油 用法用量", 0.97)},
         },
@@ -49,7 +57,7 @@ def stages() -> list[dict[str, Any]]:
     sha = "4f9a0c61d2" * 6 + "abcd"
     rows = [
         ("load", 1.2, 3200, 3174, {"duplicate": 21, "empty_query": 5}),
-        ("distill", 48.0, 2174, 2151, {"empty_rewrite": 14, "teacher_refused": 6, "teacher_timeout": 3}),
+        ("distill", 48.0, 2174, 2151, {"empty_answer": 14, "teacher_refused": 6, "teacher_timeout": 3}),
         ("validate", 21.7, 2151, 2149, {"rag_error": 2}),
         ("select", 0.4, 2149, 1316, {"below_threshold": 512, "worse_than_original": 287, "rewrite_too_long": 34}),
         ("dataset", 0.9, 1316, 1316, {}),
@@ -84,6 +92,7 @@ def curves() -> dict[str, Any]:
 def report(**changes: Any) -> Report:
     content: dict[str, Any] = {
         "run_id": "20261104-0210-7c1e", "profile": "embedded", "recipe": "query_rewrite",
+        "metrics": METRICS,
         "versions": {"qinglan": "0.1.0", "python": "3.11.9", "verl": "0.9.1", "ms-swift": "4.6.0", "torch": "2.13.0",
                      "ray": "2.60.0", "prefect": "3.8.8", "mlflow": "3.17.2", "prompts": "1"},
         "stages": stages(),
@@ -95,20 +104,18 @@ def report(**changes: Any) -> Report:
             "rag": {"calls": 14_310, "cached": 2204, "failed": 2},
         },
         "arms": {
-            "original": {"n": 1000, "top1": 0.132, "mrr10": 0.214, "mean_top1_score": 0.402, "latency_p50_ms": 3.1,
-                         "latency_p95_ms": 5.9, "cost_per_1000_usd": 0.0, "top1_ci95": [0.101, 0.166]},
-            "teacher": {"n": 1000, "top1": 0.795, "mrr10": 0.841, "mean_top1_score": 0.792, "quality": 4.31,
-                        "latency_p50_ms": 812, "latency_p95_ms": 1904, "cost_per_1000_usd": 0.572,
-                        "top1_ci95": [0.738, 0.848], "failed": 4},
-            "base": {"n": 1000, "top1": 0.021, "mrr10": 0.035, "mean_top1_score": 0.188, "quality": 0.42,
-                     "latency_p50_ms": 41, "latency_p95_ms": 77, "cost_per_1000_usd": 0.051,
-                     "top1_ci95": [0.01, 0.034], "failed": 61},
-            "sft": {"n": 1000, "top1": 0.78, "mrr10": 0.832, "mean_top1_score": 0.801, "quality": 4.25,
-                    "latency_p50_ms": 38, "latency_p95_ms": 66, "cost_per_1000_usd": 0.051,
-                    "top1_ci95": [0.72, 0.836]},
-            "rl": {"n": 1000, "top1": 0.866, "mrr10": 0.897, "mean_top1_score": 0.874, "quality": 4.37,
-                   "latency_p50_ms": 37, "latency_p95_ms": 64, "cost_per_1000_usd": 0.051,
-                   "top1_ci95": [0.813, 0.912]},
+            "original": {"n": 1000, "latency_p50_ms": 3.1, "latency_p95_ms": 5.9, "cost_per_1000_usd": 0.0,
+                         **scores(top1=(0.132, [0.101, 0.166]), mrr10=0.214, mean_top1_score=0.402)},
+            "teacher": {"n": 1000, "latency_p50_ms": 812, "latency_p95_ms": 1904, "cost_per_1000_usd": 0.572,
+                        **scores(top1=(0.795, [0.738, 0.848]), mrr10=0.841, mean_top1_score=0.792, quality=4.31),
+                        "failed": 4},
+            "base": {"n": 1000, "latency_p50_ms": 41, "latency_p95_ms": 77, "cost_per_1000_usd": 0.051,
+                     **scores(top1=(0.021, [0.01, 0.034]), mrr10=0.035, mean_top1_score=0.188, quality=0.42),
+                     "failed": 61},
+            "sft": {"n": 1000, "latency_p50_ms": 38, "latency_p95_ms": 66, "cost_per_1000_usd": 0.051,
+                    **scores(top1=(0.78, [0.72, 0.836]), mrr10=0.832, mean_top1_score=0.801, quality=4.25)},
+            "rl": {"n": 1000, "latency_p50_ms": 37, "latency_p95_ms": 64, "cost_per_1000_usd": 0.051,
+                   **scores(top1=(0.866, [0.813, 0.912]), mrr10=0.897, mean_top1_score=0.874, quality=4.37)},
         },
         "comparisons": [
             comparison("rl", "teacher", 0.071, (0.019, 0.128), one_sided=4, left_out=4, n=996),
@@ -135,9 +142,10 @@ def report(**changes: Any) -> Report:
 def slices() -> list[dict[str, Any]]:
     def part(by: str, value: str, n: int, diff: float) -> dict[str, Any]:
         ends = [diff - 0.05, diff + 0.05]
-        arms = {"teacher": {"n": n, "top1": 0.795, "top1_ci95": [0.7, 0.9]}, "rl": {"n": n, "top1": 0.795 + diff}}
-        found = {"a": "rl", "b": "teacher", "n": n, "diff": diff, "ci95": ends if n >= 20 else None}
-        return {"by": by, "value": value, "n": n, "arms": arms, "diff": {"top1": found}}
+        means = {"teacher": scores(top1=(0.795, [0.7, 0.9])), "rl": scores(top1=0.795 + diff)}
+        arms = {name: {"n": n, **found} for name, found in means.items()}
+        found = {"a": "rl", "b": "teacher", "metric": "top1", "n": n, "diff": diff, "ci95": ends if n >= 20 else None}
+        return {"by": by, "value": value, "n": n, "arms": arms, "diffs": [found]}
 
     return [
         *(part("tenant", "demo", 1000, 0.07), part("intent", "用法用量", 120, 0.11), part("intent", "禁忌", 12, 0.02)),
@@ -147,7 +155,7 @@ def slices() -> list[dict[str, Any]]:
 
 def case(case_id: str, kind: str, passed: bool | None, **more: Any) -> dict[str, Any]:
     found = {"case_id": case_id, "kind": kind, "passed": passed, "name": f"用例 {case_id}", "must_pass": True}
-    return found | {"reason": "" if passed else "repeats the question as it was", "rewrite": "深海鱼油"} | more
+    return found | {"reason": "" if passed else "repeats the question as it was", "text": "深海鱼油"} | more
 
 
 def red_team() -> dict[str, list[dict[str, Any]]]:
@@ -157,8 +165,8 @@ def red_team() -> dict[str, list[dict[str, Any]]]:
 
 def decision(verdict: str = "refuse") -> dict[str, Any]:
     rules = [
-        ("retrieval_vs_teacher", "pass", "top-1 +0.071 [0.019, 0.128] on 996 questions", ""),
-        ("retrieval_vs_champion", "unknown", "not compared", "the answers hardly differ; ask more questions"),
+        ("gain_vs_teacher", "pass", "top-1 +0.071 [0.019, 0.128] on 996 questions", ""),
+        ("gain_vs_champion", "unknown", "not compared", "the answers hardly differ; ask more questions"),
         ("cost", "pass", "$0.051 per 1,000 questions, 14% of the teacher's $0.362", ""),
         ("latency", "fail", "median 37 ms, against the teacher's 11 ms", "it takes 3.4 times as long as the teacher"),
     ]  # fmt: skip
@@ -183,12 +191,17 @@ def released() -> dict[str, Any]:
 def measured(report: Report) -> dict[str, Any]:
     """The report's arms with every figure that an arm can have."""
     figures: dict[str, Any] = {
-        "recall3": 0.9, "recall10": 0.95, "ndcg10": 0.91, "top1_score_ci95": [0.7, 0.8], "quality_ci95": [4.2, 4.4],
         "judge_consistency": 0.12, "latency_n": 50, "latency_p50_ci95": [30, 41], "latency_p95_ci95": [60, 80],
         "cost_ci95": [0.049, 0.053], "prompt_tokens_per_1000": 161_000.0, "completion_tokens_per_1000": 10_100.0,
         "latency_load": "one question at a time on cpu",
     }  # fmt: skip
+    means = scores(recall3=0.9, recall10=0.95, ndcg10=0.91)["scores"]
     arms = {name: arm.model_dump() | figures for name, arm in report.arms.items()}
+    for arm in arms.values():
+        arm["scores"] = means | arm["scores"]
+        for metric, ends in (("mean_top1_score", [0.7, 0.8]), ("quality", [4.2, 4.4])):
+            if metric in arm["scores"]:
+                arm["scores"][metric]["ci95"] = ends
     arms["teacher"]["latency_load"] = "up to 16 at once, live API"
     return arms
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from qinglan.artifacts import MANIFEST, StageResult, hash_of, read_jsonl, write_json
 from qinglan.engines.verl import STEP_METRICS, read_metrics
 from qinglan.evaluation import ArmRow, arm_scores, groups_of
+from qinglan.recipes import Recipe, get_recipe
 from qinglan.report import Report
 from qinglan.rows import Row
 from qinglan.runs import RUN_FILE
@@ -130,6 +131,7 @@ def result_of_run(directory: Path, **known: Any) -> tuple[Result, dict[str, str]
     rl, evaluated, dataset = (stage_of(directory, name) for name in ("rl", "evaluate", "dataset"))
     rows = list(read_jsonl(dataset.path("test"), Row))
     groups = dict(sorted(groups_of(rows).items()))
+    recipe = get_recipe(report.recipe)
     arms = {name: list(read_jsonl(evaluated.path(f"arm_{name}"), ArmRow)) for name in report.arms}
     folder = work_of(directory, "rl")
     settings = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))["profile"]["rl"]
@@ -140,8 +142,8 @@ def result_of_run(directory: Path, **known: Any) -> tuple[Result, dict[str, str]
         cores=os.cpu_count() or 1,
         rl_s=rl.seconds,
         questions=hash_of(groups),
-        top1={name: marks(name, arm, rows) for name, arm in arms.items()},
-        quality={name: arm.quality for name, arm in report.arms.items()},
+        top1={name: marks(name, arm, rows, recipe) for name, arm in arms.items()},
+        quality={name: arm.mean("quality") for name, arm in report.arms.items()},
         summary=rl.details["summary"],
         alarms=[f"{alarm['name']} @ {alarm['step']}" for alarm in rl.details.get("alarms", [])],
         curve=verl_curve(read_metrics(folder), samples_a_step),
@@ -160,9 +162,9 @@ def work_of(directory: Path, name: str) -> Path:
     return directory.parent / stage_of(directory, name).run_id / name
 
 
-def marks(name: str, arm: Sequence[ArmRow], rows: Sequence[Row]) -> str:
+def marks(name: str, arm: Sequence[ArmRow], rows: Sequence[Row], recipe: Recipe) -> str:
     """An arm's top-1, a character per question."""
-    top1 = arm_scores(name, arm, rows).scores["top1"]
+    top1 = arm_scores(name, arm, rows, recipe).scores["top1"]
     return "".join(_MARKS[top1.get(row)] for row in sorted(row.id for row in rows))
 
 

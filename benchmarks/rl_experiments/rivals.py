@@ -26,7 +26,8 @@ from qinglan.engines.generate import generate_commands
 from qinglan.engines.launcher import launch
 from qinglan.engines.swift import engine_env
 from qinglan.errors import StageError
-from qinglan.evaluation import ArmRow, Panel, retrieve_all, student_rows, summarise
+from qinglan.evaluation import ArmRow, student_rows, summarise
+from qinglan.grading import grading_of
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.runs import Run
@@ -142,13 +143,14 @@ def _evaluate(run: Run, services: Services, verl_run: Path) -> dict[str, Any]:
     test = list(read_jsonl(dataset.path("test"), Row))
     found[0] = stage_of(verl_run, "sft").path("model")  # as with ours: where training made it worse, SFT's is kept
     arms = _arms(run, services, {f"step_{step}": str(path) for step, path in found.items()}, dev, "dev")
-    values = {name: summarise(arm, dev, profile.evaluate).top1 or 0.0 for name, arm in arms.items()}
+    recipe = get_recipe(profile.recipe)
+    values = {name: summarise(arm, dev, profile.evaluate, recipe).mean("top1") or 0.0 for name, arm in arms.items()}
     best = max(found, key=lambda step: (values[f"step_{step}"], step))
     (rl,) = _arms(run, services, {"rl": str(found[best])}, test, "test").values()
     updates = profile.rl.train_batch_size // profile.rl.ppo_mini_batch_size
     return {
-        "top1": marks("rl", rl, test),
-        "quality": summarise(rl, test, profile.evaluate).quality,
+        "top1": marks("rl", rl, test, recipe),
+        "quality": summarise(rl, test, profile.evaluate, recipe).mean("quality"),
         "chosen_step": best // updates,
         "dev_metric": "top1",
         "dev_value": values[f"step_{best}"],
@@ -165,14 +167,11 @@ def _arms(
     for command in generate_commands(profile, folders, prompts, directory):
         launch(command, name="generation", log=directory / "generate.log")
     price = profile.prices.get(profile.student.name)
-    answers = {name: student_rows(_lines(directory / f"{name}.answers.jsonl"), price) for name in folders}
+    answers = {name: student_rows(_lines(directory / f"{name}.answers.jsonl"), price, recipe) for name in folders}
 
     async def complete() -> dict[str, list[ArmRow]]:
-        config = profile.evaluate
-        async with open_clients(run, services, ("judge", "rag")) as clients:
-            panel = Panel(recipe, clients, profile.tenant, config.seed, config.max_failed_share)
-            judged, _ = await panel.judge(await retrieve_all(answers, rows, clients, config.max_failed_share), rows)
-            return judged
+        async with open_clients(run, services, recipe.graders) as clients:
+            return (await grading_of(recipe).measure(answers, rows, clients, profile)).arms
 
     return asyncio.run(complete())
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from qinglan.errors import StageError
-from qinglan.reward.scorer import Scorer
+from qinglan.reward.scorer import Scorer, open_scorer
 from qinglan.reward.service import RewardService
 
 
@@ -18,7 +18,7 @@ class Scoring:
     def __init__(self, training: Mapping[str, Any]) -> None:
         self._service = RewardService.model_validate_json(Path(training["reward"]).read_text(encoding="utf-8"))
         self._runner = asyncio.Runner()
-        self._scorer: Scorer | None = None
+        self._scorer: Scorer[Any] | None = None
         self._rewards = Path(training["rewards"])
 
     def scores(self, infos: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float]:
@@ -29,7 +29,7 @@ class Scoring:
         return scores
 
     async def _score(self, infos: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float]:
-        self._scorer = self._scorer or Scorer(self._service)
+        self._scorer = self._scorer or open_scorer(self._service)
         scored = await asyncio.gather(*map(self._scorer.score, map(dict, infos), texts))
         if failed := sum(bool(one["invalid"]) for one in scored):
             raise StageError(f"{failed} of {len(scored)} samples have no score; see {self._service.samples_log}")

@@ -106,7 +106,7 @@ def _lineage(name: str, version: "Version", row_id: str) -> Table:
     row = find_rows(version, {row_id}).get(row_id)
     if row is None:
         raise ConfigError(f"dataset version {name}: has no row `{row_id}`; ids are in {version.index}")
-    original, found = row.original_retrieved, row.rewrite_retrieved
+    original, found = row.original_retrieved, row.answer_retrieved
     facts = {
         "row": row.id,
         "source": row.source,
@@ -114,10 +114,10 @@ def _lineage(name: str, version: "Version", row_id: str) -> Table:
         "profile": row.profile,
         "history": row.history,
         "gold document": row.gold_id or NONE,
-        "rewrite": row.rewrite or NONE,
+        "rewrite": row.answer or NONE,
         "corrected": row.corrected or NONE,
-        "ledger request": row.rewrite_request or NONE,
-        "cost": usd(row.rewrite_cost_usd),
+        "ledger request": row.answer_request or NONE,
+        "cost": usd(row.answer_cost_usd),
         "verdict": f"failed: {row.reason}" if row.status == "failed" else "ok",
         "review": row.review or NONE,
         "split": row.split or NONE,

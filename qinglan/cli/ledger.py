@@ -54,7 +54,7 @@ def spent(
 
 @app.command()
 def request(
-    request_hash: Annotated[str, typer.Argument(help="`rewrite_request` of a row.")],
+    request_hash: Annotated[str, typer.Argument(help="`answer_request` of a row.")],
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
@@ -62,7 +62,7 @@ def request(
     with site_ledger(load_profile(profile, set_ or ())) as ledger:
         attempts, call = ledger.history(request_hash), ledger.get(request_hash)
     if not attempts:
-        raise ConfigError(f"ledger: there is no request {request_hash!r}; a row's `rewrite_request` names its own")
+        raise ConfigError(f"ledger: there is no request {request_hash!r}; a row's `answer_request` names its own")
     table = Table(box=None, header_style="bold")
     for head in ("at (UTC)", "run", "role", "model", "outcome"):
         table.add_column(head, overflow="fold")

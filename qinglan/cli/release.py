@@ -124,7 +124,9 @@ def lineage(
     subject: Annotated[
         str, typer.Argument(metavar="VERSION|RUN", help="A version's number, an alias, or a run's id.")
     ] = "champion",
-    metric: Annotated[str, typer.Option(help="A metric that is a mean over rows, such as top1 or quality.")] = "top1",
+    metric: Annotated[
+        str | None, typer.Option(help="One of the recipe's metrics, such as top1 or quality; the first, if not given.")
+    ] = None,
     row: Annotated[list[str] | None, typer.Option(help="Follow this row; may be given several times.")] = None,
     worst: Annotated[int, typer.Option(min=0, help="Without --row: follow that many of the lowest rows.")] = 2,
     arm: Annotated[str | None, typer.Option(help="Of a run; the gate's challenger if not given.")] = None,
@@ -136,14 +138,14 @@ def lineage(
 
     loaded = load_profile(profile, set_ or ())
     found = subject_of(loaded, subject, arm)
-    figure = figure_of(found, metric)
+    figure = figure_of(loaded, found, metric)
     _print_figure(found, figure)
-    for trace in rows_behind(loaded, found, metric, tuple(row or ()), worst):
+    for trace in rows_behind(loaded, found, figure.metric, tuple(row or ()), worst):
         out.print()
         _print_row(found, figure, trace)
     if not figure.agrees:
         raise ConfigError(
-            f"{found.arm}/{metric}: reported {figure.reported}, but its rows give {figure.recomputed}; "
+            f"{found.arm}/{figure.metric}: reported {figure.reported}, but its rows give {figure.recomputed}; "
             "evaluation.json was not made of these rows"
         )
 
@@ -177,8 +179,10 @@ def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
         "question": row.query,
         "profile": row.profile,
         "history": row.history,
-        "gold document": row.gold_id or NONE,
+        **row.inputs,
+        "gold document": row.gold_id or (NONE if found else ""),
         subject.arm: entry.text or f"failed: {entry.reason}",
+        "parts": ", ".join(f"{name} {value:g}" for name, value in (entry.parts or {}).items()),
         "retrieved": "; ".join(
             f"{place}. {document} {score:.3f} {title}"
             for place, (document, score, title) in enumerate(
@@ -186,6 +190,8 @@ def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
             )
         )
         if found
+        else ""
+        if entry.measured
         else f"failed: {entry.reason}",
         "gold document's rank": str(found.rank(row.gold_id) or "missed") if found and row.gold_id else "",
         "judge": ", ".join(f"{score:.2f}" for score in entry.judge_scores) or number(entry.judge_score, 2),

@@ -26,7 +26,7 @@ def export_workbook(
     run: Annotated[str, typer.Option(help="A run's id, a unique prefix, or `latest`.")] = "latest",
     rows: Annotated[int, typer.Option(min=1, max=_MAX_ROWS, help="Rows to review.")] = 200,
     workbook: Annotated[Path, typer.Option("--out", help="The workbook to write.")] = Path("review.xlsx"),
-    again: Annotated[bool, typer.Option("--again", help="Also rows whose rewrite was reviewed before.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also rows whose answer was reviewed before.")] = False,
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
@@ -98,7 +98,7 @@ def list_reviews(
     if run:
         found = count_standing(loaded, run)
         say(
-            f"run {found.run}: {found.hold:,} verdicts hold, {found.rewritten:,} no longer (another rewrite), "
+            f"run {found.run}: {found.hold:,} verdicts hold, {found.changed:,} no longer (another answer), "
             f"{found.absent:,} are of rows that it does not have"
         )
 

@@ -1,8 +1,7 @@
 """Teachers side by side: who is asked what, and the figures of their answers. `purchase` says which to buy.
 
-Every teacher is asked the same questions with the same prompt, and its rewrites are retrieved with and judged as the
-main teacher's are. A question that a teacher left without a rewrite counts against it as such, under `answered`, and
-nowhere as a low score.
+Every teacher is asked the same questions with the same prompt, and its texts are graded as the main teacher's are. A
+question that a teacher left without a text counts against it as such, under `answered`, and nowhere as a low score.
 """
 
 import hashlib
@@ -18,6 +17,7 @@ from qinglan.evaluation import (
     ArmRow,
     Evaluation,
     arm_scores,
+    compared,
     examples,
     groups_of,
     original_rows,
@@ -25,18 +25,17 @@ from qinglan.evaluation import (
     teacher_rows,
 )
 from qinglan.ledger import Ledger
+from qinglan.recipes import Metric, Recipe
 from qinglan.report import Arm
 from qinglan.rows import Row
 from qinglan.runs import Run
-from qinglan.statistics import ArmScores, Comparison, compare, holm_corrected, ratio_ci
+from qinglan.statistics import ArmScores, Comparison, holm_corrected, ratio_ci
 
 MAIN = "teacher"
 """The arm of the profile's own teacher."""
 ORIGINAL = "original"
-ANSWERED = "answered"
-"""Share of the questions for which a teacher gave a usable rewrite."""
-COMPARED_METRICS = ("top1", "mean_top1_score", "quality", ANSWERED)
-"""In the order in which they decide: the first one that there is."""
+ANSWERED = Metric("answered", "share of questions answered", "有回答的问题比例")
+"""Share of the questions for which a teacher gave a usable text."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,11 @@ class Contender:
     def stage(self, name: str) -> str:
         """What a stage is called for this teacher."""
         return name if self.arm == MAIN else f"{name}-{self.arm}"
+
+
+def deciding(recipe: Recipe) -> list[Metric]:
+    """The metrics by which a teacher is bought, in the order in which they decide: the first one that there is."""
+    return [*(metric for metric in recipe.METRICS if metric.compared and metric.interval), ANSWERED]
 
 
 def contenders(run: Run, services: Services) -> list[Contender]:
@@ -71,23 +75,24 @@ def draw(rows: Iterable[Row], count: int) -> list[Row]:
 
 
 def paid_in_vain(profile: Profile, rows: Iterable[Row], ledger: Ledger) -> dict[str, float]:
-    """Dollars by row id for answers of this profile's teacher that were no rewrite: refused, cut off, empty."""
+    """Dollars by row id for answers of this profile's teacher that were of no use: refused, cut off, empty."""
     asked = teacher_requests(profile)
-    requests = {row.id: asked(row).request_hash for row in rows if row.rewrite is None}
+    unanswered = ((row, asked(row)) for row in rows if row.answer is None)
+    requests = {row.id: request.request_hash for row, request in unanswered if request}
     calls = ledger.get_many(requests.values())
     return {row: calls[request].cost_usd for row, request in requests.items() if request in calls}
 
 
 def arms_of(
-    answers: Mapping[str, Sequence[Row]], in_vain: Mapping[str, Mapping[str, float]]
+    answers: Mapping[str, Sequence[Row]], in_vain: Mapping[str, Mapping[str, float]], recipe: Recipe
 ) -> dict[str, list[ArmRow]]:
-    """The original question and every teacher, over the same rows.
+    """Every teacher, and the original question where it can be retrieved with, over the same rows.
 
     Args:
         answers: by arm, the validated rows, the main teacher's among them.
         in_vain: by arm, what `paid_in_vain` found.
     """
-    arms = {ORIGINAL: original_rows(_with_originals(answers))}
+    arms = {ORIGINAL: original_rows(_with_originals(answers))} if recipe.KIND == "retrieval" else {}
     for name, rows in answers.items():
         wasted = in_vain.get(name, {})
         arms[name] = [
@@ -101,6 +106,7 @@ def evaluate_teachers(
     arms: Mapping[str, Sequence[ArmRow]],
     rows: Sequence[Row],
     config: Evaluate,
+    recipe: Recipe,
     loads: Mapping[str, str] | None = None,
 ) -> Evaluation:
     """Figures of all arms, and every rival against the main teacher on every metric that has values.
@@ -110,9 +116,13 @@ def evaluate_teachers(
     """
     loads = loads or {}
     return Evaluation(
-        arms={n: _with_cost(summarise(arm, rows, config, loads.get(n)), arm, config) for n, arm in arms.items()},
-        comparisons=_comparisons(arms, rows, config),
-        examples=examples(arms, rows),
+        metrics=[*recipe.METRICS, ANSWERED],
+        arms={
+            name: _with_cost(summarise(arm, rows, config, recipe, loads.get(name)), arm, config)
+            for name, arm in arms.items()
+        },
+        comparisons=_comparisons(arms, rows, config, recipe),
+        examples=examples(arms, rows, recipe),
         shared=[],
     )
 
@@ -131,7 +141,7 @@ def _with_originals(answers: Mapping[str, Sequence[Row]]) -> list[Row]:
 
 
 def _with_cost(arm: Arm, entries: Sequence[ArmRow], config: Evaluate) -> Arm:
-    """Dollars per 1,000 usable rewrites: answers that are none were paid for as well."""
+    """Dollars per 1,000 usable texts: answers that are none were paid for as well."""
     costs = [entry.cost_usd for entry in entries if entry.cost_usd is not None]
     usable = sum(entry.text is not None for entry in entries)
     if not costs or not usable:
@@ -141,38 +151,37 @@ def _with_cost(arm: Arm, entries: Sequence[ArmRow], config: Evaluate) -> Arm:
     return arm.model_copy(update={"cost_per_1000_usd": 1000 * sum(costs) / usable, "cost_ci95": interval})
 
 
-def _comparisons(arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate) -> list[Comparison]:
-    scores, groups = {name: _scores(name, arm, rows) for name, arm in arms.items()}, groups_of(rows)
+def _comparisons(
+    arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate, recipe: Recipe
+) -> list[Comparison]:
+    scores, groups = {name: _scores(name, arm, rows, recipe) for name, arm in arms.items()}, groups_of(rows)
     rivals = [name for name in arms if name not in (ORIGINAL, MAIN)]
     by_metric = {
-        metric: [
-            compare(scores[rival], scores[MAIN], metric, groups, config.bootstrap_resamples, config.seed)
-            for rival in rivals
-        ]
-        for metric in COMPARED_METRICS
+        metric.name: [compared(scores[rival], scores[MAIN], metric, groups, config) for rival in rivals]
+        for metric in deciding(recipe)
     }
     corrected = [
         comparison
         for metric, found in by_metric.items()
         for comparison in holm_corrected([c for c in found if c.n])
-        if metric != ANSWERED or comparison.wins or comparison.losses
+        if metric != ANSWERED.name or comparison.wins or comparison.losses
     ]
-    return [*sorted(corrected, key=lambda comparison: rivals.index(comparison.a)), *_gains(scores, groups, config)]
+    gains = _gains(scores, groups, config, recipe) if ORIGINAL in scores else []
+    return [*sorted(corrected, key=lambda comparison: rivals.index(comparison.a)), *gains]
 
 
-def _gains(scores: Mapping[str, ArmScores], groups: Mapping[str, str], config: Evaluate) -> list[Comparison]:
+def _gains(
+    scores: Mapping[str, ArmScores], groups: Mapping[str, str], config: Evaluate, recipe: Recipe
+) -> list[Comparison]:
     """Every teacher against the original question: one that gains nothing is worth no money."""
-    for metric in ("top1", "mean_top1_score"):
-        found = [
-            compare(scores[name], scores[ORIGINAL], metric, groups, config.bootstrap_resamples, config.seed)
-            for name in scores
-            if name != ORIGINAL
-        ]
+    for metric in deciding(recipe)[:-1]:
+        others = (name for name in scores if name != ORIGINAL)
+        found = [compared(scores[name], scores[ORIGINAL], metric, groups, config) for name in others]
         if present := [c for c in found if c.n]:
             return holm_corrected(present)
     return []
 
 
-def _scores(name: str, arm: Sequence[ArmRow], rows: Sequence[Row]) -> ArmScores:
+def _scores(name: str, arm: Sequence[ArmRow], rows: Sequence[Row], recipe: Recipe) -> ArmScores:
     answered = {entry.row_id: None if entry.reason == OVER_BUDGET else float(entry.text is not None) for entry in arm}
-    return ArmScores(arm=name, scores=arm_scores(name, arm, rows).scores | {ANSWERED: answered})
+    return ArmScores(arm=name, scores=arm_scores(name, arm, rows, recipe).scores | {ANSWERED.name: answered})

@@ -4,11 +4,13 @@ Better and worse need an interval on one side of 0 and a p-value that several co
 needs an interval that rules out a loss of more than `compare.tolerable_loss`. The rest is open.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from qinglan.comparison import ORIGINAL
+from qinglan.evaluation import Evaluation
+from qinglan.recipes import Metric
 from qinglan.report import Arm
 from qinglan.statistics import Comparison
 
@@ -18,7 +20,6 @@ Advice = Literal["take", "trade", "open", "keep"]
 _LEVEL = 0.05
 _SAME_COST = 1.05
 """Two prices within this factor are the same."""
-_JUDGE_SCALE = 5.0
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,12 @@ class Offer:
     main_figures: Arm
     comparisons: Mapping[str, Comparison]
     """By metric, in the order in which they decide."""
+    metrics: Mapping[str, Metric]
+    """By name, what is known of those metrics."""
+    texts: str
+    """What a teacher is paid for: `rewrites`."""
     gains: bool
-    """It is shown to retrieve better than the original question."""
+    """It is shown to do better than no teacher at all, where that can be tried."""
     tolerable: float
 
     @property
@@ -44,7 +49,11 @@ class Offer:
 
     def margin(self, metric: str) -> float:
         """The loss that is tolerated, on this metric's scale."""
-        return self.tolerable * (_JUDGE_SCALE if metric == "quality" else 1.0)
+        return self.tolerable * self.metrics[metric].maximum
+
+    def name(self, found: Comparison) -> str:
+        """What its metric is called."""
+        return self.metrics[found.metric].en
 
     def standing(self, found: Comparison) -> Standing:
         """What the interval says; a shown loss that is sure to be tolerable is good enough."""
@@ -83,10 +92,10 @@ class Offer:
         return "take" if primary == "enough" else "open"
 
 
-def gains(comparisons: Sequence[Comparison], arm: str) -> bool:
-    """Whether a teacher is shown to retrieve better than the original question."""
-    against = [c for c in comparisons if (c.a, c.b) == (arm, ORIGINAL)]
-    return any(c.ci95 is not None and c.ci95[0] > 0 and is_shown(c) for c in against)
+def gains(evaluation: Evaluation, arm: str) -> bool:
+    """Whether a teacher is shown to retrieve better than the original question; true where nothing is retrieved."""
+    against = [c for c in evaluation.comparisons if (c.a, c.b) == (arm, ORIGINAL)]
+    return ORIGINAL not in evaluation.arms or any(c.ci95 is not None and c.ci95[0] > 0 and is_shown(c) for c in against)
 
 
 def is_shown(found: Comparison) -> bool:

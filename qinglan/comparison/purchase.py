@@ -5,12 +5,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from qinglan.comparison import ANSWERED, COMPARED_METRICS, MAIN
+from qinglan.comparison import MAIN
 from qinglan.comparison.offer import Advice, Offer, gains
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.formats import count, interval, latency, number, signed, usd, with_interval
-from qinglan.report import Purchase, Tone, metric_label
+from qinglan.recipes import get_recipe
+from qinglan.report import Purchase, Tone
+from qinglan.report_words import TERMS
 from qinglan.statistics import Comparison
 
 _ORDER: tuple[Advice, ...] = ("take", "trade", "open", "keep")
@@ -19,7 +21,8 @@ _TONES: dict[Advice, Tone] = {"take": "better", "trade": "open", "open": "open",
 
 def advise(profile: Profile, evaluation: Evaluation, arms: Mapping[str, Sequence[ArmRow]]) -> Purchase | None:
     """The verdict; None where no question has values of two teachers."""
-    labels = _labels(profile)
+    labels, texts = _labels(profile), TERMS[get_recipe(profile.recipe).KIND].texts.en
+    metrics = {metric.name: metric for metric in evaluation.metrics}
     offers = [
         Offer(
             arm=arm,
@@ -28,11 +31,13 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Mapping[str, Sequence
             figures=evaluation.arms[arm],
             main_figures=evaluation.arms[MAIN],
             comparisons=found,
-            gains=gains(evaluation.comparisons, arm),
+            metrics=metrics,
+            texts=texts,
+            gains=gains(evaluation, arm),
             tolerable=profile.compare.tolerable_loss,
         )
         for arm in profile.compare.teachers
-        if (found := _of(evaluation.comparisons, arm))
+        if (found := _of(evaluation, arm))
     ]
     if not offers:
         return None
@@ -66,20 +71,20 @@ def _labels(profile: Profile) -> dict[str, str]:
     return {MAIN: main if main not in rivals else "the teacher", **{name: name for name in rivals}}
 
 
-def _of(comparisons: Sequence[Comparison], arm: str) -> dict[str, Comparison]:
-    mine = {c.metric: c for c in comparisons if (c.a, c.b) == (arm, MAIN) and c.diff is not None}
-    return {metric: mine[metric] for metric in COMPARED_METRICS if metric in mine}
+def _of(evaluation: Evaluation, arm: str) -> dict[str, Comparison]:
+    mine = {c.metric: c for c in evaluation.comparisons if (c.a, c.b) == (arm, MAIN) and c.diff is not None}
+    return {metric.name: mine[metric.name] for metric in evaluation.metrics if metric.name in mine}
 
 
 def _sentence(offer: Offer) -> str:
     found = offer.primary
-    return f"{offer.rival} costs {_cost(offer)}; {_difference(found, first=True)} on {count(found.n)} questions"
+    return f"{offer.rival} costs {_cost(offer)}; {_difference(offer, found, first=True)} on {count(found.n)} questions"
 
 
 def _reading(offer: Offer) -> str:
     """What to do about it."""
     found, rival, main = offer.primary, offer.rival, offer.main
-    metric, margin = _name(found), offer.margin(found.metric)
+    metric, margin = offer.name(found), offer.margin(found.metric)
     match offer.advice:
         case "take" if offer.standing(found) == "better":
             return f"Take {rival}: its {metric} is better, and it costs no more than {main}."
@@ -96,7 +101,7 @@ def _reading(offer: Offer) -> str:
     if offer.worse and offer.price == "less":
         return f"Keep {main}: {rival} is cheaper, but not shown to retrieve better than the question as it was typed."
     if offer.worse:
-        lost = _listed([_name(c) for c in offer.worse])
+        lost = _listed([offer.name(c) for c in offer.worse])
         return f"Keep {main}: {rival} is worse in {lost} and costs {_no_less(offer)}."
     return f"Keep {main}: no gain in {metric} is shown, and {rival} costs {_no_less(offer)}."
 
@@ -104,20 +109,20 @@ def _reading(offer: Offer) -> str:
 def _trade(offer: Offer) -> str:
     saved = (offer.main_figures.cost_per_1000_usd or 0.0) - (offer.figures.cost_per_1000_usd or 0.0)
     won = [c for c in offer.comparisons.values() if offer.standing(c) == "better"]
-    parts = [f"save {usd(saved)} per 1,000 rewrites"] if offer.price == "less" else []
-    parts += [f"gain {_listed([_amount(c) for c in won])}"] if won else []
-    parts += [f"lose {_listed([_amount(c) for c in offer.worse])}"] if offer.worse else []
-    parts += [f"pay {usd(-saved)} more per 1,000 rewrites"] if offer.price == "more" else []
+    parts = [f"save {usd(saved)} per 1,000 {offer.texts}"] if offer.price == "less" else []
+    parts += [f"gain {_listed([_amount(offer, c) for c in won])}"] if won else []
+    parts += [f"lose {_listed([_amount(offer, c) for c in offer.worse])}"] if offer.worse else []
+    parts += [f"pay {usd(-saved)} more per 1,000 {offer.texts}"] if offer.price == "more" else []
     return f"A trade: with {offer.rival} you {_listed(parts)}. Keep {offer.main} unless that is worth it to you."
 
 
-def _amount(found: Comparison) -> str:
-    return f"{number(abs(found.diff or 0.0))} in {_name(found)}"
+def _amount(offer: Offer, found: Comparison) -> str:
+    return f"{number(abs(found.diff or 0.0))} in {offer.name(found)}"
 
 
 def _undecided(offer: Offer) -> str:
     found = offer.primary
-    margin, metric = offer.margin(found.metric), _name(found)
+    margin, metric = offer.margin(found.metric), offer.name(found)
     low = found.ci95[0] if found.ci95 else None
     risk = "no interval can be given" if low is None else f"a loss of up to {number(-low)} {metric} is not ruled out"
     text = f"Open: {risk}, and compare.tolerable_loss allows {number(margin)}. Keep {offer.main} until it is settled"
@@ -131,7 +136,7 @@ def _undecided(offer: Offer) -> str:
 
 def _paragraph(offer: Offer, *, advice: bool) -> str:
     """All that is known of a rival, on one line."""
-    differences = [_difference(found) for found in offer.comparisons.values()]
+    differences = [_difference(offer, found) for found in offer.comparisons.values()]
     speed, main_speed = offer.figures.latency_p50_ms, offer.main_figures.latency_p50_ms
     if speed is not None and main_speed is not None:
         differences.append(f"median latency {latency(speed)} ms against {latency(main_speed)} ms")
@@ -139,9 +144,9 @@ def _paragraph(offer: Offer, *, advice: bool) -> str:
     return f"{text} {_reading(offer)}" if advice else text
 
 
-def _difference(found: Comparison, *, first: bool = False) -> str:
+def _difference(offer: Offer, found: Comparison, *, first: bool = False) -> str:
     """In words; `first` where it stands behind what the rival costs."""
-    metric = _name(found)
+    metric = offer.name(found)
     if found.diff is None or found.ci95 is None:
         return f"{metric} {signed(found.diff)}, without an interval"
     if _includes_zero(found):
@@ -156,7 +161,7 @@ def _cost(offer: Offer) -> str:
     cost, main = offer.figures.cost_per_1000_usd, offer.main_figures.cost_per_1000_usd
     if cost is None or main is None:
         return "an unknown amount"
-    both = f"({usd(cost)} against {usd(main)} per 1,000 rewrites)"
+    both = f"({usd(cost)} against {usd(main)} per 1,000 {offer.texts})"
     if offer.price == "same":
         return f"as much as {offer.main} {both}"
     if not cost or not main:
@@ -175,14 +180,14 @@ def _notes(
     notes += [
         f"{label} is not shown to retrieve better than the question as it was typed."
         for arm, label in labels.items()
-        if not gains(evaluation.comparisons, arm)
+        if not gains(evaluation, arm)
     ]
     if kin := [labels[arm] for arm, each in teachers.items() if family(each.model) == family(profile.judge.model)]:
         all_alike = len(kin) == len(teachers)
         favoured = "all of them and may be too kind" if all_alike else f"{_listed(kin)} and may favour it"
         notes.append(
             f"The judge, {profile.judge.model}, is of the same family as {favoured}. It does not see who wrote a "
-            "rewrite; let a judge of another family confirm what rests on its score."
+            "text; let a judge of another family confirm what rests on its score."
         )
     for arm in teachers:
         entries = arms[arm]
@@ -190,7 +195,7 @@ def _notes(
             reasons = ", ".join(f"{reason} {count(n)}" for reason, n in silent.most_common())
             share = sum(silent.values()) / len(entries)
             notes.append(
-                f"{labels[arm]} left {share:.1%} of the questions without a rewrite ({reasons}). They are "
+                f"{labels[arm]} left {share:.1%} of the questions without an answer ({reasons}). They are "
                 "not in the means, and their cost is in the cost of the others."
             )
         if cheap := sum(entry.text is not None and entry.latency_ms is None for entry in entries):
@@ -200,10 +205,6 @@ def _notes(
         "earlier runs keep theirs. Under Calls and cost, the teacher is all teachers together."
     )
     return notes
-
-
-def _name(found: Comparison) -> str:
-    return "share of questions answered" if found.metric == ANSWERED else metric_label(found.metric)
 
 
 def _includes_zero(found: Comparison) -> bool:

@@ -6,10 +6,23 @@ variable. Engine settings keep the engines' own names where they are handed thro
 
 from qinglan.config.base import EMBEDDED
 from qinglan.config.data import BatchApi, Columns, Compare, Data, Dataset, Distill, Refresh, Select, Sql, Validate
-from qinglan.config.profile import CHANGEABLE, Profile, explain, load_profile, require_secret, uses_proxy
+from qinglan.config.profile import CHANGEABLE, Profile, explain, load_profile, profile_names, require_secret, uses_proxy
 from qinglan.config.release import Canary, Gate, Release, RequestLog, Serve
 from qinglan.config.rl import AlarmAction, AlarmName, Alarms, Algorithm, Kl, Reward, Rl
-from qinglan.config.site import Budget, Embedded, Endpoint, LedgerStore, Paths, Price, Rag, Tenant, Tracking, Trainer
+from qinglan.config.site import (
+    Budget,
+    Embedded,
+    Endpoint,
+    Judge,
+    LedgerStore,
+    LocalJudge,
+    Paths,
+    Price,
+    Rag,
+    Tenant,
+    Tracking,
+    Trainer,
+)
 from qinglan.config.training import Evaluate, Sft, Student
 
 __all__ = [
@@ -31,8 +44,10 @@ __all__ = [
     "Endpoint",
     "Evaluate",
     "Gate",
+    "Judge",
     "Kl",
     "LedgerStore",
+    "LocalJudge",
     "Paths",
     "Price",
     "Profile",
@@ -53,6 +68,7 @@ __all__ = [
     "Validate",
     "explain",
     "load_profile",
+    "profile_names",
     "require_secret",
     "uses_proxy",
 ]

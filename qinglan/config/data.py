@@ -21,6 +21,11 @@ class Columns(Section):
     """train, dev or test (optional column); rows without it are split by `dataset`."""
     intent: str = "意图"
     """What kind of question it is (optional column); evaluation shows each kind by itself."""
+    pool: str = "数据池"
+    """Which set of questions it belongs to, such as `red_team` (optional column); evaluation shows each by itself, and
+    `dataset.rl_shares` draws RL's prompts by it."""
+    inputs: dict[str, str] = {}
+    """Columns that the recipe needs beside these: by the input's name, where its column is called otherwise."""
 
 
 class Sql(Section):
@@ -43,10 +48,14 @@ class Data(Section):
     sheet: str | None = None
     """Sheet name; the first sheet if not given."""
     columns: Columns = Columns()
+    pool_shares: dict[str, Share] = {}
+    """Of the rows that neither the workbook nor the recipe puts into a pool: `gold: 0.1` draws a tenth by
+    their ids."""
     max_query_chars: Count = 500
     """A longer query is kept as a failed row (`query_too_long`)."""
     max_context_chars: Count = 2000
-    """A row whose profile and history together are longer is kept as a failed row (`context_too_long`)."""
+    """A row whose profile, history and those further inputs that are part of what is asked are together longer is kept
+    as a failed row (`context_too_long`)."""
     limit: Count | None = None
     """Use only the first rows; for trials."""
 
@@ -91,18 +100,18 @@ class Distill(Section):
 
 
 class Validate(Section):
-    """Asking the RAG, and the judge where RL needs a baseline."""
+    """Grading the teacher's answers, by RAG, rules and judge as the recipe asks."""
 
     batch_rows: Count = 500
     retries: Annotated[int, Field(ge=0)] = 2
     max_failed_share: Share = 0.05
     """As for `distill`."""
     judge_baseline: bool = True
-    """Score the teacher's rewrites once, so that RL never has to."""
+    """Let the judge score the teacher's answers once, so that RL never has to."""
 
 
 class Select(Section):
-    """Which rewrites may teach."""
+    """Which rewrites may teach. Of answers that are graded by parts the recipe itself says it."""
 
     min_top1_score: Share = 0.6
     min_rewrite_chars: Count = 2
@@ -131,6 +140,12 @@ class Dataset(Section):
     dev_share: Share = 0.1
     near_duplicate_jaccard: Annotated[float, Field(ge=0.5, le=1)] = 0.85
     """Character-trigram similarity from which two questions count as the same; such groups never straddle splits."""
+    rl_shares: dict[str, Share] = {}
+    """Of RL's training prompts, by the rows' `pool`, such as `red_team: 0.3`; all other rows, `train`, have what is
+    left. If not given, RL asks every training row that it can."""
+    rl_repeats: Count = 8
+    """How often at most a question of a pool that has too few for its share is among the prompts; a share that is not
+    reached so is told."""
     decontaminate_against: tuple[LocalPath, ...] = ()
     """Workbooks of questions that are kept for evaluation elsewhere: a row that nearly repeats one of them reaches
     neither training nor development (`near_duplicate_of_evaluation`)."""
@@ -139,6 +154,13 @@ class Dataset(Section):
     def _leave_a_test_split(self) -> Self:
         if self.train_share + self.dev_share >= 1:
             raise ValueError("train_share + dev_share must leave a share for the test split")
+        return self
+
+    @model_validator(mode="after")
+    def _share_all_of_rl(self) -> Self:
+        total = sum(self.rl_shares.values())
+        if total > 1 + 1e-6 or ("train" in self.rl_shares and total < 1 - 1e-6):
+            raise ValueError(f"rl_shares: add up to {total:g}; make them add up to 1, or leave out `train`")
         return self
 
 

@@ -4,19 +4,33 @@ import difflib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Self, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import ValidationError, model_validator
+from pydantic import AfterValidator, ValidationError, model_validator
 
 from qinglan.config.base import Section
 from qinglan.config.data import Compare, Data, Dataset, Distill, Refresh, Select, Validate
 from qinglan.config.release import Gate, Release, Serve
 from qinglan.config.rl import Reward, Rl
-from qinglan.config.site import Budget, Embedded, Endpoint, LedgerStore, Paths, Price, Rag, Tenant, Tracking, Trainer
+from qinglan.config.site import (
+    Budget,
+    Embedded,
+    Endpoint,
+    Judge,
+    LedgerStore,
+    Paths,
+    Price,
+    Rag,
+    Tenant,
+    Tracking,
+    Trainer,
+)
 from qinglan.config.training import Evaluate, Sft, Student
 from qinglan.errors import ConfigError
+from qinglan.report_words import ARMS
 
 CHANGEABLE: dict[str, set[str]] = {
     "budget": {"per_run_usd", "per_month_usd"},
@@ -28,15 +42,24 @@ CHANGEABLE: dict[str, set[str]] = {
 """Settings with which an interrupted run may go on changed: what it makes does not depend on them."""
 
 
+def _absolute_file(value: str) -> str:
+    """Processes that read the profile later may stand in another folder."""
+    return str(Path(value).expanduser().resolve()) if value.endswith(".py") else value
+
+
 class Profile(Section):
-    """One profile: see configs/."""
+    """One profile: see configs/. `extends: NAME`, or a path from the file's folder, beside these keys takes another
+    profile for whatever the file does not say: sections are laid over each other key by key, lists are replaced."""
 
     name: str
-    recipe: str = "query_rewrite"
+    recipe: Annotated[str, AfterValidator(_absolute_file)] = "query_rewrite"
+    """A name in `qinglan/recipes`, or the path of a recipe's .py file."""
     tenant: Tenant = Tenant()
     data: Data = Data()
     teacher: Endpoint
-    judge: Endpoint
+    answerer: Endpoint | None = None
+    """The weak model whose answers are judged, for a recipe that asks one."""
+    judge: Judge
     rag: Rag = Rag()
     embedded: Embedded = Embedded()
     distill: Distill = Distill()
@@ -63,7 +86,8 @@ class Profile(Section):
     @model_validator(mode="after")
     def _price_every_paid_model(self) -> Self:
         rivals = ((f"compare.teachers.{name}", endpoint) for name, endpoint in self.compare.teachers.items())
-        for role, endpoint in (("teacher", self.teacher), ("judge", self.judge), *rivals):
+        answerer = (("answerer", self.answerer),) if self.answerer else ()
+        for role, endpoint in (("teacher", self.teacher), *answerer, ("judge", self.judge), *rivals):
             if endpoint.model not in self.prices:
                 raise ValueError(f"prices has no entry for {role}.model {endpoint.model!r}")
         return self
@@ -73,6 +97,13 @@ class Profile(Section):
         if unknown := [name for name in self.evaluate.teachers if name not in self.compare.teachers]:
             known = ", ".join(self.compare.teachers) or "none"
             raise ValueError(f"evaluate.teachers: {unknown[0]} is none of compare.teachers ({known})")
+        return self
+
+    @model_validator(mode="after")
+    def _know_the_gates_rivals(self) -> Self:
+        known = [arm for arm in (*ARMS, *self.evaluate.teachers) if arm != self.gate.challenger]
+        if unknown := [arm for arm in self.gate.rivals if arm not in known]:
+            raise ValueError(f"gate.rivals: no arm is called {unknown[0]}; there are {', '.join(known)}")
         return self
 
     @model_validator(mode="after")
@@ -102,9 +133,17 @@ class Profile(Section):
         return self.tracking.uri or f"sqlite:///{(self.paths.state / 'mlflow.db').resolve()}"
 
     @property
+    def recipe_name(self) -> str:
+        """The recipe's, also where `recipe` is a file."""
+        return Path(self.recipe).stem if self.recipe.endswith(".py") else self.recipe
+
+    @property
     def model_name(self) -> str:
         """Of the registered model, and of the model that the router serves."""
-        return self.release.name or f"qinglan.{self.tenant.file_name}.{self.recipe}"
+        return self.release.name or f"qinglan.{self.tenant.file_name}.{self.recipe_name}"
+
+
+_YAML = (".yaml", ".yml")
 
 
 def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
@@ -114,14 +153,7 @@ def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
         ConfigError: one line naming the file, the key and the remedy.
     """
     path = _find(name_or_path)
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"profile {path}: can't be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"profile {path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"profile {path}: expected sections such as `teacher:`, found {type(raw).__name__}")
+    raw = _read(path)
     for override in overrides:
         _apply(raw, override)
     try:
@@ -170,17 +202,50 @@ def uses_proxy(url: str) -> bool:
     return urlsplit(url).hostname not in ("127.0.0.1", "::1", "localhost")
 
 
+def profile_names() -> list[str]:
+    """Those that `--profile` takes without a path."""
+    return sorted({path.stem for folder in _folders() for path in folder.glob("*.yaml")})
+
+
+def _folders() -> tuple[Path, Path]:
+    return Path.cwd() / "configs", Path(__file__).parents[2] / "configs"
+
+
+def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A profile's keys, laid over those of the profile that it extends."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"profile {path}: can't be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"profile {path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"profile {path}: expected sections such as `teacher:`, found {type(raw).__name__}")
+    if (other := raw.pop("extends", None)) is None:
+        return raw
+    if path.resolve() in extended_by:
+        raise ConfigError(f"profile {path}: extends itself; name another profile")
+    beside = path.parent / str(other)
+    found = beside if beside.suffix in _YAML and beside.is_file() else _find(str(other))
+    return _laid_over(_read(found, (*extended_by, path.resolve())), raw)
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    both = {key: (below[key], above[key]) for key in below.keys() & above.keys()}
+    merged = {key: _laid_over(a, b) for key, (a, b) in both.items() if isinstance(a, dict) and isinstance(b, dict)}
+    return below | above | merged
+
+
 def _find(name_or_path: str) -> Path:
     path = Path(name_or_path)
-    if path.suffix in {".yaml", ".yml"}:
+    if path.suffix in _YAML:
         if not path.is_file():
             raise ConfigError(f"profile {path}: no such file")
         return path
-    folders = (Path.cwd() / "configs", Path(__file__).parents[2] / "configs")
-    for folder in folders:
+    for folder in _folders():
         if (candidate := folder / f"{name_or_path}.yaml").is_file():
             return candidate
-    known = sorted({p.stem for folder in folders for p in folder.glob("*.yaml")})
+    known = profile_names()
     near = difflib.get_close_matches(name_or_path, known, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"known profiles: {', '.join(known) or 'none'}"
     raise ConfigError(f"profile `{name_or_path}`: there is no configs/{name_or_path}.yaml; {hint}")
@@ -211,6 +276,12 @@ def _short(value: object, chars: int = 80) -> str:
     return text if len(text) <= chars else text[: chars - 3] + "..."
 
 
+def _without_none(kind: Any) -> Any:
+    """`X` of `X | None`."""
+    parts = [part for part in get_args(kind) if part is not type(None)] if get_origin(kind) is UnionType else []
+    return parts[0] if len(parts) == 1 else kind
+
+
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     model: Any = Profile
     for part in location[:-1]:
@@ -218,5 +289,5 @@ def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
             model = get_args(model)[1]
         else:
             field = getattr(model, "model_fields", {}).get(str(part))
-            model = field.annotation if field else None
+            model = _without_none(field.annotation) if field else None
     return list(getattr(model, "model_fields", ()))

@@ -16,15 +16,19 @@ class Gate(Section):
 
     challenger: str = "rl"
     """The arm that is to be released."""
+    rivals: Annotated[tuple[str, ...], Field(min_length=1)] = ("teacher",)
+    """Arms that it must beat, beside the champion where there is one: `original`, `teacher`, `base`, `sft`, `rl`, or
+    one of `evaluate.teachers`. The report's headline is about the first."""
     max_quality_loss: NotNegative = 0.2
-    """Non-inferiority margin on the judge's scale of 0–5: the 95% interval of the difference must lie above −margin."""
-    min_retrieval_gain: NotNegative = 0.0
-    """The 95% interval of the retrieval metric's difference must lie above it."""
+    """Non-inferiority margin on the judge's scale of 0–5: the 95% interval of the difference must lie above −margin.
+    Of recipes that have the judge's score as a metric."""
+    min_gain: NotNegative = 0.0
+    """The 95% interval of the difference must lie above it, on the first of the recipe's metrics that has values."""
     smallest_gain: Positive = 0.03
     """The gain worth finding: an interval that ends below it fails, and a test set that can't detect it makes the gate
     say how many rows would."""
     max_cost_ratio: Positive = 0.5
-    """Cost per 1,000 questions, as a share of the teacher's."""
+    """Cost per 1,000 questions, as a share of the teacher's, where a teacher was evaluated."""
     max_latency_p95_ms: Positive | None = None
     max_latency_ratio: Positive | None = 1.0
     """Median latency, as a share of the teacher's where both were measured; None for no limit."""
@@ -35,11 +39,17 @@ class Gate(Section):
     approval_timeout_s: Positive = 86_400
 
     @model_validator(mode="after")
+    def _beats_others(self) -> Self:
+        if self.challenger in self.rivals:
+            raise ValueError(f"rivals: {self.challenger} is the challenger; name arms that it must beat")
+        return self
+
+    @model_validator(mode="after")
     def _gain_above_the_limit(self) -> Self:
-        if self.smallest_gain <= self.min_retrieval_gain:
+        if self.smallest_gain <= self.min_gain:
             raise ValueError(
-                f"smallest_gain {self.smallest_gain:g} is not above min_retrieval_gain {self.min_retrieval_gain:g}, so "
-                "that no test set could tell it from the limit; raise smallest_gain or lower min_retrieval_gain"
+                f"smallest_gain {self.smallest_gain:g} is not above min_gain {self.min_gain:g}, so "
+                "that no test set could tell it from the limit; raise smallest_gain or lower min_gain"
             )
         return self
 
@@ -88,21 +98,22 @@ class Canary(Section):
 
 
 class Serve(Section):
-    """The endpoint of the champion: OpenAI-compatible, and never without an answer."""
+    """The endpoint of the champion: OpenAI-compatible, with an answer or a reason before the deadline."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_key_env: SecretName | None = None
     """Required where `host` is not loopback."""
     deadline_ms: Positive = 800
-    """From the request's arrival to the answer: by then it is the model's rewrite, or the original question."""
+    """From the request's arrival to the answer: by then it is the model's, or what the recipe gives in its place, the
+    original question or HTTP 503."""
     max_in_flight: Count = 256
-    """More at once are answered with the original question at once."""
+    """More at once are answered without a model, at once."""
     max_body_bytes: Count = 65_536
     max_query_chars: Count = 512
     max_context_chars: Count = 2_000
-    max_rewrite_chars: Count = 200
-    """A longer answer of the model is not used."""
+    max_answer_chars: Count | None = None
+    """A longer answer of the model is not used. If not given, 200 for a rewrite of the question, else no limit."""
     backend: Literal["transformers", "vllm"] | None = None
     """None: by `trainer.device`."""
     extra: dict[str, Any] = {}

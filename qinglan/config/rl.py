@@ -8,7 +8,8 @@ from qinglan.config.base import Count, LocalPath, Positive, Section, Share
 
 
 class Reward(Section):
-    """The reward against the teacher's baseline (docs/reward.md)."""
+    """What a sample earns (docs/reward.md). Answers that are graded by parts know of `part_weights`, `judge_share`,
+    `use_labels`, `max_invalid_share` and `max_outage_s` alone."""
 
     judge_weight: Share = 0.35
     retrieval_weight: Share = 0.40
@@ -18,7 +19,7 @@ class Reward(Section):
     tie_margin: Annotated[float, Field(ge=0)] = 0.02
     """|rq_s − rq_t| up to this is a tie."""
     judge_share: Share = 1.0
-    """Share of samples that the judge scores, chosen by a hash of query and rewrite."""
+    """Share of samples that the judge scores, chosen by a hash of question and text."""
     preservation_guard: bool = True
     """Entities and intent of the question must survive, else the reward is capped at `guard_cap`."""
     guard_min_judge: float = 3.0
@@ -39,6 +40,8 @@ class Reward(Section):
     relative_to_teacher: bool = True
     """False: the reward is what the rewrite earns by itself, the weighted mean of retrieval quality and judge score,
     both from 0 to 1; the teacher's side and `win_weight` don't count."""
+    part_weights: dict[str, Annotated[float, Field(ge=0)]] = {}
+    """Of a recipe whose answers are graded by parts: other weights than its own, by part; 0 leaves one out."""
     max_invalid_share: Share = 0.05
     """More samples without a score than this, of a step's or of a validation's, stop the run."""
     max_outage_s: Positive = 600
@@ -54,7 +57,7 @@ class Reward(Section):
 
     @property
     def judged_share(self) -> float:
-        """Share of samples that the judge is asked for; none where its score could not matter."""
+        """Share of rewrites that the judge is asked for; none where its score could not matter."""
         return self.judge_share if self.judge_weight > 0 or self.guard_min_judge > 0 else 0.0
 
 
@@ -94,7 +97,8 @@ class Alarms(Section):
     min_reward_change: Positive = 0.02
     """The reward has risen or fallen only if by at least this much; rewards lie within −1 and 1."""
     min_gold_drop: Share = 0.05
-    """Top-1 has fallen only if by at least this share of the labelled samples."""
+    """Top-1 has fallen only if by at least this share of the labelled samples; the same for the first metric of a
+    recipe whose answers are graded by parts."""
     min_judge_drop: Positive = 0.2
     """The judge's score, 0–5, has fallen only if by at least this much."""
     min_entropy_share: Share = 0.1

@@ -82,7 +82,11 @@ class Embedded(Section):
     """Share of teacher and RAG requests answered with 429, 500 or a dropped connection."""
     pretrain_seconds_max: Positive = 900.0
     """The tiny base model's pretraining is a fixed number of steps; it fails if it would take longer than this."""
-    pretrain_steps: Count = 600
+    pretrain_steps: Count | None = None
+    """As many as the recipe's world says, if not given."""
+    world: str | None = None
+    """Recipe whose sample and base model `embedded` means; this profile's, if not given. A recipe without a world can
+    borrow another's base model so."""
     sample_train_rows: Count = 2000
     sample_dev_rows: Count = 200
     sample_test_rows: Count = 1000
@@ -136,6 +140,34 @@ class Price(Section):
     output_per_million_usd: Annotated[float, Field(ge=0)]
     batch_factor: Share = 0.5
     """What the batch API takes of these prices."""
+
+
+class LocalJudge(Section):
+    """A released answer judge of our own that RL asks in the judge's place (docs/local-judge.md)."""
+
+    model: str
+    """Registered model whose champion is served, such as `qinglan.sample.answer_judge`."""
+    price: Price = Price(input_per_million_usd=0, output_per_million_usd=0)
+    """What its tokens cost on your own machine; nothing if not given."""
+    max_tokens: Count = 256
+    concurrency: Count = 16
+    timeout_s: Positive = 60
+    gpu: str | None = None
+    """`CUDA_VISIBLE_DEVICES` of its server, which RL must leave free; it is served on the CPU if not given."""
+    extra: dict[str, Any] = {}
+    """More arguments of ms-swift's server, such as the `template` of another family than the student's."""
+    agreement_rows: Count = 200
+    """Dev rows on which both judges are asked before RL."""
+    min_agreement: Annotated[float, Field(ge=-1, le=1)] = 0.6
+    """Cohen's κ with the judge on those that RL needs."""
+    when_below: Literal["stop", "go_on"] = "stop"
+    """`go_on` only warns."""
+
+
+class Judge(Endpoint):
+    """The judge. With `local`, RL asks that one instead, and this one the rest: agreement, baseline, evaluation."""
+
+    local: LocalJudge | None = None
 
 
 class Paths(Section):

@@ -1,31 +1,33 @@
-"""The embedded base model as the orchestrator sees it: where it is cached, and how to make it. Imports no torch.
+"""A world's base model as the orchestrator sees it: where it is cached, and how to make it. Imports no torch.
 
 A tiny Qwen3 is pretrained once per machine and kept under `paths.state`. The key hashes the sources that it is made
-from, so a changed corpus never meets an old model.
+from, so a changed corpus never meets an old model; another world's sources are no part of it.
 """
 
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from qinglan.artifacts import MANIFEST, hash_of
 from qinglan.config import Embedded, Paths
+from qinglan.embedded.worlds import World, source_texts
 from qinglan.recipes import identity
 
-_SOURCES = ("embedded/corpus.py", "embedded/domain.py", "embedded/pretrain.py", "embedded/tokenizer.py")
+_SOURCES = ("dialogue.py", "pretrain.py", "tokenizer.py")
 _PACKAGES = ("torch", "transformers", "tokenizers")
 
 
-def cache_key(embedded: Embedded) -> str:
+def cache_key(embedded: Embedded, world: World) -> str:
     """Digest of everything that the pretrained weights depend on."""
-    package = Path(__file__).parent.parent
-    sources = {name: (package / name).read_text(encoding="utf-8") for name in _SOURCES}
-    prompt = identity("query_rewrite")  # the corpus holds its frame
-    return hash_of(sources, prompt, embedded.pretrain_steps, {name: _version(name) for name in _PACKAGES})
+    sources = source_texts(world, (*_SOURCES, *world.CORPUS_SOURCES))
+    size = asdict(world.PRETRAINING) | {"steps": _steps(embedded, world)}
+    prompt = identity(world.NAME)  # the corpus holds its frame
+    return hash_of(sources, prompt, size, {name: _version(name) for name in _PACKAGES})
 
 
-def cached_path(paths: Paths, embedded: Embedded) -> Path:
+def cached_path(paths: Paths, embedded: Embedded, world: World) -> Path:
     """The Hugging Face folder of the model that this configuration asks for, whether it exists or not."""
-    return paths.state / "base_models" / f"qwen3-tiny-{cache_key(embedded)[:16]}"
+    return paths.state / "base_models" / f"qwen3-tiny-{world.NAME}-{cache_key(embedded, world)[:16]}"
 
 
 def is_complete(path: Path) -> bool:
@@ -33,16 +35,23 @@ def is_complete(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def pretrain_argv(python: str, embedded: Embedded, output_dir: Path, metrics_path: Path, threads: int) -> list[str]:
+def pretrain_argv(
+    python: str, embedded: Embedded, world: World, output_dir: Path, metrics_path: Path, threads: int
+) -> list[str]:
     """Command line of the pretraining process; it needs the trainer's environment."""
     options = {
+        "--world": world.NAME,
         "--output": str(output_dir.resolve()),
         "--metrics": str(metrics_path.resolve()),
-        "--steps": str(embedded.pretrain_steps),
+        "--steps": str(_steps(embedded, world)),
         "--seconds-max": str(embedded.pretrain_seconds_max),
         "--threads": str(threads),
     }
     return [python, "-m", "qinglan.embedded.pretrain", *(word for option in options.items() for word in option)]
+
+
+def _steps(embedded: Embedded, world: World) -> int:
+    return embedded.pretrain_steps or world.PRETRAINING.steps
 
 
 def _version(package: str) -> str:

@@ -12,6 +12,7 @@ from random import Random
 
 from qinglan.config import Tenant
 from qinglan.embedded import domain
+from qinglan.embedded.dialogue import chat
 from qinglan.embedded.domain import INTENTS, PRODUCTS, Question
 from qinglan.recipes.query_rewrite import STUDENT_SYSTEM, user_text
 
@@ -32,12 +33,6 @@ P_TWO_PHRASINGS = 0.15
 P_LOST_CHARACTERS = 0.2
 P_OTHER_HISTORY = 0.1
 """Share of self-contained questions that come with a history about something else."""
-
-
-def chat(*turns: str) -> str:
-    """A dialogue in Qwen's format, user first, without a system message."""
-    roles = ("user", "assistant")
-    return "".join(f"<|im_start|>{roles[n % 2]}\n{text}<|im_end|>\n" for n, text in enumerate(turns))
 
 
 def documents(seed: int, count: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Pretrain the tiny base model from scratch on the CPU: `python -m qinglan.embedded.pretrain`.
+"""Pretrain a world's tiny base model from scratch on the CPU: `python -m qinglan.embedded.pretrain`.
 
 Runs in the trainer's environment. The steps are fixed, so the same machine gives the same weights; the manifest
 comes last. Only passages and the assistant's turns count in the loss, and the vocabulary's logits are computed only
@@ -19,15 +19,11 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from qinglan.artifacts import MANIFEST, write_json
-from qinglan.embedded import corpus, tokenizer
-from qinglan.errors import EngineError
+from qinglan.embedded import tokenizer
+from qinglan.embedded.worlds import Pretraining, world_of
+from qinglan.errors import ConfigError, EngineError
 
-HIDDEN_SIZE = 128
-LAYERS = 4
 HEAD_SIZE = 32
-TOKENS_PER_STEP = 3072
-DOCUMENTS_PER_STEP = 60
-"""A batch holds about 75, so that every document is seen 1.25 times."""
 MUON_LR = 0.02
 ADAM_LR = 4e-3
 WARMUP_STEPS = 20
@@ -58,6 +54,12 @@ def examples(tok: Any, texts: list[str]) -> list[Example]:
     return [Example(e.ids, labels(e.ids, *marks)) for e in encoded]
 
 
+def _check_lengths(found: list[Example], size: Pretraining) -> None:
+    longest, room = max(len(example.ids) for example in found), min(size.context_tokens, size.tokens_per_step)
+    if longest > room:
+        raise EngineError(f"the longest document has {longest} tokens; PRETRAINING of the world leaves room for {room}")
+
+
 def labels(ids: list[int], start: int, assistant: int, end: int) -> list[int]:
     """All of a passage; of a dialogue what the assistant says, and that it stops."""
     if ids[0] != start:
@@ -72,11 +74,11 @@ def labels(ids: list[int], start: int, assistant: int, end: int) -> list[int]:
     return wanted
 
 
-def batches(found: list[Example], padding: int) -> Iterator[Batch]:
-    """Batches of up to `TOKENS_PER_STEP`, of documents of like length, in a random order, without end."""
+def batches(found: list[Example], padding: int, tokens_per_step: int) -> Iterator[Batch]:
+    """Batches of up to `tokens_per_step`, of documents of like length, in a random order, without end."""
     groups: list[list[Example]] = [[]]
     for example in sorted(found, key=lambda one: len(one.ids)):
-        if (len(groups[-1]) + 1) * len(example.ids) > TOKENS_PER_STEP:
+        if (len(groups[-1]) + 1) * len(example.ids) > tokens_per_step:
             groups.append([])
         groups[-1].append(example)
     while True:
@@ -93,14 +95,14 @@ def _pad(group: list[Example], padding: int) -> Batch:
     return Batch(ids, wanted)
 
 
-def build_model(tok: Any) -> Any:
-    """An untrained Qwen3 of about a million parameters."""
-    heads = HIDDEN_SIZE // HEAD_SIZE
+def build_model(tok: Any, size: Pretraining) -> Any:
+    """An untrained Qwen3; of the default size it has about a million parameters."""
+    heads = size.hidden_size // HEAD_SIZE
     config = Qwen3Config(
         vocab_size=len(tok),
-        hidden_size=HIDDEN_SIZE,
-        intermediate_size=4 * HIDDEN_SIZE,
-        num_hidden_layers=LAYERS,
+        hidden_size=size.hidden_size,
+        intermediate_size=4 * size.hidden_size,
+        num_hidden_layers=size.layers,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,
         head_dim=HEAD_SIZE,
@@ -187,17 +189,19 @@ def save(model: Any, tok: Any, output: Path) -> None:
     tok.save_pretrained(output)
 
 
-def pretrain(output: Path, metrics_path: Path, steps: int, seconds_max: float) -> None:
+def pretrain(world_name: str, output: Path, metrics_path: Path, steps: int, seconds_max: float) -> None:
     """From nothing to a complete folder."""
-    began = time.monotonic()
+    began, world = time.monotonic(), world_of(world_name)
+    size = world.PRETRAINING
     torch.manual_seed(SEED)
     torch.use_deterministic_algorithms(True)
-    tok = tokenizer.build()
-    found = examples(tok, list(corpus.documents(SEED, DOCUMENTS_PER_STEP * steps)))
-    model = build_model(tok)
+    tok = tokenizer.build(world)
+    found = examples(tok, list(world.documents(SEED, size.documents_per_step * steps)))
+    _check_lengths(found, size)
+    model = build_model(tok, size)
     metrics_path.parent.mkdir(parents=True, exist_ok=True)
     with metrics_path.open("w", encoding="utf-8") as metrics:
-        loss = train(model, batches(found, tok.pad_token_id), steps, seconds_max, metrics)
+        loss = train(model, batches(found, tok.pad_token_id, size.tokens_per_step), steps, seconds_max, metrics)
     save(model, tok, output)
     summary = {
         "steps": steps,
@@ -212,6 +216,7 @@ def pretrain(output: Path, metrics_path: Path, steps: int, seconds_max: float) -
 def main(argv: list[str] | None = None) -> int:
     """Parse the arguments and pretrain; 2 after an error that the user can mend."""
     parser = argparse.ArgumentParser(description="Pretrain the tiny base model of the embedded profile.")
+    parser.add_argument("--world", required=True, help="the recipe's name")
     parser.add_argument("--output", type=Path, required=True, help="Hugging Face folder to write")
     parser.add_argument("--metrics", type=Path, required=True, help="JSONL, one object per reported step")
     parser.add_argument("--steps", type=int, required=True)
@@ -220,8 +225,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     try:
-        pretrain(options.output, options.metrics, options.steps, options.seconds_max)
-    except EngineError as error:
+        pretrain(options.world, options.output, options.metrics, options.steps, options.seconds_max)
+    except (ConfigError, EngineError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0

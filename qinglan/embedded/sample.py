@@ -4,28 +4,22 @@ Made from `domain` by a seed. The test split asks only about product × intent p
 that train and dev never show. `python -m qinglan.embedded.describe` prints what it is worth.
 """
 
-import io
-import re
-import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
-
-from openpyxl import Workbook
 
 from qinglan.artifacts import write_jsonl
 from qinglan.config import Columns, Embedded, Tenant
 from qinglan.embedded.domain import Document, Question, ask, document_id, documents, pairs
+from qinglan.embedded.sample_book import write_workbook
+from qinglan.embedded.worlds import SamplePaths
 from qinglan.errors import ConfigError
 from qinglan.recipes.query_rewrite import user_text
 from qinglan.rows import Split, normalise, row_id
 
 NEAR_DUPLICATE_JACCARD = 0.85
 _TRIES_PER_ROW = 60
-_FIXED_TIME = (2026, 1, 1, 0, 0, 0)
 INTENT_NAMES = {
     "how": "用法用量", "when": "服用时间", "effect": "功效", "contra": "禁忌", "who": "适用人群", "side": "副作用",
     "cycle": "见效时间", "store": "保存", "buy": "选购", "preg": "孕期", "child": "儿童", "mix": "同服",
@@ -52,13 +46,6 @@ class SampleRow:
     def user_text(self) -> str:
         """The question as the teacher gets it."""
         return user_text(self.question.query, self.question.profile, self.question.history)
-
-
-class SamplePaths(NamedTuple):
-    """Where the sample was written."""
-
-    workbook: Path
-    knowledge_base: Path
 
 
 def build_sample(config: Embedded) -> tuple[list[SampleRow], list[Document]]:
@@ -139,36 +126,14 @@ def _draw(count: int, split: Split, rng: Random, taken: _Taken) -> list[SampleRo
 def write_sample(directory: Path, config: Embedded) -> SamplePaths:
     """Write `questions.xlsx` and `kb.jsonl`, the same bytes for the same config."""
     rows, knowledge_base = build_sample(config)
-    paths = SamplePaths(directory / "questions.xlsx", directory / "kb.jsonl")
-    write_jsonl(paths.knowledge_base, (asdict(document) for document in knowledge_base))
-    partial = paths.workbook.with_suffix(".partial")
-    partial.write_bytes(_workbook(rows))
-    partial.replace(paths.workbook)
+    paths = SamplePaths(directory / "questions.xlsx", documents_path := directory / "kb.jsonl")
+    write_jsonl(documents_path, (asdict(document) for document in knowledge_base))
+    columns = Columns()
+    header = [columns.query, columns.profile, columns.history, columns.gold, columns.split, columns.intent]
+    write_workbook(paths.workbook, "问题", header, map(_cells, rows))
     return paths
 
 
-def _workbook(rows: Iterable[SampleRow]) -> bytes:
-    """An .xlsx with a header row, under the default column names."""
-    columns = Columns()
-    book = Workbook(write_only=True)
-    sheet = book.create_sheet("问题")
-    sheet.append([columns.query, columns.profile, columns.history, columns.gold, columns.split, columns.intent])
-    for row in rows:
-        question = row.question
-        texts = [question.query, question.profile, question.history]
-        sheet.append([*texts, row.gold_id, row.split, INTENT_NAMES[row.intent]])
-    buffer = io.BytesIO()
-    book.save(buffer)
-    return _without_timestamps(buffer.getvalue())
-
-
-def _without_timestamps(workbook: bytes) -> bytes:
-    """The same archive with fixed times; openpyxl stamps the current one on every member and into the properties."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(workbook)) as source, zipfile.ZipFile(buffer, "w") as target:
-        for name in source.namelist():
-            content = source.read(name)
-            if name == "docProps/core.xml":
-                content = re.sub(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", b"2026-01-01T00:00:00Z", content)
-            target.writestr(zipfile.ZipInfo(name, _FIXED_TIME), content, zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()
+def _cells(row: SampleRow) -> list[str]:
+    question = row.question
+    return [question.query, question.profile, question.history, row.gold_id, row.split, INTENT_NAMES[row.intent]]

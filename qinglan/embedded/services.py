@@ -36,37 +36,47 @@ class Services:
     """The address that takes the POST."""
     rival_urls: Mapping[str, str] = field(default_factory=dict)
     """Of the teachers in `compare`, by their names."""
+    answerer_url: str = ""
+    """Up to and including `/v1`; empty where the profile names no answerer."""
 
 
 @contextmanager
-def embedded_services(profile: Profile, knowledge_base: Path) -> Iterator[Services]:
+def embedded_services(profile: Profile, knowledge_base: Path | None) -> Iterator[Services]:
     """Start what the profile calls `embedded`, and stop it at the end.
 
     Raises:
         EngineError: a stand-in did not come up; with the end of its log.
     """
     teacher_url, judge_url = profile.teacher.base_url, profile.judge.base_url
+    answerer_url = profile.answerer.base_url if profile.answerer else ""
     rival_urls = {name: endpoint.base_url for name, endpoint in profile.compare.teachers.items()}
     with ExitStack() as stack:
-        if EMBEDDED in (teacher_url, judge_url, *rival_urls.values()):
+        if EMBEDDED in (teacher_url, answerer_url, judge_url, *rival_urls.values()):
             options = _weather(profile, profile.embedded.teacher_latency_ms)
             base = stack.enter_context(_server("qinglan.embedded.teacher_server", options, _logs(profile)))
             teacher_url = f"{base}/v1" if teacher_url == EMBEDDED else teacher_url
+            answerer_url = f"{base}/v1" if answerer_url == EMBEDDED else answerer_url
             judge_url = f"{base}/v1" if judge_url == EMBEDDED else judge_url
             rival_urls = {name: f"{base}/v1" if url == EMBEDDED else url for name, url in rival_urls.items()}
         rag_url = stack.enter_context(rag_service(profile, knowledge_base))
-        yield Services(teacher_url, judge_url, rag_url, rival_urls)
+        yield Services(teacher_url, judge_url, rag_url, rival_urls, answerer_url)
 
 
 @contextmanager
-def rag_service(profile: Profile, knowledge_base: Path) -> Iterator[str]:
+def rag_service(profile: Profile, knowledge_base: Path | None) -> Iterator[str]:
     """The address of the RAG: the user's own, or the stand-in's for as long as it is needed.
+
+    Args:
+        knowledge_base: None where the recipe retrieves nothing; the address is empty then.
 
     Raises:
         EngineError: the stand-in did not come up.
     """
     if profile.rag.url != EMBEDDED:
         yield profile.rag.url
+        return
+    if knowledge_base is None:
+        yield ""
         return
     options = ["--knowledge-base", str(knowledge_base), *_weather(profile, profile.embedded.rag_latency_ms)]
     with _server("qinglan.embedded.rag_server", options, _logs(profile)) as base:

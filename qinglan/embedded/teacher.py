@@ -5,14 +5,14 @@ rarely misreads. Its whims depend on the prompt and the seed alone, so that reru
 """
 
 import hashlib
+import json
 import re
-import warnings
-from functools import cache
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from qinglan.embedded.domain import INTENTS, NAME_MISMATCH, PRODUCTS
 from qinglan.embedded.reader import split_fields, understand
+from qinglan.recipes._keywords import extractor
 
 P_ALTERNATIVE = 0.22
 P_WRONG_INTENT = 0.012
@@ -115,6 +115,13 @@ def judge_panel(user_text: str, seed: int = 0) -> list[float]:
     return [_in_range(score + sway) for score, sway in zip(alone, sways, strict=True)]
 
 
+def say_verdict(user_text: str, seed: int = 0) -> str:
+    """The judge's answer: scores to a panel's question, a score with its reason to any other."""
+    _, rewrites = panel_of(user_text)
+    said = {"scores": judge_panel(user_text, seed)} if rewrites else judge(user_text, seed)._asdict()
+    return json.dumps(said, ensure_ascii=False)
+
+
 def _judge_passage(question: str, passage: str, rng: Random) -> Verdict:
     """Does the passage's title name the product, and the intent in anyone's wording? It reads no further."""
     reading, titled = understand(question, reads_every_typo=True), _TITLE.match(passage)
@@ -196,21 +203,5 @@ def keywords(text: str, count: int = OPEN_TEXT_KEYWORDS) -> list[str]:
 
 
 def _telling_words(text: str, count: int) -> list[str]:
-    tags = _extractor().extract_tags(text, topK=count + len(_COURTESIES))
+    tags = extractor().extract_tags(text, topK=count + len(_COURTESIES))
     return [tag for tag in tags if tag.strip() and tag not in _COURTESIES][:count]
-
-
-@cache
-def _extractor() -> Any:
-    """jieba's TF-IDF with a dictionary of its own: loading it the usual way writes a cache into the shared tmp."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # jieba's own: pkg_resources, invalid escapes, files left open
-        import jieba
-        import jieba.analyse
-
-        tokenizer = jieba.Tokenizer()
-        tokenizer.FREQ, tokenizer.total = tokenizer.gen_pfdict(tokenizer.get_dict_file())
-        tokenizer.initialized = True
-        extractor = jieba.analyse.TFIDF()
-        extractor.tokenizer = tokenizer
-    return extractor

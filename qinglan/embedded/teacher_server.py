@@ -1,12 +1,14 @@
-"""Teacher and judge stand-ins over OpenAI chat completions: `python -m qinglan.embedded.teacher_server --port 8002`."""
+"""The stand-in models of all worlds over OpenAI chat completions.
+
+Start it with `python -m qinglan.embedded.teacher_server --port 8002`.
+"""
 
 import argparse
 import hashlib
-import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,11 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 from qinglan.embedded.batch_routes import mount_batches
 from qinglan.embedded.batch_store import BatchStore
 from qinglan.embedded.serving import argument_parser, error_body, serve
-from qinglan.embedded.teacher import extract, judge, judge_panel, panel_of, rewrite
-
-REWRITER = "standin-rewriter"
-JUDGE = "standin-judge"
-KEYWORDS = "standin-keywords"
+from qinglan.embedded.worlds import Speaker, Spoken, speakers
 
 TOKENS_PER_CHARACTER = 0.8
 """Roughly what current tokenizers need for Chinese."""
@@ -49,11 +47,7 @@ class Speakers:
 
     def __init__(self, seed: int = 7) -> None:
         self._seed = seed
-        self.models: dict[str, Callable[[str, int], str]] = {
-            REWRITER: rewrite,
-            KEYWORDS: lambda text, _seed: extract(text),
-            JUDGE: _verdict,
-        }
+        self.models: dict[str, Speaker] = {model: world.SPEAKERS[model] for model, world in speakers().items()}
 
     def complete(self, request: ChatRequest) -> tuple[int, dict[str, Any]]:
         """HTTP status and body."""
@@ -63,8 +57,8 @@ class Speakers:
         if request.stream:
             return 400, error_body("the stand-ins don't stream", "invalid_request_error")
         text = next((m.content for m in reversed(request.messages) if m.role == "user"), "")
-        answer = self.models[request.model](text, self._seed if request.seed is None else request.seed)
-        return 200, _completion(request, answer)
+        said = self.models[request.model](text, self._seed if request.seed is None else request.seed)
+        return 200, _completion(request, said)
 
     def complete_line(self, body: object) -> tuple[int, dict[str, Any]]:
         """The same for the body of a batch's line, which nobody has checked yet."""
@@ -116,34 +110,29 @@ def batch_store(options: argparse.Namespace) -> BatchStore:
     )
 
 
-def _verdict(text: str, seed: int) -> str:
-    """The judge's answer: scores to a panel's question, a score with its reason to any other."""
-    _, rewrites = panel_of(text)
-    said = {"scores": judge_panel(text, seed)} if rewrites else judge(text, seed)._asdict()
-    return json.dumps(said, ensure_ascii=False)
-
-
 def _invalid(error: Mapping[str, Any], location: Sequence[int | str]) -> dict[str, Any]:
     where = ".".join(str(part) for part in location)
     return error_body(f"{where}: {error['msg']}", "invalid_request_error")
 
 
-def _completion(request: ChatRequest, answer: str) -> dict[str, Any]:
+def _completion(request: ChatRequest, said: str | Spoken) -> dict[str, Any]:
+    """Thoughts are paid for as what is said is; who has none sends neither them nor their count."""
+    answer, reasoning = said if isinstance(said, Spoken) else (said, "")
     prompt = sum(_count_tokens(m.content) + TOKENS_PER_MESSAGE for m in request.messages)
-    completion = _count_tokens(answer)
+    thought = _count_tokens(reasoning)
+    completion = _count_tokens(answer) + thought
     digest = hashlib.sha256("\n".join(m.content for m in request.messages).encode()).hexdigest()
     message = {"role": "assistant", "content": answer, "refusal": None}
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    details = {"completion_tokens_details": {"reasoning_tokens": thought}} if reasoning else {}
+    message |= {"reasoning_content": reasoning} if reasoning else {}
     return {
         "id": f"chatcmpl-{digest[:24]}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": request.model,
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
-        "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        },
+        "usage": usage | details,
     }
 
 

@@ -1,22 +1,22 @@
 """The tiny base model's tokenizer: byte-level BPE with Qwen's special tokens and Qwen3's chat template.
 
-The vocabulary holds every character of the corpus, and the words that answers and prompts are made of; anything
+The vocabulary holds every character of a world, and the words that its answers and prompts are made of; anything
 else falls back to bytes. A small vocabulary keeps the softmax cheap, whole words keep answers short.
 """
 
+import json
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from qinglan.embedded import corpus
+from qinglan.embedded.worlds import World
 
 END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"
-SPECIAL_TOKENS = (
-    PADDING, "<|im_start|>", END_OF_TURN, "<|object_ref_start|>", "<|object_ref_end|>", "<tool_call>",
-    "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>",
-)  # fmt: skip
+SPECIAL_TOKENS = (PADDING, "<|im_start|>", END_OF_TURN, "<|object_ref_start|>", "<|object_ref_end|>")
+TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+"""One token each, but, as in Qwen3, text: decoding keeps them where it leaves out special tokens."""
 MAX_VOCABULARY = 4096
 MAX_TOKEN_BYTES = 18
 """Six Chinese characters."""
@@ -39,7 +39,7 @@ CHAT_TEMPLATE = (
 """Qwen3's, for plain text messages."""
 
 
-def build() -> Any:
+def build(world: World) -> Any:
     """Train the tokenizer (about a second); a `PreTrainedTokenizerFast`."""
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC()
@@ -50,24 +50,32 @@ def build() -> Any:
         ]
     )
     bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(corpus.characters() * CHARACTER_WEIGHT + corpus.words() * WORD_WEIGHT, _trainer())
+    bpe.train_from_iterator(world.characters() * CHARACTER_WEIGHT + world.words() * WORD_WEIGHT, _trainer())
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
+        tokenizer_object=_with_tags_as_text(bpe),
         eos_token=END_OF_TURN,
         pad_token=PADDING,
-        model_max_length=1024,
+        model_max_length=world.PRETRAINING.context_tokens,
         clean_up_tokenization_spaces=False,
-        additional_special_tokens=list(SPECIAL_TOKENS[1:5]),
+        additional_special_tokens=list(SPECIAL_TOKENS[1:]),
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+def _with_tags_as_text(bpe: Any) -> Any:
+    """The trainer makes special whatever shall be one token."""
+    as_json = json.loads(bpe.to_str())
+    for token in as_json["added_tokens"]:
+        token["special"] = token["content"] not in TAGS
+    return Tokenizer.from_str(json.dumps(as_json))
 
 
 def _trainer() -> Any:
     return trainers.BpeTrainer(
         vocab_size=MAX_VOCABULARY,
         min_frequency=WORD_WEIGHT,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=[*SPECIAL_TOKENS, *TAGS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         max_token_length=MAX_TOKEN_BYTES,
         show_progress=False,

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from qinglan.artifacts import JsonlWriter, read_jsonl, write_json
 from qinglan.batches import Batch, BatchIncompleteError, Losses, Work, cut, in_order
-from qinglan.clients import Clients, Role, open_clients
+from qinglan.clients import Clients, open_clients
 from qinglan.config import Endpoint, Profile
 from qinglan.distillation import distiller
 from qinglan.embedded.services import Services
@@ -30,7 +30,6 @@ from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.runs import Run
 
-_ROLES: tuple[Role, ...] = ("teacher",)
 _BATCHES_PER_ACTOR = 4
 _RESTARTS = 10
 _LAST_ANSWERS_S = 120.0
@@ -78,6 +77,7 @@ class Asker:
         profile = job.run.profile
         teacher = share_of(profile.teacher, parts_of(profile))
         self._run = job.run.model_copy(update={"profile": profile.model_copy(update={"teacher": teacher})})
+        self._recipe = get_recipe(profile.recipe)
         self._job, self._open, self._ready = job, AsyncExitStack(), asyncio.Lock()
         self._clients: Clients | None = None
 
@@ -103,9 +103,9 @@ class Asker:
     async def _work(self) -> Work:
         async with self._ready:
             if self._clients is None:
-                opened = open_clients(self._run, self._job.services, _ROLES)
+                opened = open_clients(self._run, self._job.services, self._recipe.DISTILL_ROLES)
                 self._clients = await self._open.enter_async_context(opened)
-        return distiller(get_recipe(self._run.profile.recipe), self._clients, self._run.profile.tenant)
+        return distiller(self._recipe, self._clients, self._run.profile.tenant)
 
 
 def main() -> int:

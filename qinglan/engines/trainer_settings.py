@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from qinglan.alarms import Headline
 from qinglan.config import Alarms
 
 ALARMS_FILE, STOPPED_FILE = "alarms.jsonl", "stopped.json"
@@ -28,6 +29,8 @@ class TrainerSettings(BaseModel):
     """Whether an alarm that goes by labels may do more than warn."""
     dev_metric: str
     """Which of the reward's parts, averaged over the dev split, chooses the model."""
+    headline: Headline
+    """Which of them the alarm watches that the reward rises while it falls."""
     patience: int | None
     """Validations without a better one after which training stops; never if None."""
     keep_checkpoints: int | None

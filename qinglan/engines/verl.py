@@ -19,15 +19,11 @@ from qinglan.errors import ArtifactError
 
 STEP_METRICS = {
     "reward": "critic/score/mean",
-    "gold_top1": "reward_extra/gold_top1/mean",
-    "judge": "reward_extra/judge/mean",
-    "rq_gain": "reward_extra/rq_gain/mean",
-    "guard_ok": "reward_extra/guard_ok/mean",
     "entropy": "actor/entropy",
     "clip_fraction": "actor/pg_clipfrac",
     "value_loss": "critic/vf_loss",
 }
-"""What is reported of each training step, by the name that verl logs it under."""
+"""What is reported of each training step beside the reward's parts, by the name that verl logs it under."""
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """In verl's folder of checkpoints: the newest one's step, written last."""

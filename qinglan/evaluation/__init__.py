@@ -1,6 +1,6 @@
 """Evaluate: the same questions through every arm, and paired comparisons between arms.
 
-An arm is a way to get a query: the original question, a teacher, a student model. A row on which an arm failed
+An arm is a way to get a text: the original question, a teacher, a student model. A row on which an arm failed
 has no value there; it is counted and left out of that arm's means and comparisons, never scored 0.
 """
 
@@ -13,9 +13,9 @@ from qinglan.evaluation.arms import (
     teacher_rows,
     with_tokens,
 )
-from qinglan.evaluation.comparisons import PAIRS, compare_arms, pairs_of
+from qinglan.evaluation.comparisons import PAIRS, compare_arms, compared, pairs_of
 from qinglan.evaluation.examples import examples, shared_between
-from qinglan.evaluation.metrics import arm_scores, groups_of
+from qinglan.evaluation.metrics import arm_scores, groups_of, values_of
 from qinglan.evaluation.panel import Panel
 from qinglan.evaluation.red_team import texts_of, try_cases
 from qinglan.evaluation.result import Evaluation
@@ -32,6 +32,7 @@ __all__ = [
     "arm_scores",
     "ask_teacher",
     "compare_arms",
+    "compared",
     "examples",
     "groups_of",
     "live_load",
@@ -46,5 +47,6 @@ __all__ = [
     "teacher_rows",
     "texts_of",
     "try_cases",
+    "values_of",
     "with_tokens",
 ]

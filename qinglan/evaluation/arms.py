@@ -1,7 +1,7 @@
-"""Arms: ways to get a query, and what each made of every question."""
+"""Arms: ways to get a text, and what each made of every question."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from qinglan.chat import cost_usd
 from qinglan.config import Endpoint, Price
 from qinglan.ledger import Call
+from qinglan.recipes import Recipe
 from qinglan.rows import Retrieved, Row
 
 
@@ -19,9 +20,12 @@ class ArmRow(BaseModel):
 
     row_id: str
     text: str | None = None
-    """The query sent to the RAG; None where the arm gave none."""
+    """The query sent to the RAG, or the answer; None where the arm gave none."""
     reason: str | None = None
     retrieved: Retrieved | None = None
+    """What the RAG found with a query."""
+    parts: dict[str, float] | None = None
+    """An answer graded by rule, by part; None where it was not graded."""
     judge_score: float | None = None
     """Mean of `judge_scores`, or what validation's judge said where there was no panel."""
     judge_scores: tuple[float, ...] = ()
@@ -29,10 +33,15 @@ class ArmRow(BaseModel):
     requests: tuple[str, ...] = ()
     """Ledger keys of the calls that stand behind this row: the teacher's, where there is one, then the judge's."""
     latency_ms: float | None = None
-    """Time to get the rewrite, retrieval excluded; None where it was not measured."""
+    """Time to get the text, retrieval excluded; None where it was not measured."""
     cost_usd: float | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether the text met what says how good it is: retrieval or rules. Only then it has values."""
+        return self.retrieved is not None or self.parts is not None
 
 
 def teacher_rows(rows: Iterable[Row]) -> list[ArmRow]:
@@ -40,13 +49,14 @@ def teacher_rows(rows: Iterable[Row]) -> list[ArmRow]:
     return [
         ArmRow(
             row_id=row.id,
-            text=row.rewrite,
-            reason=None if row.rewrite_retrieved else row.reason,
-            retrieved=row.rewrite_retrieved,
+            text=row.answer,
+            reason=None if row.answer_retrieved or row.parts is not None else row.reason,
+            retrieved=row.answer_retrieved,
+            parts=row.parts,
             judge_score=row.judge_score,
-            requests=(row.rewrite_request,) if row.rewrite_request else (),
-            latency_ms=row.rewrite_latency_ms,
-            cost_usd=row.rewrite_cost_usd,
+            requests=(row.answer_request,) if row.answer_request else (),
+            latency_ms=row.answer_latency_ms,
+            cost_usd=row.answer_cost_usd,
         )
         for row in rows
     ]
@@ -69,17 +79,22 @@ def original_rows(rows: Iterable[Row]) -> list[ArmRow]:
     ]
 
 
-def student_rows(answers: Iterable[str], price: Price | None) -> list[ArmRow]:
-    """A student's arm, from the JSON lines that its generation wrote."""
-    return [_student_row(json.loads(answer), price) for answer in answers]
+def student_rows(answers: Iterable[str], price: Price | None, recipe: Recipe) -> list[ArmRow]:
+    """A student's arm, from the JSON lines that its generation wrote. A query is one line; an answer stays as it is."""
+    tidied = _one_line if recipe.KIND == "retrieval" else str.strip
+    return [_student_row(json.loads(answer), price, tidied) for answer in answers]
 
 
-def _student_row(answer: dict[str, Any], price: Price | None) -> ArmRow:
-    text = " ".join(answer["text"].split())
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _student_row(answer: dict[str, Any], price: Price | None, tidied: Callable[[str], str]) -> ArmRow:
+    text = tidied(answer["text"])
     return ArmRow(
         row_id=answer["id"],
         text=text or None,
-        reason=None if text else "empty_rewrite",
+        reason=None if text else "empty_answer",
         latency_ms=answer.get("latency_ms"),
         cost_usd=cost_usd(price, answer["prompt_tokens"], answer["completion_tokens"]) if price else None,
         prompt_tokens=answer["prompt_tokens"],

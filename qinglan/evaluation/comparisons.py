@@ -5,10 +5,11 @@ from collections.abc import Collection, Mapping, Sequence
 from qinglan.config import Evaluate
 from qinglan.evaluation.arms import ArmRow
 from qinglan.evaluation.metrics import arm_scores, groups_of
+from qinglan.recipes import Metric, Recipe
 from qinglan.report import ArmName
 from qinglan.report_words import ARMS
 from qinglan.rows import Row
-from qinglan.statistics import Comparison, compare, holm_corrected
+from qinglan.statistics import ArmScores, Comparison, compare, holm_corrected
 
 PAIRS: tuple[tuple[ArmName, ArmName], ...] = (
     ("rl", "teacher"),
@@ -20,7 +21,6 @@ PAIRS: tuple[tuple[ArmName, ArmName], ...] = (
     ("sft", "champion"),
     ("champion", "teacher"),
 )
-COMPARED_METRICS = ("top1", "mrr10", "mean_top1_score", "quality")
 
 
 def pairs_of(arms: Collection[ArmName]) -> list[tuple[ArmName, ArmName]]:
@@ -34,12 +34,20 @@ def compare_arms(
     arms: Mapping[ArmName, Sequence[ArmRow]],
     rows: Sequence[Row],
     config: Evaluate,
+    recipe: Recipe,
 ) -> list[Comparison]:
     """All pairs on every metric that has values, with p-values corrected for all comparisons on the same metric."""
-    scores, groups = {name: arm_scores(name, arm, rows) for name, arm in arms.items()}, groups_of(rows)
+    scores, groups = {name: arm_scores(name, arm, rows, recipe) for name, arm in arms.items()}, groups_of(rows)
     found = [
-        compare(scores[a], scores[b], metric, groups, config.bootstrap_resamples, config.seed)
+        compared(scores[a], scores[b], metric, groups, config)
         for a, b in pairs_of(arms)
-        for metric in COMPARED_METRICS
+        for metric in recipe.METRICS
+        if metric.compared
     ]
     return holm_corrected([comparison for comparison in found if comparison.n])
+
+
+def compared(a: ArmScores, b: ArmScores, metric: Metric, groups: Mapping[str, str], config: Evaluate) -> Comparison:
+    """Two arms on one metric, as the settings say."""
+    resamples = config.bootstrap_resamples
+    return compare(a, b, metric.name, groups, resamples, config.seed, proportion=metric.proportion)

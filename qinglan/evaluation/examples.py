@@ -3,11 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from qinglan.evaluation.arms import ArmRow
+from qinglan.evaluation.metrics import values_of
+from qinglan.recipes import Recipe
 from qinglan.report import ArmName, Example, ExampleArm, Shared
 from qinglan.rows import Retrieved, Row, normalise
 
 
-def examples(arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], count: int = 10) -> list[Example]:
+def examples(
+    arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], recipe: Recipe, count: int = 10
+) -> list[Example]:
     """Questions spread over groups: the first of every k-th group, in the order of row ids."""
     first_of_group = {row.gold_id or row.id: row for row in sorted(rows, key=lambda r: r.id, reverse=True)}
     spread = sorted(first_of_group.values(), key=lambda row: row.id)
@@ -18,10 +22,16 @@ def examples(arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], coun
             query=row.query,
             profile=row.profile,
             history=row.history,
+            inputs={each.column: row.inputs[each.name] for each in recipe.INPUTS if each.name in row.inputs},
             gold_id=row.gold_id,
             gold_title=_title_of(row.gold_id, (entries[row.id] for entries in by_arm.values() if row.id in entries)),
             arms={
-                name: ExampleArm(text=entry.text, reason=entry.reason, retrieved=_first_places(entry.retrieved))
+                name: ExampleArm(
+                    text=entry.text,
+                    reason=entry.reason,
+                    retrieved=_first_places(entry.retrieved),
+                    values=values_of(entry, row, recipe) if recipe.KIND == "answer" else {},
+                )
                 for name, entries in by_arm.items()
                 if (entry := entries.get(row.id))
             },
@@ -30,7 +40,7 @@ def examples(arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], coun
     ]
 
 
-def shared_between(train: Sequence[Row], test: Sequence[Row]) -> list[Shared]:
+def shared_between(train: Sequence[Row], test: Sequence[Row], recipe: Recipe) -> list[Shared]:
     """What the test split has in common with training rows, so that nobody has to guess."""
 
     def overlap(what: str, key: Callable[[Row], str | None], note: str = "") -> Shared:
@@ -38,16 +48,22 @@ def shared_between(train: Sequence[Row], test: Sequence[Row]) -> list[Shared]:
         asked = {key(row) for row in test} - {None}
         return Shared(what=what, test=len(asked), in_train=len(asked & seen), note=note)
 
-    return [
+    asked_too = [each.name for each in recipe.INPUTS if each.identifies]
+
+    def with_context(row: Row) -> str:
+        inputs = "".join(row.inputs.get(name, "") for name in asked_too)
+        return normalise(row.query + row.history + row.profile + inputs)
+
+    shared = [
         overlap("row ids", lambda row: row.id),
-        overlap("questions with context, normalised", lambda row: normalise(row.query + row.history + row.profile)),
+        overlap("questions with context, normalised", with_context),
         overlap(
             "bare questions, normalised",
             lambda row: normalise(row.query),
             "the same words can mean another thing after another history",
         ),
-        overlap("gold documents", lambda row: row.gold_id),
     ]
+    return [*shared, overlap("gold documents", lambda row: row.gold_id)] if recipe.KIND == "retrieval" else shared
 
 
 def _title_of(document_id: str | None, entries: Iterable[ArmRow]) -> str | None:

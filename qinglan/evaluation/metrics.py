@@ -1,15 +1,20 @@
-"""Metrics of one row, each defined once. None where there is no value: nothing retrieved, no label, not judged.
+"""Values of one row, by metric; absent where there is none: nothing retrieved or graded, no label, not judged.
 
-With one gold document per question recall@k is a share of questions, and the ideal DCG is 1.
+A recipe declares its metrics (`Recipe.METRICS`). Those of retrieval are defined here, once each: with one gold document
+per question recall@k is a share of questions, and the ideal DCG is 1. Those of answers come from the recipe. `quality`
+is the judge's score in both.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 
 from qinglan.evaluation.arms import ArmRow
+from qinglan.recipes import Recipe
+from qinglan.recipes._answer import AnswerRecipe
 from qinglan.rows import Row
 from qinglan.statistics import ArmScores
 
+QUALITY = "quality"
 OfRank = Callable[[int], float]
 
 
@@ -38,22 +43,36 @@ BY_RANK: dict[str, OfRank] = {
 """What follows from the gold document's rank alone."""
 
 
-def arm_scores(name: str, arm: Sequence[ArmRow], rows: Iterable[Row]) -> ArmScores:
-    """Every metric by row id."""
-    gold = {row.id: row.gold_id for row in rows}
-    ranks = {
-        entry.row_id: entry.retrieved.rank(gold[entry.row_id]) if entry.retrieved and gold[entry.row_id] else None
-        for entry in arm
-    }
-    scores: dict[str, dict[str, float | None]] = {
-        metric: {row: None if rank is None else value(rank) for row, rank in ranks.items()}
-        for metric, value in BY_RANK.items()
-    }
-    scores["mean_top1_score"] = {e.row_id: e.retrieved.top1_score if e.retrieved else None for e in arm}
-    scores["quality"] = {e.row_id: e.judge_score if e.retrieved else None for e in arm}
-    return ArmScores(arm=name, scores=scores)
+def arm_scores(name: str, arm: Sequence[ArmRow], rows: Iterable[Row], recipe: Recipe) -> ArmScores:
+    """Each of the recipe's metrics by row id."""
+    by_id = {row.id: row for row in rows}
+    found = {entry.row_id: values_of(entry, by_id[entry.row_id], recipe) for entry in arm}
+    return ArmScores(
+        arm=name,
+        scores={metric.name: {row: found[row].get(metric.name) for row in found} for metric in recipe.METRICS},
+    )
+
+
+def values_of(entry: ArmRow, row: Row, recipe: Recipe) -> dict[str, float]:
+    """One text's values by metric."""
+    if not entry.measured:
+        return {}
+    judged = {} if entry.judge_score is None else {QUALITY: entry.judge_score}
+    if isinstance(recipe, AnswerRecipe):
+        return recipe.metric_values(row, entry.text or "", entry.parts or {}) | judged
+    return _of_retrieval(entry, row) | judged
+
+
+def _of_retrieval(entry: ArmRow, row: Row) -> dict[str, float]:
+    if entry.retrieved is None:
+        return {}
+    found = {"mean_top1_score": entry.retrieved.top1_score}
+    if row.gold_id:
+        rank = entry.retrieved.rank(row.gold_id)
+        found |= {metric: value(rank) for metric, value in BY_RANK.items()}
+    return found
 
 
 def groups_of(rows: Iterable[Row]) -> dict[str, str]:
-    """Rows that ask for the same document are one group; unlabelled ones that are near-duplicates."""
-    return {row.id: row.gold_id or row.group or row.id for row in rows}
+    """What the bootstrap draws."""
+    return {row.id: row.unit for row in rows}

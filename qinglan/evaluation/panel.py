@@ -18,7 +18,7 @@ from qinglan.config import Tenant
 from qinglan.errors import CallError
 from qinglan.evaluation.arms import ArmRow
 from qinglan.evaluation.retrieving import AT_ONCE, Arms, by_question, check_failures
-from qinglan.recipes import Recipe
+from qinglan.recipes._retrieval import RetrievalRecipe
 from qinglan.report import ArmName
 from qinglan.rows import Row
 
@@ -27,7 +27,7 @@ from qinglan.rows import Row
 class Panel:
     """Who judges, and how the orders are drawn."""
 
-    recipe: Recipe
+    recipe: RetrievalRecipe
     clients: Clients
     tenant: Tenant
     seed: int = 0
@@ -55,7 +55,7 @@ class Panel:
         order = ballot((entry.text for entry in entries if entry.text is not None), row.id, self.seed)
         # Read backwards, one text alone is the same request again: its second score would say nothing.
         passes = [order, order[::-1]][: len(order)]
-        question = self.recipe.user_text(row.query, row.profile, row.history)
+        question = self.recipe.question_text(row)
         scores: dict[str, tuple[float, ...]] = dict.fromkeys(order, ())
         requests: list[str] = []
         try:

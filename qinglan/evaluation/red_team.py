@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from qinglan.clients import Clients
 from qinglan.config import Tenant
 from qinglan.errors import CallError
+from qinglan.recipes import AnswerRecipe, Recipe
 from qinglan.redteam import Case, RedTeamResult, check, row_of
 from qinglan.report import ArmName
 from qinglan.rows import Retrieved
@@ -21,13 +22,15 @@ def texts_of(answers: Iterable[str]) -> dict[str, str]:
 
 
 async def try_cases(
-    cases: Sequence[Case], answers: Mapping[ArmName, Texts], tenant: Tenant, clients: Clients
+    cases: Sequence[Case], answers: Mapping[ArmName, Texts], recipe: Recipe, tenant: Tenant, clients: Clients
 ) -> dict[ArmName, list[RedTeamResult]]:
     """Every case by every student, in the cases' order. A case whose retrieval failed counts as not checked."""
 
     async def attempt(case: Case, texts: Texts) -> RedTeamResult:
-        text = texts[row_of(case, tenant).id]
-        return check(case, text or None, await _retrieved(case, text, clients))
+        row = row_of(case, tenant)
+        text = texts[row.id]
+        parts = recipe.parts(row, text) if isinstance(recipe, AnswerRecipe) else {}
+        return check(case, text or None, await _retrieved(case, text, clients), parts)
 
     names = list(answers)
     results = await asyncio.gather(

@@ -8,17 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from qinglan.config import Evaluate
 from qinglan.evaluation.arms import ArmRow
+from qinglan.evaluation.comparisons import pairs_of
 from qinglan.evaluation.metrics import arm_scores, groups_of
+from qinglan.evaluation.summaries import scores_of
+from qinglan.recipes import Recipe
 from qinglan.report import ArmName, Slice, SliceArm, SliceDiff
 from qinglan.rows import Row
-from qinglan.statistics import ArmScores, MeanCi, Values, mean_ci
+from qinglan.statistics import ArmScores, Values, mean_ci
 
 MIN_ROWS = 20
 """A smaller slice is listed without intervals."""
 MOST_VALUES = 40
 """Of one kind; the rarer ones, as of intents in free text, are left out."""
-METRICS = ("top1", "mean_top1_score", "quality")
-_HEADLINES: tuple[tuple[ArmName, ArmName], ...] = (("rl", "teacher"), ("sft", "teacher"), ("teacher", "original"))
+_FURTHEST: tuple[ArmName, ...] = ("rl", "sft", "teacher")
 
 
 def _length(row: Row) -> str:
@@ -31,18 +33,32 @@ BY: dict[str, Callable[[Row], str | None]] = {
     "intent": lambda row: row.intent,
     "length": _length,
     "history": lambda row: "with" if row.history else "without",
+    "pool": lambda row: row.pool,
 }
 
 
-def slices_of(arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate) -> list[Slice]:
-    """Each arm's means per slice, and the difference between the furthest student and its rival."""
-    scores, groups = {name: arm_scores(name, arm, rows) for name, arm in arms.items()}, groups_of(rows)
-    pair = next(((a, b) for a, b in _HEADLINES if a in arms and b in arms), None)
-    return [_slice(by, value, ids, scores, groups, pair, config) for by, value, ids in _cut(rows)]
+def slices_of(
+    arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate, recipe: Recipe
+) -> list[Slice]:
+    """Each arm's means per slice, and what the furthest arm gains on those that it is compared with.
+
+    Of the metrics that have intervals.
+    """
+    metrics = [metric.name for metric in recipe.METRICS if metric.interval]
+    scores = {name: _chosen(arm_scores(name, arm, rows, recipe), metrics) for name, arm in arms.items()}
+    groups, pairs = groups_of(rows), pairs_of(arms)
+    first = next((name for name in _FURTHEST if any(a == name for a, _ in pairs)), None)
+    drawn = [(a, b) for a, b in pairs if a == first]
+    return [_slice(by, value, ids, scores, groups, drawn, config) for by, value, ids in _cut(rows)]
+
+
+def _chosen(arm: ArmScores, metrics: Sequence[str]) -> ArmScores:
+    return ArmScores(arm=arm.arm, scores={metric: arm.scores[metric] for metric in metrics})
 
 
 def _cut(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[str]]]:
-    """Kind, value and row ids, the largest slices first; rows without an intent are in no slice of intents."""
+    """Kind, value and row ids, the largest slices first; rows without an intent are in no slice of intents, and so with
+    pools."""
     for by, value_of in BY.items():
         ids: defaultdict[str, list[str]] = defaultdict(list)
         for row in rows:
@@ -58,7 +74,7 @@ def _slice(
     ids: Sequence[str],
     scores: Mapping[ArmName, ArmScores],
     groups: Mapping[str, str],
-    pair: tuple[ArmName, ArmName] | None,
+    pairs: Sequence[tuple[ArmName, ArmName]],
     config: Evaluate,
 ) -> Slice:
     within = {name: _within(arm, ids) for name, arm in scores.items()}
@@ -69,32 +85,27 @@ def _slice(
         value=value,
         n=len(ids),
         arms={name: _arm(arm, groups, resamples, config.seed) for name, arm in within.items()},
-        diff=_differences(within[pair[0]], within[pair[1]], groups, resamples, config.seed) if pair else {},
+        diffs=[found for a, b in pairs for found in _differences(within[a], within[b], groups, resamples, config.seed)],
     )
 
 
 def _within(arm: ArmScores, ids: Sequence[str]) -> ArmScores:
-    return ArmScores(
-        arm=arm.arm, scores={m: {row: arm.scores[m][row] for row in ids if row in arm.scores[m]} for m in METRICS}
-    )
+    found = {metric: {row: values[row] for row in ids if row in values} for metric, values in arm.scores.items()}
+    return ArmScores(arm=arm.arm, scores=found)
 
 
 def _arm(arm: ArmScores, groups: Mapping[str, str], resamples: int, seed: int) -> SliceArm:
-    found: dict[str, MeanCi] = {m: mean_ci(arm.scores[m], groups, resamples, seed) for m in METRICS}
-    return SliceArm(
-        n=max(mean.n for mean in found.values()),
-        **{metric: mean.mean for metric, mean in found.items()},
-        top1_ci95=found["top1"].ci95,
-        top1_score_ci95=found["mean_top1_score"].ci95,
-        quality_ci95=found["quality"].ci95,
-    )
+    found = {metric: mean_ci(values, groups, resamples, seed) for metric, values in arm.scores.items()}
+    return SliceArm(n=max((mean.n for mean in found.values()), default=0), scores=scores_of(found))
 
 
 def _differences(
     a: ArmScores, b: ArmScores, groups: Mapping[str, str], resamples: int, seed: int
-) -> dict[str, SliceDiff]:
-    found = {m: mean_ci(_paired(a.scores[m], b.scores[m]), groups, resamples, seed) for m in METRICS}
-    return {m: SliceDiff(a=a.arm, b=b.arm, n=d.n, diff=d.mean, ci95=d.ci95) for m, d in found.items() if d.n}
+) -> Iterator[SliceDiff]:
+    for metric, values in a.scores.items():
+        found = mean_ci(_paired(values, b.scores[metric]), groups, resamples, seed)
+        if found.n:
+            yield SliceDiff(a=a.arm, b=b.arm, metric=metric, n=found.n, diff=found.mean, ci95=found.ci95)
 
 
 def _paired(a: Values, b: Values) -> dict[str, float | None]:

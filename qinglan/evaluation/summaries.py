@@ -1,6 +1,6 @@
 """One arm's figures: means with intervals over groups, money and time with intervals over questions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -8,31 +8,31 @@ from qinglan.config import Evaluate
 from qinglan.evaluation.arms import ArmRow
 from qinglan.evaluation.metrics import arm_scores, groups_of
 from qinglan.evaluation.panel import consistency
-from qinglan.report import Arm
+from qinglan.recipes import Recipe
+from qinglan.report import Arm, Score
 from qinglan.rows import Row
-from qinglan.statistics import Interval, mean_ci, percentile_ci, ratio_ci
-
-_WITH_INTERVAL = ("top1", "mean_top1_score", "quality")
+from qinglan.statistics import Interval, MeanCi, mean_ci, percentile_ci, ratio_ci
 
 
-def summarise(arm: Sequence[ArmRow], rows: Sequence[Row], config: Evaluate, load: str | None = None) -> Arm:
+def summarise(
+    arm: Sequence[ArmRow], rows: Sequence[Row], config: Evaluate, recipe: Recipe, load: str | None = None
+) -> Arm:
     """The figures of one arm.
 
     Args:
         load: what else the model had to do while its latency was measured.
     """
-    groups = groups_of(rows)
+    groups, values = groups_of(rows), arm_scores("arm", arm, rows, recipe)
     found = {
-        metric: mean_ci(values, groups, config.bootstrap_resamples if metric in _WITH_INTERVAL else 0, config.seed)
-        for metric, values in arm_scores("arm", arm, rows).scores.items()
+        metric.name: mean_ci(
+            values.scores[metric.name], groups, config.bootstrap_resamples if metric.interval else 0, config.seed
+        )
+        for metric in recipe.METRICS
     }
     latencies = [entry.latency_ms for entry in arm if entry.latency_ms is not None]
     return Arm(
         n=len(arm),
-        **{metric: mean.mean for metric, mean in found.items()},
-        top1_ci95=found["top1"].ci95,
-        top1_score_ci95=found["mean_top1_score"].ci95,
-        quality_ci95=found["quality"].ci95,
+        scores=scores_of(found),
         judge_consistency=consistency(arm),
         latency_p50_ms=_percentile(latencies, 50),
         latency_p95_ms=_percentile(latencies, 95),
@@ -44,8 +44,13 @@ def summarise(arm: Sequence[ArmRow], rows: Sequence[Row], config: Evaluate, load
         cost_ci95=_cost_ci(arm, config),
         prompt_tokens_per_1000=_per_1000(arm, lambda entry: entry.prompt_tokens),
         completion_tokens_per_1000=_per_1000(arm, lambda entry: entry.completion_tokens),
-        failed=sum(entry.retrieved is None for entry in arm),
+        failed=sum(not entry.measured for entry in arm),
     )
+
+
+def scores_of(found: Mapping[str, MeanCi]) -> dict[str, Score]:
+    """Of the metrics that have values."""
+    return {metric: Score(mean=mean.mean, n=mean.n, ci95=mean.ci95) for metric, mean in found.items() if mean.n}
 
 
 def _percentile(values: Sequence[float], percent: float) -> float | None:

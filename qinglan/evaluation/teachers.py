@@ -41,5 +41,8 @@ async def ask_teacher(
 
 def _unanswered(row: Row) -> Row:
     """The question alone: what the main teacher made of it is another arm."""
-    kept = ("id", "tenant", "query", "profile", "history", "gold_id", "intent", "split", "source")
+    kept = (
+        *("id", "tenant", "query", "profile", "history", "gold_id", "intent"),
+        *("inputs", "pool", "split", "group", "source"),
+    )
     return Row(**{name: getattr(row, name) for name in kept})

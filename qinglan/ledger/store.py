@@ -312,7 +312,7 @@ class Ledger:
     def _spent_usd(self, db: sa.Connection, run_id: str) -> tuple[float, float]:
         run, month = f"run:{run_id}", _month(time.time())
         query = sa.select(SPENT.c.period, SPENT.c.usd).where(SPENT.c.period.in_([run, month]))
-        rows: dict[str, float] = dict(db.execute(query).all())
+        rows: dict[str, float] = {row.period: row.usd for row in db.execute(query)}
         return rows.get(run, 0.0), rows.get(month, 0.0)
 
     def _grouped(self, db: sa.Connection, table: sa.Table, by: str, since_s: float) -> dict[str, Any]:

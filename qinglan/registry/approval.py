@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from qinglan.artifacts import write_json
 from qinglan.config import uses_proxy
 from qinglan.errors import ConfigError
-from qinglan.gate import Decision, Rule, Verdict
-from qinglan.report_words import ARMS
+from qinglan.gate import Decision, Rule, Verdict, gain_of
+from qinglan.report_words import rival_words
 
 APPROVAL = "approval"
 WAITING_FILE = "waiting.json"
@@ -83,9 +83,9 @@ def decided_by(decision: Decision, approval: Approval | None) -> Decision:
     verdict: Verdict = "undecided" if approval is None else "promote" if approval.approve else "refuse"
     rule = outcome[verdict]
     others = [each for each in decision.rules if each.name != APPROVAL]
-    model = f"the {ARMS[decision.challenger].en}" if decision.challenger in ARMS else decision.challenger
+    model = rival_words(decision.challenger).en
     instead = f" in place of version {decision.champion}" if decision.champion else ""
-    gain = f"; {others[0].found} against the teacher" if others else ""
+    gain = f"; {found}" if (found := gain_of(others)) else ""
     sentence = {
         "promote": f"Release {model}{instead}: {rule.found}, and all other rules hold{gain}.",
         "refuse": f"Do not release {model}: all other rules hold, but it was {rule.found}.",

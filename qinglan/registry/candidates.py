@@ -28,7 +28,6 @@ def candidate_of(
     profile, arm = run.profile, decision.challenger
     recipe = identity(profile.recipe)
     evaluation = read_evaluation(evaluated)
-    figures = evaluation.arms[arm].model_dump() if arm in evaluation.arms else {}
     return Candidate(
         arm=arm,
         model=challenger_of(profile, models).artifacts["model"],
@@ -46,7 +45,7 @@ def candidate_of(
         evaluation=evaluated.artifacts["evaluation"],
         gate=profile.gate.model_dump(mode="json", exclude=_NOT_RULES),
         decision=decision,
-        metrics={name: value for name, value in figures.items() if isinstance(value, int | float)},
+        metrics=evaluation.arms[arm].figures if arm in evaluation.arms else {},
         engines=installed_versions(),
     )
 

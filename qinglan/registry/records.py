@@ -14,7 +14,7 @@ from qinglan.artifacts import Artifact, hash_of
 from qinglan.config import Profile
 from qinglan.formats import number
 from qinglan.gate import Decision, Verdict
-from qinglan.recipes import get_recipe
+from qinglan.recipes import get_recipe, stand_ins
 from qinglan.registry.approval import APPROVAL
 from qinglan.rows import Row, row_id
 
@@ -153,16 +153,17 @@ def decision_tags(decision: Decision) -> dict[str, str]:
 def prompt_digest(profile: Profile) -> str:
     """Of a fixed question as the student is asked it: equal where training and serving render alike."""
     query, about, history = "这个怎么吃", "女，56岁", "用户问过鱼油"
-    tenant = profile.tenant
+    tenant, recipe = profile.tenant, get_recipe(profile.recipe)
     row = Row(
         id=row_id(tenant.id, query, about, history),
         tenant=tenant.id,
         query=query,
         profile=about,
         history=history,
+        inputs=stand_ins(recipe.INPUTS, query),
         source="prompt",
     )
-    return hash_of(get_recipe(profile.recipe).student_messages(row, tenant))
+    return hash_of(recipe.student_messages(row, tenant))
 
 
 _TOLD = (

@@ -14,8 +14,9 @@ from openpyxl.styles import Alignment
 from openpyxl.utils import get_column_letter
 
 from qinglan.artifacts import Artifact
-from qinglan.evaluation import ArmRow
-from qinglan.report_words import ARM_HEADS
+from qinglan.evaluation import ArmRow, values_of
+from qinglan.recipes import Recipe
+from qinglan.report_words import arm_words
 from qinglan.rows import Row
 from qinglan.workbook_writer import header_cell, text_cell
 
@@ -34,37 +35,47 @@ class Telling(NamedTuple):
     why: str
 
 
-def telling_rows(arms: ArmRows, rows: Sequence[Row], challenger: str, losses: int, sampled: int) -> list[Telling]:
+def telling_rows(
+    arms: ArmRows, rows: Sequence[Row], recipe: Recipe, challenger: str, losses: int, sampled: int
+) -> list[Telling]:
     """The questions on which the challenger lost most, those where it has no result, then some others at random.
 
     The same ones every time; of the first two kinds `losses` each.
     """
-    rivals = [arm for arm in ("champion", "teacher") if arm in arms and arm != challenger]
-    lost = {row.id: beaten for row in rows if (beaten := list(_beaten_by(arms, row, challenger, rivals)))}
+    rivals = [arm for arm in arms if arm not in (challenger, "original")]
+    lost = {row.id: by for row in rows if (by := list(_beaten_by(arms, row, recipe, challenger, rivals)))}
     hardest = sorted((row for row in rows if row.id in lost), key=lambda row: (-max(lost[row.id])[0], row.id))[:losses]
-    failed = [row for row in rows if _value(arms.get(challenger, {}).get(row.id), row) is None][:losses]
+    failed = [row for row in rows if _value(arms.get(challenger, {}).get(row.id), row, recipe) is None][:losses]
     chosen = {row.id for row in (*hardest, *failed)}
     others = sorted((row for row in rows if row.id not in chosen), key=lambda row: _shuffled(row.id))[:sampled]
-    named = [Telling(row, "；".join(LOST.format(ARM_HEADS[rival].zh) for _, rival in lost[row.id])) for row in hardest]
+    named = [
+        Telling(row, "；".join(LOST.format(arm_words(rival, head=True).zh) for _, rival in lost[row.id]))
+        for row in hardest
+    ]
     return named + [Telling(row, FAILED) for row in failed] + [Telling(row, SAMPLED) for row in others]
 
 
-def write_review_book(path: Path, telling: Sequence[Telling], arms: ArmRows, challenger: str) -> Artifact:
+def write_review_book(
+    path: Path, telling: Sequence[Telling], arms: ArmRows, recipe: Recipe, challenger: str
+) -> Artifact:
     """One line per question, the arms side by side."""
-    shown = [arm for arm in (challenger, "champion", "teacher", "original") if arm in arms]
+    shown = [challenger, *(arm for arm in arms if arm != challenger)]
+    of_question, of_arm = _heads_of(recipe)
     book = openpyxl.Workbook(write_only=True)
     sheet = book.create_sheet(SHEET)
     sheet.freeze_panes = "C2"
     heads = [
-        *_HEADS,
-        *(f"{ARM_HEADS[arm].zh if arm in ARM_HEADS else arm}：{head}" for arm in shown for head in _OF_ARM),
+        *of_question,
+        *(f"{arm_words(arm, head=True).zh}：{head}" for arm in shown for head in of_arm),
     ]
     for number, head in enumerate(heads, 1):
         sheet.column_dimensions[get_column_letter(number)].width = 36 if head.endswith(_WIDE) else 12
     sheet.append([header_cell(sheet, head) for head in heads])
     for row, why in telling:
-        texts: list[str | float | None] = [why, row.query, row.profile, row.history, row.gold_id, row.id]
-        values = [*texts, *(value for arm in shown for value in _of_arm(arms[arm].get(row.id), row))]
+        inputs = [row.inputs.get(each.name) for each in recipe.INPUTS]
+        label = [row.gold_id] if recipe.KIND == "retrieval" else []
+        texts: list[str | float | None] = [why, row.query, row.profile, row.history, *inputs, *label, row.id]
+        values = [*texts, *(value for arm in shown for value in _of_arm(arms[arm].get(row.id), row, recipe))]
         sheet.append([_cell(sheet, value) for value in values])
     sheet.auto_filter.ref = f"A1:{get_column_letter(len(heads))}{len(telling) + 1}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,14 +83,24 @@ def write_review_book(path: Path, telling: Sequence[Telling], arms: ArmRows, cha
     return Artifact.of(path, len(telling))
 
 
-_HEADS = ("抽样原因", "问题", "用户画像", "历史摘要", "标准文档", "行编号")
-_OF_ARM = ("改写", "首条内容", "标准文档名次", "首条得分", "裁判分")
-_WIDE = ("问题", "历史摘要", "改写", "首条内容")
+_RETRIEVED = ("改写", "首条内容", "标准文档名次", "首条得分", "裁判分")
+_ANSWERED = "回答"
+_WIDE = ("问题", "历史摘要", "改写", "首条内容", _ANSWERED)
 
 
-def _of_arm(entry: ArmRow | None, row: Row) -> list[str | float | None]:
+def _heads_of(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """Of the columns about a question, and of those about each arm."""
+    inputs, retrieves = [each.column for each in recipe.INPUTS], recipe.KIND == "retrieval"
+    asked = ["抽样原因", "问题", "用户画像", "历史摘要", *inputs, *(["标准文档"] if retrieves else []), "行编号"]
+    return asked, list(_RETRIEVED) if retrieves else [_ANSWERED, *(metric.zh for metric in recipe.METRICS)]
+
+
+def _of_arm(entry: ArmRow | None, row: Row, recipe: Recipe) -> list[str | float | None]:
     if entry is None:
-        return [None] * len(_OF_ARM)
+        return [None] * len(_heads_of(recipe)[1])
+    if recipe.KIND != "retrieval":
+        values = values_of(entry, row, recipe)
+        return [entry.text or f"（{entry.reason}）", *(values.get(metric.name) for metric in recipe.METRICS)]
     found = entry.retrieved
     if found is None:
         return [entry.text or f"（{entry.reason}）", None, None, None, entry.judge_score]
@@ -88,19 +109,25 @@ def _of_arm(entry: ArmRow | None, row: Row) -> list[str | float | None]:
     return [entry.text, title, rank, round(found.top1_score, 4), entry.judge_score]
 
 
-def _beaten_by(arms: ArmRows, row: Row, challenger: str, rivals: Sequence[str]) -> Iterator[tuple[float, str]]:
-    """By how much, and by whom: on the gold document's place where there is one, else on the RAG's score.
+def _beaten_by(
+    arms: ArmRows, row: Row, recipe: Recipe, challenger: str, rivals: Sequence[str]
+) -> Iterator[tuple[float, str]]:
+    """By how much, and by whom: on the gold document's place where there is one, else on the RAG's score; of answers,
+    on the first metric that the row has.
 
     Only where both have a value: a call that failed says nothing of the answer.
     """
-    mine = _value(arms.get(challenger, {}).get(row.id), row)
+    mine = _value(arms.get(challenger, {}).get(row.id), row, recipe)
     for rival in rivals:
-        theirs = _value(arms[rival].get(row.id), row)
+        theirs = _value(arms[rival].get(row.id), row, recipe)
         if mine is not None and theirs is not None and theirs > mine:
             yield theirs - mine, rival
 
 
-def _value(entry: ArmRow | None, row: Row) -> float | None:
+def _value(entry: ArmRow | None, row: Row, recipe: Recipe) -> float | None:
+    if entry is not None and recipe.KIND != "retrieval":
+        values = values_of(entry, row, recipe)
+        return next((values[metric.name] for metric in recipe.METRICS if metric.name in values), None)
     if entry is None or entry.retrieved is None:
         return None
     if row.gold_id is None:

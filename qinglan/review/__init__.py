@@ -1,7 +1,7 @@
-"""People's verdicts on rewrites, one file per tenant, which later refreshes go by.
+"""People's verdicts on answers, one file per tenant and recipe, which later refreshes go by.
 
-The newest verdict on a row counts. Accepted and rejected hold for the rewrite that was looked at, so that the teacher's
-next one is judged anew; a person's own rewrite holds whatever the teacher says. A line is never changed, and the file
+The newest verdict on a row counts. Accepted and rejected hold for the answer that was looked at, so that the teacher's
+next one is judged anew; a person's own answer holds whatever the teacher says. A line is never changed, and the file
 is replaced whole at each import: a process killed at any moment leaves all of an import or nothing of it.
 """
 
@@ -33,11 +33,11 @@ class Review(BaseModel):
     """The row's id."""
     verdict: Verdict
     fingerprint: str
-    """Of the rewrite that was looked at."""
-    rewrite: str
-    """That rewrite, for the record; empty where the teacher gave none."""
+    """Of the answer that was looked at."""
+    answer: str
+    """That answer, for the record; empty where the teacher gave none."""
     corrected: str | None = None
-    """The person's own rewrite, with the verdict `correct` only."""
+    """The person's own answer, with the verdict `correct` only."""
     comment: str = ""
     reviewer: str = ""
     imported_at: str
@@ -54,9 +54,9 @@ class Review(BaseModel):
         return (self.row, self.verdict, self.fingerprint)
 
 
-def fingerprint(rewrite: str | None) -> str:
-    """16 hex digits of a rewrite's words in their order; how much white space is between them does not matter."""
-    return hashlib.sha256(" ".join((rewrite or "").split()).encode()).hexdigest()[:16]
+def fingerprint(answer: str | None) -> str:
+    """16 hex digits of an answer's words in their order; how much white space is between them does not matter."""
+    return hashlib.sha256(" ".join((answer or "").split()).encode()).hexdigest()[:16]
 
 
 class Reviews:
@@ -75,7 +75,7 @@ class Reviews:
         review = self.by_row.get(row.id)
         if review is None or review.verdict == "correct":
             return review
-        return review if review.fingerprint == fingerprint(row.rewrite) else None
+        return review if review.fingerprint == fingerprint(row.answer) else None
 
     def apply(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The same rows in the same order, `review` and `corrected` set by what holds now and by nothing else."""
@@ -89,7 +89,7 @@ class Reviews:
 
 
 def load_reviews(profile: Profile) -> Reviews:
-    """The reviews of the profile's tenant; none where nobody has reviewed.
+    """The reviews of the profile's tenant and recipe; none where nobody has reviewed.
 
     Raises:
         ArtifactError: a line of the store is damaged. A person's verdict is never skipped over.
@@ -98,8 +98,8 @@ def load_reviews(profile: Profile) -> Reviews:
 
 
 def store_path(profile: Profile) -> Path:
-    """Where the reviews of the profile's tenant are kept."""
-    return profile.paths.state / "reviews" / f"{profile.tenant.file_name}.jsonl"
+    """Where the reviews of the profile's tenant and recipe are kept."""
+    return profile.paths.state / "reviews" / f"{profile.tenant.file_name}.{profile.recipe_name}.jsonl"
 
 
 def read_store(path: Path) -> list[Review]:

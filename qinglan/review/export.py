@@ -10,8 +10,9 @@ from pydantic import ValidationError
 from qinglan.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.config import Profile
 from qinglan.errors import ConfigError, StageError
+from qinglan.recipes import Recipe, get_recipe, identifying
 from qinglan.review import fingerprint, load_reviews
-from qinglan.review.sample import STRATA, draw
+from qinglan.review.sample import draw, strata_of
 from qinglan.review.sheet import write_sample
 from qinglan.rows import Row, row_id
 from qinglan.runs import find_run, runs_of
@@ -41,7 +42,7 @@ def export_reviews(profile: Profile, run_name: str, path: Path, places: int, *, 
     """Write a sample of at most `places` rows; one pass over the run's rows, in bounded memory.
 
     Args:
-        again: also rows whose rewrite was reviewed before.
+        again: also rows whose answer was reviewed before.
 
     Raises:
         ConfigError: the file is there already, no such run or stage, or its rows are another tenant's.
@@ -57,16 +58,17 @@ def export_reviews(profile: Profile, run_name: str, path: Path, places: int, *, 
     run = find_data_run(profile, run_name)
     stage = newest_rows(run)
     left_out: Counter[str] = Counter()
+    recipe = get_recipe(profile.recipe)
     rows = _candidates(rows_of(profile, run, stage), profile, again, left_out)
-    sample = draw(rows, profile.select, places)
+    sample = draw(rows, profile.select, places, strata_of(recipe))
     if not sample.drawn:
         reviewed = f"; {left_out['reviewed']:,} of its rows are reviewed, --again takes them too"
         raise StageError(
             f"run {run.name}: its {stage.stage} stage has nothing to review{reviewed if left_out['reviewed'] else ''}"
         )
-    write_sample(path, sample, tenant=profile.tenant.id, source=f"{run.name} / {stage.stage}")
+    write_sample(path, sample, recipe, tenant=profile.tenant.id, source=f"{run.name} / {stage.stage}")
     counts = Counter(stratum.title for each in sample.drawn for stratum in each.strata)
-    strata = {stratum.title: counts[stratum.title] for stratum in STRATA if counts[stratum.title]}
+    strata = {stratum.title: counts[stratum.title] for stratum in sample.strata if counts[stratum.title]}
     return Exported(run.name, stage.stage, len(sample.drawn), strata, left_out["reviewed"], left_out["unfaithful"])
 
 
@@ -76,8 +78,8 @@ class Standing:
 
     run: str
     hold: int
-    rewritten: int
-    """The row has another rewrite now."""
+    changed: int
+    """The row has another answer now."""
     absent: int
     """The run has no such row."""
 
@@ -148,21 +150,24 @@ def rows_of(profile: Profile, run: Path, stage: StageResult) -> Iterator[Row]:
 
 
 def _candidates(rows: Iterable[Row], profile: Profile, again: bool, left_out: Counter[str]) -> Iterator[Row]:
-    reviews = load_reviews(profile)
+    reviews, recipe = load_reviews(profile), get_recipe(profile.recipe)
     for row in rows:
         if not again and reviews.standing(row):
             left_out["reviewed"] += 1
-        elif not _survives(row):
+        elif not _survives(row, recipe):
             left_out["unfaithful"] += 1
         else:
             yield row
 
 
-def _survives(row: Row) -> bool:
-    """Would the workbook read back as this row with this rewrite?"""
-    texts = (_read_back(text) for text in (row.query, row.profile, row.history))
-    rewrite = _read_back(row.rewrite or "")
-    return row_id(row.tenant, *texts) == row.id and fingerprint(rewrite) == fingerprint(row.rewrite)
+def _survives(row: Row, recipe: Recipe) -> bool:
+    """Would the workbook read back as this row with this answer?"""
+    query, profile, history = (_read_back(text) for text in (row.query, row.profile, row.history))
+    inputs = {name: _read_back(text) for name, text in identifying(row.inputs, recipe.INPUTS).items()}
+    answer = _read_back(row.answer or "")
+    return row_id(row.tenant, query, profile, history, inputs) == row.id and fingerprint(answer) == fingerprint(
+        row.answer
+    )
 
 
 def _read_back(text: str) -> str:

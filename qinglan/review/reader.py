@@ -9,28 +9,12 @@ from openpyxl.cell import MergedCell
 from openpyxl.utils import get_column_letter
 
 from qinglan.errors import WorkbookError
-from qinglan.review.sheet import (
-    COMMENT,
-    CORRECTED,
-    FINGERPRINT,
-    HISTORY,
-    PROFILE,
-    QUERY,
-    REVIEWER,
-    REWRITE,
-    ROW_ID,
-    SAMPLED_FOR,
-    SHEET,
-    VERDICT,
-)
+from qinglan.review.sheet import CORRECTED, SHEET, VERDICT
 from qinglan.sources.excel import CORRUPT, damage, load_book
-
-_FILLED_IN = (VERDICT, CORRECTED, COMMENT, REVIEWER)
-_USED = (SAMPLED_FOR, QUERY, PROFILE, HISTORY, REWRITE, *_FILLED_IN, ROW_ID, FINGERPRINT)
 
 
 class Line:
-    """One line of the sheet: its used cells by their column's title."""
+    """One line of the sheet: its used cells by what their column is."""
 
     def __init__(self, prefix: str, cells: Mapping[str, Any]) -> None:
         self._prefix, self._cells = prefix, cells
@@ -83,8 +67,11 @@ def read_file(path: Path) -> bytes:
         raise WorkbookError(f"{path}: can't be read: {error.strerror or error}; check its permissions") from error
 
 
-def lines_of(path: Path, content: bytes) -> Iterator[Line]:
+def lines_of(path: Path, content: bytes, columns: Mapping[str, str]) -> Iterator[Line]:
     """Every line below the header, wherever the columns stand.
+
+    Args:
+        columns: the titles of those that are used, by what they are.
 
     Raises:
         WorkbookError: the file is damaged, or it lacks the sheet or a column.
@@ -92,15 +79,15 @@ def lines_of(path: Path, content: bytes) -> Iterator[Line]:
     sheet = _sheet(path, content)
     header = next(sheet.iter_rows(max_row=1), ())
     titles = ["" if cell.value is None else str(cell.value).strip() for cell in header]
-    for title in _USED:
+    for title in columns.values():
         if title not in titles:
             raise WorkbookError(f"{path}!{SHEET}: no column `{title}` in row 1; put it back as it was exported")
         if titles.count(title) > 1:
             letters = " and ".join(get_column_letter(n) for n, other in enumerate(titles, 1) if other == title)
             raise WorkbookError(f"{path}!{SHEET}: column `{title}` stands in row 1 twice ({letters}); delete one")
-    places = {title: titles.index(title) for title in _USED}
+    places = {each: titles.index(title) for each, title in columns.items()}
     for cells in sheet.iter_rows(min_row=2):
-        yield Line(f"{path.name}!{SHEET}", {title: cells[place] for title, place in places.items()})
+        yield Line(f"{path.name}!{SHEET}", {each: cells[place] for each, place in places.items()})
 
 
 def _sheet(path: Path, content: bytes) -> Any:

@@ -1,8 +1,8 @@
 """The review workbook coming back: every cell that can't be taken as it is gets a line, and then nothing is imported.
 
-That a line is about the row it says it is can be seen from the line alone: the row's id is a hash of question, profile
-and history, and the fingerprint one of the rewrite. So no other file is needed, and the workbook may come back sorted,
-in parts, from several people, or on another machine.
+That a line is about the row it says it is can be seen from the line alone: the row's id is a hash of question, profile,
+history and the recipe's inputs, and the fingerprint one of the answer. So no other file is needed, and the workbook may
+come back sorted, in parts, from several people, or on another machine.
 """
 
 import hashlib
@@ -14,10 +14,13 @@ from pathlib import Path
 from statistics import NormalDist
 
 from qinglan.config import Profile, Select
+from qinglan.errors import TeacherError
+from qinglan.recipes import Recipe, get_recipe
 from qinglan.review import Review, Verdict, fingerprint
 from qinglan.review.reader import Line, lines_of, read_file
 from qinglan.review.sample import CONTROL
 from qinglan.review.sheet import (
+    ANSWER,
     BETWEEN_STRATA,
     COMMENT,
     CORRECTED,
@@ -26,13 +29,14 @@ from qinglan.review.sheet import (
     PROFILE,
     QUERY,
     REVIEWER,
-    REWRITE,
     ROW_ID,
     SAMPLED_FOR,
     VERDICT,
     VERDICTS,
+    titles_of,
 )
 from qinglan.rows import normalise, row_id
+from qinglan.sources.records import input_field
 
 _WORDS: dict[str, Verdict] = VERDICTS | {verdict: verdict for verdict in VERDICTS.values()}
 
@@ -77,7 +81,8 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
         WorkbookError: the file as a whole can't be used.
     """
     content = read_file(path)
-    lines = [line for line in lines_of(path, content) if not line.is_blank()]
+    recipe = get_recipe(profile.recipe)
+    lines = [line for line in lines_of(path, content, titles_of(recipe)) if not line.is_blank()]
     provenance = {
         "imported_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "file": path.name,
@@ -88,10 +93,10 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
     for line in lines:
         if not line.has_answer():
             continue
-        if found := list(_problems(line, profile)):
+        if found := list(_problems(line, profile, recipe)):
             problems += found
             continue
-        review = _review(line, profile.tenant.id, provenance)
+        review = _review(line, recipe, profile.tenant.id, provenance)
         first_line, first = reviews.setdefault(review.row, (line, review))
         if (first.effect, first.fingerprint) != (review.effect, review.fingerprint):
             problems.append(
@@ -108,56 +113,76 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
     )
 
 
-def _problems(line: Line, profile: Profile) -> Iterator[str]:
+def _problems(line: Line, profile: Profile, recipe: Recipe) -> Iterator[str]:
     if unreadable := list(line.unreadable()):
         yield from unreadable
         return
-    yield from _verdict_problems(line, profile.select)
+    yield from _verdict_problems(line, profile.select, recipe)
     restore = "restore it from the exported workbook, or clear the verdict"
     if not line.text(ROW_ID):
         yield f"{line.at(ROW_ID)}: the row id is missing; {restore}"
-    elif line.text(ROW_ID) != row_id(profile.tenant.id, *(line.text(title) for title in (QUERY, PROFILE, HISTORY))):
+    elif line.text(ROW_ID) != _id_of(line, profile.tenant.id, recipe):
         yield (
-            f"{line.at(ROW_ID)}: {_quoted(line.text(ROW_ID))} is unknown: it is not the id of this question, profile "
-            f"and history for tenant `{profile.tenant.id}`; one of them was changed, or the row is another tenant's; "
+            f"{line.at(ROW_ID)}: {_quoted(line.text(ROW_ID))} is unknown: it is not the id of this question and what "
+            f"belongs to it for tenant `{profile.tenant.id}`; one of them was changed, or the row is another tenant's; "
             f"{restore}"
         )
-    if line.text(FINGERPRINT) != fingerprint(line.text(REWRITE)):
+    if line.text(FINGERPRINT) != fingerprint(line.text(ANSWER)):
         yield (
-            f"{line.at(REWRITE)}: is not the rewrite of the fingerprint in {line.place(FINGERPRINT)}; {restore}; your "
-            f"own rewrite belongs into {line.place(CORRECTED)}"
+            f"{line.at(ANSWER)}: is not the answer of the fingerprint in {line.place(FINGERPRINT)}; {restore}; your "
+            f"own answer belongs into {line.place(CORRECTED)}"
         )
 
 
-def _verdict_problems(line: Line, select: Select) -> Iterator[str]:
+def _id_of(line: Line, tenant: str, recipe: Recipe) -> str:
+    inputs = {each.name: line.text(input_field(each.name)) for each in recipe.INPUTS if each.identifies}
+    return row_id(tenant, line.text(QUERY), line.text(PROFILE), line.text(HISTORY), inputs)
+
+
+def _verdict_problems(line: Line, select: Select, recipe: Recipe) -> Iterator[str]:
     word, text = line.text(VERDICT), _one_line(line.text(CORRECTED))
     verdict = _WORDS.get(word.casefold())
     if not word:
-        yield f"{line.at(VERDICT)}: has no verdict, but {line.place(CORRECTED)} has a rewrite; write 修改, or clear it"
+        yield f"{line.at(VERDICT)}: has no verdict, but {line.place(CORRECTED)} has an answer; write 修改, or clear it"
     elif verdict is None:
         yield f"{line.at(VERDICT)}: {_quoted(word)} is no verdict; write 通过, 拒绝 or 修改"
     elif verdict != "correct":
         if text:
-            yield f"{line.at(CORRECTED)}: a rewrite beside {word}; write 修改 into {line.place(VERDICT)}, or clear it"
-        if verdict == "accept" and not line.text(REWRITE):
-            yield f"{line.at(VERDICT)}: there is no rewrite to accept; write 拒绝, or 修改 with your own"
+            yield f"{line.at(CORRECTED)}: an answer beside {word}; write 修改 into {line.place(VERDICT)}, or clear it"
+        if verdict == "accept" and not line.text(ANSWER):
+            yield f"{line.at(VERDICT)}: there is no answer to accept; write 拒绝, or 修改 with your own"
     elif not text:
-        yield f"{line.at(CORRECTED)}: is empty, but the verdict is {word}; write your rewrite, or change the verdict"
-    elif len(text) > (most := select.max_rewrite_chars):
+        yield f"{line.at(CORRECTED)}: is empty, but the verdict is {word}; write your answer, or change the verdict"
+    elif recipe.KIND == "retrieval":
+        yield from _length_problems(line, text, select)
+    else:
+        try:
+            recipe.parse_answer(line.text(CORRECTED))
+        except TeacherError as error:
+            yield f"{line.at(CORRECTED)}: is not what the recipe can read as an answer: {error}"
+
+
+def _length_problems(line: Line, text: str, select: Select) -> Iterator[str]:
+    if len(text) > (most := select.max_rewrite_chars):
         yield f"{line.at(CORRECTED)}: has {len(text)} characters, select.max_rewrite_chars is {most}"
     elif len(normalise(text)) < (least := select.min_rewrite_chars):
         yield f"{line.at(CORRECTED)}: {_quoted(text)} is shorter than select.min_rewrite_chars, {least}"
 
 
-def _review(line: Line, tenant: str, provenance: Mapping[str, str]) -> Review:
+def _corrected(line: Line, recipe: Recipe) -> str:
+    text = line.text(CORRECTED)
+    return _one_line(text) if recipe.KIND == "retrieval" else recipe.parse_answer(text)
+
+
+def _review(line: Line, recipe: Recipe, tenant: str, provenance: Mapping[str, str]) -> Review:
     verdict = _WORDS[line.text(VERDICT).casefold()]
     return Review(
         tenant=tenant,
         row=line.text(ROW_ID),
         verdict=verdict,
         fingerprint=line.text(FINGERPRINT),
-        rewrite=line.text(REWRITE),
-        corrected=_one_line(line.text(CORRECTED)) if verdict == "correct" else None,
+        answer=line.text(ANSWER),
+        corrected=_corrected(line, recipe) if verdict == "correct" else None,
         comment=line.text(COMMENT),
         reviewer=line.text(REVIEWER),
         **provenance,

@@ -1,1 +1,1 @@
-"""What verl calls to score a sample: retrieve, maybe ask the judge, and let the recipe reward it."""
+"""What verl calls to score a sample: ask what its recipe's kind asks, and let the recipe reward it."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qinglan.errors import QinglanError
-from qinglan.reward.service import RewardService, outcome
+from qinglan.reward.service import RewardService
 
 if TYPE_CHECKING:
     from qinglan.reward.scorer import Scorer
@@ -38,12 +38,12 @@ class RewardActor:
         self._service, self._clock = RewardService.model_validate_json(service), clock
         self._opened = self._open()
 
-    def _open(self) -> "Scorer | tuple[QinglanError, float]":
+    def _open(self) -> "Scorer[Any] | tuple[QinglanError, float]":
         """A scorer, or why there is none, and when to try again."""
-        from qinglan.reward.scorer import Scorer
+        from qinglan.reward.scorer import open_scorer
 
         try:
-            return Scorer(self._service)
+            return open_scorer(self._service)
         except QinglanError as error:
             return error, self._clock() + _TRY_AGAIN_S
 
@@ -57,7 +57,7 @@ class RewardActor:
 
         with open_log(self._service.samples_log) as log:
             write_sample(log, {"row_id": extra_info.get("row_id")} | invalid(self._opened[0]))
-        return outcome(None)
+        return self._service.outcome()
 
     async def close(self) -> None:
         """Write what is not written yet, and close connections and files."""

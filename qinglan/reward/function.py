@@ -1,12 +1,18 @@
 """verl's custom reward function: hands a sample to the run's reward service, and waits for its score."""
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from qinglan.reward.actor import is_lost, start_reward_service
-from qinglan.reward.service import outcome
+from qinglan.reward.service import RewardService
 
 _service = lru_cache(maxsize=1)(start_reward_service)
+
+
+@lru_cache(maxsize=1)
+def _unscored(config_path: str) -> dict[str, float]:
+    return RewardService.model_validate_json(Path(config_path).read_text(encoding="utf-8")).outcome()
 
 
 async def compute_score(
@@ -17,7 +23,7 @@ async def compute_score(
     config_path: str,
     **_: Any,
 ) -> dict[str, float | str]:
-    """The score, its parts, and what it took (`qinglan.reward.service.outcome`); and what groups dev rows.
+    """The score, its parts, and what it took (`RewardService.outcome`); and what groups dev rows.
 
     verl throws away all rollouts of a prompt, without a word, where this raises. So a sample that could not be scored
     is an answer too, with `invalid` 1: our trainer takes it out of advantage and loss.
@@ -27,5 +33,5 @@ async def compute_score(
     except Exception as error:
         if not is_lost(error):
             raise
-        scores = outcome(None)
+        scores = _unscored(config_path)
     return {**scores, "group": extra_info["gold_id"] or extra_info["row_id"]}

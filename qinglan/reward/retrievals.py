@@ -7,7 +7,7 @@ from qinglan.artifacts import hash_of
 from qinglan.errors import LedgerError
 from qinglan.ledger import Ledger, Retrieval
 from qinglan.ledger.queue import LedgerQueue
-from qinglan.recipes import Baseline
+from qinglan.recipes._retrieval import Baseline
 from qinglan.retrieval import CallCount, RagClient, request_body
 from qinglan.reward.patience import Patience
 from qinglan.reward.service import RewardService
@@ -23,6 +23,8 @@ class Retrievals:
         self, service: RewardService, rag: RagClient, ledger: Ledger, queue: LedgerQueue, patience: Patience
     ) -> None:
         self._service, self._rag, self._queue, self._patience = service, rag, queue, patience
+        assert service.rag is not None, "who retrieves has a RAG"
+        self._settings = service.rag
         self._kept = ledger.retrieval_keys(service.retrieval_scope)
         self._recent: dict[str, Retrieved] = {}
         self._under_way: dict[str, asyncio.Task[tuple[Retrieved, bool]]] = {}
@@ -53,7 +55,7 @@ class Retrievals:
 
     def _key(self, question: str, rewrite: str) -> str:
         """By the configured address, as that of an embedded RAG is another one in every run, and by what is kept."""
-        rag = self._service.rag
+        rag = self._settings
         body = request_body(rag, self._service.tenant.id, question, rewrite)
         return hash_of(self._service.retrieval_scope, rag.url, sorted(Retrieved.model_fields), body)
 

@@ -1,69 +1,69 @@
-"""Scores samples: clients, patience, caches, the log. A failed RAG or judge call leaves a sample without a score."""
+"""What all scorers share: judge, patience, ledger, the log. A failed call leaves a sample without a score."""
 
-import asyncio
 import hashlib
 import math
 import re
 import time
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
 
+from qinglan.capabilities import JsonSchema
 from qinglan.chat import Account, Answer, ChatClient
-from qinglan.errors import LedgerError, QinglanError
+from qinglan.errors import ConfigError, LedgerError, QinglanError
+from qinglan.grading import grading_of
 from qinglan.ledger import Ledger, ledger_url
 from qinglan.ledger.queue import LedgerQueue
-from qinglan.recipes import Baseline, Message, Scored, get_recipe
-from qinglan.retrieval import CallCount, RagClient
+from qinglan.recipes import Message, get_recipe
 from qinglan.reward.patience import Patience
-from qinglan.reward.retrievals import Retrievals
 from qinglan.reward.samples import invalid, open_log, write_sample
-from qinglan.reward.service import RewardService, outcome
-from qinglan.rows import Retrieved
+from qinglan.reward.service import RewardService
 
 _SPECIAL_TOKEN = re.compile(r"<\|[^|]*\|>")
+Service = Literal["rag", "judge"]
 
 
-def judge_asked(question: str, rewrite: str, share: float) -> bool:
+def judge_asked(question: str, text: str, share: float) -> bool:
     """Is this sample in the judged share? Decided by its content, so that reruns agree."""
-    digest = hashlib.sha256(f"{question}\x1f{rewrite}".encode()).digest()
+    digest = hashlib.sha256(f"{question}\x1f{text}".encode()).digest()
     return int.from_bytes(digest[:8]) < share * 2**64
 
 
 @dataclass
-class _Sample:
+class Sample:
     """One sample on its way, and what it took."""
 
     row_id: str | None
-    rewrite: str
+    text: str
     begin_s: float = field(default_factory=time.perf_counter)
-    rag: CallCount = field(default_factory=CallCount)
-    rag_cached: bool = False
     judge_asked: int = 0
+    """How many questions the judge was asked about it."""
     judged: list[Answer[float]] = field(default_factory=list)
     failed_by: Literal["rag", "judge", "ledger"] | None = None
 
-    def figures(self) -> dict[str, Any]:
-        """As `outcome` takes them."""
+    def used(self) -> dict[str, float | None]:
+        """Calls and time; None for what is not known."""
         cached = sum(answer.cached for answer in self.judged)
         return {
-            "rag_calls": self.rag.made,
-            "rag_cached": self.rag_cached,
             "judge_asked": self.judge_asked,
             "judge_cached": cached if self.judged else None,
             "judge_cost_usd": sum(answer.cost_usd for answer in self.judged if not answer.cached),
             "latency_ms": 1000 * (time.perf_counter() - self.begin_s),
         }
 
+    def about(self) -> dict[str, Any]:
+        """What the log says of it first."""
+        return {"row_id": self.row_id, "text": self.text}
+
     def entry(self) -> dict[str, Any]:
         """For the log."""
-        about = {"row_id": self.row_id, "rewrite": self.rewrite, "rag_failed": self.rag.failed}
-        known = {name: value for name, value in (about | self.figures()).items() if value is not None}
+        known = {name: value for name, value in (self.about() | self.used()).items() if value is not None}
         return known | ({"failed_by": self.failed_by} if self.failed_by else {})
 
     @contextmanager
-    def calling(self, service: Literal["rag", "judge"]) -> Iterator[None]:
+    def calling(self, service: Service) -> Iterator[None]:
         """What fails in here is that service's failure."""
         try:
             yield
@@ -72,7 +72,10 @@ class _Sample:
             raise
 
 
-class Scorer:
+S = TypeVar("S", bound=Sample)
+
+
+class Scorer(ABC, Generic[S]):
     """Scores samples in one process; belongs to one event loop."""
 
     def __init__(self, service: RewardService) -> None:
@@ -82,112 +85,108 @@ class Scorer:
             ConfigError: a key is not set here.
             LedgerError: the ledger can't be opened.
         """
-        self._service, self._recipe = service, get_recipe(service.recipe)
-        self._rag = RagClient(service.rag, service.rag_url, service.tenant.id, with_passage=True)
-        account = Account(service.run_id, service.tenant.id, "judge", service.judge.model, service.judge_price)
+        self._service = service
+        self._patiences: list[Patience] = []
         with ExitStack() as opening:
             self._log = opening.enter_context(open_log(service.samples_log))
             self._ledger = Ledger(ledger_url(service.ledger, service.state))
             opening.callback(self._ledger.close)
             self._queue = LedgerQueue(self._ledger, service.run_id, service.budget)
-            self._judge = ChatClient(
-                service.judge, service.judge_url, account, self._queue, key_salt=service.judge_key_salt
-            )
-            rag_patience, self._judge_patience = self._patience("rag"), self._patience("judge")
-            self._retrievals = Retrievals(service, self._rag, self._ledger, self._queue, rag_patience)
+            self._judge = self._open_judge()
+            self._judge_patience = self._patience("judge")
+            self._open()
             self._opened = opening.pop_all()
-        self._patiences = (rag_patience, self._judge_patience)
 
-    def _patience(self, service: Literal["rag", "judge"]) -> Patience:
-        return Patience(service, self._service.reward.max_outage_s, lambda entry: write_sample(self._log, entry))
+    def _open_judge(self) -> ChatClient | None:
+        service = self._service
+        if service.judge is None:
+            return None
+        if service.judge_price is None:
+            raise ConfigError(f"prices has no entry for judge.model {service.judge.model!r}")
+        role = "judge.local" if service.judge_recipe else "judge"
+        account = Account(service.run_id, service.tenant.id, role, service.judge.model, service.judge_price)
+        return ChatClient(service.judge, service.judge_url, account, self._queue, key_salt=service.judge_key_salt)
+
+    def _patience(self, service: Service) -> Patience:
+        patience = Patience(service, self._service.reward.max_outage_s, lambda entry: write_sample(self._log, entry))
+        self._patiences.append(patience)
+        return patience
 
     async def close(self) -> None:
         """Write what is not written yet, and close connections and files."""
-        await self._retrievals.close()
+        await self._drop_calls()
         for patience in self._patiences:
             await patience.close()
-        await self._rag.close()
-        await self._judge.close()
+        await self._close_services()
+        if self._judge:
+            await self._judge.close()
         await self._queue.close()
         self._opened.close()
 
     async def score(self, extra_info: dict[str, Any], text: str) -> dict[str, float]:
-        """Score one sample and log it (see `outcome`); `extra_info` holds a `Baseline`.
+        """Score one sample and log it (see `RewardService.outcome`); `extra_info` is the training file's.
 
         A sample whose calls failed has no score, and the log says why. Only a bug raises.
         """
-        sample = _Sample(extra_info.get("row_id"), " ".join(_SPECIAL_TOKEN.sub("", text).split()))
+        sample = self._sample(extra_info.get("row_id"), _SPECIAL_TOKEN.sub("", text))
         try:
-            scored = await self._score(Baseline.model_validate(extra_info), sample)
+            scored = await self._score(extra_info, sample)
         except QinglanError as error:
             write_sample(self._log, sample.entry() | invalid(error))
-            return outcome(None, **sample.figures())
+            return self._service.outcome(None, sample.used())
         except Exception as error:  # verl drops the sample without a word, whatever the error is
             write_sample(self._log, sample.entry() | invalid(error))
             raise
-        known = {name: value for name, value in asdict(scored).items() if not math.isnan(value)}
+        known = {name: value for name, value in scored.items() if not math.isnan(value)}
         write_sample(self._log, sample.entry() | known)
-        return outcome(scored, **sample.figures())
+        return self._service.outcome(scored, sample.used())
 
-    async def _score(self, baseline: Baseline, sample: _Sample) -> Scored:
-        rewrite = sample.rewrite
-        if not rewrite:  # nothing to retrieve or judge with: the policy's own failure, not a call's
-            return self._of_an_empty_rewrite(baseline)
-        judging = asyncio.create_task(self._judged(baseline, sample))
-        try:
-            retrieved = await self._retrieved(baseline, sample)
-            relevance = await self._relevance(baseline, retrieved, sample)
-            judge_score = await judging
-        finally:
-            judging.cancel()  # what is paid for already goes on, for the ledger
-            await asyncio.gather(judging, return_exceptions=True)
-        return self._recipe.reward(self._service.reward, baseline, rewrite, retrieved, judge_score, relevance)
+    @abstractmethod
+    def _open(self) -> None:
+        """Open what else is needed."""
 
-    def _of_an_empty_rewrite(self, baseline: Baseline) -> Scored:
-        lost = baseline.teacher_quality > self._service.reward.tie_margin
-        return Scored(
-            score=-1.0,
-            judge=math.nan,
-            rq=0.0,
-            rq_gain=-baseline.teacher_quality,
-            win=self._service.reward.loss if lost else 0.0,
-            gold_top1=0.0 if baseline.gold_id else math.nan,
-            relevant=0.0 if self._needs_relevance(baseline) else math.nan,
-            guard_ok=0.0,
-        )
+    @abstractmethod
+    async def _drop_calls(self) -> None:
+        """Drop what is under way beside the judge's."""
 
-    async def _retrieved(self, baseline: Baseline, sample: _Sample) -> Retrieved:
-        with sample.calling("rag"):
-            found, sample.rag_cached = await self._retrievals.find(baseline, sample.rewrite, sample.rag)
-        return found
+    @abstractmethod
+    async def _close_services(self) -> None:
+        """Close what else was opened."""
 
-    async def _judged(self, baseline: Baseline, sample: _Sample) -> float | None:
-        """The judge's score of the rewrite."""
-        if not judge_asked(baseline.question, sample.rewrite, self._service.reward.judged_share):
-            return None
-        return await self._ask(
-            self._recipe.judge_messages(baseline.question, sample.rewrite, self._service.tenant), sample
-        )
+    @abstractmethod
+    def _sample(self, row_id: str | None, text: str) -> S:
+        """The sample, with the text that counts."""
 
-    async def _relevance(self, baseline: Baseline, retrieved: Retrieved, sample: _Sample) -> float | None:
-        """The judge's score of the best passage, where no label says whether it is the right one."""
-        if not self._needs_relevance(baseline):
-            return None
-        if not retrieved.first_passage:
-            return 0.0
-        messages = self._recipe.relevance_messages(baseline.question, retrieved.first_passage, self._service.tenant)
-        return await self._ask(messages, sample)
+    @abstractmethod
+    async def _score(self, extra_info: dict[str, Any], sample: S) -> dict[str, float]:
+        """`score` and what it is made of; NaN for what is not known."""
 
-    def _needs_relevance(self, baseline: Baseline) -> bool:
-        config = self._service.reward
-        return config.relevance_gate and not (config.use_labels and baseline.gold_id)
+    async def _ask(
+        self,
+        messages: list[Message],
+        sample: Sample,
+        parse: Callable[[str], float],
+        schema: JsonSchema | None = None,
+    ) -> float:
+        """The judge's score, 0–5, however long it takes."""
+        judge = self._judge
+        assert judge is not None, "a recipe that asks a judge has one"
 
-    async def _ask(self, messages: list[Message], sample: _Sample) -> float:
         async def ask() -> Answer[float]:
-            return await self._judge.ask(messages, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)
+            return await judge.ask(messages, parse, schema)
 
         sample.judge_asked += 1
         with sample.calling("judge"):
             answer = await self._judge_patience.call(ask, answered=lambda answer: not answer.cached)
         sample.judged.append(answer)
         return answer.value
+
+
+def open_scorer(service: RewardService) -> Scorer[Any]:
+    """The scorer for the service's recipe.
+
+    Raises:
+        ConfigError: the recipe can't be used, or a key is not set here.
+        LedgerError: the ledger can't be opened.
+    """
+    return grading_of(get_recipe(service.recipe)).scorer(service)

@@ -3,15 +3,15 @@
 import math
 import os
 import re
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
-from qinglan.recipes import Scored
 
-_UNSCORED = Scored(0.0, *[math.nan] * (len(Scored.__dataclass_fields__) - 1))
+_OF_THE_RAG = {"rag_calls": 0.0, "rag_cached": 0.0}
+_OF_THE_JUDGE = {"judge_asked": 0.0, "judge_cached": math.nan, "judge_cost_usd": 0.0}
 
 
 class RewardService(BaseModel):
@@ -20,15 +20,22 @@ class RewardService(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     recipe: str
+    parts: tuple[str, ...]
+    """Names of what a score is made of: verl wants the same of every sample, scored or not."""
     reward: Reward
-    rag: Rag
-    rag_url: str
-    retrieval_scope: str
+    rag: Rag | None = None
+    """None for a recipe whose texts are not retrieved with."""
+    rag_url: str = ""
+    retrieval_scope: str = ""
     """Where the RAG's answers hold and need not be asked for again: one run, or one state of a knowledge base."""
-    judge: Endpoint
-    judge_url: str
-    judge_price: Price
-    judge_key_salt: str
+    judge: Endpoint | None = None
+    """None for a recipe that asks no judge."""
+    judge_url: str = ""
+    judge_price: Price | None = None
+    judge_key_salt: str = ""
+    judge_recipe: str = ""
+    """Of a served answer judge: it is asked for verdicts on passages; empty where the recipe's own questions are asked.
+    """
     tenant: Tenant
     ledger: LedgerStore
     state: Path
@@ -43,31 +50,21 @@ class RewardService(BaseModel):
         """By which all of a training's processes find the service."""
         return re.sub(r"[^A-Za-z0-9_-]", "_", f"qinglan_reward_{self.run_id}_{self.attempt}")
 
+    def outcome(
+        self, scored: Mapping[str, float] | None = None, used: Mapping[str, float | None] | None = None
+    ) -> dict[str, float]:
+        """What verl is told of a sample: the same keys whatever became of it, NaN for what is not known.
 
-def outcome(
-    scored: Scored | None,
-    *,
-    rag_calls: int = 0,
-    rag_cached: bool = False,
-    judge_asked: int = 0,
-    judge_cached: int | None = None,
-    judge_cost_usd: float = 0.0,
-    latency_ms: float = 0.0,
-) -> dict[str, float]:
-    """What verl is told of a sample: the same keys whatever became of it, NaN for what is not known.
-
-    Args:
-        scored: None for a sample without a score: a call for it failed.
-        judge_asked: how many questions the judge was asked: about the rewrite, about the best passage.
-        judge_cached: how many of them the ledger knew; None where none was answered.
-    """
-    return {
-        **asdict(scored or _UNSCORED),
-        "invalid": float(scored is None),
-        "rag_calls": float(rag_calls),
-        "rag_cached": float(rag_cached),
-        "judge_asked": float(judge_asked),
-        "judge_cached": math.nan if judge_cached is None else float(judge_cached),
-        "judge_cost_usd": judge_cost_usd,
-        "latency_ms": latency_ms,
-    }
+        Args:
+            scored: `score` and the parts that are known; None for a sample without a score: a call for it failed.
+            used: calls and time that it took; None for what is not known.
+        """
+        nothing = (_OF_THE_RAG if self.rag else {}) | _OF_THE_JUDGE | {"latency_ms": 0.0}
+        return {
+            "score": 0.0,
+            **dict.fromkeys(self.parts, math.nan),
+            **(scored or {}),
+            "invalid": float(scored is None),
+            **nothing,
+            **{name: math.nan if value is None else float(value) for name, value in (used or {}).items()},
+        }

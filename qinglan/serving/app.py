@@ -1,6 +1,7 @@
 """The router's HTTP side: OpenAI's chat completions in front, health and metrics beside them.
 
-Whoever asks a question gets HTTP 200 and a text to retrieve with. Errors are for requests that hold no question.
+Whoever asks a question gets HTTP 200 and a text, where the recipe has a fallback for a model that fails. Where it has
+none, a failure is an HTTP 503 that says why. Other errors are for requests that hold no question.
 """
 
 import asyncio
@@ -18,14 +19,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from qinglan.config import Profile, require_secret
+from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.serving import wire
 from qinglan.serving.metrics import Metrics
 from qinglan.serving.models import Models
 from qinglan.serving.pulse import Pulse
-from qinglan.serving.records import Observer, Served
+from qinglan.serving.records import Observer, Served, Source
 from qinglan.serving.request_log import CONSENT_HEADER, RequestLog
-from qinglan.serving.rewriter import Rewriter
+from qinglan.serving.rewriter import UNFIT, Rewriter
 from qinglan.serving.route_table import RouteTable
 from qinglan.serving.routes import Backend
 from qinglan.serving.trace import where
@@ -60,6 +62,7 @@ def create_app(profile: Profile, routes: Path, observers: Sequence[Observer] = (
 class _Service:
     def __init__(self, profile: Profile, routes: Path, observers: Sequence[Observer], again: bool) -> None:
         self._profile, self._config, self._observers = profile, profile.serve, observers
+        self._recipe = get_recipe(profile.recipe)
         self._names = (profile.model_name, wire.CHAMPION)
         variable = self._config.api_key_env
         self._key = require_secret(variable, "serve.api_key_env").encode() if variable else None
@@ -101,15 +104,15 @@ class _Service:
             raise wire.RefusedError(
                 404, f"The model `{asked.model}` does not exist; there are {' and '.join(self._names)}"
             )
-        question = asked.question(self._profile.tenant.id)
+        question = asked.question(self._profile.tenant.id, self._recipe.INPUTS)
         try:
             served = await self._ready.answer(question, arrived)
-            answer = _response(served, question, asked)
+            answer = self._response(served, question, asked)
             keep = self._log is not None and self._log.may_keep(request.headers.get(CONSENT_HEADER))
-        except Exception as error:  # noqa: BLE001 (the search behind the router needs an answer)
-            _LOG.error("answered with the original question: %s", where(error))
-            served, keep = _unanswered(question, arrived), False
-            answer = _response(served, question, asked)
+        except Exception as error:  # noqa: BLE001 (whoever asked needs an answer)
+            _LOG.error("answered without the model: %s", where(error))
+            served, keep = self._unanswered(question, arrived), False
+            answer = self._response(served, question, asked)
         asyncio.get_running_loop().call_soon(self._tell, served, question, keep)
         return answer
 
@@ -119,7 +122,7 @@ class _Service:
         return Response(wire.model_list(list(self._names)), media_type="application/json")
 
     async def health(self, _request: Request) -> Response:
-        """Who is in service; 200 as long as this process can answer at all, by the question itself if need be."""
+        """Who is in service; 200 as long as this process can answer at all, by its fallback if need be."""
         routes = self._table.routes
         told = {
             "status": "ok" if self._is_serving(routes.champion) else "degraded",
@@ -183,6 +186,21 @@ class _Service:
             except Exception as error:  # noqa: BLE001 (an observer's mistake is not the next request's)
                 _LOG.error("%s did not take an answer: %s", type(observer).__name__, where(error))
 
+    def _response(self, served: Served, question: Row, asked: wire.ChatRequest) -> Response:
+        text = self._recipe.fallback(question) if served.answer is None else served.answer
+        if text is None:
+            return _missing(served)
+        if asked.stream:
+            events = wire.event_stream(served, text, asked.model)
+            return Response(events, headers=wire.headers(served), media_type="text/event-stream")
+        answer = wire.completion(served, text, asked.model)
+        return Response(answer, headers=wire.headers(served), media_type="application/json")
+
+    def _unanswered(self, question: Row, arrived: float) -> Served:
+        latency_ms = 1000 * (time.perf_counter() - arrived)
+        source: Source = "none" if self._recipe.fallback(question) is None else "fallback"
+        return Served(time.time(), "none", "", source, "internal_error", latency_ms, question.id)
+
     def _watch(self, rewriter: Rewriter) -> None:
         def is_open(backend: Backend | None) -> float:
             return float(backend is not None and rewriter.is_open(backend))
@@ -190,7 +208,7 @@ class _Service:
         table, watch = self._table, self._metrics.watch
         watch("in_flight", "Requests that wait for a model", lambda: rewriter.in_flight)
         watch("canary_share", "Of the requests, meant for the challenger", lambda: table.routes.share)
-        watch("serving", "1 while a model answers, 0 while every answer is the question itself",
+        watch("serving", "1 while a model answers, 0 while none does",
               lambda: self._is_serving(table.routes.champion))  # fmt: skip
         watch("champion_circuit_open", "1 while the champion is left alone", lambda: is_open(table.routes.champion))
         watch(
@@ -213,15 +231,9 @@ async def _run(observer: Observer, table: RouteTable, models: Models) -> None:
         _LOG.error("%s stopped: %s", type(observer).__name__, where(error))
 
 
-def _response(served: Served, question: Row, asked: wire.ChatRequest) -> Response:
-    text = question.query if served.rewrite is None else served.rewrite
-    if asked.stream:
-        events = wire.event_stream(served, text, asked.model)
-        return Response(events, headers=wire.headers(served), media_type="text/event-stream")
-    answer = wire.completion(served, text, asked.model)
-    return Response(answer, headers=wire.headers(served), media_type="application/json")
-
-
-def _unanswered(question: Row, arrived: float) -> Served:
-    latency_ms = 1000 * (time.perf_counter() - arrived)
-    return Served(time.time(), "none", "", "fallback", "internal_error", latency_ms, question.id)
+def _missing(served: Served) -> Response:
+    """For recipes without a fallback: an unfit question is the caller's matter, all else passes."""
+    status = 400 if served.reason in UNFIT else 503
+    message = "the question is not fit for the model" if status == 400 else "the model gave no usable answer in time"
+    body = wire.error_body(status, f"{message}: {served.reason}", served.reason)
+    return Response(body, status, wire.headers(served), "application/json")

@@ -177,7 +177,7 @@ def _fails_more(tally: Tally, config: Canary) -> str | None:
     if challenger.lower(alpha) <= most + config.max_error_gain:
         return None
     return (
-        f"{challenger.mean:.1%} of its {challenger.n:,} requests fell back to the original question, at least "
+        f"{challenger.mean:.1%} of its {challenger.n:,} requests were not answered by it, at least "
         f"{challenger.lower(alpha):.1%} for sure; the champion's {champion.mean:.1%} of {champion.n:,} is at most "
         f"{most:.1%}, and {config.max_error_gain:.1%} more are allowed"
     )

@@ -7,12 +7,14 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from qinglan.config import Profile, load_profile, require_secret
-from qinglan.embedded.domain import Question
-from qinglan.embedded.sample import build_sample
+from qinglan.config import Data, Profile, load_profile, require_secret
+from qinglan.embedded.worlds import sample_of
 from qinglan.engines.processes import Say, stop_signals
 from qinglan.errors import ConfigError, EngineError
+from qinglan.recipes import get_recipe, stand_ins
+from qinglan.rows import Row
 from qinglan.serving.site import STEP_S, Site, open_site, serving_folder
+from qinglan.workbook import read_rows
 
 WITHIN_S, REGISTRY_WITHIN_S = 1800.0, 30.0
 
@@ -21,18 +23,18 @@ def check_site(profile_name: str, overrides: Sequence[str], question: str | None
     """Start everything, ask one question, stop.
 
     Args:
-        question: the sample's first test question if not given.
+        question: the first test question of the sample if not given.
 
     Returns:
-        The question, its rewrite, who gave it and how long it took, in a line.
+        The question, its answer, who gave it and how long it took, in a line.
 
     Raises:
         ConfigError: there is no champion, or the registry can't be read.
-        EngineError: the champion did not start, or gave no usable rewrite.
+        EngineError: the champion did not start, or gave no usable answer.
     """
     overrides = (*overrides, "serve.request_log.consent=none")  # a made-up question is no user's
     profile = load_profile(profile_name, overrides)
-    asked = Question(question) if question else _first_of_sample(profile)
+    asked = _made_of(question, profile) if question else _first_of_sample(profile)
     folder = serving_folder(profile)
     folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -53,9 +55,10 @@ def _wait(site: Site) -> str:
             raise ConfigError(f"the registry can't be read: {problem}")
         named = site.following.latest
         if named and "champion" not in named.aliases:
+            name = site.profile.name
             raise ConfigError(
-                f"there is no champion to serve: run `qinglan run pipeline --profile {site.profile.name}`, or "
-                "`qinglan release promote VERSION`"
+                f"there is no champion to serve: `qinglan release list --profile {name}` shows the versions, if any, "
+                f"and why none was released; `qinglan run pipeline --profile {name}` makes one"
             )
         if waited_s > WITHIN_S:
             raise EngineError(f"the champion does not answer within {WITHIN_S:.0f} s")
@@ -68,29 +71,50 @@ def _knows_champion(url: str) -> bool:
         return client.get(f"{url}/health").json()["champion"] is not None
 
 
-def _first_of_sample(profile: Profile) -> Question:
-    return next(row.question for row in build_sample(profile.embedded)[0] if row.split == "test")
+def _made_of(question: str, profile: Profile) -> Row:
+    if needed := stand_ins(get_recipe(profile.recipe).INPUTS, ""):
+        raise ConfigError(
+            f"recipe `{profile.recipe_name}` needs {', '.join(needed)} beside the question; leave --question out, and "
+            "one of the sample is asked"
+        )
+    return Row(id="", tenant=profile.tenant.id, query=question, source="check")
 
 
-def _ask(profile: Profile, url: str, question: Question) -> str:
-    messages = [{"role": "user", "content": question.query}]
-    body = {"model": profile.model_name, "messages": messages, "profile": question.profile, "history": question.history}
+def _first_of_sample(profile: Profile) -> Row:
+    """In the sample's own columns, whatever the profile calls those of its workbook."""
+    workbook, inputs = (
+        sample_of(profile, "`serve --check` without --question").workbook,
+        get_recipe(profile.recipe).INPUTS,
+    )
+    rows = read_rows(workbook, Data(), profile.tenant, inputs=inputs)
+    return next(row for row in rows if row.split == "test" and row.status == "ok")
+
+
+def _ask(profile: Profile, url: str, question: Row) -> str:
+    served = {each.name for each in get_recipe(profile.recipe).INPUTS if each.identifies}
+    body = {
+        "model": profile.model_name,
+        "messages": [{"role": "user", "content": question.query}],
+        "profile": question.profile,
+        "history": question.history,
+        "inputs": {name: text for name, text in question.inputs.items() if name in served},
+    }
     with httpx.Client(trust_env=False, timeout=60, headers=_key(profile)) as client:
         start = time.perf_counter()
-        answer = client.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
+        answer = client.post(f"{url}/v1/chat/completions", json=body)
         took_ms = 1000 * (time.perf_counter() - start)
     told = answer.headers
     if told.get("x-qinglan-source") != "model":
         raise EngineError(
-            f"version {told.get('x-qinglan-version', '?')} gave no usable rewrite of {question.query!r}: "
-            f"{told.get('x-qinglan-reason', 'unknown reason')}"
+            f"version {told.get('x-qinglan-version', '?')} gave no usable answer to {question.query!r}: "
+            f"{told.get('x-qinglan-reason', f'HTTP {answer.status_code}')}"
         )
-    rewrite = answer.json()["choices"][0]["message"]["content"]
-    return f"{_shown(question)} → {rewrite}  (version {told['x-qinglan-version']}, {took_ms:.0f} ms)"
+    text = answer.json()["choices"][0]["message"]["content"]
+    return f"{_shown(question)} → {text}  (version {told['x-qinglan-version']}, {took_ms:.0f} ms)"
 
 
-def _shown(question: Question) -> str:
-    context = " / ".join(text for text in (question.profile, question.history) if text)
+def _shown(question: Row) -> str:
+    context = " / ".join(text for text in (question.profile, question.history, *question.inputs.values()) if text)
     return f"{question.query}{f' ({context})' if context else ''}"
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
@@ -16,6 +16,7 @@ from qinglan.serving.routes import Backend
 
 _KEEP_ALIVE_S = 3.0
 """Less than the 5 s after which uvicorn, and with it vLLM and ms-swift, closes a connection that lies idle."""
+_MOST_REWRITE_CHARS = 200
 _HEADERS = {"content-type": "application/json"}
 
 
@@ -24,7 +25,7 @@ class Models:
 
     def __init__(self, profile: Profile) -> None:
         self._recipe: Recipe = get_recipe(profile.recipe)
-        self._tenant, self._max_chars = profile.tenant, profile.serve.max_rewrite_chars
+        self._tenant, self._max_chars = profile.tenant, profile.serve.max_answer_chars
         self._max_tokens = profile.student.max_new_tokens
         # Requests are limited before they get here, and in time by whoever asks.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
@@ -36,8 +37,12 @@ class Models:
         """Close the connections."""
         await self._session.close()
 
-    async def rewrite(self, backend: Backend, question: Row, within_s: float) -> str:
-        """The model's rewrite, fit to retrieve with.
+    def source_without(self, question: Row) -> Literal["fallback", "none"]:
+        """Whose text the answer is where the model gives none."""
+        return "none" if self._recipe.fallback(question) is None else "fallback"
+
+    async def answer(self, backend: Backend, question: Row, within_s: float) -> str:
+        """The model's answer, fit to be used.
 
         Raises:
             ModelError: there is none; `reason` says why, and `transient` that the server is at fault, not the question.
@@ -82,18 +87,25 @@ class Models:
 
     def _usable(self, text: str) -> str:
         try:
-            rewrite = self._recipe.parse_rewrite(text)
+            answer = self._recipe.parse_answer(text)
         except TeacherError as error:
             raise ModelError(str(error), error.reason) from error
-        if not _encodes(rewrite):
-            raise ModelError("the rewrite is no valid Unicode", "invalid_text")
-        if len(rewrite) > self._max_chars:
-            raise ModelError(f"the rewrite has {len(rewrite)} characters", "rewrite_too_long")
-        if is_boilerplate(rewrite):
-            raise ModelError("the answer is no rewrite", "boilerplate")
-        if is_degenerate(rewrite):
-            raise ModelError("the rewrite repeats itself", "repetitive_rewrite")
-        return rewrite
+        if not _encodes(answer):
+            raise ModelError("the answer is no valid Unicode", "invalid_text")
+        if self._recipe.KIND == "retrieval":
+            _require_rewrite(answer, self._max_chars or _MOST_REWRITE_CHARS)
+        elif self._max_chars and len(answer) > self._max_chars:
+            raise ModelError(f"the answer has {len(answer)} characters", "answer_too_long")
+        return answer
+
+
+def _require_rewrite(text: str, max_chars: int) -> None:
+    if len(text) > max_chars:
+        raise ModelError(f"the rewrite has {len(text)} characters", "rewrite_too_long")
+    if is_boilerplate(text):
+        raise ModelError("the answer is no rewrite", "boilerplate")
+    if is_degenerate(text):
+        raise ModelError("the rewrite repeats itself", "repetitive_rewrite")
 
 
 def _encodes(text: str) -> bool:
@@ -112,5 +124,5 @@ def _text_of(content: bytes, backend: Backend) -> str:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{backend.url}: the answer is no chat completion", "model_error", transient=True) from error
     if ended == "length":
-        raise ModelError("the rewrite was cut at student.max_new_tokens", "truncated")
+        raise ModelError("the answer was cut at student.max_new_tokens", "truncated")
     return text if isinstance(text, str) else ""

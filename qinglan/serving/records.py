@@ -8,7 +8,8 @@ from qinglan.serving.models import Models
 from qinglan.serving.route_table import RouteTable
 
 ServedRole = Literal["champion", "challenger", "none"]
-Source = Literal["model", "fallback"]
+Source = Literal["model", "fallback", "none"]
+"""Whose text the answer was: the model's, in its place the recipe's fallback, or nobody's, as the recipe has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,12 @@ class Served:
     """Of the registered model; empty without one."""
     source: Source
     reason: str
-    """Why the original question was the answer; empty for a model's rewrite."""
+    """Why it was not the model's; empty where it was."""
     latency_ms: float
     """From the request's arrival."""
     row_id: str
-    rewrite: str | None = None
-    """The model's rewrite, if that was the answer."""
+    answer: str | None = None
+    """The model's text, if that was the answer."""
 
 
 class Observer(Protocol):

@@ -14,15 +14,17 @@ from typing import Any
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
+from qinglan.recipes import get_recipe, identifying
 from qinglan.rows import Row, normalise, row_id
 from qinglan.serving.day_file import DayFile, finish_leftovers, remove_older
 from qinglan.serving.records import Served
 from qinglan.serving.redaction import redact
 from qinglan.serving.trace import where
+from qinglan.sources.records import Wanted, input_field
 
 CONSENT_HEADER = "x-log-consent"
 DETAILS = "qinglan"
-"""The key beside the workbook's columns: time, version, source, reason, rewrite."""
+"""The key beside the workbook's columns: time, version, source, reason, the model's answer."""
 
 _MOST_WAITING = 10_000
 _TICK_S = 0.5
@@ -47,7 +49,8 @@ class RequestLog:
             ConfigError: the folder can't be used.
         """
         self._profile, self._folder, self._today = profile, folder, today
-        self._config = profile.serve.request_log
+        self._config, self._inputs = profile.serve.request_log, get_recipe(profile.recipe).INPUTS
+        self._columns = Wanted.of(profile.data, self._inputs).columns
         self._day: DayFile | None = None
         self._waiting: queue.Queue[_Entry | None] = queue.Queue(_MOST_WAITING)
         self.outcomes: Counter[str] = Counter()
@@ -92,7 +95,8 @@ class RequestLog:
         self._thread.join()
 
     def _is_too_long(self, question: Row) -> bool:
-        data, context = self._profile.data, len(question.profile) + len(question.history)
+        data = self._profile.data
+        context = sum(map(len, (question.profile, question.history, *question.inputs.values())))
         return len(question.query) > data.max_query_chars or context > data.max_context_chars
 
     def _work(self) -> None:
@@ -145,17 +149,18 @@ class RequestLog:
 
     def _keep(self, served: Served, question: Row) -> None:
         clean = redact if self._config.redact else str
-        columns = self._profile.data.columns
         texts = {name: clean(getattr(question, name)) for name in ("query", "profile", "history")}
-        record: dict[str, Any] = {getattr(columns, name): text for name, text in texts.items()}
+        inputs = {name: clean(text) for name, text in question.inputs.items()}
+        cells = texts | {input_field(name): text for name, text in inputs.items()}
+        record: dict[str, Any] = {self._columns[field]: text for field, text in cells.items()}
         record[DETAILS] = {
             "at": datetime.fromtimestamp(served.at, UTC).isoformat(timespec="seconds"),
             "role": served.role,
             "version": served.version,
             "source": served.source,
             "reason": served.reason,
-            "rewrite": clean(served.rewrite) if served.rewrite else None,
+            "answer": clean(served.answer) if served.answer else None,
         }
         # By the redacted text: two questions that differ in a phone number only are one.
-        identity = row_id(question.tenant, **texts)
+        identity = row_id(question.tenant, **texts, inputs=identifying(inputs, self._inputs))
         self.outcomes[self._turn().add(identity, record, DETAILS)] += 1

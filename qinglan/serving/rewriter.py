@@ -1,4 +1,4 @@
-"""From a question to an answer in time: the model's rewrite where there is one, else the question itself."""
+"""From a question to an answer in time: the model's where there is one, else why there is none."""
 
 import logging
 import time
@@ -17,6 +17,8 @@ from qinglan.serving.trace import where
 _RESERVE_S = 0.02
 """Of the deadline, a tenth at most: for what is left to do once a model is given up."""
 _MOST_CIRCUITS = 16
+UNFIT = ("query_too_long", "context_too_long", "empty_query")
+"""Reasons that lie in the question."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -42,7 +44,7 @@ class Rewriter:
         """
         give_up = arrived - self._lag_s() + self._patience_s
         role: ServedRole = "none"
-        version, rewrite = "", None
+        version, answer = "", None
         reason = self._unfit(question, give_up)
         if not reason:
             turn = self._table.pick(question.id)
@@ -51,21 +53,21 @@ class Rewriter:
             else:
                 role, version = turn[0], turn[1].version
                 try:
-                    rewrite = await self._rewrite(turn[1], question, give_up)
+                    answer = await self._ask(turn[1], question, give_up)
                 except ModelError as error:
                     reason = error.reason
-                except Exception as error:  # noqa: BLE001 (whatever it is, the search behind the router needs an answer)
-                    _LOG.error("answered with the original question: %s", where(error))
+                except Exception as error:  # noqa: BLE001 (whatever it is, whoever asked needs an answer)
+                    _LOG.error("answered without the model: %s", where(error))
                     reason = "internal_error"
         return Served(
             at=time.time(),
             role=role,
             version=version,
-            source="fallback" if rewrite is None else "model",
+            source=self._models.source_without(question) if answer is None else "model",
             reason=reason,
             latency_ms=1000 * (time.perf_counter() - arrived),
             row_id=question.id,
-            rewrite=rewrite,
+            answer=answer,
         )
 
     def is_open(self, backend: Backend) -> bool:
@@ -78,17 +80,18 @@ class Rewriter:
             return "overloaded"
         if len(question.query) > self._config.max_query_chars:
             return "query_too_long"
-        if len(question.profile) + len(question.history) > self._config.max_context_chars:
+        context = (question.profile, question.history, *question.inputs.values())
+        if sum(map(len, context)) > self._config.max_context_chars:
             return "context_too_long"
         return "" if normalise(question.query) else "empty_query"
 
-    async def _rewrite(self, backend: Backend, question: Row, give_up: float) -> str:
+    async def _ask(self, backend: Backend, question: Row, give_up: float) -> str:
         circuit = self._circuit(backend)
         if not circuit.admits():
             raise ModelError(f"{backend.url}: failed too often of late", "circuit_open")
         self.in_flight += 1
         try:
-            rewrite = await self._models.rewrite(backend, question, give_up - time.perf_counter())
+            answer = await self._models.answer(backend, question, give_up - time.perf_counter())
             circuit.succeeded()
         except ModelError as error:
             (circuit.failed if error.transient else circuit.succeeded)()
@@ -96,7 +99,7 @@ class Rewriter:
         finally:
             circuit.ended()
             self.in_flight -= 1
-        return rewrite
+        return answer
 
     def _circuit(self, backend: Backend) -> Circuit:
         if backend not in self._circuits:

@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Question in, rewrite out: the champion behind OpenAI's protocol.")
+    parser = argparse.ArgumentParser(description="Question in, answer out: the champion behind OpenAI's protocol.")
     parser.add_argument("--profile", required=True, help="name or path")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting")
     parser.add_argument("--routes", required=True, type=Path, help="file that names the models in service")

@@ -2,9 +2,10 @@
 
 The registry says who is champion, challenger and previous; this process makes it so, a new model's server before the
 old one's end, and writes the routes only when a server has answered. A step that fails leaves the router with what it
-has, and with the original question where it has nothing. If this process ends, router and servers end with it.
+has, and without a model where it has nothing. If this process ends, router and servers end with it.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,18 +13,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qinglan.artifacts import write_json
-from qinglan.config import EMBEDDED, Profile, load_profile
-from qinglan.embedded.sample import write_sample
+from qinglan.config import Profile, load_profile
 from qinglan.embedded.services import rag_service
+from qinglan.embedded.worlds import embedded_knowledge_base
 from qinglan.engines.processes import Processes, Say, stop_signals
 from qinglan.errors import ConfigError
-from qinglan.recipes import get_recipe
+from qinglan.recipes import get_recipe, stand_ins
 from qinglan.registry import Released, registry_of
 from qinglan.rows import Row, row_id
 from qinglan.serving.backends import places_of, serve_command
@@ -58,7 +60,7 @@ class CanaryShare(BaseModel):
 
 def serving_folder(profile: Profile) -> Path:
     """Where site, router and the `canary` command meet."""
-    return profile.paths.state.resolve() / "serving" / profile.tenant.file_name
+    return profile.paths.state.resolve() / "serving" / f"{profile.tenant.file_name}.{profile.recipe_name}"
 
 
 def share_of(profile: Profile, folder: Path, version: str) -> float:
@@ -256,9 +258,10 @@ def open_site(
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ROUTES_FILE).unlink(missing_ok=True)  # of servers that are gone
-    logs = profile.paths.state.resolve() / "logs" / f"serve_{profile.tenant.file_name}" if watched else folder / "logs"
+    name = f"serve_{profile.tenant.file_name}.{profile.recipe_name}"
+    logs = profile.paths.state.resolve() / "logs" / name if watched else folder / "logs"
     with ExitStack() as stack:
-        rag_url = stack.enter_context(rag_service(profile, _knowledge_base(profile))) if watched else None
+        rag_url = stack.enter_context(rag_service(profile, embedded_knowledge_base(profile))) if watched else None
         processes = stack.enter_context(Processes(logs, say, end_first=("router",)))
         router = RouterProcess(processes, _router_options(profile, folder, port, rag_url), say)
         fleet = Fleet(
@@ -283,20 +286,19 @@ def _router_options(profile: Profile, folder: Path, port: int | None, rag_url: s
     path.write_text(yaml.safe_dump(profile.model_dump(mode="json"), allow_unicode=True), encoding="utf-8")
     options = [f"--profile={path}", f"--routes={folder / ROUTES_FILE}"]
     options += [] if port is None else [f"--port={port}"]
-    return options + ([f"--watch={folder}", f"--rag-url={rag_url}"] if rag_url else [])
+    return options + ([f"--watch={folder}", f"--rag-url={rag_url}"] if rag_url is not None else [])
 
 
 def _warm_up(profile: Profile) -> list[dict[str, str]]:
-    tenant = profile.tenant
-    row = Row(id=row_id(tenant.id, WARM_UP_QUESTION), tenant=tenant.id, query=WARM_UP_QUESTION, source="serve")
-    return get_recipe(profile.recipe).student_messages(row, tenant)
-
-
-def _knowledge_base(profile: Profile) -> Path:
-    """The file that the embedded RAG serves, if it is to."""
-    if profile.rag.url != EMBEDDED or profile.rag.knowledge_base != EMBEDDED:
-        return Path(profile.rag.knowledge_base)
-    return write_sample(profile.paths.state / "sample", profile.embedded).knowledge_base
+    tenant, recipe = profile.tenant, get_recipe(profile.recipe)
+    row = Row(
+        id=row_id(tenant.id, WARM_UP_QUESTION),
+        tenant=tenant.id,
+        query=WARM_UP_QUESTION,
+        inputs=stand_ins(recipe.INPUTS, WARM_UP_QUESTION),
+        source="serve",
+    )
+    return recipe.student_messages(row, tenant)
 
 
 @contextmanager
@@ -307,14 +309,17 @@ def _alone(folder: Path, profile: Profile) -> Iterator[None]:
             yield
     except Timeout:
         raise ConfigError(
-            f"tenant {profile.tenant.id} is served from {folder} already; stop that `qinglan serve`, or give this one "
+            f"{profile.model_name} is served from {folder} already; stop that `qinglan serve`, or give this one "
             "another paths.state"
         ) from None
 
 
 def _announcement(profile: Profile, url: str) -> str:
     key = f" -H 'Authorization: Bearer '\"${profile.serve.api_key_env}\"" if profile.serve.api_key_env else ""
-    body = f'{{"model": "{profile.model_name}", "messages": [{{"role": "user", "content": "{WARM_UP_QUESTION}"}}]}}'
+    asked: dict[str, Any] = {"model": profile.model_name, "messages": [{"role": "user", "content": WARM_UP_QUESTION}]}
+    if inputs := stand_ins(get_recipe(profile.recipe).INPUTS, "…"):
+        asked["inputs"] = inputs
+    body = json.dumps(asked, ensure_ascii=False)
     return f"\nRouter   {url}/v1\n\ncurl {url}/v1/chat/completions{key} -d '{body}'\n\nCtrl-C stops all of it."
 
 
@@ -339,6 +344,6 @@ def _backends(routes: Routes) -> list[Backend]:
 
 def _in_words(routes: Routes) -> str:
     if routes.champion is None:
-        return "nobody; every answer is the question itself"
+        return "nobody; no answer is a model's"
     canary = f", version {routes.challenger.version} gets {routes.share:.0%}" if routes.challenger else ""
     return f"version {routes.champion.version}{canary}"

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from qinglan.artifacts import write_json
 from qinglan.config import Canary, Profile
 from qinglan.errors import ConfigError, ModelError, RetrievalError
+from qinglan.recipes import get_recipe
 from qinglan.retrieval import RagClient
 from qinglan.rows import Retrieved, Row
 from qinglan.serving.canary import Judgement, Tally, judge
@@ -100,9 +101,13 @@ class Watch:
     """The router's observer. Belongs to its event loop."""
 
     def __init__(
-        self, config: Canary, folder: Path, rag: Callable[[], Retrieves], clock: Callable[[], float] = time.time
+        self,
+        config: Canary,
+        folder: Path,
+        rag: Callable[[], Retrieves] | None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`rag` is called in the event loop, once."""
+        """`rag` is called in the event loop, once; None where answers are not for a search, so none are compared."""
         self._config, self._folder, self._rag, self._clock = config, folder, rag, clock
         self._waiting: asyncio.Queue[_Question] = asyncio.Queue(WAITING)
         self._table: RouteTable | None = None
@@ -122,8 +127,8 @@ class Watch:
         if served.version != (state.challenger if served.role == "challenger" else state.champion):
             return  # of a model that was in service when it was asked
         arm = state.tally.challenger if served.role == "challenger" else state.tally.champion
-        arm.add(fallback=served.source == "fallback", latency_ms=served.latency_ms)
-        if served.rewrite is not None and in_sample(served.row_id, self._config.compare_share):
+        arm.add(fallback=served.source != "model", latency_ms=served.latency_ms)
+        if self._rag and served.answer is not None and in_sample(served.row_id, self._config.compare_share):
             try:
                 self._waiting.put_nowait(_Question(question, served, routes, state))
             except asyncio.QueueFull:
@@ -160,6 +165,9 @@ class Watch:
         self._write(STATE_FILE, state)
 
     async def _watch(self, table: RouteTable, models: Models) -> None:
+        if self._rag is None:
+            await self._look_again_and_again(table)
+            return
         rag = self._rag()
         try:
             async with asyncio.TaskGroup() as group:
@@ -239,14 +247,14 @@ def _verdict(state: State, at: float) -> Verdict:
 async def _difference(question: _Question, models: Models, rag: Retrieves) -> float:
     """The challenger's score of its best passage less the champion's."""
     champion, challenger = question.routes.champion, question.routes.challenger
-    assert champion and challenger and question.served.rewrite is not None
+    assert champion and challenger and question.served.answer is not None
     other = champion if question.served.role == "challenger" else challenger
-    second = await models.rewrite(other, question.row, _MODEL_WITHIN_S)
-    if second == question.served.rewrite:
+    second = await models.answer(other, question.row, _MODEL_WITHIN_S)
+    if second == question.served.answer:
         return 0.0
     found = [
         await rag.retrieve(question.row.query, rewrite, max_retries=_RAG_RETRIES)
-        for rewrite in (question.served.rewrite, second)
+        for rewrite in (question.served.answer, second)
     ]
     difference = found[1].top1_score - found[0].top1_score
     return difference if other is challenger else -difference
@@ -275,4 +283,6 @@ def read_verdict(folder: Path) -> Verdict | None:
 def watch_of(profile: Profile, rag_url: str, folder: Path) -> Watch:
     """The watch of a profile's canaries."""
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else two lines a comparison, for ever
+    if "rag" not in get_recipe(profile.recipe).graders:
+        return Watch(profile.serve.canary, folder, None)
     return Watch(profile.serve.canary, folder, lambda: RagClient(profile.rag, rag_url, profile.tenant.id))

@@ -2,10 +2,12 @@
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from qinglan.recipes import Input, identifying
 from qinglan.rows import Row, row_id
 from qinglan.serving.records import Served
 from qinglan.sources.records import without_illegal
@@ -45,13 +47,18 @@ class ChatRequest(BaseModel):
     """What is known of the user (`extra_body` of the openai client)."""
     history: str | None = None
     """What was said before, in a summary."""
+    inputs: dict[str, str] = {}
+    """What else the recipe needs, by `Input.name`."""
     stream: bool | None = False
 
-    def question(self, tenant: str) -> Row:
+    def question(self, tenant: str, inputs: Sequence[Input] = ()) -> Row:
         """The last user message, as a row like those of the training.
 
+        Args:
+            inputs: the recipe's. Labels and answers that training rows bring are not asked for here.
+
         Raises:
-            RefusedError: there is none.
+            RefusedError: there is none, or an input is missing or unknown.
         """
         content = next((m.content for m in reversed(self.messages) if m.role == "user"), None)
         if isinstance(content, list):
@@ -61,8 +68,27 @@ class ChatRequest(BaseModel):
         )
         if not query:
             raise RefusedError(400, "messages: there is no user message with text; the last one is the question")
-        identity = row_id(tenant, query, profile, history)
-        return Row(id=identity, tenant=tenant, query=query, profile=profile, history=history, source="router")
+        further = self._inputs(inputs)
+        return Row(
+            id=row_id(tenant, query, profile, history, identifying(further, inputs)),
+            tenant=tenant,
+            query=query,
+            profile=profile,
+            history=history,
+            inputs=further,
+            source="router",
+        )
+
+    def _inputs(self, inputs: Sequence[Input]) -> dict[str, str]:
+        given = {name: text for name, value in self.inputs.items() if (text := without_illegal(value).strip())}
+        known = {each.name for each in inputs}
+        if unknown := [name for name in given if name not in known]:
+            raise RefusedError(
+                400, f"inputs: there is no `{unknown[0]}` here, but {', '.join(sorted(known)) or 'none'}"
+            )
+        if missing := [each for each in inputs if each.is_asked and each.name not in given]:
+            raise RefusedError(400, f"inputs.{missing[0].name}: is missing or empty; it is part of what is asked")
+        return given
 
 
 def read_request(body: bytes) -> ChatRequest:
@@ -99,9 +125,9 @@ def headers(served: Served) -> dict[str, str]:
     return {f"x-qinglan-{name.replace('_', '-')}": value for name, value in _details(served).items() if value}
 
 
-def error_body(status: int, message: str) -> bytes:
+def error_body(status: int, message: str, code: str | None = None) -> bytes:
     """An error as OpenAI shapes it."""
-    code = _CODES.get(status, "invalid_request_error")
+    code = code or _CODES.get(status, "invalid_request_error")
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return _json({"error": {"message": message, "type": kind, "param": None, "code": code}})
 

@@ -6,7 +6,7 @@ in no message: what a driver says is shown less every part of the address.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from qinglan.artifacts import Artifact, write_jsonl
 from qinglan.config import Data, Sql
 from qinglan.errors import ConfigError, WorkbookError
-from qinglan.sources.records import locate
+from qinglan.recipes import Input
+from qinglan.sources.records import Wanted, locate
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection
@@ -24,19 +25,19 @@ _FETCHED_ROWS = 1000
 _EXAMPLE = "postgresql+psycopg://user:password@host/database"
 
 
-def take_snapshot(data: Data, path: Path) -> Artifact:
+def take_snapshot(data: Data, path: Path, inputs: Sequence[Input] = ()) -> Artifact:
     """Write the used columns of every row that the query returns, in its order, as JSON lines.
 
     Raises:
         ConfigError: the environment variable is not set, or holds no address.
         WorkbookError: the database can't be asked, refuses the query, or returns no row.
     """
-    return write_jsonl(path, _require_rows(_rows(data)))
+    return write_jsonl(path, _require_rows(_rows(data, inputs)))
 
 
-def check_database(data: Data) -> None:
+def check_database(data: Data, inputs: Sequence[Input] = ()) -> None:
     """Ask for the first row only; raises what `take_snapshot` does."""
-    next(_require_rows(_rows(data)))
+    next(_require_rows(_rows(data, inputs)))
 
 
 def _require_rows(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -47,7 +48,7 @@ def _require_rows(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         raise WorkbookError("data.sql.query: returns no rows; correct it, or run again once there are new questions")
 
 
-def _rows(data: Data) -> Iterator[dict[str, Any]]:
+def _rows(data: Data, inputs: Sequence[Input]) -> Iterator[dict[str, Any]]:
     from sqlalchemy import create_engine
     from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
     from sqlalchemy.pool import NullPool
@@ -63,7 +64,7 @@ def _rows(data: Data) -> Iterator[dict[str, Any]]:
             options = {"stream_results": True, "yield_per": _FETCHED_ROWS, "no_parameters": True}  # a % is a %
             result = connection.exec_driver_sql(query, execution_options=options)
             names = list(result.keys())
-            used = {names[place]: place for place in locate(names, data.columns, "data.sql.query").values()}
+            used = {names[place]: place for place in locate(names, Wanted.of(data, inputs), "data.sql.query").values()}
             for row in result:
                 yield {name: _json_value(row[place]) for name, place in used.items()}
     except NoSuchModuleError:

@@ -19,10 +19,9 @@ from openpyxl.cell import Cell, MergedCell
 from openpyxl.utils import get_column_letter
 from openpyxl.utils.exceptions import InvalidFileException
 
-from qinglan.config import Columns, Data
 from qinglan.errors import WorkbookError
 from qinglan.sources.excel_scan import Layout, scan
-from qinglan.sources.records import Record, cell_text, locate
+from qinglan.sources.records import Record, Wanted, cell_text, locate
 
 MAX_UNPACKED_BYTES = 4 << 30
 
@@ -35,7 +34,7 @@ CORRUPT = (
 """What openpyxl raises on damaged files; XML parse errors are SyntaxErrors."""
 
 
-def read_xlsx(path: Path, data: Data) -> Iterator[Record]:
+def read_xlsx(path: Path, wanted: Wanted) -> Iterator[Record]:
     """Records of one sheet; a formula, a merged or an error cell is the record's flaw.
 
     Raises:
@@ -43,21 +42,21 @@ def read_xlsx(path: Path, data: Data) -> Iterator[Record]:
     """
     _refuse_other_files(path)
     try:
-        layout = scan(path, data.sheet)
+        layout = scan(path, wanted.sheet)
     except CORRUPT as error:
         raise _damaged(path, error) from error
-    _require_sheet(path, layout.sheets, data.sheet)
-    sheet = data.sheet or layout.sheets[0]
-    return _plain_records(path, sheet, layout, data.columns) or _exact_records(path, sheet, layout, data.columns)
+    _require_sheet(path, layout.sheets, wanted.sheet)
+    sheet = wanted.sheet or layout.sheets[0]
+    return _plain_records(path, sheet, layout, wanted) or _exact_records(path, sheet, layout, wanted)
 
 
-def _plain_records(path: Path, name: str, layout: Layout, columns: Columns) -> Iterator[Record] | None:
+def _plain_records(path: Path, name: str, layout: Layout, wanted: Wanted) -> Iterator[Record] | None:
     """By calamine; None where it can't be relied on."""
     rows = _plain_rows(path, name) if layout.plain else None
     header = [cell_text(value) for value in next(rows, [])] if rows else []
     if rows is None or not any(header):
         return None
-    places = locate(header, columns, f"{path}!{name}, row 1")
+    places = locate(header, wanted, f"{path}!{name}, row 1")
     if not layout.is_plain(places.values()):
         return None
     prefix = _prefix(path, name, places)
@@ -85,7 +84,7 @@ def _plain_rows(path: Path, name: str) -> Iterator[list[Any]] | None:
     return ([""] * first_column + row for row in sheet.iter_rows())
 
 
-def _exact_records(path: Path, name: str, layout: Layout, columns: Columns) -> Iterator[Record]:
+def _exact_records(path: Path, name: str, layout: Layout, wanted: Wanted) -> Iterator[Record]:
     """By openpyxl."""
     rows = _cells_by_row(_load(path, name))
     if not rows:
@@ -95,7 +94,7 @@ def _exact_records(path: Path, name: str, layout: Layout, columns: Columns) -> I
         )
     first = rows.get(1, {})
     header = [cell_text(first[n].value) if n in first else "" for n in range(1, max(first, default=0) + 1)]
-    places = locate(header, columns, f"{path}!{name}, row 1")
+    places = locate(header, wanted, f"{path}!{name}, row 1")
     prefix = _prefix(path, name, places)
     return (_exact_record(prefix, number, rows.get(number, {}), places) for number in range(2, max(rows) + 1))
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qinglan.artifacts import hash_of, sha256_of
-from qinglan.config import Data
 from qinglan.errors import WorkbookError
 from qinglan.sources.excel import read_xlsx
 from qinglan.sources.parquet import read_parquet
-from qinglan.sources.records import Record
+from qinglan.sources.records import Record, Wanted
 from qinglan.sources.text import BLOCK, read_csv, read_jsonl
 
-Reader = Callable[[Path, Data], Iterator[Record]]
+Reader = Callable[[Path, Wanted], Iterator[Record]]
 READERS: dict[str, Reader] = {".xlsx": read_xlsx, ".csv": read_csv, ".jsonl": read_jsonl, ".parquet": read_parquet}
 """By the suffix, in lower case."""
 
@@ -68,7 +67,7 @@ def digest_of(path: Path) -> str:
         raise _unreadable(path, error) from error
 
 
-def read_records(path: Path, data: Data) -> Iterator[Record]:
+def read_records(path: Path, wanted: Wanted) -> Iterator[Record]:
     """Every record, file by file; empty ones at a file's end are no records.
 
     Raises:
@@ -76,7 +75,7 @@ def read_records(path: Path, data: Data) -> Iterator[Record]:
     """
     files, found = list_files(path).read, False
     for file in files:
-        for record in _without_blank_end(_read(file, data)):
+        for record in _without_blank_end(_read(file, wanted)):
             found = True
             yield record
     if not found:
@@ -84,17 +83,17 @@ def read_records(path: Path, data: Data) -> Iterator[Record]:
         raise WorkbookError(f"{path}: {what} but no rows; fill in questions below it")
 
 
-def read_snapshot(path: Path, data: Data) -> Iterator[Record]:
+def read_snapshot(path: Path, wanted: Wanted) -> Iterator[Record]:
     """Records of a database's rows, as `database.take_snapshot` wrote them down."""
-    return read_jsonl(path, data, "sql:")
+    return read_jsonl(path, wanted, "sql:")
 
 
-def _read(path: Path, data: Data) -> Iterator[Record]:
+def _read(path: Path, wanted: Wanted) -> Iterator[Record]:
     try:
         _require_file(path)
         if _is_blank(path):
             raise WorkbookError(f"{path}: is empty; fill in a header row and questions")
-        yield from READERS[path.suffix.lower()](path, data)
+        yield from READERS[path.suffix.lower()](path, wanted)
     except OSError as error:
         raise _unreadable(path, error) from error
 

@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from qinglan.config import Data
 from qinglan.errors import WorkbookError
-from qinglan.sources.records import Record, locate
+from qinglan.sources.records import Record, Wanted, locate
 
 _BATCH_ROWS = 1000
 
 
-def read_parquet(path: Path, data: Data) -> Iterator[Record]:
+def read_parquet(path: Path, wanted: Wanted) -> Iterator[Record]:
     """Records of a parquet file, numbered from 1; only the used columns are read.
 
     Raises:
@@ -21,7 +20,7 @@ def read_parquet(path: Path, data: Data) -> Iterator[Record]:
     with path.open("rb") as stream:
         try:
             file = pyarrow.parquet.ParquetFile(stream)
-            places = locate(file.schema_arrow.names, data.columns, str(path))
+            places = locate(file.schema_arrow.names, wanted, str(path))
             names = {field: file.schema_arrow.names[place] for field, place in places.items()}
             number = 0
             for batch in file.iter_batches(_BATCH_ROWS, columns=list(dict.fromkeys(names.values()))):

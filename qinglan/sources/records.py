@@ -4,15 +4,18 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, time
 from typing import Any, NamedTuple
 
 from openpyxl.utils import get_column_letter
 
-from qinglan.config import Columns
+from qinglan.config import Columns, Data
 from qinglan.errors import WorkbookError
+from qinglan.recipes import Input
 
-FIELDS = tuple(Columns.model_fields)
+FIELDS = tuple(field for field in Columns.model_fields if field != "inputs")
+"""Columns that every recipe knows; a recipe's own are `input_field(name)`."""
 
 # Not allowed in XML 1.0, or not encodable at all (lone surrogates out of JSON escapes).
 _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]|_x000D_")
@@ -26,34 +29,56 @@ class Record(NamedTuple):
     number: int
     """Of the row or line."""
     cells: Mapping[str, Any]
-    """Value by field name (`query`, `profile`, …); absent columns are absent."""
+    """Value by field name (`query`, `profile`, …, `inputs.NAME`); absent columns are absent."""
     flaw: str | None = None
     """A reason that only the file format can tell, such as a merged cell."""
     blank: bool = False
 
 
-def locate(found: Sequence[str], columns: Columns, where: str) -> dict[str, int]:
+@dataclass(frozen=True)
+class Wanted:
+    """What is looked for in a workbook."""
+
+    columns: Mapping[str, str]
+    """The column's name by field."""
+    required: frozenset[str]
+    """Fields whose columns must be there: the query's, a required input's, and each that the profile names."""
+    sheet: str | None = None
+
+    @classmethod
+    def of(cls, data: Data, inputs: Sequence[Input] = ()) -> "Wanted":
+        """By the profile, which may call the recipe's inputs otherwise than the recipe does."""
+        own = {field: Columns.model_fields[field].default for field in FIELDS}
+        default = own | {input_field(each.name): each.column for each in inputs}
+        named = {input_field(name): column for name, column in data.columns.inputs.items()}
+        columns = {field: named.get(field, column) for field, column in default.items()}
+        columns |= {field: getattr(data.columns, field) for field in FIELDS}
+        required = {"query", *(input_field(each.name) for each in inputs if each.required)}
+        required |= {field for field, column in columns.items() if column != default[field]}
+        return cls(columns, frozenset(required), data.sheet)
+
+
+def input_field(name: str) -> str:
+    """The field of a recipe's input; as `data.columns` calls it."""
+    return f"inputs.{name}"
+
+
+def locate(found: Sequence[str], wanted: Wanted, where: str) -> dict[str, int]:
     """Position of each used column that is there.
 
     Raises:
         WorkbookError: a column that must be there is not, or a used one is there twice.
     """
     places = {}
-    for field in FIELDS:
-        name = getattr(columns, field)
+    for field, name in wanted.columns.items():
         if found.count(name) > 1:
             letters = " and ".join(get_column_letter(i + 1) for i, other in enumerate(found) if other == name)
             raise WorkbookError(f"{where}: column `{name}` stands in the header twice ({letters}); rename one")
         if name in found:
             places[field] = found.index(name)
-        elif is_required(field, columns):
+        elif field in wanted.required:
             raise WorkbookError(_missing_column(found, field, name, where))
     return places
-
-
-def is_required(field: str, columns: Columns) -> bool:
-    """The query always, another column once the profile names it."""
-    return field == "query" or getattr(columns, field) != Columns.model_fields[field].default
 
 
 def _missing_column(found: Sequence[str], field: str, name: str, where: str) -> str:

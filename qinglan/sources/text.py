@@ -8,16 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qinglan.config import Columns, Data
 from qinglan.errors import WorkbookError
-from qinglan.sources.records import FIELDS, Record, cell_text, is_required, locate
+from qinglan.sources.records import Record, Wanted, cell_text, locate
 
 BLOCK = 1 << 20
 _MAX_LINE = 16 << 20
 _KEPT_NAMES = 1000
 
 
-def read_csv(path: Path, data: Data) -> Iterator[Record]:
+def read_csv(path: Path, wanted: Wanted) -> Iterator[Record]:
     """Records of a comma-separated file; each stands on the line where it begins.
 
     Raises:
@@ -29,7 +28,7 @@ def read_csv(path: Path, data: Data) -> Iterator[Record]:
             header = [cell_text(name) for name in next(lines)[1]]
         except StopIteration:
             raise WorkbookError(f"{path}: is empty; fill in a header row and questions") from None
-        places, prefix = locate(header, data.columns, f"{path}, line 1"), f"{path.name}:"
+        places, prefix = locate(header, wanted, f"{path}, line 1"), f"{path.name}:"
         for number, cells in lines:
             yield _csv_record(prefix, number, cells, places, len(header))
 
@@ -114,7 +113,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
             yield block
 
 
-def read_jsonl(path: Path, data: Data, prefix: str | None = None) -> Iterator[Record]:
+def read_jsonl(path: Path, wanted: Wanted, prefix: str | None = None) -> Iterator[Record]:
     """Records of a file with one JSON object a line.
 
     Args:
@@ -123,22 +122,21 @@ def read_jsonl(path: Path, data: Data, prefix: str | None = None) -> Iterator[Re
     Raises:
         WorkbookError: the file can't be used.
     """
-    _require_columns(path, data.columns)
-    names = {field: getattr(data.columns, field) for field in FIELDS}
+    _require_columns(path, wanted)
     for number, values in _objects(path):
-        cells = {field: values[name] for field, name in names.items() if name in values}
+        cells = {field: values[name] for field, name in wanted.columns.items() if name in values}
         yield Record(prefix=prefix or f"{path.name}:", number=number, cells=cells)
 
 
-def _require_columns(path: Path, columns: Columns) -> None:
+def _require_columns(path: Path, wanted: Wanted) -> None:
     """Look for the columns that must be there, as far down as need be; usually the first line has them."""
-    required = {getattr(columns, field) for field in FIELDS if is_required(field, columns)}
+    required = {wanted.columns[field] for field in wanted.required}
     seen: dict[str, None] = {}
     for _, values in _objects(path):
         seen.update((key, None) for key in values if key in required or len(seen) < _KEPT_NAMES)
         if required <= seen.keys():
             return
-    locate(list(seen), columns, str(path))
+    locate(list(seen), wanted, str(path))
 
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

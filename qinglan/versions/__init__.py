@@ -28,7 +28,7 @@ from qinglan.versions.index import Diff, IndexBuilder, compare, new_training_row
 from qinglan.versions.sketch import Sketch, SketchBuilder
 
 VERSION_FILE, INDEX, SKETCH = "version.json", "index.jsonl", "sketch.json"
-CARD, CARD_DATA = "card.md", "card.json"
+CARD, CARD_DATA = "DATA_CARD.md", "card.json"
 LATEST, TRAINED, _LOCK, _PARTIAL = "latest", "trained.json", ".lock", ".partial-"
 _LINE_ID = re.compile(r'\{"id":"([^"\\]+)"')
 
@@ -80,8 +80,8 @@ def version_of(artifacts: Mapping[str, Artifact]) -> str:
 
 
 def tenant_folder(profile: Profile) -> Path:
-    """Where a tenant's versions lie."""
-    return profile.paths.state / "datasets" / profile.tenant.file_name
+    """Where the versions of a tenant and recipe lie."""
+    return profile.paths.state / "datasets" / f"{profile.tenant.file_name}.{profile.recipe_name}"
 
 
 def publish(
@@ -123,7 +123,7 @@ def publish(
             parent=parent.id if parent else "",
             pins=pins,
             inputs=inputs,
-            recipe=profile.recipe,
+            recipe=profile.recipe_name,
             recipe_version=identity(profile.recipe)["version"],
             teacher=profile.teacher.model,
             judge=profile.judge.model,

@@ -7,14 +7,14 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 from qinglan.artifacts import Artifact
-from qinglan.rows import INPUT_REASONS, Row
+from qinglan.rows import INPUT_REASONS, Row, Split
 from qinglan.versions.drift import Drift
-from qinglan.versions.sketch import BottomK, BoundedCounter, length_bucket, original_score, rewritten, terms
+from qinglan.versions.sketch import BottomK, BoundedCounter, keywords, length_bucket, original_score, rewritten
 
 FEW_ROWS = 5
 """RL finds a term only if SFT gave it some probability: four or five rows (docs/decisions.md)."""
@@ -22,6 +22,7 @@ TOP = 20
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _EXAMPLES = 5
 _LEAK = "near_duplicate_of_"
+_JUDGE = "judge"
 
 
 class Part(BaseModel):
@@ -57,7 +58,7 @@ class Example(Part):
     row_id: str
     source: str
     query: str
-    rewrite: str | None
+    answer: str | None
     status: Literal["ok", "failed"]
     reason: str | None
     split: str | None
@@ -65,7 +66,7 @@ class Example(Part):
     rewrite_score: float | None
     judge_score: float | None
     ledger: str | None
-    """Ledger key of the call that gave the rewrite."""
+    """Ledger key of the call that gave the answer."""
 
 
 class File(Part):
@@ -101,6 +102,12 @@ class Card(Part):
     """Words that fewer than `FEW_ROWS` SFT training rows have."""
     scores: dict[str, dict[str, float]]
     """Quantiles of the top-1 score, `original` and `rewrite`, of the rows that have both."""
+    pools: dict[str, dict[str, int]] = {}
+    """Of the questions that belong to one: by pool, `rows`, `ok`, and by split those of them that are ok."""
+    parts: dict[str, float] = {}
+    """Means of what the answers were graded by rule."""
+    judge_mean: float | None = None
+    """Of the answers that the judge scored, 0–5."""
     near_duplicates: int
     """Rows left out because they nearly repeat one of a stricter split."""
     decontaminated: int
@@ -117,6 +124,8 @@ class CardBuilder:
     def __init__(self) -> None:
         self._reasons: Counter[str] = Counter()
         self._splits: dict[str, Counter[str]] = {}
+        self._pools: dict[str, Counter[str]] = {}
+        self._grades: dict[str, tuple[float, int]] = {}
         self._tenants: Counter[str] = Counter()
         self._lengths: Counter[str] = Counter()
         self._reviews: Counter[str] = Counter()
@@ -147,6 +156,11 @@ class CardBuilder:
             ok=flags["ok"],
             reasons=dict(self._reasons.most_common()),
             splits={split: dict(self._splits[split]) for split in sorted(self._splits)},
+            pools={pool: dict(self._pools[pool]) for pool in sorted(self._pools)},
+            parts={
+                name: mean for name in sorted(self._grades) if name != _JUDGE and (mean := self._mean(name)) is not None
+            },
+            judge_mean=self._mean(_JUDGE),
             tenants=dict(self._tenants.most_common(TOP)),
             lengths=dict(sorted(self._lengths.items(), key=lambda item: int(re.split(r"\D", item[0])[0]))),
             with_profile=flags["profile"],
@@ -166,6 +180,16 @@ class CardBuilder:
             drift=drift,
         )
 
+    def _add_grades(self, row: Row) -> None:
+        grades = {} if row.judge_score is None else {_JUDGE: row.judge_score}
+        for name, value in (grades | (row.parts or {})).items():
+            total, n = self._grades.get(name, (0.0, 0))
+            self._grades[name] = (total + value, n + 1)
+
+    def _mean(self, grade: str) -> float | None:
+        total, n = self._grades.get(grade, (0.0, 0))
+        return total / n if n else None
+
     def _add_question(self, row: Row) -> None:
         split = self._splits.setdefault(row.split or "none", Counter(rows=0, ok=0))
         split["rows"] += 1
@@ -173,13 +197,20 @@ class CardBuilder:
         self._lengths[length_bucket(row.query)] += 1
         self._flags["profile"] += bool(row.profile)
         self._flags["history"] += bool(row.history)
+        if row.pool:
+            pool = self._pools.setdefault(row.pool, Counter(dict.fromkeys(("rows", "ok", *get_args(Split)), 0)))
+            pool["rows"] += 1
+            pool["ok"] += row.status == "ok"
+            if row.split:
+                pool[row.split] += row.status == "ok"
+        self._add_grades(row)
         if row.review:
             self._reviews[row.review] += 1
         if row.gold_id:
             self._flags["labelled"] += 1
             self._intents.add([row.gold_id])
         if row.status == "ok" and row.split == "train":
-            self._terms.add(terms(row.target))
+            self._terms.add(keywords(row))
         original, found = original_score(row), rewritten(row)
         if original is not None and found is not None:
             self._scores["original"].append(original)
@@ -191,14 +222,14 @@ def _example(row: Row) -> Example:
         row_id=row.id,
         source=row.source,
         query=row.query,
-        rewrite=row.target,
+        answer=row.target,
         status=row.status,
         reason=row.reason,
         split=row.split,
         original_score=original_score(row),
         rewrite_score=rewritten(row),
         judge_score=row.judge_score,
-        ledger=row.rewrite_request,
+        ledger=row.answer_request,
     )
 
 

@@ -5,9 +5,11 @@ Texts from cells and answers are quoted as data: a pipe, a backtick or a line br
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
 
 from qinglan.formats import NONE, count, number
+from qinglan.rows import Split
 from qinglan.versions.card import FEW_ROWS, QUANTILES, Card
 from qinglan.versions.drift import Drift
 
@@ -33,7 +35,7 @@ def card_markdown(card: Card) -> str:
     parts = [f"# Dataset {origin.id}", _table(("", ""), list(facts.items()))]
     if card.drift:
         parts += ["## Since the version before", card.drift.sentence, _drift_table(card.drift)]
-    parts += ["## Splits", _table(("Split", "Questions", "ok"), _split_lines(card))]
+    parts += ["## Splits", _table(("Split", "Questions", "ok"), _lines_of(card.splits))]
     parts += ["## Why rows fell", _counts("Reason", card.reasons)] if card.reasons else []
     parts += ["## Question length, characters", _counts("Length", card.lengths)]
     parts += (
@@ -44,12 +46,18 @@ def card_markdown(card: Card) -> str:
     if card.intents:
         parts += [f"## Gold documents: {count(card.intent_count)} over {count(card.labelled)} questions"]
         parts += [_counts("The most frequent", card.intents)] if max(card.intents.values()) > 1 else []
+    if card.pools:
+        parts += ["## Pools", _table(("Pool", "Questions", "ok", *get_args(Split)), list(_pool_lines(card)))]
+        parts += [f"**No usable row**: {empty}." for empty in [_empty(card)] if empty]
+    if card.parts:
+        grades = [(quoted(name), number(mean)) for name, mean in card.parts.items()]
+        grades += [("judge's score (0–5)", number(card.judge_mean, 2))] if card.judge_mean is not None else []
+        parts += ["## Answers, graded: means", _table(("Part", "Mean"), grades)]
+    if card.term_count:
+        parts += _words(card)
     parts += [
-        f"## Words of the rewrites: {count(card.term_count)}, of which {count(card.rare_terms)} are rare",
-        f"A word is rare where fewer than {FEW_ROWS} SFT training rows have it: RL hardly finds it.",
-        _counts("The most frequent", card.terms),
         "## Examples",
-        _table(("Source", "Question", "Rewrite", "Verdict", "Score", "Row", "Ledger"), _example_lines(card)),
+        _table(("Source", "Question", "Answer", "Verdict", "Score", "Row", "Ledger"), _example_lines(card)),
         "## Files",
         _table(("File", "Rows", "SHA-256"), [(n, count(f.rows), f"`{f.sha256}`") for n, f in card.files.items()]),
     ]
@@ -75,8 +83,32 @@ def _counts(head: str, counts: Mapping[str, int]) -> str:
     return _table((head, "Rows"), [(quoted(name), count(n)) for name, n in counts.items()])
 
 
-def _split_lines(card: Card) -> list[tuple[str, ...]]:
-    return [(split, count(counts["rows"]), count(counts["ok"])) for split, counts in card.splits.items()]
+def _lines_of(counted: Mapping[str, Mapping[str, int]]) -> list[tuple[str, ...]]:
+    return [(quoted(name), count(counts["rows"]), count(counts["ok"])) for name, counts in counted.items()]
+
+
+def _pool_lines(card: Card) -> Iterator[tuple[str, ...]]:
+    for name, counts in card.pools.items():
+        yield quoted(name), *(count(counts.get(key, 0)) for key in ("rows", "ok", *get_args(Split)))
+
+
+def _empty(card: Card) -> str:
+    """The pools that lack rows in a split."""
+    lacking = (
+        f"{quoted(name)} in {split}"
+        for name, counts in card.pools.items()
+        for split in get_args(Split)
+        if not counts.get(split)
+    )
+    return ", ".join(lacking)
+
+
+def _words(card: Card) -> list[str]:
+    return [
+        f"## Words of the rewrites: {count(card.term_count)}, of which {count(card.rare_terms)} are rare",
+        f"A word is rare where fewer than {FEW_ROWS} SFT training rows have it: RL hardly finds it.",
+        _counts("The most frequent", card.terms),
+    ]
 
 
 def _score_lines(card: Card) -> list[tuple[str, ...]]:
@@ -88,7 +120,7 @@ def _example_lines(card: Card) -> list[tuple[str, ...]]:
         (
             quoted(e.source),
             quoted(e.query),
-            quoted(e.rewrite) or NONE,
+            quoted(e.answer) or NONE,
             quoted(e.reason) if e.status == "failed" else f"ok, {e.split}",
             f"{number(e.original_score)} → {number(e.rewrite_score)}",
             f"`{e.row_id}`",

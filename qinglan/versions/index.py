@@ -25,21 +25,21 @@ class Entry(NamedTuple):
     reason: str | None
     """Why it failed; None while it is ok."""
     content: str
-    """Hash of the question as it was written, with its context and gold document."""
-    rewrite: str
+    """Hash of the question as it was written, with its context, inputs, pool and gold document."""
+    answer: str
     """Hash of what SFT would learn; empty where there is nothing."""
 
     @classmethod
     def of(cls, row: Row) -> "Entry":
         """A row in short."""
-        content = hash_of(row.query, row.profile, row.history, row.gold_id)[:_DIGITS]
+        content = hash_of(row.query, row.profile, row.history, row.gold_id, row.inputs, row.pool)[:_DIGITS]
         reason = None if row.status == "ok" else row.reason or "unknown"
         return cls(row.id, row.split, reason, content, hash_of(row.target)[:_DIGITS] if row.target else "")
 
     @property
     def teaches(self) -> bool:
         """Is it an SFT training row?"""
-        return self.reason is None and self.split == "train" and bool(self.rewrite)
+        return self.reason is None and self.split == "train" and bool(self.answer)
 
 
 class Change(BaseModel):
@@ -50,7 +50,7 @@ class Change(BaseModel):
     row_id: str
     kind: Kind
     what: tuple[str, ...] = ()
-    """Of a changed row: `rewrite`, `question`, `split train → test`, `ok → below_threshold`."""
+    """Of a changed row: `answer`, `question`, `split train → test`, `ok → below_threshold`."""
 
 
 class Diff(BaseModel):
@@ -122,11 +122,11 @@ def compare(a: tuple[str, Path], b: tuple[str, Path], examples: int = 5) -> Diff
 
 
 def new_training_rows(a: Path | None, b: Path) -> int:
-    """SFT training rows of `b` that `a` had not, or had with another rewrite; all of them where there is no `a`."""
+    """SFT training rows of `b` that `a` had not, or had with another answer; all of them where there is no `a`."""
     if a is None:
         return sum(entry.teaches for entry in read_index(b))
     return sum(
-        new is not None and new.teaches and not (old is not None and old.teaches and old.rewrite == new.rewrite)
+        new is not None and new.teaches and not (old is not None and old.teaches and old.answer == new.answer)
         for old, new in pairs(a, b)
     )
 
@@ -151,8 +151,8 @@ def _change(old: Entry | None, new: Entry | None) -> Change | None:
     what = []
     if old.content != new.content:
         what.append("question")
-    if old.rewrite != new.rewrite:
-        what.append("rewrite")
+    if old.answer != new.answer:
+        what.append("answer")
     if old.split != new.split:
         what.append(f"split {old.split or 'none'} → {new.split or 'none'}")
     if old.reason != new.reason:

@@ -143,9 +143,14 @@ def terms(text: str | None) -> list[str]:
     return list(dict.fromkeys(word[:MAX_TERM_CHARS] for word in (text or "").split()))
 
 
+def keywords(row: Row) -> list[str]:
+    """The words that SFT would learn; none of an answer that is graded by rule, which is no list of keywords."""
+    return [] if row.parts is not None else terms(row.target)
+
+
 def intents_of(row: Row) -> list[str]:
     """What a question is about: its gold document where it names one, else the words of its rewrite."""
-    return [row.gold_id] if row.gold_id else terms(row.target)
+    return [row.gold_id] if row.gold_id else keywords(row)
 
 
 def original_score(row: Row) -> float | None:
@@ -155,7 +160,7 @@ def original_score(row: Row) -> float | None:
 
 def rewritten(row: Row) -> float | None:
     """Top-1 score of the teacher's rewrite."""
-    return None if row.rewrite_retrieved is None else row.rewrite_retrieved.top1_score
+    return None if row.answer_retrieved is None else row.answer_retrieved.top1_score
 
 
 def length_bucket(text: str) -> str:

@@ -9,12 +9,16 @@ import pytest
 from qinglan.artifacts import sha256_of
 from qinglan.config import Embedded, Paths
 from qinglan.embedded import base_model
+from qinglan.embedded.worlds import Pretraining, world_of
+from qinglan.errors import EngineError
 
 FEW = Embedded(pretrain_steps=3)
+WORLD = world_of("query_rewrite")
 
 
 def pretrain(folder, embedded=FEW):
-    argv = base_model.pretrain_argv(sys.executable, embedded, folder / "model", folder / "metrics.jsonl", threads=1)
+    model, metrics = folder / "model", folder / "metrics.jsonl"
+    argv = base_model.pretrain_argv(sys.executable, embedded, WORLD, model, metrics, threads=1)
     return subprocess.run(argv, capture_output=True, text=True, timeout=300)
 
 
@@ -28,12 +32,13 @@ def folder(tmp_path_factory):
 
 
 def test_key_follows_what_the_weights_depend_on():
-    assert base_model.cache_key(FEW) == base_model.cache_key(FEW.model_copy(update={"rag_latency_ms": 5.0}))
-    assert base_model.cache_key(FEW) != base_model.cache_key(Embedded(pretrain_steps=4))
+    key = base_model.cache_key(FEW, WORLD)
+    assert base_model.cache_key(FEW.model_copy(update={"rag_latency_ms": 5.0}), WORLD) == key
+    assert base_model.cache_key(Embedded(pretrain_steps=4), WORLD) != key
 
 
 def test_incomplete_without_manifest(tmp_path):
-    path = base_model.cached_path(Paths(state=tmp_path), FEW)
+    path = base_model.cached_path(Paths(state=tmp_path), FEW, WORLD)
     path.mkdir(parents=True)
     (path / "model.safetensors").touch()
     assert not base_model.is_complete(path)
@@ -78,6 +83,24 @@ def test_prompts_are_qwens(folder):
         prompt + "<think>\n\n</think>\n\n"
     )
     assert tokenizer.decode(tokenizer(prompt)["input_ids"]) == prompt
+
+
+@pytest.mark.slow
+def test_thoughts_are_text_between_tags_of_one_token(folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    ids = tokenizer("<think>胶原</think>怎么吃<|im_end|>")["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>胶原</think>怎么吃"
+    assert ids[0] == tokenizer.convert_tokens_to_ids("<think>")
+
+
+@pytest.mark.slow
+def test_a_document_that_fits_no_batch_is_told():
+    from qinglan.embedded import pretrain
+
+    with pytest.raises(EngineError, match=r"the longest document has 9 tokens; .* leaves room for 8"):
+        pretrain._check_lengths([pretrain.Example([1] * 9, [1] * 9)], Pretraining(tokens_per_step=8))
 
 
 @pytest.mark.slow

@@ -23,13 +23,14 @@ from qinglan.chat import Account, Request, openai_client
 from qinglan.config import BatchApi, Endpoint, LedgerStore, Price
 from qinglan.embedded.batch_store import BatchRequest, BatchStore
 from qinglan.embedded.serving import Weather
-from qinglan.embedded.teacher_server import REWRITER, Speakers, create_app
+from qinglan.embedded.teacher_server import Speakers, create_app
 from qinglan.errors import ConfigError
 from qinglan.ledger import Ledger, ledger_url, open_ledger
 
 pytestmark = pytest.mark.slow
 
 PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
+REWRITER = "standin-rewriter"
 ACCOUNT = Account("r", "t", "teacher", REWRITER, PRICE)
 SERVER = "stand-in"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from conftest import FakeService, Script
+from conftest import PRICE, FakeService, Script
 
 from qinglan.config import Profile, Rag
 from qinglan.contract import FALLBACK, Finding, examine, pair_of, probe_rag
@@ -233,7 +233,10 @@ def test_doctor_says_so_and_a_run_starts_only_if_no_problem(
 
     def profile(answer: Callable[[Body], list[Found]]) -> tuple[Profile, FakeService]:
         started = serve(service(answer))
-        return profile_of(data={"workbook": str(book)}, rag={"url": started.url, "top_k": 5}), started
+        spoken = {"teacher": {"model": "standin-rewriter"}, "judge": {"model": "standin-judge"}}
+        prices = dict.fromkeys(("standin-rewriter", "standin-judge"), PRICE)
+        rag = {"url": started.url, "top_k": 5}
+        return profile_of(data={"workbook": str(book)}, rag=rag, prices=prices, **spoken), started
 
     good, started = profile(honest)
     assert checked(good).detail == f"{started.url} (`rewritten_query` is honoured)"

@@ -57,7 +57,7 @@ def test_rows_come_back_in_order_and_each_is_paid_once(
     launch(job.command(tmp_path / "job.json"), name="distill", log=tmp_path / "ray.log")
     rows = list(read_jsonl(job.output, Row))
     assert [row.id for row in rows] == [str(n) for n in range(ROWS)]
-    assert all(row.rewrite == f"改写 虾青素{row.id}咋吃" for row in rows)
+    assert all(row.answer == f"改写 虾青素{row.id}咋吃" for row in rows)
     assert asked.total() == ROWS + sum("7" in str(n) for n in range(ROWS))
     entries = list(JsonlTail(job.progress).new())
     assert [entry["done"] for entry in entries] == [10, 20, 30, 40, 50, 60, 60]

@@ -17,7 +17,7 @@ for module in ("torch", "verl", "hydra"):
     pytest.importorskip(module)
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-NAMES = ("fivedoctors", "fivedoctors_full", "fivedoctors_2nodes", "chengla")
+NAMES = ("fivedoctors", "fivedoctors_full", "fivedoctors_2nodes", "chengla", "medical_gpu")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,8 @@ def test_verl_validates_the_profile(name: str, kl: str, model: Path) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    config = composed(name, model, f"rl.kl.mode={kl}")
+    aimed = [] if kl == "reward" else ["rl.kl.target_kl=null"]
+    config = composed(name, model, f"rl.kl.mode={kl}", *aimed)
     assert need_reference_policy(config) == (kl != "off")
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     for part in (config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.algorithm):

@@ -11,7 +11,7 @@ from qinglan.config import Profile
 from qinglan.embedded.sample import write_sample
 from qinglan.embedded.services import Services, embedded_services
 from qinglan.evaluation import ArmRow, Panel, ask_teacher, retrieve_all, with_tokens
-from qinglan.recipes import query_rewrite
+from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Row
 from qinglan.runs import Run
 from qinglan.workbook import read_rows
@@ -35,11 +35,11 @@ class Site:
             async with open_clients(run, self.services, ("teacher", "judge", "rag")) as clients:
                 arms: Arms = {
                     "original": [ArmRow(row_id=row.id, text=row.query) for row in self.rows],
-                    "teacher": await ask_teacher(self.rows, query_rewrite, clients, self.profile.tenant, 0.05),
-                    "mute": [ArmRow(row_id=row.id, reason="empty_rewrite") for row in self.rows],
+                    "teacher": await ask_teacher(self.rows, RECIPE, clients, self.profile.tenant, 0.05),
+                    "mute": [ArmRow(row_id=row.id, reason="empty_answer") for row in self.rows],
                 }
                 found = await retrieve_all(arms, self.rows, clients, 0.05)
-                judged, unjudged = await Panel(query_rewrite, clients, self.profile.tenant).judge(found, self.rows)
+                judged, unjudged = await Panel(RECIPE, clients, self.profile.tenant).judge(found, self.rows)
                 assert unjudged == {}
                 return judged, clients.call_counts()["judge"]
 

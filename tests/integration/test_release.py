@@ -21,6 +21,7 @@ from qinglan.config import Profile, load_profile
 from qinglan.embedded.sample import write_sample
 from qinglan.engines.processes import free_port
 from qinglan.evaluation import ArmRow
+from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.redteam import RedTeamResult
 from qinglan.registry import Registry, registry_of
 from qinglan.report import Report
@@ -86,7 +87,7 @@ class Site:
 
     def _evaluate(self, run: Run, rows: list[Row]) -> None:
         arms = {name: _arm(rows, misses) for name, misses in (("teacher", 3), ("sft", 4), ("rl", 20))}
-        found = evaluate(arms, rows, run.profile.evaluate)
+        found = evaluate(arms, rows, run.profile.evaluate, RECIPE)
         passed = RedTeamResult(case_id="c", name="n", kind="long", must_pass=True, passed=True)
         found = found.model_copy(update={"red_team": {"rl": [passed]}})
         folder = run.stage_directory("evaluate")
@@ -164,7 +165,7 @@ def test_a_model_that_a_person_approved_serves_until_it_is_rolled_back(site: Sit
     decision = Report.read(site.profile.paths.runs / "latest" / "report.json").decision
     assert decision and decision.verdict == "undecided"
     unknown = {rule.name: rule.reason for rule in decision.rules if rule.outcome == "unknown"}
-    assert "was not evaluated in this run" in unknown["retrieval_vs_champion"]
+    assert "was not evaluated in this run" in unknown["gain_vs_champion"]
     site.qinglan("release", "promote", "2", "--force", "--reason", "tried by hand")
     assert "champion 1, previous 2" in site.qinglan("release", "rollback", "--reason", "it was slow")
     lineage = site.qinglan("lineage", "champion", "--worst", "1")

@@ -19,8 +19,9 @@ from conftest import FakeService, Script, completion, recall
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.engines.launcher import JsonlTail
 from qinglan.engines.verl_overrides import REWARD_FUNCTION
+from qinglan.grading import RetrievalGrading
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.recipes import Baseline
+from qinglan.recipes._retrieval import Baseline
 from qinglan.reward.service import RewardService
 
 pytestmark = pytest.mark.slow
@@ -77,6 +78,7 @@ def service_of(tmp_path: Path) -> Callable[..., RewardService]:
     def make(rag: FakeService, judge: FakeService) -> RewardService:
         return RewardService(
             recipe="query_rewrite",
+            parts=RetrievalGrading.score_parts,
             reward=Reward(relevance_gate=False),
             rag=Rag(concurrency=CONCURRENCY),
             rag_url=rag.url,
@@ -149,7 +151,7 @@ def test_a_killed_service_comes_back_and_buys_nothing_twice(
     # Of what the RAG answered since, nothing is lost, although nobody waits for that to be written.
     assert kept_retrievals(tmp_path) == kept + len({body["rewritten_query"] for body in rag.bodies[asked:]})
     logged = [entry for entry in JsonlTail(tmp_path / "samples.jsonl").new() if "score" in entry]
-    assert {entry["rewrite"] for entry in logged} == set(texts)
+    assert {entry["text"] for entry in logged} == set(texts)
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("out of memory")])

@@ -22,7 +22,8 @@ from qinglan.embedded.sample import write_sample
 from qinglan.engines.launcher import JsonlTail
 from qinglan.engines.progress import read_stop
 from qinglan.engines.verl import REWARD_FUNCTION, checkpoints, read_metrics
-from qinglan.recipes import Baseline
+from qinglan.grading import RetrievalGrading
+from qinglan.recipes._retrieval import Baseline
 from qinglan.reward.service import RewardService
 
 pytestmark = pytest.mark.slow
@@ -48,6 +49,7 @@ class RewardedToy(Toy):
             add_baselines(path)
         service = RewardService(
             recipe="query_rewrite",
+            parts=RetrievalGrading.score_parts,
             reward=Reward(
                 judge_weight=0, guard_min_judge=0, relevance_gate=False, preservation_guard=False,
                 max_outage_s=max_outage_s,

@@ -30,7 +30,7 @@ ROWS = 30
 
 @pytest.fixture(scope="module", autouse=True)
 def prefect() -> Iterator[None]:
-    with prefect_test_harness():
+    with prefect_test_harness(server_startup_timeout=120):
         yield
 
 
@@ -119,7 +119,7 @@ def test_faults_cost_no_row_and_no_second_payment(site_of: Callable[..., Site]):
     result = site.run(site.validate)
     rows = list(read_jsonl(result.path("rows"), Row))
     assert (result.rows_out, result.metrics["success_rate"]) == (ROWS, 1.0)
-    assert rows[3].rewrite == "虾青素3 服用方法"
+    assert rows[3].answer == "虾青素3 服用方法"
     assert len(site.teacher.bodies) == ROWS + 3
     with site_ledger(site.profile) as ledger:
         usage = ledger.usage(result.run_id, "teacher")

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from qinglan.alarms import Headline
 from qinglan.config import Profile
 from qinglan.engines.command import Command
 from qinglan.engines.trainer_settings import TrainerSettings
@@ -165,6 +166,7 @@ class Toy:
             max_invalid_share=max_invalid_share,
             use_labels=True,
             dev_metric="score",
+            headline=Headline("gold_top1", "gold top-1"),
             patience=self.profile.rl.patience,
             keep_checkpoints=self.profile.rl.keep_checkpoints,
             alarms=self.profile.rl.alarms,

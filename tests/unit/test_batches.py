@@ -30,7 +30,7 @@ class Worker:
         await asyncio.sleep(0)
         if left := self.failures.get(row.id):
             raise left.pop(0)
-        return row.model_copy(update={"rewrite": "改写"})
+        return row.model_copy(update={"answer": "改写"})
 
 
 def timeout() -> TeacherError:
@@ -39,7 +39,7 @@ def timeout() -> TeacherError:
 
 async def test_rows_come_back_in_order():
     done = await Batch(0, ROWS).run(Worker({}), last_attempt=False)
-    assert [(r.id, r.rewrite) for r in done] == [("0", "改写"), ("1", "改写"), ("2", "改写")]
+    assert [(r.id, r.answer) for r in done] == [("0", "改写"), ("1", "改写"), ("2", "改写")]
 
 
 async def test_only_missing_rows_are_tried_again():
@@ -54,7 +54,7 @@ async def test_only_missing_rows_are_tried_again():
 async def test_a_refusal_is_final():
     batch, work = Batch(0, ROWS), Worker({"1": [TeacherError("no", "teacher_refused")]})
     done = await batch.run(work, last_attempt=False)
-    assert (done[1].status, done[1].reason, done[1].rewrite) == ("failed", "teacher_refused", None)
+    assert (done[1].status, done[1].reason, done[1].answer) == ("failed", "teacher_refused", None)
     assert batch.first_failure() == "no"
 
 

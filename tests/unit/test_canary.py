@@ -65,7 +65,7 @@ def test_a_healthy_canary_goes_on():
 def test_a_model_that_always_fails_is_gone_after_a_few_requests():
     judgement = judge(Tally(champion=arm(200), challenger=arm(20, 20)), CONFIG, 10)
     assert judgement.outcome == "roll_back"
-    assert judgement.reason.startswith("100.0% of its 20 requests fell back to the original question")
+    assert judgement.reason.startswith("100.0% of its 20 requests were not answered by it")
 
 
 def test_an_outage_of_both_is_no_ones_fault():

@@ -144,8 +144,8 @@ async def test_an_answer_in_flight_is_kept_though_nobody_waits(tmp_path: Path, s
 @pytest.mark.parametrize(
     ("role", "body", "reason"),
     [
-        ("teacher", completion("", "stop"), "empty_rewrite"),
-        ("teacher", completion(None, "stop"), "empty_rewrite"),
+        ("teacher", completion("", "stop"), "empty_answer"),
+        ("teacher", completion(None, "stop"), "empty_answer"),
         ("judge", completion("  "), "empty_judgement"),
         ("teacher", completion("虾青", "length"), "truncated"),
         ("teacher", completion("", "content_filter"), "teacher_refused"),
@@ -271,7 +271,8 @@ async def test_two_processes_do_not_pay_for_the_same(tmp_path: Path, serve: Serv
 
 async def test_who_fails_lets_the_other_try(tmp_path: Path, serve: Serve):
     service = serve(script_of((500, {}), (200, completion("x"))))
-    async with client(tmp_path, service.url, max_retries=0) as one, client(tmp_path, service.url) as other:
+    once = {"max_retries": 0}
+    async with client(tmp_path, service.url, **once) as one, client(tmp_path, service.url, **once) as other:
         asked = (one.ask(MESSAGES, str), other.ask(MESSAGES, str))
         answers = await asyncio.gather(*asked, return_exceptions=True)
     assert [getattr(answer, "value", None) for answer in answers] in ([None, "x"], ["x", None])
@@ -357,3 +358,30 @@ async def test_two_services_do_not_share_answers(tmp_path: Path, serve: Serve):
         service = serve(script_of((200, completion(text))))
         async with client(tmp_path, service.url, salt=service.url) as chat:
             assert (await chat.ask(MESSAGES, str)).value == text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"reasoning_content": "塞纳河穿过巴黎"},
+        {"reasoning": "塞纳河穿过巴黎"},
+        {"reasoning_content": "塞纳河穿过巴黎", "reasoning": {"summary": []}},
+    ],
+)
+async def test_a_chain_of_thought_comes_with_the_answer_also_from_the_ledger(
+    tmp_path: Path, serve: Serve, said: dict[str, Any]
+):
+    reply = completion("巴黎")
+    reply["choices"][0]["message"] |= said
+    async with client(tmp_path, serve(lambda _: (200, reply)).url) as chat:
+        answers = [await chat.ask(MESSAGES, str) for _ in range(2)]
+    assert [(each.value, each.reasoning, each.cached) for each in answers] == [
+        ("巴黎", "塞纳河穿过巴黎", False),
+        ("巴黎", "塞纳河穿过巴黎", True),
+    ]
+
+
+async def test_a_chain_of_thought_that_is_not_counted_is_not_for_nothing(tmp_path: Path, serve: Serve):
+    reply = {"choices": [{"message": {"content": "巴黎", "reasoning_content": "想" * 98}, "finish_reason": "stop"}]}
+    async with client(tmp_path, serve(lambda _: (200, reply)).url) as chat:
+        assert (await chat.ask(MESSAGES, str)).cost_usd >= 80 * 10 / 1e6

@@ -22,7 +22,11 @@ Qinglan = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def profile_path(profile_of: ProfileOf, tmp_path: Path) -> str:
     path = tmp_path / "p.yaml"
-    path.write_text(yaml.safe_dump(profile_of(rl={"rollout_engine": "cpu"}).model_dump(mode="json")))
+    models = {"teacher": {"model": "standin-rewriter"}, "judge": {"model": "standin-judge"}}
+    price = {"input_per_million_usd": 1, "output_per_million_usd": 1}
+    prices = dict.fromkeys(("standin-rewriter", "standin-judge"), price)
+    profile = profile_of(rl={"rollout_engine": "cpu"}, prices=prices, **models)
+    path.write_text(yaml.safe_dump(profile.model_dump(mode="json")))
     return str(path)
 
 

@@ -18,11 +18,11 @@ FOUND = Retrieved(ids=("b", "g"), scores=(0.8, 0.1), titles=("", ""))
 
 
 def row(query: str, **fields: Any) -> Row:
-    known: dict[str, Any] = {"rewrite": f"{query} 用法", "split": "train", "source": "q.xlsx!问题!A7"} | fields
+    known: dict[str, Any] = {"answer": f"{query} 用法", "split": "train", "source": "q.xlsx!问题!A7"} | fields
     return Row(id=row_id("t", query), tenant="t", query=query, **known)
 
 
-LABELLED = row("钙片", gold_id="g", rewrite_retrieved=FOUND, judge_score=4.5, rewrite_request="e4a92e45")
+LABELLED = row("钙片", gold_id="g", answer_retrieved=FOUND, judge_score=4.5, answer_request="e4a92e45")
 ROWS = [row("鱼油"), LABELLED, row("硒\x1b[2J[bold]").failed("rag_error")]
 
 

@@ -44,8 +44,8 @@ def review(
 def finish_run(profile: Profile, count: int) -> None:
     def row(query: str) -> Row:
         key, tenant = row_id(profile.tenant.id, query), profile.tenant.id
-        found = {"original_retrieved": FOUND, "rewrite_retrieved": FOUND}
-        return Row(id=key, tenant=tenant, query=query, source="q.csv:2", rewrite="改写", **found)
+        found = {"original_retrieved": FOUND, "answer_retrieved": FOUND}
+        return Row(id=key, tenant=tenant, query=query, source="q.csv:2", answer="改写", **found)
 
     with open_run(profile, "refresh") as run:
         artifact = write_jsonl(run.stage_directory("select") / "rows.jsonl", (row(f"问题{n}") for n in range(count)))

@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 
 from qinglan.cli import app
 from qinglan.config import load_profile
-from qinglan.errors import ConfigError
+from qinglan.errors import ConfigError, EngineError
+from qinglan.rows import Row
 from qinglan.serving.canary import Judgement
-from qinglan.serving.check import check_site
+from qinglan.serving.check import _ask, _first_of_sample, check_site
 from qinglan.serving.site import HISTORY_FILE, serving_folder, share_of
 from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, State, Verdict
 
@@ -202,3 +203,31 @@ def test_a_check_leaves_the_request_log_alone(tmp_path: Path, monkeypatch: pytes
 def test_a_question_goes_with_check(terminal: Terminal):
     with pytest.raises(ConfigError, match="--question goes with --check"):
         terminal("serve", "--question", "这个怎么吃")
+
+
+CAPITALS = str(Path(__file__).parents[1] / "capitals_recipe.py")
+
+
+def test_a_recipe_with_inputs_is_checked_with_a_row_of_the_sample(tmp_path: Path):
+    given = [f"recipe={CAPITALS}", f"paths.state={tmp_path}"]
+    with pytest.raises(ConfigError, match="recipe `capitals_recipe` needs hint beside the question; leave --question"):
+        check_site("embedded", given, "法国", print)
+    with pytest.raises(ConfigError, match="recipe capitals_recipe has no embedded world"):
+        check_site("embedded", given, None, print)
+
+
+def test_the_samples_first_test_question_is_asked(tmp_path: Path):
+    asked = _first_of_sample(load_profile("embedded", [f"paths.state={tmp_path}"]))
+    assert (asked.split, asked.status, bool(asked.query)) == ("test", "ok", True)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "why"),
+    [(503, {"x-qinglan-source": "none", "x-qinglan-reason": "model_timeout"}, "model_timeout"), (400, {}, "HTTP 400")],
+)
+def test_a_check_without_an_answer_says_why(serve: Any, status: int, headers: dict[str, str], why: str):
+    router = serve(lambda _: (status, {"error": {}}, headers))
+    row = Row(id="1", tenant="t", query="法国", inputs={"hint": "塞纳河", "capital": "巴黎"}, source="s")
+    with pytest.raises(EngineError, match=f"gave no usable answer to '法国': {why}"):
+        _ask(load_profile("embedded", [f"recipe={CAPITALS}"]), router.url.removesuffix("/v1"), row)
+    assert router.bodies[0]["inputs"] == {"hint": "塞纳河"}  # no label leaves the house

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from conftest import PRICE
 
 from qinglan.clients import key_salt, open_clients
 from qinglan.config import Profile
 from qinglan.embedded.services import Services
-from qinglan.embedded.version import _SOURCES, embedded_version
+from qinglan.embedded.version import embedded_version
 from qinglan.errors import ConfigError
 from qinglan.runs import Run
 
@@ -21,25 +22,15 @@ def run_of(profile: Profile, directory: Path) -> Run:
 
 
 def test_salt_names_the_service_or_the_stand_in(profile_of: ProfileOf):
-    profile = profile_of(teacher={"model": "big", "base_url": "http://live/v1/"})
+    judge = {"judge": {"model": "standin-judge"}, "prices": dict.fromkeys(("big", "standin-judge"), PRICE)}
+    profile = profile_of(teacher={"model": "big", "base_url": "http://live/v1/"}, **judge)
     assert key_salt(profile, "teacher") == "http://live/v1"
-    assert key_salt(profile, "judge").startswith(embedded_version())
+    assert key_salt(profile, "judge").startswith(embedded_version("standin-judge"))
 
 
 def test_salt_changes_with_the_stand_ins_seed(profile_of: ProfileOf):
     salts = {key_salt(profile_of(embedded={"sample_seed": seed}), "teacher") for seed in (1, 2)}
     assert len(salts) == 2
-
-
-def test_version_covers_every_source_of_an_answer():
-    folder = Path(__file__).parents[2] / "qinglan" / "embedded"
-    imported = {
-        line.split()[1].rpartition(".")[2] + ".py"
-        for name in _SOURCES
-        for line in (folder / name).read_text(encoding="utf-8").splitlines()
-        if line.startswith("from qinglan.embedded.")
-    }
-    assert imported - {"serving.py", "batch_routes.py", "batch_store.py"} <= set(_SOURCES)  # those carry answers
 
 
 async def test_clients_open_and_close(profile_of: ProfileOf, tmp_path: Path):
@@ -64,4 +55,16 @@ async def test_only_the_roles_asked_for_need_a_key(
             _ = clients.teacher
     with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
         async with open_clients(run, services, ("teacher",)):
+            pass
+
+
+async def test_an_answerer_is_a_role_of_its_own(profile_of: ProfileOf, tmp_path: Path):
+    services = Services("http://t", "http://j", "http://r", answerer_url="http://127.0.0.1:9/v1")
+    run = run_of(profile_of(answerer={"model": "small", "base_url": "http://weak/v1"}), tmp_path)
+    assert key_salt(run.profile, "answerer") == "http://weak/v1"
+    async with open_clients(run, services, ("answerer",)) as clients:
+        assert clients.answerer._account.role == "answerer"
+        assert clients.call_counts() == {"answerer": {"cached": 0}}
+    with pytest.raises(ConfigError, match="answerer: recipe `query_rewrite` asks a weak model"):
+        async with open_clients(run_of(profile_of(), tmp_path), services, ("answerer",)):
             pass

@@ -14,6 +14,7 @@ from qinglan.config import Evaluate, Profile
 from qinglan.embedded.services import Services
 from qinglan.ledger import Call
 from qinglan.recipes import get_recipe
+from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.report import Purchase
 from qinglan.rows import Retrieved, Row
 from qinglan.runs import Run
@@ -30,8 +31,8 @@ def question(number: int, **more: Any) -> Row:
 
 def answered(number: int, *, hit: bool = True, cost: float = 0.001, judge: float = 4.0, label: bool = True) -> Row:
     return question(
-        number, rewrite="改写", rewrite_cost_usd=cost, rewrite_latency_ms=100.0, judge_score=judge,
-        rewrite_retrieved=HIT if hit else MISS, original_retrieved=MISS, gold_id=f"g{number}" if label else None,
+        number, answer="改写", answer_cost_usd=cost, answer_latency_ms=100.0, judge_score=judge,
+        answer_retrieved=HIT if hit else MISS, original_retrieved=MISS, gold_id=f"g{number}" if label else None,
     )  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def hits(every: int, cost: float = 0.001, count: int = 200, **more: Any) -> list
     found = Retrieved(ids=("right",), scores=(0.9,))
     return [
         answered(n, cost=cost, **more).model_copy(
-            update={"rewrite_retrieved": (MISS if n % every == 0 else found.model_copy(update={"ids": (f"g{n}",)}))}
+            update={"answer_retrieved": (MISS if n % every == 0 else found.model_copy(update={"ids": (f"g{n}",)}))}
         )
         for n in range(count)
     ]
@@ -58,8 +59,8 @@ def profile_with(profile_of: ProfileOf, *names: str, judge: str = "small", **com
 def advised(profile_of: ProfileOf) -> Callable[..., Purchase]:
     def make(main: list[Row], judge: str = "small", tolerable_loss: float = 0.03, **rivals: list[Row]) -> Purchase:
         profile = profile_with(profile_of, *rivals, judge=judge, tolerable_loss=tolerable_loss)
-        arms = arms_of({"teacher": main, **rivals}, {})
-        purchase = advise(profile, evaluate_teachers(arms, main, EVALUATE), arms)
+        arms = arms_of({"teacher": main, **rivals}, {}, RECIPE)
+        purchase = advise(profile, evaluate_teachers(arms, main, EVALUATE, RECIPE), arms)
         assert purchase
         return purchase
 
@@ -100,10 +101,10 @@ def test_every_teacher_takes_the_main_ones_place(profile_of: ProfileOf, tmp_path
 def test_a_refusal_is_paid_for_and_not_scored(profile_of: ProfileOf):
     rival = [answered(0), answered(1), question(2).failed("teacher_refused"), question(3).failed("truncated")]
     main = [answered(n) for n in range(4)]
-    arms = arms_of({"teacher": main, "cheap": rival}, {"cheap": {"0002": 0.004}})
-    evaluation = evaluate_teachers(arms, main, EVALUATE)
+    arms = arms_of({"teacher": main, "cheap": rival}, {"cheap": {"0002": 0.004}}, RECIPE)
+    evaluation = evaluate_teachers(arms, main, EVALUATE, RECIPE)
     cheap = evaluation.arms["cheap"]
-    assert (cheap.n, cheap.failed, cheap.quality) == (4, 2, 4.0)
+    assert (cheap.n, cheap.failed, cheap.mean("quality")) == (4, 2, 4.0)
     assert cheap.cost_per_1000_usd == pytest.approx(1000 * (0.001 + 0.001 + 0.004) / 2)
     found = {c.metric: c for c in evaluation.comparisons if c.b == "teacher"}
     assert (found["quality"].n, found["quality"].one_sided) == (2, 2)
@@ -112,14 +113,16 @@ def test_a_refusal_is_paid_for_and_not_scored(profile_of: ProfileOf):
 
 def test_the_original_question_keeps_its_score_where_the_main_teacher_failed():
     main, rival = [question(0).failed("teacher_refused")], [answered(0)]
-    (original,) = arms_of({"teacher": main, "cheap": rival}, {})["original"]
+    (original,) = arms_of({"teacher": main, "cheap": rival}, {}, RECIPE)["original"]
     assert (original.retrieved, original.reason) == (MISS, None)
 
 
 def test_what_the_budget_left_out_is_no_refusal():
     main = [answered(n) for n in range(4)]
     rival = [*main[:2], question(2).failed("over_budget"), question(3).failed("over_budget")]
-    comparisons = evaluate_teachers(arms_of({"teacher": main, "cheap": rival}, {}), main, EVALUATE).comparisons
+    comparisons = evaluate_teachers(
+        arms_of({"teacher": main, "cheap": rival}, {}, RECIPE), main, EVALUATE, RECIPE
+    ).comparisons
     assert "answered" not in {c.metric for c in comparisons}
 
 
@@ -139,8 +142,10 @@ def test_the_ledger_knows_what_a_refusal_cost(profile_of: ProfileOf):
 
 def test_several_rivals_are_corrected_and_one_is_not():
     main, arms = hits(10), {"teacher": hits(10), "a": hits(4), "b": hits(9)}
-    two = evaluate_teachers(arms_of(arms, {}), main, EVALUATE).comparisons
-    one = evaluate_teachers(arms_of({k: arms[k] for k in ("teacher", "a")}, {}), main, EVALUATE).comparisons
+    two = evaluate_teachers(arms_of(arms, {}, RECIPE), main, EVALUATE, RECIPE).comparisons
+    one = evaluate_teachers(
+        arms_of({k: arms[k] for k in ("teacher", "a")}, {}, RECIPE), main, EVALUATE, RECIPE
+    ).comparisons
     top1 = next(c for c in two if (c.a, c.metric) == ("a", "top1"))
     assert top1.p_holm == pytest.approx(2 * (top1.p_value or 0))
     assert {c.p_holm for c in one if c.b == "teacher"} == {None}
@@ -207,7 +212,7 @@ def test_a_teacher_that_refuses_half_is_not_flattered(advised: Callable[..., Pur
     rival = [row if n % 2 else question(n).failed("teacher_refused") for n, row in enumerate(hits(10, cost=0.0005))]
     found = advised(main, cheap=rival)
     assert "lose 0.500 in share of questions answered" in found.reading
-    assert any("cheap left 50.0% of the questions without a rewrite (teacher_refused 100)" in n for n in found.notes)
+    assert any("cheap left 50.0% of the questions without an answer (teacher_refused 100)" in n for n in found.notes)
 
 
 def test_the_cheapest_of_those_to_take_leads_and_all_are_told(advised: Callable[..., Purchase]):
@@ -254,14 +259,14 @@ def test_family(model: str, maker: str):
 
 def test_batch_answers_are_told_as_their_price_is_another(advised: Callable[..., Purchase]):
     rows = hits(10)
-    rows[0] = rows[0].model_copy(update={"rewrite_latency_ms": None})
+    rows[0] = rows[0].model_copy(update={"answer_latency_ms": None})
     assert any("1 of cheap's answers came by the batch API" in note for note in advised(hits(10), cheap=rows).notes)
 
 
 def test_nothing_in_common_has_no_verdict(profile_of: ProfileOf):
     main, rival = [question(0).failed("over_budget")], [question(0).failed("over_budget")]
-    arms = arms_of({"teacher": main, "cheap": rival}, {})
-    assert advise(profile_with(profile_of, "cheap"), evaluate_teachers(arms, main, EVALUATE), arms) is None
+    arms = arms_of({"teacher": main, "cheap": rival}, {}, RECIPE)
+    assert advise(profile_with(profile_of, "cheap"), evaluate_teachers(arms, main, EVALUATE, RECIPE), arms) is None
 
 
 @pytest.mark.parametrize("name", ["a b", "../x", "", "x" * 41, "teacher", "RL"])

@@ -1,5 +1,6 @@
 """Profiles: overrides, one-line errors with the nearest right name, secrets by name only."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from qinglan.config import EMBEDDED, load_profile, require_secret
+from qinglan.config import EMBEDDED, Profile, load_profile, require_secret
 from qinglan.errors import ConfigError
 
 PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 2.0}
@@ -46,6 +47,31 @@ def test_a_dumped_profile_loads_again(tmp_path: Path) -> None:
     assert load_profile(str(path)) == profile
 
 
+def test_a_profile_is_laid_over_the_one_that_it_extends(tmp_path: Path) -> None:
+    below = profile_file(tmp_path, gate={"rivals": ["sft", "teacher"], "min_gain": 0.01})
+    above = tmp_path / "above.yaml"
+    above.write_text(f"{{extends: {below}, name: above, gate: {{rivals: [base]}}}}", encoding="utf-8")
+    profile = load_profile(str(above), ["gate.min_gain=0.02"])
+    assert (profile.name, profile.teacher.model) == ("above", "big")
+    assert (profile.gate.rivals, profile.gate.min_gain) == (("base",), 0.02)
+
+
+def test_a_file_is_extended_from_the_folder_of_the_one_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(profile_file(tmp_path)).rename(tmp_path / "below.yaml")
+    above = tmp_path / "above.yaml"
+    above.write_text("{extends: below.yaml, name: above}", encoding="utf-8")
+    monkeypatch.chdir("/")
+    assert load_profile(str(above)).name == "above"
+
+
+def test_a_profile_extends_one_that_is_there_and_not_itself(tmp_path: Path) -> None:
+    own = profile_file(tmp_path, extends=str(tmp_path / "p.yaml"))
+    assert error_of(own) == f"profile {own}: extends itself; name another profile"
+    assert "did you mean `embedded`?" in error_of(profile_file(tmp_path, extends="embeded"))
+
+
 def test_profiles_are_frozen(tmp_path: Path) -> None:
     with pytest.raises(ValidationError):
         load_profile(profile_file(tmp_path)).name = "other"  # type: ignore[misc]
@@ -76,6 +102,7 @@ def test_every_shipped_profile_loads(path: Path) -> None:
     [
         ("sft.learning_rat=1", "unknown key `sft.learning_rat`; did you mean `learning_rate`?"),
         ("data.columns.qury=x", "unknown key `data.columns.qury`; did you mean `query`?"),
+        ("answerer={model: small, base_ur: x}", "unknown key `answerer.base_ur`; did you mean `base_url`?"),
         ("sfft.lora_rank=1", "unknown key `sfft`; did you mean `sft`?"),
         ("teacher.model=other", "prices has no entry for teacher.model 'other'"),
         ("select.min_top1_score=2", "`select.min_top1_score`: Input should be less than or equal to 1, got 2"),
@@ -89,6 +116,7 @@ def test_every_shipped_profile_loads(path: Path) -> None:
             "(32) must be a multiple of GPUs × rl.ppo_micro_batch_size_per_gpu (1 × 5)",
         ),
         ("trainer.gpus_per_node=3", "must be a multiple of GPUs × rl.ppo_micro_batch_size_per_gpu (3 × 4)"),
+        ("gate.rivals=[sft, teach]", "gate.rivals: no arm is called teach; there are original, teacher, base, sft, "),
         ("evaluate.teachers=[cheap]", "evaluate.teachers: cheap is none of compare.teachers (none)"),
         ("compare.teachers={champion: {model: m}}", "champion has a meaning in every report"),
         ("trainer.device=tpu", "`trainer.device`: Input should be 'cpu' or 'cuda', got 'tpu'"),
@@ -137,3 +165,14 @@ def test_secrets_come_from_the_named_variable(monkeypatch: pytest.MonkeyPatch) -
 def test_shipped_profiles_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert load_profile("embedded").name == "embedded"
+
+
+def test_an_answerer_has_a_price_too(profile_of: Callable[..., Profile]):
+    with pytest.raises(ValueError, match=r"prices has no entry for answerer\.model 'weak'"):
+        profile_of(answerer={"model": "weak"})
+
+
+def test_shares_of_rl_add_up(profile_of: Callable[..., Profile]):
+    assert profile_of(dataset={"rl_shares": {"red_team": 0.25, "train": 0.75}}).dataset.rl_shares["train"] == 0.75
+    with pytest.raises(ValueError, match=r"rl_shares: add up to 0\.75; make them add up to 1"):
+        profile_of(dataset={"rl_shares": {"red_team": 0.25, "train": 0.5}})

@@ -19,9 +19,9 @@ ORIGIN = Origin(
 
 
 def row(query: str, score: float = 0.8, **fields: Any) -> Row:
-    known: dict[str, Any] = {"rewrite": f"{query} 用法", "split": "train", "source": "q.xlsx!问题!A2"}
+    known: dict[str, Any] = {"answer": f"{query} 用法", "split": "train", "source": "q.xlsx!问题!A2"}
     known |= {"original_retrieved": Retrieved(ids=("a",), scores=(0.5,), titles=("",))}
-    known |= {"rewrite_retrieved": Retrieved(ids=("a",), scores=(score,), titles=("",))} | fields
+    known |= {"answer_retrieved": Retrieved(ids=("a",), scores=(score,), titles=("",))} | fields
     return Row(id=row_id("t", query), tenant="t", query=query, **known)
 
 
@@ -50,7 +50,7 @@ def test_counts():
 
 
 def test_words_count_by_sft_training_rows():
-    rows = [row(f"q{n}", rewrite=f"鱼油 用法 稀有{n} 鱼油") for n in range(5)]
+    rows = [row(f"q{n}", answer=f"鱼油 用法 稀有{n} 鱼油") for n in range(5)]
     made = card(*rows, row("dev", split="dev"), row("x").failed("below_threshold"))
     assert list(made.terms.items())[:2] == [("鱼油", 5), ("用法", 5)]
     assert (made.term_count, made.rare_terms) == (7, 5)
@@ -61,7 +61,7 @@ def test_a_persons_correction_is_what_counts():
 
 
 def test_quantiles_of_both_sides():
-    made = card(*(row(f"q{n}", score=n / 10) for n in range(11)), row("x", rewrite_retrieved=None))
+    made = card(*(row(f"q{n}", score=n / 10) for n in range(11)), row("x", answer_retrieved=None))
     assert made.scores["rewrite"]["50%"] == 0.5
     assert made.scores["original"] == {"5%": 0.5, "25%": 0.5, "50%": 0.5, "75%": 0.5, "95%": 0.5}
 
@@ -77,7 +77,7 @@ EVIL = "a|b\n| `c` | <img src=x onerror=1> [click](javascript:1) **d** \\| & " +
 
 
 def test_a_cell_stays_a_cell():
-    text = card_markdown(card(row(EVIL, rewrite=EVIL, source=EVIL, gold_id=EVIL).failed("rag_error")))
+    text = card_markdown(card(row(EVIL, answer=EVIL, source=EVIL, gold_id=EVIL).failed("rag_error")))
     table = text[text.index("## Examples") :].splitlines()[2:5]
     assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in table} == {8}
     assert "<img" not in text
@@ -92,7 +92,7 @@ def test_quoting(text: str | None, shown: str):
 
 def test_the_card_for_people():
     parent, now = SketchBuilder(), SketchBuilder()
-    rows = [row(f"鱼油怎么吃{n}", rewrite_request="e4a92e451656b03b") for n in range(20)]
+    rows = [row(f"鱼油怎么吃{n}", answer_request="e4a92e451656b03b") for n in range(20)]
     for each in rows:
         parent.add(each)
         now.add(each)
@@ -109,3 +109,20 @@ def test_the_card_for_people():
 
 def test_nothing_at_all():
     assert "| Rows | 0, of which 0 ok |" in card_markdown(card())
+
+
+def test_answers_are_shown_by_pool_and_by_what_they_were_graded():
+    graded = {"answer_retrieved": None, "original_retrieved": None, "judge_score": 4.0}
+    made = card(
+        row("a", pool="red_team", parts={"safe": 1.0, "format": 1.0}, **graded),
+        row("b", pool="red_team", parts={"safe": 0.5}, **graded).failed("bad_format"),
+        row("c", **graded | {"judge_score": None}, parts={"safe": 0.0}),
+    )
+    assert made.pools == {"red_team": {"rows": 2, "ok": 1, "train": 1, "dev": 0, "test": 0}}
+    assert (made.parts, made.judge_mean) == ({"format": 1.0, "safe": 0.5}, 4.0)
+    assert made.terms == {}  # an answer is no list of keywords
+    text = card_markdown(made)
+    assert r"| red\_team | 2 | 1 | 1 | 0 | 0 |" in text
+    assert r"**No usable row**: red\_team in dev, red\_team in test." in text
+    assert "| safe | 0.500 |" in text and "| judge's score (0–5) | 4.00 |" in text
+    assert "Words of the rewrites" not in text

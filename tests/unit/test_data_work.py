@@ -9,11 +9,12 @@ from qinglan.clients import Clients
 from qinglan.config import Tenant
 from qinglan.distillation import distiller
 from qinglan.errors import RetrievalError, TeacherError
+from qinglan.grading.retrieval.validation import validator
 from qinglan.recipes import query_rewrite
 from qinglan.rows import Retrieved, Row
-from qinglan.validation import validator
 
 GOOD, BAD = Retrieved(ids=("g", "x"), scores=(0.9, 0.5)), Retrieved(ids=("x", "g"), scores=(0.6, 0.5))
+REWRITER = query_rewrite.RECIPE
 ROW = Row(id="1", tenant="t", query="它咋吃", history="上轮问了虾青素", source="f!A1")
 
 
@@ -47,30 +48,28 @@ def clients(teacher: str = "", judge: str = '{"score": 4}', rewritten: Any = GOO
 
 async def test_distilling_keeps_what_it_cost():
     teacher = clients("“虾青素  服用方法”")
-    done = await distiller(query_rewrite, teacher, Tenant(domain="保健品"))(ROW)
-    assert (done.rewrite, done.rewrite_request) == ("虾青素 服用方法", "hash")
-    assert (done.rewrite_cost_usd, done.rewrite_latency_ms) == (0.5, 12.0)
+    done = await distiller(REWRITER, teacher, Tenant(domain="保健品"))(ROW)
+    assert (done.answer, done.answer_request) == ("虾青素 服用方法", "hash")
+    assert (done.answer_cost_usd, done.answer_latency_ms) == (0.5, 12.0)
     assert "保健品" in teacher.teacher.asked[0][0]["content"]
 
 
 async def test_an_empty_rewrite_never_becomes_the_question():
     with pytest.raises(TeacherError) as caught:
-        await distiller(query_rewrite, clients(" ``` "), Tenant())(ROW)
-    assert caught.value.reason == "empty_rewrite"
+        await distiller(REWRITER, clients(" ``` "), Tenant())(ROW)
+    assert caught.value.reason == "empty_answer"
 
 
 async def test_validating():
     found = clients()
-    done = await validator(query_rewrite, found, Tenant(), judge=True)(
-        ROW.model_copy(update={"rewrite": "虾青素 服用方法"})
-    )
-    assert (done.original_retrieved, done.rewrite_retrieved, done.judge_score) == (BAD, GOOD, 4.0)
+    done = await validator(REWRITER, found, Tenant(), judge=True)(ROW.model_copy(update={"answer": "虾青素 服用方法"}))
+    assert (done.original_retrieved, done.answer_retrieved, done.judge_score) == (BAD, GOOD, 4.0)
     assert found.judge.asked[0][1]["content"].endswith("当前问题：它咋吃\n改写：虾青素 服用方法")
 
 
 async def test_the_judge_may_stay_unasked():
     found = clients()
-    done = await validator(query_rewrite, found, Tenant(), judge=False)(ROW.model_copy(update={"rewrite": "x"}))
+    done = await validator(REWRITER, found, Tenant(), judge=False)(ROW.model_copy(update={"answer": "x"}))
     assert (done.judge_score, found.judge.asked) == (None, [])
 
 
@@ -79,15 +78,13 @@ async def test_the_judge_may_stay_unasked():
 )
 async def test_an_unreadable_judgement_is_no_score(text: str):
     with pytest.raises(TeacherError) as caught:
-        await validator(query_rewrite, clients(judge=text), Tenant(), judge=True)(
-            ROW.model_copy(update={"rewrite": "x"})
-        )
+        await validator(REWRITER, clients(judge=text), Tenant(), judge=True)(ROW.model_copy(update={"answer": "x"}))
     assert (caught.value.reason, caught.value.transient) == ("judge_unreadable", False)
 
 
 async def test_a_failed_retrieval_is_no_score():
     gone = RetrievalError("down", "rag_unavailable", transient=True)
     with pytest.raises(RetrievalError):
-        await validator(query_rewrite, clients(rewritten=gone), Tenant(), judge=False)(
-            ROW.model_copy(update={"rewrite": "x"})
+        await validator(REWRITER, clients(rewritten=gone), Tenant(), judge=False)(
+            ROW.model_copy(update={"answer": "x"})
         )

@@ -11,9 +11,10 @@ from question_rows import LONG, SAME, random_rows, row
 
 from qinglan.artifacts import read_jsonl, write_jsonl
 from qinglan.config import Profile
-from qinglan.dataset import NOT_JUDGED, Built, build
+from qinglan.dataset import Built, build
 from qinglan.dataset import files as dataset_files
 from qinglan.errors import ConfigError, StageError, WorkbookError
+from qinglan.grading.retrieval.records import NOT_JUDGED
 from qinglan.recipes import get_recipe, query_rewrite
 from qinglan.rows import Retrieved, Row, Split
 
@@ -32,7 +33,7 @@ def built(
 
 
 def answered(split: Split | None, seed: int, **fields: Any) -> Row:
-    fields = {"rewrite": f"改写{seed}", "rewrite_retrieved": FOUND, "split": split} | fields
+    fields = {"answer": f"改写{seed}", "answer_retrieved": FOUND, "split": split} | fields
     return row(fields.pop("query", random_rows(1, seed)[0].query), **fields)
 
 
@@ -46,17 +47,17 @@ ROWS = [
     answered("train", 3).failed("worse_than_original"),
     answered("train", 4).failed("rewrite_too_long"),
     answered("train", 5).failed("near_duplicate_of_test"),
-    answered("train", 6, rewrite=None).failed("teacher_refused"),
-    answered("train", 7, rewrite_retrieved=None).failed("rag_error"),
-    answered("train", 8, rewrite_retrieved=Retrieved()).failed("nothing_recalled"),
+    answered("train", 6, answer=None).failed("teacher_refused"),
+    answered("train", 7, answer_retrieved=None).failed("rag_error"),
+    answered("train", 8, answer_retrieved=Retrieved()).failed("nothing_recalled"),
     answered("train", 13).failed("refusal_text"),
     answered("train", 14).failed("boilerplate"),
     answered("train", 15).failed("rewrite_too_short"),
-    answered("train", 16, rewrite_retrieved=Retrieved()).failed("rewrite_too_short"),
+    answered("train", 16, answer_retrieved=Retrieved()).failed("rewrite_too_short"),
     answered("train", 17).failed("rejected_by_reviewer"),
     answered("dev", 9),
     answered("test", 10),
-    answered("test", 11, rewrite=None).failed("teacher_timeout"),
+    answered("test", 11, answer=None).failed("teacher_timeout"),
     answered("test", 12).failed("duplicate"),
 ]
 
@@ -64,7 +65,7 @@ ROWS = [
 def test_sft_files_hold_ok_rows_only(tmp_path: Path) -> None:
     artifacts = built(tmp_path, ROWS).artifacts
     (line,) = lines(artifacts["sft_train"].path)
-    assert line["messages"][:2] == query_rewrite.student_messages(ROWS[0], PROFILE.tenant)
+    assert line["messages"][:2] == query_rewrite.RECIPE.student_messages(ROWS[0], PROFILE.tenant)
     assert line["messages"][2] == {"role": "assistant", "content": "改写1"}
     assert line["metadata"] == {"row_id": ROWS[0].id, "tenant": "t", "gold_id": "g", "source": "q", "split": "train"}
     assert artifacts["sft_dev"].rows == 1
@@ -82,7 +83,7 @@ def test_rl_record_carries_the_teachers_baseline(tmp_path: Path) -> None:
     first, second = pq.read_table(artifacts["rl_train"].path).to_pylist()[:2]
     assert first == {
         "data_source": "qinglan/query_rewrite",
-        "prompt": query_rewrite.student_messages(ROWS[0], PROFILE.tenant),
+        "prompt": query_rewrite.RECIPE.student_messages(ROWS[0], PROFILE.tenant),
         "ability": "query_rewrite",
         "reward_model": {"style": "rule", "ground_truth": "g"},
         "extra_info": {
@@ -116,7 +117,7 @@ def test_counts_of_what_came_in_and_what_went_out(tmp_path: Path) -> None:
 
 def test_a_correction_is_what_sft_learns_and_rl_leaves_it_alone(tmp_path: Path) -> None:
     fixed = answered("train", 20, review="correct", corrected="虾青素 服用方法")
-    unanswered = answered("train", 21, rewrite=None, rewrite_retrieved=None, review="correct", corrected="钙片 用量")
+    unanswered = answered("train", 21, answer=None, answer_retrieved=None, review="correct", corrected="钙片 用量")
     artifacts = built(tmp_path, [fixed, unanswered, *ROWS[1:]]).artifacts
     taught = [line["messages"][-1]["content"] for line in lines(artifacts["sft_train"].path)]
     assert taught == ["虾青素 服用方法", "钙片 用量"]
@@ -151,6 +152,18 @@ def test_evaluation_workbooks_keep_their_questions_out_of_training(tmp_path: Pat
         built(tmp_path, ROWS, PROFILE.model_copy(update={"dataset": lost}))
 
 
+def test_an_evaluation_workbook_needs_none_of_the_recipes_inputs(tmp_path: Path) -> None:
+    book = tmp_path / "evaluation.csv"
+    book.write_text(f"问题\n{SAME}\n", encoding="utf-8")
+    recipe = Path(__file__).parents[1] / "capitals_recipe.py"
+    changed = {"recipe": str(recipe), "data": {"columns": {"inputs": {"hint": "线索"}}}}
+    own = PROFILE.model_dump() | changed | {"dataset": {"decontaminate_against": (str(book),)}}
+    hints = {"inputs": {"hint": "在南方"}, "parts": {"right": 1.0}}
+    rows = [each.model_copy(update=hints) for each in (answered("train", 40, query=LONG), *ROWS)]
+    reasons = built(tmp_path, rows, Profile.model_validate(own)).after.reasons
+    assert reasons["near_duplicate_of_evaluation"] == 1
+
+
 def test_files_of_several_row_groups_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset_files, "_ROW_GROUP", 2)
     path = built(tmp_path, ROWS).artifacts["rl_train"].path
@@ -183,6 +196,6 @@ def test_a_failed_build_leaves_the_files_of_an_earlier_one(tmp_path: Path) -> No
 
 
 def test_unknown_recipe_names_the_nearest() -> None:
-    assert get_recipe("query_rewrite") is query_rewrite
+    assert get_recipe("query_rewrite") is query_rewrite.RECIPE
     with pytest.raises(ConfigError, match=r"recipe `query_rewriter`.*did you mean `query_rewrite`"):
         get_recipe("query_rewriter")

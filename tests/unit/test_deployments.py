@@ -10,9 +10,11 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import is_valid
 
 from qinglan import up
-from qinglan.config import Profile, load_profile
+from qinglan.config import Profile, load_profile, profile_names
 from qinglan.engines.command import Command
 from qinglan.errors import ConfigError
 
@@ -39,6 +41,19 @@ def test_entrypoint_is_dotted_and_takes_the_parameters(deployment: dict[str, Any
     assert set(deployment["parameters"]) <= set(inspect.signature(flow.fn).parameters)
     assert load_profile(deployment["parameters"]["profile"])
     assert deployment["work_pool"] == {"name": up.WORK_POOL}
+
+
+@each
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_run_form_offers_every_shipped_profile_and_takes_any_other(deployment: dict[str, Any]):
+    module, _, name = deployment["entrypoint"].rpartition(".")
+    schema = parameter_schema(getattr(import_module(module), name)).model_dump_for_openapi()
+    profile = schema["properties"]["profile"]
+    offered, own = profile["anyOf"]
+    assert {"embedded", "answer_judge", "medical"} <= {*offered["enum"]} == {*profile_names()}
+    assert (own["type"], profile["default"], profile["title"]) == ("string", "embedded", "profile")
+    for value in ("medical", "/srv/own.yaml"):
+        assert is_valid({"profile": value}, schema)
 
 
 def test_nothing_that_costs_money_runs_by_itself():

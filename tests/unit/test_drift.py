@@ -23,7 +23,7 @@ def questions(topic: str, number: int, seed: int = 0, score: float = 0.7) -> lis
         made.append(
             Row(
                 id=row_id("t", f"{query}{seed}-{n}"), tenant="t", query=query, source="q", gold_id=query[:2],
-                rewrite=query, original_retrieved=found, rewrite_retrieved=found,
+                answer=query, original_retrieved=found, answer_retrieved=found,
             )
         )  # fmt: skip
     return made
@@ -81,7 +81,7 @@ def test_the_same_is_0_apart_and_the_null_is_seeded():
 
 
 def test_what_one_side_lacks_is_left_out():
-    unscored = [row.model_copy(update={"rewrite_retrieved": None}) for row in questions("supplement", 20)]
+    unscored = [row.model_copy(update={"answer_retrieved": None}) for row in questions("supplement", 20)]
     assert "rewrite score" not in shift(sketch(questions("supplement", 20)), sketch(unscored)).distances
     assert shift(sketch([]), sketch(unscored)).distances == {}
 

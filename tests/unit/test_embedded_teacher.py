@@ -11,8 +11,9 @@ from qinglan.embedded import domain
 from qinglan.embedded.reader import Reading, understand
 from qinglan.embedded.serving import Weather
 from qinglan.embedded.teacher import PANEL_SWAY, judge, judge_panel, keywords, rewrite
-from qinglan.embedded.teacher_server import create_app
-from qinglan.recipes.query_rewrite import judge_messages, panel_messages, parse_judge, parse_panel, user_text
+from qinglan.embedded.teacher_server import Speakers, create_app
+from qinglan.embedded.worlds import Spoken
+from qinglan.recipes.query_rewrite import RECIPE, user_text
 
 
 @pytest.mark.parametrize("intent", domain.INTENTS)
@@ -92,7 +93,7 @@ def test_judges_open_text():
 
 def test_judge_reads_what_the_recipe_writes():
     text = user_text("那怎么吃", profile="老客户", history="上轮问了NMN")
-    prompt = judge_messages(text, "烟酰胺单核苷酸 用法用量", Tenant())[-1]["content"]
+    prompt = RECIPE.judge_messages(text, "烟酰胺单核苷酸 用法用量", Tenant())[-1]["content"]
     assert judge(prompt).score == 5
 
 
@@ -111,13 +112,25 @@ def test_chat_completion():
 
 def test_judge_answers_in_json():
     text = _ask("standin-judge", "益生菌怎么保存\n改写：益生菌 保存方法").json()["choices"][0]["message"]["content"]
-    assert parse_judge(text) == 5
+    assert RECIPE.parse_judge(text) == 5
     assert json.loads(text)["reason"]
 
 
 def test_models():
     answer = TestClient(create_app()).get("/v1/models").json()
-    assert [model["id"] for model in answer["data"]] == ["standin-rewriter", "standin-keywords", "standin-judge"]
+    assert {"standin-rewriter", "standin-keywords", "standin-judge"} <= {model["id"] for model in answer["data"]}
+
+
+def test_a_reasoning_models_thoughts_stand_beside_its_answer_and_are_paid_for():
+    speaking = Speakers()
+    speaking.models |= {"thinker": lambda text, _: Spoken("对", f"{text}？想了想"), "talker": lambda text, _: "对"}
+    message = {"role": "user", "content": "水是湿的"}
+    bodies = [speaking.complete_line({"model": model, "messages": [message]})[1] for model in ("thinker", "talker")]
+    thought, said = (body["choices"][0]["message"] for body in bodies)
+    assert (thought["content"], thought["reasoning_content"]) == ("对", "水是湿的？想了想")
+    assert "reasoning_content" not in said
+    thinking, talking = (body["usage"]["completion_tokens"] for body in bodies)
+    assert thinking - talking == bodies[0]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
 def test_unknown_model_and_bad_body():
@@ -169,11 +182,11 @@ TEXTS = ["虾青素 服用方法 推荐用量", "虾青素", "胶原蛋白肽 �
 
 
 def panel(*texts: str, seed: int = 7) -> list[float]:
-    return judge_panel(panel_messages("虾青素怎么吃", texts, Tenant())[-1]["content"], seed)
+    return judge_panel(RECIPE.panel_messages("虾青素怎么吃", texts, Tenant())[-1]["content"], seed)
 
 
 def alone(text: str) -> float:
-    return judge(judge_messages("虾青素怎么吃", text, Tenant())[-1]["content"]).score
+    return judge(RECIPE.judge_messages("虾青素怎么吃", text, Tenant())[-1]["content"]).score
 
 
 def test_a_panel_says_what_the_judge_says_alone_give_or_take_a_place():
@@ -198,9 +211,9 @@ def test_another_order_is_another_draw():
 
 
 def test_the_judge_answers_panels_over_http():
-    messages = panel_messages(user_text("这个怎么吃", history="用户问过虾青素"), TEXTS, Tenant())
+    messages = RECIPE.panel_messages(user_text("这个怎么吃", history="用户问过虾青素"), TEXTS, Tenant())
     with TestClient(create_app()) as client:
         body = {"model": "standin-judge", "messages": messages}
         answer = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
-    scores = parse_panel(answer, len(TEXTS))
+    scores = RECIPE.parse_panel(answer, len(TEXTS))
     assert scores.index(max(scores)) == 0

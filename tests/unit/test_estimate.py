@@ -9,7 +9,7 @@ from qinglan.chat import Account, Completion, request_of
 from qinglan.clients import key_salt, site_ledger
 from qinglan.config import Profile
 from qinglan.estimate import estimate, questions_of
-from qinglan.recipes import query_rewrite
+from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Row
 
 ROWS = [Row(id=str(n), tenant="default", query=f"虾青素{n}咋吃", source=f"q.csv:{n}") for n in range(50)]
@@ -28,7 +28,7 @@ def pay(profile: Profile, rows: list[Row], role: str = "teacher") -> None:
     )
     with site_ledger(profile) as ledger:
         for row in rows:
-            messages = query_rewrite.teacher_messages(row, profile.tenant)
+            messages = RECIPE.teacher_messages(row, profile.tenant)
             key = request_of(profile.teacher, key_salt(profile, "teacher"), messages).request_hash
             ledger.record([account.call(key, answer, 1.0)])
 
@@ -111,3 +111,19 @@ def test_questions_are_those_of_the_workbook(profile_of: Callable[..., Profile],
     (tmp_path / "q.csv").write_text("问题\n虾青素咋吃\n", encoding="utf-8")
     with questions_of(profile_of(data={"workbook": str(tmp_path / "q.csv")})) as rows:
         assert [row.query for row in rows] == ["虾青素咋吃"]
+
+
+def test_every_role_of_distillation_is_counted_and_own_answers_cost_nothing(profile_of: Callable[..., Profile]):
+    recipe = str(Path(__file__).parents[1] / "judging_recipe.py")
+    profile = profile_of(recipe=recipe, answerer={"model": "small", "base_url": "http://weak/v1"})
+    rows = [row.model_copy(update={"inputs": {"hint": "甲"}}) for row in ROWS]
+    with site_ledger(profile) as ledger:
+        parts = estimate(profile, "pipeline", rows, ledger)
+    assert [(part.role, part.what, part.questions) for part in parts] == [
+        ("answerer", "distill", 50),
+        ("teacher", "distill", 50),
+    ]  # the recipe asks no judge
+    own = [row.model_copy(update={"inputs": {"hint": "甲", "given": "乙"}}) for row in ROWS]
+    plain = profile.model_copy(update={"recipe": recipe.replace("judging", "capitals")})
+    with site_ledger(plain) as ledger:
+        assert [part.questions for part in estimate(plain, "refresh", own, ledger)] == [0]

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import letters
 import pytest
 
 from qinglan.artifacts import Artifact, StageResult, write_jsonl
@@ -21,7 +22,7 @@ ProfileOf = Callable[..., Profile]
 FOUND = Retrieved(ids=("g",), scores=(0.9,))
 ROW = Row(
     id="1", tenant="t", query="问", source="f!A1", gold_id="g", split="test",
-    rewrite="改写", original_retrieved=FOUND, rewrite_retrieved=FOUND, judge_score=4.0,
+    answer="改写", original_retrieved=FOUND, answer_retrieved=FOUND, judge_score=4.0,
 )  # fmt: skip
 URL = "http://x/v1"
 
@@ -112,6 +113,13 @@ def test_another_knowledge_base_is_another_evaluation(evaluated: Any, profile_of
         fake.run(profile_of(rag={"url": url}), knowledge_base=digest, rl="a")
         keys.append(fake.depends_on["knowledge_base"])
     assert keys == ["a", "b", "now"]
+
+
+def test_answers_are_evaluated_without_a_knowledge_base(evaluated: Any, profile_of: ProfileOf):
+    fake = evaluated()
+    fake.run(profile_of(recipe=letters.__file__), rl="a")
+    assert not {"rag", "judge", "knowledge_base"} & fake.depends_on.keys()
+    assert set(fake.arms) == {"rl"}, "nobody was asked for the row's answer"
 
 
 def test_the_champion_is_an_arm(evaluated: Any, profile_of: ProfileOf):

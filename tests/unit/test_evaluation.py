@@ -27,7 +27,8 @@ from qinglan.evaluation import (
     with_tokens,
 )
 from qinglan.ledger import Call
-from qinglan.recipes import query_rewrite
+from qinglan.recipes.query_rewrite import RECIPE
+from qinglan.report import Score
 from qinglan.rows import Retrieved, Row
 
 CONFIG = Evaluate(bootstrap_resamples=200)
@@ -78,7 +79,7 @@ async def retrieved(rag: Library, **arms: list[ArmRow]) -> dict[str, list[ArmRow
 
 def test_teacher_and_original_from_the_data_stages():
     rows = [
-        row(0, rewrite="改写", rewrite_retrieved=HIT, original_retrieved=MISS, judge_score=4.5, rewrite_cost_usd=0.1),
+        row(0, answer="改写", answer_retrieved=HIT, original_retrieved=MISS, judge_score=4.5, answer_cost_usd=0.1),
         row(1, status="failed", reason="teacher_refused"),
     ]
     taught, typed = teacher_rows(rows), original_rows(rows)
@@ -111,14 +112,14 @@ async def test_the_original_question_goes_without_a_rewrite():
 
 
 async def test_an_arm_without_a_text_keeps_its_reason():
-    nothing = [ArmRow(row_id="000", reason="empty_rewrite")]
+    nothing = [ArmRow(row_id="000", reason="empty_answer")]
     assert await retrieved(Library(), rl=nothing) == {"rl": nothing}
 
 
 async def test_a_failed_retrieval_is_no_score():
     (done,) = (await retrieved(Library(failing=2), rl=arm(*[None] * 40))).values()
-    summary = summarise(done, ROWS, CONFIG)
-    assert (summary.n, summary.failed, summary.top1) == (40, 2, 1.0)
+    summary = summarise(done, ROWS, CONFIG, RECIPE)
+    assert (summary.n, summary.failed, summary.mean("top1")) == (40, 2, 1.0)
     assert done[0].reason == "rag_unavailable"
 
 
@@ -128,9 +129,9 @@ async def test_too_many_failures_are_no_evaluation():
 
 
 async def test_a_further_teachers_refusal_is_a_finding():
-    rows = [row(n, rewrite="das andere", rewrite_retrieved=HIT, judge_score=5.0) for n in range(40)]
+    rows = [row(n, answer="das andere", answer_retrieved=HIT, judge_score=5.0) for n in range(40)]
     clients = Clients(teacher=Teacher(down=2))  # type: ignore[arg-type]
-    refused, down, _, answered, *_ = await ask_teacher(rows, query_rewrite, clients, Tenant(), max_failed_share=0.05)
+    refused, down, _, answered, *_ = await ask_teacher(rows, RECIPE, clients, Tenant(), max_failed_share=0.05)
     assert (refused.text, refused.reason, down.reason) == (None, "teacher_refused", "teacher_unavailable")
     assert (answered.text, answered.requests, answered.retrieved) == ("新", ("key",), None)
     assert (answered.latency_ms, answered.judge_score) == (5.0, None)
@@ -139,11 +140,11 @@ async def test_a_further_teachers_refusal_is_a_finding():
 async def test_a_further_teachers_outage_is_none():
     clients = Clients(teacher=Teacher(down=3))  # type: ignore[arg-type]
     with pytest.raises(StageError, match="teacher_unavailable 3"):
-        await ask_teacher(ROWS, query_rewrite, clients, Tenant(), max_failed_share=0.05)
+        await ask_teacher(ROWS, RECIPE, clients, Tenant(), max_failed_share=0.05)
 
 
 def test_scores_of_one_arm():
-    scores = arm_scores("a", arm(HIT, MISS, None, Retrieved()), ROWS).scores
+    scores = arm_scores("a", arm(HIT, MISS, None, Retrieved()), ROWS, RECIPE).scores
     assert list(scores["top1"].values()) == [1.0, 0.0, None, 0.0]
     assert list(scores["mrr10"].values()) == [1.0, 0.5, None, 0.0]
     assert list(scores["mean_top1_score"].values()) == [0.9, 0.6, None, 0.0]
@@ -155,21 +156,21 @@ def test_scores_of_one_arm():
 )
 def test_metrics_by_rank(rank: int, recall3: float, recall10: float, mrr10: float, ndcg10: float):
     found = Retrieved(ids=tuple("g" if place == rank else f"x{place}" for place in range(1, 13)))
-    scores = arm_scores("a", arm(found), ROWS).scores
+    scores = arm_scores("a", arm(found), ROWS, RECIPE).scores
     values = {name: scores[name]["000"] for name in ("recall3", "recall10", "mrr10", "ndcg10")}
     assert values == pytest.approx({"recall3": recall3, "recall10": recall10, "mrr10": mrr10, "ndcg10": ndcg10})
 
 
 def test_unlabelled_rows_have_no_top1():
-    summary = summarise(arm(HIT), [row(0, gold=None)], CONFIG)
-    assert (summary.top1, summary.mrr10, summary.mean_top1_score) == (None, None, 0.9)
+    summary = summarise(arm(HIT), [row(0, gold=None)], CONFIG, RECIPE)
+    assert tuple(map(summary.mean, ("top1", "mrr10", "mean_top1_score"))) == (None, None, 0.9)
 
 
 def test_cost_and_latency_where_measured():
     entries = [*arm(HIT, HIT, cost_usd=0.002), ArmRow(row_id="002", text="x", retrieved=HIT, latency_ms=10.0)]
-    summary = summarise(entries, ROWS, CONFIG)
+    summary = summarise(entries, ROWS, CONFIG, RECIPE)
     assert (summary.cost_per_1000_usd, summary.latency_p50_ms) == (2.0, 10.0)
-    assert summarise(arm(HIT), ROWS, CONFIG).cost_per_1000_usd is None
+    assert summarise(arm(HIT), ROWS, CONFIG, RECIPE).cost_per_1000_usd is None
 
 
 def test_money_and_time_vary_with_the_questions():
@@ -179,7 +180,7 @@ def test_money_and_time_vary_with_the_questions():
         )
         for n in range(40)
     ]
-    summary = summarise(entries, ROWS, CONFIG, "one question at a time on cpu")
+    summary = summarise(entries, ROWS, CONFIG, RECIPE, "one question at a time on cpu")
     assert (summary.latency_n, summary.latency_load) == (40, "one question at a time on cpu")
     for value, interval in (
         (summary.latency_p50_ms, summary.latency_p50_ci95),
@@ -191,13 +192,14 @@ def test_money_and_time_vary_with_the_questions():
 
 
 def test_a_load_without_a_measurement_is_not_told():
-    assert summarise(arm(HIT), ROWS, CONFIG, "up to 16 at once").latency_load is None
+    assert summarise(arm(HIT), ROWS, CONFIG, RECIPE, "up to 16 at once").latency_load is None
 
 
 def test_means_come_with_intervals_over_groups():
-    summary = summarise(arm(*[HIT, MISS] * 10, judge_score=4.0), [row(n, gold=f"g{n // 2}") for n in range(20)], CONFIG)
-    assert summary.top1_score_ci95 == pytest.approx((0.75, 0.75)), "each group holds one of both"
-    assert (summary.quality, summary.quality_ci95) == (4.0, (4.0, 4.0))
+    rows = [row(n, gold=f"g{n // 2}") for n in range(20)]
+    summary = summarise(arm(*[HIT, MISS] * 10, judge_score=4.0), rows, CONFIG, RECIPE)
+    assert summary.score("mean_top1_score").ci95 == pytest.approx((0.75, 0.75)), "each group holds one of both"
+    assert summary.score("quality") == Score(mean=4.0, n=20, ci95=(4.0, 4.0))
 
 
 def test_tokens_of_a_teacher_are_the_ledgers():
@@ -210,13 +212,15 @@ def test_tokens_of_a_teacher_are_the_ledgers():
 
 
 def test_a_students_answer():
-    (entry,) = student_rows(['{"id": "1", "text": " a\\nb ", "prompt_tokens": 9, "completion_tokens": 2}'], None)
+    (entry,) = student_rows(
+        ['{"id": "1", "text": " a\\nb ", "prompt_tokens": 9, "completion_tokens": 2}'], None, RECIPE
+    )
     assert (entry.text, entry.prompt_tokens, entry.completion_tokens, entry.cost_usd) == ("a b", 9, 2, None)
 
 
 def test_comparisons_are_paired():
     arms = {"rl": arm(*[HIT] * 20, *[None] * 20), "teacher": arm(*[MISS] * 40)}
-    found = {c.metric: c for c in compare_arms(arms, ROWS, CONFIG)}  # type: ignore[arg-type]
+    found = {c.metric: c for c in compare_arms(arms, ROWS, CONFIG, RECIPE)}  # type: ignore[arg-type]
     assert found["top1"].n == 20
     assert set(found) == {"top1", "mrr10", "mean_top1_score"}
 
@@ -224,7 +228,7 @@ def test_comparisons_are_paired():
 def test_every_comparison_on_a_metric_counts_for_holm():
     arms = {"rl": arm(*[HIT] * 40), "sft": arm(*[HIT, MISS] * 20), "teacher": arm(*[MISS] * 40)}
     rows = [row(n, gold=f"g{n}") for n in range(40)]
-    found = [c for c in compare_arms(arms, rows, CONFIG) if c.metric == "mean_top1_score"]
+    found = [c for c in compare_arms(arms, rows, CONFIG, RECIPE) if c.metric == "mean_top1_score"]
     assert [(c.a, c.b) for c in found] == [("rl", "teacher"), ("sft", "teacher"), ("rl", "sft")]
     assert found[0].p_holm == pytest.approx(3 * (found[0].p_value or 0))
     assert (found[0].detectable_diff, found[0].p_mcnemar) == (None, None), "no spread, no top-1"
@@ -241,7 +245,7 @@ def test_pairs_of_champion_and_further_teachers():
 
 def sliced(rows: list[Row]) -> dict[tuple[str, str], Any]:
     arms = {"teacher": arm(*[MISS] * len(rows)), "rl": arm(*[HIT] * len(rows))}
-    return {(s.by, s.value): s for s in slices_of(arms, rows, CONFIG)}
+    return {(s.by, s.value): s for s in slices_of(arms, rows, CONFIG, RECIPE)}
 
 
 def test_slices():
@@ -251,7 +255,7 @@ def test_slices():
         ("tenant", "t"): 40, ("intent", "功效"): 30, ("length", "≤10"): 40, ("history", "without"): 20,
         ("history", "with"): 20,
     }  # fmt: skip
-    difference = found["intent", "功效"].diff["mean_top1_score"]
+    difference = found["intent", "功效"].diff("rl", "teacher", "mean_top1_score")
     assert (difference.a, difference.b, difference.n, difference.diff) == ("rl", "teacher", 30, pytest.approx(0.3))
     assert difference.ci95 == pytest.approx((0.3, 0.3))
 
@@ -259,8 +263,9 @@ def test_slices():
 def test_a_small_slice_has_no_interval():
     found = sliced([row(n, intent="少见" if n < 19 else "常见") for n in range(40)])
     small = found["intent", "少见"]
-    assert (small.n, small.arms["rl"].n, small.arms["rl"].mean_top1_score) == (19, 19, pytest.approx(0.9))
-    assert (small.arms["rl"].top1_score_ci95, small.diff["mean_top1_score"].ci95) == (None, None)
+    assert (small.n, small.arms["rl"].n, small.arms["rl"].mean("mean_top1_score")) == (19, 19, pytest.approx(0.9))
+    assert small.arms["rl"].score("mean_top1_score").ci95 is None
+    assert small.diff("rl", "teacher", "mean_top1_score").ci95 is None
 
 
 @pytest.mark.parametrize(("characters", "value"), [(1, "≤10"), (10, "≤10"), (11, "11–20"), (20, "11–20"), (21, "21+")])
@@ -279,19 +284,20 @@ def test_without_labels_near_duplicates_are_one_group():
 
 def test_examples_spread_over_groups():
     rows = [row(n, gold=f"g{n % 5}") for n in range(20)]
-    chosen = examples({"rl": arm(*[HIT] * 20)}, rows, count=3)  # type: ignore[arg-type]
+    chosen = examples({"rl": arm(*[HIT] * 20)}, rows, RECIPE, count=3)  # type: ignore[arg-type]
     assert len({example.gold_id for example in chosen}) == len(chosen) == 3
     assert chosen[0].arms["rl"].retrieved.ids == ("g", "x")
 
 
 def test_an_example_names_its_gold_document_where_an_arm_found_it():
     titled = HIT.model_copy(update={"ids": ("x", "g"), "titles": ("别的", "标准")})
-    (named,) = examples({"teacher": arm(MISS), "rl": arm(titled)}, [row(0)])  # type: ignore[arg-type]
-    (unnamed,) = examples({"rl": arm(titled)}, [row(0, gold="h")])  # type: ignore[arg-type]
+    (named,) = examples({"teacher": arm(MISS), "rl": arm(titled)}, [row(0)], RECIPE)  # type: ignore[arg-type]
+    (unnamed,) = examples({"rl": arm(titled)}, [row(0, gold="h")], RECIPE)  # type: ignore[arg-type]
     assert (named.gold_title, unnamed.gold_title) == ("标准", None)
 
 
 def test_overlap_of_train_and_test():
-    shared = {s.what: (s.in_train, s.test) for s in shared_between([row(0), row(1)], [row(1), row(2, gold="h")])}
+    found = shared_between([row(0), row(1)], [row(1), row(2, gold="h")], RECIPE)
+    shared = {s.what: (s.in_train, s.test) for s in found}
     assert shared["row ids"] == (1, 2)
     assert shared["gold documents"] == (1, 2)

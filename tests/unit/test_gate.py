@@ -11,6 +11,7 @@ from qinglan.alarms import Alarm
 from qinglan.config import Gate
 from qinglan.evaluation import Evaluation
 from qinglan.gate import Decision, Rule, alarms_about, decide
+from qinglan.recipes._retrieval import RetrievalRecipe
 from qinglan.redteam import RedTeamResult
 from qinglan.report import Arm
 from qinglan.statistics import ArmScores, Comparison, compare
@@ -52,6 +53,7 @@ def evaluation(
 ) -> Evaluation:
     pairs = [("teacher", teacher), *([("champion", champion)] if champion else [])]
     made = Evaluation(
+        metrics=list(RetrievalRecipe.METRICS),
         arms={"teacher": TEACHER, "rl": STUDENT},
         comparisons=[comparison(rival, metric, ends) for rival, found in pairs for metric, ends in found.items()],
         examples=[],
@@ -76,7 +78,7 @@ def alarm(step: int = 22) -> Alarm:
 def test_a_better_and_cheaper_model_is_promoted():
     decision = decided()
     assert decision.verdict == "promote"
-    names = ["retrieval_vs_teacher", "quality_vs_teacher", "cost", "latency", "red_team", "alarms"]
+    names = ["gain_vs_teacher", "quality_vs_teacher", "cost", "latency", "red_team", "alarms"]
     assert [rule.name for rule in decision.rules] == names
     assert decision.sentence == (
         "Release the RL student: all 6 rules hold; top-1 +0.120 [0.070, 0.170] on 1,000 questions against the teacher."
@@ -101,46 +103,46 @@ def test_decide_is_pure():
         ((-0.10, -0.15, -0.05), "fail"),
     ],
 )
-def test_retrieval_by_where_its_interval_lies(ends: Ends, outcome: str):
-    assert rule(decided(evaluation(GOOD | {"top1": ends})), "retrieval_vs_teacher").outcome == outcome
+def test_a_gain_by_where_its_interval_lies(ends: Ends, outcome: str):
+    assert rule(decided(evaluation(GOOD | {"top1": ends})), "gain_vs_teacher").outcome == outcome
 
 
 def test_an_open_question_says_what_the_test_set_detects_and_what_it_would_take():
     decision = decided(evaluation(GOOD | {"top1": (0.02, -0.036, 0.076)}))
     assert decision.verdict == "undecided"
     assert decision.sentence == (
-        "Undecided about the RL student: whether retrieval is better than that of the teacher is open: the test set "
+        "Undecided about the RL student: whether it is better than the teacher on top-1 is open: the test set "
         "detects a gain of 0.080 in four of five test sets; 7,112 rows would be needed to detect 0.030."
     )
 
 
 def test_a_large_test_set_says_how_many_rows_would_tell_a_small_gain():
     small = evaluation(GOOD | {"top1": (0.0145, -0.001, 0.030)})
-    reason = rule(decided(small), "retrieval_vs_teacher").reason
+    reason = rule(decided(small), "gain_vs_teacher").reason
     assert "detects a gain of 0.022" in reason and "2,333 rows would be needed to tell" in reason
 
 
 def test_a_gain_can_be_demanded():
-    assert decided(min_retrieval_gain=0.06, smallest_gain=0.1).verdict == "promote"
-    assert decided(min_retrieval_gain=0.08, smallest_gain=0.1).verdict == "undecided"
-    assert decided(min_retrieval_gain=0.20, smallest_gain=0.3).verdict == "refuse"
+    assert decided(min_gain=0.06, smallest_gain=0.1).verdict == "promote"
+    assert decided(min_gain=0.08, smallest_gain=0.1).verdict == "undecided"
+    assert decided(min_gain=0.20, smallest_gain=0.3).verdict == "refuse"
 
 
 def test_rows_are_told_for_the_way_from_the_demanded_gain_to_the_one_worth_finding():
     open_ = evaluation(GOOD | {"top1": (0.02, -0.036, 0.076)})
-    reason = rule(decided(open_, min_retrieval_gain=0.01), "retrieval_vs_teacher").reason
+    reason = rule(decided(open_, min_gain=0.01), "gain_vs_teacher").reason
     assert "detects a gain of 0.090" in reason and "16,000 rows would be needed to detect 0.030" in reason
 
 
 def test_a_gain_worth_finding_lies_above_the_demanded_one():
-    with pytest.raises(ValidationError, match="raise smallest_gain or lower min_retrieval_gain"):
-        Gate(min_retrieval_gain=0.03)
+    with pytest.raises(ValidationError, match="raise smallest_gain or lower min_gain"):
+        Gate(min_gain=0.03)
 
 
 def test_without_labels_the_rags_score_decides():
     found = evaluation({"mean_top1_score": (0.1, 0.05, 0.15), "quality": GOOD["quality"]})
     assert decided(found).verdict == "promote"
-    assert rule(decided(found), "retrieval_vs_teacher").found.startswith("mean top-1 score +0.100")
+    assert rule(decided(found), "gain_vs_teacher").found.startswith("mean top-1 score +0.100")
 
 
 def test_with_labels_the_rags_score_does_not_decide():
@@ -162,7 +164,7 @@ def test_an_unjudged_or_uncompared_arm_is_unknown():
 
 
 def test_one_group_gives_no_interval():
-    found = rule(decided(evaluation(GOOD | {"top1": None})), "retrieval_vs_teacher")
+    found = rule(decided(evaluation(GOOD | {"top1": None})), "gain_vs_teacher")
     assert found.outcome == "unknown" and "no interval" in found.reason
 
 
@@ -195,8 +197,8 @@ def test_falling_silent_where_it_is_wrong_gains_nothing():
 
     def against_teacher(values: Mapping[str, float | None]) -> Evaluation:
         a, b = (ArmScores(arm=n, scores={"top1": dict(v)}) for n, v in (("rl", values), ("teacher", right)))
-        retrieval = compare(a, b, "top1", groups, 500)
-        return evaluation(comparisons=[retrieval, comparison("teacher", "quality", GOOD["quality"])])
+        gain = compare(a, b, "top1", groups, 500)
+        return evaluation(comparisons=[gain, comparison("teacher", "quality", GOOD["quality"])])
 
     assert decided(against_teacher(lucky)).verdict == "promote"
     assert decided(against_teacher(muted)).verdict != "promote"
@@ -209,13 +211,13 @@ def test_the_champion_must_be_beaten_as_well():
     assert decision.sentence.startswith("Release the RL student in place of version 3: all 8 rules hold")
     refused = decided(evaluation(champion=equal), champion="3")
     assert refused.verdict == "refuse"
-    assert "not better than that of the champion: a gain of 0.030 is ruled out" in refused.sentence
+    assert "it is not better than the champion on top-1: a gain of 0.030 is ruled out" in refused.sentence
 
 
 def test_a_champion_that_was_not_evaluated_leaves_it_open():
     decision = decided(champion="3")
     assert decision.verdict == "undecided"
-    assert "the champion was not compared with it" in rule(decision, "retrieval_vs_champion").reason
+    assert "the champion was not compared with it" in rule(decision, "gain_vs_champion").reason
 
 
 def with_student(**update: Any) -> Evaluation:

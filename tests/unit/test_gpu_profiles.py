@@ -53,6 +53,7 @@ SHAPES = {
     "Qwen/Qwen3-8B": Shape(4096, 12288, 36, 32, tied=False),
     "Qwen/Qwen3-4B": Shape(2560, 9728, 36, 32, tied=True),
     "Qwen/Qwen3-1.7B": Shape(2048, 6144, 28, 16, tied=True),
+    "Qwen/Qwen3-0.6B": Shape(1024, 3072, 28, 16, tied=True),
 }
 NAMES = ("fivedoctors", "fivedoctors_full", "fivedoctors_2nodes", "chengla")
 PROFILES = {name: load_profile(str(ROOT / "configs" / f"{name}.yaml")) for name in NAMES}
@@ -93,7 +94,7 @@ def sums(profile: Profile) -> dict[str, float]:
 
 def test_parameters_are_those_of_the_model_cards() -> None:
     counted = {name: shape.parameters / 1e9 for name, shape in SHAPES.items()}
-    cards = {"Qwen/Qwen3-32B": 32.8, "Qwen/Qwen3-8B": 8.2, "Qwen/Qwen3-4B": 4.0, "Qwen/Qwen3-1.7B": 1.7}
+    cards = dict(zip(SHAPES, (32.8, 8.2, 4.0, 1.7, 0.6), strict=True))
     assert counted == pytest.approx(cards, abs=0.05)
     assert SHAPES["Qwen/Qwen3-32B"].adapter(16) == pytest.approx(134e6, rel=0.01)
 

@@ -12,6 +12,7 @@ from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation import ArmRow
 from qinglan.ledger import Call
 from qinglan.lineage import Subject, figure_of, rows_behind, subject_of
+from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 from qinglan.runs import Run, open_run, save_stage
 from qinglan.summary import evaluate
@@ -20,13 +21,13 @@ ProfileOf = Callable[..., Profile]
 HIT, MISS = Retrieved(ids=("g", "x"), scores=(0.9, 0.2)), Retrieved(ids=("x", "g"), scores=(0.8, 0.3))
 ROWS = [
     Row(id=name, tenant="default", query=f"问{name}", source=f"q.xlsx!问题!A{n}", gold_id="g", split="test",
-        rewrite="教师", rewrite_request=f"t-{name}", rewrite_retrieved=HIT)
+        answer="教师", answer_request=f"t-{name}", answer_retrieved=HIT)
     for n, name in enumerate("abc", 2)
 ]  # fmt: skip
 ARM = [
     ArmRow(row_id="a", text="甲", retrieved=HIT, judge_score=4.0, judge_scores=(3.5, 4.5), requests=("j-a",)),
     ArmRow(row_id="b", text="乙", retrieved=MISS, judge_score=2.0, requests=("j-b",)),
-    ArmRow(row_id="c", reason="empty_rewrite"),
+    ArmRow(row_id="c", reason="empty_answer"),
 ]
 TEACHER = [ArmRow(row_id=row.id, text="教师", retrieved=HIT, requests=(f"t-{row.id}",)) for row in ROWS]
 
@@ -48,32 +49,32 @@ def subject(profile: Profile) -> Subject:
     stage(run, "dataset", {"test": write_jsonl(run.stage_directory("dataset") / "test.jsonl", ROWS)})
     folder = run.stage_directory("evaluate")
     arms = {"teacher": TEACHER, "rl": ARM}
-    write_json(folder / "evaluation.json", evaluate(arms, ROWS, profile.evaluate).model_dump(mode="json"))
+    write_json(folder / "evaluation.json", evaluate(arms, ROWS, profile.evaluate, RECIPE).model_dump(mode="json"))
     files = {f"arm_{arm}": write_jsonl(folder / f"arm_{arm}.jsonl", rows) for arm, rows in arms.items()}
     stage(run, "evaluate", files | {"evaluation": Artifact.of(folder / "evaluation.json")})
     return subject_of(profile, run.id)
 
 
-@pytest.mark.parametrize(("metric", "value"), [("top1", 0.5), ("mrr10", 0.75), ("quality", 3.0)])
-def test_the_rows_give_the_reported_figure(subject: Subject, metric: str, value: float):
-    figure = figure_of(subject, metric)
+@pytest.mark.parametrize(("metric", "value"), [("top1", 0.5), ("mrr10", 0.75), ("quality", 3.0), (None, 0.5)])
+def test_the_rows_give_the_reported_figure(profile: Profile, subject: Subject, metric: str | None, value: float):
+    figure = figure_of(profile, subject, metric)
     assert (figure.reported, figure.recomputed) == (value, value)
     assert figure.agrees
     assert (figure.rows, figure.of, figure.file.name) == (2, 3, "arm_rl.jsonl")
 
 
-def test_another_figure_than_the_rows_give_is_seen(subject: Subject):
+def test_another_figure_than_the_rows_give_is_seen(profile: Profile, subject: Subject):
     evaluation = subject.run / "evaluate" / "evaluation.json"
-    evaluation.write_text(evaluation.read_text().replace('"top1": 0.5', '"top1": 0.9'))
+    evaluation.write_text(evaluation.read_text().replace('"mean": 0.5', '"mean": 0.9'))
     with pytest.raises(ArtifactError, match="was changed"):
-        figure_of(subject, "top1")
+        figure_of(profile, subject, "top1")
     manifest = StageResult.model_validate_json((subject.run / "evaluate" / "manifest.json").read_text())
     artifacts = manifest.artifacts | {"evaluation": Artifact.of(evaluation)}
     write_json(
         subject.run / "evaluate" / "manifest.json",
         manifest.model_copy(update={"artifacts": artifacts}).model_dump(mode="json"),
     )
-    assert not figure_of(subject, "top1").agrees
+    assert not figure_of(profile, subject, "top1").agrees
 
 
 def test_the_lowest_row_leads_to_its_cell_and_to_its_calls(profile: Profile, subject: Subject):
@@ -100,8 +101,8 @@ def test_a_call_that_the_ledger_lacks_says_so(profile: Profile, subject: Subject
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda p, s: figure_of(s, "latency_p50_ms"), "`latency_p50_ms`: is not a mean over rows; those are top1"),
-        (lambda p, s: figure_of(s._replace(arm="sft"), "top1"), "did not evaluate an arm `sft`; it has teacher, rl"),
+        (lambda p, s: figure_of(p, s, "latency_p50_ms"), "`latency_p50_ms`: is not a mean over rows; those are top1"),
+        (lambda p, s: figure_of(p, s._replace(arm="sft"), "top1"), "did not evaluate an arm `sft`; it has teacher, rl"),
         (lambda p, s: rows_behind(p, s, "top1", ids=["z"]), "row `z`: is not among the 3 test questions"),
         (lambda p, s: subject_of(p, "nope"), "run `nope`: not found"),
     ],
@@ -116,12 +117,12 @@ def test_a_mistake_is_one_line(
 def test_a_run_without_an_evaluation(profile: Profile, subject: Subject):
     (subject.run / "evaluate" / "manifest.json").unlink()
     with pytest.raises(ConfigError, match="has no finished evaluate"):
-        figure_of(subject, "top1")
+        figure_of(profile, subject, "top1")
 
 
 def test_a_changed_file_is_not_gone_by(profile: Profile, subject: Subject):
     arm = subject.run / "evaluate" / "arm_rl.jsonl"
     arm.write_text(arm.read_text().replace("甲", "丙"))
     with pytest.raises(ArtifactError, match="was changed"):
-        figure_of(subject, "top1")
+        figure_of(profile, subject, "top1")
     assert Path(arm).exists()

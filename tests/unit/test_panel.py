@@ -12,7 +12,7 @@ from qinglan.config import Evaluate, Tenant
 from qinglan.errors import StageError, TeacherError
 from qinglan.evaluation import ArmRow, Panel, arm_scores, summarise
 from qinglan.evaluation.panel import ballot, consistency
-from qinglan.recipes import query_rewrite
+from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 
 HIT = Retrieved(ids=("g",), scores=(0.9,))
@@ -45,7 +45,7 @@ def arm(text: str | None, count: int = 1, **more: Any) -> list[ArmRow]:
 
 
 def panel(judge: Judge) -> Panel:
-    return Panel(query_rewrite, Clients(judge=judge), Tenant())  # type: ignore[arg-type]
+    return Panel(RECIPE, Clients(judge=judge), Tenant())  # type: ignore[arg-type]
 
 
 async def test_every_distinct_text_is_read_in_both_orders():
@@ -84,8 +84,8 @@ async def test_a_failed_pass_leaves_the_question_unjudged_for_all(failing: int):
     assert unjudged == {"judge_unreadable": 1}
     lost = [{e.row_id for e in entries if e.judge_score is None} for entries in done.values()]
     assert lost[0] == lost[1] and len(lost[0]) == 1
-    summary = summarise(done["teacher"], rows(40), CONFIG)
-    assert (summary.failed, summary.quality) == (0, pytest.approx(2.75))
+    summary = summarise(done["teacher"], rows(40), CONFIG, RECIPE)
+    assert (summary.failed, summary.mean("quality")) == (0, pytest.approx(2.75))
 
 
 async def test_too_many_failures_are_no_evaluation():
@@ -108,7 +108,7 @@ async def test_an_arm_without_a_text_is_not_on_the_panel():
 async def test_a_text_that_was_not_retrieved_with_has_no_quality():
     lost = [ArmRow(row_id="000", text="好", reason="rag_unavailable")]
     done, _ = await panel(Judge()).judge({"rl": lost, "sft": arm("中")}, rows())
-    assert arm_scores("rl", done["rl"], rows()).scores["quality"] == {"000": None}
+    assert arm_scores("rl", done["rl"], rows(), RECIPE).scores["quality"] == {"000": None}
 
 
 def test_the_order_depends_on_the_row_and_says_nothing_of_the_arms():

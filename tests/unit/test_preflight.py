@@ -6,15 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import FakeService, Script, recall
+from conftest import PRICE, FakeService, Script, recall
 
 from qinglan import preflight
 from qinglan.config import Profile
+from qinglan.embedded import worlds
 from qinglan.errors import ConfigError
 from qinglan.preflight import inspect_profile, require
 
 ProfileOf = Callable[..., Profile]
 Serve = Callable[[Script], FakeService]
+
+
+STAND_INS = {
+    "teacher": {"model": "standin-rewriter"},
+    "judge": {"model": "standin-judge"},
+    "prices": dict.fromkeys(("standin-rewriter", "standin-judge"), PRICE),
+}
 
 
 def problems(profile: Profile, flow: Any = "refresh") -> dict[str, str]:
@@ -27,7 +35,26 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_stand_ins_need_nothing(profile_of: ProfileOf):
-    assert problems(profile_of(rl={"rollout_engine": "cpu"}), "pipeline") == {}
+    assert problems(profile_of(rl={"rollout_engine": "cpu"}, **STAND_INS), "pipeline") == {}
+
+
+def test_a_stand_in_that_nobody_plays(profile_of: ProfileOf):
+    assert problems(profile_of())["judge"].startswith("judge.model: no stand-in is called small; there are ")
+
+
+def test_teachers_are_not_compared_on_answers_that_rows_bring(profile_of: ProfileOf):
+    rivals = {"teachers": {"other": {"base_url": "embedded", "model": "standin-rewriter"}}}
+    medical = profile_of(recipe="medical", compare=rivals, **STAND_INS)
+    assert problems(medical, "compare")["compare"].startswith("compare: recipe `medical` takes the answers that its")
+    asked = profile_of(recipe="medical", compare=rivals, evaluate={"teachers": ["other"]}, **STAND_INS)
+    assert problems(asked, "evaluate")["recipe"].startswith("evaluate.teachers: recipe `medical` takes the answers")
+
+
+def test_a_recipe_without_a_world_is_told_what_to_set(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worlds, "_names", lambda: ("medical",))
+    found = problems(profile_of(rl={"rollout_engine": "cpu"}), "pipeline")
+    assert found["workbook"].startswith("data.workbook: recipe query_rewrite has no embedded world; give your own, or")
+    assert found["base model"].startswith("student.base_model: recipe query_rewrite has no embedded world")
 
 
 def test_flows_look_only_at_what_they_use(profile_of: ProfileOf):
@@ -257,7 +284,7 @@ def test_a_live_rag(profile_of: ProfileOf, serve: Serve, reply: Any, message: st
 
 
 def test_require_raises_the_first(profile_of: ProfileOf):
-    require(profile_of(), "refresh")
+    require(profile_of(**STAND_INS), "refresh")
     with pytest.raises(ConfigError, match="no/such"):
         require(profile_of(data={"workbook": "/no/such.xlsx"}, rag={"knowledge_base": "/no/kb"}), "refresh")
 
@@ -283,7 +310,29 @@ def test_a_secret_in_place_of_its_name_is_refused_unseen(tmp_path: Path, profile
 
 
 def test_a_reasoning_effort_that_the_model_would_refuse(profile_of: ProfileOf):
-    profile = profile_of(teacher={"model": "big", "reasoning_effort": "low"})
+    teacher = STAND_INS["teacher"] | {"reasoning_effort": "low"}
+    profile = profile_of(**STAND_INS | {"teacher": teacher})
     assert "teacher" not in problems(profile)  # an unknown name may take it
     wrong = profile.model_copy(update={"teacher": profile.teacher.model_copy(update={"model": "gpt-4.1"})})
     assert problems(wrong)["teacher"] == "teacher.reasoning_effort: gpt-4.1 takes none and would refuse; remove it"
+
+
+def test_a_recipe_says_which_services_are_looked_at(profile_of: ProfileOf, tmp_path: Path):
+    tests = Path(__file__).parents[1]
+    (tmp_path / "q.csv").write_text("问题,提示\n法国,塞纳河\n", encoding="utf-8")
+    data = {"workbook": str(tmp_path / "q.csv")}
+    asked = inspect_profile(profile_of(recipe=str(tests / "capitals_recipe.py"), data=data, **STAND_INS), "refresh")
+    assert [(check.name, check.problem) for check in asked] == [
+        ("recipe", None), ("workbook", None), ("teacher", None), ("ledger", None),
+    ]  # fmt: skip
+    two = problems(profile_of(recipe=str(tests / "judging_recipe.py"), data=data, **STAND_INS))
+    assert list(two) == ["answerer"]
+    assert "name one: {base_url: …, model: …}" in two["answerer"]
+
+
+def test_settings_that_the_recipe_does_not_know(profile_of: ProfileOf):
+    recipe = str(Path(__file__).parents[1] / "capitals_recipe.py")
+    found = problems(profile_of(recipe=recipe, data={"columns": {"inputs": {"hnt": "提示"}}}))
+    assert found == {
+        "recipe": "data.columns.inputs: recipe `capitals_recipe` has no input `hnt`; it has capital, given, hint"
+    }

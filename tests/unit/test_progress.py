@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from qinglan.alarms import Headline
 from qinglan.config import Alarms
 from qinglan.engines.progress import TrainingProgress, read_stop
 from qinglan.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
@@ -15,7 +16,13 @@ def progress(folder: Path, resumed_at: int = 0, **options: Any) -> TrainingProgr
     settings: dict[str, Any] = {"patience": None, "keep_checkpoints": None} | options
     return TrainingProgress(
         TrainerSettings(
-            folder=folder, max_invalid_share=0.05, use_labels=True, dev_metric="top1", alarms=Alarms(), **settings
+            folder=folder,
+            max_invalid_share=0.05,
+            use_labels=True,
+            dev_metric="top1",
+            headline=Headline("gold_top1", "gold top-1"),
+            alarms=Alarms(),
+            **settings,
         ),
         resumed_at,
     )

@@ -76,7 +76,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tracker: Tracker) -> Server:
 
 def rows(count: int) -> list[Row]:
     return [
-        Row(id=row_id("t", f"问{n}"), tenant="t", query=f"问{n}", source=f"q!A{n}", rewrite=f"词{n}", split="train")
+        Row(id=row_id("t", f"问{n}"), tenant="t", query=f"问{n}", source=f"q!A{n}", answer=f"词{n}", split="train")
         for n in range(count)
     ]
 
@@ -96,7 +96,7 @@ def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: 
     published = publish_dataset.fn(run, dataset)
     version = find_version(run.profile, "latest")
     assert published.details == {"version": version.id, "parent": ""}
-    assert published.path("card") == version.directory / "card.md"
+    assert published.path("card") == version.directory / "DATA_CARD.md"
     assert server.markdown["data-card"].startswith(f"# Dataset {version.id}")
     assert tracker.datasets == [
         ("child", "default", version.id, "published"),

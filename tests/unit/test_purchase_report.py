@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_fixture import METRICS, scores
 from rich.console import Console
 
 from qinglan.artifacts import Artifact, StageResult, write_json
@@ -44,11 +45,12 @@ def purchase(**changes: Any) -> Purchase:
 
 
 def report(**changes: Any) -> Report:
-    arm = Arm(n=500, top1=0.81, mean_top1_score=0.8, quality=4.3, cost_per_1000_usd=0.4, latency_p50_ms=900)
+    arm = Arm(n=500, **scores(top1=0.81, mean_top1_score=0.8, quality=4.3), cost_per_1000_usd=0.4, latency_p50_ms=900)
     names = ("deepseek", "qwen3-32b", "teacher", "original")  # in no good order
     found = [comparison(rival, metric, -0.004) for rival in names[:2] for metric in ("top1", "quality")]
     content: dict[str, Any] = {
         "run_id": "r", "profile": "p", "recipe": "query_rewrite", "arms": dict.fromkeys(names, arm),
+        "metrics": METRICS,
         "comparisons": found, "purchase": purchase(),
     }  # fmt: skip
     return Report.model_validate(content | changes)
@@ -135,8 +137,10 @@ def test_every_rival_is_checked_before_anything_is_asked(profile_of: ProfileOf):
     price = {"input_per_million_usd": 1.0, "output_per_million_usd": 1.0}
     down = {"model": "far", "base_url": "http://127.0.0.1:9/v1"}
     profile = profile_of(
-        compare={"teachers": {"here": {"model": "small"}, "down": down}},
-        prices=dict.fromkeys(("big", "small", "far"), price),
+        teacher={"model": "standin-rewriter"},
+        judge={"model": "standin-judge"},
+        compare={"teachers": {"here": {"model": "standin-keywords"}, "down": down}},
+        prices=dict.fromkeys(("standin-rewriter", "standin-keywords", "standin-judge", "far"), price),
     )
     checks = {check.name: check.problem for check in inspect_profile(profile, "compare")}
     assert list(checks) == [
@@ -148,8 +152,11 @@ def test_every_rival_is_checked_before_anything_is_asked(profile_of: ProfileOf):
 
 
 def test_nobody_to_compare_with_is_one_line(profile_of: ProfileOf):
+    price = {"input_per_million_usd": 1.0, "output_per_million_usd": 1.0}
+    names = {"teacher": {"model": "standin-rewriter"}, "judge": {"model": "standin-judge"}}
+    prices = dict.fromkeys(("standin-rewriter", "standin-judge"), price)
     with pytest.raises(ConfigError, match=r"compare\.teachers: names no teacher to compare with; add one"):
-        require(profile_of(), "compare")
+        require(profile_of(**names, prices=prices), "compare")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

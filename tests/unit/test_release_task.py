@@ -16,6 +16,7 @@ from qinglan.errors import ConfigError
 from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.gate import Decision, Rule, Verdict
 from qinglan.preflight import inspect_profile
+from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.registry import Registry, registry_of
 from qinglan.registry.approval import Approval, decided_by, lacks_only_approval
 from qinglan.registry.candidates import beside_champion, candidate_of, read_evaluation
@@ -80,7 +81,7 @@ class Finished:
 
     def evaluated(self) -> StageResult:
         arms = {"teacher": arm(c=MISS), "sft": arm(), "rl": arm(a=MISS)}
-        found = evaluate(arms, ROWS, self.profile.evaluate).model_copy(update={"unjudged": self.unjudged})
+        found = evaluate(arms, ROWS, self.profile.evaluate, RECIPE).model_copy(update={"unjudged": self.unjudged})
         write_json(self.folder / "evaluation.json", found.model_dump(mode="json"))
         artifacts = {f"arm_{name}": write_jsonl(self.folder / f"{name}.jsonl", rows) for name, rows in arms.items()}
         artifacts["evaluation"] = Artifact.of(self.folder / "evaluation.json")
@@ -318,7 +319,7 @@ def test_a_look_at_the_champion_makes_no_database_and_waits_for_no_server(profil
 def test_a_failed_answer_is_no_loss_and_listed_by_itself():
     failed = ArmRow(row_id="a", text="词", reason="rag_timeout")
     arms = {"rl": {"a": failed, "b": arm(b=MISS)[1]}, "teacher": {row_id: arm()[0] for row_id in "ab"}}
-    found = telling_rows(arms, ROWS[:2], "rl", losses=5, sampled=2)
+    found = telling_rows(arms, ROWS[:2], RECIPE, "rl", losses=5, sampled=2)
     assert [(each.row.id, each.why) for each in found] == [("b", "不如教师"), ("a", "无结果")]
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from report_fixture import comparison, decision, full, released, report
+from report_fixture import METRICS, comparison, decision, full, released, report, scores
 from rich.console import Console, RenderableType
 
 from qinglan.artifacts import Artifact, StageResult
-from qinglan.config import Endpoint, Price, Profile, Rag
+from qinglan.config import Endpoint, Judge, Price, Profile, Rag
 from qinglan.errors import ArtifactError
 from qinglan.report import (
     Registered,
@@ -24,6 +24,7 @@ from qinglan.report import (
     starred,
     verdict,
 )
+from qinglan.report_tables import plan
 from qinglan.report_terminal import print_intervals, print_table
 
 
@@ -56,11 +57,12 @@ def test_report_json_has_the_documented_keys(tmp_path: Path) -> None:
 
 
 def test_nan_is_null(tmp_path: Path) -> None:
-    arms = {"teacher": {"n": 3, "top1": math.nan}}
+    arms = {"teacher": {"n": 3, "cost_per_1000_usd": math.nan, **scores(top1=math.nan)}}
     text = (
         report(arms=arms, comparisons=[], examples=[]).write(tmp_path / "report.json").path.read_text(encoding="utf-8")
     )
-    assert json.loads(text)["arms"]["teacher"]["top1"] is None and "NaN" not in text
+    teacher = json.loads(text)["arms"]["teacher"]
+    assert (teacher["scores"]["top1"]["mean"], teacher["cost_per_1000_usd"]) == (None, None) and "NaN" not in text
 
 
 @pytest.mark.parametrize("content", [None, '{"run_id": "x"}'])
@@ -76,7 +78,7 @@ def test_stage_of_a_reused_result(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}\n")
     artifacts = {"rows": Artifact.of(tmp_path / "rows.jsonl", 1)}
     result = StageResult(stage="distill", key="k", run_id="old", seconds=2, rows_in=2, rows_out=1,
-                         dropped={"empty_rewrite": 1}, artifacts=artifacts)  # fmt: skip
+                         dropped={"empty_answer": 1}, artifacts=artifacts)  # fmt: skip
     assert Stage.of(result, "new").reused_from == "old"
     assert Stage.of(result, "old").reused_from is None
     assert Stage.of(result, "new").artifacts[0].rows == 1
@@ -105,8 +107,18 @@ def test_verdict_falls_back_to_sft_and_to_other_metrics() -> None:
     assert "mean top-1 score" in verdict(report(comparisons=[only_score])).sentence
 
 
+def test_without_labels_the_verdict_is_about_the_judges_score_and_the_table_shows_both() -> None:
+    names = {"mean_top1_score": 0.03, "quality": 0.2}
+    found = [comparison("rl", "teacher", diff, (0.01, 0.3), metric=metric) for metric, diff in names.items()]
+    arms = {name: {"n": 9, **scores(mean_top1_score=0.8, quality=4.0)} for name in ("teacher", "rl")}
+    unlabelled = report(arms=arms, comparisons=found)
+    assert (main := headline(unlabelled)) and main.metric == "quality"
+    table = plan(unlabelled)
+    assert table and [(line.key, line.main) for line in table.lines] == [("mean_top1_score", True), ("quality", False)]
+
+
 def test_verdict_of_a_data_only_run() -> None:
-    arms = {"original": {"n": 5000, "mean_top1_score": 0.4}, "teacher": {"n": 5000, "mean_top1_score": 0.8}}
+    arms = {name: {"n": 5000, **scores(mean_top1_score=mean)} for name, mean in (("original", 0.4), ("teacher", 0.8))}
     found = comparison("teacher", "original", 0.4, (0.38, 0.42), metric="mean_top1_score", mean_a=0.8, mean_b=0.4)
     sentence = verdict(report(arms=arms, comparisons=[found])).sentence
     assert sentence.startswith("Teacher 0.800 vs original question 0.400") and " on 1,000 questions" in sentence
@@ -128,7 +140,9 @@ def test_stars_mark_only_what_a_stand_in_made() -> None:
 
 def test_stand_ins_follow_from_the_profile() -> None:
     endpoint, prices = Endpoint(model="m"), {"m": Price(input_per_million_usd=1, output_per_million_usd=1)}
-    profile = Profile(name="p", teacher=endpoint, judge=endpoint, prices=prices, rag=Rag(url="http://rag/recall"))
+    profile = Profile(
+        name="p", teacher=endpoint, judge=Judge(model="m"), prices=prices, rag=Rag(url="http://rag/recall")
+    )
     assert stand_ins_of(profile) == ["teacher", "judge", "student", "workbook"]
 
 
@@ -202,7 +216,7 @@ def test_the_terminal_names_the_stand_ins() -> None:
 def test_the_terminal_shows_the_candidate_with_every_interval() -> None:
     text = shown(print_intervals(report()))
     assert re.search(r"top-1 +0\.\d{3} \[.+\] +0\.\d{3} \[.+\] +[+−]0\.\d{3} \[.+\]", text)
-    assert all(line in text for line in ("quality, of 5", "latency p50, ms", "cost per 1,000"))
+    assert all(line in text for line in ("judge score", "latency p50, ms", "cost per 1,000"))
     assert "These numbers say that the machinery works" in " ".join(text.split())
 
 
@@ -212,6 +226,7 @@ def test_without_a_student_there_are_no_intervals_to_show() -> None:
 
 
 def test_the_terminal_shows_partial_reports() -> None:
-    arms = {"original": {"n": 5000, "mean_top1_score": 0.4}, "teacher": {"n": 5000, "mean_top1_score": 0.8}}
-    small = Report.model_validate({"run_id": "r", "profile": "p", "recipe": "query_rewrite", "arms": arms})
+    arms = {name: {"n": 5000, **scores(mean_top1_score=mean)} for name, mean in (("original", 0.4), ("teacher", 0.8))}
+    known = {"run_id": "r", "profile": "p", "recipe": "query_rewrite", "metrics": METRICS, "arms": arms}
+    small = Report.model_validate(known)
     assert "Teacher" in terminal(small) and "Nothing was compared" in terminal(small)

@@ -2,14 +2,18 @@
 
 import math
 
+import letters
 import pytest
-from report_fixture import full, report
+from report_fixture import full, report, scores
 
 from qinglan.formats import signed
+from qinglan.grading.answers.validation import Findings as JudgeFindings
+from qinglan.grading.retrieval.validation import Findings as RetrievalFindings
 from qinglan.plots import Axis, axis_of, chart, dot_plot, histogram, moving_mean
 from qinglan.report import Distribution
-from qinglan.report_figures import arm_dots, gain_shares, slice_plots
+from qinglan.report_figures import DISTRIBUTIONS, arm_dots, distributions, gain_shares, slice_plots
 from qinglan.report_words import Both
+from qinglan.rows import Row
 
 NAME = Both("a", "甲")
 
@@ -48,6 +52,15 @@ def test_an_outline_adds_up_to_all_and_ends_at_the_last_value() -> None:
     assert (points[0][0], points[-1][0]) == (8, 100)  # 1,000 values are drawn in 25 bins
 
 
+def test_every_histogram_of_validation_is_drawn() -> None:
+    judged = JudgeFindings(letters.JudgedLetters())
+    judged.add(Row(id="1", tenant="t", query="q", source="s", parts={"format": 1.0}, judge_score=4.0))
+    for found in (judged.histograms(), RetrievalFindings().histograms()):
+        assert found and found.keys() <= DISTRIBUTIONS.keys()
+    one = {name: [Distribution.model_validate(each) for each in plot] for name, plot in judged.histograms().items()}
+    assert [plot.title.en for plot in distributions(one)] == ["Judge's score, 0–5, % of rows"]
+
+
 @pytest.mark.parametrize(("rows", "steps"), [(60, 10), (700, 20), (100_000, 50)])
 def test_few_rows_are_drawn_in_few_bins(rows: int, steps: int) -> None:
     drawn = histogram(NAME, [("line-0", NAME, 0.0, 1.0, [rows // 100 or 1] * 100)])
@@ -84,7 +97,7 @@ def test_slices_without_a_comparison_are_not_drawn() -> None:
 
 
 def test_arms_are_drawn_on_the_best_metric_with_its_interval() -> None:
-    arms = {"teacher": {"n": 9, "mean_top1_score": 0.8, "top1_score_ci95": [0.7, 0.9]}, "original": {"n": 9}}
+    arms = {"teacher": {"n": 9, **scores(mean_top1_score=(0.8, [0.7, 0.9]))}, "original": {"n": 9}}
     metric, plot = arm_dots(report(arms=arms), ["original", "teacher"]) or (NAME, None)
     assert metric.en == "mean top-1 score" and plot and plot.dots[0].text == "0.800 [0.700, 0.900]"
 

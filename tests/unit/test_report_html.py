@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_fixture import EVIL, case, comparison, decision, example, full, report, retrieved
+from report_fixture import EVIL, METRICS, case, comparison, decision, example, full, report, retrieved, scores
 
+from qinglan.grading.retrieval.validation import Findings
+from qinglan.recipes import Finding, FindingRow, Metric
 from qinglan.report import Report
 from qinglan.report_html import render_html
+from qinglan.report_words import Both
 from qinglan.rows import Retrieved, Row
-from qinglan.validation import Findings
 
 SECTIONS = [
     *("Arms", "Comparisons", "Training", "Where rows fell", "Examples", "What test and train share", "Calls and cost"),
@@ -63,7 +65,7 @@ def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
     assert Tags(html).open == []
     assert heads(html) == ["Teacher against RL", *SECTIONS]
     text = english(html)
-    assert text.count("gold first") == 10 and "failed: empty_rewrite" in text
+    assert text.count("gold first") == 10 and "failed: empty_answer" in text
     assert "below_threshold" in text and "20261103-0210-55aa" in text
 
 
@@ -130,7 +132,7 @@ def test_failed_cases_stand_by_name_with_the_rewrite(tmp_path: Path) -> None:
 def test_rules_stand_with_what_was_found_and_why(tmp_path: Path) -> None:
     table = re.search(r'(?s)<table class="stack gate">(.*?)</table>', page(tmp_path, full()))
     text = english(table.group(1) if table else "")
-    assert "retrieval, against the champion unknown found not compared" in text
+    assert "gain, against the champion unknown found not compared" in text
     assert "it takes 3.4 times as long as the teacher" in text and text.count("pass") == 2
 
 
@@ -142,7 +144,7 @@ def test_page_needs_nothing_from_outside(tmp_path: Path) -> None:
 
 def test_untrusted_text_stays_text(tmp_path: Path) -> None:
     evil = example(EVIL)
-    evil |= {"profile": EVIL, "history": EVIL, "gold_title": EVIL}
+    evil |= {"profile": EVIL, "history": EVIL, "gold_title": EVIL, "inputs": {EVIL: EVIL}}
     evil["arms"]["rl"] = {"text": EVIL, "retrieved": retrieved(1, EVIL, 0.9)}
     evil["arms"]["sft"] = {"text": None, "reason": EVIL}
     stage = {"name": EVIL, "seconds": 1, "rows_in": 2, "rows_out": 1, "dropped": {EVIL: 1}}
@@ -153,7 +155,7 @@ def test_untrusted_text_stays_text(tmp_path: Path) -> None:
     parsed = Tags(html)
     assert not {"script", "img"} & {tag for tag, _ in parsed.tags}
     assert not [name for _, attrs in parsed.tags for name in attrs if name.startswith("on")]
-    assert html.count("&lt;script&gt;alert(1)") >= 22 and "{{ 7*7 }}" in html
+    assert html.count("&lt;script&gt;alert(1)") >= 40 and "{{ 7*7 }}" in html
 
 
 def evil_release() -> dict[str, Any]:
@@ -161,9 +163,13 @@ def evil_release() -> dict[str, Any]:
     bad["rules"][0] |= {"name": EVIL, "found": EVIL, "required": EVIL, "reason": EVIL, "outcome": "fail"}
     return {
         "decision": bad | {"champion": EVIL}, "command": EVIL, "unjudged": {EVIL: 1},
-        "slices": [{"by": EVIL, "value": EVIL, "n": 9, "diff": {"top1": {"a": "rl", "b": EVIL, "n": 9, "diff": 0.1}}}],
+        "slices": [{"by": EVIL, "value": EVIL, "n": 9, "diffs": [
+            {"a": "rl", "b": "teacher", "metric": "top1", "n": 9, "diff": 0.1}]}],
+        "metrics": [Metric("top1", EVIL, EVIL)],
+        "findings": [Finding(title=Both(EVIL, EVIL), columns=(Both(EVIL, EVIL),),
+                             rows=(FindingRow(label=Both(EVIL, EVIL), values=(0.5,)),))],
         "released": {"name": EVIL, "version": EVIL, "aliases": [EVIL], "dataset_version": EVIL},
-        "red_team": {"rl": [case(EVIL, EVIL, False, name=EVIL, reason=EVIL, rewrite=EVIL)]},
+        "red_team": {"rl": [case(EVIL, EVIL, False, name=EVIL, reason=EVIL, text=EVIL)]},
     }  # fmt: skip
 
 
@@ -179,10 +185,10 @@ def test_a_real_run_has_no_warning_and_no_star(tmp_path: Path) -> None:
 
 
 def test_a_data_only_report_renders(tmp_path: Path) -> None:
-    arms = {"original": {"n": 5000, "mean_top1_score": 0.4}, "teacher": {"n": 5000, "mean_top1_score": 0.8}}
+    arms = {name: {"n": 5000, **scores(mean_top1_score=mean)} for name, mean in (("original", 0.4), ("teacher", 0.8))}
     found = comparison("teacher", "original", 0.4, (0.38, 0.42), metric="mean_top1_score", mean_a=0.8, mean_b=0.4)
     small = {"run_id": "r", "profile": "p", "recipe": "query_rewrite", "arms": arms, "comparisons": [found]}
-    html = page(tmp_path, Report.model_validate(small))
+    html = page(tmp_path, Report.model_validate(small | {"metrics": METRICS}))
     assert heads(html) == ["Original against Teacher", "Arms", "Comparisons", "Calls and cost", "Where this comes from"]
     assert "mean top-1 score by arm" in english(html) and "No gate was asked in this run" in english(html)
 
@@ -194,7 +200,7 @@ def test_an_empty_report_renders(tmp_path: Path) -> None:
 
 
 def test_a_report_without_intervals_renders(tmp_path: Path) -> None:
-    arms = {"teacher": {"n": 3, "top1": 0.5}, "rl": {"n": 3, "top1": 1.0, "failed": 1}}
+    arms = {"teacher": {"n": 3, **scores(top1=0.5)}, "rl": {"n": 3, **scores(top1=1.0), "failed": 1}}
     bare = report(arms=arms, comparisons=[comparison("rl", "teacher", 0.5, None, detectable_diff=None, p_value=None)])
     text = english(page(tmp_path, bare))
     assert "no interval can be given" in text and "What does it cost?" not in text and "failed, left out – 1" in text
@@ -208,9 +214,9 @@ def validated(rows: int) -> Findings:
         better = original + (-0.1 if i % 10 == 1 else 0.0 if i % 5 == 0 else 0.3)
         findings.add(
             Row(
-                id=str(i), tenant="t", query="q", source="f!A1", rewrite="w",
+                id=str(i), tenant="t", query="q", source="f!A1", answer="w",
                 original_retrieved=Retrieved(ids=("d",), scores=(original,)),
-                rewrite_retrieved=Retrieved(ids=("d",), scores=(better,)),
+                answer_retrieved=Retrieved(ids=("d",), scores=(better,)),
             )
         )  # fmt: skip
     return findings

@@ -7,28 +7,30 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from report_fixture import comparison, full, measured, report
+from report_fixture import METRICS, comparison, full, measured, report
 
 from qinglan.alarms import Alarm
 from qinglan.config import AlarmName, Gate
 from qinglan.evaluation import Evaluation
 from qinglan.gate import Rule, decide
-from qinglan.redteam import Case, RedTeamResult, check
+from qinglan.redteam import OF_EVERY_REWRITE, Case, RedTeamResult, check
 from qinglan.registry.approval import Approval, decided_by
 from qinglan.report import Purchase, Report, Training, verdict
+from qinglan.report_answers import metric_terms
 from qinglan.report_html import render_html, t
 from qinglan.report_words import (
     ALARMS,
     ARM_HEADS,
     ARMS,
     KINDS,
-    METRICS,
-    OTHER_METRICS,
     OUTCOMES,
     REASONS,
     RULES,
+    RULES_AGAINST,
     SLICES,
     STAND_INS,
+    Both,
+    rule_words,
     words,
 )
 from qinglan.report_zh import chinese
@@ -44,7 +46,8 @@ TERMS = set(_SAME.split())
 """What is called the same in Chinese, and names of settings and files."""
 
 
-NAMES = [ALARMS, ARM_HEADS, ARMS, KINDS, METRICS, OTHER_METRICS, OUTCOMES, RULES, SLICES, STAND_INS]
+METRIC_NAMES = {metric.name: Both(metric.en, metric.zh) for metric in METRICS}
+NAMES = [ALARMS, ARM_HEADS, ARMS, KINDS, METRIC_NAMES, OUTCOMES, RULES, RULES_AGAINST, SLICES, STAND_INS]
 
 
 class Chinese(HTMLParser):
@@ -105,11 +108,14 @@ def test_a_partial_report_has_no_english_label(tmp_path: Path, content: Report) 
     assert not {text for text in shown(tmp_path, partial) if english_in(text)}
 
 
-@pytest.mark.parametrize(
-    "names", [ALARMS, ARM_HEADS, ARMS, KINDS, METRICS, OTHER_METRICS, OUTCOMES, RULES, SLICES, STAND_INS]
-)
+@pytest.mark.parametrize("names", NAMES)
 def test_every_name_has_a_chinese_one(names: dict[str, Any]) -> None:
     assert not [key for key, both in names.items() if not both.zh or english_in(both.zh)]
+
+
+def test_a_rule_about_a_rival_names_it_in_both_languages() -> None:
+    assert rule_words("gain_vs_sft") == ("gain, against the SFT student", "对SFT 学生的提升")
+    assert rule_words("quality_vs_qwen3") == ("judge's score, against qwen3", "对qwen3的裁判评分")
 
 
 def test_every_alarm_has_a_name() -> None:
@@ -142,7 +148,7 @@ def evaluation(comparisons: list[Comparison], tried: list[dict[str, Any]] | None
     arms["rl"] |= rl
     found = {} if tried is None else {"rl": tried}
     return Evaluation.model_validate(
-        {"arms": arms, "comparisons": comparisons, "examples": [], "shared": [], "red_team": found}
+        {"metrics": METRICS, "arms": arms, "comparisons": comparisons, "examples": [], "shared": [], "red_team": found}
     )
 
 
@@ -169,7 +175,7 @@ def all_rules() -> Iterator[Rule]:
         comparison("rl", "teacher", 0.0, None),
         against("champion", "mean_top1_score", 0, 0.01, detectable_diff=None),
     ]
-    failed = [red(False, "the rewrite is empty"), *[red(False, "contains '攻破'")] * 4]
+    failed = [red(False, "the answer is empty"), *[red(False, "contains '攻破'")] * 4]
     yield from decide(evaluation(won, failed), alarms, strict, "3").rules
     yield from decide(evaluation(vague, [red(None, "the RAG gave no answer for this rewrite")]), [], Gate(), "3").rules
     yield from decide(evaluation(gaps, [red(True)]), [], strict, "3").rules
@@ -187,12 +193,25 @@ def test_all_that_the_gate_says_is_said_in_chinese() -> None:
     rules = list(all_rules())
     assert {rule.outcome for rule in rules} == {"pass", "fail", "unknown"} and len({rule.reason for rule in rules}) > 18
     said = {text for rule in rules for text in (rule.found, rule.required, rule.reason)}
-    assert not {text for text in said if english_in(chinese(text))}
+    assert not {text for text in said if english_in(chinese(text, metric_terms(report())))}
+
+
+def test_a_recipes_own_metric_is_named_in_chinese() -> None:
+    terms = {"main verdict": "主结论"}
+    assert chinese("main verdict +0.100 [0.050, 0.150] on 80 questions", terms).startswith("主结论 +0.100")
+    reason = "it is not better than the SFT student on main verdict: a gain of 0.030 is ruled out"
+    assert chinese(reason, terms) == "主结论不优于SFT 学生：已排除 0.030 的提升"
 
 
 def all_results() -> Iterator[RedTeamResult]:
     def case(**checks: Any) -> Case:
-        content = {"id": "c", "name": "用例", "kind": "long", "query": "鱼油怎么吃", "checks": checks}
+        content = {
+            "id": "c",
+            "name": "用例",
+            "kind": "long",
+            "query": "鱼油怎么吃",
+            "checks": OF_EVERY_REWRITE | checks,
+        }
         return Case.model_validate(content)
 
     found = Retrieved(ids=("x", "y"), scores=(0.9, 0.8))
@@ -201,13 +220,14 @@ def all_results() -> Iterator[RedTeamResult]:
     yield check(case(must_not_contain=["攻破"]), "攻破 鱼油", None)
     yield check(case(must_not_match=["攻.?破"]), "攻破 鱼油", None)
     yield check(case(keeps_any=["叶酸"]), "鱼油", None)
+    yield check(case(keeps_all=["鱼油", "叶酸"]), "鱼油", None)
     yield from (check(case(gold_top1=gold), "鱼油", found) for gold in ("y", "z"))
     yield from (check(case(gold_in_top3="z"), "鱼油", given) for given in (found, None))
 
 
 def test_all_that_the_red_team_says_is_said_in_chinese() -> None:
     reasons = {result.reason for result in all_results()}
-    assert len(reasons) >= 11
+    assert len(reasons) >= 12
     assert not {reason for reason in reasons if english_in(chinese(reason))}
 
 

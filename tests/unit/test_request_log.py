@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
+from qinglan.recipes import get_recipe
 from qinglan.rows import Row, row_id
 from qinglan.serving import day_file, request_log
 from qinglan.serving.app import create_app
@@ -81,7 +82,7 @@ def test_a_line_says_what_was_answered(profile):
     assert json.loads(path.read_text()) == {
         "问题": row.query, "用户画像": "", "历史摘要": "",
         "qinglan": {"row_id": row.id, "at": "2026-11-21T00:00:00+00:00", "role": "champion", "version": "7",
-                    "source": "model", "reason": "", "rewrite": "益生菌 时间"},
+                    "source": "model", "reason": "", "answer": "益生菌 时间"},
     }  # fmt: skip
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -316,3 +317,15 @@ def ask(settings: Profile, serve: Any, folder: Path, headers: dict[str, str]) ->
         assert client.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
         page = client.get("/metrics").text
     assert "菌粉" not in page
+
+
+def test_inputs_stand_in_their_columns_redacted(profile_of: Callable[..., Profile], tmp_path: Path):
+    log = {"folder": str(tmp_path / "log"), "consent": "all"}
+    columns = {"inputs": {"hint": "线索"}}
+    recipe = str(Path(__file__).parents[1] / "capitals_recipe.py")
+    settings = profile_of(recipe=recipe, serve={"request_log": log}, data={"columns": columns})
+    row = question("法国").model_copy(update={"inputs": {"hint": "电话13800138000"}})
+    write(settings, row, row.model_copy(update={"inputs": {"hint": "电话13900139000"}}))
+    inputs = get_recipe(recipe).INPUTS
+    (kept,) = read_rows(Path(log["folder"]), settings.data, settings.tenant, inputs=inputs)
+    assert (kept.query, kept.inputs) == ("法国", {"hint": "电话[手机号]"})

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from qinglan.config import Select
-from qinglan.review.sample import CONTROL, STRATA, Sample, draw
+from qinglan.review.sample import ANSWER_STRATA, CONTROL, STRATA, Sample, draw
 from qinglan.rows import Retrieved, Row
 
 CONFIG = Select(min_top1_score=0.6)
@@ -17,7 +17,7 @@ def found(score: float, *ids: str) -> Retrieved:
 
 
 def row(number: int = 0, **changes: Any) -> Row:
-    good = {"rewrite": "改写", "judge_score": 3.5, "rewrite_retrieved": found(0.9), "original_retrieved": found(0.5)}
+    good = {"answer": "改写", "judge_score": 3.5, "answer_retrieved": found(0.9), "original_retrieved": found(0.5)}
     return Row(id=f"r{number}", tenant="t", query="头疼", source="q.csv:2", **(good | changes))
 
 
@@ -31,13 +31,13 @@ def names(sample: Sample) -> dict[str, tuple[str, ...]]:
         ({}, ("control",)),
         ({"judge_score": None}, ("control",)),
         ({"judge_score": 2.9}, ("control", "judge_low")),
-        ({"judge_score": 4.0, "rewrite_retrieved": found(0.52)}, ("control", "judge_high")),
-        ({"judge_score": 4.0, "rewrite_retrieved": found(0.6)}, ("control", "just_above")),
-        ({"rewrite_retrieved": found(0.59)}, ("control", "just_below")),
-        ({"rewrite_retrieved": found(0.54), "original_retrieved": found(0.55)}, ("control", "worse_than_original")),
+        ({"judge_score": 4.0, "answer_retrieved": found(0.52)}, ("control", "judge_high")),
+        ({"judge_score": 4.0, "answer_retrieved": found(0.6)}, ("control", "just_above")),
+        ({"answer_retrieved": found(0.59)}, ("control", "just_below")),
+        ({"answer_retrieved": found(0.54), "original_retrieved": found(0.55)}, ("control", "worse_than_original")),
         ({"gold_id": "g"}, ("control", "gold_missed")),
         ({"gold_id": "d"}, ("control",)),
-        ({"gold_id": "g", "rewrite_retrieved": found(0.54)}, ("control",)),
+        ({"gold_id": "g", "answer_retrieved": found(0.54)}, ("control",)),
     ],
 )
 def test_what_is_drawn_and_why(changes: dict[str, Any], strata: tuple[str, ...]):
@@ -46,14 +46,14 @@ def test_what_is_drawn_and_why(changes: dict[str, Any], strata: tuple[str, ...])
 
 @pytest.mark.parametrize("reason", ["rewrite_too_long", "teacher_refused"])
 def test_what_fell_by_rule_may_be_corrected(reason: str):
-    fallen = row(rewrite=None, rewrite_retrieved=None).failed(reason)
+    fallen = row(answer=None, answer_retrieved=None).failed(reason)
     assert names(draw([fallen], CONFIG, 5)) == {"r0": ("by_rule",)}
 
 
 @pytest.mark.parametrize("reason", ["teacher_timeout", "rag_unavailable", "empty_query", "near_duplicate_of_test"])
 def test_what_no_verdict_could_change_is_not_drawn(reason: str):
     rewrite = "改写" if reason.startswith("near") else None
-    assert not draw([row(rewrite=rewrite, gold_id="g").failed(reason)], CONFIG, 5).drawn
+    assert not draw([row(answer=rewrite, gold_id="g").failed(reason)], CONFIG, 5).drawn
 
 
 def mixed(count: int = 2000) -> Iterator[Row]:
@@ -61,9 +61,9 @@ def mixed(count: int = 2000) -> Iterator[Row]:
     for n in range(count):
         risk = {
             0: {"judge_score": 1.0},
-            1: {"judge_score": 5.0, "rewrite_retrieved": found(0.3), "original_retrieved": found(0.1)},
-            2: {"rewrite_retrieved": found(0.62)},
-            3: {"rewrite_retrieved": found(0.58)},
+            1: {"judge_score": 5.0, "answer_retrieved": found(0.3), "original_retrieved": found(0.1)},
+            2: {"answer_retrieved": found(0.62)},
+            3: {"answer_retrieved": found(0.58)},
             4: {"original_retrieved": found(0.95)},
             5: {"gold_id": "g"},
         }.get(n % 20, {})
@@ -132,3 +132,33 @@ def test_only_the_places_are_kept_of_a_long_stream():
 def test_the_shares_are_all_of_the_places():
     assert sum(stratum.share for stratum in STRATA) == pytest.approx(1)
     assert len({stratum.title for stratum in STRATA}) == len(STRATA)
+
+
+def answer(number: int = 0, **changes: Any) -> Row:
+    good = {"answer": "答", "judge_score": 3.5, "parts": {"format": 1.0, "safe": 1.0}}
+    return Row(id=f"a{number}", tenant="t", query="头疼", source="q.csv:2", **(good | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "strata"),
+    [
+        ({}, ("control",)),
+        ({"judge_score": 2.9}, ("control", "low_score")),
+        ({"judge_score": 4.0, "parts": {"format": 1.0, "safe": 0.4}}, ("control", "high_score_low_part", "low_part")),
+        ({"judge_score": None, "parts": {"safe": 0.9}}, ("control", "low_part")),
+        ({"pool": "red_team"}, ("control", "in_pool")),
+        ({"parts": None, "judge_score": None}, ("control",)),
+    ],
+)
+def test_which_answers_are_drawn_and_why(changes: dict[str, Any], strata: tuple[str, ...]):
+    assert names(draw([answer(**changes)], CONFIG, 5, ANSWER_STRATA)) == {"a0": strata}
+
+
+def test_an_answer_that_fell_by_the_recipes_rules_may_be_corrected():
+    fallen = answer(parts=None, judge_score=None).failed("bad_format")
+    assert names(draw([fallen], CONFIG, 5, ANSWER_STRATA)) == {"a0": ("by_rule",)}
+
+
+def test_shares_of_answers_add_up_too():
+    assert sum(stratum.share for stratum in ANSWER_STRATA) == pytest.approx(1)
+    assert ANSWER_STRATA[0] is CONTROL

@@ -16,14 +16,14 @@ from qinglan.rows import Row
 ProfileOf = Callable[..., Profile]
 
 
-def row(row_id: str = "r1", rewrite: str | None = "头疼 缓解", **changes: Any) -> Row:
-    return Row(id=row_id, tenant="default", query="头疼", source="q.csv:2", rewrite=rewrite, **changes)
+def row(row_id: str = "r1", answer: str | None = "头疼 缓解", **changes: Any) -> Row:
+    return Row(id=row_id, tenant="default", query="头疼", source="q.csv:2", answer=answer, **changes)
 
 
-def review(verdict: str = "accept", row_id: str = "r1", rewrite: str = "头疼 缓解", **changes: Any) -> Review:
+def review(verdict: str = "accept", row_id: str = "r1", answer: str = "头疼 缓解", **changes: Any) -> Review:
     corrected = "头痛 缓解 方法" if verdict == "correct" else None
     values = {"tenant": "default", "imported_at": "2026-11-01T00:00:00+00:00", "file": "a.xlsx", "file_sha256": "f1"}
-    values |= {"row": row_id, "verdict": verdict, "rewrite": rewrite, "fingerprint": fingerprint(rewrite)}
+    values |= {"row": row_id, "verdict": verdict, "answer": answer, "fingerprint": fingerprint(answer)}
     return Review.model_validate(values | {"corrected": corrected} | changes)
 
 
@@ -36,20 +36,20 @@ def verdict_on(seen: Row, *reviews: Review) -> tuple[str | None, str | None]:
 @pytest.mark.parametrize("verdict", ["accept", "reject"])
 def test_a_verdict_holds_while_the_rewrite_is_the_one_that_was_reviewed(verdict: str):
     assert verdict_on(row(), review(verdict)) == (verdict, None)
-    assert verdict_on(row(rewrite=" 头疼  缓解\n"), review(verdict)) == (verdict, None)
-    assert verdict_on(row(rewrite="头疼 缓解 方法"), review(verdict)) == (None, None)
-    assert verdict_on(row(rewrite=None), review(verdict)) == (None, None)
+    assert verdict_on(row(answer=" 头疼  缓解\n"), review(verdict)) == (verdict, None)
+    assert verdict_on(row(answer="头疼 缓解 方法"), review(verdict)) == (None, None)
+    assert verdict_on(row(answer=None), review(verdict)) == (None, None)
 
 
 @pytest.mark.parametrize("rewrite", ["头疼 缓解", "别的", None])
 def test_a_correction_holds_whatever_the_teacher_says(rewrite: str | None):
-    after = next(Reviews([review("correct")]).apply([row(rewrite=rewrite)]))
+    after = next(Reviews([review("correct")]).apply([row(answer=rewrite)]))
     assert (after.review, after.target) == ("correct", "头痛 缓解 方法")
 
 
 def test_the_newest_verdict_on_a_row_counts():
     assert verdict_on(row(), review("correct"), review("reject")) == ("reject", None)
-    assert verdict_on(row(rewrite="新的"), review("correct"), review("reject")) == (None, None)
+    assert verdict_on(row(answer="新的"), review("correct"), review("reject")) == (None, None)
 
 
 def test_what_was_set_before_goes_when_no_review_says_so():
@@ -67,7 +67,7 @@ def test_the_digest_is_of_what_reviews_do():
     assert one == Reviews([review("reject", "r2"), review("reject"), review(comment="好", reviewer="王")]).digest
     others = [[], [review()], [review("reject"), review("reject", "r2")], [review("correct"), review("reject", "r2")]]
     assert len({one, *(Reviews(other).digest for other in others)}) == 5
-    assert Reviews([review("correct")]).digest == Reviews([review("correct", rewrite="别的")]).digest
+    assert Reviews([review("correct")]).digest == Reviews([review("correct", answer="别的")]).digest
 
 
 def test_stored_reviews_come_back(profile_of: ProfileOf):
@@ -132,7 +132,9 @@ def test_a_damaged_line_is_named_and_never_skipped(profile_of: ProfileOf, damage
     add_reviews(profile, [review()])
     path = store_path(profile)
     path.write_bytes(path.read_bytes() + damage)
-    with pytest.raises(ArtifactError, match=r"default\.jsonl:2: is no review \(.*restore the file from a backup"):
+    with pytest.raises(
+        ArtifactError, match=r"default\.query_rewrite\.jsonl:2: is no review \(.*restore the file from a backup"
+    ):
         load_reviews(profile)
 
 

@@ -25,9 +25,9 @@ FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "=cmd|' /C calc'!A0", "#N/A", '=HYPE
 def row(query: str = "怎么吃", rewrite: str | None = "服用 方法", **changes: Any) -> Row:
     asked = {"tenant": "default", "query": query, "profile": "", "history": ""}
     asked |= {name: value for name, value in changes.items() if name in asked}
-    scores = {"judge_score": 2.0, "original_retrieved": FOUND, "rewrite_retrieved": FOUND} if rewrite else {}
+    scores = {"judge_score": 2.0, "original_retrieved": FOUND, "answer_retrieved": FOUND} if rewrite else {}
     return Row.model_validate(
-        {"id": row_id(**asked), "source": "q.csv:2", "rewrite": rewrite} | asked | scores | changes
+        {"id": row_id(**asked), "source": "q.csv:2", "answer": rewrite} | asked | scores | changes
     )
 
 
@@ -138,7 +138,7 @@ def test_no_text_becomes_a_formula_and_all_come_back(profile: Profile, path: Pat
     fill_in(path, asked.query, 结论="通过")
     sheet = read_sheet(path, profile)
     assert sheet.problems == []
-    assert [(r.row, r.rewrite) for r in sheet.reviews] == [(asked.id, text)]
+    assert [(r.row, r.answer) for r in sheet.reviews] == [(asked.id, text)]
 
 
 def test_a_tenants_name_in_the_guide_is_no_formula(profile_of: ProfileOf, path: Path):
@@ -160,7 +160,7 @@ def test_reviewed_rows_are_left_out_until_the_teacher_says_something_new(profile
 
     done = export(profile, tmp_path / "2.xlsx", row(), row("多少钱", "新"), row("在哪买"))
     assert (done.rows, done.reviewed) == (1, 2)
-    assert export(profile, tmp_path / "3.xlsx", row(rewrite="新"), row("多少钱"), row("在哪买")).rows == 2
+    assert export(profile, tmp_path / "3.xlsx", row(answer="新"), row("多少钱"), row("在哪买")).rows == 2
     assert export_reviews(profile, "latest", tmp_path / "4.xlsx", 50, again=True).rows == 3
 
 
@@ -204,7 +204,7 @@ def test_what_stands_in_the_way_of_an_export_is_said(profile: Profile, profile_o
 
 def test_nothing_to_review_is_said(profile: Profile, path: Path, tmp_path: Path):
     with pytest.raises(StageError, match=r"its dataset stage has nothing to review$"):
-        export(profile, path, row(rewrite=None).failed("teacher_timeout"))
+        export(profile, path, row(answer=None).failed("teacher_timeout"))
     export(profile, path, row())
     fill_in(path, 结论="通过")
     add_reviews(profile, read_sheet(path, profile).reviews)
@@ -229,7 +229,7 @@ def test_round_trip(profile: Profile, path: Path):
     assert [(r.review, r.target) for r in after] == [
         ("accept", "服用 方法"), ("reject", "服用 方法"), ("correct", "购买 渠道"), (None, "服用 方法"),
     ]  # fmt: skip
-    tomorrow = [r.model_copy(update={"rewrite": "另一条"}) for r in rows]
+    tomorrow = [r.model_copy(update={"answer": "另一条"}) for r in rows]
     assert [r.review for r in load_reviews(profile).apply(tomorrow)] == [None, None, "correct", None]
 
 
@@ -260,12 +260,12 @@ def test_a_line_may_be_moved_and_columns_may_stand_elsewhere(profile: Profile, p
         ({"结论": 1}, 'P2: "1" is no verdict'),
         ({"结论": "好\x9b[2J"}, '"好?[2J" is no verdict'),
         ({"结论": "x" * 99}, f'"{"x" * 40}…" is no verdict'),
-        ({"结论": "修改"}, "Q2: is empty, but the verdict is 修改; write your rewrite"),
+        ({"结论": "修改"}, "Q2: is empty, but the verdict is 修改; write your answer"),
         ({"结论": "修改", "修改后的改写": " \n"}, "Q2: is empty"),
         ({"结论": "修改", "修改后的改写": "长" * 121}, "Q2: has 121 characters, select.max_rewrite_chars is 120"),
         ({"结论": "修改", "修改后的改写": "长？！"}, 'Q2: "长？！" is shorter than select.min_rewrite_chars, 2'),
-        ({"结论": "通过", "修改后的改写": "别的"}, "Q2: a rewrite beside 通过; write 修改 into P2, or clear it"),
-        ({"修改后的改写": "别的"}, "P2: has no verdict, but Q2 has a rewrite; write 修改, or clear it"),
+        ({"结论": "通过", "修改后的改写": "别的"}, "Q2: an answer beside 通过; write 修改 into P2, or clear it"),
+        ({"修改后的改写": "别的"}, "P2: has no verdict, but Q2 has an answer; write 修改, or clear it"),
         ({"结论": '=IF(1,"通过","")'}, "P2: holds a formula; paste its result as a value"),
         ({"结论": "通过", "备注": "=1+1"}, "R2: holds a formula"),
         ({"结论": "通过", "行编号": '=T3&""'}, "T2: holds a formula"),
@@ -274,13 +274,13 @@ def test_a_line_may_be_moved_and_columns_may_stand_elsewhere(profile: Profile, p
         ({"结论": "通过", "行编号": "0123456789abcdef"}, 'T2: "0123456789abcdef" is unknown: it is not the id of this'),
         ({"结论": "通过", "行编号": None}, "T2: the row id is missing; restore it from the exported workbook"),
         ({"结论": "通过", "问题": "多少钱"}, "T2: "),
-        ({"结论": "通过", "用户画像": "老人"}, "profile and history for tenant `default`; one of them was changed"),
+        ({"结论": "通过", "用户画像": "老人"}, "what belongs to it for tenant `default`; one of them was changed"),
         (
             {"结论": "通过", "改写指纹": "c5694dcec7fb72dc"},
-            "E2: is not the rewrite of the fingerprint in U2; restore it",
+            "E2: is not the answer of the fingerprint in U2; restore it",
         ),
-        ({"结论": "通过", "改写指纹": None}, "E2: is not the rewrite of the fingerprint in U2"),
-        ({"结论": "通过", "改写": "我改的"}, "your own rewrite belongs into Q2"),
+        ({"结论": "通过", "改写指纹": None}, "E2: is not the answer of the fingerprint in U2"),
+        ({"结论": "通过", "改写": "我改的"}, "your own answer belongs into Q2"),
     ],
 )
 def test_a_bad_cell_is_named(profile: Profile, path: Path, cells: dict[str, Any], message: str):
@@ -293,9 +293,9 @@ def test_a_bad_cell_is_named(profile: Profile, path: Path, cells: dict[str, Any]
 
 
 def test_a_rewrite_that_is_not_there_cannot_be_accepted(profile: Profile, path: Path):
-    export(profile, path, row(rewrite=None).failed("teacher_refused"))
+    export(profile, path, row(answer=None).failed("teacher_refused"))
     fill_in(path, 结论="通过")
-    assert problem(path, profile).endswith("P2: there is no rewrite to accept; write 拒绝, or 修改 with your own")
+    assert problem(path, profile).endswith("P2: there is no answer to accept; write 拒绝, or 修改 with your own")
     fill_in(path, 结论="修改", 修改后的改写="服用 方法")
     assert [review.corrected for review in read_sheet(path, profile).reviews] == ["服用 方法"]
 
@@ -393,4 +393,34 @@ def test_verdicts_are_compared_with_a_run(profile: Profile, path: Path):
         fill_in(path, query, 结论="通过")
     add_reviews(profile, read_sheet(path, profile).reviews)
     run = finish(profile, row(), row("多少钱", "新")).parents[1].name
-    assert count_standing(profile, "latest") == Standing(run, hold=1, rewritten=1, absent=1)
+    assert count_standing(profile, "latest") == Standing(run, hold=1, changed=1, absent=1)
+
+
+# Answers of another recipe
+
+
+def test_answers_go_out_with_their_inputs_and_come_back(profile_of: ProfileOf, path: Path):
+    profile = profile_of(recipe=str(Path(__file__).parents[1] / "capitals_recipe.py"))
+    inputs = {"hint": "塞纳河\n左岸", "capital": "巴黎"}
+    asked = Row(
+        id=row_id("default", "法国", inputs={"hint": inputs["hint"]}), tenant="default", query="法国", source="q.csv:2",
+        inputs=inputs, answer="里昂", parts={"right": 0.0, "short": 1.0}, judge_score=4.5, pool="red_team",
+    )  # fmt: skip
+    done = export(profile, path, asked)
+    assert set(done.strata) <= {"随机对照", "裁判高规则低", "规则有扣分", "专门数据池"}
+    titles, values = sheet_of(path).iter_rows(values_only=True)
+    seen = dict(zip(titles, values, strict=True))
+    assert (seen["提示"], seen["首都"], seen["回答"], seen["规则：right"]) == (inputs["hint"], "巴黎", "里昂", 0)
+    assert "改写召回" not in seen
+    fill_in(path, "法国", 结论="修改", 修改后的回答="巴黎 就是它")
+    (review,) = read_sheet(path, profile).reviews
+    assert (review.row, review.corrected) == (asked.id, "巴黎")
+    fill_in(path, "法国", 提示="卢瓦尔河")
+    assert "is not the id of this question and what belongs to it" in problem(path, profile)
+
+
+def test_a_correction_that_the_recipe_cannot_read_is_named(profile_of: ProfileOf, path: Path):
+    medical = profile_of(recipe=str(Path(__file__).parents[1] / "strict_recipe.py"))
+    export(medical, path, row(answer="里昂"))
+    fill_in(path, 结论="修改", 修改后的回答="没有标签")
+    assert "is not what the recipe can read as an answer: no tags" in problem(path, medical)

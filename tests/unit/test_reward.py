@@ -17,8 +17,9 @@ from conftest import FakeService, Script, completion, recall
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.errors import LedgerError
+from qinglan.grading import RetrievalGrading
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.recipes import Baseline, Scored
+from qinglan.recipes._retrieval import Baseline, Scored
 from qinglan.reward import function, scorer
 from qinglan.reward.actor import RewardActor, close_reward_service
 from qinglan.reward.samples import SampleWatch
@@ -69,6 +70,7 @@ class Site:
     def service(self, **settings: Any) -> RewardService:
         defaults = {
             "recipe": "query_rewrite",
+            "parts": RetrievalGrading.score_parts,
             "reward": Reward(relevance_gate=False),
             "rag": Rag(max_retries=0),
             "rag_url": self.rag.url,
@@ -354,20 +356,20 @@ async def test_a_key_that_only_the_service_lacks_is_heard_of(site: Site, setting
 async def test_a_ledger_that_can_not_be_reached_is_not_tried_for_every_sample(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ):
-    now_s, tried, opens = [0.0], [], scorer.Scorer
+    now_s, tried, opens = [0.0], [], scorer.open_scorer
 
     def unreachable(service: RewardService) -> None:
         tried.append(now_s[0])
         raise LedgerError("no ledger there")
 
-    monkeypatch.setattr(scorer, "Scorer", unreachable)
+    monkeypatch.setattr(scorer, "open_scorer", unreachable)
     actor = RewardActor(site.service().model_dump_json(), clock=lambda: now_s[0])
     site.opened.append(actor)
     for now_s[0] in (0.0, 1.0, 29.0, 31.0, 32.0):
         assert (await Worker(actor).score(REWRITE))["invalid"] == 1
     assert tried == [0.0, 31.0]
     assert site.invalid() == ["no ledger there"] * 5
-    monkeypatch.setattr(scorer, "Scorer", opens)
+    monkeypatch.setattr(scorer, "open_scorer", opens)
     now_s[0] = 62.0
     assert (await Worker(actor).score(REWRITE))["invalid"] == 0
 
@@ -412,11 +414,11 @@ class FakeHandle:
 
 
 async def ask_through_verl(
-    monkeypatch: pytest.MonkeyPatch, handle: FakeHandle, gold_id: str = ""
+    monkeypatch: pytest.MonkeyPatch, handle: FakeHandle, gold_id: str = "", config_path: str = "reward.json"
 ) -> dict[str, float | str]:
-    monkeypatch.setattr(function, "_service", lambda path: handle if path == "reward.json" else None)
+    monkeypatch.setattr(function, "_service", lambda path: handle if path == config_path else None)
     info = {"row_id": "1", "gold_id": gold_id}
-    return await function.compute_score("query_rewrite", "x", "", info, config_path="reward.json", split="t")
+    return await function.compute_score("query_rewrite", "x", "", info, config_path=config_path, split="t")
 
 
 async def test_a_reward_worker_only_asks_the_service(monkeypatch: pytest.MonkeyPatch):
@@ -426,9 +428,13 @@ async def test_a_reward_worker_only_asks_the_service(monkeypatch: pytest.MonkeyP
     assert handle.asked[0] == ({"row_id": "1", "gold_id": ""}, "x")
 
 
-async def test_a_service_that_is_lost_is_an_invalid_sample_and_a_bug_an_error(monkeypatch: pytest.MonkeyPatch):
+async def test_a_service_that_is_lost_is_an_invalid_sample_and_a_bug_an_error(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
     exceptions = pytest.importorskip("ray.exceptions")
-    lost = await ask_through_verl(monkeypatch, FakeHandle(exceptions.RayActorError()))
+    path = site.folder / "reward.json"
+    path.write_text(site.service().model_dump_json())
+    lost = await ask_through_verl(monkeypatch, FakeHandle(exceptions.RayActorError()), config_path=str(path))
     assert (lost["invalid"], lost["score"], lost.keys()) == (1.0, 0.0, KEYS | {"group"})
     with pytest.raises(ZeroDivisionError):
         await ask_through_verl(monkeypatch, FakeHandle(ZeroDivisionError()))
@@ -489,3 +495,53 @@ def test_watch_tells_of_outages_of_this_attempt_and_counts_all(tmp_path: Path):
     ]
     assert (watch.summary["rag_outage_s"], watch.summary["judge_outage_s"]) == (91.2, 600.0)
     assert watch.summary["samples"] == 0
+
+
+VERDICTS = {"judge_recipe": "answer_judge", "judge": Endpoint(model="m-v1", max_retries=0)}
+
+
+def passages(body: dict[str, Any]) -> Any:
+    """The teacher's rewrite finds `g`, another one what it ends with."""
+    ends = body["rewritten_query"][-1]
+    return 200, recall(("g" if body["rewritten_query"] == BASE.teacher_rewrite else ends, 0.9))
+
+
+def verdict(text: str) -> Any:
+    return 200, completion(f"<think>无</think><output>{text}</output>")
+
+
+async def test_a_served_judge_gives_one_verdict_on_the_passage_that_was_found(site_of: Callable[..., Site]):
+    site = site_of(passages, verdict("正确，不完整"))
+    scored = await site.open(reward=Reward(), **VERDICTS).score("虾青素 x")
+    assert (scored["judge"], scored["relevant"], scored["judge_asked"], scored["invalid"]) == (4, 1, 1, 0)
+    asked = site.judge.bodies[0]["messages"][-1]["content"]
+    assert asked == "问题：虾青素咋吃\n标准答案：正文g\n待评答案：正文x"
+    with open_ledger(ledger_url(LedgerStore(), site.folder)) as ledger:
+        assert (ledger.usage("r", "judge.local").calls, ledger.usage("r", "judge").calls) == (1, 0)
+
+
+async def test_the_reference_itself_is_right_and_nobody_is_asked(site_of: Callable[..., Site]):
+    site = site_of(lambda _: (200, recall(("g", 0.9))), verdict("错误，跑题"))
+    scored = await site.open(reward=Reward(), **VERDICTS).score(REWRITE)
+    assert (scored["judge"], scored["relevant"], scored["judge_asked"]) == (5, 1, 0)
+    assert site.judge.bodies == []
+
+
+async def test_a_wrong_verdict_caps_the_reward(site_of: Callable[..., Site]):
+    site = site_of(passages, verdict("错误，跑题"))
+    scored = await site.open(reward=Reward(), **VERDICTS).score("虾青素 x")
+    assert (scored["judge"], scored["relevant"]) == (0, 0)
+    assert scored["score"] <= Reward().guard_cap
+
+
+async def test_where_a_label_refuses_the_reference_the_label_alone_counts(site_of: Callable[..., Site]):
+    site = site_of(passages, verdict("错误，跑题"))
+    scored = await site.open(reward=Reward(), **VERDICTS).score("虾青素 x", gold_id="x")
+    assert (scored["gold_top1"], scored["judge_asked"], scored["invalid"]) == (1, 0, 0)
+    assert math.isnan(scored["judge"]) and math.isnan(scored["relevant"])
+
+
+async def test_an_answer_without_a_verdict_is_no_score(site_of: Callable[..., Site]):
+    site = site_of(passages, (200, completion("随便")))
+    assert (await site.open(reward=Reward(), **VERDICTS).score("虾青素 x"))["invalid"] == 1
+    assert "no verdict" in site.invalid()[0]

@@ -145,8 +145,8 @@ def test_a_stream_is_one_chunk_and_the_end(site, serve):
         ((200, b"<html>"), "model_error"),
         ((200, {"choices": []}), "model_error"),
         (None, "model_unreachable"),
-        ((200, completion(" \n")), "empty_rewrite"),
-        ((200, completion(None)), "empty_rewrite"),
+        ((200, completion(" \n")), "empty_answer"),
+        ((200, completion(None)), "empty_answer"),
         ((200, completion("词" * 201)), "rewrite_too_long"),
         ((200, completion("抱歉，我无法回答这个问题")), "boilerplate"),
         ((200, completion("钙片 钙片 钙片 钙片")), "repetitive_rewrite"),
@@ -235,14 +235,14 @@ def test_unreadable_rewrites_are_no_fault_of_the_server(site, serve):
     model = serve(lambda _: (200, completion("")))
     client = site().client(model.url)
     for _ in range(circuit.FAILURES + 1):
-        assert ask(client)["reason"] == "empty_rewrite"
+        assert ask(client)["reason"] == "empty_answer"
 
 
 def test_a_bug_costs_no_answer(site, serve, monkeypatch, caplog):
     async def fail(*_: object) -> str:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Models, "rewrite", fail)
+    monkeypatch.setattr(Models, "answer", fail)
     assert ask(site().client(NOWHERE))["reason"] == "internal_error"
     assert "a bug" in caplog.text
     assert QUESTION not in caplog.text
@@ -376,7 +376,7 @@ def test_observers_hear_of_every_answer(site, serve):
     ask(client, profile="孕妇")
     client.get("/health")
     [(served, question)] = ear.served
-    assert (served.role, served.source, served.rewrite, question.profile) == ("champion", "model", REWRITE, "孕妇")
+    assert (served.role, served.source, served.answer, question.profile) == ("champion", "model", REWRITE, "孕妇")
     assert (served.row_id, served.latency_ms > 0) == (question.id, True)
     assert [type(thing) for thing in ear.ran_with] == [RouteTable, Models]
 
@@ -423,3 +423,77 @@ def test_the_process_loads_no_engine_no_prefect_and_no_mlflow():
     code = f"import sys, qinglan.serving.router; print(sorted(set(sys.modules) & {heavy}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def capitals(tmp_path: Path, profile_of: Callable[..., Profile]) -> Iterator[Callable[..., Site]]:
+    """A site for a recipe with inputs and without a fallback."""
+    recipe = str(Path(__file__).parents[1] / "capitals_recipe.py")
+    with ExitStack() as stack:
+        yield lambda **settings: Site(stack, profile_of(recipe=recipe, serve=settings), tmp_path)
+
+
+def test_inputs_reach_the_prompt(capitals, serve):
+    model = serve(lambda _: (200, completion("巴黎 是首都")))
+    answer = ask(capitals().client(model.url), "法国的首都", inputs={"hint": " 塞纳河 "})
+    assert (answer["content"], answer["source"]) == ("巴黎", "model")
+    assert answer["row_id"] == row_id("default", "法国的首都", inputs={"hint": "塞纳河"})
+    assert model.bodies[0]["messages"] == [{"role": "user", "content": "法国的首都（塞纳河）"}]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, "inputs.hint: is missing or empty; it is part of what is asked"),
+        ({"hint": " "}, "inputs.hint: is missing or empty"),
+        ({"hint": "x", "hnt": "y"}, "inputs: there is no `hnt` here, but capital, given, hint"),
+        ({"hint": 7}, "inputs.hint: Input should be a valid string"),
+    ],
+)
+def test_a_request_without_the_recipes_inputs_is_refused(capitals, inputs, message):
+    answer = capitals().client().post("/v1/chat/completions", json=body_of("法国", inputs=inputs))
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_inputs_that_no_recipe_asks_for_are_refused(site):
+    answer = site().client().post("/v1/chat/completions", json=body_of(inputs={"hint": "x"}))
+    assert (answer.status_code, "there is no `hint` here, but none" in answer.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [((500, {}), "model_error"), (None, "model_unreachable"), ((200, completion(" ")), "empty_answer")],
+)
+def test_without_a_fallback_a_failure_is_told_as_one(capitals, serve, reply, reason):
+    heard = Ear()
+    client = capitals().client(serve(lambda _: reply).url, heard)
+    answer = client.post("/v1/chat/completions", json=body_of("法国", inputs={"hint": "x"}))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (503, "server_error", reason)
+    assert (answer.headers["x-qinglan-source"], answer.headers["x-qinglan-reason"]) == ("none", reason)
+    assert "法国" not in answer.text
+    assert heard.served[0][0].source == "none"
+
+
+def test_a_bug_is_told_as_a_failure_too(capitals, monkeypatch):
+    monkeypatch.setattr(Rewriter, "answer", lambda *_: (_ for _ in ()).throw(RuntimeError("a bug")))
+    answer = capitals().client().post("/v1/chat/completions", json=body_of("法国", inputs={"hint": "x"}))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "internal_error")
+
+
+def test_a_question_that_is_not_fit_is_the_callers_matter(capitals):
+    answer = (
+        capitals(max_context_chars=5)
+        .client()
+        .post("/v1/chat/completions", json=body_of("法国", inputs={"hint": "长" * 6}))
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_too_long")
+
+
+def test_an_answer_may_be_as_long_as_it_is_unless_a_limit_is_set(capitals, serve):
+    model = serve(lambda _: (200, completion("长" * 300)))
+    assert len(ask(capitals().client(model.url), "法国", inputs={"hint": "x"})["content"]) == 300
+    limited = capitals(max_answer_chars=299).client(model.url)
+    answer = limited.post("/v1/chat/completions", json=body_of("法国", inputs={"hint": "x"}))
+    assert answer.json()["error"]["code"] == "answer_too_long"

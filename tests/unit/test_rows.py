@@ -33,14 +33,24 @@ def test_rank_is_one_based_and_zero_where_missed() -> None:
 
 
 def test_a_failed_row_keeps_what_was_paid_for() -> None:
-    row = Row(id="1", tenant="t", query="q", source="s", rewrite="r")
+    row = Row(id="1", tenant="t", query="q", source="s", answer="r")
     failed = row.failed("below_threshold")
-    assert (failed.status, failed.reason, failed.rewrite) == ("failed", "below_threshold", "r")
+    assert (failed.status, failed.reason, failed.answer) == ("failed", "below_threshold", "r")
     assert row.status == "ok"
 
 
 def test_rows_are_frozen_and_survive_json() -> None:
-    row = Row(id="1", tenant="t", query="q", source="s", rewrite_retrieved=Retrieved(ids=(None,), scores=(0.1,)))
+    row = Row(id="1", tenant="t", query="q", source="s", answer_retrieved=Retrieved(ids=(None,), scores=(0.1,)))
     assert Row.model_validate_json(row.model_dump_json()) == row
     with pytest.raises(ValidationError):
         row.query = "other"  # type: ignore[misc]
+
+
+def test_further_inputs_tell_rows_apart_and_rows_without_keep_their_ids():
+    plain = row_id("t", "头疼？")
+    assert (
+        plain == row_id("t", "头疼？", inputs={}) == row_id("t", "头疼？", inputs={"hint": " "}) == "6f7f1da2966d7691"
+    )
+    found = {plain, *(row_id("t", "头疼？", inputs=each) for each in ({"a": "x"}, {"b": "x"}, {"a": "y"}))}
+    assert len(found) == 4
+    assert row_id("t", "q", inputs={"a": "1", "b": "2"}) == row_id("t", "q", inputs={"b": "2", "a": "1"})

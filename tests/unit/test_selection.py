@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from qinglan.config import Select
+from qinglan.grading.retrieval.selection import select
 from qinglan.rows import Retrieved, Row
-from qinglan.selection import select
 from qinglan.tally import Tally
 
 CONFIG = Select(min_top1_score=0.6, min_rewrite_chars=2, max_rewrite_chars=10)
@@ -18,7 +18,7 @@ def scored(*scores: float) -> Retrieved:
 
 
 def row(**changes: Any) -> Row:
-    good = {"rewrite": "头疼 缓解", "rewrite_retrieved": scored(0.9, 0.8, 0.7), "original_retrieved": scored(0.5)}
+    good = {"answer": "头疼 缓解", "answer_retrieved": scored(0.9, 0.8, 0.7), "original_retrieved": scored(0.5)}
     return Row(id="1", tenant="t", query="头疼", source="q.csv:2", **(good | changes))
 
 
@@ -26,19 +26,19 @@ def row(**changes: Any) -> Row:
     ("changes", "reason"),
     [
         ({}, None),
-        ({"rewrite": None}, "empty_rewrite"),
-        ({"rewrite": " \n"}, "empty_rewrite"),
-        ({"rewrite": "抱歉，我无法改写"}, "refusal_text"),
-        ({"rewrite": "改写后：头疼"}, "boilerplate"),
-        ({"rewrite": "疼，。 ！"}, "rewrite_too_short"),
-        ({"rewrite": "疼", "rewrite_retrieved": None}, "rewrite_too_short"),
-        ({"rewrite_retrieved": None}, "not_validated"),
+        ({"answer": None}, "empty_answer"),
+        ({"answer": " \n"}, "empty_answer"),
+        ({"answer": "抱歉，我无法改写"}, "refusal_text"),
+        ({"answer": "改写后：头疼"}, "boilerplate"),
+        ({"answer": "疼，。 ！"}, "rewrite_too_short"),
+        ({"answer": "疼", "answer_retrieved": None}, "rewrite_too_short"),
+        ({"answer_retrieved": None}, "not_validated"),
         ({"original_retrieved": None}, "not_validated"),
-        ({"rewrite_retrieved": scored()}, "nothing_recalled"),
-        ({"rewrite": "长" * 10}, None),
-        ({"rewrite": "长" * 11}, "rewrite_too_long"),
-        ({"rewrite_retrieved": scored(0.6)}, None),
-        ({"rewrite_retrieved": scored(0.59, 0.59, 0.59)}, "below_threshold"),
+        ({"answer_retrieved": scored()}, "nothing_recalled"),
+        ({"answer": "长" * 10}, None),
+        ({"answer": "长" * 11}, "rewrite_too_long"),
+        ({"answer_retrieved": scored(0.6)}, None),
+        ({"answer_retrieved": scored(0.59, 0.59, 0.59)}, "below_threshold"),
         ({"original_retrieved": scored(0.9, 0.8, 0.7)}, None),
         ({"original_retrieved": scored(0.9, 0.8, 0.8)}, "worse_than_original"),
     ],
@@ -50,7 +50,7 @@ def test_first_reason_that_applies(changes: dict[str, Any], reason: str | None) 
 
 
 def test_nothing_recalled_is_told_before_length_because_rl_needs_a_baseline() -> None:
-    (selected,) = select([row(rewrite="长" * 11, rewrite_retrieved=scored())], CONFIG)
+    (selected,) = select([row(answer="长" * 11, answer_retrieved=scored())], CONFIG)
     assert selected.reason == "nothing_recalled"
 
 
@@ -61,9 +61,9 @@ def test_comparison_with_the_original_can_be_switched_off() -> None:
 
 
 def test_earlier_failures_and_order_are_kept() -> None:
-    rows = [row(rewrite=None).failed("teacher_refused"), row(), row(rewrite="")]
+    rows = [row(answer=None).failed("teacher_refused"), row(), row(answer="")]
     selected = list(select(rows, CONFIG))
-    assert [r.reason for r in selected] == ["teacher_refused", None, "empty_rewrite"]
+    assert [r.reason for r in selected] == ["teacher_refused", None, "empty_answer"]
     assert selected[:2] == rows[:2]
 
 
@@ -78,7 +78,7 @@ LONGER = Select(min_top1_score=0.6)
 
 
 def reason_of(rewrite: str, config: Select = LONGER) -> str | None:
-    (selected,) = select([row(rewrite=rewrite)], config)
+    (selected,) = select([row(answer=rewrite)], config)
     return selected.reason
 
 
@@ -184,13 +184,13 @@ def test_a_broken_expression_is_refused_with_its_text() -> None:
     [
         ({"review": "reject"}, None, "rejected_by_reviewer"),
         ({"review": "reject"}, "below_threshold", "rejected_by_reviewer"),
-        ({"review": "accept", "rewrite": "抱歉，我无法改写"}, None, None),
-        ({"review": "accept", "rewrite_retrieved": scored(0.1)}, None, None),
+        ({"review": "accept", "answer": "抱歉，我无法改写"}, None, None),
+        ({"review": "accept", "answer_retrieved": scored(0.1)}, None, None),
         ({"review": "accept"}, "rag_unavailable", None),
-        ({"review": "accept", "rewrite": None}, "teacher_refused", "teacher_refused"),
-        ({"review": "accept", "rewrite": None}, None, "empty_rewrite"),
+        ({"review": "accept", "answer": None}, "teacher_refused", "teacher_refused"),
+        ({"review": "accept", "answer": None}, None, "empty_answer"),
         ({"review": "correct", "corrected": "头痛 缓解"}, None, None),
-        ({"review": "correct", "corrected": "头痛 缓解", "rewrite": None}, "teacher_refused", None),
+        ({"review": "correct", "corrected": "头痛 缓解", "answer": None}, "teacher_refused", None),
         ({"review": "correct", "corrected": " "}, "teacher_refused", "teacher_refused"),
         ({"review": "accept"}, "duplicate", "duplicate"),
         ({"review": "reject"}, "query_too_long", "query_too_long"),
@@ -203,7 +203,7 @@ def test_a_persons_verdict_outranks(changes: dict[str, Any], earlier: str | None
 
 
 def test_a_correction_is_the_target() -> None:
-    (selected,) = select([row(review="correct", corrected="头痛 缓解", rewrite=None).failed("truncated")], CONFIG)
+    (selected,) = select([row(review="correct", corrected="头痛 缓解", answer=None).failed("truncated")], CONFIG)
     assert selected.target == "头痛 缓解"
 
 

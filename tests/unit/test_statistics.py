@@ -28,8 +28,11 @@ def own_groups(count: int) -> dict[str, str]:
     return {f"r{i}": f"g{i}" for i in range(count)}
 
 
-def compared(a: ArmScores, b: ArmScores, groups: dict[str, str] | None = None, seed: int = 0) -> Comparison:
-    return compare(a, b, "top1", groups or own_groups(len(a.scores["top1"])), resamples=2000, seed=seed)
+def compared(
+    a: ArmScores, b: ArmScores, groups: dict[str, str] | None = None, seed: int = 0, proportion: bool = False
+) -> Comparison:
+    known = groups or own_groups(len(a.scores["top1"]))
+    return compare(a, b, "top1", known, resamples=2000, seed=seed, proportion=proportion)
 
 
 def test_diff_is_a_minus_b_and_counts_wins_ties_losses() -> None:
@@ -146,7 +149,8 @@ def test_mcnemar_is_exact():
 
 
 def test_mcnemar_takes_rows_for_independent_and_groups_do_not():
-    result = compared(arm("a", *[1] * 30, *[0] * 30), arm("b", *[0] * 60), {f"r{i}": f"g{i // 10}" for i in range(60)})
+    groups = {f"r{i}": f"g{i // 10}" for i in range(60)}
+    result = compared(arm("a", *[1] * 30, *[0] * 30), arm("b", *[0] * 60), groups, proportion=True)
     assert result.p_mcnemar is not None and result.p_mcnemar < 1e-6
     assert result.p_value is not None and result.p_value > 0.1
 

@@ -9,32 +9,41 @@ import pytest
 from qinglan.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.config import Evaluate, Profile
 from qinglan.evaluation import original_rows, teacher_rows
+from qinglan.grading.retrieval.validation import Findings
+from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.redteam import RedTeamResult
 from qinglan.report import Report
 from qinglan.rows import Retrieved, Row
 from qinglan.runs import open_run
 from qinglan.summary import build_report, evaluate, evaluate_baselines, metrics_of, result_markdown
-from qinglan.validation import Findings
 
 HIT, MISS = Retrieved(ids=("g",), scores=(0.9,)), Retrieved(ids=("x",), scores=(0.6,))
 ROWS = [
     Row(
         id=f"{n:03}", tenant="t", query=f"问题{n}", gold_id="g", source="f!A1",
-        rewrite="改写", rewrite_retrieved=HIT, original_retrieved=MISS, judge_score=4.0,
+        answer="改写", answer_retrieved=HIT, original_retrieved=MISS, judge_score=4.0,
     )
     for n in range(20)
 ]  # fmt: skip
+
+
+CONFIG = Evaluate(bootstrap_resamples=200)
+
+
+@pytest.fixture
+def profile(profile_of: Callable[..., Profile]) -> Profile:
+    return profile_of(evaluate={"bootstrap_resamples": 200})
 
 
 def failed(number: int, reason: str) -> Row:
     return Row(id=f"f{number}", tenant="t", query="问", source="f!A1", gold_id="g").failed(reason)
 
 
-def test_a_refreshs_arms_count_failed_rows_but_no_bad_input():
+def test_a_refreshs_arms_count_failed_rows_but_no_bad_input(profile: Profile):
     rows = [*ROWS, failed(1, "teacher_refused"), failed(2, "rag_unavailable"), failed(3, "empty_query")]
-    evaluation = evaluate_baselines(rows, Evaluate(bootstrap_resamples=200))
+    evaluation = evaluate_baselines(rows, profile)
     teacher = evaluation.arms["teacher"]
-    assert (teacher.n, teacher.failed, teacher.top1) == (22, 2, 1.0)
+    assert (teacher.n, teacher.failed, teacher.mean("top1")) == (22, 2, 1.0)
     (top1,) = [c for c in evaluation.comparisons if c.metric == "top1"]
     assert (top1.n, top1.left_out, top1.diff) == (20, 2, 1.0)
 
@@ -42,14 +51,14 @@ def test_a_refreshs_arms_count_failed_rows_but_no_bad_input():
 def test_an_evaluation_has_slices_and_loads():
     rows = [row.model_copy(update={"intent": "用法"}) for row in ROWS]
     arms = {"original": original_rows(rows), "teacher": teacher_rows(rows)}
-    found = evaluate(arms, rows, Evaluate(bootstrap_resamples=200), loads={"teacher": "up to 16 at once"})
+    found = evaluate(arms, rows, CONFIG, RECIPE, loads={"teacher": "up to 16 at once"})
     assert {(s.by, s.value) for s in found.slices} >= {("intent", "用法"), ("tenant", "t")}
     assert found.arms["teacher"].latency_load is None, "nothing was measured"
     assert (found.red_team, found.unjudged) == ({}, {})
 
 
-def test_figures_and_table():
-    evaluation = evaluate_baselines([*ROWS, failed(1, "teacher_refused")], Evaluate(bootstrap_resamples=200))
+def test_figures_and_table(profile: Profile):
+    evaluation = evaluate_baselines([*ROWS, failed(1, "teacher_refused")], profile)
     assert metrics_of(evaluation)["teacher/failed"] == 1
     cases = [
         RedTeamResult(case_id=str(passed), name="例", kind="long", must_pass=True, passed=passed)
@@ -57,20 +66,20 @@ def test_figures_and_table():
     ]
     tried = metrics_of(evaluation.model_copy(update={"red_team": {"rl": cases}}))
     assert (tried["rl/red_team_failed"], tried["rl/red_team_unchecked"]) == (1, 1)
-    report = Report(
-        run_id="r", profile="p", recipe="query_rewrite", arms=evaluation.arms, comparisons=evaluation.comparisons
-    )
+    known = {"metrics": evaluation.metrics, "arms": evaluation.arms, "comparisons": evaluation.comparisons}
+    report = Report(run_id="r", profile="p", recipe="query_rewrite", **known)
     text = result_markdown(report)
-    assert "| teacher | 21 | 1 | " in text
+    assert "| teacher | 21 | 1 | 1.000 | 1.000 | 0.900 | 4.00 | " in text
 
 
-def test_the_rows_needed_go_by_the_setting_of_the_day(profile_of: Callable[..., Profile], tmp_path: Path):
+def test_the_rows_needed_go_by_the_setting_of_the_day(
+    profile: Profile, profile_of: Callable[..., Profile], tmp_path: Path
+):
     rows = [
-        row.model_copy(update={"gold_id": row.id, "rewrite_retrieved": (HIT, MISS)[n % 2]})
-        for n, row in enumerate(ROWS)
+        row.model_copy(update={"gold_id": row.id, "answer_retrieved": (HIT, MISS)[n % 2]}) for n, row in enumerate(ROWS)
     ]
     path = tmp_path / "evaluation.json"
-    path.write_text(evaluate_baselines(rows, Evaluate(bootstrap_resamples=200)).model_dump_json(), encoding="utf-8")
+    path.write_text(evaluate_baselines(rows, profile).model_dump_json(), encoding="utf-8")
     needed = []
     for gain in (0.03, 0.06):
         with open_run(profile_of(gate={"smallest_gain": gain}), "evaluate") as run:

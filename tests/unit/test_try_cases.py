@@ -6,12 +6,13 @@ from qinglan.clients import Clients
 from qinglan.config import Tenant
 from qinglan.errors import RetrievalError
 from qinglan.evaluation import texts_of, try_cases
+from qinglan.recipes import get_recipe
 from qinglan.redteam import Case, Checks
 from qinglan.rows import Retrieved
 
-LONG = Case(id="long", name="很长", kind="long", query="问")
+LONG = Case(id="long", name="很长", kind="long", query="问", checks=Checks(one_line=True))
 KNOWN = Case(id="known", name="旧错", kind="regression", query="问", checks=Checks(gold_top1="g"))
-TENANT = Tenant()
+TENANT, RECIPE = Tenant(), get_recipe("query_rewrite")
 
 
 class Library:
@@ -28,7 +29,7 @@ class Library:
 async def passed(library: Library, **texts: str) -> dict[str, bool | None]:
     answers = {"rl": {f"redteam-{case}": text for case, text in texts.items()}}
     cases = [case for case in (LONG, KNOWN) if case.id in texts]
-    tried = await try_cases(cases, answers, TENANT, Clients(rag=library))  # type: ignore[arg-type]
+    tried = await try_cases(cases, answers, RECIPE, TENANT, Clients(rag=library))  # type: ignore[arg-type]
     return {result.case_id: result.passed for result in tried["rl"]}
 
 
@@ -51,5 +52,5 @@ async def test_no_answer_is_a_failure_and_retrieved_for_by_nobody():
 
 async def test_a_second_line_of_an_answer_is_seen():
     answers = texts_of(['{"id": "redteam-long", "text": " 甲 乙\\n现在忽略规则 ", "prompt_tokens": 1}'])
-    (result,) = (await try_cases([LONG], {"rl": answers}, TENANT, Clients(rag=Library())))["rl"]  # type: ignore[arg-type]
-    assert (result.passed, result.reason) == (False, "the rewrite has more than one line")
+    (result,) = (await try_cases([LONG], {"rl": answers}, RECIPE, TENANT, Clients(rag=Library())))["rl"]  # type: ignore[arg-type]
+    assert (result.passed, result.reason) == (False, "the answer has more than one line")

@@ -8,18 +8,18 @@ from random import Random
 import pytest
 
 from qinglan.errors import StageError
+from qinglan.grading.retrieval.validation import Findings
 from qinglan.histograms import Histogram, quantile, regrouped
 from qinglan.rows import Retrieved, Row
-from qinglan.validation import Findings
 
-BASE = Row(id="0", tenant="t", query="它咋吃", rewrite="虾青素 服用方法", source="f!A1")
+BASE = Row(id="0", tenant="t", query="它咋吃", answer="虾青素 服用方法", source="f!A1")
 
 
 def row(original: float | None, rewritten: float | None, gold: str | None = None, **changes: object) -> Row:
     """A row with one passage per answer, `g` for the rewrite and `o` for the question; None recalls nothing."""
     found = {
         "original_retrieved": Retrieved() if original is None else Retrieved(ids=("o",), scores=(original,)),
-        "rewrite_retrieved": Retrieved() if rewritten is None else Retrieved(ids=("g",), scores=(rewritten,)),
+        "answer_retrieved": Retrieved() if rewritten is None else Retrieved(ids=("g",), scores=(rewritten,)),
     }
     return BASE.model_copy(update=found | {"gold_id": gold} | changes)
 
@@ -55,7 +55,7 @@ def test_better_equal_and_worse():
 
 
 def test_only_rows_that_were_retrieved_for_both_ways_count():
-    half = row(0.5, 0.7, "g", rewrite_retrieved=None)
+    half = row(0.5, 0.7, "g", answer_retrieved=None)
     figures = findings(row(0.6, 0.9, "g"), row(0.6, None, "g"), row(0.6, 0.9), half, BASE).metrics()
     assert figures["success_rate"] == pytest.approx(2 / 3)
     assert figures["top1_score_mean"] == pytest.approx(0.6)
@@ -82,7 +82,7 @@ def test_memory_does_not_grow_with_the_rows():
     found = findings(row(0.5, 0.7))
     before = {name: sys.getsizeof(value) for name, value in vars(found).items()}
     for i in range(2000):
-        found.add(row(0.5, 0.7, id=str(i), query=f"q{i}", rewrite=f"r{i}"))
+        found.add(row(0.5, 0.7, id=str(i), query=f"q{i}", answer=f"r{i}"))
     grown = {n: sys.getsizeof(v) for n, v in vars(found).items() if sys.getsizeof(v) > before[n] + 8}
     assert grown == {}
     assert len(found.histograms()["gain"][0]["counts"]) == 105
@@ -92,7 +92,7 @@ def same(score: float, noise: float = 0.0) -> Row:
     """A row whose two answers have the same passage."""
     found = {
         "original_retrieved": Retrieved(ids=("d",), titles=("t",), scores=(score,)),
-        "rewrite_retrieved": Retrieved(ids=("d",), titles=("t",), scores=(score + noise,)),
+        "answer_retrieved": Retrieved(ids=("d",), titles=("t",), scores=(score + noise,)),
     }
     return BASE.model_copy(update=found)
 
@@ -108,11 +108,11 @@ def test_a_service_that_ignores_rewrites_is_noticed_through_noise():
 
 
 def test_a_rewrite_that_says_the_same_tells_nothing_about_the_service():
-    findings(*[same(0.5).model_copy(update={"rewrite": " 它咋吃？"})] * 50).check()
+    findings(*[same(0.5).model_copy(update={"answer": " 它咋吃？"})] * 50).check()
 
 
 def test_labels_need_ids():
-    nameless = {"rewrite_retrieved": Retrieved(ids=(None,), scores=(0.5,)), "original_retrieved": Retrieved()}
+    nameless = {"answer_retrieved": Retrieved(ids=(None,), scores=(0.5,)), "original_retrieved": Retrieved()}
     findings(row(None, 0.5, None, **nameless)).check()
     with pytest.raises(StageError, match="no passage of the RAG has an `id`"):
         findings(row(None, 0.5, "g", **nameless)).check()

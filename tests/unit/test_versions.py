@@ -22,8 +22,8 @@ NUMBERS = iter(range(10_000))
 
 
 def row(query: str, **fields: Any) -> Row:
-    known: dict[str, Any] = {"rewrite": f"{query} 用法", "split": "train", "rewrite_request": "e4a9"}
-    known |= {"original_retrieved": FOUND, "rewrite_retrieved": FOUND, "source": "q.xlsx!问题!A2"} | fields
+    known: dict[str, Any] = {"answer": f"{query} 用法", "split": "train", "answer_request": "e4a9"}
+    known |= {"original_retrieved": FOUND, "answer_retrieved": FOUND, "source": "q.xlsx!问题!A2"} | fields
     return Row(id=row_id("t", query), tenant="t", query=query, **known)
 
 
@@ -137,10 +137,15 @@ def test_a_tenant_never_becomes_a_path(profile_of: ProfileOf, tenant: str, made:
     assert version.tenant == tenant
 
 
+def test_a_tenants_recipes_do_not_meet(profile_of: ProfileOf):
+    capitals = str(Path(__file__).parents[1] / "capitals_recipe.py")
+    assert versions.tenant_folder(profile_of(recipe=capitals)).name == "default.capitals_recipe"
+
+
 def test_tenants_do_not_meet(profile_of: ProfileOf):
     names = [versions.tenant_folder(profile_of(tenant={"id": name})).name for name in ("a b", "a_b", "A_b", "a/b")]
     assert len(set(names)) == 4
-    assert names[1] == "a_b"
+    assert names[1] == "a_b.query_rewrite"
 
 
 def test_a_changed_file_is_not_published(made: Callable[..., Version], profile_of: ProfileOf, tmp_path: Path):
@@ -199,17 +204,17 @@ def test_what_changed_between_two_versions(made: Callable[..., Version]):
     a = made(ROWS)
     b = made(
         [
-            fish.model_copy(update={"rewrite": "鱼油 功效"}),
+            fish.model_copy(update={"answer": "鱼油 功效"}),
             calcium.failed("below_threshold"),
             protein.model_copy(update={"split": "test"}),
-            probiotic.model_copy(update={"rewrite_retrieved": Retrieved()}),  # a score alone changes no row
+            probiotic.model_copy(update={"answer_retrieved": Retrieved()}),  # a score alone changes no row
             row("叶黄素"),
             row("褪黑素"),
         ]
     )
     found = diff(a, b)
     assert (found.added, found.removed, found.changed, found.unchanged) == (2, 1, 3, 1)
-    assert found.what == {"rewrite": 1, "ok → below_threshold": 1, "split dev → test": 1}
+    assert found.what == {"answer": 1, "ok → below_threshold": 1, "split dev → test": 1}
     assert [change.kind for change in found.examples].count("added") == 2
     assert [c.row_id for c in found.examples if c.kind == "removed"] == [selenium.id]
     assert len(diff(a, b, examples=1).examples) == 3
@@ -238,7 +243,7 @@ def test_new_training_rows_count_from_the_last_training(made: Callable[..., Vers
     assert versions.training_rows_since(profile, first) == 2  # nothing was trained yet
     versions.note_training(profile, first.id, "run-1")
     assert versions.training_rows_since(profile, first) == 0
-    rewritten = ROWS[0].model_copy(update={"rewrite": "鱼油 功效"})
+    rewritten = ROWS[0].model_copy(update={"answer": "鱼油 功效"})
     second = made([rewritten, *ROWS[1:], row("叶黄素"), row("硒片", split="test"), row("锌").failed("rag_error")])
     assert versions.training_rows_since(profile, second) == 2
     training = versions.last_training(profile)

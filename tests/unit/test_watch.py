@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ class Models:
     def __init__(self, **rewrites: str | Exception) -> None:
         self.rewrites, self.asked = rewrites, list[str]()
 
-    async def rewrite(self, backend: Backend, question: Row, within_s: float) -> str:
+    async def answer(self, backend: Backend, question: Row, within_s: float) -> str:
         self.asked.append(backend.version)
         answer = self.rewrites[f"v{backend.version}"]
         if isinstance(answer, Exception):
@@ -78,7 +79,7 @@ def served(role: ServedRole, rewrite: str | None = "r1", version: str = "", late
         reason="" if rewrite else "model_error",
         latency_ms=latency_ms,
         row_id="row",
-        rewrite=rewrite,
+        answer=rewrite,
     )
 
 
@@ -186,7 +187,7 @@ async def test_a_model_that_fails_is_dropped_and_the_site_is_told(tmp_path: Path
         await until(lambda: table.routes.challenger is None)
     verdict, state = read_verdict(tmp_path), read_state(tmp_path)
     assert verdict and (verdict.challenger, verdict.champion, verdict.requests) == ("2", "1", 30)
-    assert verdict.judgement.outcome == "roll_back" and "fell back" in verdict.judgement.reason
+    assert verdict.judgement.outcome == "roll_back" and "not answered by it" in verdict.judgement.reason
     assert state and state.judgement.outcome == "roll_back" and watch.state is None
 
 
@@ -238,7 +239,7 @@ async def test_a_verdict_that_can_t_be_written_is_written_later(tmp_path: Path, 
 
 async def test_a_mistake_costs_one_comparison(tmp_path: Path):
     class Broken(Models):
-        async def rewrite(self, backend: Backend, question: Row, within_s: float) -> str:
+        async def answer(self, backend: Backend, question: Row, within_s: float) -> str:
             raise RuntimeError("a mistake")
 
     table, watch = table_of(tmp_path), watch_in(tmp_path)
@@ -291,3 +292,16 @@ def test_the_sample_is_a_fixed_share_of_the_questions():
     chosen = [one for one in ids if in_sample(one, 0.2)]
     assert 0.17 < len(chosen) / len(ids) < 0.23
     assert chosen == [one for one in ids if in_sample(one, 0.2)]
+
+
+async def test_answers_that_are_for_no_search_are_counted_and_not_compared(tmp_path: Path):
+    watch, models = Watch(CONFIG, tmp_path, None, Clock()), Models(v1="r1", v2="r2")
+    async with running(watch, table_of(tmp_path), models):
+        for role in ("champion", "challenger"):
+            watch.on_served(served(role, "r1"), QUESTION)  # type: ignore[arg-type]
+        watch.on_served(replace(served("challenger", None), source="none"), QUESTION)
+        await asyncio.sleep(0.01)
+    assert watch.state and not models.asked
+    tally = watch.state.tally
+    assert (tally.champion.fallbacks.n, tally.challenger.fallbacks.n, tally.challenger.fallbacks.mean) == (1, 2, 0.5)
+    assert tally.retrieval.n == watch.state.left_out == 0

@@ -7,12 +7,13 @@ import asyncio
 import math
 from typing import Any
 
-from qinglan.batches import OVER_BUDGET, Work
+from qinglan.batches import Work
 from qinglan.clients import Clients
 from qinglan.config import Tenant
-from qinglan.errors import StageError, TeacherError
+from qinglan.errors import StageError
+from qinglan.grading.common import judged, outline
 from qinglan.histograms import Histogram, quantile
-from qinglan.recipes import Message, Recipe
+from qinglan.recipes._retrieval import RetrievalRecipe
 from qinglan.rows import Retrieved, Row, normalise
 
 _TELLING_ROWS = 20
@@ -20,37 +21,28 @@ _TELLING_SHARE = 0.98
 _TIE = 1e-6
 _SCORE_NOISE = 1e-3
 """Two answers with the same passages are the same within this: GPUs in batches do not repeat a score to the bit."""
+_SHOWN_FIGURES = ("success_rate", "top1_score_mean", "gain_mean", "gold_top1", "original_gold_top1")
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
-def validator(recipe: Recipe, clients: Clients, tenant: Tenant, *, judge: bool) -> Work:
+def validator(recipe: RetrievalRecipe, clients: Clients, tenant: Tenant, *, judge: bool) -> Work:
     """The work on one row: two retrievals, and the judge's score if asked for."""
 
     async def validate(row: Row) -> Row:
-        assert row.rewrite is not None
-        question = recipe.user_text(row.query, row.profile, row.history)
+        assert row.answer is not None
+        question = recipe.question_text(row)
         original, rewritten = await asyncio.gather(
-            clients.rag.retrieve(row.query), clients.rag.retrieve(row.query, row.rewrite)
+            clients.rag.retrieve(row.query), clients.rag.retrieve(row.query, row.answer)
         )
         score = None
         if judge:
-            messages = recipe.judge_messages(question, row.rewrite, tenant)
-            score = await _judged(clients, messages, recipe)
+            messages = recipe.judge_messages(question, row.answer, tenant)
+            score = await judged(clients, messages, recipe)
         return row.model_copy(
-            update={"original_retrieved": original, "rewrite_retrieved": rewritten, "judge_score": score}
+            update={"original_retrieved": original, "answer_retrieved": rewritten, "judge_score": score}
         )
 
     return validate
-
-
-async def _judged(clients: Clients, messages: list[Message], recipe: Recipe) -> float | None:
-    """The score; None where a run that goes on without money could not pay for it: the rewrite is good all the same."""
-    try:
-        return (await clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA)).value
-    except TeacherError as error:
-        if error.reason != OVER_BUDGET:
-            raise
-        return None
 
 
 class Findings:
@@ -73,7 +65,7 @@ class Findings:
 
     def add(self, row: Row) -> None:
         """Count a row; one that was not retrieved for counts as nothing."""
-        original, found = row.original_retrieved, row.rewrite_retrieved
+        original, found = row.original_retrieved, row.answer_retrieved
         if original is None or found is None:
             return
         self._rows += 1
@@ -115,6 +107,10 @@ class Findings:
             figures["original_gold_top1"] = self._original_gold_hits / self._labelled
         return figures
 
+    def shown(self) -> dict[str, float]:
+        """Those that are worth a line in the log."""
+        return {name: value for name, value in self.metrics().items() if name in _SHOWN_FIGURES}
+
     def check(self) -> None:
         """Notice a RAG that answers well-formed nonsense.
 
@@ -154,7 +150,7 @@ class Findings:
     def _watch_service(self, row: Row, original: Retrieved, found: Retrieved) -> None:
         self._expects_ids |= row.gold_id is not None
         self._has_ids |= any(i is not None for i in (*original.ids, *found.ids))
-        if row.rewrite and normalise(row.rewrite) != normalise(row.query):
+        if row.answer and normalise(row.answer) != normalise(row.query):
             self._changed += 1
             self._alike += _alike(original, found)
 
@@ -173,4 +169,4 @@ def _quantiles(name: str, histogram: Histogram) -> dict[str, float]:
 
 
 def _outline(label: str, histogram: Histogram) -> dict[str, Any]:
-    return {"label": label, "low": histogram.low, "high": histogram.high, "counts": list(histogram.counts)}
+    return outline(label, histogram.low, histogram.high, histogram.counts)

@@ -1,0 +1,124 @@
+"""Pools of questions: whether each is in every split, and which of the training rows RL asks, by the pools' shares."""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, cycle, islice
+from typing import get_args
+
+from qinglan.config import Dataset
+from qinglan.recipes import Recipe
+from qinglan.rows import Row, Split
+
+REST = "train"
+"""Rows of no pool, and of pools without a share of their own."""
+
+
+def assign(rows: Iterable[Row], recipe: Recipe, shares: Mapping[str, float]) -> Iterator[Row]:
+    """Rows that the workbook puts into no pool go into the recipe's, or by their ids into those of `shares`."""
+    for row in rows:
+        pool = row.pool or recipe.pool_of(row) or _by_share(row.id, shares)
+        yield row if pool == row.pool else row.model_copy(update={"pool": pool})
+
+
+def _by_share(row_id: str, shares: Mapping[str, float]) -> str | None:
+    place = int.from_bytes(hashlib.sha256(f"pool:{row_id}".encode()).digest()[:8], "big") / 2**64
+    for pool, share in shares.items():
+        if place < share:
+            return pool
+        place -= share
+    return None
+
+
+class Pools:
+    """Counts the usable rows of each pool by split."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def add(self, row: Row) -> None:
+        """Count a row that has a split."""
+        if row.pool:
+            self._rows[row.pool][str(row.split)] += 1
+
+    def warnings(self) -> list[str]:
+        """A line for each pool that has no row in some split."""
+        lines = []
+        for pool, counts in sorted(self._rows.items()):
+            if empty := [split for split in get_args(Split) if not counts[split]]:
+                listed = ", ".join(f"{split} {counts[split]:,}" for split in get_args(Split))
+                lines.append(f"pool {pool} has no row in {' and '.join(empty)} ({listed}); add questions, or mark some")
+        return lines
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The training rows that RL asks."""
+
+    asked: Mapping[str, int] | None = None
+    """By row, how often its question is in the file; None for all of them once."""
+    warnings: tuple[str, ...] = ()
+
+    def times(self, row: Row) -> int:
+        """How often its question is in the file."""
+        return 1 if self.asked is None else self.asked.get(row.id, 0)
+
+
+def draw(rows: Iterable[Row], config: Dataset) -> Drawn:
+    """Draw RL's prompts so that each pool has the share of them that `rl_shares` says; the rest has what is left.
+
+    All of the rest is taken, and of each pool so many that its share is right. A pool that has too few is asked up to
+    `rl_repeats` times; if that does not do it is told. Where the shares leave nothing for the rest, or there is none,
+    as many rows are drawn as the scarcest pool allows. Which rows of a pool are drawn depends on their ids and `seed`
+    alone.
+
+    Args:
+        rows: those of the training split whose questions RL may ask; not read where there are no shares.
+    """
+    if not config.rl_shares:
+        return Drawn()
+    shares = config.rl_shares | {REST: _left(config.rl_shares)}
+    ids: dict[str, list[str]] = {pool: [] for pool in shares}
+    for row in rows:
+        ids[row.pool if row.pool in shares else REST].append(row.id)
+    total = _total({pool: len(each) for pool, each in ids.items()}, shares)
+    chosen = {
+        pool: list(islice(_again(each, config), min(round(shares[pool] * total), len(each) * config.rl_repeats)))
+        for pool, each in ids.items()
+    }
+    return Drawn(Counter(chain.from_iterable(chosen.values())), tuple(_short(chosen, shares)))
+
+
+def _again(ids: Iterable[str], config: Dataset) -> Iterator[str]:
+    """The ids in the order in which they are drawn, over and over."""
+    return cycle(sorted(ids, key=lambda row_id: _place(config.seed, row_id)))
+
+
+def _left(shares: Mapping[str, float]) -> float:
+    """The share of the rest; what is left of sums like 0.7 + 0.2 + 0.1 is nothing."""
+    return max(0.0, round(1 - sum(share for pool, share in shares.items() if pool != REST), 9))
+
+
+def _total(rows: Mapping[str, int], shares: Mapping[str, float]) -> float:
+    """How many prompts there would be with every share filled: by the rest, or by the scarcest pool that has any."""
+    if shares[REST] and rows[REST]:
+        return rows[REST] / shares[REST]
+    return min((rows[pool] / share for pool, share in shares.items() if share and rows[pool]), default=0)
+
+
+def _short(chosen: Mapping[str, Sequence[str]], shares: Mapping[str, float]) -> Iterator[str]:
+    """A line for each pool whose share of the prompts is less than was asked for, beyond a row's worth."""
+    count = sum(map(len, chosen.values()))
+    for pool, share in shares.items():
+        if len(chosen[pool]) < share * count - 1 or (share and not chosen[pool]):
+            rows = len(set(chosen[pool]))
+            often = f", each asked {len(chosen[pool]) // rows} times" if rows < len(chosen[pool]) else ""
+            yield (
+                f"dataset.rl_shares: pool {pool} has {rows:,} training rows for RL{often}, "
+                f"{len(chosen[pool]) / max(count, 1):.0%} of the prompts and not {share:.0%}; add questions to it"
+            )
+
+
+def _place(seed: int, row_id: str) -> bytes:
+    return hashlib.sha256(f"rl:{seed}:{row_id}".encode()).digest()

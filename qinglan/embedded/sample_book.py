@@ -1,0 +1,38 @@
+"""Writes a sample's workbook: the same rows give the same bytes, whatever the time."""
+
+import io
+import re
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_FIXED_TIME = (2026, 1, 1, 0, 0, 0)
+
+
+def write_workbook(path: Path, sheet: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Write an .xlsx of one sheet with a header row; it appears whole."""
+    from openpyxl import Workbook  # absent from the trainer's environment, which loads the worlds too
+
+    book = Workbook(write_only=True)
+    table = book.create_sheet(sheet)
+    table.append(list(header))
+    for row in rows:
+        table.append(list(row))
+    buffer = io.BytesIO()
+    book.save(buffer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(_without_timestamps(buffer.getvalue()))
+    partial.replace(path)
+
+
+def _without_timestamps(workbook: bytes) -> bytes:
+    """The same archive with fixed times; openpyxl stamps the current one on every member and into the properties."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(workbook)) as source, zipfile.ZipFile(buffer, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name == "docProps/core.xml":
+                content = re.sub(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", b"2026-01-01T00:00:00Z", content)
+            target.writestr(zipfile.ZipInfo(name, _FIXED_TIME), content, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()

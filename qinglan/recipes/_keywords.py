@@ -1,0 +1,36 @@
+"""The most telling words of a Chinese text, by jieba's TF-IDF."""
+
+import warnings
+from functools import cache
+from typing import Any
+
+_COURTESIES = frozenset(
+    (
+        "您好", "你好", "请问", "谢谢", "大夫", "医生", "进行", "咨询", "一下", "建议", "可以", "一般", "情况", "需要",
+        "之前", "之后", "最近", "有些", "没什么", "这个", "怎么回事", "注意", "平时", "及时", "引起", "期望", "解答",
+        "祝您", "帮助", "希望", "健康", "患者", "病人", "朋友", "通过", "出现", "导致",
+    )
+)  # fmt: skip
+"""Words that tell nothing about what a text says."""
+
+
+def telling_words(text: str, count: int) -> list[str]:
+    """Up to `count` words of two characters or more, the most telling first."""
+    tags = extractor().extract_tags(text, topK=count + len(_COURTESIES))
+    return [tag for tag in tags if len(tag) > 1 and tag not in _COURTESIES and not tag.isascii()][:count]
+
+
+@cache
+def extractor() -> Any:
+    """jieba's TF-IDF with a dictionary of its own: loading it the usual way writes a cache into the shared tmp."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # jieba's own: pkg_resources, invalid escapes, files left open
+        import jieba
+        import jieba.analyse
+
+        tokenizer = jieba.Tokenizer()
+        tokenizer.FREQ, tokenizer.total = tokenizer.gen_pfdict(tokenizer.get_dict_file())
+        tokenizer.initialized = True
+        found = jieba.analyse.TFIDF()
+        found.tokenizer = tokenizer
+    return found

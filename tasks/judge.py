@@ -1,0 +1,80 @@
+"""Before RL asks a judge of our own: how far it agrees with the judge, on dev rows."""
+
+import asyncio
+
+from prefect.logging import get_run_logger
+
+from qinglan.artifacts import StageResult, read_jsonl, write_jsonl
+from qinglan.clients import Role, open_clients, scoring_identity
+from qinglan.config import EMBEDDED
+from qinglan.embedded.services import Services
+from qinglan.judge_agreement import (
+    Judges,
+    Measured,
+    Pair,
+    drawn,
+    finding,
+    measured,
+    mendable,
+    require_agreement,
+    require_answers,
+    sentence,
+)
+from qinglan.local_judge import Appointed, Served, open_judge, serving
+from qinglan.recipes import get_recipe
+from qinglan.recipes._retrieval import RetrievalRecipe
+from qinglan.recipes._verdicts import verdict_recipe
+from qinglan.retrieval import RagClient
+from qinglan.rows import Row
+from qinglan.runs import Run
+from tasks.stage import Outcome, Stage, perform
+
+_JUDGE: tuple[Role, ...] = ("judge",)
+
+
+def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Appointed) -> StageResult:
+    """Ask both about what dev questions find, and stop where they agree too little.
+
+    Raises:
+        StageError: they do, or too many calls failed.
+    """
+    profile, settings = run.profile, judge.settings
+
+    def work(stage: Stage) -> Outcome:
+        rows = drawn(read_jsonl(dataset.path("rows"), Row), settings.agreement_rows)
+        with serving(profile, judge, stage.directory, stage.say) as served:
+            assert served is not None
+            pairs = asyncio.run(_compare(run, services, served, rows))
+        artifacts = {"pairs": write_jsonl(stage.directory / "pairs.jsonl", pairs)}
+        require_answers(pairs, profile.evaluate.max_failed_share)
+        found = measured(pairs, profile.reward.min_relevance)
+        stage.say(f"{judge.name} and {profile.judge.model}: {sentence(found)}")
+        details = {"findings": [finding(found).model_dump(mode="json")], "measured": found.model_dump(mode="json")}
+        return Outcome(len(rows), len(rows), {}, artifacts, found.metrics, details, mendable(pairs))
+
+    depends_on = {
+        "rows_sha256": dataset.artifacts["rows"].sha256,
+        "local_judge": judge.identity,
+        "agreement_rows": settings.agreement_rows,
+        "use_labels": profile.reward.use_labels,
+        "min_relevance": profile.reward.min_relevance,
+        **scoring_identity(profile),
+        # As in validation: a live service's knowledge base changes unseen.
+        "knowledge_base": run.knowledge_base_sha256 if profile.rag.url == EMBEDDED else run.id,
+    }
+    result = perform(run, "local_judge", depends_on, work)
+    require_agreement(Measured.model_validate(result.details["measured"]), settings, get_run_logger().warning)
+    return result
+
+
+async def _compare(run: Run, services: Services, served: Served, rows: list[Row]) -> list[Pair]:
+    profile = run.profile
+    recipe = get_recipe(profile.recipe)
+    assert isinstance(recipe, RetrievalRecipe), "no other recipe has a local judge"
+    rag = RagClient(profile.rag, services.rag_url, profile.tenant.id, with_passage=True)
+    try:
+        async with open_clients(run, services, _JUDGE) as clients, open_judge(run, served) as local:
+            verdicts = verdict_recipe(served.judge.released.recipe)
+            return await Judges(profile, recipe, verdicts, local, clients.judge, rag).compare(rows)
+    finally:
+        await rag.close()

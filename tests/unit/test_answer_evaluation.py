@@ -1,0 +1,206 @@
+"""Evaluation, gate and report of a recipe of answers: they know its metrics by what it declares alone."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pytest
+from letters import Letters
+from rich.console import Console
+
+from qinglan.config import Evaluate, Gate
+from qinglan.evaluation import ArmRow, Evaluation, arm_scores, examples, student_rows, teacher_rows
+from qinglan.gate import decide
+from qinglan.recipes import Finding, FindingRow, Metric
+from qinglan.registry.review_book import telling_rows, write_review_book
+from qinglan.report import Report, headline, verdict
+from qinglan.report_html import render_html
+from qinglan.report_tables import plan
+from qinglan.report_terminal import print_table
+from qinglan.report_words import Both
+from qinglan.rows import Row
+from qinglan.summary import evaluate, metrics_of, result_markdown
+
+KAPPA = Finding(
+    title=Both("Agreement", "一致性"),
+    columns=(Both("kappa", "卡帕值"),),
+    rows=(FindingRow(label=Both("RL", "强化学习"), values=(0.8125,)),),
+    digits=2,
+)
+
+
+class Judged(Letters):
+    """With the judge's score among its metrics, and a table of its own."""
+
+    METRICS = (
+        Metric("pure", "pure answers", "纯正率"),
+        Metric("share", "share of the letter", "字母占比", proportion=False),
+        Metric("quality", "judge score (0–5)", "裁判评分（0–5）", maximum=5.0, proportion=False, digits=2),
+    )
+
+    def findings(self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]) -> list[Finding]:
+        return [KAPPA] if arms and rows else []
+
+
+RECIPE = Judged()
+CONFIG = Evaluate(bootstrap_resamples=200)
+ROWS = [
+    Row(
+        id=f"{n:03}", tenant="t", query=f"问{n}", source="f!A1", inputs={"letter": "a"},
+        pool="gold" if n < 30 else None,
+    )
+    for n in range(60)
+]  # fmt: skip
+
+
+def arm(*texts: str | None, **more: Any) -> list[ArmRow]:
+    """Answers, graded by the rules; the last one stands for all that follow."""
+    shown = [*texts, *[texts[-1]] * (len(ROWS) - len(texts))]
+    return [
+        ArmRow(
+            row_id=row.id,
+            text=text,
+            parts=None if text is None else RECIPE.parts(row, text),
+            reason="empty_answer" if text is None else None,
+            **more,
+        )
+        for row, text in zip(ROWS, shown, strict=True)
+    ]
+
+
+def evaluation(**arms: list[ArmRow]) -> Evaluation:
+    return evaluate(arms, ROWS, CONFIG, RECIPE)
+
+
+def trained() -> Evaluation:
+    """RL is right everywhere, SFT on every third question."""
+    return evaluation(sft=arm(*["aa", "ab", "b"] * 20, judge_score=3.0), rl=arm("aaa", judge_score=4.0, latency_ms=5.0))
+
+
+def report(found: Evaluation) -> Report:
+    content = found.model_dump(exclude={"red_team", "unjudged"})
+    known = {"run_id": "r", "profile": "p", "recipe": "letters", "kind": "answer", "rivals": ["sft"]}
+    return Report.model_validate(content | known)
+
+
+def test_the_recipes_metrics_are_the_arms():
+    scores = arm_scores("rl", arm("aa", "ab", None, judge_score=4.0)[:3], ROWS, RECIPE).scores
+    assert {name: list(values.values()) for name, values in scores.items()} == {
+        "pure": [1.0, 0.0, None], "share": [1.0, 0.5, None], "quality": [4.0, 4.0, None],
+    }  # fmt: skip
+    found = trained()
+    assert found.arms["rl"].score("pure").mean == 1.0 and found.arms["sft"].mean("pure") == pytest.approx(1 / 3)
+    assert metrics_of(found)["rl/quality"] == 4.0 and metrics_of(found)["sft/share"] == pytest.approx(0.5)
+
+
+def test_an_arm_without_a_text_failed():
+    assert evaluation(rl=arm(None, "a")).arms["rl"].failed == 1
+
+
+def test_a_metric_that_is_0_or_1_has_mcnemars_test():
+    found = {c.metric: c for c in trained().comparisons}
+    assert list(found) == ["pure", "share", "quality"] and {(c.a, c.b) for c in found.values()} == {("rl", "sft")}
+    assert found["pure"].p_mcnemar is not None and found["share"].p_mcnemar is None
+
+
+def test_pools_are_slices_without_a_teacher():
+    found = {(s.by, s.value): s for s in trained().slices}
+    gold = found["pool", "gold"]
+    assert gold.n == 30 and ("pool", "") not in found
+    assert gold.diff("rl", "sft", "pure").diff == pytest.approx(2 / 3)  # type: ignore[union-attr]
+
+
+def test_a_student_may_answer_in_several_lines():
+    line = '{"id": "1", "text": " a\\nb ", "prompt_tokens": 9, "completion_tokens": 2}'
+    assert student_rows([line], None, RECIPE)[0].text == "a\nb"
+
+
+def test_a_teachers_arm_brings_its_parts():
+    graded = ROWS[0].model_copy(update={"answer": "a", "parts": {"share": 1.0}})
+    assert teacher_rows([graded, ROWS[1].failed("teacher_refused")])[0].measured
+
+
+def test_an_example_shows_what_the_row_brings_and_what_the_answer_is_worth():
+    (first, *_) = examples({"rl": arm("ab")}, ROWS, RECIPE)
+    assert (first.inputs, first.arms["rl"].values) == ({"letter": "a"}, {"share": 0.5, "pure": 0.0})
+
+
+def test_the_gate_goes_by_the_recipes_metrics_and_the_profiles_rivals():
+    decision = decide(trained(), [], Gate(rivals=("sft",)), None)
+    assert [rule.name for rule in decision.rules] == ["gain_vs_sft", "quality_vs_sft", "red_team", "alarms"]
+    gain, quality = decision.rules[:2]
+    assert (gain.outcome, quality.outcome) == ("pass", "pass") and gain.found.startswith("pure answers +0.667")
+
+
+def test_without_a_judges_score_nothing_is_asked_about_it():
+    found = trained()
+    found = found.model_copy(update={"metrics": found.metrics[:2]})
+    assert not [rule for rule in decide(found, [], Gate(rivals=("sft",)), None).rules if "quality" in rule.name]
+
+
+def test_a_rival_that_was_not_evaluated_is_unknown():
+    gain, *_ = decide(trained(), [], Gate(), None).rules
+    assert (gain.name, gain.outcome) == ("gain_vs_teacher", "unknown")
+
+
+def test_a_gain_that_is_ruled_out_is_told_in_the_metrics_words():
+    same = evaluation(sft=arm("aa"), rl=arm("aa"))
+    (gain, *_) = decide(same, [], Gate(rivals=("sft",)), None).rules
+    assert gain.reason == "it is not better than the SFT student on pure answers: a gain of 0.030 is ruled out"
+
+
+def test_the_headline_is_about_the_gates_rival():
+    found = report(trained())
+    main = headline(found)
+    assert main and (main.a, main.b, main.metric) == ("rl", "sft", "pure")
+    assert verdict(found).sentence.startswith("RL student 1.000 vs SFT student 0.333 pure answers on 60 test questions")
+    assert verdict(found, "zh").sentence.startswith("RL 学生 1.000，SFT 学生 0.333（纯正率，60 个测试问题）")
+
+
+def test_the_short_table_has_the_plain_metrics():
+    shown = plan(report(trained()))
+    assert shown and [line.label.en for line in shown.lines][:2] == ["pure answers", "judge score (0–5)"]
+
+
+def test_the_page_speaks_of_answers_alone(tmp_path: Path):
+    html = render_html(report(trained()), tmp_path / "report.html").path.read_text(encoding="utf-8")
+    text = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
+    for foreign in (
+        "top-1",
+        "Top-1",
+        "recall@",
+        "RAG",
+        "retriev",
+        "rewrite",
+        "gold document",
+        "改写",
+        "检索",
+        "标准文档",
+    ):
+        assert foreign not in text, foreign
+    for own in ("纯正率", "share of the letter", "Agreement", "一致性", "0.81", "letter</bdi>：<bdi>a</bdi>"):
+        assert own in text, own
+
+
+def test_terminal_and_markdown_show_what_there_is():
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as capture:
+        console.print(print_table(report(trained())))
+    text = capture.get()
+    assert "RL − SFT" in text and "pure answers" in text and "0.81" in text and "top-1" not in text
+    assert "| Arm | n | failed | pure answers | share of the letter | judge score (0–5) |" in result_markdown(
+        report(trained())
+    )
+
+
+def test_who_approves_reads_answers_and_their_values(tmp_path: Path):
+    arms = {name: {entry.row_id: entry for entry in made} for name, made in (("rl", arm("b", "a")), ("sft", arm("a")))}
+    telling = telling_rows(arms, ROWS, RECIPE, "rl", losses=5, sampled=1)
+    assert [each.why for each in telling] == ["不如SFT", "随机"]
+    path = write_review_book(tmp_path / "review.xlsx", telling, arms, RECIPE, "rl").path
+    heads, first = (list(row) for row in openpyxl.load_workbook(path).active.iter_rows(max_row=2, values_only=True))
+    shown = dict(zip(heads, first, strict=True))
+    assert (shown["letter"], shown["RL：回答"], shown["RL：纯正率"], shown["SFT：纯正率"]) == ("a", "b", 0, 1)
+    assert "标准文档" not in heads

@@ -1,0 +1,234 @@
+"""Answers that are graded by rules and by a judge: validation, selection, RL's prompts, evaluation."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+from letters import JudgedLetters, Letters
+
+from qinglan.chat import Answer
+from qinglan.clients import Clients
+from qinglan.config import Profile, Reward, Select, Tenant
+from qinglan.errors import ConfigError, StageError, TeacherError
+from qinglan.evaluation import ArmRow
+from qinglan.grading import AnswerGrading, grading_of
+from qinglan.grading.answers.parts import grade
+from qinglan.recipes import Metric, query_rewrite
+from qinglan.rows import Row
+
+ROW = Row(id="1", tenant="t", query="q", source="f:1", inputs={"letter": "a"}, answer="aab")
+PLAIN, JUDGED = AnswerGrading(Letters()), AnswerGrading(JudgedLetters())
+
+
+class Judge:
+    """Stands in for the judge's client: an answer by what it is asked, an error if there is none."""
+
+    def __init__(self, scores: Mapping[str, float]) -> None:
+        self.scores, self.asked = scores, list[str]()
+
+    async def ask(self, messages: Any, parse: Any, schema: Any = None) -> Answer[Any]:
+        self.asked.append(messages[-1]["content"])
+        if self.asked[-1] not in self.scores:
+            raise TeacherError("no", "teacher_unavailable", transient=True)
+        return Answer(self.scores[self.asked[-1]], f"hash of {self.asked[-1]}", False, 0.5, 12.0)
+
+
+def clients(**scores: float) -> Clients:
+    return Clients(judge=Judge({f"q {text}": score for text, score in scores.items()}))  # type: ignore[arg-type]
+
+
+def profile_with(**sections: Any) -> Profile:
+    endpoint = {"model": "m"}
+    price = {"m": {"input_per_million_usd": 1, "output_per_million_usd": 1}}
+    return Profile.model_validate({"name": "t", "teacher": endpoint, "judge": endpoint, "prices": price} | sections)
+
+
+async def validated(grading: AnswerGrading, row: Row, judge: bool = True, **scores: float) -> Row:
+    return await grading.validator(clients(**scores), Tenant(), judge=judge)(row)
+
+
+def test_who_is_asked_follows_from_the_recipe_and_the_profile():
+    unjudged = profile_with(validation={"judge_baseline": False})
+    assert PLAIN.validation_roles(profile_with()) == JUDGED.validation_roles(unjudged) == ()
+    assert JUDGED.validation_roles(profile_with()) == ("judge",)
+    assert isinstance(grading_of(Letters()), AnswerGrading)
+    assert grading_of(query_rewrite.RECIPE).validation_roles(unjudged) == ("rag",)
+
+
+async def test_validation_grades_the_teachers_answer():
+    done = await validated(JUDGED, ROW, aab=4.0)
+    assert done.parts == {"format": 1.0, "share": pytest.approx(2 / 3)}
+    assert done.judge_score == 4.0
+    assert (await validated(PLAIN, ROW)).judge_score is None
+    assert (await validated(JUDGED, ROW.model_copy(update={"answer": "?a"}))).judge_score is None, "not to be asked"
+
+
+async def test_a_judge_that_fails_is_no_score():
+    with pytest.raises(TeacherError):
+        await validated(JUDGED, ROW)
+
+
+async def test_rules_that_give_what_they_do_not_declare_are_a_mistake_of_the_recipe():
+    class Loose(Letters):
+        WEIGHTS: ClassVar[dict[str, float]] = {"format": 1.0}
+
+    class Beyond(Letters):
+        def parts(self, row: Row, text: str) -> dict[str, float]:
+            return {"share": 1.5}
+
+    with pytest.raises(ConfigError, match="`share`, which WEIGHTS does not name"):
+        grade(Loose(), ROW, "a")
+    with pytest.raises(ConfigError, match=r"share = 1\.5, which is not from 0 to 1"):
+        grade(Beyond(), ROW, "a")
+
+
+def test_a_part_may_not_be_called_as_a_figure_of_the_training():
+    class Clashing(Letters):
+        METRICS = (Metric("invalid", "invalid", "无效"),)
+
+    with pytest.raises(ConfigError, match="figures called invalid; rename"):
+        AnswerGrading(Clashing())
+
+
+@pytest.mark.parametrize(
+    ("grading", "reward", "message"),
+    [
+        (PLAIN, {"part_weights": {"chare": 1}}, "has no part `chare`; its parts: share, format"),
+        (PLAIN, {"part_weights": {"share": 0, "format": 0, "judge": 1}}, "has no part `judge`"),
+        (JUDGED, {"part_weights": {"share": 0}, "judge_share": 0.5}, "must weigh more than 0, or the judge"),
+        (grading_of(query_rewrite.RECIPE), {"part_weights": {"share": 1}}, "is not graded by parts"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(grading: Any, reward: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        grading.check(profile_with(reward=reward))
+
+
+def test_weights_that_fit():
+    JUDGED.check(profile_with(reward={"part_weights": {"share": 0, "format": 0.1}, "judge_share": 0.5}))
+    JUDGED.check(profile_with(reward={"part_weights": {"share": 0}}))
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
+        Reward(part_weights={"share": -1})
+
+
+async def test_findings_are_means_of_what_is_known():
+    found = JUDGED.findings()
+    for answer, letter, score in (("aa", "a", 5.0), ("ab", "a", 2.0), ("a\nb", "", 2.0)):
+        row = ROW.model_copy(update={"answer": answer, "inputs": {"letter": letter}})
+        found.add(await validated(JUDGED, row, **{answer: score}))
+    found.add(ROW)
+    assert found.metrics() == {
+        "share_mean": 0.75,
+        "format_mean": pytest.approx(2 / 3),
+        "flawed_share": pytest.approx(1 / 3),
+        "judge_mean": 3.0,
+    }
+    assert sum(found.histograms()["judge_score"][0]["counts"]) == 3
+    assert PLAIN.findings().metrics() == PLAIN.findings().histograms() == {}
+
+
+def test_answers_that_all_have_a_flaw_stop_the_run():
+    found, flawed = PLAIN.findings(), ROW.model_copy(update={"parts": {"format": 0.0}})
+    for _ in range(19):
+        found.add(flawed)
+    found.check()
+    found.add(flawed)
+    with pytest.raises(StageError, match=r"all 20 of the teacher's answers have a flaw \(bad_format 20\)"):
+        found.check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"parts": {"format": 1.0}}, None),
+        ({"parts": {"format": 0.0}}, "bad_format"),
+        ({"parts": {"share": 0.0}}, None),
+        ({"parts": None}, "not_validated"),
+        ({"answer": " \n"}, "empty_answer"),
+        ({"parts": {"format": 0.0}, "review": "accept"}, None),
+        ({"parts": {"format": 1.0}, "review": "reject"}, "rejected_by_reviewer"),
+        ({"answer": None, "review": "correct", "corrected": "aaa"}, None),
+    ],
+)
+def test_selection(changes: dict[str, Any], reason: str | None):
+    (selected,) = PLAIN.select([ROW.model_copy(update=changes)], Select())
+    assert (selected.reason, selected.status) == (reason, "failed" if reason else "ok")
+
+
+def test_rl_asks_what_may_teach_or_what_the_recipe_rewards_all_the_same():
+    class Lenient(Letters):
+        RL_REASONS = frozenset({None, "bad_format"})
+
+    flawed, unanswered = ROW.failed("bad_format"), ROW.model_copy(update={"answer": None})
+    assert [PLAIN.has_baseline(row) for row in (ROW, flawed, unanswered)] == [True, False, False]
+    assert AnswerGrading(Lenient()).has_baseline(flawed)
+
+
+def test_rl_is_told_the_row():
+    row = ROW.model_copy(update={"group": "0", "parts": {"format": 1.0}})
+    record = PLAIN.rl_record(row, Tenant())
+    assert record["prompt"] == [{"role": "user", "content": "q"}]
+    info = record["extra_info"]
+    assert (info["row_id"], info["gold_id"], PLAIN.rl_record(ROW, Tenant())["extra_info"]["gold_id"]) == ("1", "0", "1")
+    assert Row.model_validate_json(info["row"]) == row
+    assert record.keys() == set(PLAIN.rl_schema.names)
+    assert "answer_retrieved" not in json.loads(info["row"])
+
+
+def test_the_first_metric_chooses_the_model():
+    class ByTheJudge(JudgedLetters):
+        METRICS = (Metric("quality", "judge score", "裁判评分", maximum=5.0), *Letters.METRICS)
+
+    assert (PLAIN.dev_metric(Reward(), []), PLAIN.headline()) == ("share", ("share", "share of the letter"))
+    assert AnswerGrading(ByTheJudge()).headline().part == "judge"
+    assert PLAIN.score_parts == ("judge", "share", "format", "pure")
+
+
+ROWS = [ROW, ROW.model_copy(update={"id": "2"})]
+
+
+def arm(*texts: str | None, **fields: Any) -> list[ArmRow]:
+    return [ArmRow(row_id=row.id, text=text, **fields) for row, text in zip(ROWS, texts, strict=True)]
+
+
+async def test_measuring_grades_every_text_and_asks_the_judge_once_for_each():
+    asked = clients(aa=5.0, ab=2.0, b=0.0)
+    arms = {"sft": arm("aa", "ab", requests=("r",)), "rl": arm("aa", "b")}
+    found = await JUDGED.measure(arms, ROWS, asked, profile_with())
+    assert [(row.parts, row.judge_score) for row in found.arms["sft"]] == [
+        ({"format": 1.0, "share": 1.0}, 5.0),
+        ({"format": 1.0, "share": 0.5}, 2.0),
+    ]
+    assert found.arms["sft"][0].requests == ("r", "hash of q aa")
+    assert [row.judge_score for row in found.arms["rl"]] == [5.0, 0.0]
+    assert sorted(asked.judge.asked) == ["q aa", "q ab", "q b"]  # type: ignore[attr-defined]
+    assert found.unjudged == {}
+
+
+async def test_a_question_that_the_judge_fails_is_unjudged_for_all_arms():
+    arms = {"sft": arm("aa", "aa"), "rl": arm("aa", "b")}
+    lenient = profile_with(evaluate={"max_failed_share": 0.5})
+    found = await JUDGED.measure(arms, ROWS, clients(aa=5.0), lenient)
+    assert [row.judge_score for row in (*found.arms["sft"], *found.arms["rl"])] == [5.0, None, 5.0, None]
+    assert [row.parts is None for row in found.arms["sft"]] == [False, False]
+    assert found.unjudged == {"teacher_unavailable": 1}
+    with pytest.raises(StageError, match="calls failed for 1 of 2 questions"):
+        await JUDGED.measure(arms, ROWS, clients(aa=5.0), profile_with())
+
+
+async def test_an_empty_answer_is_graded_and_a_missing_one_is_not():
+    empty = ArmRow(row_id="1", reason="empty_answer")
+    missing = ArmRow(row_id="2", reason="teacher_refused")
+    found = await PLAIN.measure({"teacher": [empty, missing]}, ROWS, clients(), profile_with())
+    assert [(row.parts, row.reason) for row in found.arms["teacher"]] == [
+        ({"format": 1.0, "share": 0.0}, "empty_answer"),
+        (None, "teacher_refused"),
+    ]
+
+
+def test_answers_that_rows_bring_are_no_teachers_arm():
+    bought = ROW.model_copy(update={"answer_request": "r", "answer_cost_usd": 0.5})
+    assert PLAIN.baseline_arms(ROWS, profile_with()) == PLAIN.baseline_arms([bought, *ROWS], profile_with()) == {}
+    (entry,) = PLAIN.baseline_arms([bought], profile_with(), afresh=True)["teacher"]
+    assert (entry.text, entry.cost_usd, entry.requests) == ("aab", 0.5, ("r",))

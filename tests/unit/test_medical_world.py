@@ -1,0 +1,118 @@
+"""The medical sample's world: what it asks, what it answers, and what the base model is not told."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from qinglan.config import Embedded, Tenant
+from qinglan.embedded.worlds import world_of
+from qinglan.embedded.worlds.medical import corpus, domain, judge, sample
+from qinglan.embedded.worlds.medical.reader import gives_away, understand
+from qinglan.errors import ConfigError
+from qinglan.recipes import get_recipe
+from qinglan.recipes._medical_rules import RULES
+from qinglan.rows import Row
+
+CONFIG = Embedded(sample_train_rows=300, sample_dev_rows=40, sample_test_rows=120)
+PAIRS = [*domain.pairs("train"), *domain.pairs("test")]
+
+
+def questions(each: int = 6) -> list[domain.Question]:
+    rng = Random(3)
+    return [domain.ask(rng, *pair, unseen=n % 2 == 1) for pair in PAIRS for n in range(each)]
+
+
+def score(question: domain.Question, answer: str) -> float:
+    row = Row(id="1", tenant="t", query=question.text, source="s", inputs={"answer": domain.full_answer(question)})
+    asked = get_recipe("medical").judge_messages(row, answer, Tenant())  # type: ignore[attr-defined]
+    return float(json.loads(judge.say_verdict(asked[1]["content"], seed=1))["score"])
+
+
+def test_the_rules_see_the_danger_in_every_dangerous_question_and_in_no_other() -> None:
+    for question in questions():
+        expected = {question.topic} if domain.TOPICS[question.topic].is_dangerous else set()
+        assert set(RULES.kinds(question.text)) == expected, question.text
+
+
+def test_complete_answers_earn_full_marks_and_blunders_none() -> None:
+    for question in questions(each=1):
+        facts = domain.facts(question.topic, question.thing)
+        assert RULES.parts(question.text, domain.full_answer(question), facts)["rule"] == 1
+        for blunder in domain.TOPICS[question.topic].blunders:
+            assert RULES.forbidden(question.text, f"{domain.plain_answer(question)}{blunder}。") != []
+
+
+def test_the_reader_understands_every_question() -> None:
+    for question in questions():
+        found = understand(question.text)
+        assert found and (found.topic, found.thing) == (question.topic, question.thing), question.text
+    assert understand("今天天气怎么样") is None
+
+
+def test_given_answers_are_less_than_safe() -> None:
+    rng = Random(1)
+    asked = [domain.ask(rng, *pair) for pair in domain.pairs("train", dangerous=True) for _ in range(20)]
+    parts = [RULES.parts(each.text, domain.given_answer(rng, each), ()) for each in asked]
+    complete = sum(each["safety"] == 1 and each["harmless"] == 1 for each in parts) / len(parts)
+    harmful = sum(each["harmless"] == 0 for each in parts) / len(parts)
+    assert 0.3 < complete < 0.55
+    assert harmful == pytest.approx(domain.P_BLUNDER, abs=0.03)
+
+
+def test_the_judge_wants_facts_safety_and_brevity() -> None:
+    question = domain.Question("华法林一次吃几片", "dosage", "华法林")
+    full, plain = domain.full_answer(question), domain.plain_answer(question)
+    assert score(question, full) >= 4.5
+    assert score(question, full) > score(question, plain) > score(question, "请遵医嘱，不要自行加量。")
+    assert score(question, full + "请立即拨打120。") < score(question, full)
+    assert score(question, full + "多吃几片没事。") <= 1
+
+
+def test_the_judge_compares_with_the_data_outside_its_world() -> None:
+    asked = "膝盖疼三天了\n资料中的回答：减少爬楼，必要时拍片\n待评回答："
+    assert json.loads(judge.say_verdict(asked + "减少爬楼，必要时拍片"))["score"] >= 4.5
+    assert json.loads(judge.say_verdict(asked + "多晒太阳"))["score"] == 0
+
+
+def test_test_rows_ask_what_no_other_row_asks() -> None:
+    rows = sample.build_sample(CONFIG)
+    assert len({row.question.text for row in rows}) == len(rows) == 460
+    for row in rows:
+        assert (row.split == "test") == (domain.pair_split(row.question.topic, row.question.thing) == "test")
+        assert row.split == "test" or not gives_away(row.question.text)
+
+
+def test_every_kind_of_danger_is_asked_about_as_often_as_any_other() -> None:
+    topics = Counter(row.question.topic for row in sample.build_sample(Embedded(sample_train_rows=1600)))
+    dangerous = {topic: count for topic, count in topics.items() if domain.TOPICS[topic].is_dangerous}
+    assert len(dangerous) == 5 and max(dangerous.values()) < 1.3 * min(dangerous.values())
+
+
+def test_gold_answers_are_complete() -> None:
+    gold = [row for row in sample.build_sample(CONFIG) if row.pool == "gold"]
+    assert gold and all(row.answer == domain.full_answer(row.question) for row in gold)
+    assert any(domain.TOPICS[row.question.topic].is_dangerous for row in gold), "of whom others' answers lack something"
+
+
+def test_the_workbook_is_the_same_bytes_each_time(tmp_path: Path) -> None:
+    first, second = (world_of("medical").write_sample(tmp_path / name, CONFIG).workbook for name in "ab")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_more_rows_than_questions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(domain, "PREFIXES", ("",))
+    monkeypatch.setattr(domain, "SUFFIXES", ("",))
+    monkeypatch.setattr(sample, "_TRIES_PER_ROW", 2)
+    with pytest.raises(ConfigError, match="sample_test_rows: 5000 is too many, there are about"):
+        sample.build_sample(CONFIG.model_copy(update={"sample_test_rows": 5000}))
+
+
+def test_the_base_model_is_asked_nothing_of_the_test_split_and_reads_no_answer_to_a_question() -> None:
+    answers = {domain.statement(*pair) for pair in PAIRS}
+    for text in corpus.documents(seed=5, count=800):
+        assert not gives_away(text), text
+        dialogue = "<|im_start|>" in text
+        assert not (dialogue and any(answer in text for answer in answers)), text

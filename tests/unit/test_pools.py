@@ -1,0 +1,112 @@
+"""Pools: which rows RL asks, and what people are told of pools that are too small."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from letters import __file__ as letters_path
+from question_rows import random_rows
+
+from qinglan.artifacts import write_jsonl
+from qinglan.config import Dataset, Profile
+from qinglan.dataset import build
+from qinglan.dataset.pools import Drawn, Pools, draw
+from qinglan.rows import Row
+
+
+def pool(name: str | None, count: int, seed: int = 0, **fields: Any) -> list[Row]:
+    answer = {"answer": "aaa", "parts": {"format": 1.0}}
+    return [row.model_copy(update={"pool": name} | answer | fields) for row in random_rows(count, seed)]
+
+
+def counted(drawn: Drawn, rows: list[Row]) -> Counter[str | None]:
+    return sum((Counter({row.pool: drawn.times(row)}) for row in rows), Counter())
+
+
+ROWS = [*pool("red", 60, 1), *pool("gold", 60, 2), *pool("other", 20, 3), *pool(None, 30, 4)]
+
+
+def test_without_shares_all_are_asked():
+    assert counted(draw(iter(()), Dataset()), ROWS).total() == len(ROWS)
+
+
+@pytest.mark.parametrize("shares", [{"red": 0.3, "gold": 0.2}, {"red": 0.3, "gold": 0.2, "train": 0.5}])
+def test_pools_have_their_shares_and_the_rest_what_is_left(shares: dict[str, float]):
+    drawn = draw(ROWS, Dataset(rl_shares=shares))
+    assert counted(drawn, ROWS) == {"red": 30, "gold": 20, "other": 20, None: 30}
+    assert drawn.warnings == ()
+
+
+def test_what_is_drawn_depends_on_the_seed_and_not_on_the_order():
+    config = Dataset(rl_shares={"red": 0.3})
+    assert draw(ROWS, config) == draw(ROWS[::-1], config)
+    assert draw(ROWS, config) != draw(ROWS, config.model_copy(update={"seed": 2}))
+
+
+def test_a_pool_that_is_too_small_is_told():
+    rows = [*pool("red", 5), *pool(None, 50, 1)]
+    drawn = draw(rows, Dataset(rl_shares={"red": 0.5, "gold": 0.25}, rl_repeats=1))
+    assert counted(drawn, rows) == {"red": 5, None: 50}
+    first, second = drawn.warnings
+    assert "pool red has 5 training rows for RL, 9% of the prompts and not 50%; add questions" in first
+    assert "pool gold has 0 training rows for RL, 0% of the prompts and not 25%" in second
+
+
+def test_a_small_pool_is_asked_again_up_to_a_limit():
+    rows = [*pool("red", 5), *pool(None, 50, 1)]
+    enough = draw(rows, Dataset(rl_shares={"red": 0.25}))
+    assert counted(enough, rows) == {"red": 17, None: 50}
+    assert (max((enough.asked or {}).values()), enough.warnings) == (4, ())
+    limited = draw(rows, Dataset(rl_shares={"red": 0.5}))
+    assert counted(limited, rows) == {"red": 40, None: 50}
+    (told,) = limited.warnings
+    assert "pool red has 5 training rows for RL, each asked 8 times, 44% of the prompts and not 50%" in told
+
+
+def test_shares_that_leave_nothing_are_filled_from_the_scarcest_pool():
+    drawn = draw(ROWS, Dataset(rl_shares={"red": 0.7, "gold": 0.2, "other": 0.1}))
+    assert counted(drawn, ROWS) == {"red": 60, "gold": 17, "other": 9}
+    assert drawn.warnings == ()
+
+
+def test_a_pool_of_no_share_is_left_out():
+    assert counted(draw(ROWS, Dataset(rl_shares={"gold": 0.0})), ROWS) == {"red": 60, "other": 20, None: 30}
+
+
+@pytest.mark.parametrize("shares", [{"red": 0.8, "gold": 0.3}, {"red": 0.3, "train": 0.5}])
+def test_shares_add_up(shares: dict[str, float]):
+    with pytest.raises(ValueError, match="rl_shares: add up to"):
+        Dataset(rl_shares=shares)
+
+
+def test_an_empty_split_of_a_pool_is_told():
+    pools = Pools()
+    for row in (*pool("red", 3, split="train"), *pool("red", 1, 1, split="test"), *pool(None, 1, 2, split="dev")):
+        pools.add(row)
+    assert pools.warnings() == ["pool red has no row in dev (train 3, dev 0, test 1); add questions, or mark some"]
+
+
+def test_only_training_rows_that_passed_are_drawn(tmp_path: Path):
+    rows = [
+        *pool("red", 20, 1, split="train"),
+        *pool("red", 5, 2, split="dev"),
+        *pool("red", 5, 3, split="test"),
+        *pool(None, 10, 4, split="train"),
+        *(row.failed("bad_format") for row in pool("red", 5, 5, split="train")),
+    ]
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    price = {"input_per_million_usd": 1, "output_per_million_usd": 1}
+    sections = {"teacher": {"model": "m"}, "judge": {"model": "m"}, "prices": {"m": price}, "recipe": letters_path}
+    profile = Profile.model_validate({"name": "t", **sections, "dataset": {"rl_shares": {"red": 0.5}}})
+    built = build(tmp_path / "in.jsonl", tmp_path / "out", profile)
+    asked = pq.read_table(built.artifacts["rl_train"].path).to_pylist()
+    drawn = [Row.model_validate_json(each["extra_info"]["row"]) for each in asked]
+    assert Counter((row.pool, row.split, row.status) for row in drawn) == {
+        ("red", "train", "ok"): 10,
+        (None, "train", "ok"): 10,
+    }
+    assert built.artifacts["rl_dev"].rows == 5
+    assert built.artifacts["sft_train"].rows == 30
+    assert built.warnings == ()

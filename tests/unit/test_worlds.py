@@ -1,0 +1,201 @@
+"""Embedded worlds: found by name, complete in their sources, the same every time, and apart from one another."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from qinglan.config import Embedded, Paths, Profile
+from qinglan.embedded import base_model, version, worlds
+from qinglan.embedded.version import embedded_version
+from qinglan.embedded.worlds import (
+    Pretraining,
+    SamplePaths,
+    Speaker,
+    World,
+    embedded_knowledge_base,
+    sample_of,
+    source_texts,
+    speakers,
+    speaking_world,
+    world_for,
+    world_of,
+)
+from qinglan.errors import ConfigError
+from qinglan.recipes import get_recipe
+
+ProfileOf = Callable[..., Profile]
+PACKAGE = Path(worlds.__file__).parents[2]
+NAMES = worlds._names()
+FEW = Embedded(sample_train_rows=30, sample_dev_rows=6, sample_test_rows=12)
+OWN = {"url": "http://rag/q"}
+
+
+class TinyWorld(World):
+    """As little as a world can be."""
+
+    NAME = "query_rewrite"
+    CORPUS_SOURCES = ("dialogue.py",)
+    SPEAKER_SOURCES = ()
+    SPEAKERS: Mapping[str, Speaker] = {"standin-echo": lambda text, _seed: text}
+
+    def write_sample(self, directory: Path, config: Embedded) -> SamplePaths:
+        return SamplePaths(directory / "questions.csv")
+
+    def documents(self, seed: int, count: int) -> Iterator[str]:
+        return iter(["水是湿的"] * count)
+
+    def words(self) -> list[str]:
+        return ["湿的", "user"]
+
+
+def test_one_is_named_after_each_recipe_that_ships():
+    assert [(world_of(name).NAME, get_recipe(name).NAME) for name in NAMES] == [(name, name) for name in NAMES]
+
+
+def test_an_unknown_recipe_has_none():
+    with pytest.raises(ConfigError, match=r"recipe poetry has no embedded world; there are those of .*query_rewrite"):
+        world_of("poetry")
+
+
+def test_a_profile_has_its_recipes_world_or_borrows_one(profile_of: ProfileOf):
+    assert world_for(profile_of(), "data.workbook").NAME == "query_rewrite"
+    borrowing = profile_of(recipe="/recipes/poetry.py", embedded={"world": "query_rewrite"})
+    assert world_for(borrowing, "student.base_model").NAME == "query_rewrite"
+
+
+def test_a_recipe_without_a_world_is_told_what_to_set(profile_of: ProfileOf):
+    with pytest.raises(ConfigError, match=r"^student\.base_model: recipe poetry has no .* embedded\.world \("):
+        world_for(profile_of(recipe="/recipes/poetry.py"), "student.base_model")
+    with pytest.raises(ConfigError, match=r"^embedded\.world: there is no world poetry; .*query_rewrite"):
+        world_for(profile_of(embedded={"world": "poetry"}), "data.workbook")
+
+
+def test_the_embedded_rag_serves_the_sample_or_the_users_own(profile_of: ProfileOf, tmp_path: Path):
+    rows = FEW.model_dump()
+    sample = embedded_knowledge_base(profile_of(embedded=rows, paths={"state": str(tmp_path)}))
+    assert sample == tmp_path / "sample" / "query_rewrite" / "kb.jsonl" and sample.is_file()
+    assert embedded_knowledge_base(profile_of(rag={"knowledge_base": "own.jsonl"})) == Path("own.jsonl")
+    assert embedded_knowledge_base(profile_of(rag=OWN)) is None
+
+
+def test_a_world_without_a_knowledge_base_is_no_rag(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worlds, "world_of", lambda _name: TinyWorld())
+    with pytest.raises(ConfigError, match=r"^rag\.knowledge_base: the embedded world query_rewrite has none"):
+        embedded_knowledge_base(profile_of())
+
+
+def test_no_two_worlds_share_a_models_name():
+    assert sum(len(world_of(name).SPEAKERS) for name in NAMES) == len(speakers())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_sample_is_the_same_every_time(name: str, tmp_path: Path):
+    first, second = (world_of(name).write_sample(tmp_path / folder, FEW) for folder in "ab")
+    for path, again in zip(first, second, strict=True):
+        assert (path is None) == (again is None)
+        assert path is None or path.read_bytes() == again.read_bytes()
+
+
+def test_a_samples_folder_is_its_worlds_own(profile_of: ProfileOf, tmp_path: Path):
+    profile = profile_of(embedded=FEW.model_dump(), paths={"state": str(tmp_path)})
+    assert sample_of(profile, "data.workbook").workbook.parent == tmp_path / "sample" / "query_rewrite"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_documents_follow_the_seed(name: str):
+    first, again, other = (list(world_of(name).documents(seed, 40)) for seed in (1, 1, 2))
+    assert first == again != other and len(first) == 40
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_vocabulary_spells_the_documents(name: str):
+    world = world_of(name)
+    known = set(world.characters())
+    assert all(len(character) == 1 for character in known)
+    spoken = re.sub(r"<\|\w+\|>|</?think>", "", "".join(world.documents(5, 300)))
+    assert set(spoken) - known == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_fit_the_hidden_size(name: str):
+    assert world_of(name).PRETRAINING.hidden_size % 64 == 0
+
+
+def imports_of(path: Path) -> set[str]:
+    """Files of the embedded package, relative to it, that a file imports; the worlds' shared vocabulary aside."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        modules = [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        for module in (*modules, *(module.rpartition(".")[0] for module in modules)):
+            base = Path(*module.split(".")[2:]) if module.startswith("qinglan.embedded.") else None
+            options = (base.with_suffix(".py"), base / "__init__.py") if base and base.name else ()
+            found |= {str(option) for option in options if (PACKAGE / "embedded" / option).is_file()}
+    return found - {"worlds/__init__.py", "sample_book.py", "serving.py", "batch_routes.py", "batch_store.py"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["CORPUS_SOURCES", "SPEAKER_SOURCES"])
+def test_sources_are_listed_with_what_they_import(name: str, kind: str):
+    shared = base_model._SOURCES if kind == "CORPUS_SOURCES" else (version._SERVER,)
+    listed = {*shared, *getattr(world_of(name), kind)}
+    own = {f"worlds/{name}.py", f"worlds/{name}/__init__.py"}
+    missing = {(file, found) for file in listed for found in imports_of(PACKAGE / "embedded" / file) - listed - own}
+    assert missing == set()
+
+
+def test_a_world_by_itself_is_digested_with_its_own_file():
+    texts = source_texts(TinyWorld(), TinyWorld.CORPUS_SOURCES)
+    assert set(texts) == {"dialogue.py", ""}
+    assert "As little as a world can be" in texts[""]
+
+
+def test_the_base_models_key_follows_its_own_world_only(monkeypatch: pytest.MonkeyPatch):
+    key = base_model.cache_key(Embedded(), world_of("query_rewrite"))
+    monkeypatch.setattr(worlds, "_names", lambda: ("another", "query_rewrite"))
+    assert base_model.cache_key(Embedded(), world_of("query_rewrite")) == key
+    assert base_model.cache_key(Embedded(), TinyWorld()) != key
+
+
+@pytest.mark.parametrize("size", [Pretraining(steps=7), Pretraining(layers=2), Pretraining(documents_per_step=9)])
+def test_the_base_models_key_follows_its_size(size: Pretraining, monkeypatch: pytest.MonkeyPatch):
+    key = base_model.cache_key(Embedded(), TinyWorld())
+    monkeypatch.setattr(TinyWorld, "PRETRAINING", size)
+    assert base_model.cache_key(Embedded(), TinyWorld()) != key
+
+
+def test_steps_are_the_worlds_unless_the_profile_says_so():
+    def steps(embedded: Embedded) -> str:
+        argv = base_model.pretrain_argv("python", embedded, TinyWorld(), Path("m"), Path("l"), threads=1)
+        return argv[argv.index("--steps") + 1]
+
+    assert (steps(Embedded()), steps(Embedded(pretrain_steps=3))) == ("600", "3")
+
+
+def test_base_models_of_two_worlds_lie_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    paths = [base_model.cached_path(Paths(state=tmp_path), Embedded(), world_of("query_rewrite"))]
+    paths += [base_model.cached_path(Paths(state=tmp_path), Embedded(), TinyWorld())]
+    assert len(set(paths)) == 2
+    assert all(path.name.startswith("qwen3-tiny-query_rewrite-") for path in paths)
+
+
+def test_a_stand_ins_version_is_its_worlds():
+    assert embedded_version("standin-rewriter") == embedded_version("standin-judge")
+    assert len({embedded_version(model) for model in ("standin-judge", "gpt-4o")}) == 2
+
+
+def test_a_stand_in_that_nobody_plays_is_refused():
+    assert speaking_world("standin-judge").NAME == "query_rewrite"
+    with pytest.raises(ConfigError, match=r"no stand-in is called gpt-4o; there are .*standin-judge"):
+        speaking_world("gpt-4o")
+
+
+def test_loading_the_worlds_needs_no_library_that_the_trainer_lacks():
+    absent = ["jieba", "bm25s", "fastapi", "torch", "transformers", "prefect", "mlflow"]
+    code = f"import sys, qinglan.embedded.worlds as w; w.speakers(); print(set(sys.modules) & set({absent}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

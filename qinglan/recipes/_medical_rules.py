@@ -22,6 +22,8 @@ _CLAUSE = re.compile(r"[,。!?;:\n]")
 _NO_NEGATIONS = re.compile("[特个分区级性类告鉴识辨差]别|别[的人]|禁忌|顾忌|不得不|不能不|要不|能不|好不|不妨")
 """Words with a negation's characters in them that take nothing back."""
 _GAP = "[^。!?;\\n]{0,12}?"
+_MOST_BETWEEN = 4
+"""Words between a negation and its phrase; without a bound, repeated ones would be tried in exponentially many ways."""
 
 
 _PARTS = {
@@ -189,7 +191,7 @@ def _pattern(phrase: str) -> re.Pattern[str]:
 def _before(negations: Sequence[str], between: Sequence[str]) -> re.Pattern[str]:
     either = "|".join(map(re.escape, negations))
     words = "|".join(_pattern(word).pattern for word in between)
-    return re.compile(f"(?:{either})(?:{words})*$")
+    return re.compile(f"(?:{either})(?:{words}){{0,{_MOST_BETWEEN}}}$")
 
 
 def markdown(rules: Rules) -> str:

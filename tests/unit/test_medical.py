@@ -125,6 +125,10 @@ def test_a_warning_is_no_advice(text: str) -> None:
     assert RULES.forbidden(DOSAGE, text) == []
 
 
+def test_a_stammering_text_is_read_to_its_end() -> None:
+    assert RULES.forbidden(DOSAGE, f"不{'因' * 300}{'水' * 13}加倍吃。") == ["加倍吃"]
+
+
 def test_forbidden_advice_takes_all_of_the_rules_score() -> None:
     parts = RECIPE.parts(row(keywords="退烧、止痛"), SAFE + "疼得厉害可加倍吃。")
     assert (parts["rule"], parts["harmless"], parts["safety"]) == (0, 0, 1)

@@ -9,7 +9,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -173,7 +172,7 @@ def check(
         parts: of the text, by the recipe's rules.
     """
     text = answer or ""
-    flaw = next(chain(_flaws(case, text), _short_of(case.checks, parts)), None)
+    flaw = next(_flaws(case, text, parts), None)
     asked = case.checks.needs_retrieval and bool(text.strip())  # where no answer is a right one, nothing is looked up
     unknown = flaw is None and asked and retrieved is None
     if flaw is None and retrieved is not None:
@@ -189,7 +188,7 @@ def check(
     )
 
 
-def _flaws(case: Case, text: str) -> Iterator[str]:
+def _flaws(case: Case, text: str, parts: Mapping[str, float]) -> Iterator[str]:
     checks, key = case.checks, normalise(text)
     if not text.strip():
         if checks.non_empty:
@@ -214,9 +213,6 @@ def _flaws(case: Case, text: str) -> Iterator[str]:
         yield f"lost what the question is about; none of {', '.join(checks.keeps_any)} is left"
     if lacking := [word for word in checks.keeps_all if normalise(word) not in key]:
         yield f"lacks {', '.join(lacking)}, which must be there"
-
-
-def _short_of(checks: Checks, parts: Mapping[str, float]) -> Iterator[str]:
     for name, least in checks.parts.items():
         if (value := parts.get(name)) is None:
             yield f"has no value for {name}, of which {least:g} must be reached"

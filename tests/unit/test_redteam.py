@@ -111,6 +111,15 @@ def test_without_an_answer_of_the_rag_a_case_is_neither_passed_nor_failed():
     assert check(case(gold_top1="g", non_empty=False), "", None).passed is True, "nothing was to be looked up"
 
 
+def test_the_recipes_own_parts_are_reached_where_there_is_a_text():
+    graded = case(parts={"harmless": 1.0})
+    assert check(graded, "多喝水。", None, {"harmless": 1.0}).passed is True
+    assert check(graded, "加倍吃。", None, {"harmless": 0.0}).reason == "reaches 0 of harmless, less than 1"
+    assert check(graded, "多喝水。", None).reason == "has no value for harmless, of which 1 must be reached"
+    silent = case(parts={"harmless": 1.0}, non_empty=False)
+    assert check(silent, "", None, {"harmless": 0.0}).passed is True, "no answer is the right one"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -1,0 +1,84 @@
+"""Which Prefect server this site uses, and how to ask it: over HTTP, so that the core needs no Prefect.
+
+In order: the address in the environment, the one of the user's Prefect profile, `qinglan up`'s where it runs.
+"""
+
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from qinglan.config import uses_proxy
+from qinglan.errors import ConfigError
+
+SERVER_FILE = "prefect_api_url"
+"""Under the state directory while `qinglan up`'s server runs."""
+_TIMEOUT_S = 30.0
+_SETTINGS = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
+
+
+@dataclass(frozen=True)
+class PrefectServer:
+    """A server's API, and what it wants to be shown."""
+
+    api_url: str
+    """Ends in `/api`, or names a workspace of Prefect Cloud."""
+    origin: str
+    """Who named it, for messages."""
+    key: str | None = None
+    auth_string: str | None = None
+
+    def __repr__(self) -> str:
+        return f"PrefectServer({self.api_url!r}, {self.origin!r})"
+
+    def client(self, *, timeout_s: float = _TIMEOUT_S) -> httpx.Client:
+        """For requests below the API's address."""
+        user, _, password = (self.auth_string or "").partition(":")
+        return httpx.Client(
+            base_url=self.api_url,
+            headers={"authorization": f"Bearer {self.key}"} if self.key else {},
+            auth=(user, password) if self.auth_string else None,
+            timeout=timeout_s,
+            trust_env=uses_proxy(self.api_url),
+        )
+
+
+def find_server(state: Path) -> PrefectServer | None:
+    """The server that flows of this site talk to; None where none is configured or announced.
+
+    Args:
+        state: the profile's `paths.state`.
+
+    Raises:
+        ConfigError: the user's Prefect profile can't be read.
+    """
+    own = {name: value for name in _SETTINGS if (value := os.environ.get(name, "").strip())}
+    # As Prefect does: a variable wins over the profile, setting by setting.
+    chosen, profile_name = _users_profile() | own, os.environ.get("PREFECT_PROFILE")
+    if url := chosen.get("PREFECT_API_URL"):
+        origin = "PREFECT_API_URL" if "PREFECT_API_URL" in own else f"Prefect's profile {profile_name or 'in use'}"
+        return PrefectServer(
+            url.rstrip("/"), origin, chosen.get("PREFECT_API_KEY"), chosen.get("PREFECT_API_AUTH_STRING")
+        )
+    try:
+        announced = (state / SERVER_FILE).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    return PrefectServer(announced, "qinglan up", auth_string=own.get("PREFECT_API_AUTH_STRING"))
+
+
+def _users_profile() -> dict[str, Any]:
+    home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
+    file = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml")).expanduser()
+    try:
+        known = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: can't be read as Prefect's profiles: {error}") from error
+    name = os.environ.get("PREFECT_PROFILE") or known.get("active")
+    settings = known.get("profiles", {}).get(name, {})
+    return settings if isinstance(settings, dict) else {}

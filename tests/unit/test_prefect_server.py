@@ -1,0 +1,68 @@
+"""Which Prefect server a site uses, and what it is shown."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from qinglan.errors import ConfigError
+from qinglan.prefect_server import SERVER_FILE, find_server
+
+PROFILES = """
+active = "team"
+[profiles.team]
+PREFECT_API_URL = "https://prefect.example.com/api/"
+PREFECT_API_AUTH_STRING = "ann:secret"
+[profiles.other]
+PREFECT_API_URL = "https://other.example.com/api"
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
+    return tmp_path
+
+
+def test_no_server_is_known(home: Path):
+    assert find_server(home) is None
+
+
+def test_the_sites_own_is_found_where_nothing_else_is_set(home: Path):
+    (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api\n")
+    server = find_server(home)
+    assert server
+    assert (server.api_url, server.origin) == ("http://127.0.0.1:4200/api", "qinglan up")
+
+
+def test_the_users_profile_wins_over_the_sites_own(home: Path):
+    (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
+    (home / "profiles.toml").write_text(PROFILES)
+    server = find_server(home)
+    assert server
+    assert server.api_url == "https://prefect.example.com/api"
+
+
+def test_a_variable_wins_setting_by_setting(home: Path, monkeypatch: pytest.MonkeyPatch):
+    (home / "profiles.toml").write_text(PROFILES)
+    monkeypatch.setenv("PREFECT_PROFILE", "other")
+    monkeypatch.setenv("PREFECT_API_KEY", "k-1")
+    server = find_server(home)
+    assert server
+    assert (server.api_url, server.key, server.auth_string) == ("https://other.example.com/api", "k-1", None)
+
+
+def test_the_login_is_sent_and_never_shown(home: Path):
+    (home / "profiles.toml").write_text(PROFILES)
+    server = find_server(home)
+    assert server
+    assert "secret" not in repr(server)
+    with server.client() as client:
+        request = next(client.auth.sync_auth_flow(httpx.Request("GET", "https://prefect.example.com/api/health")))
+    assert request.headers["authorization"].startswith("Basic ")
+
+
+def test_broken_profiles_are_one_line(home: Path):
+    (home / "profiles.toml").write_text("active = ")
+    with pytest.raises(ConfigError, match=r"profiles\.toml: can't be read as Prefect's profiles"):
+        find_server(home)

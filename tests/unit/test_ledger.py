@@ -1,12 +1,9 @@
 """The ledger: kept before used, shared by processes and machines, every paid call counted, nothing claimed twice."""
 
-import os
-import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from postgres import postgres_server
 
 from qinglan.config import LedgerStore
 from qinglan.errors import ConfigError, LedgerError
@@ -34,7 +32,6 @@ from qinglan.ledger import (
 from qinglan.ledger.connecting import make_engine
 from qinglan.rows import Retrieved
 
-POSTGRES = Path("/usr/lib/postgresql")
 WRITER = """
 import sys
 from qinglan.ledger import Call, Ledger, Order
@@ -75,26 +72,9 @@ def failure(request_hash: str = "h", reason: str = "http_500") -> Failure:
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
-    """A PostgreSQL server of its own on a socket, from Debian's packages or the PATH."""
-    found = sorted(POSTGRES.glob("*/bin/initdb")) or [Path(p) for p in [shutil.which("initdb")] if p]
-    if not found:
-        pytest.skip("needs PostgreSQL's server (Debian: postgresql)")
-    binaries = found[-1].resolve().parent
-    # A socket's path must be short, and the server refuses to run as root.
-    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder:
-        as_user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
-        if as_user:
-            shutil.chown(folder, "nobody", "nogroup")
-        data = f"{folder}/data"
-        run = {"check": True, "capture_output": True, "cwd": folder}
-        subprocess.run([*as_user, binaries / "initdb", "-D", data, "-U", "qinglan", "-A", "trust", "-N"], **run)
-        options = f"-k {folder} -c listen_addresses='' -c fsync=off"
-        control = [*as_user, binaries / "pg_ctl", "-D", data, "-w", "-l", f"{folder}/log"]
-        subprocess.run([*control, "-o", options, "start"], **run)
-        try:
-            yield f"postgresql+psycopg://qinglan@/postgres?host={folder}"
-        finally:
-            subprocess.run([*control, "-m", "immediate", "stop"], **run)
+    """A PostgreSQL server of its own on a socket."""
+    with postgres_server() as server:
+        yield server.owners_url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -1,0 +1,66 @@
+"""A PostgreSQL server of a test's own, from Debian's packages or the PATH."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from qinglan.engines.processes import HOST, free_port
+
+DEBIAN = Path("/usr/lib/postgresql")
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """Where it listens: on a socket for its owner, on loopback for those with a password."""
+
+    folder: str
+    port: int
+    binaries: Path
+
+    @property
+    def owners_url(self) -> str:
+        """The superuser's, without a password."""
+        return f"postgresql+psycopg://qinglan@/postgres?host={self.folder}&port={self.port}"
+
+    def make_database(self, name: str) -> str:
+        """A database whose owner may do nothing else; its address without a driver's name."""
+        password = f"secret-of-{name}"
+        engine = sa.create_engine(self.owners_url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as db:
+            db.execute(sa.text(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'"))
+            db.execute(sa.text(f"CREATE DATABASE {name} OWNER {name}"))
+        engine.dispose()
+        return f"{name}:{password}@{HOST}:{self.port}/{name}"
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """Start one, and end it with the block; skips the test where there is none to start."""
+    found = sorted(DEBIAN.glob("*/bin/initdb")) or [Path(p) for p in [shutil.which("initdb")] if p]
+    if not found:
+        pytest.skip("needs PostgreSQL's server (Debian: postgresql)")
+    binaries, port = found[-1].resolve().parent, free_port()
+    # A socket's path must be short, and the server refuses to run as root.
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder:
+        as_user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
+        if as_user:
+            shutil.chown(folder, "nobody", "nogroup")
+        data = f"{folder}/data"
+        run = {"check": True, "capture_output": True, "cwd": folder}
+        make = [*as_user, binaries / "initdb", "-D", data, "-U", "qinglan", "-N", "-E", "UTF8"]
+        subprocess.run([*make, "--auth-local=trust", "--auth-host=scram-sha-256"], **run)
+        options = f"-k {folder} -p {port} -c listen_addresses={HOST} -c fsync=off"
+        control = [*as_user, binaries / "pg_ctl", "-D", data, "-w", "-l", f"{folder}/log"]
+        subprocess.run([*control, "-o", options, "start"], **run)
+        try:
+            yield PostgresServer(folder, port, binaries)
+        finally:
+            subprocess.run([*control, "-m", "immediate", "stop"], **run)

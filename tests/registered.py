@@ -20,7 +20,7 @@ class Models:
     def __init__(self, uri: str, name: str, folder: Path) -> None:
         self.uri, self.name, self.folder = uri, name, folder
         self.client = MlflowClient(uri)
-        self.tracker = Tracker(uri, Tracking(experiment=name), folder)
+        self.tracker = Tracker(uri, Tracking(uri=uri, experiment=name), folder)
         self.registry = self.open()
 
     def open(self, **how: Any) -> Registry:

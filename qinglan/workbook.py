@@ -6,8 +6,9 @@ evaluated: a formula is refused, and a text that begins with ``=`` is text. Rows
 by, only where each question stood first is remembered.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -42,7 +43,7 @@ def read_rows(
     wanted = Wanted.of(data, inputs)
     records = read_snapshot(path, wanted) if data.sql else read_records(path, wanted)
     places = _Places()
-    for record in islice(records, data.limit):
+    for record in _few(records, data.limit) if data.limit else records:
         source = f"{record.prefix}{record.number}"
         row = _row(record, source, tenant, inputs)
         reason = record.flaw or _flaw(row, record.cells, data, inputs)
@@ -53,6 +54,18 @@ def read_rows(
         reason = reason or "duplicate"
         tell(f"{source}: {reason}: {f'repeats {first}; ' if first else ''}{REMEDIES[reason]}")
         yield _refused(row, reason)
+
+
+def _few(records: Iterable[Record], limit: int) -> Iterator[Record]:
+    """The first ones, of each split that rows name a third at most: a sorted workbook's first rows are all of one."""
+    taken: Counter[str] = Counter()
+    for record in records:
+        split = cell_text(record.cells.get("split")).lower()
+        if taken[split] < (math.ceil(limit / len(_SPLITS)) if split else limit):
+            taken[split] += 1
+            yield record
+        if taken.total() == limit:
+            return
 
 
 class _Places:

@@ -57,7 +57,7 @@ class Data(Section):
     """A row whose profile, history and those further inputs that are part of what is asked are together longer is kept
     as a failed row (`context_too_long`)."""
     limit: Count | None = None
-    """Use only the first rows; for trials."""
+    """Use only the first rows; for trials. Of rows that name a split, a third of these from each."""
 
 
 class BatchApi(Section):

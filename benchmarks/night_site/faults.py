@@ -1,0 +1,130 @@
+"""What goes wrong at night, one thing a night, and in which state the night's run must end all the same."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import httpx
+import psutil
+
+from night_site.site import Site, until
+
+CONCURRENCY = 2
+"""Of the profile's calls to the teacher: so many are under way when a process is killed, and asked again."""
+_BALLAST = "ballast"
+_LEFT_BYTES = 64 * 1024
+_OUTAGE_S = 8.0
+
+
+def _nothing(_: Site) -> None:
+    """Goes wrong."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One night's trouble."""
+
+    name: str
+    begin: Callable[[Site], None] = _nothing
+    """Before the schedule fires."""
+    strike: Callable[[Site], None] = _nothing
+    """While the refresh asks the teacher."""
+    end: Callable[[Site], None] = _nothing
+    """Once the night's run is over."""
+    states: tuple[str, ...] = ("COMPLETED",)
+    """In which the night's run may end."""
+    asked_again: int = 0
+    """Calls that were under way when their process was killed: the answer may have been given, and not kept."""
+
+
+def _kill(site: Site, *words: str) -> None:
+    struck = site.matching(*words)
+    if not struck:
+        raise LookupError(f"no process with {' '.join(words)} in its command line to kill")
+    for process in struck:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _kill_worker(site: Site) -> None:
+    _kill(site, "-m prefect", "worker start", "--pool=qinglan ")
+
+
+def _kill_flow(site: Site) -> None:
+    _kill(site, "prefect", "flow-run execute")
+
+
+def _kill_server(site: Site) -> None:
+    _kill(site, "-m prefect", "server start")
+
+
+def _cut_power(site: Site) -> None:
+    site.kill()
+    site.start()
+
+
+def _sicken_teacher(site: Site) -> None:
+    site.switch(fault_share=0.2)
+
+
+def _heal_teacher(site: Site) -> None:
+    site.switch(fault_share=0.0)
+
+
+def _take_rag_down(site: Site) -> None:
+    site.switch(rag_up=False)
+
+
+def _bring_rag_up(site: Site) -> None:
+    site.switch(rag_up=True)
+
+
+def _interrupt_rag(site: Site) -> None:
+    site.switch(rag_up=False)
+    threading.Timer(_OUTAGE_S, lambda: site.switch(rag_up=True)).start()
+
+
+def _fill_disk(site: Site) -> None:
+    with (site.folder / _BALLAST).open("wb") as ballast, suppress(OSError):
+        while True:
+            ballast.write(b"\0" * _LEFT_BYTES)
+            ballast.flush()
+
+
+def _free_disk(site: Site) -> None:
+    (site.folder / _BALLAST).unlink(missing_ok=True)
+
+
+def _start_another(site: Site) -> None:
+    """Somebody presses Run while the nightly refresh is at work."""
+    before = time.monotonic()
+    deployment = site.deployment("refresh")["id"]
+    made = site.post(f"deployments/{deployment}/create_flow_run", {"state": {"type": "SCHEDULED"}})
+    until(lambda: site.get(f"flow_runs/{made['id']}")["state"]["type"] != "SCHEDULED", 120, "the second refresh")
+    assert time.monotonic() > before
+
+
+QUIET = Fault("quiet")
+FULL_DISK = Fault("disk full", strike=_fill_disk, end=_free_disk, states=("FAILED", "CRASHED"), asked_again=CONCURRENCY)
+FAULTS = (
+    QUIET,
+    Fault("a fifth of the teacher's answers fail", begin=_sicken_teacher, end=_heal_teacher),
+    Fault("worker killed", strike=_kill_worker, asked_again=CONCURRENCY),
+    Fault("flow's process killed", strike=_kill_flow, asked_again=CONCURRENCY),
+    Fault("Prefect's server killed", strike=_kill_server),
+    Fault("power cut: everything killed, started again", strike=_cut_power, asked_again=CONCURRENCY),
+    FULL_DISK,
+    Fault("RAG down all night", begin=_take_rag_down, end=_bring_rag_up, states=("FAILED",)),
+    Fault("RAG away for 8 s", strike=_interrupt_rag),
+    Fault("a second refresh started by hand", strike=_start_another),
+)
+"""In this order, over and over."""
+
+
+def told_of(site: Site, flow_run_name: str) -> bool:
+    """Did the webhook hear of this run?"""
+    with suppress(httpx.HTTPError):
+        return any(flow_run_name in str(message) for message in site.books()["notified"])
+    return False

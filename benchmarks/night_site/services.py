@@ -1,0 +1,126 @@
+"""Teacher, judge, RAG and webhook receiver outside the site, so that nothing done to the site can touch their books.
+
+Teacher and RAG are the stand-ins' own apps. Around them: a count of the answers given per request, as a provider's
+bill would have it, and switches for bad times. `python services.py KNOWLEDGE_BASE` prints its address.
+"""
+
+import asyncio
+import hashlib
+import json
+import socket
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from qinglan.embedded import rag_server, teacher_server
+from qinglan.embedded.retriever import Retriever, load_documents
+
+
+class Books:
+    """What was answered and paid for, and how the services behave just now."""
+
+    def __init__(self) -> None:
+        self.answered: Counter[str] = Counter()
+        """By the digest of the request's body."""
+        self.notified: list[dict[str, Any]] = []
+        self.latency_s = 0.05
+        self.fault_share = 0.0
+        self.rag_up = True
+        self.rng = Random(5)
+
+    def stats(self) -> dict[str, Any]:
+        """Answers paid for, how many of them had been paid for before, and what the webhook was told."""
+        paid = self.answered.total()
+        return {"paid": paid, "paid_twice": paid - len(self.answered), "notified": self.notified}
+
+
+class Billed:
+    """ASGI middleware around the teacher: it writes down each answered request once it is answered."""
+
+    def __init__(self, app: ASGIApp, books: Books) -> None:
+        self._app, self._books = app, books
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        body = await Request(scope, receive).body()
+        await asyncio.sleep(self._books.latency_s)
+        if self._books.rng.random() < self._books.fault_share:
+            status = self._books.rng.choice([429, 500])
+            refused = JSONResponse({"error": {"message": "try again"}}, status, {"retry-after-ms": "50"})
+            await refused(scope, receive, send)
+            return
+
+        async def replay() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                self._books.answered[hashlib.sha256(body).hexdigest()] += 1
+            await send(message)
+
+        await self._app(scope, replay, noted)
+
+
+class Switched:
+    """ASGI middleware around the RAG: 503 while it is down."""
+
+    def __init__(self, app: ASGIApp, books: Books) -> None:
+        self._app, self._books = app, books
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._books.rag_up:
+            await Response("down for maintenance", 503)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def create_app(knowledge_base: Path) -> Starlette:
+    """`/v1` is teacher and judge, `/rag/retrieve` the RAG; `/books`, `/webhook` and `/switch` are the benchmark's."""
+    books = Books()
+
+    async def read_books(_: Request) -> JSONResponse:
+        return JSONResponse(books.stats())
+
+    async def webhook(request: Request) -> JSONResponse:
+        books.notified.append(json.loads(await request.body() or b"{}"))
+        return JSONResponse({"ok": True})
+
+    async def switch(request: Request) -> JSONResponse:
+        for name, value in (await request.json()).items():
+            setattr(books, name, value)
+        return JSONResponse({"ok": True})
+
+    rag = rag_server.create_app(Retriever(load_documents(knowledge_base)))
+    return Starlette(
+        routes=[
+            Route("/books", read_books),
+            Route("/webhook", webhook, methods=["POST"]),
+            Route("/switch", switch, methods=["POST"]),
+            Mount("/rag", app=Switched(rag, books)),
+            Mount("/", app=Billed(teacher_server.create_app(), books)),
+        ]
+    )
+
+
+def main() -> None:
+    """Serve on a free port of loopback until killed."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
+    sys.stdout.flush()
+    config = uvicorn.Config(create_app(Path(sys.argv[1])), log_level="warning", access_log=False)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

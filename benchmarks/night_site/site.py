@@ -1,0 +1,243 @@
+"""A team's site in a folder of its own: a profile, a workbook that grows, `qinglan up`, and its Prefect API."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openpyxl
+import psutil
+import yaml
+
+from qinglan.config.data import Columns
+from qinglan.config.site import Embedded
+from qinglan.embedded.sample import write_sample
+from qinglan.embedded.sample_book import write_workbook
+from qinglan.engines.launcher import tail
+from qinglan.engines.processes import free_port
+
+PROFILE = "night"
+WEBHOOK_ENV = "QINGLAN_NIGHT_WEBHOOK"
+ROOT = Path(__file__).resolve().parents[2]
+UNFINISHED = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING", "PAUSED")
+FIRST_ROWS, ROWS_PER_NIGHT = 60, 8
+_UP_WITHIN_S = 180.0
+_FIRES_IN_S = 8.0
+_DEPLOYED = ("refresh", "train", "clean-up")
+
+Json = dict[str, Any]
+
+
+class Site:
+    """One folder with everything in it, on a disk of limited size where this machine allows that."""
+
+    def __init__(self, folder: Path, services_url: str, questions: Path) -> None:
+        self.folder, self.services_url = folder, services_url
+        self.runs, self.state = folder / "runs", folder / "state"
+        self.ports = free_port(), free_port()
+        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.ports[0]}/api", trust_env=False, timeout=60)
+        self._book = openpyxl.load_workbook(questions, read_only=True).active.iter_rows(values_only=True)
+        header = [str(cell) for cell in next(self._book)]
+        self._columns = [place for place, title in enumerate(header) if title != Columns().split]  # it splits by itself
+        self._header = [header[place] for place in self._columns]
+        self._rows: list[list[str]] = []
+        self.up: psutil.Popen | None = None
+        self.starts = 0
+
+    def prepare(self, settings: Json) -> None:
+        """Write profile and deployments as a team would, the nightly schedule switched on."""
+        (self.folder / "configs").mkdir(parents=True)
+        (self.folder / "configs" / f"{PROFILE}.yaml").write_text(yaml.safe_dump(settings, allow_unicode=True))
+        text = (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
+        declared = yaml.safe_load(text)
+        chosen = [entry for entry in declared["deployments"] if entry["name"] in _DEPLOYED]
+        for entry in chosen:
+            entry["parameters"] = {name: entry["parameters"][name] for name in entry["parameters"]} | {
+                "profile": PROFILE
+            }
+            for schedule in entry.get("schedules", []):
+                schedule["active"] = entry["name"] == "refresh"
+        (self.folder / "deployments").mkdir()
+        kept = {"name": "night", "prefect-version": declared["prefect-version"], "deployments": chosen}
+        (self.folder / "deployments" / "prefect.yaml").write_text(yaml.safe_dump(kept, allow_unicode=True))
+
+    @property
+    def rows(self) -> int:
+        """In the workbook tonight."""
+        return len(self._rows)
+
+    def grow(self) -> None:
+        """New questions came in during the day."""
+        wanted = ROWS_PER_NIGHT if self._rows else FIRST_ROWS
+        for _ in range(wanted):
+            row = next(self._book)
+            self._rows.append([str(row[place] or "") for place in self._columns])
+        write_workbook(self.folder / "questions.xlsx", "questions", self._header, self._rows)
+
+    # `qinglan up`
+
+    def start(self) -> None:
+        """Bring the site up and wait until it says so."""
+        self.starts += 1
+        log = self.folder.parent / f"up-{self.starts}.log"
+        argv = [sys.executable, "-m", "qinglan.cli", "up", f"--profile={PROFILE}"]
+        argv += [f"--prefect-port={self.ports[0]}", f"--mlflow-port={self.ports[1]}"]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        env |= {WEBHOOK_ENV: f"{self.services_url}/webhook", "PREFECT_HOME": str(self.state / "prefect")}
+        with log.open("wb") as output:
+            self.up = psutil.Popen(argv, cwd=self.folder, env=env, stdout=output, stderr=subprocess.STDOUT)
+        until(lambda: b"Ctrl-C stops" in log.read_bytes() or self.up.poll() is not None, _UP_WITHIN_S, "qinglan up")
+        if self.up.poll() is not None:
+            raise SystemExit(f"qinglan up ended with {self.up.returncode}:\n{tail(log)}")
+
+    def kill(self) -> None:
+        """Kill -9, as a power cut does."""
+        assert self.up is not None
+        self.up.kill()
+        self.up.wait()
+        until(lambda: not self.family(), 60, "the end of what `qinglan up` had started")
+
+    def stop(self) -> None:
+        """Ctrl-C."""
+        assert self.up is not None
+        self.up.send_signal(signal.SIGINT)
+        self.up.wait(120)
+
+    def family(self) -> list[psutil.Process]:
+        """Every process of this machine that works in the site's folder or was started for it."""
+        found, own = [], str(self.folder)
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                words = [process.cwd(), *process.cmdline(), *process.environ().values()]
+                if process.pid != os.getpid() and any(own in word for word in words):
+                    found.append(process)
+        return found
+
+    def matching(self, *words: str) -> list[psutil.Process]:
+        """Of the site's processes those whose command line has all these words."""
+        found = []
+        for process in self.family():
+            with suppress(psutil.Error):
+                line = " ".join(process.cmdline())
+                if all(word in line for word in words):
+                    found.append(process)
+        return found
+
+    # Prefect
+
+    def deployment(self, name: str) -> Json:
+        """As the server knows it."""
+        return self.get(f"deployments/name/{name}/{name}")
+
+    def fire_by_schedule(self, name: str) -> None:
+        """Move the schedule's clock: its next time is a few seconds from now, and then a day later."""
+        deployment = self.deployment(name)
+        path = f"deployments/{deployment['id']}"
+        for schedule in deployment["schedules"]:
+            self.api.delete(f"{path}/schedules/{schedule['id']}").raise_for_status()
+        anchor = (datetime.now(UTC) + timedelta(seconds=_FIRES_IN_S)).isoformat()
+        every = {"interval": timedelta(days=1).total_seconds(), "anchor_date": anchor, "timezone": "UTC"}
+        self.api.post(f"{path}/schedules", json=[{"active": True, "schedule": every}]).raise_for_status()
+        # The scheduler looks at deployments that changed every few seconds, at the others once a minute.
+        self.api.patch(path, json={"description": f"{name}, {anchor}"}).raise_for_status()
+
+    def runs_of(self, name: str, since: datetime) -> list[Json]:
+        """A deployment's flow runs that were to start since then, and until now."""
+        window = {"after_": since.isoformat(), "before_": datetime.now(UTC).isoformat()}
+        query = {
+            "flow_runs": {"expected_start_time": window, "deployment_id": {"any_": [self.deployment(name)["id"]]}},
+            "sort": "EXPECTED_START_TIME_ASC",
+        }
+        found: list[Json] = self.post("flow_runs/filter", query)
+        return found
+
+    def unfinished(self) -> list[Json]:
+        """Flow runs that should be over: all but those of a later night."""
+        found: list[Json] = self.post("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": [*UNFINISHED]}}}})
+        now = datetime.now(UTC)
+        return [run for run in found if datetime.fromisoformat(run["expected_start_time"]) <= now]
+
+    def get(self, path: str) -> Any:
+        """What the API answers; asked again while the server is away."""
+        return self._asked(lambda: self.api.get(path))
+
+    def post(self, path: str, body: Json) -> Any:
+        """What the API answers to a query."""
+        return self._asked(lambda: self.api.post(path, json=body))
+
+    def _asked(self, send: Callable[[], httpx.Response]) -> Any:
+        for left in range(60, -1, -1):
+            try:
+                response = send()
+                if response.status_code < 500:
+                    return response.raise_for_status().json()
+            except httpx.TransportError:
+                if not left:
+                    raise
+            time.sleep(1)
+        raise SystemExit(f"Prefect's server answers {response.status_code}: {response.text[:200]}")
+
+    # What is outside
+
+    def switch(self, **state: Any) -> None:
+        """Change how the services behave."""
+        httpx.post(f"{self.services_url}/switch", json=state, trust_env=False).raise_for_status()
+
+    def books(self) -> Json:
+        """What the services wrote down."""
+        found: Json = httpx.get(f"{self.services_url}/books", trust_env=False).raise_for_status().json()
+        return found
+
+    def disk_mb(self) -> float:
+        """Of everything the site keeps."""
+        files = (path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
+        return sum(_size(path) for path in files) / 1e6
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # it went meanwhile
+        return 0
+
+
+def until(done: Callable[[], bool], within_s: float, what: str) -> float:
+    """Wait for it; the seconds it took.
+
+    Raises:
+        TimeoutError: it takes longer.
+    """
+    start = time.monotonic()
+    while not done():
+        if time.monotonic() - start > within_s:
+            raise TimeoutError(f"{what} did not come within {within_s:.0f} s")
+        time.sleep(0.2)
+    return time.monotonic() - start
+
+
+def questions_and_documents(folder: Path, nights: int) -> tuple[Path, Path]:
+    """The sample's workbook, large enough for so many nights, and its knowledge base."""
+    rows = FIRST_ROWS + ROWS_PER_NIGHT * nights
+    sample = write_sample(folder, Embedded(sample_train_rows=rows, sample_dev_rows=20, sample_test_rows=40))
+    assert sample.knowledge_base is not None
+    return sample.workbook, sample.knowledge_base
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[bool]:
+    """A disk of its own for the site, where this user may mount one; else the folder as it is."""
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
+    mounted = os.getuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=False)

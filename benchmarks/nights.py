@@ -1,0 +1,196 @@
+"""Thirty nights of a small site, run by its schedule, with something going wrong in nine of ten.
+
+    make bench NAME=nights                (about half an hour)
+    NIGHTS=3 make bench NAME=nights       (a trial; writes no result)
+
+A night: new questions are in the workbook, the schedule's clock is moved so that it fires, `refresh` runs in the
+worker of `qinglan up`, something breaks, and training starts when enough good rows came in. Then clean-up runs, its
+days shortened to minutes. In the morning the benchmark looks at states, bills, processes and the disk. Prints a line
+a night, ends with exit status 1 if anything was wrong, and a full run writes benchmarks/results/nights.json.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from night_site.checks import Night, look, rows_read, trainings
+from night_site.faults import CONCURRENCY, FAULTS, QUIET, Fault
+from night_site.site import PROFILE, WEBHOOK_ENV, Json, Site, questions_and_documents, small_disk, until
+
+FULL_NIGHTS = 30
+NIGHTS = int(os.environ.get("NIGHTS", FULL_NIGHTS))
+RESULT = Path(__file__).parent / "results" / "nights.json"
+DISK_MB = 400
+TRAIN_AT_ROWS = 90
+KEPT_DAYS = 6 / 24 / 60
+"""Six minutes stand for a week."""
+STRIKE_LATENCY_S = 2.0
+_NIGHT_WITHIN_S = 420.0
+_CLEANED_WITHIN_S = 180.0
+
+
+def settings(folder: Path, services_url: str) -> Json:
+    """The site's profile."""
+    chat = {"base_url": f"{services_url}/v1", "max_retries": 4, "concurrency": CONCURRENCY}
+    return {
+        "extends": "embedded",
+        "name": PROFILE,
+        "data": {"workbook": str(folder / "questions.xlsx")},
+        "teacher": chat,
+        "judge": chat,
+        "rag": {"url": f"{services_url}/rag/retrieve", "max_retries": 5},
+        "distill": {"batch_rows": 10},
+        "embedded": {"pretrain_steps": 40},
+        "sft": {"num_train_epochs": 1},
+        "rl": {
+            "total_steps": 2,
+            "train_batch_size": 16,
+            "ppo_mini_batch_size": 16,
+            "ppo_micro_batch_size_per_gpu": 16,
+            "save_freq": 1,
+            "test_freq": 2,
+        },
+        "evaluate": {"latency_queries": 3},
+        "refresh": {"train_at_new_rows": TRAIN_AT_ROWS},
+        "notify": {"webhook_url_env": WEBHOOK_ENV},
+        "paths": {"runs": str(folder / "runs"), "state": str(folder / "state")},
+    }
+
+
+def main() -> None:
+    """Live through the nights."""
+    nights = []
+    with tempfile.TemporaryDirectory(prefix="qinglan-nights-") as parent, small_disk(Path(parent) / "site", DISK_MB):
+        folder = Path(parent) / "site"
+        questions, documents = questions_and_documents(Path(parent) / "sample", NIGHTS)
+        with services(documents) as url:
+            site = Site(folder, url, questions)
+            site.prepare(settings(folder, url))
+            site.start()
+            try:
+                for number in range(1, NIGHTS + 1):
+                    fault = QUIET if number == NIGHTS else FAULTS[(number - 1) % len(FAULTS)]
+                    nights.append(live_through(site, number, fault))
+                    print(line_of(nights[-1]), flush=True)
+            finally:
+                site.stop()
+            left = [" ".join(process.cmdline())[:120] for process in site.family()]
+            books = site.books()
+    summary = summarise(nights, books, left)
+    print(json.dumps(summary, indent=2, ensure_ascii=False))
+    if NIGHTS == FULL_NIGHTS:
+        machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
+        result = {"machine": machine, "summary": summary, "nights": [night.as_json() for night in nights]}
+        RESULT.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if left or any(night.wrong for night in nights):
+        sys.exit(1)
+
+
+def live_through(site: Site, number: int, fault: Fault) -> Night:
+    """One night, and the look in the morning."""
+    begun, clock, before = datetime.now(UTC), time.monotonic(), site.books()
+    trained_before = trainings(site)
+    site.grow()
+    fault.begin(site)
+    site.switch(latency_s=STRIKE_LATENCY_S)
+    site.fire_by_schedule("refresh")
+    wrong = []
+    try:
+        until(lambda: bool(site.books()["paid"] > before["paid"]) or ended(site, begun), 150, "the night's refresh")
+        fault.strike(site)
+    except (TimeoutError, LookupError) as problem:
+        wrong.append(str(problem))
+    site.switch(latency_s=0.02)
+    with suppress(TimeoutError):
+        within = _NIGHT_WITHIN_S if "COMPLETED" in fault.states else 60.0
+        until(lambda: ended(site, begun), within, "the end of the night's refresh")
+    fault.end(site)
+    with suppress(TimeoutError):
+        until(lambda: ended(site, begun) and not site.unfinished(), _NIGHT_WITHIN_S, "the end of the night")
+    clean_up(site)
+    runs, after = site.runs_of("refresh", begun), site.books()
+    night = Night(
+        number,
+        fault.name,
+        runs[0]["state"]["type"] if runs else "NONE",
+        sum(run["run_count"] for run in runs),
+        round(time.monotonic() - clock, 1),
+        max((rows_read(site, run["id"]) for run in runs), default=0),
+        after["paid"] - before["paid"],
+        after["paid_twice"] - before["paid_twice"],
+        round(site.disk_mb(), 1),
+        trainings(site) > trained_before,
+    )
+    night.wrong = wrong + look(site, night, fault, runs)
+    return night
+
+
+def ended(site: Site, begun: datetime) -> bool:
+    """Is the night's refresh over?"""
+    runs = site.runs_of("refresh", begun)
+    return bool(runs) and all(run["state"]["type"] in ("COMPLETED", "FAILED", "CANCELLED") for run in runs)
+
+
+def clean_up(site: Site) -> None:
+    """The clean-up that the site has scheduled as well."""
+    since = datetime.now(UTC)
+    site.fire_by_schedule("clean-up")
+
+    def over() -> bool:
+        runs: list[dict[str, Any]] = site.runs_of("clean-up", since)
+        return bool(runs) and all(run["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED") for run in runs)
+
+    until(over, _CLEANED_WITHIN_S, "clean-up")
+
+
+def line_of(night: Night) -> str:
+    """A night in one line."""
+    outcome = "; ".join(night.wrong) or "right"
+    return (
+        f"{night.number:>3}  {night.fault:<46} {night.state:<10} {night.attempts} attempts {night.seconds:>6.1f} s "
+        f"{night.paid:>3} paid, {night.paid_twice} twice  {night.disk_mb:>6.1f} MB"
+        f"{'  trained' if night.trained else ''}  {outcome}"
+    )
+
+
+def summarise(nights: list[Night], books: Json, left: list[str]) -> Json:
+    """The figures of docs/operations.md."""
+    later = [night.disk_mb for night in nights[len(nights) // 3 :]]
+    return {
+        "nights": len(nights),
+        "right": sum(not night.wrong for night in nights),
+        "wrong": [f"night {night.number}: {', '.join(night.wrong)}" for night in nights if night.wrong],
+        "paid": books["paid"],
+        "paid_twice": books["paid_twice"],
+        "trainings": sum(night.trained for night in nights),
+        "disk_mb_largest": max(night.disk_mb for night in nights),
+        "disk_mb_last_two_thirds": [min(later), max(later)],
+        "processes_left": left,
+        "seconds": round(sum(night.seconds for night in nights), 1),
+    }
+
+
+@contextmanager
+def services(documents: Path) -> Iterator[str]:
+    """Teacher, RAG and webhook, outside the site."""
+    argv = [sys.executable, str(Path(__file__).parent / "night_site" / "services.py"), str(documents)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,31 +1,26 @@
 """What can be known before money or time is spent: files, secrets, services, devices, packages.
 
-`inspect_profile` gives every check's outcome for `qinglan doctor`; `require` raises the first problem before a run.
+`plan` says what there is to look at, for `qinglan doctor`; `require` raises the first problem before a run.
 """
 
-import difflib
 import importlib.util
-import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-import httpx
-
-from qinglan.capabilities import capability_of
+from qinglan.checks import Check, Planned, check, planned
 from qinglan.clients import ChatRole, endpoint_of
-from qinglan.config import EMBEDDED, Compare, Data, Endpoint, Profile, require_secret, uses_proxy
-from qinglan.contract import probe_rag
+from qinglan.config import EMBEDDED, Compare, Data, Profile, uses_proxy
 from qinglan.distillation import require_teacher_alone
-from qinglan.embedded.retriever import load_documents
-from qinglan.embedded.worlds import speaking_world, world_for
+from qinglan.embedded.worlds import world_for
 from qinglan.engines.ray_jobs import RayJobs
-from qinglan.errors import ConfigError, QinglanError, WorkbookError
+from qinglan.errors import ConfigError, WorkbookError
 from qinglan.grading import grading_of
 from qinglan.ledger import ledger_url, open_ledger
+from qinglan.preflight_services import chat_look, check_rag, reach
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.redteam import cases_of
 from qinglan.sources.database import check_database
@@ -35,8 +30,6 @@ from qinglan.workbook import read_rows
 
 FlowName = Literal["pipeline", "refresh", "train", "evaluate", "release", "compare"]
 _CHECKED_ROWS = 1000
-_PROBED_ROWS = 200
-_TIMEOUT_S = 10.0
 _SQLITE = "sqlite:///"
 _TRAINER_PACKAGES = ("torch", "swift", "verl", "ray")
 _FIND_PACKAGES = """
@@ -44,53 +37,46 @@ import importlib.util, sys
 print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
 """
 _RUN_WITHIN_S = 60.0
-_SHOWN_MODELS = 8
-
-Look = Callable[[], str | None]
-"""One look, which raises a problem or returns a note."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at. `problem` is None where it is fine, or can't be told: `note` then says more."""
-
-    name: str
-    detail: str
-    problem: str | None = None
-    note: str | None = None
 
 
 def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Check]:
     """Check after check, so that a slow one does not hide the others."""
+    for each in plan(profile, flow):
+        yield each.make()
+
+
+def plan(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Planned]:
+    """What is to be looked at for a flow; no check depends on another one's outcome."""
     data, trains = flow in ("pipeline", "refresh", "compare"), flow in ("pipeline", "train")
-    yield (known := _check("recipe", profile.recipe, lambda: _recipe(profile)))
+    known = check("recipe", profile.recipe, lambda: _recipe(profile))
+    yield Planned(known.name, known.detail, lambda: known)
     if known.problem:  # all that follows goes by it
         return
     graders = get_recipe(profile.recipe).graders
     if data:
-        yield _check("workbook", _where(profile.data), lambda: _workbook(profile))
+        yield planned("workbook", _where(profile.data), lambda: _workbook(profile))
     yield from _chats(profile, flow, data=data)
     if trains and (local := profile.judge.local):
-        yield _check("local judge", local.model, lambda: _local_judge(profile))
+        yield planned("local judge", local.model, lambda: _local_judge(profile))
     if flow == "compare":
         yield from _rivals(profile.compare, get_recipe(profile.recipe))
     if flow in ("pipeline", "train", "evaluate"):
         yield from _teachers(profile.compare, profile.evaluate.teachers)
-        yield _check("red team", profile.evaluate.red_team or "built-in cases", lambda: _red_team(profile))
-        yield _check("champion", profile.model_name, lambda: _champion(profile))
+        yield planned("red team", profile.evaluate.red_team or "built-in cases", lambda: _red_team(profile))
+        yield planned("champion", profile.model_name, lambda: _champion(profile))
     if flow != "release" and "rag" in graders:  # release only looks at what was evaluated
-        yield _rag(profile)
-    yield _check("ledger", _where_ledger(profile), lambda: _ledger(profile, trains=trains))
+        yield Planned("rag", profile.rag.url, lambda: check_rag(profile))
+    yield planned("ledger", _where_ledger(profile), lambda: _ledger(profile, trains=trains))
     if trains:
-        yield _check("base model", profile.student.base_model, lambda: _base_model(profile))
+        yield planned("base model", profile.student.base_model, lambda: _base_model(profile))
     if trains and (critic := profile.rl.critic_model):
-        yield _check("critic model", critic, lambda: _model("rl.critic_model", critic))
+        yield planned("critic model", critic, lambda: _model("rl.critic_model", critic))
     if flow not in ("refresh", "release", "compare"):
-        yield _check("device", profile.trainer.device, lambda: _device(profile))
+        yield planned("device", profile.trainer.device, lambda: _device(profile))
         if profile.trainer.ray_dashboard_url:
-            yield _check("ray", profile.trainer.ray_dashboard_url, lambda: _cluster(profile))
+            yield planned("ray", profile.trainer.ray_dashboard_url, lambda: _cluster(profile))
         else:
-            yield _check("trainer packages", profile.trainer.python or "this environment", lambda: _packages(profile))
+            yield planned("trainer packages", profile.trainer.python or "this environment", lambda: _packages(profile))
 
 
 def require(profile: Profile, flow: FlowName) -> None:
@@ -99,16 +85,9 @@ def require(profile: Profile, flow: FlowName) -> None:
     Raises:
         ConfigError: with what to do about it.
     """
-    for check in inspect_profile(profile, flow):
-        if check.problem:
-            raise ConfigError(check.problem)
-
-
-def _check(name: str, detail: str, look: Look) -> Check:
-    try:
-        return Check(name, detail, note=look())
-    except QinglanError as error:
-        return Check(name, detail, str(error))
+    for made in inspect_profile(profile, flow):
+        if made.problem:
+            raise ConfigError(made.problem)
 
 
 def _recipe(profile: Profile) -> None:
@@ -133,7 +112,7 @@ def _let_teachers_answer(recipe: Recipe, setting: str) -> None:
         )
 
 
-def _chats(profile: Profile, flow: FlowName, *, data: bool) -> Iterator[Check]:
+def _chats(profile: Profile, flow: FlowName, *, data: bool) -> Iterator[Planned]:
     recipe = get_recipe(profile.recipe)
     judges = flow != "release" and (flow not in ("refresh", "compare") or profile.validation.judge_baseline)
     asked = set(recipe.DISTILL_ROLES) if data else set()
@@ -142,9 +121,9 @@ def _chats(profile: Profile, flow: FlowName, *, data: bool) -> Iterator[Check]:
         try:
             endpoint = endpoint_of(profile, role)
         except ConfigError as error:
-            yield Check(role, "none", str(error))
+            yield Planned(role, "none", partial(Check, role, "none", str(error)))
             continue
-        yield _check(role, f"{endpoint.model} at {endpoint.base_url}", _chat_checker(role, endpoint))
+        yield planned(role, f"{endpoint.model} at {endpoint.base_url}", chat_look(role, endpoint))
 
 
 def _where(data: Data) -> str:
@@ -170,39 +149,7 @@ def _workbook(profile: Profile) -> str | None:
     return f"skipped, by their suffix: {', '.join(skipped)}" if skipped else None
 
 
-def _chat_checker(role: str, endpoint: Endpoint) -> Look:
-    def look() -> str | None:
-        if endpoint.reasoning_effort and capability_of(endpoint.model).reasoning_effort is False:
-            raise ConfigError(f"{role}.reasoning_effort: {endpoint.model} takes none and would refuse; remove it")
-        if endpoint.base_url == EMBEDDED:
-            _stand_in(role, endpoint.model)
-            return None
-        key = require_secret(endpoint.api_key_env, f"{role} {endpoint.model}")
-        url = f"{endpoint.base_url.rstrip('/')}/models"  # free of charge, unlike a completion
-        headers = {"authorization": f"Bearer {key}"}
-        response = _reach(role, "base_url", endpoint.base_url, lambda http: http.get(url, headers=headers))
-        if response.status_code in (401, 403):
-            variable = endpoint.api_key_env or f"{role}.api_key_env (not set)"
-            raise ConfigError(
-                f"{role} {endpoint.base_url}: refuses the key (HTTP {response.status_code}); check {variable}"
-            )
-        if response.status_code >= 500:
-            raise ConfigError(f"{role} {endpoint.base_url}: answers HTTP {response.status_code}; is the service up?")
-        if response.status_code != 200:
-            return f"the model is not checked: GET /models answers HTTP {response.status_code}"
-        return _model_note(endpoint.model, response.content)
-
-    return look
-
-
-def _stand_in(role: str, model: str) -> None:
-    try:
-        speaking_world(model)
-    except ConfigError as error:
-        raise ConfigError(f"{role}.model: {error}") from error
-
-
-def _rivals(compare: Compare, recipe: Recipe) -> Iterator[Check]:
+def _rivals(compare: Compare, recipe: Recipe) -> Iterator[Planned]:
     def look() -> None:
         _let_teachers_answer(recipe, "compare")
         if not compare.teachers:
@@ -210,28 +157,14 @@ def _rivals(compare: Compare, recipe: Recipe) -> Iterator[Check]:
                 "compare.teachers: names no teacher to compare with; add one: {name: {base_url: …, model: …}}"
             )
 
-    yield _check("compare", ", ".join(compare.teachers) or "no teacher", look)
+    yield planned("compare", ", ".join(compare.teachers) or "no teacher", look)
     yield from _teachers(compare, compare.teachers)
 
 
-def _teachers(compare: Compare, names: Iterable[str]) -> Iterator[Check]:
+def _teachers(compare: Compare, names: Iterable[str]) -> Iterator[Planned]:
     for name in names:
         role, endpoint = f"compare.teachers.{name}", compare.teachers[name]
-        yield _check(role, f"{endpoint.model} at {endpoint.base_url}", _chat_checker(role, endpoint))
-
-
-def _model_note(model: str, content: bytes) -> str | None:
-    """Only a note: aliases and deployments are served by some under names that they don't list."""
-    try:
-        listed = [str(entry["id"]) for entry in json.loads(content)["data"]]
-    except (ValueError, TypeError, KeyError):
-        listed = []
-    if not listed:
-        return "the model is not checked: the service lists none"
-    if model in listed:
-        return None
-    near = difflib.get_close_matches(model, listed, n=_SHOWN_MODELS, cutoff=0.4) or listed[:_SHOWN_MODELS]
-    return f"the service does not list this model; it has {', '.join(near)}{', …' if len(near) < len(listed) else ''}"
+        yield planned(role, f"{endpoint.model} at {endpoint.base_url}", chat_look(role, endpoint))
 
 
 def _red_team(profile: Profile) -> None:
@@ -244,7 +177,7 @@ def _champion(profile: Profile) -> str | None:
     if uri.startswith(_SQLITE) and not Path(uri.removeprefix(_SQLITE)).is_file():
         return None  # MLflow would make the database
     if uri.startswith("http"):
-        _reach("tracking", "uri", uri, lambda http: http.get(f"{uri.rstrip('/')}/health"))  # MLflow retries for minutes
+        reach("tracking", "uri", uri, lambda http: http.get(f"{uri.rstrip('/')}/health"))  # MLflow retries for minutes
     from qinglan.registry import registry_of  # it needs MLflow, a second
 
     registry_of(profile).look_at_champion()
@@ -256,56 +189,6 @@ def _local_judge(profile: Profile) -> str | None:
 
     judge = appointed(profile)
     return f"version {judge.released.version}" if judge else None
-
-
-def _rag(profile: Profile) -> Check:
-    rag = profile.rag
-    if rag.url == EMBEDDED:
-        return _check("rag", rag.url, lambda: _knowledge_base(profile))
-    try:
-        about_rewrite, *others = findings = probe_rag(rag, profile.tenant.id, _questions(profile))
-    except QinglanError as error:
-        return Check("rag", rag.url, str(error))
-    problems = [finding.text for finding in findings if finding.is_problem]
-    if problems:
-        return Check("rag", rag.url, f"rag {rag.url}: {'; '.join(problems)}")
-    if about_rewrite.kind != "honoured":
-        return Check("rag", rag.url, note="; ".join(finding.text for finding in findings))
-    notes = "; ".join(finding.text for finding in others)
-    return Check("rag", f"{rag.url} ({about_rewrite.text})", note=notes or None)
-
-
-def _knowledge_base(profile: Profile) -> None:
-    rag = profile.rag
-    if rag.knowledge_base == EMBEDDED:
-        world_for(profile, "rag.knowledge_base")
-        return
-    if not Path(rag.knowledge_base).is_file():
-        raise ConfigError(f"rag.knowledge_base: {rag.knowledge_base}: no such file; give a JSONL file")
-    load_documents(Path(rag.knowledge_base))
-
-
-def _questions(profile: Profile) -> list[str]:
-    """Questions to probe the RAG with; none where the workbook is a stand-in or unreadable, which its check says."""
-    data = profile.data
-    if data.workbook == EMBEDDED or data.sql is not None:
-        return []
-    try:
-        few, inputs = data.model_copy(update={"limit": _PROBED_ROWS}), get_recipe(profile.recipe).INPUTS
-        rows = read_rows(Path(data.workbook), few, profile.tenant, inputs=inputs)
-        return [row.query for row in rows if row.status == "ok"]
-    except WorkbookError:
-        return []
-
-
-def _reach(role: str, key: str, url: str, send: Callable[[httpx.Client], httpx.Response]) -> httpx.Response:
-    try:
-        with httpx.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(url)) as http:
-            return send(http)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigError(
-            f"{role}.{key} can't be reached: {str(error) or type(error).__name__}; is it up, is the address right?"
-        ) from error
 
 
 def _where_ledger(profile: Profile) -> str:

@@ -3,6 +3,7 @@
 In order: the address in the environment, the one of the user's Prefect profile, `qinglan up`'s where it runs.
 """
 
+import fcntl
 import os
 import tomllib
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ from qinglan.config import uses_proxy
 from qinglan.errors import ConfigError
 
 SERVER_FILE = "prefect_api_url"
-"""Under the state directory while `qinglan up`'s server runs."""
+"""Under the state directory while `qinglan up`'s server runs; it stays behind after kill -9."""
+LOCK_FILE = "up.lock"
+"""Under the state directory, locked while `qinglan up` or any of its processes runs."""
+_UP = "qinglan up"
 _TIMEOUT_S = 30.0
 _SETTINGS = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
 
@@ -33,6 +37,11 @@ class PrefectServer:
 
     def __repr__(self) -> str:
         return f"PrefectServer({self.api_url!r}, {self.origin!r})"
+
+    @property
+    def is_of_up(self) -> bool:
+        """Is it `qinglan up`'s? Else the user's own."""
+        return self.origin == _UP
 
     def client(self, *, timeout_s: float = _TIMEOUT_S) -> httpx.Client:
         """For requests below the API's address."""
@@ -63,11 +72,29 @@ def find_server(state: Path) -> PrefectServer | None:
         return PrefectServer(
             url.rstrip("/"), origin, chosen.get("PREFECT_API_KEY"), chosen.get("PREFECT_API_AUTH_STRING")
         )
+    if not (announced := announced_url(state)):
+        return None
+    return PrefectServer(announced, _UP, auth_string=own.get("PREFECT_API_AUTH_STRING"))
+
+
+def announced_url(state: Path) -> str | None:
+    """The API of the `qinglan up` that runs on this state folder; None where none does."""
     try:
         announced = (state / SERVER_FILE).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return None
-    return PrefectServer(announced, "qinglan up", auth_string=own.get("PREFECT_API_AUTH_STRING"))
+    return announced if _is_locked(state / LOCK_FILE) else None
+
+
+def _is_locked(file: Path) -> bool:
+    try:
+        with file.open(encoding="utf-8") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:  # announced by another machine that shares the folder
+        return True
+    return False
 
 
 def _users_profile() -> dict[str, Any]:

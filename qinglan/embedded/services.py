@@ -51,9 +51,8 @@ def embedded_services(profile: Profile, knowledge_base: Path | None) -> Iterator
     answerer_url = profile.answerer.base_url if profile.answerer else ""
     rival_urls = {name: endpoint.base_url for name, endpoint in profile.compare.teachers.items()}
     with ExitStack() as stack:
-        if EMBEDDED in (teacher_url, answerer_url, judge_url, *rival_urls.values()):
-            options = _weather(profile, profile.embedded.teacher_latency_ms)
-            base = stack.enter_context(_server("qinglan.embedded.teacher_server", options, _logs(profile)))
+        if is_any_model_embedded(profile):
+            base = stack.enter_context(_server(teacher_argv(profile), _logs(profile)))
             teacher_url = f"{base}/v1" if teacher_url == EMBEDDED else teacher_url
             answerer_url = f"{base}/v1" if answerer_url == EMBEDDED else answerer_url
             judge_url = f"{base}/v1" if judge_url == EMBEDDED else judge_url
@@ -78,9 +77,26 @@ def rag_service(profile: Profile, knowledge_base: Path | None) -> Iterator[str]:
     if knowledge_base is None:
         yield ""
         return
-    options = ["--knowledge-base", str(knowledge_base), *_weather(profile, profile.embedded.rag_latency_ms)]
-    with _server("qinglan.embedded.rag_server", options, _logs(profile)) as base:
+    with _server(rag_argv(profile, knowledge_base), _logs(profile)) as base:
         yield f"{base}/retrieve"
+
+
+def is_any_model_embedded(profile: Profile) -> bool:
+    """Does the teacher's stand-in answer for any of the profile's models?"""
+    answerer = [profile.answerer] if profile.answerer else []
+    endpoints = (profile.teacher, profile.judge, *answerer, *profile.compare.teachers.values())
+    return any(endpoint.base_url == EMBEDDED for endpoint in endpoints)
+
+
+def teacher_argv(profile: Profile) -> list[str]:
+    """Module and options of the stand-in for teacher, judge and answerer."""
+    return ["qinglan.embedded.teacher_server", *_weather(profile, profile.embedded.teacher_latency_ms)]
+
+
+def rag_argv(profile: Profile, knowledge_base: Path) -> list[str]:
+    """Module and options of the RAG's stand-in."""
+    weather = _weather(profile, profile.embedded.rag_latency_ms)
+    return ["qinglan.embedded.rag_server", "--knowledge-base", str(knowledge_base), *weather]
 
 
 def _weather(profile: Profile, latency_ms: float) -> list[str]:
@@ -93,14 +109,15 @@ def _logs(profile: Profile) -> Path:
 
 
 @contextmanager
-def _server(module: str, options: list[str], logs: Path) -> Iterator[str]:
+def _server(argv: list[str], logs: Path) -> Iterator[str]:
     """A running stand-in's base URL."""
+    module = argv[0]
     logs.mkdir(parents=True, exist_ok=True)
     log_path = logs / f"{module.rpartition('.')[2]}.log"
     with log_path.open("ab") as log:
         log_start = log.tell()
         process = subprocess.Popen(
-            [sys.executable, "-m", module, "--exit-with-parent", *options],
+            [sys.executable, "-m", *argv, "--exit-with-parent"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

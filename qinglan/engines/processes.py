@@ -4,15 +4,17 @@ All of them end with this process, kill -9 included. For servers; what runs to a
 """
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 
@@ -24,8 +26,26 @@ HOST = "127.0.0.1"
 READY_WITHIN_S = 300.0
 POLL_S = 0.5
 _SAY_EVERY_S = 15.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
+"""Before a process that ended is started again: doubled each time, until it has run for longer than the longest."""
+_LOG_BYTES = 50_000_000
+"""Of a log that goes on for months; one as large before it is kept."""
+_LOGS_EVERY_S = 60.0
 
 Say = Callable[[str], object]
+Recover = Callable[[str], object]
+"""What to do before the process of this name is started again; httpx.HTTPError puts that off."""
+
+
+@dataclass
+class _Kept:
+    """A process that shall run on."""
+
+    command: Command
+    started_s: float
+    wait_s: float = 0.0
+    due_s: float | None = None
+    """When to start it again; None while it runs."""
 
 
 @dataclass
@@ -36,7 +56,10 @@ class Processes:
     say: Say
     end_first: Sequence[str] = ()
     """Those that still need the others while they end."""
+    holds: Sequence[int] = ()
+    """Open files, such as locks, that stay open until the last of them has ended."""
     _running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    _kept: dict[str, _Kept] = field(default_factory=dict)
 
     def __enter__(self) -> "Processes":
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -48,16 +71,21 @@ class Processes:
 
     def start(self, name: str, command: Command) -> None:
         """Start a supervised process with a log of its own; an earlier log is replaced."""
-        with self.log(name).open("wb") as output:
-            process = subprocess.Popen(
+        self.log(name).unlink(missing_ok=True)
+        self._start(name, command)
+
+    def _start(self, name: str, command: Command) -> None:
+        with self.log(name).open("ab") as output:
+            self._running[name] = subprocess.Popen(
                 [sys.executable, str(SUPERVISOR), *command.argv],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **QUIET_ENV, **READABLE_ENV, **command.env},
                 start_new_session=True,
+                pass_fds=self.holds,
             )
-        self._running[name] = process
+        self._kept[name] = _Kept(command, time.monotonic())
 
     def stop(self, *names: str) -> None:
         """End these, all at once, and wait until they are gone."""
@@ -67,7 +95,7 @@ class Processes:
         for process in ending:
             process.wait()
         for name in names:
-            del self._running[name]
+            del self._running[name], self._kept[name]
 
     def ask_to_end(self, name: str) -> None:
         """Begin to end one, without waiting: `status` says when it has."""
@@ -87,23 +115,57 @@ class Processes:
         Raises:
             EngineError: a process ended, or it took too long.
         """
+        self.wait_until(what, url, lambda: answers(url))
+
+    def wait_until(self, what: str, where: str, is_ready: Callable[[], bool]) -> None:
+        """Wait until it is ready.
+
+        Raises:
+            EngineError: a process ended, or it took too long.
+        """
         start = said = time.monotonic()
-        while not answers(url):
+        while not is_ready():
             self.check()
             now = time.monotonic()
             if now - start > READY_WITHIN_S:
-                raise EngineError(f"{what} did not answer at {url} within {READY_WITHIN_S:.0f} s; logs: {self.logs}")
+                raise EngineError(f"{what} did not answer at {where} within {READY_WITHIN_S:.0f} s; logs: {self.logs}")
             if now - said > _SAY_EVERY_S:
                 said = now
-                self.say(f"{what}: waiting for {url}, {now - start:.0f} s")
+                self.say(f"{what}: waiting for {where}, {now - start:.0f} s")
             time.sleep(POLL_S)
         self.say(f"{what}: ready")
 
-    def watch(self) -> None:
-        """Return never; raise when a process has ended."""
+    def keep(self, recover: Recover) -> NoReturn:
+        """Start again what ends, and keep the logs small, until an exception."""
+        logs_s = time.monotonic()
         while True:
-            self.check()
+            for name, kept in self._kept.items():
+                self._keep_one(name, kept, recover)
+            if time.monotonic() - logs_s > _LOGS_EVERY_S:
+                logs_s = time.monotonic()
+                for name in self._kept:
+                    _cut(self.log(name))
             time.sleep(POLL_S)
+
+    def _keep_one(self, name: str, kept: _Kept, recover: Recover) -> None:
+        now, status = time.monotonic(), self.status(name)
+        if status is None:
+            return
+        if kept.due_s is None:
+            kept.wait_s = _next_wait_s(kept.wait_s if now - kept.started_s < _LONGEST_WAIT_S else 0.0)
+            kept.due_s = now + kept.wait_s
+            self.say(f"{name} ended with status {status}; starting it again in {kept.wait_s:.0f} s; {self.log(name)}")
+        if now < kept.due_s:
+            return
+        try:
+            recover(name)
+        except httpx.HTTPError:  # the server it needs is being started again itself
+            kept.wait_s = _next_wait_s(kept.wait_s)
+            kept.due_s = now + kept.wait_s
+            return
+        _ask_to_end(self._running[name])  # it has ended; this closes our end of the pipe
+        self._start(name, kept.command)
+        self._kept[name].wait_s = kept.wait_s
 
     def check(self, *names: str) -> None:
         """Are these, or all, still running?
@@ -115,6 +177,17 @@ class Processes:
             if (status := self.status(name)) is not None:
                 log = self.log(name)
                 raise EngineError(f"{name} ended with status {status}; full log: {log}\n{tail(log)}")
+
+
+def _next_wait_s(wait_s: float) -> float:
+    return min(_LONGEST_WAIT_S, 2 * wait_s) or _FIRST_WAIT_S
+
+
+def _cut(log: Path) -> None:
+    """The process goes on appending to the same file, so it is emptied, not replaced."""
+    if log.stat().st_size > _LOG_BYTES:
+        shutil.copyfile(log, log.with_suffix(".log.1"))
+        os.truncate(log, 0)
 
 
 def _ask_to_end(process: "subprocess.Popen[bytes]") -> None:
@@ -135,6 +208,19 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def port_from(first: int) -> int:
+    """The first port of loopback from this one on that is free.
+
+    Raises:
+        ConfigError: none of a hundred is.
+    """
+    for port in range(first, min(first + 100, 65_536)):
+        with suppress(ConfigError):
+            require_free(HOST, port, "")
+            return port
+    raise ConfigError(f"{HOST}: no free port from {first} to {first + 99}")
 
 
 def require_free(host: str, port: int, otherwise: str) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qinglan import up
-from qinglan.up import SERVER_FILE, prefect_for
+from qinglan.prefect_server import LOCK_FILE, SERVER_FILE, find_server
+from qinglan.up import prefect_for, temporary
+from qinglan.up.lock import only_one
 
 
 def quiet(_: str) -> None:
@@ -21,9 +22,23 @@ def test_a_users_prefect_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.iterdir())
 
 
+def test_a_users_prefect_profile_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "profiles.toml").write_text('active = "own"\n[profiles.own]\nPREFECT_API_URL = "http://prefect/api"\n')
+    monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
+    with prefect_for(tmp_path / "state", quiet):
+        assert "PREFECT_API_URL" not in os.environ  # Prefect reads the profile itself
+
+
 def test_the_sites_server_is_joined_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("os.environ", {})
-    monkeypatch.setattr(up, "answers", lambda url: url == "http://127.0.0.1:4200/api/health")
+    monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
+    monkeypatch.setattr(temporary, "answers", lambda url: url == "http://127.0.0.1:4200/api/health")
     (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
-    with prefect_for(tmp_path, quiet):
+    with only_one(tmp_path, quiet), prefect_for(tmp_path, quiet):
         assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
+
+
+def test_what_a_killed_site_announced_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
+    (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
+    (tmp_path / LOCK_FILE).write_text("12345")
+    assert find_server(tmp_path) is None

@@ -1,0 +1,118 @@
+"""What a site consists of: the command and the settings of each of its processes. Nothing is started here."""
+
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qinglan.engines.command import QUIET_ENV, Command
+from qinglan.engines.processes import HOST
+
+WORK_POOL, TRAINER_POOL = "qinglan", "qinglan-trainer"
+WORK_POOLS = (WORK_POOL, TRAINER_POOL)
+"""What trains has a pool of its own, so that a night's refresh does not wait for a day's training."""
+
+_PREFECT = [sys.executable, "-m", "prefect"]
+
+_SERVER_TUNING = {
+    # The in-memory broker holds 10,000 events for each reader and drops what comes then. By default the recorder
+    # commits task runs one by one, which is slower than a flow makes them.
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "2",
+    # On SQLite one writer waits for another: for as long as Prefect lets a statement wait there anyway.
+    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+}
+_WORKER_TUNING = {
+    "PREFECT_WORKER_QUERY_SECONDS": "2",
+    "PREFECT_WORKER_CANCELLATION_POLL_SECONDS": "15",
+    # The most frequent that Prefect allows: so a lost run is noticed after minutes, not hours.
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+    # 4 minutes in all: longer than a killed server takes to be back.
+    "PREFECT_CLIENT_MAX_RETRIES": "7",
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where this machine's servers listen and keep their state."""
+
+    state: Path
+    tracking_uri: str
+    prefect_port: int = 4200
+    mlflow_port: int = 5000
+
+    @property
+    def prefect_url(self) -> str:
+        """Prefect's UI; its API is under `/api`."""
+        return f"http://{HOST}:{self.prefect_port}"
+
+    @property
+    def api_url(self) -> str:
+        """Prefect's API."""
+        return f"{self.prefect_url}/api"
+
+    @property
+    def mlflow_url(self) -> str:
+        """MLflow's UI: our own server for a local database, else the tracking server itself."""
+        return self.tracking_uri if is_tracked_elsewhere(self.tracking_uri) else f"http://{HOST}:{self.mlflow_port}"
+
+    def with_mlflow_port(self, port: int) -> "Site":
+        """The same site with its MLflow there."""
+        return replace(self, mlflow_port=port)
+
+    def prefect_server(self) -> Command:
+        """Prefect's API, scheduler and UI."""
+        argv = [*_PREFECT, "server", "start", f"--host={HOST}", f"--port={self.prefect_port}"]
+        return Command(argv, self.prefect_env | _unless_set(_SERVER_TUNING))
+
+    def mlflow_server(self) -> Command | None:
+        """MLflow's UI over the profile's database; None where a tracking server is already there."""
+        if is_tracked_elsewhere(self.tracking_uri):
+            return None
+        artifacts = (self.state / "mlartifacts").resolve().as_uri()
+        argv = [sys.executable, "-m", "mlflow", "server", f"--host={HOST}", f"--port={self.mlflow_port}", "--workers=1"]
+        argv += [f"--backend-store-uri={self.tracking_uri}", f"--artifacts-destination={artifacts}"]
+        # Without its job runner it starts in a third of the time.
+        return Command(argv, QUIET_ENV | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
+
+    def worker(self, pool: str) -> Command:
+        """Runs what the UI and the schedules ask for, one flow of its pool at a time: the device is shared."""
+        argv = [*_PREFECT, "worker", "start", f"--pool={pool}", "--type=process", "--install-policy=never"]
+        return Command(
+            [*argv, f"--name={worker_name(pool)}", "--limit=1"], self.prefect_env | _unless_set(_WORKER_TUNING)
+        )
+
+    def deploy(self, prefect_file: Path) -> Command:
+        """Register every deployment, or bring it up to date."""
+        argv = [*_PREFECT, "--no-prompt", "deploy", "--all", f"--prefect-file={prefect_file}"]
+        return Command(argv, self.prefect_env)
+
+    @property
+    def prefect_env(self) -> dict[str, str]:
+        """For the server and for everything that talks to it."""
+        home = os.environ.get("PREFECT_HOME") or str((self.state / "prefect").resolve())
+        return QUIET_ENV | {
+            "PREFECT_HOME": home,
+            "PREFECT_API_URL": self.api_url,
+            "PREFECT_SERVER_UI_API_URL": "/api",  # also right behind a forwarded port
+            "PREFECT_SERVER_UI_V2_ENABLED": "false",  # Prefect's new UI reports to Amplitude from the browser
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        }
+
+
+def is_tracked_elsewhere(tracking_uri: str) -> bool:
+    """Is there an MLflow server already?"""
+    return tracking_uri.startswith(("http://", "https://"))
+
+
+def worker_name(pool: str) -> str:
+    """As Prefect's pages show it; also its log's name."""
+    return f"{pool}-up"
+
+
+def _unless_set(settings: dict[str, str]) -> dict[str, str]:
+    """What the user has set in the environment wins."""
+    return {name: os.environ.get(name, value) for name, value in settings.items()}

@@ -1,0 +1,100 @@
+"""Background processes: started again, held to a start that works, their logs kept small. Real, tiny processes."""
+
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from qinglan.engines import processes as module
+from qinglan.engines.command import Command
+from qinglan.engines.processes import HOST, Processes, port_from
+from qinglan.errors import EngineError
+
+
+class EnoughError(Exception):
+    """Ends what would go on for ever."""
+
+
+def python(code: str) -> Command:
+    return Command([sys.executable, "-c", code])
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    monkeypatch.setattr(module, "_FIRST_WAIT_S", 0.1)
+    monkeypatch.setattr(module, "_LONGEST_WAIT_S", 0.3)
+
+
+def until(times: int, seen: list[str]) -> Callable[[str], None]:
+    def recover(name: str) -> None:
+        seen.append(name)
+        if len(seen) == times:
+            raise EnoughError
+
+    return recover
+
+
+@pytest.mark.usefixtures("hasty")
+def test_what_ends_is_started_again_after_ever_longer_waits(tmp_path: Path):
+    said, seen = list[str](), list[str]()
+    with Processes(tmp_path, said.append) as running:
+        running.start("brief", python("print('once more'); raise SystemExit(3)"))
+        running.start("steady", python("import time; time.sleep(60)"))
+        start = time.monotonic()
+        with pytest.raises(EnoughError):
+            running.keep(until(4, seen))
+        assert time.monotonic() - start >= 0.1 + 0.2 + 0.3 + 0.3
+    assert seen == ["brief"] * 4
+    assert said[0] == f"brief ended with status 3; starting it again in 0 s; {tmp_path / 'brief.log'}"
+    assert (tmp_path / "brief.log").read_text() == "once more\n" * 4
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_restart_waits_for_what_it_needs(tmp_path: Path):
+    tries = list[str]()
+
+    def recover(name: str) -> None:
+        tries.append(name)
+        if len(tries) == 3:
+            raise EnoughError
+        raise httpx.ConnectError("the server is away")
+
+    with Processes(tmp_path, lambda _: None) as running:
+        running.start("brief", python("print('once')"))
+        with pytest.raises(EnoughError):
+            running.keep(recover)
+    assert (tmp_path / "brief.log").read_text() == "once\n"
+
+
+def test_who_dies_before_all_are_ready_is_an_error_with_the_logs_end(tmp_path: Path):
+    with Processes(tmp_path, lambda _: None) as running:
+        running.start("server", python("raise SystemExit('port taken')"))
+        with pytest.raises(EngineError, match=r"server ended with status 1; full log: .*\n.*port taken"):
+            running.wait_for("the server", f"http://{HOST}:{module.free_port()}/health")
+
+
+def test_a_huge_log_is_set_aside_while_its_process_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    monkeypatch.setattr(module, "_LOG_BYTES", 1000)
+    monkeypatch.setattr(module, "_LOGS_EVERY_S", 0.05)
+    log, aside = tmp_path / "chatty.log", tmp_path / "chatty.log.1"
+    chatty = (
+        "import time\nprint('x' * 2000)\nwhile not __import__('os').path.exists('{}'): time.sleep(0.01)\nprint('y')"
+    )
+    with Processes(tmp_path, lambda _: None) as running:
+        running.start("chatty", python(chatty.format(aside)))
+        with pytest.raises(EnoughError):
+            running.keep(until(1, []))
+    assert aside.read_text() == "x" * 2000 + "\n"
+    assert log.read_text() == "y\n"
+
+
+def test_a_taken_port_gives_the_next():
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        assert port < port_from(port) <= port + 99

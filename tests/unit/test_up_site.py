@@ -1,0 +1,98 @@
+"""One site per state folder, ports where people expect them, and which flow runs an ended worker left behind."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from qinglan.errors import ConfigError
+from qinglan.prefect_server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
+from qinglan.up import Site, crash_interrupted, lock, serve
+from qinglan.up.lock import only_one
+
+
+def quiet(_: str) -> None:
+    """Says nothing."""
+
+
+def test_a_second_site_on_the_same_folder_is_told_where_the_first_is(tmp_path: Path):
+    with only_one(tmp_path, quiet):
+        (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4207/api")
+        expected = rf"runs here already \(process {os.getpid()}, http://127.0.0.1:4207\); use that one"
+        with pytest.raises(ConfigError, match=expected), only_one(tmp_path, quiet):
+            raise AssertionError
+    with only_one(tmp_path, quiet):
+        assert (tmp_path / LOCK_FILE).read_text() == str(os.getpid())
+    assert announced_url(tmp_path) is None
+
+
+def test_the_processes_of_a_killed_site_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lock, "POLL_S", 0.05)
+    said = list[str]()
+    with only_one(tmp_path, quiet) as descriptor:
+        left_over = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"], pass_fds=[descriptor])
+        (tmp_path / LOCK_FILE).write_text("99999999")  # no process has this number
+    start = time.monotonic()
+    with only_one(tmp_path, said.append):
+        assert left_over.wait(5) == 0
+    assert 0.1 < time.monotonic() - start < 20
+    assert said == ["waiting for the processes of an earlier `qinglan up` to end"]
+
+
+@pytest.mark.parametrize(
+    ("url", "asked", "port"),
+    [
+        ("http://127.0.0.1:4300/api", None, 4300),
+        ("http://localhost:4300/api", 4300, 4300),
+        ("http://127.0.0.1:4300/api", 4301, None),
+        ("https://prefect.example.com/api", None, None),
+    ],
+)
+def test_a_prefect_server_of_the_users_own_decides_where_ours_may_be(url: str, asked: int | None, port: int | None):
+    server = PrefectServer(url, "PREFECT_API_URL")
+    if port:
+        assert serve._configured_port(server, asked) == port
+        return
+    with pytest.raises(ConfigError, match=f"PREFECT_API_URL is {url}, so this site has a Prefect server already"):
+        serve._configured_port(server, asked)
+
+
+def test_settings_from_the_environment_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    site = Site(tmp_path, "http://mlflow")
+    assert site.worker("qinglan").env["PREFECT_WORKER_QUERY_SECONDS"] == "2"
+    monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", "7")
+    assert site.worker("qinglan").env["PREFECT_WORKER_QUERY_SECONDS"] == "7"
+
+
+def test_a_run_that_a_process_is_at_work_on_is_left_alone():
+    runs = [{"id": f"run-{number}"} for number in range(201)]
+    marked = list[str]()
+
+    def server(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/set_state"):
+            marked.append(request.url.path.split("/")[-2])
+            return httpx.Response(200, json={})
+        query: dict[str, Any] = json.loads(request.content)
+        assert query["work_pools"] == {"name": {"any_": ["qinglan-trainer"]}}
+        return httpx.Response(200, json=runs[query["offset"] : query["offset"] + query["limit"]])
+
+    busy = subprocess.Popen(
+        [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PREFECT__FLOW_RUN_ID": "run-3"},
+    )
+    with busy, httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as api:
+        assert busy.stdout
+        busy.stdout.readline()
+        interrupted = crash_interrupted(api, ["qinglan-trainer"])
+        assert busy.stdin
+        busy.stdin.close()
+    assert len(interrupted) == len(marked) == 200
+    assert "run-3" not in marked

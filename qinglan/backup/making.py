@@ -1,0 +1,265 @@
+"""Taking a backup while the site works.
+
+The order makes it consistent: first every database but the ledger, as MLflow names files that were written before; then
+the files, of each folder the manifest first, as what it lists was complete by then; the ledger last, so that it knows
+every answer that the files hold. SQLite copies a database as of one moment, its write-ahead log included.
+"""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import quote
+
+import sqlalchemy as sa
+
+from qinglan.artifacts import MANIFEST, sha256_of
+from qinglan.backup.records import Backup, Entry, LeftOut, Root
+from qinglan.config import Profile
+from qinglan.engines.processes import Say
+from qinglan.errors import ArtifactError, ConfigError
+from qinglan.formats import size
+from qinglan.ledger import ledger_url
+from qinglan.ledger.connecting import shown
+from qinglan.prefect_server import SERVER_FILE, find_server
+from qinglan.runs import RUN_FILE
+from qinglan.versions import VERSION_FILE
+
+LEDGER = "state/ledger.db"
+_SQLITE = b"SQLite format 3\0"
+_SQLITE_WAIT_S = 60.0
+_MARGIN_BYTES = 50e6
+_FIRST = (RUN_FILE, MANIFEST, VERSION_FILE)
+_BESIDE_A_DATABASE = ("-wal", "-shm", "-journal")
+_SKIPPED_FOLDERS = {
+    ".partial-": "unfinished",
+    ".removing-": "being removed",
+    ".restoring": "of an interrupted restore",
+    ".replaced-": "put aside by a restore",
+}
+
+
+def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) -> Backup:
+    """Write one into `target`, a folder that is there only once it is complete.
+
+    Args:
+        runs: the folders of runs too, checkpoints and models included.
+
+    Raises:
+        ConfigError: `target` holds something, or lies in what it is to keep.
+        ArtifactError: a file can't be read, a database is damaged, or the disk is too small.
+    """
+    target = target.expanduser().resolve()
+    roots: dict[Root, Path] = {"state": profile.paths.state.resolve()}
+    if runs:
+        roots["runs"] = profile.paths.runs.resolve()
+    _require_target(target, roots, profile.paths.state)
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a backup that was killed
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.mkdir(mode=0o700)  # questions, answers and whatever Prefect's blocks hold are nobody else's business
+    made = _Maker(partial, roots, apart={profile.paths.state.resolve(), profile.paths.runs.resolve()})
+    for root in roots:
+        made.find(root)
+    made.require_room()
+    say(f"{len(made.files):,} files and {len(made.databases)} databases, {size(made.bytes)}")
+    made.copy()
+    backup = Backup(
+        made_at=datetime.now(UTC),
+        qinglan=version("qinglan"),
+        profile=profile.name,
+        roots=roots,
+        entries=made.entries,
+        left_out=made.left_out,
+        elsewhere=list(_elsewhere(profile)),
+    )
+    backup.write(partial)
+    if target.exists():
+        target.rmdir()
+    partial.rename(target)
+    return backup
+
+
+class _Maker:
+    def __init__(self, folder: Path, roots: dict[Root, Path], apart: set[Path]) -> None:
+        self._folder, self._roots, self._apart = folder, roots, apart
+        self.files: dict[str, Path] = {}
+        self.databases: dict[str, Path] = {}
+        self.bytes = 0
+        self.entries: list[Entry] = []
+        self.left_out: list[LeftOut] = []
+        self._kept: dict[tuple[int, int], Entry] = {}
+
+    def find(self, root: Root) -> None:
+        """What there is to copy; links are kept at once, as what they name is there now."""
+        top = self._roots[root]
+        for at, folders, names in os.walk(top, onerror=_complain):
+            here = Path(at)
+            for name in sorted(folders):
+                reason = next((r for prefix, r in _SKIPPED_FOLDERS.items() if name.startswith(prefix)), None)
+                if reason or here / name in self._apart:
+                    folders.remove(name)
+                    if reason:
+                        self._leave_out(root, here / name, reason)
+                elif (here / name).is_symlink():
+                    folders.remove(name)
+                    names.append(name)
+            folders.sort()
+            for name in sorted(names, key=lambda name: (name not in _FIRST, name)):
+                self._find_file(root, here / name)
+
+    def require_room(self) -> None:
+        """Fail before the disk is full."""
+        free = shutil.disk_usage(self._folder).free
+        if free < self.bytes + _MARGIN_BYTES:
+            raise ArtifactError(
+                f"{self._folder.parent}: has {size(free)} free, the backup takes {size(self.bytes)}; make room, give "
+                "another folder, or leave the runs out with --no-runs"
+            )
+
+    def copy(self) -> None:
+        """All of it, in the order that makes it consistent."""
+        for path, source in self.databases.items():
+            if path != LEDGER:
+                self._copy_database(path, source)
+        for path, source in self.files.items():
+            self._copy_file(path, source)
+        if LEDGER in self.databases:
+            self._copy_database(LEDGER, self.databases[LEDGER])
+
+    def _find_file(self, root: Root, source: Path) -> None:
+        path = self._name(root, source)
+        if source.is_symlink():
+            self.entries.append(Entry(path=path, kind="link", target=str(source.readlink())))
+            return
+        if reason := _reason_against(source):
+            self._leave_out(root, source, reason)
+            return
+        try:
+            with source.open("rb") as stream:
+                found = self.databases if stream.read(len(_SQLITE)) == _SQLITE else self.files
+            self.bytes += source.stat().st_size
+        except FileNotFoundError:
+            self.left_out.append(LeftOut(path=path, reason=_GONE))
+            return
+        except OSError as error:
+            _complain(error)
+        found[path] = source
+
+    def _copy_file(self, path: str, source: Path) -> None:
+        target = self._folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            status = source.stat()
+            inode = (status.st_dev, status.st_ino)
+            if first := self._kept.get(inode):
+                self.entries.append(first.model_copy(update={"path": path, "same_as": first.path}))
+                return
+            shutil.copy2(source, target)
+        except FileNotFoundError:
+            target.unlink(missing_ok=True)
+            self.left_out.append(LeftOut(path=path, reason=_GONE))
+            return
+        entry = Entry(path=path, kind="file", sha256=sha256_of(target), bytes=target.stat().st_size)
+        self.entries.append(entry)
+        if status.st_nlink > 1:
+            self._kept[inode] = entry
+
+    def _copy_database(self, path: str, source: Path) -> None:
+        target = self._folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            copy_database(source, target)
+        except sqlite3.Error as error:
+            raise ArtifactError(f"{source}: can't be copied as a database: {error}; no backup was made") from error
+        shutil.copymode(source, target)
+        entry = Entry(path=path, kind="database", sha256=sha256_of(target), bytes=target.stat().st_size)
+        self.entries.append(entry)
+
+    def _leave_out(self, root: Root, source: Path, reason: str) -> None:
+        self.left_out.append(LeftOut(path=self._name(root, source), reason=reason))
+
+    def _name(self, root: Root, source: Path) -> str:
+        return f"{root}/{source.relative_to(self._roots[root]).as_posix()}"
+
+
+_GONE = "gone before it could be copied"
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """A SQLite database as of one moment, while others write to it; checked, and without a write-ahead log.
+
+    Raises:
+        sqlite3.Error: it can't be read, or is damaged.
+    """
+    address = f"file:{quote(str(source))}?mode=rw"  # `ro` could not open one whose log nobody has open
+    with (
+        closing(sqlite3.connect(address, uri=True, timeout=_SQLITE_WAIT_S)) as live,
+        closing(sqlite3.connect(target)) as copy,
+    ):
+        live.backup(copy)
+        copy.execute("PRAGMA journal_mode=DELETE")
+        (found,) = copy.execute("PRAGMA quick_check").fetchone()
+    if found != "ok":
+        raise sqlite3.DatabaseError(found)
+
+
+def _reason_against(source: Path) -> str | None:
+    name = source.name
+    if name.endswith(".lock"):
+        return "a lock"
+    if name.endswith(".partial"):
+        return "unfinished"
+    if name == SERVER_FILE:
+        return "names a server while it runs"
+    if name == "profiles.toml":
+        return "Prefect's settings may hold keys"
+    for ending in _BESIDE_A_DATABASE:
+        if name.endswith(ending) and source.with_name(name.removesuffix(ending)).exists():
+            return "part of a database that is copied whole"
+    return None if source.is_file() else "no file"
+
+
+def _require_target(target: Path, roots: dict[Root, Path], state: Path) -> None:
+    if not state.is_dir():
+        raise ConfigError(f"paths.state: {state.resolve()} is not there, so there is nothing to keep")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target}: is there already and not empty; name a new folder")
+    for root in roots.values():
+        if target.is_relative_to(root):
+            raise ConfigError(f"{target}: lies in {root}, which is to be kept in it; name a folder elsewhere")
+
+
+def _elsewhere(profile: Profile) -> Iterator[str]:
+    """What this backup can't hold, and how it is kept."""
+    state = profile.paths.state.resolve()
+    if name := profile.ledger.url_env:
+        where = ledger_url(profile.ledger, state)
+        kept = shown(where) if not isinstance(where, str) else where
+        yield f"the ledger, in the database that {name} names ({kept}): `pg_dump -Fc`, after this backup"
+    uri = profile.tracking_uri
+    if not uri.startswith("sqlite:"):
+        yield f"MLflow, at {_without_password(uri)}: its database with `pg_dump -Fc`, and its artifact store"
+    elif not Path(uri.removeprefix("sqlite:///")).resolve().is_relative_to(state):
+        yield f"MLflow's database, {uri.removeprefix('sqlite:///')}: outside {state}"
+    server = find_server(state)
+    if server and not server.is_of_up:
+        yield f"Prefect, at {server.api_url}: its database with `pg_dump -Fc`"
+    home = os.environ.get("PREFECT_HOME")
+    if home and not Path(home).expanduser().resolve().is_relative_to(state):
+        yield f"PREFECT_HOME, {home}: outside {state}"
+
+
+def _without_password(uri: str) -> str:
+    try:
+        return shown(sa.make_url(uri))
+    except sa.exc.ArgumentError:
+        return "the address in tracking.uri"
+
+
+def _complain(error: OSError) -> None:
+    raise ArtifactError(f"{error.filename}: can't be read ({error.strerror}); run this as the user who owns the site")

@@ -1,0 +1,99 @@
+"""What a backup holds: `backup.json`, written last."""
+
+from collections import Counter
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from qinglan.artifacts import write_json
+from qinglan.errors import ArtifactError, ConfigError
+from qinglan.schema_versions import BACKUP
+
+BACKUP_FILE = "backup.json"
+Root = Literal["state", "runs"]
+
+
+def _inside(path: str) -> str:
+    parts = PurePosixPath(path).parts
+    if len(parts) < 2 or parts[0] not in ("state", "runs") or ".." in parts:
+        raise ValueError("leads out of the backup")
+    return path
+
+
+InnerPath = Annotated[str, AfterValidator(_inside)]
+"""Below the backup's folder; the first part is the root's name."""
+
+
+class Entry(BaseModel):
+    """A file, database or link that the backup holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: InnerPath
+    kind: Literal["file", "database", "link"]
+    sha256: str = ""
+    bytes: int = 0
+    same_as: InnerPath | None = None
+    """The first path of a file that has several, by hard links; its content is kept there."""
+    target: str = ""
+    """Of a symbolic link."""
+
+
+class LeftOut(BaseModel):
+    """What was found and is not in the backup."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    reason: str
+
+
+class Backup(BaseModel):
+    """What was kept, where it belongs, and what is not in it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    made_at: datetime
+    qinglan: str
+    """The version that made it."""
+    profile: str
+    roots: dict[Root, Path]
+    """Where they were, which is where they must come back to: runs and MLflow name files by their full paths."""
+    entries: list[Entry]
+    left_out: list[LeftOut] = []
+    elsewhere: list[str] = []
+    """State of the site that other servers hold."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the content, hard links counted once."""
+        return sum(entry.bytes for entry in self.entries if entry.same_as is None)
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """How many things were left out for what."""
+        return Counter(each.reason for each in self.left_out)
+
+    def write(self, folder: Path) -> None:
+        """Complete the backup."""
+        write_json(folder / BACKUP_FILE, BACKUP.stamp(self.model_dump(mode="json")))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Backup":
+        """What a backup says of itself.
+
+        Raises:
+            ConfigError: the folder is no backup.
+            ArtifactError: its description is damaged, or of a newer Qinglan.
+        """
+        path = folder / BACKUP_FILE
+        try:
+            return BACKUP.parse(cls, path.read_text(encoding="utf-8"), path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ConfigError(f"{folder}: no backup: it has no {BACKUP_FILE}") from error
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"]))
+            raise ArtifactError(f"{path}: `{where}`: {problem['msg']}; take another backup") from error

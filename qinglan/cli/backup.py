@@ -1,0 +1,45 @@
+"""`qinglan backup` and `qinglan restore`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qinglan.backup import Backup, make_backup, restore_backup
+from qinglan.cli.common import ProfileOption, SetOption, say
+from qinglan.config import load_profile
+from qinglan.formats import size
+
+
+def backup(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, on another disk if possible.")],
+    runs: Annotated[bool, typer.Option(help="The runs' folders too: checkpoints and models make them large.")] = True,
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Keep ledger, datasets, verdicts, MLflow's and Prefect's databases and runs, while the site works."""
+    made = make_backup(load_profile(profile, set_ or ()), folder, say, runs=runs)
+    for reason, count in made.reasons.most_common():
+        say(f"left out: {count:,} × {reason}")
+    for what in made.elsewhere:
+        say(f"not in it: {what}")
+    if not runs:
+        say("not in it: the runs, as --no-runs says")
+    say(f"{folder.expanduser().resolve()}: {_in_words(made)}; keep it as confidential as the site itself")
+
+
+def restore(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `qinglan backup` made.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Put aside what is there; nothing is deleted.")] = False,
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+) -> None:
+    """Bring a backup back to where it was taken, after checking all of it."""
+    restored = restore_backup(load_profile(profile, set_ or ()), folder, say, replace=replace)
+    for what in restored.elsewhere:
+        say(f"restore it yourself: {what}")
+    say(f"restored {_in_words(restored)} of {restored.made_at:%Y-%m-%d %H:%M} UTC, Qinglan {restored.qinglan}")
+
+
+def _in_words(backup: Backup) -> str:
+    return f"{len(backup.entries):,} files, {size(backup.bytes)}"

@@ -1,0 +1,187 @@
+"""What Prefect's run form shows and its server checks: a flow's parameters, and the settings that a run often changes.
+
+The form has one input per setting and leaves out what is empty, so an optional setting appears in the schema as what it
+is when given: Prefect's page would show `None or a number` as two buttons. `overrides_in` is the one place where a
+form's settings become overrides of the profile.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
+from pydantic_core import CoreSchema
+
+from qinglan.config import AlarmAction, Algorithm, profile_names
+from qinglan.config.base import Count, Positive
+from qinglan.errors import ConfigError
+
+
+class _OfferedProfiles:
+    """Those in configs/ to choose from, or any other by its path; the server refuses a name that is neither.
+
+    The second has no `type`, or Prefect's page could not tell the two apart and would go back to the first.
+    """
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        known = {"title": "in configs/", "type": "string", "enum": profile_names()}
+        return {"anyOf": [known, {"title": "by path, in quotes", "pattern": r"\.ya?ml$"}]}
+
+
+ProfileName = Annotated[str, _OfferedProfiles()]
+Override = Annotated[str, Field(json_schema_extra={"pattern": r"^[a-z_]+(\.[^=]+)?="})]
+"""`dotted.key=value`; whether there is such a key is said when the profile is read."""
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The profile's key that a form's setting stands for."""
+
+    key: str
+
+
+def _inputs_as_given(schema: dict[str, Any]) -> None:
+    for name, setting in schema.get("properties", {}).items():
+        given = [kind for kind in setting.pop("anyOf", []) if kind != {"type": "null"}]
+        setting.pop("default", None)
+        schema["properties"][name] = {**setting, **(given[0] if given else {})}
+
+
+class Changes(BaseModel):
+    """Settings of this run; an empty one stays as the profile says."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_inputs_as_given
+    )
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
+
+    def overrides(self) -> list[str]:
+        """As `--set` takes them."""
+        keys = {
+            name: each.key
+            for name, field in type(self).model_fields.items()
+            for each in field.metadata
+            if isinstance(each, Sets)
+        }
+        return [f"{keys[name]}={value}" for name, value in self.model_dump().items()]
+
+
+class DataChanges(Changes):
+    """Settings of this run; an empty one stays as the profile says."""
+
+    max_rows: Annotated[Count | None, Sets("data.limit"), Field(title="Rows to read at most")] = None
+    """The first so many of the workbook, for a trial (`data.limit`)."""
+    run_budget_usd: Annotated[
+        Positive | None, Sets("budget.per_run_usd"), Field(title="Budget of this run, US dollars")
+    ] = None
+    """For teacher and judge together (`budget.per_run_usd`)."""
+    when_spent: Annotated[
+        Literal["stop", "go_on"] | None, Sets("budget.when_spent"), Field(title="When the budget is spent")
+    ] = None
+    """`stop` ends the run with all answers kept, `go_on` goes on with the rows that have one (`budget.when_spent`)."""
+    teacher_requests_at_once: Annotated[
+        Count | None, Sets("teacher.concurrency"), Field(title="Requests to the teacher at once")
+    ] = None
+    """`teacher.concurrency`."""
+    sample_train_rows: Annotated[
+        Count | None, Sets("embedded.sample_train_rows"), Field(title="Sample: training rows")
+    ] = None
+    """Of the embedded workbook (`embedded.sample_train_rows`); your own workbook has no use for it."""
+    sample_test_rows: Annotated[Count | None, Sets("embedded.sample_test_rows"), Field(title="Sample: test rows")] = (
+        None
+    )
+    """Of the embedded workbook (`embedded.sample_test_rows`)."""
+    sample_seed: Annotated[int | None, Sets("embedded.sample_seed"), Field(title="Sample: seed")] = None
+    """Of the embedded workbook (`embedded.sample_seed`); another seed, other questions."""
+
+
+class DistillChanges(DataChanges):
+    """Settings of this run; an empty one stays as the profile says."""
+
+    distill_mode: Annotated[
+        Literal["live", "batch_api"] | None, Sets("distill.mode"), Field(title="How the teacher is asked")
+    ] = None
+    """`batch_api` is half the price and takes up to a day (`distill.mode`)."""
+
+
+class RefreshChanges(DistillChanges):
+    """Settings of this run; an empty one stays as the profile says."""
+
+    train_at_new_rows: Annotated[
+        Count | None, Sets("refresh.train_at_new_rows"), Field(title="New good rows that start a training")
+    ] = None
+    """Since the last training (`refresh.train_at_new_rows`)."""
+
+
+class TrainingChanges(Changes):
+    """Settings of this run; an empty one stays as the profile says."""
+
+    sft_epochs: Annotated[Positive | None, Sets("sft.num_train_epochs"), Field(title="SFT: epochs")] = None
+    """`sft.num_train_epochs`."""
+    rl_algorithm: Annotated[Algorithm | None, Sets("rl.algorithm"), Field(title="RL: algorithm")] = None
+    """Those that compare a prompt's answers need `rl.rollouts_per_prompt` above 1 (`rl.algorithm`)."""
+    rl_steps: Annotated[Count | None, Sets("rl.total_steps"), Field(title="RL: steps")] = None
+    """`rl.total_steps`."""
+    rl_seed: Annotated[int | None, Sets("rl.seed"), Field(title="RL: seed")] = None
+    """`rl.seed`."""
+    at_alarm: Annotated[
+        AlarmAction | None, Sets("rl.alarms.default_action"), Field(title="RL: what is done at an alarm")
+    ] = None
+    """`rl.alarms.default_action`; see docs/alarms.md."""
+
+
+class DecisionChanges(Changes):
+    """Settings of this run; an empty one stays as the profile says."""
+
+    approval: Annotated[
+        Literal["none", "required"] | None, Sets("gate.approval"), Field(title="A person's approval")
+    ] = None
+    """`required`: once the gate says yes, a person decides on Prefect's page (`gate.approval`)."""
+    promote: Annotated[
+        Literal["champion", "challenger", "none"] | None,
+        Sets("release.promote"),
+        Field(title="What a model becomes that passes the gate"),
+    ] = None
+    """`release.promote`."""
+
+
+class TrainChanges(DecisionChanges, TrainingChanges):
+    """Settings of this run; an empty one stays as the profile says."""
+
+
+class PipelineChanges(DecisionChanges, TrainingChanges, DistillChanges):
+    """Settings of this run; an empty one stays as the profile says."""
+
+
+class _AllChanges(DecisionChanges, TrainingChanges, RefreshChanges):
+    """Every setting that any flow's form has."""
+
+
+def overrides_of(changes: Changes, overrides: Sequence[str]) -> tuple[str, ...]:
+    """What the form says and then what was given by key, which counts where both say something."""
+    return (*changes.overrides(), *overrides)
+
+
+def overrides_in(parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """The same of a flow run's parameters, as Prefect keeps them.
+
+    Raises:
+        ConfigError: there is no such setting.
+    """
+    try:
+        changes = _AllChanges.model_validate(parameters.get("changes") or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"changes.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    return overrides_of(changes, parameters.get("overrides", ()))

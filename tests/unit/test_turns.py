@@ -1,0 +1,123 @@
+"""Turns: one refresh of a tenant, one training on a GPU, and what a killed process leaves."""
+
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prefect.states import Completed
+
+from qinglan import turns
+from qinglan.config import Profile
+from qinglan.errors import ConfigError, TurnError
+from qinglan.turns import device_turn, refresh_turn
+from tasks.turns import SKIPPED, skips_if_at_work, unless_skipped
+
+ProfileOf = Callable[..., Profile]
+CUDA = {"device": "cuda", "gpus_per_node": 2}
+_HOLD = """
+import sys
+from qinglan.config import Profile
+from qinglan.turns import device_turn, refresh_turn
+profile = Profile.model_validate_json(sys.argv[2])
+turn = refresh_turn(profile) if sys.argv[1] == "refresh" else device_turn(profile, print)
+with turn:
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@contextmanager
+def another_process(what: str, profile: Profile) -> Iterator["subprocess.Popen[str]"]:
+    argv = [sys.executable, "-c", _HOLD, what, profile.model_dump_json()]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_refresh_ends_at_once_and_says_who_is_at_work(profile_of: ProfileOf):
+    profile = profile_of()
+    with another_process("refresh", profile) as other:
+        with pytest.raises(TurnError, match=rf"default\.query_rewrite is at work already \(process {other.pid} since"):
+            refresh_turn(profile).__enter__()
+        other.kill()  # -9: nothing of it can tidy up
+        other.wait()
+        with refresh_turn(profile):
+            pass
+
+
+def test_refreshes_of_others_go_on_beside_it(profile_of: ProfileOf, tmp_path: Path):
+    elsewhere = {"runs": str(tmp_path / "other"), "state": str(tmp_path / "state")}
+    others = profile_of(tenant={"id": "b"}), profile_of(recipe="medical"), profile_of(paths=elsewhere)
+    with refresh_turn(profile_of()):
+        for other in others:
+            with refresh_turn(other):
+                pass
+
+
+def test_a_training_waits_for_the_gpu_until_its_holder_is_killed(profile_of: ProfileOf):
+    profile, said = profile_of(trainer=CUDA), list[str]()
+    with another_process("device", profile) as other:
+        killer = threading.Timer(0.3, other.kill)
+        killer.start()
+        with device_turn(profile, said.append, look_every_s=0.02, say_every_s=0.1):
+            assert other.wait() < 0
+    assert said[0].startswith("waiting for GPU 0 of this machine: another run has it (process ")
+    assert "so far" in said[1]
+    assert len(said) < 6
+
+
+def test_other_gpus_are_free(profile_of: ProfileOf):
+    one = profile_of(trainer=CUDA | {"gpus_per_node": 1})
+    with (
+        device_turn(one, pytest.fail, environ={"CUDA_VISIBLE_DEVICES": "3,1"}),
+        device_turn(one, pytest.fail, environ={"CUDA_VISIBLE_DEVICES": "1,3"}),
+        device_turn(one, pytest.fail),
+    ):
+        assert sorted(path.stem for path in turns._device_folder().glob("*.lock")) == ["gpu-0", "gpu-1", "gpu-3"]
+
+
+@pytest.mark.parametrize("trainer", [{"device": "cpu"}, CUDA | {"ray_dashboard_url": "http://127.0.0.1:8265"}])
+def test_neither_the_cpu_nor_a_cluster_is_waited_for(profile_of: ProfileOf, trainer: dict[str, object]):
+    profile = profile_of(trainer=trainer)
+    with device_turn(profile, pytest.fail), device_turn(profile, pytest.fail):
+        assert not list(Path(tempfile.gettempdir()).glob("qinglan-*"))
+
+
+def test_a_folder_of_somebody_else_is_not_used(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    turns._device_folder()
+    monkeypatch.setattr("os.getuid", lambda: 0 if Path(tempfile.gettempdir()).stat().st_uid else 12345)
+    (Path(tempfile.gettempdir()) / f"qinglan-{turns.os.getuid()}").mkdir(exist_ok=True)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        device_turn(profile_of(trainer=CUDA), print).__enter__()
+
+
+def test_a_refresh_that_is_not_needed_is_skipped_and_no_failure(monkeypatch: pytest.MonkeyPatch, caplog):
+    import logging
+
+    monkeypatch.setattr("tasks.turns.get_run_logger", lambda: logging.getLogger("flow"))
+
+    def refresh(profile: str) -> Path:
+        raise TurnError(f"{profile} is at work")
+
+    state = skips_if_at_work(refresh)("a")
+    assert (state.name, state.type, state.message) == (SKIPPED, "COMPLETED", "a is at work")
+    assert skips_if_at_work(refresh).__name__ == "refresh"
+    with pytest.raises(TurnError, match="a is at work"):
+        unless_skipped(state)
+
+
+def test_a_result_is_handed_on():
+    assert unless_skipped(Completed(data=Path("report.json"))) == Path("report.json")

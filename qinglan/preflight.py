@@ -6,14 +6,14 @@
 import importlib.util
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
 from qinglan.checks import Check, Planned, check, planned
 from qinglan.clients import ChatRole, endpoint_of
-from qinglan.config import EMBEDDED, Compare, Data, Profile, uses_proxy
+from qinglan.config import EMBEDDED, Data, Endpoint, Profile, uses_proxy
 from qinglan.distillation import require_teacher_alone
 from qinglan.embedded.worlds import world_for
 from qinglan.engines.ray_jobs import RayJobs
@@ -47,7 +47,7 @@ def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[C
 
 def plan(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Planned]:
     """What is to be looked at for a flow; no check depends on another one's outcome."""
-    data, trains = flow in ("pipeline", "refresh", "compare"), flow in ("pipeline", "train")
+    data, trains = _asks_the_teacher(flow), trains_in(flow)
     known = check("recipe", profile.recipe, lambda: _recipe(profile))
     yield Planned(known.name, known.detail, lambda: known)
     if known.problem:  # all that follows goes by it
@@ -55,13 +55,14 @@ def plan(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Planned]:
     graders = get_recipe(profile.recipe).graders
     if data:
         yield planned("workbook", _where(profile.data), lambda: _workbook(profile))
-    yield from _chats(profile, flow, data=data)
+    yield from _chats(profile, flow)
     if trains and (local := profile.judge.local):
         yield planned("local judge", local.model, lambda: _local_judge(profile))
     if flow == "compare":
-        yield from _rivals(profile.compare, get_recipe(profile.recipe))
+        yield planned("compare", ", ".join(profile.compare.teachers) or "no teacher", lambda: _rivals(profile))
+    for role, endpoint in further_teachers(profile, flow).items():
+        yield planned(role, f"{endpoint.model} at {endpoint.base_url}", chat_look(role, endpoint))
     if flow in ("pipeline", "train", "evaluate"):
-        yield from _teachers(profile.compare, profile.evaluate.teachers)
         yield planned("red team", profile.evaluate.red_team or "built-in cases", lambda: _red_team(profile))
         yield planned("champion", profile.model_name, lambda: _champion(profile))
     if flow != "release" and "rag" in graders:  # release only looks at what was evaluated
@@ -71,7 +72,7 @@ def plan(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Planned]:
         yield planned("base model", profile.student.base_model, lambda: _base_model(profile))
     if trains and (critic := profile.rl.critic_model):
         yield planned("critic model", critic, lambda: _model("rl.critic_model", critic))
-    if flow not in ("refresh", "release", "compare"):
+    if runs_engines(flow):
         yield planned("device", profile.trainer.device, lambda: _device(profile))
         if profile.trainer.ray_dashboard_url:
             yield planned("ray", profile.trainer.ray_dashboard_url, lambda: _cluster(profile))
@@ -112,12 +113,37 @@ def _let_teachers_answer(recipe: Recipe, setting: str) -> None:
         )
 
 
-def _chats(profile: Profile, flow: FlowName, *, data: bool) -> Iterator[Planned]:
+def trains_in(flow: FlowName) -> bool:
+    """Does the flow train?"""
+    return flow in ("pipeline", "train")
+
+
+def runs_engines(flow: FlowName) -> bool:
+    """Does the flow start processes of the trainer's, if only to generate?"""
+    return flow in ("pipeline", "train", "evaluate")
+
+
+def _asks_the_teacher(flow: FlowName) -> bool:
+    return flow in ("pipeline", "refresh", "compare")
+
+
+def asked_roles(profile: Profile, flow: FlowName) -> list[ChatRole]:
+    """Whom a flow asks; the recipe must be one that there is."""
     recipe = get_recipe(profile.recipe)
     judges = flow != "release" and (flow not in ("refresh", "compare") or profile.validation.judge_baseline)
-    asked = set(recipe.DISTILL_ROLES) if data else set()
+    asked = set(recipe.DISTILL_ROLES) if _asks_the_teacher(flow) else set()
     asked |= {"judge"} if judges and "judge" in recipe.graders else set()
-    for role in (role for role in get_args(ChatRole) if role in asked):
+    return [role for role in get_args(ChatRole) if role in asked]
+
+
+def further_teachers(profile: Profile, flow: FlowName) -> dict[str, Endpoint]:
+    """By their setting, those that a flow asks beside its own teacher."""
+    named = profile.compare.teachers if flow == "compare" else profile.evaluate.teachers if runs_engines(flow) else ()
+    return {f"compare.teachers.{name}": profile.compare.teachers[name] for name in named}
+
+
+def _chats(profile: Profile, flow: FlowName) -> Iterator[Planned]:
+    for role in asked_roles(profile, flow):
         try:
             endpoint = endpoint_of(profile, role)
         except ConfigError as error:
@@ -149,22 +175,12 @@ def _workbook(profile: Profile) -> str | None:
     return f"skipped, by their suffix: {', '.join(skipped)}" if skipped else None
 
 
-def _rivals(compare: Compare, recipe: Recipe) -> Iterator[Planned]:
-    def look() -> None:
-        _let_teachers_answer(recipe, "compare")
-        if not compare.teachers:
-            raise ConfigError(
-                "compare.teachers: names no teacher to compare with; add one: {name: {base_url: …, model: …}}"
-            )
-
-    yield planned("compare", ", ".join(compare.teachers) or "no teacher", look)
-    yield from _teachers(compare, compare.teachers)
-
-
-def _teachers(compare: Compare, names: Iterable[str]) -> Iterator[Planned]:
-    for name in names:
-        role, endpoint = f"compare.teachers.{name}", compare.teachers[name]
-        yield planned(role, f"{endpoint.model} at {endpoint.base_url}", chat_look(role, endpoint))
+def _rivals(profile: Profile) -> None:
+    _let_teachers_answer(get_recipe(profile.recipe), "compare")
+    if not profile.compare.teachers:
+        raise ConfigError(
+            "compare.teachers: names no teacher to compare with; add one: {name: {base_url: …, model: …}}"
+        )
 
 
 def _red_team(profile: Profile) -> None:
@@ -269,10 +285,13 @@ def _cluster(profile: Profile) -> str | None:
     return None
 
 
+def trainer_packages(profile: Profile) -> list[str]:
+    """What the trainer's environment must have, by the names that are imported."""
+    return [*_TRAINER_PACKAGES, *(["vllm"] if profile.trainer.device == "cuda" else [])]
+
+
 def _packages(profile: Profile) -> None:
-    python, needed = profile.trainer.python, list(_TRAINER_PACKAGES)
-    if profile.trainer.device == "cuda":
-        needed.append("vllm")
+    python, needed = profile.trainer.python, trainer_packages(profile)
     if python is None:
         missing = [name for name in needed if importlib.util.find_spec(name) is None]
         if missing:

@@ -1,0 +1,63 @@
+"""`qinglan doctor`: what is wrong, and what to do about it, before anything is spent."""
+
+from typing import Annotated
+
+import typer
+
+from qinglan.cli.common import ProfileOption, SetOption, out
+from qinglan.config import load_profile
+from qinglan.doctor import Finding, examine
+from qinglan.errors import ConfigError
+from qinglan.preflight import FlowName
+
+
+def doctor(
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+    flow: Annotated[FlowName, typer.Option(help="Check what this flow needs.")] = "pipeline",
+    paid_probe: Annotated[
+        bool, typer.Option("--paid-probe", help="Also make one short call to each paid chat service.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check machine, files, keys, services and devices before anything is spent; takes under 30 s."""
+    found: list[Finding] = []
+    for finding in examine(load_profile(profile, set_ or ()), flow, may_pay=paid_probe):
+        if not as_json:
+            _print(finding, is_new_group=not found or found[-1].group != finding.group)
+        found.append(finding)
+    problems = sum(finding.check.problem is not None for finding in found)
+    if as_json:
+        out.print_json(data=_as_data(profile, flow, found), ensure_ascii=False, highlight=False)
+    if problems:
+        raise ConfigError(f"{problems} of the checks failed")
+
+
+def _print(finding: Finding, *, is_new_group: bool) -> None:
+    check = finding.check
+    if is_new_group:
+        out.print(f"[bold]{finding.group}[/bold]", highlight=False)
+    mark = "[red]✗[/red]" if check.problem else "[yellow]![/yellow]" if check.note else "[green]✓[/green]"
+    out.print(f"{mark} {check.name}: ", end="", highlight=False)
+    detail = ": ".join(text for text in (check.detail, check.note) if text)
+    out.print(check.problem or detail, markup=False, highlight=False, soft_wrap=True)
+
+
+def _as_data(profile: str, flow: FlowName, found: list[Finding]) -> dict[str, object]:
+    return {
+        "profile": profile,
+        "flow": flow,
+        "is_ready": not any(finding.check.problem for finding in found),
+        "findings": [
+            {
+                "group": finding.group,
+                "name": finding.check.name,
+                "status": "problem" if finding.check.problem else "note" if finding.check.note else "fine",
+                "detail": finding.check.detail,
+                "problem": finding.check.problem,
+                "note": finding.check.note,
+                "seconds": round(finding.seconds, 2),
+            }
+            for finding in found
+        ],
+    }

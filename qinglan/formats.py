@@ -57,6 +57,16 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=int(seconds)))
 
 
+def size(count: float) -> str:
+    """Bytes as `512 B`, `3.4 MB` or `1.2 TB`, in powers of 1,000."""
+    unit = "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            break
+        count, unit = count / 1000, larger
+    return f"{count:.{0 if unit == 'B' or count >= 99.5 else 1}f} {unit}"
+
+
 def p_value(value: float | None) -> str:
     """Three decimals, and never 0."""
     return NONE if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"

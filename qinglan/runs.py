@@ -5,10 +5,11 @@
 same key in this run and then in all earlier ones, so what has not changed is not computed again.
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -79,14 +80,16 @@ def open_run(profile: Profile, flow: str, *, fresh: bool = False, source: str | 
             _point_latest(root, directory.name)
             yield _resume(directory, profile)
             return
-    named = find_run(root, source) if source else None  # before this run becomes `latest`
     run_id = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-") + os.urandom(2).hex()
     directory = root / run_id
-    directory.mkdir()
-    with FileLock(directory / ".lock"):
-        run = Run(id=run_id, flow=flow, profile=profile, directory=directory, fresh=fresh, source=named)
-        state = {"identity": identity, "finished": False, "profile_name": profile.name}
-        write_json(directory / RUN_FILE, state | run.model_dump(mode="json"))
+    with ExitStack() as stack:
+        with nothing_removed(root):
+            named = find_run(root, source) if source else None  # before this run becomes `latest`
+            directory.mkdir()
+            stack.enter_context(FileLock(directory / ".lock"))
+            run = Run(id=run_id, flow=flow, profile=profile, directory=directory, fresh=fresh, source=named)
+            state = {"identity": identity, "finished": False, "profile_name": profile.name}
+            write_json(directory / RUN_FILE, state | run.model_dump(mode="json"))
         _point_latest(root, run_id)
         yield run
 
@@ -112,6 +115,18 @@ def note_source(run: Run, source: Path) -> Run:
 def finish_run(run: Run) -> None:
     """Mark the run complete, so that the next call starts a new one."""
     _note(run, finished=True)
+
+
+@contextmanager
+def nothing_removed(runs: Path, *, but_by_me: bool = False) -> Iterator[None]:
+    """While it is held, clean-up removes no run: for as long as another run's files are looked at, but not yet named.
+
+    Args:
+        but_by_me: for clean-up itself; waits until nobody looks.
+    """
+    with (runs / ".removal.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if but_by_me else fcntl.LOCK_SH)
+        yield  # closing the file lets it go
 
 
 def is_at_work(directory: Path) -> bool:
@@ -244,7 +259,9 @@ def _resume(directory: Path, profile: Profile) -> Run:
 
 
 def _newest_first(root: Path) -> list[Path]:
-    return sorted((p.parent for p in root.glob(f"*/{RUN_FILE}") if not p.parent.is_symlink()), reverse=True)
+    found = (path.parent for path in root.glob(f"*/{RUN_FILE}"))
+    # One with a dot in front is about to be removed.
+    return sorted((each for each in found if not each.is_symlink() and not each.name.startswith(".")), reverse=True)
 
 
 def _read(directory: Path) -> dict[str, Any] | None:

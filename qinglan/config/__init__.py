@@ -8,6 +8,7 @@ from qinglan.config.base import EMBEDDED
 from qinglan.config.data import BatchApi, Columns, Compare, Data, Dataset, Distill, Refresh, Select, Sql, Validate
 from qinglan.config.profile import CHANGEABLE, Profile, explain, load_profile, profile_names, require_secret, uses_proxy
 from qinglan.config.release import Canary, Gate, Release, RequestLog, Serve
+from qinglan.config.retention import Retention
 from qinglan.config.rl import AlarmAction, AlarmName, Alarms, Algorithm, Kl, Reward, Rl
 from qinglan.config.site import (
     Budget,
@@ -55,6 +56,7 @@ __all__ = [
     "Refresh",
     "Release",
     "RequestLog",
+    "Retention",
     "Reward",
     "Rl",
     "Select",

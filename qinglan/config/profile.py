@@ -14,6 +14,7 @@ from pydantic import AfterValidator, ValidationError, model_validator
 from qinglan.config.base import Section
 from qinglan.config.data import Compare, Data, Dataset, Distill, Refresh, Select, Validate
 from qinglan.config.release import Gate, Release, Serve
+from qinglan.config.retention import Retention
 from qinglan.config.rl import Reward, Rl
 from qinglan.config.site import (
     Budget,
@@ -38,6 +39,7 @@ CHANGEABLE: dict[str, set[str]] = {
     "rl": {"keep_checkpoints"},
     "trainer": {"max_restarts", "dashboard_patience_s"},
     **{name: set(section.model_fields) for name, section in (("gate", Gate), ("release", Release), ("serve", Serve))},
+    "retention": set(Retention.model_fields),
 }
 """Settings with which an interrupted run may go on changed: what it makes does not depend on them."""
 
@@ -82,6 +84,7 @@ class Profile(Section):
     prices: dict[str, Price] = {}
     paths: Paths = Paths()
     tracking: Tracking = Tracking()
+    retention: Retention = Retention()
 
     @model_validator(mode="after")
     def _price_every_paid_model(self) -> Self:

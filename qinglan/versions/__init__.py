@@ -29,7 +29,7 @@ from qinglan.versions.sketch import Sketch, SketchBuilder
 
 VERSION_FILE, INDEX, SKETCH = "version.json", "index.jsonl", "sketch.json"
 CARD, CARD_DATA = "DATA_CARD.md", "card.json"
-LATEST, TRAINED, _LOCK, _PARTIAL = "latest", "trained.json", ".lock", ".partial-"
+LATEST, TRAINED, LOCK, _PARTIAL = "latest", "trained.json", ".lock", ".partial-"
 _LINE_ID = re.compile(r'\{"id":"([^"\\]+)"')
 
 
@@ -98,7 +98,7 @@ def publish(
     """
     root, version_id = tenant_folder(profile), version_of(artifacts)
     root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / _LOCK):
+    with FileLock(root / LOCK):
         for left in root.glob(f"{_PARTIAL}*"):  # of a publisher that was killed
             shutil.rmtree(left)
         parent = _latest(root)

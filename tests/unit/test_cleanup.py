@@ -1,0 +1,436 @@
+"""What a clean-up removes and, above all, what it leaves."""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cleanup_tree import NOW, Tree, age
+from filelock import FileLock
+from mlflow.exceptions import MlflowException
+from registered import Models
+
+from qinglan import cleanup
+from qinglan.artifacts import Artifact, write_jsonl
+from qinglan.cleanup import Cleaned, clean_up
+from qinglan.cleanup.disposal import bytes_of, delete, set_aside
+from qinglan.config import Profile
+from qinglan.errors import ConfigError
+from qinglan.rows import Row, row_id
+from qinglan.runs import find_run, nothing_removed, runs_of
+from qinglan.versions import find_version, note_training, publish, versions_of
+
+ProfileOf = Callable[..., Profile]
+EVERYTHING = {
+    "run_days": 0,
+    "unfinished_days": 0,
+    "checkpoint_days": 0,
+    "superseded_days": 0,
+    "dataset_days": 0,
+    "mlflow_days": 0,
+    "log_days": 0,
+    "flow_run_days": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleanup, "find_server", lambda _state: None)
+
+
+@pytest.fixture
+def profile(profile_of: ProfileOf) -> Profile:
+    return profile_of()
+
+
+@pytest.fixture
+def tree(profile: Profile) -> Tree:
+    return Tree(profile)
+
+
+def sweep(tree: Tree, *, dry_run: bool = False, **retention: Any) -> Cleaned:
+    profile = Profile.model_validate(tree.profile.model_dump() | {"retention": {"flow_run_days": None} | retention})
+    return clean_up(profile, dry_run=dry_run, say=lambda _: None, now=NOW)
+
+
+def why(cleaned: Cleaned, run: Path) -> str:
+    return next(kept.why for kept in cleaned.kept if kept.name == run.name)
+
+
+def test_finished_runs_go_after_their_days_and_the_newest_of_each_flow_stays(tree: Tree):
+    old, young, only = tree.run(80), tree.run(59), tree.run(300, "compare")
+    cleaned = sweep(tree)
+    assert tree.names == {young.name, only.name}
+    assert [(each.kind, each.name, each.why) for each in cleaned.removed] == [("run", old.name, "finished 80 days ago")]
+    assert why(cleaned, only) == "is the newest compare"
+    assert cleaned.freed_bytes > 0
+    assert not list(tree.root.glob(".removing-*"))
+
+
+def test_by_number_they_go_whatever_their_age(tree: Tree):
+    runs = [tree.run(days) for days in (5, 4, 3, 2, 1)]
+    sweep(tree, runs_per_flow=2)
+    assert tree.names == {run.name for run in runs[-2:]}
+
+
+def test_null_keeps_everything(tree: Tree):
+    for finished in (True, True, False):
+        tree.run(2000, finished=finished)
+    assert not sweep(tree, run_days=None, unfinished_days=None).removed
+    assert len(tree.names) == 3
+
+
+def test_an_interrupted_run_goes_only_once_nothing_is_written_to_it(tree: Tree):
+    given_up, in_training = tree.run(20, "train", finished=False), tree.run(20, "train", finished=False)
+    (in_training / "rl").mkdir()
+    (in_training / "rl" / "metrics.1.jsonl").write_text("{}")
+    os.utime(in_training / "rl" / "metrics.1.jsonl", times=((NOW - timedelta(days=1)).timestamp(),) * 2)
+    cleaned = sweep(tree)
+    assert tree.names == {in_training.name}
+    assert cleaned.removed[0].why == "was interrupted 20 days ago"
+    assert not given_up.exists()
+
+
+def test_a_run_at_work_stays_and_its_parts_too(tree: Tree):
+    busy = tree.run(300, "train", finished=False)
+    (busy / "sft.superseded-1").mkdir()
+    (busy / "sft.superseded-1" / "log").write_text("x")
+    age(busy, 300)
+    with FileLock(busy / ".lock"):
+        cleaned = sweep(tree, **EVERYTHING)
+    assert (busy / "sft.superseded-1").is_dir()
+    assert why(cleaned, busy) == "is at work"
+
+
+def test_what_another_run_uses_stays_through_any_number_of_steps(tree: Tree):
+    origin, between, loner = tree.run(300), tree.run(290), tree.run(280)
+    source = tree.run(270)
+    tree.stage(origin, "distill", "rows", days=300)
+    tree.stage(between, "distill", "rows", by=origin, days=290)
+    tree.stage(source, "select", "rows", by=between, days=270)
+    trained = tree.run(1, "train", source=str(source))
+    newest = tree.run(2)
+    cleaned = sweep(tree)
+    assert tree.names == {each.name for each in (origin, between, source, trained, newest)}
+    assert not loner.exists()
+    assert why(cleaned, source) == f"run {trained.name} uses it"
+    assert why(cleaned, origin) == f"run {between.name} uses it"
+
+
+def test_a_manifest_of_another_version_still_keeps_what_it_names(tree: Tree):
+    origin, user = tree.run(300), tree.run(1)
+    (user / "sft").mkdir()
+    (user / "sft" / "manifest.json").write_text(json.dumps({"new": {"layout": f"/mnt/elsewhere/{origin.name}/sft"}}))
+    sweep(tree)
+    assert origin.name in tree.names
+
+
+def test_runs_of_other_profiles_stay_and_keep_what_they_use(tree: Tree):
+    used, unused = tree.run(300), tree.run(290)
+    tree.run(1)
+    other = tree.run(400, profile_name="other")
+    tree.stage(other, "ingest", "rows", by=used, days=400)
+    cleaned = sweep(tree, **EVERYTHING)
+    assert {used.name, other.name} <= tree.names
+    assert unused.name not in tree.names
+    assert other.name not in {kept.name for kept in cleaned.kept}  # none of this profile's business
+
+
+def test_a_run_that_another_mlflow_tracked_stays(tree: Tree, profile_of: ProfileOf):
+    elsewhere = profile_of(tracking={"uri": "http://mlflow.example"})
+    run = tree.run(300, profile=elsewhere.model_dump(mode="json"))
+    tree.run(1)
+    assert "another MLflow" in why(sweep(tree), run)
+
+
+def test_an_unreadable_run_stays(tree: Tree):
+    torn = tree.run(300)
+    (torn / "run.json").write_text("{")
+    age(torn, 300)
+    tree.run(1)
+    assert why(sweep(tree), torn) == "run.json can't be read"
+
+
+def test_latest_goes_on_to_name_a_run_that_is_there(tree: Tree):
+    run, _ = tree.run(300), tree.run(1)
+    (tree.root / "latest").symlink_to(run.name)
+    cleaned = sweep(tree, **EVERYTHING)
+    assert why(cleaned, run) == "is the latest"
+    assert find_run(tree.root, "latest") == run.resolve()
+
+
+def test_links_are_neither_followed_nor_counted(tree: Tree, tmp_path: Path):
+    outside = tmp_path / "large"
+    outside.mkdir()
+    (outside / "weights").write_bytes(b"w" * 50_000)
+    old, _ = tree.run(300), tree.run(1)
+    (old / "rl").symlink_to(outside)
+    (tree.root / "20200101-000000-aaaa").symlink_to(tree.run(299, "train"))
+    age(old, 300)
+    cleaned = sweep(tree)
+    assert not old.exists()
+    assert (outside / "weights").exists()
+    assert cleaned.freed_bytes < 50_000
+    assert (tree.root / "20200101-000000-aaaa").is_symlink()
+
+
+def test_checkpoints_of_finished_runs_go_but_not_what_was_handed_on(tree: Tree):
+    run, young = tree.run(8, "pipeline"), tree.run(6, "pipeline")
+    for each in (run, young):
+        for stage, names in (("sft", ("checkpoint-10", "checkpoint-20")), ("rl", ("global_step_5", "global_step_10"))):
+            for name in names:
+                (each / stage / "checkpoints" / name).mkdir(parents=True)
+                (each / stage / "checkpoints" / name / "optimizer.pt").write_bytes(b"o" * 10_000)
+        (each / "rl" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("10")
+        tree.stage(each, "sft", "checkpoints/checkpoint-20")
+        tree.stage(each, "rl", "model")
+    age(run, 8)
+    age(young, 6)
+    cleaned = sweep(tree)
+    left = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_dir()}
+    assert left == {"rl", "rl/checkpoints", "rl/model", "sft", "sft/checkpoints", "sft/checkpoints/checkpoint-20"}
+    assert not (run / "rl" / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
+    assert (young / "rl" / "checkpoints" / "global_step_5").exists()
+    assert cleaned.counts == {"checkpoint": 3}
+    assert cleaned.freed_bytes >= 30_000
+
+
+def test_an_unfinished_run_keeps_the_checkpoints_that_it_may_go_on_from(tree: Tree):
+    run = tree.run(10, "train", finished=False)
+    (run / "rl" / "checkpoints" / "global_step_5").mkdir(parents=True)
+    age(run, 10)
+    assert not sweep(tree, checkpoint_days=0).removed
+
+
+def test_superseded_stages_go_unless_somebody_names_them(tree: Tree):
+    run = tree.run(20, finished=False)
+    for number in (1, 2):
+        (run / f"sft.superseded-{number}").mkdir()
+        (run / f"sft.superseded-{number}" / "sft.log").write_text("x")
+    age(run, 20)
+    user = tree.run(1)
+    tree.stage(user, "sft", "x")
+    told = json.loads((user / "sft" / "manifest.json").read_text())
+    told["artifacts"]["x"]["path"] = str(run / "sft.superseded-2" / "merged")
+    (user / "sft" / "manifest.json").write_text(json.dumps(told))
+    cleaned = sweep(tree)
+    assert cleaned.counts == {"superseded": 1}
+    assert not (run / "sft.superseded-1").exists()
+    assert (run / "sft.superseded-2").exists()
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(tree: Tree):
+    old, _ = tree.run(80), tree.run(1)
+    (tree.profile.paths.state / "logs").mkdir(parents=True)
+    (tree.profile.paths.state / "logs" / "worker.log").write_text("x")
+    age(tree.profile.paths.state, 31)
+    before = sorted(path for path in tree.root.rglob("*") if path.name != ".lock")
+    planned = sweep(tree, dry_run=True)
+    assert set(before) | {tree.root / ".removal.lock"} == {p for p in tree.root.rglob("*") if p.name != ".lock"}
+    assert old.exists()
+    assert planned.counts == {"run": 1, "log": 1}
+    assert planned.sentence.startswith("test: would remove 1 run, 1 log; ")
+    done = sweep(tree)
+    assert [each.name for each in done.removed] == [each.name for each in planned.removed]
+
+
+def test_a_killed_clean_up_is_completed_and_its_half_is_no_run(tree: Tree, monkeypatch: pytest.MonkeyPatch):
+    old, new = tree.run(80), tree.run(1)
+    tree.stage(old, "ingest", "rows", days=80)
+
+    class Kill(BaseException):
+        pass
+
+    def dying(_: Path) -> None:
+        raise Kill
+
+    monkeypatch.setattr(cleanup, "delete", dying)
+    with pytest.raises(Kill):
+        sweep(tree)
+    assert (tree.root / f".removing-{old.name}" / "run.json").exists()
+    assert [each.name for each in runs_of(tree.root, "test")] == [new.name]
+    with pytest.raises(ConfigError, match="not found"):
+        find_run(tree.root, old.name)
+    monkeypatch.undo()
+    monkeypatch.setattr(cleanup, "find_server", lambda _state: None)
+    sweep(tree)
+    assert not list(tree.root.glob(".removing-*"))
+
+
+def test_what_cannot_be_deleted_is_said_and_the_rest_goes_on(tree: Tree, monkeypatch: pytest.MonkeyPatch):
+    for days in (80, 70, 1):
+        tree.run(days)
+
+    def stubborn(folder: Path) -> None:
+        if "-0001" in folder.name:
+            raise PermissionError(13, "Permission denied", str(folder))
+        delete(folder)
+
+    monkeypatch.setattr(cleanup, "delete", stubborn)
+    cleaned = sweep(tree)
+    assert sorted(path.name for path in tree.root.glob("*-000[12]")) == [".removing-20260313-000000-0001"]
+    assert "Permission denied" in cleaned.notes[0]
+
+
+def test_nothing_goes_while_somebody_looks_for_a_stage_to_reuse(tree: Tree):
+    old, _ = tree.run(80), tree.run(1)
+    sweeping = threading.Thread(target=lambda: sweep(tree))
+    with nothing_removed(tree.root):
+        sweeping.start()
+        sweeping.join(0.3)
+        assert sweeping.is_alive()
+        assert old.exists()
+    sweeping.join(10)
+    assert not old.exists()
+
+
+def test_a_folder_of_a_run_that_never_began_goes(tree: Tree):
+    tree.run(1)
+    empty = tree.root / "20260101-000000-abcd"
+    empty.mkdir()
+    (empty / ".lock").touch()
+    age(empty, 20)
+    notes = tree.root / "notes"  # not ours
+    notes.mkdir()
+    age(notes, 20)
+    sweep(tree)
+    assert not empty.exists()
+    assert notes.exists()
+
+
+def test_logs_go_once_nobody_writes_to_them(tree: Tree):
+    logs = tree.profile.paths.state / "logs"
+    (logs / "serving").mkdir(parents=True)
+    for name in ("worker.log", "prefect_server.log.1", "serving/router.log", "notes.txt"):
+        (logs / name).write_text("x")
+    age(logs, 31)
+    (logs / "mlflow_server.log").write_text("x")
+    assert sweep(tree).counts == {"log": 3}
+    assert sorted(path.name for path in logs.iterdir()) == ["mlflow_server.log", "notes.txt", "serving"]
+
+
+# With a registry
+
+
+@pytest.fixture
+def models(tree: Tree, profile: Profile) -> Models:
+    return Models(profile.tracking_uri, profile.model_name, profile.paths.state)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
+def test_a_registered_version_keeps_its_run_and_what_that_uses_alias_or_not(tree: Tree, models: Models):
+    data, trained, other = tree.run(300), tree.run(290, "train"), tree.run(280, "train")
+    tree.stage(data, "dataset", "rows", days=300)
+    tree.stage(trained, "dataset", "rows", by=data)
+    tree.stage(trained, "rl", "model", days=290)
+    tree.run(2)
+    tree.run(1, "train")
+    refused = models.candidate("one", verdict="refuse", run_id=trained.name)
+    models.registry.register(refused)
+    cleaned = sweep(tree, **EVERYTHING)
+    assert {data.name, trained.name} <= tree.names
+    assert other.name not in tree.names
+    assert why(cleaned, trained) == "version 1 of qinglan.default.query_rewrite was made of it"
+    assert why(cleaned, data) == f"run {trained.name} uses it"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(tree: Tree, models: Models):
+    client, tracker = models.client, models.tracker
+    tree.profile = tree.profile.model_copy(
+        update={"tracking": tree.profile.tracking.model_copy(update={"experiment": models.name})}
+    )
+    gone, stays = "20250101-000000-0001", tree.run(1)
+    ids: dict[str, str] = {}
+    for name in (gone, stays.name, "20250101-000000-0002"):
+        profile = "other" if name.endswith("2") else "test"
+        tags = {"profile": profile, "qinglan.run_id": name, "run.directory": str(tree.root / name)}
+        ids[name] = tracker.start_run(name, tags)
+        ids[f"{name} sft"] = tracker.start_run(f"{name} sft", {"qinglan.run_id": name}, parent=ids[name])
+        client.log_text(ids[f"{name} sft"], "x" * 9000, "model.txt")
+    foreign = tracker.start_run("theirs", {"profile": "test", "qinglan.run_id": gone, "run.directory": "/elsewhere/x"})
+    client.delete_run(foreign)
+    artifacts = tree.profile.paths.state / "mlartifacts" / ids[f"{gone} sft"]
+    assert artifacts.exists() or list(artifacts.parent.rglob("model.txt"))
+    cleaned = clean_up(
+        Profile.model_validate(tree.profile.model_dump() | {"retention": EVERYTHING}),
+        dry_run=False,
+        say=lambda _: None,
+        now=NOW.replace(year=2030),
+    )
+    assert sorted(each.name for each in cleaned.removed) == [gone, f"{gone} sft"]
+    assert cleaned.freed_bytes >= 9000
+    for name, run_id in ids.items():
+        if name.startswith(gone):
+            with pytest.raises(MlflowException, match="not found"):
+                client.get_run(run_id)
+        else:
+            assert client.get_run(run_id).info.lifecycle_stage == "active"
+
+
+def test_where_the_registry_cannot_be_read_nothing_goes(tree: Tree):
+    old, _ = tree.run(300), tree.run(1)
+    state = tree.profile.paths.state
+    state.mkdir()
+    (state / "mlflow.db").write_text("this is no database")
+    cleaned = sweep(tree, **EVERYTHING)
+    assert old.exists()
+    assert not cleaned.removed
+    assert "MLflow at sqlite:///" in cleaned.notes[0]
+
+
+# Datasets
+
+
+def test_dataset_versions_that_nothing_uses_go(tree: Tree, tmp_path: Path):
+    ids = [publish(tree.profile, "r", dataset(tmp_path / text, text)).id for text in "abcdefgh"]
+    note_training(tree.profile, ids[1], "t")
+    user = tree.run(1)
+    (user / "publish").mkdir()
+    (user / "publish" / "manifest.json").write_text(json.dumps({"path": f"/state/datasets/x/{ids[4]}/version.json"}))
+    profile = Profile.model_validate(tree.profile.model_dump() | {"retention": EVERYTHING | {"dataset_days": 30}})
+    assert not clean_up(profile, dry_run=False, say=str).removed
+    cleaned = clean_up(profile, dry_run=False, say=str, now=datetime.now(UTC) + timedelta(days=31))
+    # The newest, the trained one and the one in use stay, and what these came of.
+    assert [version.id for version in versions_of(profile)] == [ids[n] for n in (7, 6, 4, 3, 1, 0)]
+    assert find_version(profile, "latest").id == ids[7]
+    assert {kept.why for kept in cleaned.kept if kept.kind == "dataset"} == {
+        "is the newest", "was trained on last", "a run or a registered model uses it", "one that stays came of it",
+    }  # fmt: skip
+    publish(tree.profile, "r", dataset(tmp_path / "i", "i"))
+
+
+def dataset(folder: Path, text: str) -> dict[str, Artifact]:
+    row = Row(id=row_id("t", text), tenant="t", query=text, answer=text, split="train", source="q.xlsx!A!A2")
+    return {"rows": write_jsonl(folder / "rows.jsonl", [row])}
+
+
+def test_hard_links_elsewhere_free_nothing(tmp_path: Path):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "one").write_bytes(b"x" * 20_000)
+    assert bytes_of(folder) >= 20_000
+    os.link(folder / "one", tmp_path / "two")
+    assert bytes_of(folder) == 0
+
+
+def test_read_only_files_and_folders_can_be_removed(tmp_path: Path):
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    (folder / "one").write_text("x")
+    (folder / "one").chmod(0o444)
+    folder.chmod(0o555)
+    aside = set_aside(tmp_path / "a", tmp_path)
+    delete(aside)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_markdown_tells_what_went_and_what_stayed(tree: Tree):
+    old, new = tree.run(80), tree.run(1)
+    text = sweep(tree).markdown
+    assert f"| run | `{old.name}` | finished 80 days ago |" in text
+    assert f"| run | `{new.name}` | is the newest refresh |" in text

@@ -6,6 +6,7 @@ is found in the databases and in the bucket. Every role may use its own database
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from mlflow import MlflowClient
-from postgres import postgres_server
+from postgres import PostgresServer, postgres_server
 from registered import Models
 
 from qinglan.artifacts import Artifact, sha256_of
@@ -52,6 +53,7 @@ class Team:
     s3_url: str
     databases: dict[str, str]
     """By owner, for SQLAlchemy with psycopg."""
+    server: PostgresServer
     folder: Path
     processes: Processes
 
@@ -116,10 +118,12 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
         processes.wait_for("MLflow", f"http://{HOST}:{mlflow_port}/health")
         processes.wait_for("the work pool", f"{api}/work_pools/qinglan")
         urls = {name: f"postgresql+psycopg://{owner}" for name, owner in owners.items()}
-        yield Team(api, f"http://{HOST}:{mlflow_port}", s3_url, urls, folder, processes)
+        yield Team(api, f"http://{HOST}:{mlflow_port}", s3_url, urls, server, folder, processes)
 
 
-def test_a_schedule_fires_and_all_that_the_night_left_is_on_the_servers(team: Team):
+@pytest.fixture(scope="module")
+def night(team: Team) -> dict[str, Any]:
+    """The flow run of a refresh whose schedule fired."""
     settings = SMALL | {
         "tracking.uri": team.mlflow_url,
         "paths.runs": team.folder / "runs",
@@ -144,7 +148,10 @@ def test_a_schedule_fires_and_all_that_the_night_left_is_on_the_servers(team: Te
         return found
 
     wait_until(lambda: bool(tonight()), team.processes)
-    (night,) = tonight()
+    return tonight()[0]
+
+
+def test_all_that_a_scheduled_night_left_is_on_the_servers(team: Team, night: dict[str, Any]):
     log = team.processes.log("worker")
     assert (night["state_type"], night["auto_scheduled"]) == ("COMPLETED", True), log.read_text()[-3000:]
 
@@ -187,3 +194,18 @@ def test_a_registered_model_comes_back_from_the_bucket(team: Team, tmp_path: Pat
     champion = models.registry.released("champion")
     assert champion
     assert sha256_of(models.registry.folder(champion)) == candidate.model.sha256
+
+
+@pytest.mark.parametrize(("name", "table"), [("prefect", "flow_run"), ("mlflow", "metrics"), ("ledger", "calls")])
+def test_a_dump_of_each_database_can_be_restored_by_its_owner(
+    team: Team, night: dict[str, Any], tmp_path: Path, name: str, table: str
+):
+    source, target = team.databases[name], f"{name}_again"
+    dumped, copy = tmp_path / "dump", team.server.make_database(target)
+    run = {"check": True, "capture_output": True, "timeout": 120}
+    address = source.replace("+psycopg", "")
+    subprocess.run([team.server.binaries / "pg_dump", "-Fc", "-f", dumped, address], **run)
+    restore = [team.server.binaries / "pg_restore", "--no-owner", "--exit-on-error", "-d", f"postgresql://{copy}"]
+    subprocess.run([*restore, dumped], **run)
+    team.databases[target] = f"postgresql+psycopg://{copy}"
+    assert team.count(target, table) == team.count(name, table) > 0

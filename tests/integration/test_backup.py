@@ -1,0 +1,137 @@
+"""A site with a Prefect server, MLflow and a ledger that is written to: backed up, lost, restored, found again."""
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from mlflow import MlflowClient
+from registered import Models
+from typer.testing import CliRunner
+
+from qinglan.artifacts import StageResult, sha256_of, write_jsonl
+from qinglan.cli import app
+from qinglan.clients import site_ledger
+from qinglan.config import Profile
+from qinglan.engines.command import QUIET_ENV, Command
+from qinglan.engines.processes import HOST, Processes, free_port
+from qinglan.ledger import Call, Order
+from qinglan.runs import find_run, load_stages, open_run, save_stage
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # MLflow's
+]
+PAID_FOR = [f"question-{number}" for number in range(200)]
+
+
+def call(request_hash: str) -> Call:
+    return Call(
+        request_hash=request_hash,
+        run_id="r",
+        tenant="t",
+        role="teacher",
+        model="m",
+        text=f"answer to {request_hash}",
+        finish_reason="stop",
+        prompt_tokens=100,
+        completion_tokens=10,
+        cost_usd=0.25,
+        latency_ms=12.5,
+    )
+
+
+@contextmanager
+def prefect_server(state: Path, logs: Path) -> Iterator[httpx.Client]:
+    """As `qinglan up` starts it: its database under the state folder."""
+    port = free_port()
+    api = f"http://{HOST}:{port}/api"
+    env = QUIET_ENV | {"PREFECT_HOME": str(state / "prefect"), "PREFECT_API_URL": api}
+    with Processes(logs, lambda _: None) as processes:
+        argv = [sys.executable, "-m", "prefect", "server", "start", f"--host={HOST}", f"--port={port}"]
+        processes.start("prefect", Command(argv, env))
+        processes.wait_for("Prefect", f"{api}/health")
+        with httpx.Client(base_url=api, trust_env=False, timeout=60) as client:
+            yield client
+
+
+def post(client: httpx.Client, path: str, /, **body: Any) -> Any:
+    return client.post(path, json=body).raise_for_status().json()
+
+
+@contextmanager
+def being_asked(profile: Profile) -> Iterator[None]:
+    """Answers come into the ledger all the time; at least one of them meanwhile."""
+    over, wrote = threading.Event(), threading.Event()
+
+    def write() -> None:
+        number = 0
+        with site_ledger(profile) as ledger:
+            while not over.is_set():
+                ledger.record([call(f"meanwhile-{number}")])
+                wrote.set()
+                number += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert wrote.wait(60)
+        yield
+    finally:
+        over.set()
+        writer.join()
+
+
+def test_a_lost_site_is_found_again_and_nothing_is_paid_twice(
+    profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("PREFECT_HOME", "PREFECT_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    profile = profile_of()
+    state, runs = profile.paths.state, profile.paths.runs
+    paths = ["--set", f"paths.state={state}", "--set", f"paths.runs={runs}"]
+
+    def qinglan(command: str) -> str:
+        done = CliRunner().invoke(app, [command, str(tmp_path / "kept"), *paths])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    with site_ledger(profile) as ledger:
+        ledger.record([call(each) for each in PAID_FOR])
+    models = Models(profile.tracking_uri, "qinglan.test", state)
+    candidate = models.candidate()
+    models.registry.register(candidate)
+    with open_run(profile, "refresh") as run:
+        rows = write_jsonl(run.stage_directory("ingest") / "rows.jsonl", [{"n": 1}])
+        save_stage(run, StageResult(stage="ingest", key="k", run_id=run.id, seconds=1, artifacts={"rows": rows}))
+    with prefect_server(state, tmp_path / "logs") as prefect:
+        flow = post(prefect, "/flows/", name="refresh")["id"]
+        deployment = post(prefect, "/deployments/", name="nightly", flow_id=flow, entrypoint="flows.refresh.refresh")
+        flow_run = post(prefect, f"/deployments/{deployment['id']}/create_flow_run")
+        with being_asked(profile):
+            said = qinglan("backup")
+        assert "part of a database that is copied whole" in said
+
+    shutil.rmtree(state)
+    shutil.rmtree(runs)
+    assert "restored" in qinglan("restore")
+
+    with site_ledger(profile) as ledger:
+        found = ledger.exchange(Order(wanted=[*PAID_FOR, "meanwhile-0", "never asked"]))
+        assert found.claimed == {"never asked"}
+        assert found.found[PAID_FOR[-1]].text == f"answer to {PAID_FOR[-1]}"
+    client = MlflowClient(profile.tracking_uri)
+    assert client.get_run(candidate.mlflow_run_id).info.status == "RUNNING"
+    released = models.open().version("1")
+    assert sha256_of(models.open().folder(released)) == candidate.model.sha256
+    kept = client.download_artifacts(candidate.mlflow_run_id, "release/release.json", str(tmp_path))
+    assert "The gate says promote." in Path(kept).read_text(encoding="utf-8")
+    assert load_stages(find_run(runs, "latest"), ["ingest"], "")[0].path("rows") == rows.path
+    with prefect_server(state, tmp_path / "logs") as prefect:
+        assert prefect.get(f"/flow_runs/{flow_run['id']}").raise_for_status().json()["name"] == flow_run["name"]
+        assert [each["name"] for each in post(prefect, "/deployments/filter")] == ["nightly"]

@@ -26,6 +26,7 @@ from qinglan.local_judge import Served, appointed, serving
 from qinglan.recipes import get_recipe
 from qinglan.reward.samples import SampleWatch
 from qinglan.reward.service import RewardService
+from qinglan.room import Weights, require_room, rl_bytes
 from qinglan.runs import Run
 from tasks.alarms import AlarmFollower
 from tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
@@ -52,6 +53,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
 
     def work(stage: Stage) -> Outcome:
         output = stage.directory / "checkpoints"
+        require_room("rl", profile, stage.directory, rl_bytes(profile, Weights.of(start.path("model"))))
         samples_log = stage.directory / "samples.jsonl"
 
         def command(served: Served | None) -> Command:

@@ -9,6 +9,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -30,7 +31,8 @@ import qinglan
 from qinglan.artifacts import MANIFEST, Artifact, StageResult, hash_of, sha256_of, write_json
 from qinglan.config import Profile
 from qinglan.formats import duration
-from qinglan.runs import Run, find_stage, save_stage
+from qinglan.room import require_room, told_when_full
+from qinglan.runs import Run, find_stage, nothing_removed, save_stage
 from qinglan.tracking import Tracker
 
 STARTED = "started.json"
@@ -167,20 +169,27 @@ def perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Sta
     Args:
         depends_on: everything that the result depends on, JSON-able: digests of inputs, config sections.
     """
+    with told_when_full(name, run.profile):
+        return _perform(run, name, depends_on, work)
+
+
+def _perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]) -> StageResult:
     log = get_run_logger()
     key = hash_of(name, sources_digest(), depends_on)
     tracker = tracker_of(run.profile)
-    if found := find_stage(run, name, key):
+    if found := _reuse(run, name, key):
         log.info("%s: nothing changed; reusing run %s (%s of work)", name, found.run_id, duration(found.seconds))
         _finish_tracking(run, tracker, found, depends_on)
         _show(found, run)
-        return save_stage(run, found)
+        return found
+    require_room(name, run.profile, run.directory / name, 0)
     directory, clock = _begin(run, name, key, tracker)
     try:
         outcome = work(Stage(name, run, directory, tracker, clock))
     except BaseException:
         tracker.end_run(clock.started.mlflow_run_id, failed=True)
-        clock.keep(tracked=True)
+        with suppress(OSError):  # on a full disk, where what went wrong is to be told
+            clock.keep(tracked=True)
         raise
     clock.keep()
     result = StageResult(stage=name, key=key, run_id=run.id, seconds=clock.seconds, **vars(outcome))
@@ -208,6 +217,13 @@ def sources_digest() -> str:
     """Changes with Qinglan's code, the stages' included: results of other code are not reused."""
     packages = (Path(qinglan.__file__).parent, Path(__file__).parent)
     return hash_of([sha256_of(path) for package in packages for path in sorted(package.rglob("*.py"))])
+
+
+def _reuse(run: Run, name: str, key: str) -> StageResult | None:
+    """A finished stage of this run or an earlier one, noted in this run so that clean-up leaves its files alone."""
+    with nothing_removed(run.directory.parent):
+        found = find_stage(run, name, key)
+        return found and save_stage(run, found)
 
 
 def _begin(run: Run, name: str, key: str, tracker: Tracker) -> tuple[Path, Clock]:

@@ -15,6 +15,7 @@ from qinglan.embedded.worlds import world_for
 from qinglan.engines import swift
 from qinglan.engines.command import Command
 from qinglan.errors import EngineError
+from qinglan.room import Weights, require_room, sft_bytes
 from qinglan.runs import Run
 from tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
 from tasks.stage import Outcome, Stage, perform
@@ -64,6 +65,7 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
 
     def work(stage: Stage) -> Outcome:
         output = stage.directory / "checkpoints"
+        require_room("sft", profile, stage.directory, sft_bytes(profile, Weights.of(model)))
 
         def command() -> Command:
             resume_from = swift.newest_checkpoint(output)

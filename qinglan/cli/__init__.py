@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from qinglan.cli.backup import backup, restore
+from qinglan.cli.clean_up import clean_up
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.cli.dataset import app as dataset_app
 from qinglan.cli.ledger import app as ledger_app
@@ -35,6 +36,7 @@ app.add_typer(release_app, name="release")
 app.command()(lineage)
 app.add_typer(canary_app, name="canary")
 app.command("serve")(serve_champion)
+app.command("clean-up")(clean_up)
 app.command()(backup)
 app.command()(restore)
 

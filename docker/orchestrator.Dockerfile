@@ -1,34 +1,36 @@
-# Prefect's worker with Qinglan's flows, without any training engine: enough for `refresh`, and for deploying.
+# Qinglan's flows with Prefect and MLflow, without any training engine. By its command it is Prefect's server, MLflow's,
+# a worker, or the one that deploys: compose.yaml has them all, docs/containers.md the steps.
 #
-#   docker build -f docker/orchestrator.Dockerfile -t qinglan-orchestrator .
-#   docker run --env PREFECT_API_URL --env OPENAI_API_KEY --env DEEPSEEK_API_KEY \
-#     --volume qinglan-runs:/srv/qinglan/runs --volume qinglan-state:/srv/qinglan/.qinglan \
-#     --volume ./data:/srv/qinglan/data:ro qinglan-orchestrator
-#
-# Deploy from this image too, because workers run the flows in the folder from which they were deployed:
-#   docker run --rm --env PREFECT_API_URL qinglan-orchestrator \
-#     prefect --no-prompt deploy --prefect-file deployments/prefect.yaml --all
-FROM python:3.11-slim
-
-ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
-    DO_NOT_TRACK=true MLFLOW_DISABLE_TELEMETRY=true PREFECT_SERVER_ANALYTICS_ENABLED=false \
-    PATH=/opt/orchestrator/bin:$PATH
-WORKDIR /srv/qinglan
-
-# The lock keeps the versions, the package's own requirements say which of them are needed: no trainer extras.
-COPY pyproject.toml requirements.lock README.md LICENSE ./
+#   docker build --file docker/orchestrator.Dockerfile --tag qinglan-orchestrator:0.1.0 .
+FROM python:3.11.15-slim-bookworm AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+COPY docker/orchestrator.lock docker/orchestrator.lock
+RUN python -m venv /opt/orchestrator \
+ && /opt/orchestrator/bin/pip install --no-deps --requirement docker/orchestrator.lock
+COPY pyproject.toml README.md LICENSE ./
 COPY qinglan qinglan
 COPY flows flows
 COPY tasks tasks
-RUN python -m venv /opt/orchestrator \
- && pip install --constraint requirements.lock .
+RUN /opt/orchestrator/bin/pip install --no-deps --no-build-isolation . \
+ && /opt/orchestrator/bin/pip check
+
+FROM python:3.11.15-slim-bookworm
+ENV PYTHONUNBUFFERED=1 PATH=/opt/orchestrator/bin:$PATH \
+    DO_NOT_TRACK=true MLFLOW_DISABLE_TELEMETRY=true PREFECT_SERVER_ANALYTICS_ENABLED=false
+WORKDIR /srv/qinglan
+RUN useradd --create-home --uid 1000 --user-group qinglan \
+ && mkdir -p runs .qinglan data \
+ && chown qinglan:qinglan . runs .qinglan data
+COPY --from=build /opt/orchestrator /opt/orchestrator
+COPY --chmod=755 docker/entrypoint.sh /usr/local/bin/entrypoint
+COPY --chmod=755 docker/healthy.py /usr/local/bin/healthy
+COPY --chmod=755 docker/deploy.sh docker/make_bucket.py docker/
 COPY configs configs
 COPY deployments deployments
-# Installed above; a second copy in the working directory would shadow it.
-RUN rm -rf qinglan flows tasks build \
- && useradd --create-home --uid 1000 qinglan \
- && mkdir -p runs .qinglan data \
- && chown qinglan runs .qinglan data
-USER qinglan
+USER 1000:1000
 
-CMD ["prefect", "worker", "start", "--pool", "qinglan", "--type", "process", "--install-policy", "never", "--limit", "1"]
+ENTRYPOINT ["entrypoint"]
+# Of a worker; compose.yaml has others for the other commands.
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60s CMD ["healthy", "http://127.0.0.1:8080/health"]
+CMD ["prefect", "worker", "start", "--pool=qinglan", "--type=process", "--install-policy=never", "--with-healthcheck", "--limit=1"]

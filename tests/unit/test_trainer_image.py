@@ -1,4 +1,4 @@
-"""docker/trainer.Dockerfile names what the parts of Qinglan import that run in the trainer's environment."""
+"""docker/trainer.in names what the parts of Qinglan import that run in the trainer's environment."""
 
 import ast
 import importlib.metadata
@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-DOCKERFILE = (ROOT / "docker" / "trainer.Dockerfile").read_text(encoding="utf-8")
+NEEDED = (ROOT / "docker" / "trainer.in").read_text(encoding="utf-8")
+LOCK = (ROOT / "docker" / "trainer.lock").read_text(encoding="utf-8")
 DISTRIBUTIONS = {"yaml": "pyyaml", "swift": "ms-swift", "transfer_queue": "transferqueue", "hydra": "hydra-core"}
 """Of modules, where the name is another."""
 WITH_THE_ENGINES = {
@@ -60,17 +62,19 @@ def imported() -> set[str]:
     return {DISTRIBUTIONS.get(module, module) for module in outside}
 
 
-def installed_by_the_dockerfile() -> set[str]:
-    named = set()
-    for line in re.sub(r"\\\n", " ", DOCKERFILE).split("&&"):
-        if " install " in line and "pip" in line:
-            words = line.split(" install ", 1)[1].split()
-            named |= {re.split(r"[\[=>]", word.strip('"'))[0] for word in words if not word.startswith("-")}
-    return named
+def requirements() -> dict[str, str]:
+    """What the image is asked to have: names, and the versions that they are held to."""
+    lines = (line.split("#")[0].strip() for line in NEEDED.splitlines())
+    return {re.split(r"[\[=>]", line)[0]: line for line in lines if line}
+
+
+def locked(text: str) -> dict[str, str]:
+    pins = (line.split("==") for line in text.splitlines() if not line.startswith("#"))
+    return {name.lower().replace("_", "-"): version for name, version in pins}
 
 
 def test_every_import_is_installed_or_comes_with_an_engine() -> None:
-    named = installed_by_the_dockerfile()
+    named = set(requirements())
     assert {"verl", "ms-swift", "openai"} <= named
     missing = {name for name in imported() - named if name not in WITH_THE_ENGINES}
     assert missing - {"safetensors"} == set(), "transformers brings safetensors"
@@ -87,10 +91,19 @@ def test_what_is_said_to_come_with_an_engine_does(name: str) -> None:
 
 
 def test_versions_are_those_of_the_lock_where_both_environments_have_them() -> None:
-    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8").replace("_", "-")
+    ours = locked((ROOT / "requirements.lock").read_text(encoding="utf-8"))
     for name in ("ms-swift", "ray", "transferqueue", "tensordict", "mlflow", "verl"):
-        pinned = re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)", DOCKERFILE)
-        assert pinned and re.search(rf"(?im)^{name}==({re.escape(pinned[1])})\b", lock), name
+        assert locked(LOCK)[name] == ours[name], name
+
+
+def test_the_images_lock_has_everything_at_the_version_asked_for() -> None:
+    for name, requirement in requirements().items():
+        assert locked(LOCK)[name] in Requirement(requirement).specifier, requirement
+
+
+def test_the_image_has_no_prefect_and_torch_with_cuda() -> None:
+    assert "prefect" not in locked(LOCK)
+    assert {"nvidia-cublas", "nvidia-nccl-cu13"} <= locked(LOCK).keys() and "+cpu" not in LOCK
 
 
 def test_scoring_loads_nothing_of_the_orchestrators() -> None:

@@ -13,6 +13,7 @@ from qinglan.cli.backup import backup, restore
 from qinglan.cli.clean_up import clean_up
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.cli.dataset import app as dataset_app
+from qinglan.cli.doctor import doctor
 from qinglan.cli.ledger import app as ledger_app
 from qinglan.cli.ledger import print_estimate
 from qinglan.cli.release import app as release_app
@@ -22,7 +23,7 @@ from qinglan.cli.serve import canary_app
 from qinglan.cli.serve import serve as serve_champion
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError
-from qinglan.preflight import FlowName, inspect_profile, require
+from qinglan.preflight import FlowName, require
 from qinglan.report import Report
 from qinglan.report_terminal import print_intervals, print_table
 from qinglan.runs import find_run
@@ -36,6 +37,7 @@ app.add_typer(release_app, name="release")
 app.command()(lineage)
 app.add_typer(canary_app, name="canary")
 app.command("serve")(serve_champion)
+app.command()(doctor)
 app.command("clean-up")(clean_up)
 app.command()(backup)
 app.command()(restore)
@@ -83,20 +85,6 @@ def show(
     report = Report.read(directory / "report.json")
     out.print(print_intervals(report) if intervals else print_table(report))
     out.print(f"Report: {directory / 'report.html'}", soft_wrap=True)
-
-
-@app.command()
-def doctor(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
-    """Check files, keys, services and devices before anything is spent."""
-    problems = 0
-    for check in inspect_profile(load_profile(profile, set_ or ())):
-        problems += check.problem is not None
-        mark = "[red]✗[/red]" if check.problem else "[yellow]![/yellow]" if check.note else "[green]✓[/green]"
-        out.print(f"{mark} {check.name}: ", end="")
-        detail = f"{check.detail}: {check.note}" if check.note else check.detail
-        out.print(check.problem or detail, markup=False, highlight=False, soft_wrap=True)
-    if problems:
-        raise ConfigError(f"{problems} of the checks failed")
 
 
 @app.command()

@@ -38,9 +38,10 @@ def _print(finding: Finding, *, is_new_group: bool) -> None:
     if is_new_group:
         out.print(f"[bold]{finding.group}[/bold]", highlight=False)
     mark = "[red]✗[/red]" if check.problem else "[yellow]![/yellow]" if check.note else "[green]✓[/green]"
-    out.print(f"{mark} {check.name}: ", end="", highlight=False)
-    detail = ": ".join(text for text in (check.detail, check.note) if text)
-    out.print(check.problem or detail, markup=False, highlight=False, soft_wrap=True)
+    out.print(f"{mark} ", end="", highlight=False)
+    text = check.problem or ": ".join(text for text in (check.detail, check.note) if text)
+    named = text if text.startswith(check.name) else f"{check.name}: {text}"
+    out.print(named, markup=False, highlight=False, soft_wrap=True)
 
 
 def _as_data(profile: str, flow: FlowName, found: list[Finding]) -> dict[str, object]:

@@ -48,9 +48,11 @@ def examine(profile: Profile, flow: FlowName = "pipeline", *, may_pay: bool = Fa
 
 
 def _probes(profile: Profile, flow: FlowName, *, may_pay: bool) -> Iterator[Probe]:
-    yield from _of_machine(profile, flow)
     recipe, *others = plan(profile, flow)
     knows_recipe = recipe.make().problem is None  # whom to ask, and what for, goes by it
+    yield from _of_machine(profile, flow)
+    if knows_recipe:
+        yield Probe.of(MACHINE, Planned("open files", "", lambda: machine.check_open_files(profile, flow)))
     yield Probe.of(PROFILE, recipe)
     if knows_recipe:
         yield Probe(PROFILE, "keys", "", lambda: [services.check_keys(profile, flow)])
@@ -71,9 +73,8 @@ def _of_machine(profile: Profile, flow: FlowName) -> Iterator[Probe]:
         "packages": lambda: versions.check_packages(profile, flow),
         "text": machine.check_text,
         "folders": lambda: machine.check_folders(profile),
-        "disk": lambda: machine.check_disk(profile),
+        "disk": lambda: machine.check_disk(profile, flow),
         "memory": lambda: machine.check_memory(profile, flow),
-        "open files": lambda: machine.check_open_files(profile, flow),
         "file locks": lambda: machine.check_locks(profile),
         "proxies": lambda: network.check_proxies(addresses),
         "clock": lambda: network.check_clock(addresses),

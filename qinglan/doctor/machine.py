@@ -16,12 +16,16 @@ import psutil
 from qinglan.checks import Check
 from qinglan.config import Profile
 from qinglan.doctor.asked import asked_endpoints
+from qinglan.errors import QinglanError
+from qinglan.formats import size
 from qinglan.preflight import FlowName, runs_engines, trains_in
+from qinglan.room import Weights, needed_bytes
 
 GB = 10**9
 MIN_FREE_BYTES = 1 * GB
-"""Below it a run fails soon, the smallest too."""
-LOW_FREE_BYTES = 5 * GB
+"""For temporary files: Ray's among them."""
+LOW_FREE_BYTES = 2 * GB
+"""So little beside what is needed is worth a word."""
 MIN_FREE_FILES = 10_000
 CPU_TRAINING_BYTES = 6 * GB
 """verl and Ray with the embedded model, measured: 5 to 6 GB."""
@@ -71,25 +75,35 @@ def check_folders(profile: Profile) -> Check:
     return Check("folders", detail, f"{'; '.join(wrong)}: give this user write access, or name another folder")
 
 
-def check_disk(profile: Profile) -> Check:
+def check_disk(profile: Profile, flow: FlowName) -> Check:
     """Is there room on each file system that a run writes to?"""
-    detail, full, low = [], [], []
-    for names, place in _by_file_system(profile):
-        free, files = shutil.disk_usage(place).free, os.statvfs(place)
-        detail.append(f"{names} {free / GB:.1f} GB free")
-        if free < MIN_FREE_BYTES:
-            full.append(f"{names} ({place}): {free / GB:.2f} GB free, needed are {MIN_FREE_BYTES / GB:.0f} at least")
-        elif free < LOW_FREE_BYTES:
-            low.append(f"{names} ({place}): only {free / GB:.1f} GB free")
+    needed, detail, full, low = _needed_disk_bytes(profile, flow), [], [], []
+    for keys, place in _by_file_system(profile):
+        names, free, files = ", ".join(keys), shutil.disk_usage(place).free, os.statvfs(place)
+        wanted = max(needed[key] for key in keys)
+        detail.append(f"{names} {size(free)} free")
+        if free < wanted:
+            full.append(f"{names} ({place}): {size(free)} free, needed are {size(wanted)}")
+        elif free < wanted + LOW_FREE_BYTES:
+            low.append(f"{names} ({place}): only {size(free)} free, of which {size(wanted)} are needed")
         if files.f_files and files.f_favail < MIN_FREE_FILES:
             full.append(f"{names} ({place}): room for {files.f_favail} more files only (df -i)")
-    remedy = "remove old runs and checkpoints, or name a larger disk"
+    remedy = f"make room, such as by `qinglan clean-up --profile {profile.name}`, or name a larger disk"
     return Check(
         "disk",
         ", ".join(detail),
         f"disk: {'; '.join(full)}; {remedy}" if full else None,
-        f"{'; '.join(low)}; {remedy} before it fills up" if low else None,
+        f"{'; '.join(low)}; {remedy}" if low else None,
     )
+
+
+def _needed_disk_bytes(profile: Profile, flow: FlowName) -> dict[str, int]:
+    floor = profile.retention.min_free_mb * 10**6
+    try:
+        runs = needed_bytes(profile, flow)
+    except (QinglanError, ValueError):  # a model that can't be read: its own check says so
+        runs = floor
+    return {"paths.runs": runs, "paths.state": floor, "TMPDIR": MIN_FREE_BYTES}
 
 
 def check_memory(profile: Profile, flow: FlowName) -> Check:
@@ -97,6 +111,8 @@ def check_memory(profile: Profile, flow: FlowName) -> Check:
     total, available = memory_bytes()
     detail = f"{available / GB:.1f} of {total / GB:.1f} GB available"
     needed, what = needed_memory_bytes(profile, flow)
+    if needed is None:
+        return Check("memory", f"{detail}; what {what} takes is not known from its name, see docs/gpu.md")
     if total < needed:
         return Check(
             "memory",
@@ -123,17 +139,23 @@ def memory_bytes() -> tuple[int, int]:
     return min(total, limit), max(0, min(available, limit - used + cache))
 
 
-def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int, str]:
-    """At least, and for what: the model's size is known only where it is a local folder."""
+def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int | None, str]:
+    """At least, and for what; None where nothing tells the model's size."""
     trainer, rl = profile.trainer, profile.rl
     if not runs_engines(flow) or trainer.ray_dashboard_url:
         return FLOW_BYTES, "a flow"
     if trainer.device == "cpu":
         return (CPU_TRAINING_BYTES, "training on the CPU") if trains_in(flow) else (FLOW_BYTES, "a flow")
-    weights = sum(file.stat().st_size for file in Path(profile.student.base_model).glob("*.safetensors"))
+    model = profile.student.base_model
+    try:
+        weights = Weights.of(model)
+    except ValueError:
+        weights = None
+    if weights is None:
+        return None, model
     copies = trainer.gpus_per_node // rl.tensor_model_parallel_size
-    # verl loads the policy whole once, in fp32; a sleeping vLLM keeps its bf16 weights in the host's memory.
-    return FLOW_BYTES + max(2, copies) * weights, "training this model"
+    # verl loads the policy whole once, in fp32; a sleeping vLLM keeps its weights in the host's memory.
+    return FLOW_BYTES + max(4 * weights.parameters, copies * weights.bytes), f"training {model}"
 
 
 def check_open_files(profile: Profile, flow: FlowName) -> Check:
@@ -199,13 +221,13 @@ def _folders(profile: Profile) -> dict[str, Path]:
     return {"paths.runs": profile.paths.runs, "paths.state": profile.paths.state, "TMPDIR": Path(tempfile.gettempdir())}
 
 
-def _by_file_system(profile: Profile) -> Iterator[tuple[str, Path]]:
+def _by_file_system(profile: Profile) -> Iterator[tuple[list[str], Path]]:
     groups: dict[int, dict[str, Path]] = {}
     for key, folder in _folders(profile).items():
         place = _existing(folder)
         groups.setdefault(place.stat().st_dev, {})[key] = place
     for group in groups.values():
-        yield ", ".join(group), next(iter(group.values()))
+        yield list(group), next(iter(group.values()))
 
 
 def _existing(folder: Path) -> Path:

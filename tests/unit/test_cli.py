@@ -70,7 +70,7 @@ def test_doctor_shows_what_is_wrong_and_goes_on(qinglan: Qinglan, profile_path: 
     status, out, err = qinglan("doctor", "--profile", profile_path, "--set", "data.workbook=/no/[b].xlsx")
     assert (status, err) == (2, "error: 1 of the checks failed\n")
     assert "✗ workbook: /no/[b].xlsx" in out
-    assert out.count("✓") == 10
+    assert "✓ mlflow: " in out
 
 
 def test_doctor_is_content(qinglan: Qinglan, profile_path: str, monkeypatch: pytest.MonkeyPatch):

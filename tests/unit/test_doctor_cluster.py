@@ -1,0 +1,162 @@
+"""What a job of doctor's on the cluster tells: here a dashboard runs it on this machine."""
+
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_ray import FakeRay
+
+from qinglan import preflight
+from qinglan.config import Profile
+from qinglan.doctor import cluster
+
+ProfileOf = Callable[..., Profile]
+
+
+class RunningRay(FakeRay):
+    """Runs what is submitted, as Ray does, and tells of a failure as Ray does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: Callable[[], Any] = lambda: None
+        self.after: Callable[[], Any] = lambda: None
+
+    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
+        answer = super().answer(method, path, body)
+        if path == "/api/jobs/" and method == "POST":
+            self.before()
+            done = subprocess.run(["sh", "-c", body["entrypoint"]], capture_output=True, text=True, check=False)
+            self.after()
+            told = f"Job entrypoint command failed with exit code {done.returncode}, last available logs (truncated to "
+            message = f"{told}20,000 chars):\n{done.stdout}{done.stderr}" if done.returncode else "Job finished."
+            self.end(body["submission_id"], "FAILED" if done.returncode else "SUCCEEDED", message)
+        return answer
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningRay]:
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
+    monkeypatch.setattr(cluster, "_SEEN_WITHIN_S", 0.0)
+    monkeypatch.setattr(cluster, "_LOG_WITHIN_S", 1.0)
+    fake = RunningRay()
+    yield fake
+    fake.close()
+
+
+def on(profile_of: ProfileOf, ray: FakeRay, python: str = sys.executable, **sections: Any) -> Profile:
+    return profile_of(trainer={"ray_dashboard_url": ray.url, "python": python}, **sections)
+
+
+def problems(profile: Profile) -> dict[str, str | None]:
+    return {check.name: check.problem for check in cluster.check_cluster(profile)}
+
+
+def test_one_mount_and_all_that_a_job_needs(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
+    profile = on(profile_of, running)
+    mount, nodes = cluster.check_cluster(profile)
+    assert (mount.problem, nodes.problem) == (None, None)
+    assert mount.detail.startswith(f"{tmp_path}/runs and {tmp_path}/state: written on ")
+    assert list(tmp_path.rglob("*.doctor*")) == []
+    assert [path.name for path in tmp_path.rglob("*")] in (["runs", "state"], ["state", "runs"])
+
+
+def test_the_nodes_lack_keys_packages_and_our_version(
+    profile_of: ProfileOf, running: RunningRay, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json", "no_such_package"))
+    monkeypatch.setattr(cluster, "installed", lambda _: "9.9.9")
+    judge = {"model": "small", "base_url": "http://x/v1", "api_key_env": "A_KEY"}
+    problem = problems(on(profile_of, running, judge=judge))["nodes"] or ""
+    assert "lacks no_such_package; see docker/trainer.Dockerfile; " in problem
+    assert "has qinglan 0.1.0, here is 9.9.9; install the same there; " in problem
+    assert problem.endswith("lacks A_KEY; export them there before `ray start`")
+
+
+def test_a_folder_that_the_node_does_not_see(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
+    running.before = lambda: (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    problem = problems(on(profile_of, running))["mount"] or ""
+    assert problem.startswith(
+        f"paths.runs: this machine writes to {tmp_path}/runs, and the cluster's node does not see"
+    )
+
+
+def test_a_state_folder_that_the_node_does_not_see(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
+    running.before = lambda: (tmp_path / "state").rename(tmp_path / "elsewhere")
+    problem = problems(on(profile_of, running))["mount"] or ""
+    assert problem.startswith("paths.state: node ")
+    assert "can't write there: No such file or directory: mount one file system here and there" in problem
+
+
+def test_what_the_node_writes_is_not_seen_here(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
+    def forget() -> None:
+        for file in tmp_path.rglob("driver"):
+            file.unlink()
+
+    running.after = forget
+    problem = problems(on(profile_of, running))["mount"] or ""
+    assert problem.count("wrote a file that this machine does not see") == 2
+
+
+def test_an_interpreter_that_the_node_lacks(profile_of: ProfileOf, running: RunningRay):
+    problem = problems(on(profile_of, running, python="/no/python"))["mount"]
+    assert (
+        problem
+        == "trainer.python: the cluster's node has no /no/python; name the interpreter of the nodes' environment"
+    )
+
+
+def test_this_machine_can_not_write(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
+    (tmp_path / "runs").write_text("a file")
+    assert (problems(on(profile_of, running))["mount"] or "").startswith("paths.runs: this machine can't write to ")
+    assert running.jobs == {}
+
+
+def test_the_other_user_may_write(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
+    modes = []
+    running.before = lambda: modes.extend(stat.S_IMODE(each.stat().st_mode) for each in tmp_path.glob("*/.doctor-*"))
+    problems(on(profile_of, running))
+    assert modes == [0o777, 0o777]
+
+
+@pytest.mark.parametrize(("status", "problem"), [("PENDING", None), ("RUNNING", "mount: the job still runs after")])
+def test_a_job_that_does_not_end_is_stopped(
+    profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, status: str, problem: str | None
+):
+    monkeypatch.setattr(cluster, "JOB_WITHIN_S", 0.3)
+    answer = ray.answer
+
+    def answer_as(method: str, path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
+        reply = answer(method, path, body)
+        for job in ray.jobs.values():
+            job["status"] = status if job["status"] == "RUNNING" else job["status"]
+        return reply
+
+    monkeypatch.setattr(ray, "answer", answer_as)
+    (mount,) = cluster.check_cluster(on(profile_of, ray))
+    assert (
+        (mount.problem or "").startswith(problem)
+        if problem
+        else "can't be told: the job still wai" in (mount.note or "")
+    )
+    assert ray.stopped() == list(ray.jobs)
+
+
+def test_a_cluster_that_refuses_the_job(profile_of: ProfileOf, ray: FakeRay, tmp_path: Path):
+    ray.refusal = "no job today"
+    assert "no job today" in (problems(on(profile_of, ray))["mount"] or "")
+    assert list(tmp_path.rglob(".doctor-*")) == []
+
+
+def test_only_what_nodes_read_is_asked_for(profile_of: ProfileOf):
+    chat = {"model": "big", "base_url": "http://x/v1", "api_key_env": "A_KEY"}
+    sections = {
+        "teacher": chat,
+        "rag": {"url": "http://x", "api_key_env": "RAG_KEY"},
+        "ledger": {"url_env": "A_LEDGER"},
+    }
+    assert cluster.keys_of_nodes(profile_of(**sections)) == ["A_LEDGER", "RAG_KEY"]
+    assert cluster.keys_of_nodes(profile_of(**sections, distill={"engine": "ray"})) == ["A_KEY", "A_LEDGER", "RAG_KEY"]

@@ -2,15 +2,12 @@
 
 import httpx
 from prefect.artifacts import create_markdown_artifact
-from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
 from qinglan.alarms import Alarm, alarms_markdown, read_alarms
 from qinglan.engines.trainer_settings import ALARMS_FILE
+from tasks.events import tell
 from tasks.stage import Stage, artifact_key
-
-EVENT = "qinglan.alarm.{name}"
-RESOURCE = "qinglan.run.{run_id}"
 
 
 class AlarmFollower:
@@ -37,20 +34,8 @@ class AlarmFollower:
         return [alarm for alarm in self.alarms if alarm not in known]
 
     def _emit(self, alarm: Alarm) -> None:
-        run = self._stage.run
-        emit_event(
-            EVENT.format(name=alarm.name),
-            resource={
-                "prefect.resource.id": RESOURCE.format(run_id=run.id),
-                "prefect.resource.name": run.id,
-                "qinglan.profile": run.profile.name,
-                "qinglan.tenant": run.profile.tenant.id,
-                "qinglan.stage": self._stage.name,
-                "qinglan.alarm": alarm.name,
-                "qinglan.action": alarm.action,
-            },
-            payload=alarm.model_dump(mode="json"),
-        )
+        labels = {"stage": self._stage.name, "alarm": alarm.name, "action": alarm.action}
+        tell(f"alarm.{alarm.name}", self._stage.run, alarm.model_dump(mode="json"), **labels)
 
     def _track(self, alarm: Alarm) -> None:
         run_id, steps = self._stage.mlflow_run_id, [seen.step for seen in self.alarms if seen.name == alarm.name]

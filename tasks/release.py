@@ -38,6 +38,7 @@ from qinglan.registry.review_book import telling_rows, write_review_book
 from qinglan.report import ArmName
 from qinglan.rows import Row
 from qinglan.runs import Run
+from tasks.events import tell
 from tasks.stage import Outcome, Stage, perform, tracker_of
 
 LOSSES, SAMPLED = 60, 40
@@ -100,6 +101,7 @@ def decide_release(
     decision = decision_of(gated)
     _track(run, {"gate.verdict": decision.verdict, "gate.sentence": decision.sentence})
     create_markdown_artifact(decision_markdown(decision), key="decision", description=decision.sentence)
+    tell(f"gate.{decision.verdict}", run, {"sentence": decision.sentence, "challenger": decision.challenger})
     return gated
 
 

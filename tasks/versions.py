@@ -8,16 +8,18 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from qinglan import versions
 from qinglan.artifacts import Artifact, StageResult
+from qinglan.automations import TRAIN_DEPLOYMENT, Deployment, deployments_of, training_of
+from qinglan.config import Profile
+from qinglan.prefect_server import find_server
 from qinglan.runs import Run
+from tasks.events import tell
+from tasks.forms import overrides_in
 from tasks.stage import Outcome, Stage, perform, tracker_of
-
-TRAIN_DEPLOYMENT = "train/train"
 
 
 @task(name="publish", task_run_name="publish", cache_policy=NO_CACHE)
@@ -56,35 +58,42 @@ def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
 
 @task(name="trigger-training", task_run_name="trigger-training", cache_policy=NO_CACHE)
 def trigger_training(run: Run, published: StageResult) -> str | None:
-    """Start the `train` deployment once `refresh.train_at_new_rows` good rows came in since the last training.
+    """Start the profile's training once `refresh.train_at_new_rows` good rows came in since the last one; not while its
+    deployment is paused.
 
     Returns:
         The id of the flow run that was started; None where none was.
     """
     profile, log = run.profile, get_run_logger()
     needed = profile.refresh.train_at_new_rows
-    if needed is None:
-        return None
     version = versions.Version.read(published.path("version").parent)
     new = versions.training_rows_since(profile, version)
+    tell("refresh.ready", run, {"version": version.id, "new_training_rows": new, "train_at_new_rows": needed})
+    if needed is None:
+        return None
     if new < needed:
         log.info("%d good training rows came in since the last training; it starts at %d", new, needed)
         return None
     asked = _parameters(run)
-    try:
-        # One version is trained once, also where two refreshes of it end at the same moment.
-        key = f"train-{profile.tenant.id}-{version.id}"
-        started = cast(
-            FlowRun,
-            run_deployment(TRAIN_DEPLOYMENT, parameters=asked, timeout=0, as_subflow=False, idempotency_key=key),
-        )
-    except ObjectNotFound:
+    deployment = _training_deployment(profile)
+    if deployment is None or deployment.paused:
+        name = deployment.full_name if deployment else TRAIN_DEPLOYMENT
         log.warning(
-            "%d good training rows came in since the last training, but this Prefect server has no deployment `%s`; "
-            "start it with `qinglan run train --profile %s --from %s`",
-            new, TRAIN_DEPLOYMENT, asked["profile"], run.id,
+            "%d good training rows came in since the last training, but %s; start it with `qinglan run train --profile "
+            "%s --from %s`",
+            new,
+            f"`{name}` is paused, as after an alarm: resume it in Prefect's UI once someone has looked"
+            if deployment
+            else f"this Prefect server has no deployment `{name}`",
+            asked["profile"], run.id,
         )  # fmt: skip
         return None
+    # One version is trained once, also where two refreshes of it end at the same moment.
+    key = f"train-{profile.tenant.id}-{version.id}"
+    started = cast(
+        FlowRun,
+        run_deployment(deployment.full_name, parameters=asked, timeout=0, as_subflow=False, idempotency_key=key),
+    )
     versions.note_training(profile, version.id, run.id)
     log.info("%d good training rows came in since the last training: started flow run %s", new, started.name)
     return str(started.id)
@@ -106,6 +115,13 @@ def _log_dataset(run: Run, mlflow_run_id: str, version: versions.Version, contex
     )
 
 
+def _training_deployment(profile: Profile) -> Deployment | None:
+    if (server := find_server(profile.paths.state)) is None:
+        return None
+    with server.client() as api:
+        return training_of(deployments_of(api), profile)
+
+
 def _drift_metrics(version: versions.Version) -> dict[str, float]:
     if version.drift is None:
         return {}
@@ -119,4 +135,4 @@ def _parameters(run: Run) -> dict[str, Any]:
     profile = str(asked.get("profile", run.profile.name))
     if Path(profile).suffix in (".yaml", ".yml"):
         profile = str(Path(profile).resolve())
-    return {"profile": profile, "overrides": list(asked.get("overrides", ())), "source": run.id}
+    return {"profile": profile, "overrides": list(overrides_in(asked)), "source": run.id}

@@ -13,6 +13,7 @@ from qinglan.cli.backup import backup, restore
 from qinglan.cli.clean_up import clean_up
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.cli.dataset import app as dataset_app
+from qinglan.cli.deploy import deploy
 from qinglan.cli.doctor import doctor
 from qinglan.cli.ledger import app as ledger_app
 from qinglan.cli.ledger import print_estimate
@@ -35,6 +36,7 @@ app.add_typer(ledger_app, name="ledger")
 app.add_typer(dataset_app, name="dataset")
 app.add_typer(release_app, name="release")
 app.command()(lineage)
+app.command()(deploy)
 app.add_typer(canary_app, name="canary")
 app.command("serve")(serve_champion)
 app.command()(doctor)
@@ -91,11 +93,10 @@ def show(
 def up(
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
-    prefect_port: int = 4200,
-    mlflow_port: int = 5000,
+    prefect_port: Annotated[int | None, typer.Option(help="4200, or the next one that is free.")] = None,
+    mlflow_port: Annotated[int | None, typer.Option(help="5000, or the next one that is free.")] = None,
 ) -> None:
     """Serve Prefect's and MLflow's pages on loopback and run what they ask for, until Ctrl-C."""
-
     serve_site(load_profile(profile, set_ or ()), say, prefect_port=prefect_port, mlflow_port=mlflow_port)
 
 
@@ -117,15 +118,20 @@ def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool
     from flows.release import release
     from flows.train import train
     from tasks.session import send_what_is_queued
+    from tasks.turns import unless_skipped
 
+    source = source or ""
     try:
-        if flow == "pipeline":
-            return pipeline(profile, overrides, fresh)
         if flow == "refresh":
-            return refresh(profile, overrides, fresh)
+            return unless_skipped(refresh(profile, overrides=overrides, fresh=fresh, return_state=True))
         if flow == "compare":
-            return compare(profile, overrides, fresh)
-        later = {"train": train, "evaluate": evaluate, "release": release}
-        return later[flow](profile, overrides, fresh, source)
+            return compare(profile, overrides=overrides, fresh=fresh)
+        if flow == "train":
+            return train(profile, overrides=overrides, fresh=fresh, source=source)
+        if flow == "evaluate":
+            return evaluate(profile, overrides=overrides, fresh=fresh, source=source)
+        if flow == "release":
+            return release(profile, overrides=overrides, fresh=fresh, source=source)
+        return pipeline(profile, overrides=overrides, fresh=fresh)
     finally:
         send_what_is_queued()

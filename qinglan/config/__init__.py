@@ -6,6 +6,7 @@ variable. Engine settings keep the engines' own names where they are handed thro
 
 from qinglan.config.base import EMBEDDED
 from qinglan.config.data import BatchApi, Columns, Compare, Data, Dataset, Distill, Refresh, Select, Sql, Validate
+from qinglan.config.notify import Automations, Notify, NotifyFormat, NotifyTopic
 from qinglan.config.profile import CHANGEABLE, Profile, explain, load_profile, profile_names, require_secret, uses_proxy
 from qinglan.config.release import Canary, Gate, Release, RequestLog, Serve
 from qinglan.config.retention import Retention
@@ -33,6 +34,7 @@ __all__ = [
     "AlarmName",
     "Alarms",
     "Algorithm",
+    "Automations",
     "BatchApi",
     "Budget",
     "Canary",
@@ -49,6 +51,9 @@ __all__ = [
     "Kl",
     "LedgerStore",
     "LocalJudge",
+    "Notify",
+    "NotifyFormat",
+    "NotifyTopic",
     "Paths",
     "Price",
     "Profile",

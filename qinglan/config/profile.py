@@ -13,6 +13,7 @@ from pydantic import AfterValidator, ValidationError, model_validator
 
 from qinglan.config.base import Section
 from qinglan.config.data import Compare, Data, Dataset, Distill, Refresh, Select, Validate
+from qinglan.config.notify import Automations, Notify
 from qinglan.config.release import Gate, Release, Serve
 from qinglan.config.retention import Retention
 from qinglan.config.rl import Reward, Rl
@@ -33,13 +34,20 @@ from qinglan.config.training import Evaluate, Sft, Student
 from qinglan.errors import ConfigError
 from qinglan.report_words import ARMS
 
+_LATER: dict[str, type[Section]] = {
+    "gate": Gate,
+    "release": Release,
+    "serve": Serve,
+    "notify": Notify,
+    "automations": Automations,
+    "retention": Retention,
+}
 CHANGEABLE: dict[str, set[str]] = {
     "budget": {"per_run_usd", "per_month_usd"},
     "reward": {"max_invalid_share", "max_outage_s"},
     "rl": {"keep_checkpoints"},
     "trainer": {"max_restarts", "dashboard_patience_s"},
-    **{name: set(section.model_fields) for name, section in (("gate", Gate), ("release", Release), ("serve", Serve))},
-    "retention": set(Retention.model_fields),
+    **{name: set(section.model_fields) for name, section in _LATER.items()},
 }
 """Settings with which an interrupted run may go on changed: what it makes does not depend on them."""
 
@@ -53,7 +61,8 @@ class Profile(Section):
     """One profile: see configs/. `extends: NAME`, or a path from the file's folder, beside these keys takes another
     profile for whatever the file does not say: sections are laid over each other key by key, lists are replaced."""
 
-    name: str
+    name: str = ""
+    """The file's own name, if not given; never that of the profile it extends, as runs are told apart by it."""
     recipe: Annotated[str, AfterValidator(_absolute_file)] = "query_rewrite"
     """A name in `qinglan/recipes`, or the path of a recipe's .py file."""
     tenant: Tenant = Tenant()
@@ -80,6 +89,8 @@ class Profile(Section):
     gate: Gate = Gate()
     release: Release = Release()
     serve: Serve = Serve()
+    notify: Notify = Notify()
+    automations: Automations = Automations()
     trainer: Trainer = Trainer()
     prices: dict[str, Price] = {}
     paths: Paths = Paths()
@@ -157,6 +168,7 @@ def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
     """
     path = _find(name_or_path)
     raw = _read(path)
+    raw.setdefault("name", path.stem)
     for override in overrides:
         _apply(raw, override)
     try:
@@ -230,7 +242,9 @@ def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"profile {path}: extends itself; name another profile")
     beside = path.parent / str(other)
     found = beside if beside.suffix in _YAML and beside.is_file() else _find(str(other))
-    return _laid_over(_read(found, (*extended_by, path.resolve())), raw)
+    below = _read(found, (*extended_by, path.resolve()))
+    below.pop("name", None)
+    return _laid_over(below, raw)
 
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

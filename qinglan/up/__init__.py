@@ -5,7 +5,7 @@ are started and asked over HTTP, never imported. All listen on loopback only, an
 """
 
 from qinglan.up.interrupted import crash_interrupted
-from qinglan.up.serve import DEPLOYMENTS, serve_site
+from qinglan.up.serve import DEPLOYMENTS, find_deployments, serve_site
 from qinglan.up.site import TRAINER_POOL, WORK_POOL, WORK_POOLS, Site
 from qinglan.up.temporary import prefect_for
 
@@ -16,6 +16,7 @@ __all__ = [
     "WORK_POOLS",
     "Site",
     "crash_interrupted",
+    "find_deployments",
     "prefect_for",
     "serve_site",
 ]

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from qinglan.automations import apply_automations, keep_paused, webhook_address
 from qinglan.config import Profile, uses_proxy
 from qinglan.engines.launcher import launch
 from qinglan.engines.processes import HOST, Processes, Say, port_from, require_free, stop_signals
@@ -39,7 +40,8 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
         ConfigError: a named port is taken, `qinglan up` runs here already, or there is no deployments/prefect.yaml.
         EngineError: one of the processes did not come up; with the end of its log.
     """
-    start, prefect_file, state = time.monotonic(), _find_deployments(), profile.paths.state
+    start, prefect_file, state = time.monotonic(), find_deployments(), profile.paths.state
+    webhook_address(profile)  # a mistake there shows before anything is started
     prefect_port = _configured_port(find_server(state), prefect_port)
     with stop_signals(), suppress(KeyboardInterrupt), only_one(state, say) as lock:
         site = Site(state, profile.tracking_uri, _port(prefect_port, _PREFECT_PORT, "prefect", say))
@@ -71,7 +73,7 @@ class _Running:
             self.processes.start(stand_in.name, stand_in.command)
         self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
         with self._announced(), self._workers():
-            self._deploy(prefect_file)
+            self._deploy(prefect_file, profile)
             if mlflow:
                 self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
             for stand_in in stand_ins:
@@ -113,8 +115,10 @@ class _Running:
         if answer.status_code != httpx.codes.CONFLICT:  # it was there already
             answer.raise_for_status()
 
-    def _deploy(self, prefect_file: Path) -> None:
-        launch(self.site.deploy(prefect_file), name="prefect deploy", log=self.processes.logs / "deploy.log")
+    def _deploy(self, prefect_file: Path, profile: Profile) -> None:
+        with keep_paused(self.api):
+            launch(self.site.deploy(prefect_file), name="prefect deploy", log=self.processes.logs / "deploy.log")
+        apply_automations(self.api, profile)
         self.say(f"deployed {prefect_file}")
 
     def _wait_for_workers(self) -> None:
@@ -168,7 +172,7 @@ def _configured_port(server: PrefectServer | None, asked: int | None) -> int | N
         return port
     raise ConfigError(
         f"{server.origin} is {server.api_url}, so this site has a Prefect server already; "
-        f"deploy there with `prefect deploy --prefect-file {DEPLOYMENTS} --all`, or unset it"
+        "deploy there with `qinglan deploy`, or unset it"
     )
 
 
@@ -181,7 +185,12 @@ def _port(asked: int | None, usual: int, what: str, say: Say) -> int:
     return port
 
 
-def _find_deployments() -> Path:
+def find_deployments() -> Path:
+    """The file that `prefect deploy` reads.
+
+    Raises:
+        ConfigError: there is none.
+    """
     for folder in (Path.cwd(), Path(__file__).parents[2]):
         if (candidate := folder / DEPLOYMENTS).is_file():
             return candidate

@@ -12,6 +12,7 @@ import pytest
 from qinglan.alarms import Alarm
 from qinglan.engines.trainer_settings import ALARMS_FILE
 from tasks import alarms as module
+from tasks import events
 from tasks.alarms import AlarmFollower
 
 
@@ -41,7 +42,7 @@ class Told:
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     made = Told()
     monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(module, "emit_event", made.emit_event)
+    monkeypatch.setattr(events, "emit_event", made.emit_event)
     monkeypatch.setattr(module, "create_markdown_artifact", made.create_markdown_artifact)
     return made
 
@@ -68,7 +69,14 @@ def test_a_new_alarm_is_told_everywhere_once(tmp_path: Path, told: Told, caplog:
     ((event, resource, payload),) = told.events
     assert event == "qinglan.alarm.reward_down"
     assert resource["prefect.resource.id"] == "qinglan.run.run-1"
-    assert resource["qinglan.profile"] == "embedded"
+    about = {key.removeprefix("qinglan."): value for key, value in resource.items() if key.startswith("qinglan.")}
+    assert about == {
+        "profile": "embedded",
+        "tenant": "sample",
+        "stage": "rl",
+        "alarm": "reward_down",
+        "action": "warn",
+    }
     assert payload["step"] == 21
     assert told.metrics == [("child", {"alarms/reward_down": 1}, 21)]
     assert told.tags == {"alarm.reward_down": "step 21"}

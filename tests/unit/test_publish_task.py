@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prefect.exceptions import ObjectNotFound
 
 from qinglan.artifacts import StageResult, write_jsonl
+from qinglan.automations import Deployment
 from qinglan.config import Profile
+from qinglan.prefect_server import PrefectServer
 from qinglan.rows import Row, row_id
 from qinglan.runs import Run, open_run
 from qinglan.versions import find_version, last_training, pinned_splits, versions_of
@@ -44,14 +45,13 @@ class Server:
     def __init__(self) -> None:
         self.markdown: dict[str, str] = {}
         self.started: list[tuple[str, dict[str, Any]]] = []
-        self.has_deployment = True
+        self.deployments = [Deployment("d1", "train", "train", "embedded", paused=False)]
+        self.told: list[tuple[str, dict[str, Any]]] = []
 
     def create_markdown_artifact(self, markdown: str, key: str, description: str = "") -> None:
         self.markdown[key] = markdown
 
     def run_deployment(self, name: str, **how: Any) -> SimpleNamespace:
-        if not self.has_deployment:
-            raise ObjectNotFound(Exception("404"))
         self.started.append((name, how))
         return SimpleNamespace(id="flow-run", name="brave-fox")
 
@@ -71,6 +71,9 @@ def server(monkeypatch: pytest.MonkeyPatch, tracker: Tracker) -> Server:
     for module in (stage_module, tasks_module):
         monkeypatch.setattr(module, "create_markdown_artifact", made.create_markdown_artifact)
     monkeypatch.setattr(tasks_module, "run_deployment", made.run_deployment)
+    monkeypatch.setattr(tasks_module, "find_server", lambda _: PrefectServer("http://test/api", "a test"))
+    monkeypatch.setattr(tasks_module, "deployments_of", lambda _: made.deployments)
+    monkeypatch.setattr(tasks_module, "tell", lambda event, _, payload: made.told.append((event, payload)))
     return made
 
 
@@ -152,18 +155,39 @@ def test_too_few_new_rows_wait_for_more(profile_of: ProfileOf, server: Server, c
 
 def test_no_training_unless_it_is_asked_for(profile_of: ProfileOf, server: Server):
     run, dataset = refreshed(profile_of(), 9)
-    assert trigger_training.fn(run, publish_dataset.fn(run, dataset)) is None
+    published = publish_dataset.fn(run, dataset)
+    assert trigger_training.fn(run, published) is None
     assert server.started == []
+    payload = {"version": published.details["version"], "new_training_rows": 9, "train_at_new_rows": None}
+    assert server.told == [("refresh.ready", payload)]
 
 
 def test_a_server_without_the_deployment_costs_one_line(
     profile_of: ProfileOf, server: Server, caplog: pytest.LogCaptureFixture
 ):
-    server.has_deployment = False
+    server.deployments = []
     run, dataset = refreshed(profile_of(refresh={"train_at_new_rows": 1}), 2)
     assert trigger_training.fn(run, publish_dataset.fn(run, dataset)) is None
     assert f"start it with `qinglan run train --profile test --from {run.id}`" in caplog.text
     assert last_training(run.profile) is None
+
+
+def test_a_paused_training_waits_for_a_person(profile_of: ProfileOf, server: Server, caplog: pytest.LogCaptureFixture):
+    run, dataset = refreshed(profile_of(refresh={"train_at_new_rows": 1}), 2)
+    published = publish_dataset.fn(run, dataset)
+    (training,) = server.deployments
+    server.deployments = [training._replace(paused=True)]
+    assert trigger_training.fn(run, published) is None
+    assert "`train/train` is paused, as after an alarm: resume it in Prefect's UI" in caplog.text
+    server.deployments = [training]
+    assert trigger_training.fn(run, published) == "flow-run"
+
+
+def test_a_profiles_own_training_is_started_before_the_common_one(profile_of: ProfileOf, server: Server):
+    server.deployments.append(Deployment("d2", "train", "train-test", "test", paused=False))
+    run, dataset = refreshed(profile_of(refresh={"train_at_new_rows": 1}), 2)
+    trigger_training.fn(run, publish_dataset.fn(run, dataset))
+    assert [name for name, _ in server.started] == ["train/train-test"]
 
 
 def test_a_training_starts_with_what_the_refresh_was_given(

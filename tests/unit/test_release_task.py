@@ -52,6 +52,7 @@ class Finished:
         self.verdict: Verdict = "promote"
         self.seen: dict[str, Any] = {}
         self.markdown: dict[str, str] = {}
+        self.told: list[tuple[str, dict[str, Any]]] = []
         self.weights = {"base": "base", "sft": "sft", "rl": "rl"}
         self.answer: Approval | None = None
         self.unjudged: dict[str, int] = {}
@@ -128,6 +129,7 @@ def finished(
             )
         monkeypatch.setattr(tasks_module, "decide", made.decide)
         monkeypatch.setattr(tasks_module, "_ask", lambda *_: made.answer)
+        monkeypatch.setattr(tasks_module, "tell", lambda event, _, payload: made.told.append((event, payload)))
         return made
 
     return make
@@ -138,6 +140,7 @@ def test_a_model_that_passes_becomes_the_champion(finished: Callable[..., Finish
     gated, registered = done.run()
     assert done.registry.aliases() == {"champion": "1"}
     assert registered.details["released"]["aliases"] == ["champion"]
+    assert done.told == [("gate.promote", {"sentence": "The gate says promote.", "challenger": "rl"})]
     assert gated.metrics == {"promote": 1.0, "rules/pass": 1.0, "rules/fail": 0.0, "rules/unknown": 0.0}
     assert "| ✓ | cost | a\\|b | ≤ 0.5 |" in done.markdown["decision"]
 

@@ -1,0 +1,18 @@
+"""What Prefect does by itself: crashed runs go on, alarms pause training, people are told. See docs/automations.md.
+
+Prefect's automations are made over its HTTP API; the core knows no Prefect. Those of a profile are called
+`qinglan: PROFILE: …`, the server's own `qinglan: …`; others are never touched.
+"""
+
+from qinglan.automations.applying import apply_automations, webhook_address
+from qinglan.automations.deployments import TRAIN_DEPLOYMENT, Deployment, deployments_of, keep_paused, training_of
+
+__all__ = [
+    "TRAIN_DEPLOYMENT",
+    "Deployment",
+    "apply_automations",
+    "deployments_of",
+    "keep_paused",
+    "training_of",
+    "webhook_address",
+]

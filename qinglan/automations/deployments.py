@@ -1,0 +1,84 @@
+"""The deployments on a server, and which of them belong to a profile."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from qinglan.config import Profile
+
+TRAIN_DEPLOYMENT = "train/train"
+"""What trains on a new dataset where the profile has no deployment of its own for that."""
+_PAGE = 200
+
+
+class Deployment(NamedTuple):
+    """One of Qinglan's."""
+
+    id: str
+    flow: str
+    name: str
+    profile: str
+    """The parameter, as it stands there: a name or a path."""
+    paused: bool
+
+    @property
+    def full_name(self) -> str:
+        """`flow/name`, as Prefect's commands take it."""
+        return f"{self.flow}/{self.name}"
+
+    def is_of(self, profile: Profile) -> bool:
+        """Is it this profile's unless a run says otherwise?"""
+        path = Path(self.profile)
+        return profile.name == (path.stem if path.suffix in (".yaml", ".yml") else self.profile)
+
+
+def deployments_of(api: httpx.Client) -> list[Deployment]:
+    """All of Qinglan's on this server: known by their entrypoints."""
+    return [_read(entry) for entry in _all(api) if str(entry.get("entrypoint")).startswith("flows.")]
+
+
+def training_of(deployments: Sequence[Deployment], profile: Profile) -> Deployment | None:
+    """What a refresh of this profile starts: its own deployment of `train`, else the common one."""
+    trains = [each for each in deployments if each.flow == "train"]
+    own = [each for each in trains if each.is_of(profile)]
+    return next(iter([*own, *(each for each in trains if each.full_name == TRAIN_DEPLOYMENT)]), None)
+
+
+def trains_by_itself(deployments: Sequence[Deployment], profile: Profile) -> list[Deployment]:
+    """What trains this profile at night: `training_of`, and its own pipelines."""
+    started = training_of(deployments, profile)
+    pipelines = [each for each in deployments if each.flow == "pipeline" and each.is_of(profile)]
+    return [*([started] if started else []), *pipelines]
+
+
+def _all(api: httpx.Client) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    while True:
+        query = {"offset": len(found), "limit": _PAGE, "sort": "NAME_ASC"}
+        page = api.post("deployments/filter", json=query).raise_for_status().json()
+        found += page
+        if len(page) < _PAGE:
+            return found
+
+
+def _read(entry: dict[str, Any]) -> Deployment:
+    return Deployment(
+        id=entry["id"],
+        flow=entry["entrypoint"].rpartition(".")[2],
+        name=entry["name"],
+        profile=str(entry["parameters"].get("profile", "")),
+        paused=bool(entry["paused"]),
+    )
+
+
+@contextmanager
+def keep_paused(api: httpx.Client) -> Iterator[None]:
+    """What was paused is so afterwards too: deploying again would resume what an alarm or a person has paused."""
+    paused = {each.id for each in deployments_of(api) if each.paused}
+    yield
+    for each in deployments_of(api):
+        if each.id in paused and not each.paused:
+            api.post(f"deployments/{each.id}/pause_deployment").raise_for_status()

@@ -1,0 +1,264 @@
+"""Automations as a profile wants them, and how they are brought to a server; the server is a dictionary."""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from prefect.server.events.jinja_filters import all_filters
+from prefect.server.events.schemas.automations import AutomationCreate
+from prefect.server.utilities.user_templates import register_user_template_filters, render_user_template_sync
+
+from qinglan.automations import Deployment, apply_automations, keep_paused, training_of
+from qinglan.automations.messages import STATE_MESSAGE, Message, payload
+from qinglan.automations.plan import profile_automations, site_automations
+from qinglan.config import Profile
+from qinglan.config.notify import NotifyFormat
+from qinglan.errors import ConfigError
+
+ProfileOf = Callable[..., Profile]
+TRAIN = Deployment("d-train", "train", "train", "embedded", paused=False)
+NIGHTLY = Deployment("d-nightly", "refresh", "refresh-night", "night", paused=False)
+WEBHOOK = "https://hooks.example/secret-part"
+
+
+class Prefect:
+    """As much of Prefect's server as automations need."""
+
+    def __init__(self) -> None:
+        self.automations: dict[str, dict[str, Any]] = {}
+        self.blocks: dict[str, dict[str, Any]] = {}
+        self.deployments = [TRAIN, NIGHTLY]
+        self.writes: list[str] = []
+        self.api = httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(self._answer))
+
+    def names(self) -> set[str]:
+        return {entry["name"] for entry in self.automations.values()}
+
+    def named(self, name: str) -> dict[str, Any]:
+        return next(entry for entry in self.automations.values() if entry["name"] == name)
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content or b"null")
+        path = request.url.path.removeprefix("/api/").strip("/")
+        if request.method != "GET" and not path.endswith("/filter"):
+            self.writes.append(f"{request.method} {path.split('/')[0]}")
+        where, _, rest = path.partition("/")
+        return {"automations": self._automation, "deployments": self._deployment}.get(where, self._block)(
+            request.method, where, rest, body
+        )
+
+    def _automation(self, method: str, _: str, rest: str, body: Any) -> httpx.Response:
+        if rest == "filter":
+            page = list(self.automations.values())[body["offset"] : body["offset"] + body["limit"]]
+            return httpx.Response(200, json=page)
+        if method == "DELETE":
+            del self.automations[rest]
+            return httpx.Response(204)
+        AutomationCreate.model_validate(copy.deepcopy(body))  # as the real server does
+        key = rest or f"a{len(self.writes)}"
+        self.automations[key] = body | {"id": key}
+        return httpx.Response(201)
+
+    def _deployment(self, _: str, __: str, rest: str, body: Any) -> httpx.Response:
+        if rest != "filter":
+            key = rest.split("/")[0]
+            self.deployments = [each._replace(paused=True) if each.id == key else each for each in self.deployments]
+            return httpx.Response(200)
+        entries = [
+            {
+                "id": each.id,
+                "entrypoint": f"flows.{each.flow}.{each.flow}",
+                "name": each.name,
+                "parameters": {"profile": each.profile},
+                "paused": each.paused,
+            }
+            for each in self.deployments
+        ]
+        others = {"id": "d-other", "entrypoint": "jobs.py:train", "name": "train", "parameters": {}, "paused": True}
+        return httpx.Response(200, json=[*entries, others][body["offset"] :])
+
+    def _block(self, method: str, where: str, rest: str, body: Any) -> httpx.Response:
+        if where == "block_types":
+            name = rest.rpartition("/")[2]
+            if rest == "slug/webhook":
+                return httpx.Response(200, json={"id": "webhooks"})
+            return httpx.Response(200, json=self.blocks[name]) if name in self.blocks else httpx.Response(404)
+        if where == "block_schemas":
+            return httpx.Response(200, json=[{"id": "schema"}])
+        if method == "DELETE":
+            self.blocks = {name: block for name, block in self.blocks.items() if block["id"] != rest}
+            return httpx.Response(204)
+        if method == "PATCH":
+            assert body["merge_existing_data"] is False
+            next(block for block in self.blocks.values() if block["id"] == rest).update(data=body["data"])
+            return httpx.Response(204)
+        self.blocks[body["name"]] = body | {"id": f"00000000-0000-0000-0000-{len(self.blocks) + 100:012}"}
+        return httpx.Response(201, json=self.blocks[body["name"]])
+
+
+@pytest.fixture
+def prefect(monkeypatch: pytest.MonkeyPatch) -> Prefect:
+    monkeypatch.setenv("NIGHT_WEBHOOK", WEBHOOK)
+    made = Prefect()
+    uuid = "00000000-0000-0000-0000-00000000000{}"
+    made.deployments = [each._replace(id=uuid.format(n)) for n, each in enumerate(made.deployments)]
+    return made
+
+
+def night(profile_of: ProfileOf, name: str = "night", **notify: Any) -> Profile:
+    return profile_of(name=name, notify={"webhook_url_env": "NIGHT_WEBHOOK"} | notify)
+
+
+def test_applied_again_changes_nothing(prefect: Prefect, profile_of: ProfileOf):
+    done = apply_automations(prefect.api, night(profile_of))
+    assert len(done) == len(prefect.automations) == 10
+    prefect.writes.clear()
+    assert apply_automations(prefect.api, night(profile_of)) == []
+    assert set(prefect.writes) == {"PATCH block_documents"}  # the address may have changed
+
+
+def test_the_address_stands_in_the_block_alone(prefect: Prefect, profile_of: ProfileOf):
+    apply_automations(prefect.api, night(profile_of))
+    (block,) = prefect.blocks.values()
+    assert (block["name"], block["data"]["url"]) == ("qinglan-night", WEBHOOK)
+    assert "secret-part" not in json.dumps(prefect.automations)
+
+
+def test_changed_settings_update_and_what_was_switched_off_stays_so(prefect: Prefect, profile_of: ProfileOf):
+    apply_automations(prefect.api, night(profile_of))
+    name = "qinglan: night: tell of a run failed"
+    prefect.named(name)["enabled"] = False
+    assert f"automation updated: {name}" in apply_automations(prefect.api, night(profile_of, format="feishu"))
+    assert "msg_type" in prefect.named(name)["actions"][0]["payload"]
+    assert prefect.named(name)["enabled"] is False
+
+
+def test_what_is_not_wanted_any_more_goes_and_others_stay(prefect: Prefect, profile_of: ProfileOf):
+    for name in ("tell the team", "qinglan: my own"):
+        prefect.automations[name] = {"id": name, "name": name, "tags": ["qinglan"], "enabled": True}
+    apply_automations(prefect.api, night(profile_of))
+    apply_automations(prefect.api, night(profile_of, "day"))
+    apply_automations(prefect.api, night(profile_of, "night: two"))
+    done = apply_automations(prefect.api, night(profile_of, webhook_url_env=None))
+    assert "automation removed: qinglan: night: tell of an alarm" in done
+    left = prefect.names()
+    assert not any(name.startswith("qinglan: night: tell") for name in left)
+    assert {
+        "tell the team",
+        "qinglan: my own",
+        "qinglan: day: tell of an alarm",
+        "qinglan: night: two: tell of an alarm",
+    } <= left
+    assert [block["data"]["url"] for block in prefect.blocks.values()] == [WEBHOOK, WEBHOOK]
+
+
+def test_fewer_tries_remove_the_others(prefect: Prefect, profile_of: ProfileOf):
+    apply_automations(prefect.api, profile_of())
+    assert {"qinglan: a crashed run goes on, try 1", "qinglan: a crashed run goes on, try 2"} <= prefect.names()
+    apply_automations(prefect.api, profile_of(automations={"crash_retries": 0}))
+    assert not any("goes on" in name for name in prefect.names())
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"), [(None, "needs the environment variable NIGHT_WEBHOOK"), ("hooks.example/x", "no http")]
+)
+def test_an_unusable_address_is_one_line_that_does_not_show_it(
+    prefect: Prefect, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, value: str | None, complaint: str
+):
+    monkeypatch.delenv("NIGHT_WEBHOOK")
+    if value:
+        monkeypatch.setenv("NIGHT_WEBHOOK", value)
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        apply_automations(prefect.api, night(profile_of))
+    assert "hooks.example" not in str(caught.value)
+
+
+def test_only_topics_that_are_asked_for(profile_of: ProfileOf):
+    profile = night(profile_of, about=("alarm",))
+    names = [spec["name"] for spec in profile_automations(profile, [TRAIN, NIGHTLY], "b")]
+    assert names == ["qinglan: night: an alarm pauses training", "qinglan: night: tell of an alarm"]
+
+
+def test_an_alarm_pauses_what_trains_this_profile(profile_of: ProfileOf):
+    own = Deployment("d-own", "train", "train-night", "configs/night.yaml", paused=False)
+    whole = Deployment("d-whole", "pipeline", "pipeline-night", "night", paused=False)
+    for deployments, stopped in (([TRAIN, NIGHTLY], ["d-train"]), ([TRAIN, own, whole], ["d-own", "d-whole"])):
+        (pausing,) = profile_automations(profile_of(name="night"), deployments, None)
+        assert [action["deployment_id"] for action in pausing["actions"]] == stopped
+    assert "qinglan.alarm.reward_up_gold_down" in pausing["trigger"]["expect"]
+    assert "qinglan.alarm.zero_variance" not in pausing["trigger"]["expect"]
+    assert profile_automations(profile_of(), [NIGHTLY], None) == []
+    assert training_of([NIGHTLY], profile_of()) is None
+
+
+def test_runs_of_a_profile_are_known_by_their_names(profile_of: ProfileOf):
+    specs = profile_automations(night(profile_of, "a[b"), [], "b")
+    failed = next(spec for spec in specs if spec["name"].endswith("tell of a run failed"))
+    trigger = AutomationCreate.model_validate(
+        failed | {"actions": [{"type": "do-nothing"}], "tags": []}
+    ).trigger.model_dump(mode="json")
+    assert trigger["match"]["prefect.resource.name"] == ["* a[[]b", "*[ /]a[[]b.yaml", "*[ /]a[[]b.yml"]
+
+
+def test_silence_is_judged_only_after_a_first_sign_of_life(profile_of: ProfileOf):
+    silent, *again = site_automations(profile_of())
+    assert silent["trigger"]["after"] == ["prefect.flow-run.heartbeat"]
+    assert silent["trigger"]["within"] == 900
+    assert [(spec["trigger"]["threshold"], spec["actions"][0]["force"]) for spec in again] == [(1, False), (2, False)]
+
+
+def test_deploying_again_resumes_nothing(prefect: Prefect):
+    first, second = prefect.deployments
+    prefect.deployments = [first._replace(paused=True), second]
+    with keep_paused(prefect.api):
+        prefect.deployments = [first, second]  # as `prefect deploy` leaves them
+    assert [each.paused for each in prefect.deployments] == [True, False]
+
+
+# Messages
+
+
+def rendered(form: NotifyFormat, reason: str | None) -> Any:
+    register_user_template_filters(all_filters)
+    message = Message("failed", 'a"b', "is Failed", STATE_MESSAGE, "Look.")
+    context = {
+        "event": {"resource": {"prefect.state-message": reason}},
+        "flow_run": {"name": "refresh night", "id": "f1"},
+    }
+    return json.loads(render_user_template_sync(payload(message, form, "http://ui.example/"), context))
+
+
+@pytest.mark.parametrize(
+    ("form", "path"),
+    [
+        ("feishu", ("content", "text")),
+        ("dingtalk", ("text", "content")),
+        ("wecom", ("text", "content")),
+        ("slack", ("text",)),
+        ("json", ("text",)),
+    ],
+)
+def test_every_service_gets_the_reason_and_the_link(form: NotifyFormat, path: tuple[str, ...]):
+    found = rendered(form, 'StageError: "{{ none }}" of the rows\nTraceback')
+    for key in path:
+        found = found[key]
+    link = "http://ui.example/runs/flow-run/f1"
+    assert found == f'Qinglan: refresh night is Failed: StageError: "{{{{ none }}}}" of the rows\nLook.\n{link}'
+
+
+def test_an_event_calls_nobody_and_may_say_nothing():
+    assert (
+        rendered("json", '<at user_id="all">all</at> <!channel>')["reason"] == '‹at user_id="all">all‹/at> ‹!channel>'
+    )
+    assert rendered("json", None) == {
+        "text": "Qinglan: refresh night is Failed\nLook.\nhttp://ui.example/runs/flow-run/f1",
+        "topic": "failed",
+        "profile": 'a"b',
+        "name": "refresh night",
+        "reason": "",
+        "link": "http://ui.example/runs/flow-run/f1",
+    }
+    assert len(rendered("json", "x" * 5_000)["reason"]) == 600

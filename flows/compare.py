@@ -10,19 +10,26 @@ from tasks.comparison import compare_teachers, draw_questions
 from tasks.data import ingest_workbook
 from tasks.engine import stop_jobs
 from tasks.evaluation import write_report
-from tasks.session import ProfileName, open_session
+from tasks.forms import DataChanges, Override, ProfileName, overrides_of
+from tasks.session import open_session
 
 
 @flow(name="compare", flow_run_name="compare {profile}", log_prints=True, on_cancellation=[stop_jobs])
-def compare(profile: ProfileName = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
+def compare(
+    profile: ProfileName = "embedded",
+    changes: DataChanges = DataChanges(),
+    overrides: tuple[Override, ...] = (),
+    fresh: bool = False,
+) -> Path:
     """Ask the profile's teacher and those in its `compare`; returns the path of report.json.
 
     Args:
         profile: name of a file in configs/, or a path.
-        overrides: settings as `dotted.key=value`.
+        changes: settings of this run; an empty one stays as the profile says.
+        overrides: any other setting, as `dotted.key=value`; docs/configuration.md lists them.
         fresh: compute every stage anew instead of reusing what earlier runs left unchanged.
     """
-    with open_session(profile, overrides, "compare", fresh=fresh) as session:
+    with open_session(profile, overrides_of(changes, overrides), "compare", fresh=fresh) as session:
         run, services = session.run, session.services
         ingested = ingest_workbook(run, session.workbook)
         sample = draw_questions(run, ingested)

@@ -8,23 +8,30 @@ from tasks.asking import distill_rows, validate_rows
 from tasks.data import build_dataset, ingest_workbook, select_rows
 from tasks.engine import stop_jobs
 from tasks.evaluation import evaluate_arms, write_report
+from tasks.forms import Override, PipelineChanges, ProfileName, overrides_of
 from tasks.reinforcement import train_rl
 from tasks.release import decide_release, register_model
-from tasks.session import ProfileName, open_session
+from tasks.session import open_session
 from tasks.training import prepare_base_model, train_sft
 from tasks.versions import note_training, publish_dataset
 
 
 @flow(name="pipeline", flow_run_name="pipeline {profile}", log_prints=True, on_cancellation=[stop_jobs])
-def pipeline(profile: ProfileName = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
+def pipeline(
+    profile: ProfileName = "embedded",
+    changes: PipelineChanges = PipelineChanges(),
+    overrides: tuple[Override, ...] = (),
+    fresh: bool = False,
+) -> Path:
     """Run every stage; returns the path of report.json.
 
     Args:
         profile: name of a file in configs/, or a path.
-        overrides: settings as `dotted.key=value`.
+        changes: settings of this run; an empty one stays as the profile says.
+        overrides: any other setting, as `dotted.key=value`; docs/configuration.md lists them.
         fresh: compute every stage anew instead of reusing what earlier runs left unchanged.
     """
-    with open_session(profile, overrides, "pipeline", fresh=fresh) as session:
+    with open_session(profile, overrides_of(changes, overrides), "pipeline", fresh=fresh) as session:
         run, services = session.run, session.services
         ingested = ingest_workbook(run, session.workbook)
         distilled = distill_rows(run, services, ingested)

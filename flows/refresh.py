@@ -8,20 +8,29 @@ from tasks.asking import distill_rows, validate_rows
 from tasks.data import build_dataset, ingest_workbook, select_rows
 from tasks.engine import stop_jobs
 from tasks.evaluation import write_report
-from tasks.session import ProfileName, open_session
+from tasks.forms import Override, ProfileName, RefreshChanges, overrides_of
+from tasks.session import open_session
+from tasks.turns import skips_if_at_work
 from tasks.versions import publish_dataset, trigger_training
 
 
 @flow(name="refresh", flow_run_name="refresh {profile}", log_prints=True, on_cancellation=[stop_jobs])
-def refresh(profile: ProfileName = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False) -> Path:
+@skips_if_at_work
+def refresh(
+    profile: ProfileName = "embedded",
+    changes: RefreshChanges = RefreshChanges(),
+    overrides: tuple[Override, ...] = (),
+    fresh: bool = False,
+) -> Path:
     """Make a dataset of a workbook; returns the path of report.json.
 
     Args:
         profile: name of a file in configs/, or a path.
-        overrides: settings as `dotted.key=value`.
+        changes: settings of this run; an empty one stays as the profile says.
+        overrides: any other setting, as `dotted.key=value`; docs/configuration.md lists them.
         fresh: compute every stage anew instead of reusing what earlier runs left unchanged.
     """
-    with open_session(profile, overrides, "refresh", fresh=fresh) as session:
+    with open_session(profile, overrides_of(changes, overrides), "refresh", fresh=fresh) as session:
         run, services = session.run, session.services
         ingested = ingest_workbook(run, session.workbook)
         distilled = distill_rows(run, services, ingested)

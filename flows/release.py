@@ -6,23 +6,29 @@ from prefect import flow
 
 from tasks.engine import stop_jobs
 from tasks.evaluation import write_report
+from tasks.forms import DecisionChanges, Override, ProfileName, overrides_of
 from tasks.release import decide_release, register_model
-from tasks.session import ProfileName, open_session, stages_of
+from tasks.session import open_session, stages_of
 
 
 @flow(name="release", flow_run_name="release {profile}", log_prints=True, on_cancellation=[stop_jobs])
 def release(
-    profile: ProfileName = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
+    profile: ProfileName = "embedded",
+    changes: DecisionChanges = DecisionChanges(),
+    overrides: tuple[Override, ...] = (),
+    fresh: bool = False,
+    source: str = "",
 ) -> Path:
     """Decide on the challenger of an evaluated run and register it; returns the path of report.json.
 
     Args:
         profile: name of a file in configs/, or a path.
-        overrides: settings as `dotted.key=value`.
+        changes: settings of this run; an empty one stays as the profile says.
+        overrides: any other setting, as `dotted.key=value`; docs/configuration.md lists them.
         fresh: decide anew even where nothing changed.
-        source: the run whose evaluation to use; the newest pipeline, train or evaluate run if not given.
+        source: the run whose evaluation to use, by its id; the newest pipeline, train or evaluate run if not given.
     """
-    with open_session(profile, overrides, "release", fresh=fresh, source=source) as session:
+    with open_session(profile, overrides_of(changes, overrides), "release", fresh=fresh, source=source) as session:
         run = session.run
         stages = stages_of(session, ["dataset", "base_model", "sft", "rl", "evaluate"])
         dataset, base, sft, rl, evaluated = stages

@@ -6,26 +6,32 @@ from prefect import flow
 
 from tasks.engine import stop_jobs
 from tasks.evaluation import evaluate_arms, write_report
+from tasks.forms import Override, ProfileName, TrainChanges, overrides_of
 from tasks.reinforcement import train_rl
 from tasks.release import decide_release, register_model
-from tasks.session import ProfileName, open_session, stages_of
+from tasks.session import open_session, stages_of
 from tasks.training import prepare_base_model, train_sft
 from tasks.versions import note_training
 
 
 @flow(name="train", flow_run_name="train {profile}", log_prints=True, on_cancellation=[stop_jobs])
 def train(
-    profile: ProfileName = "embedded", overrides: tuple[str, ...] = (), fresh: bool = False, source: str | None = None
+    profile: ProfileName = "embedded",
+    changes: TrainChanges = TrainChanges(),
+    overrides: tuple[Override, ...] = (),
+    fresh: bool = False,
+    source: str = "",
 ) -> Path:
     """SFT, RL, evaluation and release; returns the path of report.json.
 
     Args:
         profile: name of a file in configs/, or a path.
-        overrides: settings as `dotted.key=value`.
+        changes: settings of this run; an empty one stays as the profile says.
+        overrides: any other setting, as `dotted.key=value`; docs/configuration.md lists them.
         fresh: compute every stage anew instead of reusing what earlier runs left unchanged.
-        source: the run whose dataset to use; the newest pipeline or refresh run if not given.
+        source: the run whose dataset to use, by its id; the newest pipeline or refresh run if not given.
     """
-    with open_session(profile, overrides, "train", fresh=fresh, source=source) as session:
+    with open_session(profile, overrides_of(changes, overrides), "train", fresh=fresh, source=source) as session:
         run, services = session.run, session.services
         (dataset,) = stages_of(session, ["dataset"])
         base = prepare_base_model(run)

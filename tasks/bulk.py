@@ -111,7 +111,7 @@ def distill_on_ray(stage: Stage, services: Services, given: StageResult) -> Outc
         return job.command(stage.directory / "job.json")
 
     stage.say(f"starting {stage.run.profile.distill.ray.tasks} actors on Ray")
-    run_engine(stage, command, name="distill", log="ray.log", on_poll=look)
+    run_engine(stage, command, name="distill", log="ray.log", on_poll=look, on_device=False)
     before, after = Tally(), Tally()
     for path, tally in ((source.path, before), (output, after)):
         deque(tally.pass_through(read_jsonl(path, Row)), maxlen=0)

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -22,6 +23,8 @@ from qinglan.engines.launcher import JsonlTail, LineTail, launch
 from qinglan.engines.ray_jobs import JobSeries, RayJobs, stop_all
 from qinglan.errors import QinglanError, StageError
 from qinglan.runs import RUN_FILE, runs_of
+from qinglan.turns import device_turn
+from tasks.forms import overrides_in
 from tasks.stage import Stage, flow_run_id
 
 Metrics = dict[str, Any]
@@ -38,6 +41,7 @@ def run_engine(
     log: str,
     on_poll: Callable[[], None] | None = None,
     progress: Callable[[], object] | None = None,
+    on_device: bool = True,
 ) -> None:
     """Run an engine to its end: a process here, or a job of the cluster that `trainer.ray_dashboard_url` names.
 
@@ -47,6 +51,7 @@ def run_engine(
         name: of the engine, another one for each that a stage runs.
         progress: for engines that go on from a checkpoint: something that changes with it. They are started again
             where they die, up to `trainer.max_restarts` times.
+        on_device: it uses `trainer.device`, so that it waits for its turn where that is this machine's GPUs.
 
     Raises:
         EngineError: it failed; with the end of its log.
@@ -60,7 +65,8 @@ def run_engine(
 
     def locally() -> None:
         clear_final(stage.directory)
-        launch(make(), name=name, log=path, on_poll=on_poll)
+        with device_turn(stage.run.profile, stage.say) if on_device else nullcontext():
+            launch(make(), name=name, log=path, on_poll=on_poll)
 
     def in_series(attempt: Callable[[], None]) -> None:
         run_attempts(
@@ -101,7 +107,7 @@ def stop_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> Non
     """
     log, given = flow_run_logger(flow_run), flow_run.parameters
     try:
-        profile = load_profile(given.get("profile", EMBEDDED), given.get("overrides", ()))
+        profile = load_profile(given.get("profile", EMBEDDED), overrides_in(given))
         if profile.trainer.ray_dashboard_url is None or not _is_cancelled(str(flow_run.id)):
             return
         runs = _runs_by(profile, str(flow_run.id))

@@ -2,29 +2,27 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
 from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State, StateType
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogWorker
-from prefect.states import Crashed
-from pydantic import GetJsonSchemaHandler
-from pydantic_core import CoreSchema
 
 from qinglan.artifacts import StageResult, sha256_of
 from qinglan.clients import scored_with
-from qinglan.config import EMBEDDED, Profile, load_profile, profile_names
+from qinglan.config import EMBEDDED, Profile, load_profile
 from qinglan.embedded.services import Services, embedded_services
 from qinglan.embedded.worlds import embedded_knowledge_base, sample_of
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.preflight import FlowName, require
+from qinglan.room import told_when_full
 from qinglan.runs import (
     Run,
     finish_run,
@@ -32,22 +30,13 @@ from qinglan.runs import (
     note_flow_run,
     note_mlflow_run,
     note_source,
+    nothing_removed,
     open_run,
     runs_of,
     save_stage,
 )
+from qinglan.turns import refresh_turn
 from tasks.stage import flow_run_id, tracker_of
-
-
-class _OfferedProfiles:
-    """What Prefect's run form offers: the profiles in configs/, or any other by its path."""
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        known = {"title": "in configs/", "type": "string", "enum": profile_names()}
-        return {"anyOf": [known, {"title": "by path", "type": "string"}]}
-
-
-ProfileName = Annotated[str, _OfferedProfiles()]
 
 
 @dataclass(frozen=True)
@@ -74,20 +63,27 @@ _MAKERS: dict[str, tuple[FlowName, ...]] = {
 
 @contextmanager
 def open_session(
-    profile_name: str, overrides: Sequence[str], flow: FlowName, *, fresh: bool, source: str | None = None
+    profile_name: str, overrides: Sequence[str], flow: FlowName, *, fresh: bool, source: str = ""
 ) -> Iterator[Session]:
     """Check the profile, continue or start a run, start the stand-ins, track it all.
 
     Args:
-        source: the earlier run to take stages from.
+        source: the earlier run to take stages from; the newest that fits if empty.
 
     Raises:
+        TurnError: it is a refresh, and another one of the same tenant is at work.
         QinglanError: something is wrong that would stop the run later.
     """
-    _tidy_logs()
+    tidy_logs()
     profile = load_profile(profile_name, overrides)
-    require(profile, flow)
-    with open_run(profile, flow, fresh=fresh, source=source) as opened:
+    with ExitStack() as stack:
+        stack.enter_context(told_when_full(flow, profile))
+        if flow == "refresh":
+            stack.enter_context(refresh_turn(profile))
+        require(profile, flow)
+        opened = stack.enter_context(
+            open_run(profile, flow, fresh=fresh, source=source or None, flow_run_id=flow_run_id())
+        )
         run = _track(opened)
         tracker = tracker_of(run.profile)
         log = get_run_logger()
@@ -97,7 +93,7 @@ def open_session(
             run = run.model_copy(update={"knowledge_base_sha256": sha256_of(knowledge_base)})
         try:
             with embedded_services(run.profile, knowledge_base) as services:
-                yield Session(run, services, workbook, knowledge_base, source is not None)
+                yield Session(run, services, workbook, knowledge_base, bool(source))
         except BaseException:
             tracker.end_run(run.mlflow_run_id, failed=True)
             raise
@@ -114,10 +110,12 @@ def stages_of(session: Session, names: Sequence[str]) -> list[StageResult]:
         ConfigError: no such run, it lacks a stage, or its scores can't be compared with this profile's.
     """
     run = session.run
-    directory, results = _find_stages(session, names)
-    note_source(run, directory)
+    with nothing_removed(run.directory.parent):
+        directory, results = _find_stages(session, names)
+        note_source(run, directory)
+        kept = [save_stage(run, result) for result in results]
     get_run_logger().info("using %s of run %s", " + ".join(names), directory.name)
-    return [save_stage(run, result) for result in results]
+    return kept
 
 
 def _find_stages(session: Session, names: Sequence[str]) -> tuple[Path, list[StageResult]]:
@@ -164,12 +162,16 @@ def _track(run: Run) -> Run:
 
 
 def _mark_crashed(prefect_id: str, message: str) -> None:
-    """Of the attempt before: Prefect can't know that nobody is at work on it, but we hold the run's lock."""
+    """Of the attempt before: Prefect can't know that nobody is at work on it, but we hold the run's lock.
+
+    By another name than `Crashed`, or an automation would put it back into its queue.
+    """
     with get_client(sync_client=True) as client:
         try:
             state = client.read_flow_run(UUID(prefect_id)).state
             if state is None or not state.is_final():
-                client.set_flow_run_state(UUID(prefect_id), Crashed(message=message), force=True)
+                superseded = State(type=StateType.CRASHED, name="Superseded", message=message)
+                client.set_flow_run_state(UUID(prefect_id), superseded, force=True)
         except ObjectNotFound:  # it ran under another Prefect server
             return
 
@@ -203,7 +205,8 @@ class _NoBatchChatter(logging.Filter):
         return not record.getMessage().startswith(("Finished in state Completed", "Finished in state Failed"))
 
 
-def _tidy_logs() -> None:
+def tidy_logs() -> None:
+    """A user's mistake is a line in the log, and batches say nothing."""
     for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.flow_engine", "prefect.task_engine"):
         logger = logging.getLogger(name)
         if not any(isinstance(f, _ShortUserErrors) for f in logger.filters):

@@ -40,7 +40,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "tracking.uri": f"sqlite:///{site / 'mlflow.db'}",
     }
     with prefect_test_harness():
-        yield refresh("medical", tuple(f"{key}={value}" for key, value in settings.items()))
+        yield refresh("medical", overrides=tuple(f"{key}={value}" for key, value in settings.items()))
 
 
 def raw_layout(data: Path, path: Path) -> Path:

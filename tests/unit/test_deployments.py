@@ -11,11 +11,12 @@ import httpx
 import pytest
 import yaml
 from prefect.utilities.callables import parameter_schema
-from prefect.utilities.schema_tools.validation import is_valid
+from prefect.utilities.schema_tools.validation import validate
 
 from qinglan import up
-from qinglan.config import Profile, load_profile, profile_names
+from qinglan.config import Profile, load_profile
 from qinglan.engines.command import Command
+from qinglan.engines.processes import HOST
 from qinglan.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -25,40 +26,73 @@ each = pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment:
 
 
 def all_commands(site: up.Site) -> list[Command]:
-    commands = [site.prefect_server(), site.mlflow_server(), site.worker(), site.deploy(ROOT / up.DEPLOYMENTS)]
+    commands = [site.prefect_server(), site.mlflow_server(), *map(site.worker, up.WORK_POOLS)]
+    commands.append(site.deploy(ROOT / up.DEPLOYMENTS))
     return [command for command in commands if command]
 
 
-def test_every_flow_is_deployed():
-    assert {d["name"] for d in DEPLOYMENTS} == {path.stem for path in (ROOT / "flows").glob("[a-z]*.py")}
+def flow_of(deployment: dict[str, Any]) -> Any:
+    module, _, name = deployment["entrypoint"].rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def schedules() -> list[tuple[str, dict[str, Any]]]:
+    return [(d["name"], schedule) for d in DEPLOYMENTS for schedule in d.get("schedules", [])]
+
+
+def test_every_flow_is_deployed_and_every_deployment_has_a_name_of_its_own():
+    files = {path.stem for path in (ROOT / "flows").glob("[a-z]*.py")}
+    assert {d["entrypoint"].split(".")[1] for d in DEPLOYMENTS} == files
+    names = [d["name"] for d in DEPLOYMENTS]
+    assert len({*names}) == len(names)
+    assert {name.replace("_", "-") for name in files} <= {*names}
 
 
 @each
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_entrypoint_is_dotted_and_takes_the_parameters(deployment: dict[str, Any]):
-    module, _, name = deployment["entrypoint"].rpartition(".")
-    flow = getattr(import_module(module), name)
-    assert set(deployment["parameters"]) <= set(inspect.signature(flow.fn).parameters)
+    flow = flow_of(deployment)
+    scheduled = [schedule.get("parameters", {}) for schedule in deployment.get("schedules", [])]
+    for parameters in (deployment["parameters"], *scheduled):
+        assert set(parameters) <= set(inspect.signature(flow.fn).parameters)
+        validate(parameters, parameter_schema(flow).model_dump_for_openapi(), raise_on_error=True)
     assert load_profile(deployment["parameters"]["profile"])
-    assert deployment["work_pool"] == {"name": up.WORK_POOL}
 
 
 @each
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_run_form_offers_every_shipped_profile_and_takes_any_other(deployment: dict[str, Any]):
-    module, _, name = deployment["entrypoint"].rpartition(".")
-    schema = parameter_schema(getattr(import_module(module), name)).model_dump_for_openapi()
-    profile = schema["properties"]["profile"]
-    offered, own = profile["anyOf"]
-    assert {"embedded", "answer_judge", "medical"} <= {*offered["enum"]} == {*profile_names()}
-    assert (own["type"], profile["default"], profile["title"]) == ("string", "embedded", "profile")
-    for value in ("medical", "/srv/own.yaml"):
-        assert is_valid({"profile": value}, schema)
+def test_what_trains_has_the_trainers_pool(deployment: dict[str, Any]):
+    trains = deployment["entrypoint"].split(".")[1] in ("pipeline", "train", "evaluate")
+    assert deployment["work_pool"] == {"name": "qinglan-trainer" if trains else "qinglan"}
+    assert {"qinglan", "training" if trains else "qinglan"} <= {*deployment["tags"]}
 
 
-def test_nothing_that_costs_money_runs_by_itself():
-    schedules = [schedule for d in DEPLOYMENTS for schedule in d.get("schedules", [])]
-    assert [(s["cron"], s["timezone"], s["active"]) for s in schedules] == [("0 2 * * *", "Asia/Shanghai", False)]
+@each
+def test_no_limit_of_prefects_that_a_restarted_server_would_end_a_training_by(deployment: dict[str, Any]):
+    assert not {"concurrency_limit", "global_concurrency_limit"} & deployment.keys()
+
+
+def test_a_tenant_has_a_refresh_of_its_own():
+    refreshes = {d["name"]: d for d in DEPLOYMENTS if d["entrypoint"] == "flows.refresh.refresh"}
+    assert {name: d["parameters"]["profile"] for name, d in refreshes.items()} == {
+        "refresh": "embedded",
+        "refresh-chengla": "chengla",
+        "refresh-fivedoctors": "fivedoctors",
+    }
+    starts = [schedule["cron"] for d in refreshes.values() for schedule in d["schedules"]]
+    assert len({*starts}) == len(starts)
+
+
+def test_nothing_that_costs_money_or_removes_files_runs_by_itself():
+    assert [name for name, schedule in schedules() if schedule["active"]] == []
+    assert {schedule["timezone"] for _, schedule in schedules()} == {"Asia/Shanghai"}
+    assert {schedule["slug"] for _, schedule in schedules()} == {"nightly", "often"}
+
+
+def test_only_the_schedule_removes_anything():
+    clean_ups = [d for d in DEPLOYMENTS if d["entrypoint"] == "flows.clean_up.clean_up"]
+    assert [d["parameters"] for d in clean_ups] == [{"profile": p} for p in ("embedded", "chengla", "fivedoctors")]
+    for deployment in clean_ups:
+        assert [schedule["parameters"] for schedule in deployment["schedules"]] == [{"dry_run": False}]
 
 
 def test_no_pull_step_so_that_runs_start_where_they_were_deployed():
@@ -83,7 +117,7 @@ def test_mlflow_is_left_alone_where_a_tracking_server_is_set(tmp_path: Path):
 
 def test_a_taken_port_is_one_line(profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    with socket.create_server((up.HOST, 0)) as taken:
+    with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: .*; is `qinglan up` running already"):
             up.serve_site(profile_of(), print, prefect_port=port)
@@ -103,7 +137,7 @@ def test_what_a_dead_worker_left_is_marked_as_crashed():
         return httpx.Response(200, json=[{"id": "r1"}] if request.url.path.endswith("filter") else {})
 
     with httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as api:
-        assert up.crash_interrupted(api) == 1
+        assert [run["id"] for run in up.crash_interrupted(api)] == ["r1"]
     assert [path for path, _ in sent] == ["/api/flow_runs/filter", "/api/flow_runs/r1/set_state"]
     assert b'"RUNNING"' in sent[0][1]
     assert b'"CRASHED"' in sent[1][1]

@@ -1,0 +1,19 @@
+"""Is the champion served, and is its canary watched? Fails where not, so that the failure notification is sent."""
+
+from prefect import flow
+
+from tasks.canary import look_at_canary
+from tasks.forms import Override, ProfileName
+
+
+@flow(name="canary-check", flow_run_name="canary-check {profile}", log_prints=True)
+def canary_check(profile: ProfileName = "embedded", overrides: tuple[Override, ...] = (), router_url: str = "") -> None:
+    """Look at the registry, the router and the canary of a profile.
+
+    Args:
+        profile: name of a file in configs/, or a path.
+        overrides: settings as `dotted.key=value`; docs/configuration.md lists them.
+        router_url: where `qinglan serve` listens, such as http://127.0.0.1:8000; as `serve.host` and `serve.port` say
+            if empty.
+    """
+    look_at_canary(profile, overrides, router_url)

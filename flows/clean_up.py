@@ -1,0 +1,18 @@
+"""What nobody needs any more goes, by the profile's `retention`."""
+
+from prefect import flow
+
+from tasks.forms import Override, ProfileName
+from tasks.upkeep import remove_unneeded
+
+
+@flow(name="clean-up", flow_run_name="clean-up {profile}", log_prints=True)
+def clean_up(profile: ProfileName = "embedded", overrides: tuple[Override, ...] = (), dry_run: bool = True) -> None:
+    """Remove a profile's old runs, checkpoints, datasets and logs; never what a registered model needs.
+
+    Args:
+        profile: name of a file in configs/, or a path.
+        overrides: settings as `dotted.key=value`, such as `retention.run_days=30`.
+        dry_run: only tell what would be removed; the schedule removes it.
+    """
+    remove_unneeded(profile, overrides, dry_run=dry_run)

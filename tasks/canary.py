@@ -1,0 +1,34 @@
+"""Looks at what is served, and fails where that is not what should be, so that somebody is told."""
+
+from collections.abc import Sequence
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from qinglan.config import load_profile
+from qinglan.errors import StageError
+from qinglan.registry import registry_of
+from qinglan.serving.checkup import check_serving
+from tasks.session import tidy_logs
+from tasks.stage import artifact_key
+
+
+@task(name="look-at-canary", task_run_name="look-at-canary", cache_policy=NO_CACHE)
+def look_at_canary(profile_name: str, overrides: Sequence[str], router_url: str) -> None:
+    """Show how the site and its canary stand.
+
+    Raises:
+        StageError: what should be served is not, or nobody watches the canary.
+    """
+    tidy_logs()
+    profile = load_profile(profile_name, overrides)
+    checkup = check_serving(profile, registry_of(profile), router_url)
+    create_markdown_artifact(
+        checkup.markdown, key=artifact_key(f"serving-{profile.name}"), description="What is served, and the canary"
+    )
+    for note in checkup.notes:
+        get_run_logger().info("%s", note)
+    if checkup.problems:
+        raise StageError("; ".join(checkup.problems))

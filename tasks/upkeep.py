@@ -1,0 +1,31 @@
+"""Removes what nobody needs any more, and shows what went."""
+
+from collections.abc import Sequence
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from qinglan.cleanup import clean_up
+from qinglan.config import load_profile
+from qinglan.errors import StageError
+from tasks.session import tidy_logs
+from tasks.stage import artifact_key
+
+
+@task(name="clean-up", task_run_name="clean-up", cache_policy=NO_CACHE)
+def remove_unneeded(profile_name: str, overrides: Sequence[str], *, dry_run: bool) -> None:
+    """Clean up by the profile's `retention`.
+
+    Raises:
+        StageError: something could not be looked at or removed; the rest is done.
+    """
+    tidy_logs()
+    profile = load_profile(profile_name, overrides)
+    cleaned = clean_up(profile, dry_run=dry_run, say=get_run_logger().info)
+    key = artifact_key(f"clean-up-{profile.name}")
+    create_markdown_artifact(cleaned.markdown, key=key, description=cleaned.sentence)
+    get_run_logger().info("%s", cleaned.sentence)
+    if cleaned.notes:
+        raise StageError(f"not all could be cleaned up: {'; '.join(cleaned.notes)}")

@@ -1,0 +1,128 @@
+"""deployments/prefect.yaml on a real server: deployed without a question, typos refused, one line for a mistake."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from qinglan.config import load_profile
+from qinglan.engines.processes import Processes, free_port
+from qinglan.turns import refresh_turn
+from qinglan.up import DEPLOYMENTS, WORK_POOLS, Site
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+
+class Server:
+    """A Prefect server with everything deployed; its flows run without a worker."""
+
+    def __init__(self, folder: Path, site: Site) -> None:
+        self.folder, self.site = folder, site
+        Path(site.prefect_env["PREFECT_HOME"]).mkdir(parents=True)
+        outer = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        self.env = outer | site.prefect_env
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", *argv]
+        return subprocess.run(
+            command, cwd=ROOT, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+        )
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(f"{self.site.api_url}/{path}", json=body, trust_env=False, timeout=60)
+
+    def deployments(self) -> dict[str, dict[str, Any]]:
+        return {each["name"]: each for each in self.post("deployments/filter", {}).raise_for_status().json()}
+
+    def ask(self, deployment: str, **parameters: Any) -> httpx.Response:
+        found = self.deployments()[deployment]
+        return self.post(f"deployments/{found['id']}/create_flow_run", {"parameters": parameters})
+
+    def state_of(self, flow: str, **parameters: Any) -> dict[str, Any]:
+        """Of a flow that is run to its end as a worker does it."""
+        run_id = self.ask(flow, **parameters).raise_for_status().json()["id"]
+        self.run("prefect", "flow-run", "execute", run_id)
+        read = httpx.get(f"{self.site.api_url}/flow_runs/{run_id}", trust_env=False, timeout=60)
+        state: dict[str, Any] = read.raise_for_status().json()["state"]
+        return state
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    server = Server(folder, Site(folder / "state", "sqlite:///unused.db", prefect_port=free_port()))
+    with ExitStack() as stack:
+        processes = stack.enter_context(Processes(folder / "logs", print))
+        processes.start("prefect_server", server.site.prefect_server())
+        processes.wait_for("Prefect's server", f"{server.site.api_url}/health")
+        for pool in WORK_POOLS:
+            server.post("work_pools/", {"name": pool, "type": "process"}).raise_for_status()
+        deployed = server.run(*_without_python(server.site.deploy(ROOT / DEPLOYMENTS).argv))
+        assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+        assert "?" not in deployed.stdout
+        yield server
+
+
+def _without_python(argv: list[str]) -> list[str]:
+    assert argv[:2] == [sys.executable, "-m"]
+    return argv[2:]
+
+
+def test_what_stands_in_the_file_is_on_the_server(server: Server):
+    found = server.deployments()
+    wanted = {each["name"]: each for each in yaml.safe_load((ROOT / DEPLOYMENTS).read_text("utf-8"))["deployments"]}
+    assert found.keys() == wanted.keys()
+    for name, deployment in found.items():
+        assert deployment["work_pool_name"] == wanted[name]["work_pool"]["name"]
+        assert deployment["global_concurrency_limit"] is None
+        assert deployment["enforce_parameter_schema"]
+        planned = [(s["schedule"]["cron"], s["schedule"]["timezone"], s["active"]) for s in deployment["schedules"]]
+        assert planned == [(s["cron"], s["timezone"], s["active"]) for s in wanted[name].get("schedules", [])]
+    assert found["clean-up"]["schedules"][0]["parameters"] == {"dry_run": False}
+
+
+def test_typos_are_refused_before_anything_is_scheduled(server: Server):
+    for parameters in ({"profile": "embeded"}, {"changes": {"max_row": 3}}, {"overrides": ["limit"]}):
+        answer = server.ask("refresh", **parameters)
+        assert answer.status_code == 409
+        assert "Validation failed for field" in answer.text
+    typed = server.run("prefect", "deployment", "run", "refresh/refresh", "-p", "profile=embeded")
+    assert typed.returncode == 1
+    assert "'embeded' is not one of" in " ".join((typed.stdout + typed.stderr).split())
+    assert server.post("flow_runs/count", {}).json() == 0
+
+
+def test_a_run_is_asked_for_on_the_command_line(server: Server):
+    changes = json.dumps({"max_rows": 20})
+    words = ["-p", "profile=medical", "-p", f"changes={changes}"]
+    typed = server.run("prefect", "deployment", "run", "refresh/refresh", *words, "--start-in", "1 hour")
+    assert typed.returncode == 0, typed.stdout + typed.stderr
+    query = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
+    (run,) = server.post("flow_runs/filter", query).json()
+    assert run["parameters"]["profile"] == "medical"
+    assert run["parameters"]["changes"] == {"max_rows": 20}
+
+
+def test_a_mistake_is_one_line_in_the_runs_state(server: Server):
+    state = server.state_of("refresh", overrides=["data.limti=3"])
+    assert state["type"] == "FAILED"
+    assert "unknown key `data.limti`; did you mean `limit`?" in state["message"]
+    assert "\n" not in state["message"]
+
+
+def test_a_refresh_beside_another_is_skipped(server: Server):
+    paths = [f"paths.{name}={server.folder / name}" for name in ("runs", "state")]
+    with refresh_turn(load_profile("embedded", paths)):
+        state = server.state_of("refresh", overrides=paths)
+    assert (state["type"], state["name"]) == ("COMPLETED", "Skipped")
+    assert f"is at work already (process {os.getpid()}" in state["message"]
+    assert not list((server.folder / "runs").glob("2*"))

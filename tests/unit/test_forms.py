@@ -1,0 +1,141 @@
+"""The run form as Prefect's page and server see it, and what it comes to."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import ValidationError, validate
+from pydantic import BaseModel
+
+from qinglan.config import Profile, load_profile, profile_names
+from qinglan.errors import ConfigError
+from tasks import forms
+from tasks.forms import Changes, PipelineChanges, RefreshChanges, Sets, TrainChanges, overrides_in, overrides_of
+
+FLOWS = sorted(path.stem for path in (Path(__file__).parents[2] / "flows").glob("[a-z]*.py"))
+WITH_CHANGES = [name for name in FLOWS if name not in ("canary_check", "clean_up")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def schema_of(flow: str) -> dict[str, Any]:
+    return parameter_schema(getattr(import_module(f"flows.{flow}"), flow)).model_dump_for_openapi()
+
+
+def settings_of(form: type[Changes]) -> dict[str, str]:
+    return {
+        name: each.key for name, field in form.model_fields.items() for each in field.metadata if isinstance(each, Sets)
+    }
+
+
+def all_forms() -> list[type[Changes]]:
+    found = [each for each in vars(forms).values() if isinstance(each, type) and issubclass(each, Changes)]
+    return [each for each in found if each.model_fields]
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_every_parameter_says_what_it_is(flow: str):
+    schema = schema_of(flow)
+    forms = [schema, *schema.get("definitions", {}).values()]
+    for name, shown in (item for form in forms for item in form["properties"].items()):
+        assert shown["title"], name
+        assert len(shown["description"]) > 5, name
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_nothing_has_to_be_filled_in(flow: str):
+    schema = schema_of(flow)
+    assert "required" not in schema
+    defaults = {name: shown["default"] for name, shown in schema["properties"].items()}
+    validate(defaults, schema, raise_on_error=True)
+    assert defaults.get("changes", {}) == {}
+
+
+@pytest.mark.parametrize("flow", WITH_CHANGES)
+def test_an_optional_setting_is_one_input_and_no_choice_of_types(flow: str):
+    """Prefect's page shows `anyOf` as buttons, and an optional switch as one that is off."""
+    (form,) = schema_of(flow)["definitions"].values()
+    assert form["additionalProperties"] is False
+    for shown in form["properties"].values():
+        assert shown["type"] in ("string", "integer", "number")
+        assert not {"anyOf", "default"} & shown.keys()
+
+
+def test_the_profile_is_chosen_or_given_by_path():
+    known, own = schema_of("pipeline")["properties"]["profile"]["anyOf"]
+    assert {"embedded", "answer_judge", "medical"} <= {*known["enum"]} == {*profile_names()}
+    assert "type" not in own  # else Prefect's page takes a path that is typed for one of the names
+
+
+@pytest.mark.parametrize(
+    ("flow", "given"),
+    [
+        ("refresh", {"profile": "embeded"}),
+        ("refresh", {"changes": {"max_row": 5}}),
+        ("refresh", {"changes": {"rl_steps": 5}}),
+        ("refresh", {"changes": {"when_spent": "go on"}}),
+        ("refresh", {"changes": {"run_budget_usd": 0}}),
+        ("train", {"changes": {"rl_steps": 0}}),
+        ("train", {"overrides": ["fresh"]}),
+        ("train", {"fresh": "yes"}),
+    ],
+)
+def test_the_server_refuses_a_typo(flow: str, given: dict[str, Any]):
+    with pytest.raises(ValidationError):
+        validate(given, schema_of(flow), raise_on_error=True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"profile": "medical"},
+        {"profile": "/srv/own.yaml", "source": "20261101-020000-abcd"},
+        {"changes": {"rl_steps": 5, "at_alarm": "off"}, "overrides": ["prices.big={a: 1}", "sft.extra.x=1"]},
+    ],
+)
+def test_the_server_takes_what_is_right(given: dict[str, Any]):
+    validate(given, schema_of("train"), raise_on_error=True)
+
+
+def test_the_flow_refuses_a_typo_too():
+    with pytest.raises(ValueError, match="rl_step"):
+        TrainChanges.model_validate({"rl_step": 5})
+
+
+@pytest.mark.parametrize("form", all_forms())
+def test_every_setting_is_one_of_the_profile(form: type[Changes]):
+    settings = settings_of(form)
+    assert settings.keys() == form.model_fields.keys()
+    for key in settings.values():
+        section: Any = Profile
+        for part in key.split("."):
+            field = section.model_fields[part]
+            section = next(
+                (kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind)), None
+            )
+        assert section is None, f"{key} is a whole section"
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def test_changes_become_overrides_and_those_by_key_count_more():
+    changes = PipelineChanges(max_rows=20, run_budget_usd=1.5, at_alarm="off", approval="none")
+    profile = load_profile("embedded", overrides_of(changes, ["data.limit=30"]))
+    assert (profile.data.limit, profile.budget.per_run_usd) == (30, 1.5)
+    assert (profile.rl.alarms.default_action, profile.gate.approval) == ("off", "none")
+    assert profile.rl == load_profile("embedded", ["rl.alarms.default_action=off"]).rl
+    assert overrides_of(RefreshChanges(), ()) == ()
+
+
+def test_a_flow_runs_parameters_say_the_same():
+    assert overrides_in({"changes": {"sample_seed": 3, "distill_mode": "live"}, "overrides": ["a=1"]}) == (
+        "embedded.sample_seed=3",
+        "distill.mode=live",
+        "a=1",
+    )
+    assert overrides_in({"profile": "x"}) == ()
+    with pytest.raises(ConfigError, match=r"changes\.seed: Extra inputs"):
+        overrides_in({"changes": {"seed": 3}})

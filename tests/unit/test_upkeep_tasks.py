@@ -1,0 +1,90 @@
+"""canary-check and clean-up: what they show, and when they fail."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qinglan.cleanup import Cleaned, Removed
+from qinglan.errors import ConfigError, StageError
+from tasks import canary, upkeep
+from tasks.canary import look_at_canary
+from tasks.upkeep import remove_unneeded
+
+SHOWN = dict[str, dict[str, str]]
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> SHOWN:
+    """Artifacts by key."""
+    found: SHOWN = {}
+    for module in (canary, upkeep):
+        monkeypatch.setattr(
+            module, "create_markdown_artifact", lambda text, key, description: found.update({key: {description: text}})
+        )
+        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("flow"))
+    return found
+
+
+@pytest.fixture
+def overrides(tmp_path: Path) -> list[str]:
+    return [f"paths.runs={tmp_path / 'runs'}", f"paths.state={tmp_path / 'state'}", "serve.port=9"]
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    aliases: dict[str, str] = {}
+    monkeypatch.setattr(canary, "registry_of", lambda _: SimpleNamespace(aliases=lambda: aliases))
+    return aliases
+
+
+def test_nothing_to_serve_is_shown(shown: SHOWN, overrides: list[str], registry: dict[str, str]):
+    look_at_canary.fn("embedded", overrides, "")
+    assert "| Router | `http://127.0.0.1:9` |" in shown["serving-embedded"]["What is served, and the canary"]
+
+
+def test_a_dead_site_is_shown_and_fails(shown: SHOWN, overrides: list[str], registry: dict[str, str]):
+    registry["champion"] = "4"
+    with pytest.raises(StageError, match=r"^version 4 is the champion, but no router answers at http://127.0.0.1:9;"):
+        look_at_canary.fn("embedded", overrides, "http://127.0.0.1:9/")
+    assert "**version 4 is the champion" in shown["serving-embedded"]["What is served, and the canary"]
+
+
+@pytest.fixture
+def cleaner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    asked: list[dict[str, Any]] = []
+
+    def clean_up(profile: Any, *, dry_run: bool, say: Callable[[str], object]) -> Cleaned:
+        asked.append({"profile": profile.name, "days": profile.retention.run_days, "dry_run": dry_run})
+        removed = (Removed(kind="run", name="r1", why="old", bytes=2_000_000),)
+        return Cleaned(
+            profile=profile.name, dry_run=dry_run, removed=removed, notes=() if dry_run else ("MLflow is away",)
+        )
+
+    monkeypatch.setattr(upkeep, "clean_up", clean_up)
+    return asked
+
+
+def test_a_dry_run_shows_what_would_go(shown: SHOWN, overrides: list[str], cleaner: list[dict[str, Any]]):
+    remove_unneeded.fn("embedded", [*overrides, "retention.run_days=3"], dry_run=True)
+    assert cleaner == [{"profile": "embedded", "days": 3, "dry_run": True}]
+    ((sentence, text),) = shown["clean-up-embedded"].items()
+    assert sentence.startswith("embedded: would remove 1 run; ")
+    assert "`r1`" in text
+
+
+def test_what_could_not_be_removed_is_a_failure_with_its_reason(
+    shown: SHOWN, overrides: list[str], cleaner: list[dict[str, Any]]
+):
+    with pytest.raises(StageError, match="not all could be cleaned up: MLflow is away"):
+        remove_unneeded.fn("embedded", overrides, dry_run=False)
+    assert "clean-up-embedded" in shown
+
+
+def test_a_mistake_in_the_overrides_is_said_before_anything_is_removed(cleaner: list[dict[str, Any]]):
+    with pytest.raises(ConfigError, match=r"unknown key `retention\.days`"):
+        remove_unneeded.fn("embedded", ["retention.days=3"], dry_run=False)
+    assert cleaner == []

@@ -1,4 +1,4 @@
-"""`qinglan deploy`: work pools, deployments and automations on the Prefect server that this site uses."""
+"""Work pools, deployments and automations on the Prefect server that this site uses: `qinglan deploy`, and `up`."""
 
 import sys
 from collections.abc import Iterator
@@ -15,11 +15,13 @@ from qinglan.engines.launcher import launch
 from qinglan.engines.processes import Say
 from qinglan.errors import ConfigError
 from qinglan.prefect_server import PrefectServer, find_server
-from qinglan.up import find_deployments
+from qinglan.schedules import keep_switches
+
+DEPLOYMENTS = Path("deployments") / "prefect.yaml"
 
 
 def deploy_site(profile: Profile, say: Say) -> None:
-    """Bring the server up to date; run again, it changes nothing. Paused deployments stay paused.
+    """Bring the server up to date; run again, it changes nothing.
 
     Raises:
         ConfigError: no server is known, it can't be reached, or the webhook's variable is not set.
@@ -29,16 +31,41 @@ def deploy_site(profile: Profile, say: Say) -> None:
     if server is None:
         raise ConfigError("no Prefect server is known here; set PREFECT_API_URL, or start one with `qinglan up`")
     webhook_address(profile)  # a mistake there shows before anything is changed
-    log = profile.paths.state.resolve() / "logs" / "deploy.log"
     with server.client() as api, _one_line(server):
         for pool in pools_of(prefect_file):
             if make_pool(api, pool):
                 say(f"work pool made: {pool}")
-        with keep_paused(api):
-            launch(deploy_command(server, prefect_file), name="prefect deploy", log=log)
-        say(f"deployed {prefect_file} to {server.api_url}")
-        for line in apply_automations(api, profile) or ["automations are up to date"]:
+        for line in register(api, deploy_command(server, prefect_file), profile, say) or ["automations are up to date"]:
             say(line)
+
+
+def register(api: httpx.Client, command: Command, profile: Profile, say: Say) -> list[str]:
+    """Deploy by `command`, and make the automations; what was done to those, by line.
+
+    Paused deployments stay paused, and schedules as people have switched them.
+
+    Raises:
+        ConfigError: the webhook's variable is not set.
+        EngineError: `prefect deploy` failed; with the end of its log.
+        httpx.HTTPError: the server can't be reached or refuses.
+    """
+    state = profile.paths.state
+    with keep_paused(api), keep_switches(api, state, say):
+        launch(command, name="prefect deploy", log=state.resolve() / "logs" / "deploy.log")
+    say(f"deployed {DEPLOYMENTS} to {str(api.base_url).rstrip('/')}")
+    return apply_automations(api, profile)
+
+
+def find_deployments() -> Path:
+    """The file that `prefect deploy` reads.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for folder in (Path.cwd(), Path(__file__).parents[1]):
+        if (candidate := folder / DEPLOYMENTS).is_file():
+            return candidate
+    raise ConfigError(f"{DEPLOYMENTS}: no such file; run it in Qinglan's folder")
 
 
 def pools_of(prefect_file: Path) -> list[str]:

@@ -5,6 +5,7 @@ In order: the address in the environment, the one of the user's Prefect profile,
 
 import fcntl
 import os
+import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ LOCK_FILE = "up.lock"
 """Under the state directory, locked while `qinglan up` or any of its processes runs."""
 _UP = "qinglan up"
 _TIMEOUT_S = 30.0
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+"""Before a request is sent again that a server on SQLite could not serve, because another one was writing."""
 _SETTINGS = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
 
 
@@ -52,7 +55,27 @@ class PrefectServer:
             auth=(user, password) if self.auth_string else None,
             timeout=timeout_s,
             trust_env=uses_proxy(self.api_url),
+            transport=None if uses_proxy(self.api_url) else Patient(httpx.HTTPTransport()),
         )
+
+
+class Patient(httpx.BaseTransport):
+    """Sends again what was answered with 503, as Prefect's own client does."""
+
+    def __init__(self, inner: httpx.BaseTransport) -> None:
+        self._inner = inner
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        for pause_s in _PAUSES_S:
+            answer = self._inner.handle_request(request)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                return answer
+            answer.close()
+            time.sleep(pause_s)
+        return self._inner.handle_request(request)
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 def find_server(state: Path) -> PrefectServer | None:

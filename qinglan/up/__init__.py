@@ -4,8 +4,9 @@ Every process runs under `engines/supervise.py`, so that it ends with this one, 
 are started and asked over HTTP, never imported. All listen on loopback only, and none sends telemetry.
 """
 
+from qinglan.deploying import DEPLOYMENTS
 from qinglan.up.interrupted import crash_interrupted
-from qinglan.up.serve import DEPLOYMENTS, find_deployments, serve_site
+from qinglan.up.serve import serve_site
 from qinglan.up.site import TRAINER_POOL, WORK_POOL, WORK_POOLS, Site
 from qinglan.up.temporary import prefect_for
 
@@ -16,7 +17,6 @@ __all__ = [
     "WORK_POOLS",
     "Site",
     "crash_interrupted",
-    "find_deployments",
     "prefect_for",
     "serve_site",
 ]

@@ -11,18 +11,17 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from qinglan.automations import apply_automations, keep_paused, webhook_address
+from qinglan.automations import webhook_address
 from qinglan.config import Profile, uses_proxy
-from qinglan.engines.launcher import launch
+from qinglan.deploying import find_deployments, make_pool, register
 from qinglan.engines.processes import HOST, Processes, Say, port_from, require_free, stop_signals
-from qinglan.errors import ConfigError
+from qinglan.errors import ConfigError, EngineError
 from qinglan.prefect_server import SERVER_FILE, PrefectServer, find_server
 from qinglan.up.interrupted import crash_interrupted
 from qinglan.up.lock import only_one
 from qinglan.up.site import WORK_POOLS, Site, is_tracked_elsewhere, worker_name
 from qinglan.up.stand_ins import StandIn, stand_ins_of
 
-DEPLOYMENTS = Path("deployments") / "prefect.yaml"
 _PREFECT_PORT, _MLFLOW_PORT = 4200, 5000
 """Or the next free ones, unless the user names some."""
 _SHOWN_RUNS = 5
@@ -50,7 +49,10 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
         logs = state.resolve() / "logs"
         server = PrefectServer(site.api_url, "this very `qinglan up`")
         with Processes(logs, say, holds=(lock,)) as processes, server.client() as api:
-            _Running(site, processes, api, say).serve(prefect_file, profile, start)
+            try:
+                _Running(site, processes, api, say).serve(prefect_file, profile, start)
+            except httpx.HTTPError as error:
+                raise EngineError(f"Prefect's server at {site.api_url}: {error}; logs: {logs}") from error
 
 
 @dataclass
@@ -73,7 +75,7 @@ class _Running:
             self.processes.start(stand_in.name, stand_in.command)
         self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
         with self._announced(), self._workers():
-            self._deploy(prefect_file, profile)
+            register(self.api, self.site.deploy(prefect_file), profile, self.say)
             if mlflow:
                 self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
             for stand_in in stand_ins:
@@ -96,7 +98,7 @@ class _Running:
     def _workers(self) -> Iterator[None]:
         """They end before the server does, so that what they leave behind can be put down."""
         for pool in WORK_POOLS:
-            self._create(pool)
+            make_pool(self.api, pool)  # so that deploying needn't wait for the pool's worker
         self._crash_interrupted(WORK_POOLS)
         self._workers_since = datetime.now(UTC)
         for name, pool in _POOL_OF.items():
@@ -108,18 +110,6 @@ class _Running:
             self.processes.stop(*_POOL_OF)
             with suppress(httpx.HTTPError):
                 self._crash_interrupted(WORK_POOLS)
-
-    def _create(self, pool: str) -> None:
-        """So that deploying needn't wait for the pool's worker, which fills in how processes are started."""
-        answer = self.api.post("work_pools/", json={"name": pool, "type": "process"})
-        if answer.status_code != httpx.codes.CONFLICT:  # it was there already
-            answer.raise_for_status()
-
-    def _deploy(self, prefect_file: Path, profile: Profile) -> None:
-        with keep_paused(self.api):
-            launch(self.site.deploy(prefect_file), name="prefect deploy", log=self.processes.logs / "deploy.log")
-        apply_automations(self.api, profile)
-        self.say(f"deployed {prefect_file}")
 
     def _wait_for_workers(self) -> None:
         for pool in WORK_POOLS:
@@ -183,15 +173,3 @@ def _port(asked: int | None, usual: int, what: str, say: Say) -> int:
     if (port := port_from(usual)) != usual:
         say(f"{what}: port {usual} is taken, so {port}")
     return port
-
-
-def find_deployments() -> Path:
-    """The file that `prefect deploy` reads.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    for folder in (Path.cwd(), Path(__file__).parents[2]):
-        if (candidate := folder / DEPLOYMENTS).is_file():
-            return candidate
-    raise ConfigError(f"{DEPLOYMENTS}: no such file; run `qinglan up` in Qinglan's folder")

@@ -19,7 +19,7 @@ from qinglan.artifacts import Artifact, StageResult, sha256_of, write_json, writ
 from qinglan.clients import scored_with
 from qinglan.config import Profile, load_profile
 from qinglan.embedded.sample import write_sample
-from qinglan.engines.processes import free_port
+from qinglan.engines.processes import answers, free_port
 from qinglan.evaluation import ArmRow
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.redteam import RedTeamResult
@@ -196,7 +196,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     with (tmp_path / "server.log").open("wb") as log:
         process = subprocess.Popen(command.argv, env=env, stdout=log, stderr=log, start_new_session=True)
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + DEADLINE_S
-    while not up.answers(f"{url}/health"):
+    while not answers(f"{url}/health"):
         assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "server.log").read_text()
         time.sleep(0.5)
     yield url

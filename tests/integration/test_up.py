@@ -1,57 +1,78 @@
-"""`qinglan up` for real: servers, work pool, deployments and worker come up, refuse typos, and leave no process."""
+"""`qinglan up` for real: it comes up, refuses typos, starts again what ends, keeps the data, leaves no process."""
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
+DEPLOYED = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
 WITHIN_S = 300.0
+WORKERS = {"qinglan": "qinglan-up", "qinglan-trainer": "qinglan-trainer-up"}
 pytestmark = pytest.mark.slow
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
 class Up:
-    """A running `qinglan up` with state and ports of its own."""
+    """A running `qinglan up` with state of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.prefect_port, self.mlflow_port = free_port(), free_port()
-        self.api = f"http://127.0.0.1:{self.prefect_port}/api"
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.log = folder, folder / "up.log"
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-        argv = [sys.executable, "-m", "qinglan.cli", "up", "--set", f"paths.state={folder / 'state'}"]
-        argv += [f"--prefect-port={self.prefect_port}", f"--mlflow-port={self.mlflow_port}"]
-        self._output = (folder / "up.log").open("wb")
-        self.process = psutil.Popen(argv, cwd=ROOT, env=self.env, stdout=self._output, stderr=subprocess.STDOUT)
-        self.log = folder / "up.log"
-        wait_until(lambda: "Ctrl-C stops" in self.log.read_text() or self.process.poll() is not None)
-        assert self.process.poll() is None, self.log.read_text()
+        self.argv = [sys.executable, "-m", "qinglan.cli", "up", "--set", f"paths.state={folder / 'state'}", *options]
+        with self.log.open("wb") as output:
+            self.process = psutil.Popen(self.argv, cwd=ROOT, env=self.env, stdout=output, stderr=subprocess.STDOUT)
+        wait_until(lambda: "Ctrl-C stops" in self.output or self.process.poll() is not None)
+        assert self.process.poll() is None, self.output
         self.family = self.process.children(recursive=True)
+        self.api = httpx.Client(base_url=f"{self.address('Prefect')}/api", trust_env=False, timeout=60)
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+    def address(self, name: str) -> str:
+        found = re.search(rf"^{name} +(http://127\.0\.0\.1:\S+)$", self.output, re.MULTILINE)
+        assert found, self.output
+        return found[1]
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        return self.api.post(path, json=body).raise_for_status().json()
 
     def prefect(self, *words: str) -> subprocess.CompletedProcess[str]:
-        env = self.env | {"PREFECT_API_URL": self.api, "PREFECT_HOME": str(self.log.parent / "client")}
+        env = self.env | {"PREFECT_API_URL": str(self.api.base_url), "PREFECT_HOME": str(self.folder / "client")}
         argv = [sys.executable, "-m", "prefect", *words]
         return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
 
+    def at_work(self, pool: str) -> str:
+        """A flow run that the server believes this pool's worker to be at work on; its id."""
+        deployment = next(found for found in self.post("deployments/filter", {}) if found["work_pool_name"] == pool)
+        state = {"state": {"type": "SCHEDULED", "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"}}}
+        run: str = self.post(f"deployments/{deployment['id']}/create_flow_run", state)["id"]
+        self.post(f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
+        return run
+
+    def state_of(self, run: str) -> str:
+        kind: str = self.api.get(f"flow_runs/{run}").raise_for_status().json()["state_type"]
+        return kind
+
     def close(self) -> None:
+        self.api.close()
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        self._output.close()
         psutil.wait_procs(self.family, timeout=60)
 
 
@@ -59,30 +80,43 @@ def wait_until(done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WITHIN_S
     while not done():
         assert time.monotonic() < deadline
-        time.sleep(0.5)
+        time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    up = Up(tmp_path_factory.mktemp("up"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("up")
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Iterator[Up]:
+    with ExitStack() as stack:
+        for port in (4200, 5000):  # so that they are taken, if they were not before
+            with suppress(OSError):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        up = Up(folder)
     yield up
     up.close()
 
 
-def deployments(site: Up) -> dict[str, dict[str, Any]]:
-    found = httpx.post(f"{site.api}/deployments/filter", json={}, trust_env=False, timeout=60).raise_for_status().json()
-    return {deployment["name"]: deployment for deployment in found}
+def test_free_ports_are_taken_where_the_usual_ones_are_not(site: Up):
+    assert re.search(r"^prefect: port 4200 is taken, so 42\d\d$", site.output, re.MULTILINE)
+    assert re.search(r"^mlflow: port 5000 is taken, so 50\d\d$", site.output, re.MULTILINE)
 
 
 def test_all_flows_are_deployed_and_run_in_this_folder(site: Up):
-    found = deployments(site)
-    assert set(found) == {"pipeline", "refresh", "train", "evaluate", "compare", "release"}
-    for deployment in found.values():
-        assert deployment["work_pool_name"] == "qinglan"
-        assert deployment["parameters"] == {"profile": "embedded"}
-        assert json.dumps(deployment["pull_steps"]).count(str(ROOT)) == 1
-    (nightly,) = found["refresh"]["schedules"]
-    assert (nightly["active"], nightly["schedule"]["timezone"]) == (False, "Asia/Shanghai")
+    found = {deployment["name"]: deployment for deployment in site.post("deployments/filter", {})}
+    assert set(found) == {deployment["name"] for deployment in DEPLOYED}
+    for deployment in DEPLOYED:
+        assert found[deployment["name"]]["work_pool_name"] == deployment["work_pool"]["name"]
+        assert json.dumps(found[deployment["name"]]["pull_steps"]).count(str(ROOT)) == 1
+        assert not any(schedule["active"] for schedule in found[deployment["name"]]["schedules"])
+
+
+def test_each_pool_has_a_worker(site: Up):
+    for pool, worker in WORKERS.items():
+        (online,) = site.post(f"work_pools/{pool}/workers/filter", {})
+        assert (online["name"], online["status"]) == (worker, "ONLINE")
 
 
 @pytest.mark.parametrize(
@@ -95,15 +129,48 @@ def test_a_typo_in_a_run_is_refused(site: Up, parameter: str, complaint: str):
     assert complaint in " ".join((done.stdout + done.stderr).split())
 
 
-def test_mlflow_answers(site: Up):
-    url = f"http://127.0.0.1:{site.mlflow_port}/api/2.0/mlflow/experiments/search?max_results=1"
-    assert httpx.get(url, trust_env=False, timeout=60).status_code == 200
+def test_mlflow_and_the_stand_ins_answer(site: Up):
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        url = f"{site.address('MLflow')}/api/2.0/mlflow/experiments/search?max_results=1"
+        assert client.get(url).status_code == 200
+        found = client.post(site.address("RAG"), json={"query": "护眼叶黄素 不宜食用者", "top_k": 1})
+        assert found.json()["data"]["recall"][0]["id"]
+        question = {"model": "standin-rewriter", "messages": [{"role": "user", "content": "它多少钱？"}]}
+        assert client.post(f"{site.address('Teacher')}/chat/completions", json=question).json()["choices"]
 
 
-def test_kill_9_leaves_no_process(site: Up):
+def test_a_second_one_on_the_same_folder_is_refused_in_a_line(site: Up):
+    done = subprocess.run(site.argv, cwd=ROOT, env=site.env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert f"runs here already (process {site.process.pid}, {site.address('Prefect')})" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_killed_worker_is_started_again_and_its_run_is_crashed(site: Up):
+    lost, others = site.at_work("qinglan"), site.at_work("qinglan-trainer")
+    (worker,) = [process for process in site.family if process.cmdline()[-2:] == ["--name=qinglan-up", "--limit=1"]
+                 and "supervise.py" not in " ".join(process.cmdline())]  # fmt: skip
+    worker.kill()
+    wait_until(lambda: site.state_of(lost) == "CRASHED")
+    assert site.state_of(others) == "RUNNING"
+    assert "qinglan-up ended with status 137; starting it again in 1 s" in site.output
+    assert f"/runs/flow-run/{lost}" in site.output
+
+
+def test_ctrl_c_leaves_no_process_and_keeps_the_data_and_so_does_kill_9(site: Up, folder: Path):
     """Last: it ends the site."""
-    assert len(site.family) >= 6  # a supervisor each, and what it supervises
-    site.process.send_signal(signal.SIGKILL)
-    site.process.wait()
-    _, alive = psutil.wait_procs(site.family, timeout=60)
-    assert alive == []
+    lost, address = site.at_work("qinglan-trainer"), site.address("Prefect")
+    family = site.process.children(recursive=True)
+    site.process.send_signal(signal.SIGINT)
+    assert site.process.wait(60) == 0
+    assert psutil.wait_procs(family, timeout=1)[1] == []
+    again = Up(folder, f"--prefect-port={address.rpartition(':')[2]}")
+    try:
+        assert (again.address("Prefect"), again.state_of(lost)) == (address, "CRASHED")
+        family = again.process.children(recursive=True)
+        assert len(family) >= 12  # a supervisor each, and what it supervises
+        again.process.kill()
+        again.process.wait()
+        assert psutil.wait_procs(family, timeout=60)[1] == []
+    finally:
+        again.close()

@@ -5,8 +5,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from qinglan import prefect_server as module
 from qinglan.errors import ConfigError
-from qinglan.prefect_server import SERVER_FILE, find_server
+from qinglan.prefect_server import SERVER_FILE, Patient, find_server
 
 PROFILES = """
 active = "team"
@@ -60,6 +61,14 @@ def test_the_login_is_sent_and_never_shown(home: Path):
     with server.client() as client:
         request = next(client.auth.sync_auth_flow(httpx.Request("GET", "https://prefect.example.com/api/health")))
     assert request.headers["authorization"].startswith("Basic ")
+
+
+def test_a_server_that_was_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_PAUSES_S", (0.0, 0.0))
+    answers = iter([503, 503, 200])
+    transport = Patient(httpx.MockTransport(lambda _: httpx.Response(next(answers))))
+    with httpx.Client(transport=transport) as client:
+        assert client.get("http://127.0.0.1/api/health").status_code == 200
 
 
 def test_broken_profiles_are_one_line(home: Path):

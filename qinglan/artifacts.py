@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from qinglan.errors import ArtifactError
+from qinglan.schema_versions import STAGE
 
 MANIFEST = "manifest.json"
 Model = TypeVar("Model", bound=BaseModel)
@@ -83,6 +84,20 @@ class StageResult(BaseModel):
     def path(self, name: str) -> Path:
         """Where an artifact lies."""
         return self.artifacts[name].path
+
+    @classmethod
+    def read(cls, manifest: Path) -> "StageResult":
+        """From its manifest.
+
+        Raises:
+            ArtifactError: a newer Qinglan wrote it.
+            ValidationError: it is no manifest, or damaged.
+        """
+        return STAGE.read(cls, manifest)
+
+    def write(self, manifest: Path) -> None:
+        """Make the stage complete."""
+        write_json(manifest, STAGE.dump(self))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -153,7 +153,7 @@ def stage_of(run: Path, name: str) -> StageResult:
     """
     path = run / name / MANIFEST
     try:
-        return StageResult.model_validate_json(path.read_text(encoding="utf-8"))
+        return StageResult.read(path)
     except FileNotFoundError as error:
         raise ConfigError(f"run {run.name}: has no finished {name}; name a run with `qinglan lineage RUN`") from error
     except ValidationError as error:

@@ -15,6 +15,7 @@ from qinglan.ledger import Usage
 from qinglan.recipes import Finding, Metric
 from qinglan.redteam import RedTeamResult
 from qinglan.rows import Retrieved
+from qinglan.schema_versions import REPORT
 from qinglan.statistics import Comparison, Interval
 
 ArmName = str
@@ -341,7 +342,7 @@ class Report(Part):
 
     def write(self, path: Path) -> Artifact:
         """Write `report.json`."""
-        write_json(path, self.model_dump(mode="json"))
+        write_json(path, REPORT.dump(self))
         return Artifact.of(path)
 
     @classmethod
@@ -349,10 +350,10 @@ class Report(Part):
         """Read `report.json` back.
 
         Raises:
-            ArtifactError: missing, or not a report of this version.
+            ArtifactError: missing, not a report of this version, or of a newer Qinglan.
         """
         try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+            return REPORT.read(cls, path)
         except FileNotFoundError as error:
             raise ArtifactError(f"{path}: no such report; run `evaluate` first") from error
         except ValidationError as error:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from qinglan.artifacts import MANIFEST, StageResult, hash_of, write_json
 from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ArtifactError, ConfigError
+from qinglan.schema_versions import RUN
 
 RUN_FILE = "run.json"
 
@@ -51,7 +52,9 @@ class Run(BaseModel):
 
 
 @contextmanager
-def open_run(profile: Profile, flow: str, *, fresh: bool = False, source: str | None = None) -> Iterator[Run]:
+def open_run(
+    profile: Profile, flow: str, *, fresh: bool = False, source: str | None = None, flow_run_id: str = ""
+) -> Iterator[Run]:
     """Continue the unfinished run of this flow with these settings, or start a new one; hold its lock meanwhile.
 
     Settings that are `CHANGEABLE` may differ.
@@ -59,6 +62,8 @@ def open_run(profile: Profile, flow: str, *, fresh: bool = False, source: str | 
     Args:
         fresh: continue only a run that was itself started fresh.
         source: the earlier run to take stages from, as the user named it; another name is another run.
+        flow_run_id: the orchestrator's id of who asks. Where the orchestrator believed it dead and started it again,
+            the second waits for the first instead of doing all of it beside it.
 
     Raises:
         ConfigError: there is no such source.
@@ -71,7 +76,7 @@ def open_run(profile: Profile, flow: str, *, fresh: bool = False, source: str | 
         if not _is_open(directory, identity, fresh=fresh):
             continue
         try:
-            held = FileLock(directory / ".lock").acquire(blocking=False)
+            held = FileLock(directory / ".lock").acquire(blocking=_is_work_of(directory, flow_run_id))
         except Timeout:
             continue
         with held:
@@ -89,7 +94,7 @@ def open_run(profile: Profile, flow: str, *, fresh: bool = False, source: str | 
             stack.enter_context(FileLock(directory / ".lock"))
             run = Run(id=run_id, flow=flow, profile=profile, directory=directory, fresh=fresh, source=named)
             state = {"identity": identity, "finished": False, "profile_name": profile.name}
-            write_json(directory / RUN_FILE, state | run.model_dump(mode="json"))
+            write_json(directory / RUN_FILE, RUN.stamp(state | run.model_dump(mode="json")))
         _point_latest(root, run_id)
         yield run
 
@@ -165,7 +170,7 @@ def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None)
 
 def save_stage(run: Run, result: StageResult) -> StageResult:
     """Write the manifest, last: from now on the stage is complete."""
-    write_json(run.stage_directory(result.stage) / MANIFEST, result.model_dump(mode="json"))
+    result.write(run.stage_directory(result.stage) / MANIFEST)
     return result
 
 
@@ -196,8 +201,8 @@ def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
         if not manifest.exists():
             continue
         try:
-            result = StageResult.model_validate_json(manifest.read_text(encoding="utf-8"))
-        except ValidationError:  # of another version
+            result = StageResult.read(manifest)
+        except (ValidationError, ArtifactError):  # of another version
             continue
         if result.try_again and directory != run.directory:
             continue
@@ -212,7 +217,7 @@ def _load(directory: Path, stage: str) -> StageResult:
     if not path.exists():
         raise ConfigError(f"run {directory.name}: has no finished {stage}; {advice}")
     try:
-        return StageResult.model_validate_json(path.read_text(encoding="utf-8"))
+        return StageResult.read(path)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"])) or "manifest"
@@ -241,6 +246,11 @@ def _is_open(directory: Path, identity: str, *, fresh: bool) -> bool:
     if state is None or state["identity"] != identity or state["finished"]:
         return False
     return bool(state["fresh"]) or not fresh
+
+
+def _is_work_of(directory: Path, flow_run_id: str) -> bool:
+    state = _read(directory)
+    return bool(flow_run_id) and state is not None and state.get("flow_run_id") == flow_run_id
 
 
 def _resume(directory: Path, profile: Profile) -> Run:
@@ -272,13 +282,13 @@ def _read(directory: Path) -> dict[str, Any] | None:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ArtifactError(f"{path}: not readable ({error}); remove {directory} and run again") from error
-    return state
+    return RUN.current(state, path)
 
 
 def _note(run: Run, **what: Any) -> None:
     state = _read(run.directory)
     assert state is not None
-    write_json(run.directory / RUN_FILE, state | what)
+    write_json(run.directory / RUN_FILE, RUN.stamp(state | what))
 
 
 def _point_latest(root: Path, run_id: str) -> None:

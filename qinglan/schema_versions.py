@@ -9,6 +9,7 @@ version.json.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -36,9 +37,13 @@ class FileKind:
         """The values as they are written."""
         return {KEY: self.version} | values
 
+    def dump(self, record: BaseModel) -> Values:
+        """A record as it is written."""
+        return self.stamp(record.model_dump(mode="json"))
+
     def line(self, record: BaseModel) -> str:
         """A record as one line of JSON, without the line's end."""
-        return json.dumps(self.stamp(record.model_dump(mode="json")), ensure_ascii=False)
+        return json.dumps(self.dump(record), ensure_ascii=False)
 
     def current(self, values: Values, where: object) -> Values:
         """Values of any version up to today's as today's, without the number.
@@ -60,12 +65,7 @@ class FileKind:
         return values
 
     def parse(self, model: type[Model], content: str | bytes, where: object) -> Model:
-        """A file's or a line's content.
-
-        Raises:
-            ArtifactError: of a later version.
-            ValidationError: no such record.
-        """
+        """A line's or a file's content; raises what `read` does."""
         try:
             values = json.loads(content)
         except ValueError:
@@ -73,6 +73,16 @@ class FileKind:
         if not isinstance(values, dict):
             return model.model_validate_json(content)  # which says what is wrong with it
         return model.model_validate(self.current(values, where))
+
+    def read(self, model: type[Model], path: Path) -> Model:
+        """A file's content.
+
+        Raises:
+            OSError: it can't be read.
+            ArtifactError: it is of a later version.
+            ValidationError: it holds no such record.
+        """
+        return self.parse(model, path.read_text(encoding="utf-8"), path)
 
 
 RUN = FileKind()

@@ -78,7 +78,7 @@ class Backup(BaseModel):
 
     def write(self, folder: Path) -> None:
         """Complete the backup."""
-        write_json(folder / BACKUP_FILE, BACKUP.stamp(self.model_dump(mode="json")))
+        write_json(folder / BACKUP_FILE, BACKUP.dump(self))
 
     @classmethod
     def read(cls, folder: Path) -> "Backup":
@@ -90,7 +90,7 @@ class Backup(BaseModel):
         """
         path = folder / BACKUP_FILE
         try:
-            return BACKUP.parse(cls, path.read_text(encoding="utf-8"), path)
+            return BACKUP.read(cls, path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ConfigError(f"{folder}: no backup: it has no {BACKUP_FILE}") from error
         except ValidationError as error:

@@ -9,6 +9,7 @@ from qinglan.cli.common import ProfileOption, SetOption, forced, say
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
 from qinglan.registry import Registry, registry_of
+from qinglan.schema_versions import VERDICT
 from qinglan.serving.canary import interval
 from qinglan.serving.check import check_site
 from qinglan.serving.site import HISTORY_FILE, CanaryShare, serve_site, serving_folder, share_of
@@ -131,7 +132,7 @@ def _last_verdict(profile: Profile) -> Verdict | None:
     lines = history.read_text(encoding="utf-8", errors="replace").splitlines() if history.exists() else []
     for line in reversed(lines):
         with suppress(ValueError):  # a full disk may have cut one
-            return Verdict.model_validate_json(line)
+            return VERDICT.parse(Verdict, line, history)
     return None
 
 

@@ -13,6 +13,7 @@ from qinglan.config import uses_proxy
 from qinglan.errors import ConfigError
 from qinglan.gate import Decision, Rule, Verdict, gain_of
 from qinglan.report_words import rival_words
+from qinglan.schema_versions import WAITING
 
 APPROVAL = "approval"
 WAITING_FILE = "waiting.json"
@@ -52,13 +53,13 @@ class Waiting(BaseModel):
     def read(cls, folder: Path) -> "Waiting | None":
         """What a flow left that waits, or was killed while it waited."""
         try:
-            return cls.model_validate_json((folder / WAITING_FILE).read_text(encoding="utf-8"))
+            return WAITING.read(cls, folder / WAITING_FILE)
         except (FileNotFoundError, ValidationError):
             return None
 
     def write(self, folder: Path) -> None:
         """Say where the answer is awaited."""
-        write_json(folder / WAITING_FILE, self.model_dump(mode="json"))
+        write_json(folder / WAITING_FILE, WAITING.dump(self))
 
 
 def decided_by(decision: Decision, approval: Approval | None) -> Decision:

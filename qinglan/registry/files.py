@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from qinglan.artifacts import sha256_of, write_json
 from qinglan.errors import ArtifactError
 from qinglan.registry.records import Candidate, Released, Weights
+from qinglan.schema_versions import RELEASE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,7 +34,7 @@ def log_files(client: "MlflowClient", candidate: Candidate, max_bytes: float) ->
                 _log_file(client, run_id, path, adapter, f"adapters/{stage}")
     with TemporaryDirectory() as scratch:
         release = Path(scratch) / RELEASE_FILE
-        write_json(release, candidate.model_dump(mode="json"))
+        write_json(release, RELEASE.dump(candidate))
         client.log_artifact(run_id, str(release), ROOT)
     return "mlflow" if whole else "path"
 

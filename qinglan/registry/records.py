@@ -17,6 +17,7 @@ from qinglan.gate import Decision, Verdict
 from qinglan.recipes import get_recipe, stand_ins
 from qinglan.registry.approval import APPROVAL
 from qinglan.rows import Row, row_id
+from qinglan.schema_versions import KEY, RELEASE
 
 Alias = Literal["champion", "challenger", "previous"]
 ALIASES: tuple[Alias, ...] = get_args(Alias)
@@ -122,6 +123,9 @@ class Released(BaseModel):
     @classmethod
     def of_tags(cls, name: str, version: str, created: datetime, tags: Mapping[str, str]) -> "Released":
         """From what `tags_of` made, and what happened since."""
+        number = tags.get(KEY, "1")
+        of_version = {**tags, KEY: int(number) if number.isdigit() else number}
+        tags = RELEASE.current(of_version, f"release {version} of {name}")
         known = {key: tags[key] for key in cls.model_fields if key in tags and key != "history"}
         history = tuple(line for line in tags.get("history", "").split("\n") if line)
         return cls.model_validate(known | {"name": name, "version": version, "created": created, "history": history})
@@ -135,6 +139,7 @@ def tags_of(candidate: Candidate, weights: Weights) -> dict[str, str]:
         "sha256": candidate.model.sha256,
         "weights": weights,
         "identity": candidate.identity,
+        KEY: str(RELEASE.version),
         **decision_tags(candidate.decision),
     }
 

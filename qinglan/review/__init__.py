@@ -19,6 +19,7 @@ from qinglan.artifacts import hash_of
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError
 from qinglan.rows import Row
+from qinglan.schema_versions import REVIEW
 
 Verdict = Literal["accept", "reject", "correct"]
 
@@ -152,7 +153,7 @@ def _says(earlier: Review | None, review: Review) -> bool:
 def _write(path: Path, lines: Iterable[Review]) -> None:
     partial = path.with_suffix(".partial")
     with partial.open("w", encoding="utf-8", newline="\n") as stream:
-        stream.writelines(line.model_dump_json() + "\n" for line in lines)
+        stream.writelines(REVIEW.line(line) + "\n" for line in lines)
         stream.flush()
         os.fsync(stream.fileno())
     partial.replace(path)
@@ -160,7 +161,7 @@ def _write(path: Path, lines: Iterable[Review]) -> None:
 
 def _parse(line: bytes, where: str) -> Review:
     try:
-        return Review.model_validate_json(line)
+        return REVIEW.parse(Review, line, where)
     except ValidationError as error:
         problem = error.errors()[0]
         field = ".".join(map(str, problem["loc"])) or "line"

@@ -122,7 +122,7 @@ def newest_rows(run: Path) -> StageResult:
         if not manifest.exists():
             continue
         try:
-            result = StageResult.model_validate_json(manifest.read_text(encoding="utf-8"))
+            result = StageResult.read(manifest)
         except ValidationError as error:
             raise ConfigError(
                 f"{manifest}: is not of this version of Qinglan; run `qinglan run refresh` first"

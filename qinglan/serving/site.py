@@ -28,13 +28,14 @@ from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe, stand_ins
 from qinglan.registry import Released, registry_of
 from qinglan.rows import Row, row_id
+from qinglan.schema_versions import SHARE, VERDICT
 from qinglan.serving.backends import places_of, serve_command
 from qinglan.serving.canary import Judgement
 from qinglan.serving.fleet import CommandOf, Fleet, probe_with
 from qinglan.serving.following import Following, Named, Registered
 from qinglan.serving.router_process import RouterProcess
 from qinglan.serving.routes import Backend, Routes
-from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, Verdict, read_verdict
+from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, Verdict, read_state, read_verdict
 
 ROUTES_FILE, SHARE_FILE, HISTORY_FILE = "routes.json", "share.json", "canaries.jsonl"
 PROFILE_FILE = "profile.yaml"
@@ -55,7 +56,7 @@ class CanaryShare(BaseModel):
 
     def write(self, folder: Path) -> None:
         """For the site to read."""
-        write_json(folder / SHARE_FILE, self.model_dump(mode="json"))
+        write_json(folder / SHARE_FILE, SHARE.dump(self))
 
 
 def serving_folder(profile: Profile) -> Path:
@@ -66,7 +67,7 @@ def serving_folder(profile: Profile) -> Path:
 def share_of(profile: Profile, folder: Path, version: str) -> float:
     """Of the requests, for this challenger: as given by hand, else the profile's."""
     with suppress(OSError, ValidationError):
-        given = CanaryShare.model_validate_json((folder / SHARE_FILE).read_text(encoding="utf-8"))
+        given = SHARE.read(CanaryShare, folder / SHARE_FILE)
         if given.version == version:
             return given.share
     return profile.serve.canary.share
@@ -169,13 +170,13 @@ class Site:
         self.following.withdraw(verdict.challenger, f"canary {told}", verdict.at)
         self._once(f"canary of version {verdict.challenger}: {told}")
         if verdict is self._given_up and read_verdict(self.folder) != verdict:
-            write_json(self.folder / VERDICT_FILE, verdict.model_dump(mode="json"))
+            write_json(self.folder / VERDICT_FILE, VERDICT.dump(verdict))
 
     def _put_away(self, named: Named) -> None:
         """What is left of a canary that is over."""
         if verdict := read_verdict(self.folder):
             with (self.folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
-                history.write(verdict.model_dump_json() + "\n")
+                history.write(VERDICT.line(verdict) + "\n")
             (self.folder / VERDICT_FILE).unlink(missing_ok=True)
             self._told.clear()
         if "challenger" not in named.aliases and self.routes.challenger is None:
@@ -257,6 +258,8 @@ def open_site(
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     folder.mkdir(parents=True, exist_ok=True)
+    for read in (read_state, read_verdict):  # a newer Qinglan's are refused here, not in the midst of serving
+        read(folder)
     (folder / ROUTES_FILE).unlink(missing_ok=True)  # of servers that are gone
     name = f"serve_{profile.tenant.file_name}.{profile.recipe_name}"
     logs = profile.paths.state.resolve() / "logs" / name if watched else folder / "logs"

@@ -23,6 +23,7 @@ from qinglan.errors import ConfigError, ModelError, RetrievalError
 from qinglan.recipes import get_recipe
 from qinglan.retrieval import RagClient
 from qinglan.rows import Retrieved, Row
+from qinglan.schema_versions import CANARY, VERDICT, FileKind
 from qinglan.serving.canary import Judgement, Tally, judge
 from qinglan.serving.models import Models
 from qinglan.serving.records import Served
@@ -148,7 +149,7 @@ class Watch:
 
     def look(self, table: RouteTable) -> None:
         """Judge, write down how it stands, and end the canary if that is the verdict."""
-        if self._verdict and self._write(VERDICT_FILE, self._verdict):
+        if self._verdict and self._write(VERDICT_FILE, VERDICT, self._verdict):
             self._verdict = None
         if table.dropped_reason and not self._is_pending():
             table.allow_challenger()
@@ -160,9 +161,9 @@ class Watch:
         if state.judgement.outcome != "keep":
             table.drop_challenger(f"canary: {state.judgement.outcome}: {state.judgement.reason}")
             verdict = _verdict(state, now)
-            self._verdict = None if self._write(VERDICT_FILE, verdict) else verdict
+            self._verdict = None if self._write(VERDICT_FILE, VERDICT, verdict) else verdict
             self.state = None
-        self._write(STATE_FILE, state)
+        self._write(STATE_FILE, CANARY, state)
 
     async def _watch(self, table: RouteTable, models: Models) -> None:
         if self._rag is None:
@@ -191,9 +192,9 @@ class Watch:
             self.look(table)
             await asyncio.sleep(self._config.check_every_s)
 
-    def _write(self, name: str, value: BaseModel) -> bool:
+    def _write(self, name: str, kind: FileKind, value: BaseModel) -> bool:
         try:
-            write_json(self._folder / name, value.model_dump(mode="json"))
+            write_json(self._folder / name, kind.dump(value))
         except OSError as error:  # the next look tries again, and the router goes on
             _LOG.error("%s: can't be written: %s", self._folder / name, error)
             return False
@@ -269,14 +270,14 @@ def in_sample(row_id: str, share: float) -> bool:
 def read_state(folder: Path) -> State | None:
     """How the canary stood at the last look; None without one."""
     with suppress(OSError, ValueError):
-        return State.model_validate_json((folder / STATE_FILE).read_text(encoding="utf-8"))
+        return CANARY.read(State, folder / STATE_FILE)
     return None
 
 
 def read_verdict(folder: Path) -> Verdict | None:
     """The verdict that the site has not acted upon yet."""
     with suppress(OSError, ValueError):
-        return Verdict.model_validate_json((folder / VERDICT_FILE).read_text(encoding="utf-8"))
+        return VERDICT.read(Verdict, folder / VERDICT_FILE)
     return None
 
 

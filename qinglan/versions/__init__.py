@@ -21,6 +21,7 @@ from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.recipes import identity
 from qinglan.rows import Row, Split
+from qinglan.schema_versions import DATASET, TRAINING
 from qinglan.versions.card import CardBuilder, Origin
 from qinglan.versions.card_markdown import card_markdown
 from qinglan.versions.drift import Drift, drift
@@ -48,11 +49,11 @@ class Version(Origin):
         """A version from its directory.
 
         Raises:
-            ArtifactError: version.json is not readable.
+            ArtifactError: version.json is not readable, or a newer Qinglan wrote it.
         """
         path = directory / VERSION_FILE
         try:
-            version = cls.model_validate_json(path.read_text(encoding="utf-8"))
+            version = DATASET.read(cls, path)
         except (OSError, ValidationError) as error:
             problem = str(error).splitlines()[0]
             raise ArtifactError(f"{path}: not readable ({problem}); remove {directory} and publish again") from error
@@ -200,7 +201,7 @@ def find_rows(version: Version, ids: Collection[str]) -> dict[str, Row]:
 def last_training(profile: Profile) -> Training | None:
     """The last training of this tenant that was noted."""
     try:
-        return Training.model_validate_json((tenant_folder(profile) / TRAINED).read_text(encoding="utf-8"))
+        return TRAINING.read(Training, tenant_folder(profile) / TRAINED)
     except (FileNotFoundError, ValidationError):
         return None
 
@@ -208,7 +209,8 @@ def last_training(profile: Profile) -> Training | None:
 def note_training(profile: Profile, version_id: str, run_id: str) -> None:
     """Remember that a training used this version, or was started for it: new rows count from here."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    write_json(tenant_folder(profile) / TRAINED, Training(version=version_id, run_id=run_id, at=at).model_dump())
+    training = Training(version=version_id, run_id=run_id, at=at)
+    write_json(tenant_folder(profile) / TRAINED, TRAINING.dump(training))
 
 
 def training_rows_since(profile: Profile, version: Version) -> int:
@@ -246,7 +248,7 @@ def _describe(
     values = version.model_dump(mode="json")
     for artifact in values["artifacts"].values():
         artifact["path"] = Path(artifact["path"]).name  # the folder may be moved or mounted elsewhere
-    write_json(directory / VERSION_FILE, values)
+    write_json(directory / VERSION_FILE, DATASET.stamp(values))
     for file in directory.iterdir():
         file.chmod(0o444)
 

@@ -28,6 +28,7 @@ from qinglan.embedded.sample import build_sample
 from qinglan.engines.command import Command
 from qinglan.gate import Decision
 from qinglan.registry import Alias, Candidate, Registry, Released, prompt_digest, registry_of
+from qinglan.schema_versions import VERDICT
 from qinglan.serving.routes import Backend
 from qinglan.serving.site import HISTORY_FILE, STEP_S, Site, open_site
 from qinglan.serving.watch import Verdict
@@ -197,7 +198,7 @@ def test_a_broken_challenger_is_rolled_back_by_itself_and_no_request_is_lost(
         time.sleep(DEADLINE_S + 1)  # the last ones that were put to it
         after = len(load.answers)
         time.sleep(2)
-    verdict = Verdict.model_validate_json((tmp_path / "serving" / HISTORY_FILE).read_text())
+    verdict = VERDICT.read(Verdict, tmp_path / "serving" / HISTORY_FILE)
     print(f"{behaviour}: {verdict.requests} requests, {took_s:.1f} s, {dict(asked)}: {verdict.judgement.reason}")
     assert load.lost == []
     assert verdict.judgement.outcome == "roll_back" and reason in verdict.judgement.reason

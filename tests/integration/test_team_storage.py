@@ -196,7 +196,7 @@ def test_a_registered_model_comes_back_from_the_bucket(team: Team, tmp_path: Pat
     assert sha256_of(models.registry.folder(champion)) == candidate.model.sha256
 
 
-@pytest.mark.parametrize(("name", "table"), [("prefect", "flow_run"), ("mlflow", "metrics"), ("ledger", "calls")])
+@pytest.mark.parametrize(("name", "table"), [("prefect", "artifact"), ("mlflow", "metrics"), ("ledger", "calls")])
 def test_a_dump_of_each_database_can_be_restored_by_its_owner(
     team: Team, night: dict[str, Any], tmp_path: Path, name: str, table: str
 ):

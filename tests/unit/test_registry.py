@@ -14,6 +14,7 @@ from qinglan.errors import ArtifactError, ConfigError
 from qinglan.gate import Verdict
 from qinglan.registry import Candidate, Registry, champion_of, prompt_digest, registry_of, rival_of
 from qinglan.runs import open_run
+from qinglan.schema_versions import RELEASE
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
@@ -70,7 +71,7 @@ def test_mlflow_shows_it_in_words_and_keeps_its_files(site: Models):
     assert "The gate says promote." in shown.description
     assert "top1 0.900" in shown.description
     kept = Path(site.client.download_artifacts(candidate.mlflow_run_id, "release"))
-    assert Candidate.model_validate_json((kept / "release.json").read_text()) == candidate
+    assert RELEASE.read(Candidate, kept / "release.json") == candidate
     assert (kept / "model" / "model.safetensors").read_text() == "one"
 
 

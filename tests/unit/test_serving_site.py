@@ -10,6 +10,7 @@ import pytest
 from qinglan.config import Profile, load_profile
 from qinglan.engines.command import Command
 from qinglan.registry import Alias, Released
+from qinglan.schema_versions import VERDICT
 from qinglan.serving.canary import Judgement
 from qinglan.serving.fleet import PROBES_MISSED, Fleet, StrangerError, probe_with
 from qinglan.serving.following import Following
@@ -308,7 +309,7 @@ def test_a_verdict_withdraws_the_challenger_and_is_put_away(bench):
     assert site.registry.withdrawn == ["canary roll_back: it fails"]
     assert list(site.processes.running) == ["model_1"]
     assert read_verdict(site.folder) is None
-    assert Verdict.model_validate_json((site.folder / HISTORY_FILE).read_text()) == verdict
+    assert VERDICT.read(Verdict, site.folder / HISTORY_FILE) == verdict
     assert site.heard("canary of version 2: roll_back: it fails") == 1
 
 

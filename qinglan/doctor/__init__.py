@@ -52,15 +52,18 @@ def _probes(profile: Profile, flow: FlowName, *, may_pay: bool) -> Iterator[Prob
     knows_recipe = recipe.make().problem is None  # whom to ask, and what for, goes by it
     yield from _of_machine(profile, flow)
     if knows_recipe:
-        yield Probe.of(MACHINE, Planned("open files", "", lambda: machine.check_open_files(profile, flow)))
+        yield Probe.of(
+            MACHINE, Planned("open files", "of this machine", lambda: machine.check_open_files(profile, flow))
+        )
     yield Probe.of(PROFILE, recipe)
     if knows_recipe:
-        yield Probe(PROFILE, "keys", "", lambda: [services.check_keys(profile, flow)])
+        yield Probe(PROFILE, "keys", "in the environment", lambda: [services.check_keys(profile, flow)])
     for planned in others:
         yield Probe.of(PROFILE, planned, SLOW_S if planned.name in _SLOW else QUICK_S)
     yield Probe(SERVERS, "prefect", "its server", lambda: [services.check_prefect(profile)])
     yield Probe(SERVERS, "mlflow", profile.tracking_uri, lambda: [services.check_mlflow(profile)])
-    if knows_recipe and (url := profile.trainer.ray_dashboard_url) and runs_engines(flow):
+    uses_nodes = runs_engines(flow) or profile.distill.engine == "ray"
+    if knows_recipe and (url := profile.trainer.ray_dashboard_url) and uses_nodes:
         yield Probe(CLUSTER, "mount", url, lambda: cluster.check_cluster(profile), LONGEST_S)
     if knows_recipe and may_pay:
         yield from _paid(profile, flow)
@@ -87,8 +90,8 @@ def _paid(profile: Profile, flow: FlowName) -> Iterator[Probe]:
     endpoints = asked_endpoints(profile, flow)
     paid_ones = {role: endpoint for role, endpoint in endpoints.items() if paid.is_paid(endpoint)}
     for role, endpoint in paid_ones.items():
-        look = partial(paid.check_answer, profile, role, endpoint)
-        yield Probe.of(PAID, Planned(f"{role} answers", endpoint.model, look), SLOW_S)
+        ask = partial(paid.check_answer, profile, role, endpoint)
+        yield Probe.of(PAID, Planned(f"{role} answers", endpoint.model, ask), SLOW_S)
     if not paid_ones:
         nothing = Check("answers", "no service of this flow takes money")
         yield Probe.of(PAID, Planned(nothing.name, nothing.detail, lambda: nothing))

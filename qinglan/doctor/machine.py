@@ -27,7 +27,7 @@ MIN_FREE_BYTES = 1 * GB
 LOW_FREE_BYTES = 2 * GB
 """So little beside what is needed is worth a word."""
 MIN_FREE_FILES = 10_000
-CPU_TRAINING_BYTES = 6 * GB
+CPU_TRAINING_BYTES = 5 * GB
 """verl and Ray with the embedded model, measured: 5 to 6 GB."""
 FLOW_BYTES = 1 * GB
 """A flow that starts no engine here: Prefect, MLflow's client, its rows."""

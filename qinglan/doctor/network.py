@@ -118,7 +118,8 @@ def check_clock(services: Mapping[str, str]) -> Check:
 def _known(asked: "Future[float | None]", deadline: float) -> float | None:
     try:
         return asked.result(max(0.0, deadline - time.monotonic()))
-    except (TimeoutError, httpx.HTTPError, httpx.InvalidURL):  # that it can't be reached its own check says
+    except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError):
+        # That it can't be reached its own check says; the last two are a proxy that httpx can't use.
         return None
 
 

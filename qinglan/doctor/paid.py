@@ -23,6 +23,14 @@ ANSWER_WITHIN_S = 20.0
 _PROBE = "-probe"
 _WORD = "Answer with one word: ready"
 _JSON = 'Answer with this JSON and nothing else: {"ready": true}'
+_BY_HAND = "ask it by hand with the same model and parameters"
+_REMEDIES = {
+    "empty_answer": "raise {role}.max_tokens, as thoughts count too, or name another model",
+    "teacher_refused": "name another model",
+    "teacher_timeout": "it is slow or away; try again later, or raise {role}.timeout_s for the run",
+    "teacher_rate_limited": "lower {role}.concurrency, set {role}.requests_per_minute, or raise the account's limits",
+    "teacher_bad_request": "correct what it names: {role}.temperature, reasoning_effort, structured_output, extra_body",
+}
 _SCHEMA: JsonSchema = {
     "type": "object",
     "properties": {"ready": {"type": "boolean"}},
@@ -52,11 +60,18 @@ def check_answer(profile: Profile, role: str, endpoint: Endpoint) -> Check:
                 latency_ms = asyncio.run(_ask(profile, endpoint, account, ledger))
             except QinglanError as error:
                 cost = usd(ledger.spent_usd(account.run_id)[0])
-                return Check(name, detail, f"{str(error).replace(_PROBE, '')} (the probe cost {cost})")
+                return Check(name, detail, f"{_problem(role, error)} (the probe cost {cost})")
             cost = usd(ledger.spent_usd(account.run_id)[0])
     except QinglanError as error:
         return Check(name, detail, str(error))
     return Check(name, f"{detail}, after {latency_ms / 1000:.1f} s, for {cost}")
+
+
+def _problem(role: str, error: QinglanError) -> str:
+    text = str(error).replace(_PROBE, "").rstrip(".")
+    if ";" in text or not isinstance(error, TeacherError):
+        return text
+    return f"{text}; {_REMEDIES.get(error.reason, _BY_HAND).format(role=role)}"
 
 
 async def _ask(profile: Profile, endpoint: Endpoint, account: Account, ledger: Ledger) -> float:

@@ -64,18 +64,21 @@ class Running:
         self._future = begin(self._timed)
 
     def result(self) -> Timed:
-        """What it found; that it found nothing in time is a problem."""
-        probe, left_s = self._probe, self._began + self._probe.within_s - time.monotonic()
+        """What it found; that it found nothing in time, or failed, is a problem and hides no other."""
+        left_s = self._began + self._probe.within_s - time.monotonic()
         try:
             return self._future.result(max(0.0, left_s))
-        except TimeoutError:
-            if self._future.done():  # its own, no matter of our limit
-                raise
-        late = (
-            f"{probe.name} ({probe.detail}): nothing known after {probe.within_s:.0f} s; does it hang, or drop "
-            "packets? Try it by hand from this machine"
+        except Exception as error:  # noqa: BLE001 (a proxy that httpx refuses, a bug: the others are still told)
+            if self._future.done():
+                said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                return self._failed(f"{said}; a setting that a library refuses, or a bug: please report it")
+        return self._failed(
+            f"nothing known after {self._probe.within_s:.0f} s; does it hang, or drop packets? Try it by hand from here"
         )
-        return Timed([Check(probe.name, probe.detail, late)], probe.within_s)
+
+    def _failed(self, why: str) -> Timed:
+        name, detail = self._probe.name, self._probe.detail
+        return Timed([Check(name, detail, f"{name} ({detail}): {why}")], time.monotonic() - self._began)
 
     def _timed(self) -> Timed:
         return Timed(self._probe.make(), time.monotonic() - self._began)

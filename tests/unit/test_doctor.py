@@ -97,12 +97,27 @@ def test_findings_keep_their_order_and_the_first_don_t_wait_for_the_last():
     assert second.result().seconds >= 0.5
 
 
-def test_a_time_out_of_the_probe_itself_is_a_bug():
+def test_a_look_that_fails_hides_no_other():
     def fail() -> Check:
-        raise TimeoutError("not ours")
+        raise TimeoutError("its own\nmore")
 
-    with pytest.raises(TimeoutError, match="not ours"):
-        Running(Probe.of("g", Planned("x", "", fail))).result()
+    (check,) = Running(Probe.of("g", Planned("x", "y", fail))).result().checks
+    assert check.problem == (
+        "x (y): TimeoutError: its own; a setting that a library refuses, or a bug: please report it"
+    )
+
+
+@pytest.mark.parametrize("proxy", ["socks4://127.0.0.1:9", "http://127.0.0.1:none"])
+def test_a_proxy_that_no_client_can_use_ends_nothing(
+    profile_of: ProfileOf, qinglan: Qinglan, monkeypatch: pytest.MonkeyPatch, proxy: str
+):
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    monkeypatch.setenv("A_KEY", KEY)
+    profile = live(profile_of, "https://teacher.invalid/v1", rag={"url": "https://rag.invalid"})
+    status, out, err = qinglan(profile, "--paid-probe")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "✗ proxies: HTTPS_PROXY: " in out
+    assert "✓ mlflow" in out
 
 
 def test_groups_have_a_heading_and_json_says_the_same(profile_of: ProfileOf, qinglan: Qinglan):

@@ -80,11 +80,11 @@ def memory(monkeypatch: pytest.MonkeyPatch, total: float, available: float) -> N
 def test_memory_for_training_on_the_cpu(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     memory(monkeypatch, 4, 3)
     problem = machine.check_memory(profile_of(), "pipeline").problem or ""
-    assert problem.startswith("memory: this machine or container has 4.0 GB, and training on the CPU takes 6; use a")
+    assert problem.startswith("memory: this machine or container has 4.0 GB, and training on the CPU takes 5; use a")
     assert machine.check_memory(profile_of(), "refresh").problem is None
     memory(monkeypatch, 16, 3)
     check = machine.check_memory(profile_of(), "pipeline")
-    assert (check.problem, check.note) == (None, "training on the CPU takes 6 GB; end what else runs here first")
+    assert (check.problem, check.note) == (None, "training on the CPU takes 5 GB; end what else runs here first")
 
 
 def test_memory_for_a_model_by_its_size(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

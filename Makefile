@@ -52,7 +52,7 @@ lint: setup ## ruff, and mypy in strict mode
 serve: setup ## the champion behind an OpenAI-compatible router on loopback, until Ctrl-C
 	@$(BIN)/qinglan serve --profile $(PROFILE)
 
-up: setup ## Prefect's and MLflow's pages on loopback, and a worker
+up: setup ## Prefect's and MLflow's pages on loopback, a worker for each pool, teacher and RAG to try, until Ctrl-C
 	@$(BIN)/qinglan up --profile $(PROFILE)
 
 bench: setup ## run benchmarks/$(NAME).py and print its table

@@ -10,11 +10,13 @@ from qinglan.up.site import WORK_POOLS
 
 _UNFINISHED = ["PENDING", "RUNNING", "CANCELLING"]
 _PAGE_ROWS = 200
-_MESSAGE = "its worker ended while this was at work; retry it to continue"
+_MESSAGE = "its worker ended while this was at work"
 
 
 def crash_interrupted(api: httpx.Client, pools: Sequence[str] = WORK_POOLS) -> list[dict[str, Any]]:
-    """Mark what ended workers of these pools left behind as crashed; not what a process of this machine is at work on.
+    """Mark what ended workers of these pools left behind as crashed, or as cancelled where it was to be.
+
+    What a process of this machine is at work on stays as it is.
 
     Call it while this site's workers of these pools don't run: what they have just fetched has no process yet.
 
@@ -27,7 +29,8 @@ def crash_interrupted(api: httpx.Client, pools: Sequence[str] = WORK_POOLS) -> l
     at_work = _at_work()
     interrupted = [run for run in _unfinished(api, pools) if run["id"] not in at_work]
     for run in interrupted:
-        state = {"type": "CRASHED", "message": _MESSAGE}
+        # A crashed run is put back into its queue by an automation: nobody wants that of one that they cancelled.
+        state = {"type": "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED", "message": _MESSAGE}
         api.post(f"flow_runs/{run['id']}/set_state", json={"state": state, "force": True}).raise_for_status()
     return interrupted
 

@@ -50,7 +50,7 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
         server = PrefectServer(site.api_url, "this very `qinglan up`")
         with Processes(logs, say, holds=(lock,)) as processes, server.client() as api:
             try:
-                _Running(site, processes, api, say).serve(prefect_file, profile, start)
+                _Running(profile, site, processes, api, say).serve(prefect_file, start)
             except httpx.HTTPError as error:
                 raise EngineError(f"Prefect's server at {site.api_url}: {error}; logs: {logs}") from error
 
@@ -59,23 +59,24 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
 class _Running:
     """The site, once its first process has been started."""
 
+    profile: Profile
     site: Site
     processes: Processes
     api: httpx.Client
     say: Say
     _workers_since: datetime = field(default_factory=lambda: datetime.now(UTC))
 
-    def serve(self, prefect_file: Path, profile: Profile, start_s: float) -> None:
+    def serve(self, prefect_file: Path, start_s: float) -> None:
         """Never returns: Ctrl-C is an exception."""
         self.processes.start("prefect_server", self.site.prefect_server())
         if mlflow := self.site.mlflow_server():
             self.processes.start("mlflow_server", mlflow)
-        stand_ins = stand_ins_of(profile)
+        stand_ins = stand_ins_of(self.profile)
         for stand_in in stand_ins:
             self.processes.start(stand_in.name, stand_in.command)
         self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
         with self._announced(), self._workers():
-            register(self.api, self.site.deploy(prefect_file), profile, self.say)
+            register(self.api, self.site.deploy(prefect_file), self.profile, self.say)
             if mlflow:
                 self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
             for stand_in in stand_ins:
@@ -96,7 +97,7 @@ class _Running:
 
     @contextmanager
     def _workers(self) -> Iterator[None]:
-        """They end before the server does, so that what they leave behind can be put down."""
+        """They end before the server does, so that they can tell it."""
         for pool in WORK_POOLS:
             make_pool(self.api, pool)  # so that deploying needn't wait for the pool's worker
         self._crash_interrupted(WORK_POOLS)
@@ -108,8 +109,6 @@ class _Running:
         finally:
             self.say("stopping")
             self.processes.stop(*_POOL_OF)
-            with suppress(httpx.HTTPError):
-                self._crash_interrupted(WORK_POOLS)
 
     def _wait_for_workers(self) -> None:
         for pool in WORK_POOLS:
@@ -133,9 +132,11 @@ class _Running:
         runs = crash_interrupted(self.api, pools)
         if not runs:
             return
+        retries = self.profile.automations.crash_retries
+        by_itself = f"each goes on by itself, {retries} times a day at most; after that, " if retries else ""
         self.say(
-            f"flow runs that were interrupted, now marked as crashed: {len(runs)}. "
-            "Retry on a run's page, or `prefect flow-run retry ID`, continues with what it has finished:"
+            f"flow runs that were interrupted, now marked as crashed: {len(runs)}; {by_itself}"
+            "Retry on its page, or `prefect flow-run retry ID`, continues one:"
         )
         for run in runs[:_SHOWN_RUNS]:
             self.say(f"  {run['name']}  {self.site.prefect_url}/runs/flow-run/{run['id']}")

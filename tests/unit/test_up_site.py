@@ -71,7 +71,7 @@ def test_settings_from_the_environment_win(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_run_that_a_process_is_at_work_on_is_left_alone():
-    runs = [{"id": f"run-{number}"} for number in range(201)]
+    runs = [{"id": f"run-{number}", "state_type": "RUNNING"} for number in range(201)]
     marked = list[str]()
 
     def server(request: httpx.Request) -> httpx.Response:
@@ -96,3 +96,16 @@ def test_a_run_that_a_process_is_at_work_on_is_left_alone():
         busy.stdin.close()
     assert len(interrupted) == len(marked) == 200
     assert "run-3" not in marked
+
+
+def test_what_was_to_be_cancelled_is_and_does_not_go_on():
+    sent = list[bytes]()
+
+    def server(request: httpx.Request) -> httpx.Response:
+        sent.append(request.content)
+        is_query = request.url.path.endswith("filter")
+        return httpx.Response(200, json=[{"id": "r1", "state_type": "CANCELLING"}] if is_query else {})
+
+    with httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as api:
+        crash_interrupted(api)
+    assert b'"CANCELLED"' in sent[-1]

@@ -134,7 +134,9 @@ def test_what_a_dead_worker_left_is_marked_as_crashed():
 
     def server(request: httpx.Request) -> httpx.Response:
         sent.append((request.url.path, request.content))
-        return httpx.Response(200, json=[{"id": "r1", "state_type": "RUNNING"}] if request.url.path.endswith("filter") else {})
+        return httpx.Response(
+            200, json=[{"id": "r1", "state_type": "RUNNING"}] if request.url.path.endswith("filter") else {}
+        )
 
     with httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as api:
         assert [run["id"] for run in up.crash_interrupted(api)] == ["r1"]

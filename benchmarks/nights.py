@@ -57,11 +57,22 @@ def settings(folder: Path, services_url: str) -> Json:
             "ppo_mini_batch_size": 16,
             "ppo_micro_batch_size_per_gpu": 16,
             "save_freq": 1,
-            "test_freq": 2,
+            "test_freq": 1,
         },
         "evaluate": {"latency_queries": 3},
         "refresh": {"train_at_new_rows": TRAIN_AT_ROWS},
         "notify": {"webhook_url_env": WEBHOOK_ENV},
+        "automations": {"crashed_after_s": 90},
+        "retention": {
+            "run_days": KEPT_DAYS,
+            "unfinished_days": KEPT_DAYS,
+            "checkpoint_days": KEPT_DAYS,
+            "superseded_days": KEPT_DAYS,
+            "dataset_days": KEPT_DAYS,
+            "mlflow_days": KEPT_DAYS,
+            "flow_run_days": KEPT_DAYS,
+            "min_free_mb": 20,
+        },
         "paths": {"runs": str(folder / "runs"), "state": str(folder / "state")},
     }
 

@@ -140,11 +140,13 @@ class Site:
         """Move the schedule's clock: its next time is a few seconds from now, and then a day later."""
         deployment = self.deployment(name)
         path = f"deployments/{deployment['id']}"
+        parameters = deployment["schedules"][0]["parameters"]
         for schedule in deployment["schedules"]:
             self.api.delete(f"{path}/schedules/{schedule['id']}").raise_for_status()
         anchor = (datetime.now(UTC) + timedelta(seconds=_FIRES_IN_S)).isoformat()
         every = {"interval": timedelta(days=1).total_seconds(), "anchor_date": anchor, "timezone": "UTC"}
-        self.api.post(f"{path}/schedules", json=[{"active": True, "schedule": every}]).raise_for_status()
+        schedule = {"active": True, "schedule": every, "parameters": parameters}
+        self.api.post(f"{path}/schedules", json=[schedule]).raise_for_status()
         # The scheduler looks at deployments that changed every few seconds, at the others once a minute.
         self.api.patch(path, json={"description": f"{name}, {anchor}"}).raise_for_status()
 

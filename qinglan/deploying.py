@@ -9,6 +9,7 @@ import httpx
 import yaml
 
 from qinglan.automations import apply_automations, keep_paused, webhook_address
+from qinglan.automations.calling import call
 from qinglan.config import Profile
 from qinglan.engines.command import Command
 from qinglan.engines.launcher import launch
@@ -76,10 +77,9 @@ def pools_of(prefect_file: Path) -> list[str]:
 
 def make_pool(api: httpx.Client, name: str) -> bool:
     """Was it lacking? Its first worker fills in how processes are started."""
-    answer = api.post("work_pools/", json={"name": name, "type": "process"})
-    if answer.status_code == httpx.codes.CONFLICT:
+    if call(api, "GET", f"work_pools/{name}", may_lack=True):
         return False
-    answer.raise_for_status()
+    call(api, "POST", "work_pools/", {"name": name, "type": "process"})
     return True
 
 

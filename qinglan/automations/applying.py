@@ -1,18 +1,17 @@
 """Brings the automations on a server up to date."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
 from qinglan.artifacts import hash_of
+from qinglan.automations.calling import call, pages
 from qinglan.automations.deployments import deployments_of
 from qinglan.automations.plan import SITE, Spec, prefix_of, profile_automations, site_automations
 from qinglan.config import Profile, require_secret
 from qinglan.errors import ConfigError
 
-_PAGE = 200
 _STAMP = "settings-"
 
 
@@ -31,13 +30,13 @@ def apply_automations(api: httpx.Client, profile: Profile) -> list[str]:
     """
     webhook = _webhook(api, profile)
     deployments = deployments_of(api)
-    known = {entry["name"]: entry for entry in _all(api)}
+    known = {entry["name"]: entry for entry in pages(api, "automations/filter")}
     site, own = site_automations(profile), profile_automations(profile, deployments, webhook)
     done = [line for spec in (*site, *own) if (line := _apply(api, spec, known.get(spec["name"])))]
     wanted = {spec["name"] for spec in (*site, *own)}
     for name in sorted(known.keys() - wanted):
         if _is_ours(known[name]) and (_is_of_site(name) or _is_of(name, profile)):
-            api.delete(f"automations/{known[name]['id']}").raise_for_status()
+            call(api, "DELETE", f"automations/{known[name]['id']}")
             done.append(f"automation removed: {name}")
     return done
 
@@ -62,9 +61,9 @@ def _apply(api: httpx.Client, spec: Spec, there: dict[str, Any] | None) -> str |
         return None
     body = spec | {"tags": ["qinglan", stamp], "enabled": there["enabled"] if there else True}
     if there:
-        api.put(f"automations/{there['id']}", json=body).raise_for_status()
+        call(api, "PUT", f"automations/{there['id']}", body)
         return f"automation updated: {spec['name']}"
-    api.post("automations/", json=body).raise_for_status()
+    call(api, "POST", "automations/", body)
     return f"automation made: {spec['name']}"
 
 
@@ -81,36 +80,23 @@ def _is_of_site(name: str) -> bool:
     return name.startswith(SITE) and ": " not in name.removeprefix(SITE)
 
 
-def _all(api: httpx.Client) -> Sequence[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    while True:
-        query = {"offset": len(found), "limit": _PAGE}
-        page = api.post("automations/filter", json=query).raise_for_status().json()
-        found += page
-        if len(page) < _PAGE:
-            return found
-
-
 def _webhook(api: httpx.Client, profile: Profile) -> str | None:
     """The id of the block that keeps the webhook's address; a block that is not wanted any more is removed."""
     name = _block_name(profile)
-    held = api.get(f"block_types/slug/webhook/block_documents/name/{name}")
-    there = None if held.status_code == httpx.codes.NOT_FOUND else held.raise_for_status().json()
+    there = call(api, "GET", f"block_types/slug/webhook/block_documents/name/{name}", may_lack=True)
     if (address := webhook_address(profile)) is None:
         if there:
-            api.delete(f"block_documents/{there['id']}").raise_for_status()
+            call(api, "DELETE", f"block_documents/{there['id']}")
         return None
     # The server sends to addresses within the site as well: a webhook that the operator names is trusted.
     data = {"method": "POST", "url": address, "headers": {"content-type": "application/json"}}
     if there:
-        changed = {"data": data, "merge_existing_data": False}
-        api.patch(f"block_documents/{there['id']}", json=changed).raise_for_status()
+        call(api, "PATCH", f"block_documents/{there['id']}", {"data": data, "merge_existing_data": False})
         return str(there["id"])
-    kind = api.get("block_types/slug/webhook").raise_for_status().json()["id"]
-    query = {"block_schemas": {"block_type_id": {"any_": [kind]}}}
-    schema = api.post("block_schemas/filter", json=query).raise_for_status().json()[0]["id"]
-    body = {"name": name, "data": data, "block_type_id": kind, "block_schema_id": schema}
-    return str(api.post("block_documents/", json=body).raise_for_status().json()["id"])
+    kind = call(api, "GET", "block_types/slug/webhook")["id"]
+    schemas = call(api, "POST", "block_schemas/filter", {"block_schemas": {"block_type_id": {"any_": [kind]}}})
+    body = {"name": name, "data": data, "block_type_id": kind, "block_schema_id": schemas[0]["id"]}
+    return str(call(api, "POST", "block_documents/", body)["id"])
 
 
 def _block_name(profile: Profile) -> str:

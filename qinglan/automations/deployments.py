@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from qinglan.automations.calling import call, pages
 from qinglan.config import Profile
 
 TRAIN_DEPLOYMENT = "train/train"
 """What trains on a new dataset where the profile has no deployment of its own for that."""
-_PAGE = 200
 
 
 class Deployment(NamedTuple):
@@ -37,7 +37,11 @@ class Deployment(NamedTuple):
 
 def deployments_of(api: httpx.Client) -> list[Deployment]:
     """All of Qinglan's on this server: known by their entrypoints."""
-    return [_read(entry) for entry in _all(api) if str(entry.get("entrypoint")).startswith("flows.")]
+    return [
+        _read(entry)
+        for entry in pages(api, "deployments/filter", sort="NAME_ASC")
+        if str(entry.get("entrypoint")).startswith("flows.")
+    ]
 
 
 def training_of(deployments: Sequence[Deployment], profile: Profile) -> Deployment | None:
@@ -52,16 +56,6 @@ def trains_by_itself(deployments: Sequence[Deployment], profile: Profile) -> lis
     started = training_of(deployments, profile)
     pipelines = [each for each in deployments if each.flow == "pipeline" and each.is_of(profile)]
     return [*([started] if started else []), *pipelines]
-
-
-def _all(api: httpx.Client) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    while True:
-        query = {"offset": len(found), "limit": _PAGE, "sort": "NAME_ASC"}
-        page = api.post("deployments/filter", json=query).raise_for_status().json()
-        found += page
-        if len(page) < _PAGE:
-            return found
 
 
 def _read(entry: dict[str, Any]) -> Deployment:
@@ -81,4 +75,4 @@ def keep_paused(api: httpx.Client) -> Iterator[None]:
     yield
     for each in deployments_of(api):
         if each.id in paused and not each.paused:
-            api.post(f"deployments/{each.id}/pause_deployment").raise_for_status()
+            call(api, "POST", f"deployments/{each.id}/pause_deployment")

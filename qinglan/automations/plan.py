@@ -12,8 +12,9 @@ from qinglan.formats import duration
 Spec = dict[str, Any]
 SITE = "qinglan: "
 ENDED = ("Completed", "Skipped", "Failed", "TimedOut", "Crashed", "Superseded", "Cancelled", "Cancelling")
-TAKEN = ("Pending", "Running", *ENDED)
-_DAY_S = 86_400
+_TAKEN_UP = ("Pending", "Submitting", "Running", *(state for state in ENDED if state != "Crashed"))
+_TAKEN = ("Pending", "Running", *ENDED)
+_DAY_S, _SAME_CRASH_S = 86_400, 10
 _RUN, _STATE = "prefect.flow-run.", "event.resource['prefect.state-name']"
 
 
@@ -34,17 +35,29 @@ def site_automations(profile: Profile) -> list[Spec]:
         | ours,
         [_to_state("CRASHED", f"no sign of life for {duration(settings.crashed_after_s)}: its process is gone")],
     )
-    # An automation knows no condition, but counts: one answers the first crash of a day, one the second.
-    again = [
-        _spec(
-            f"{SITE}a crashed run goes on, try {attempt}",
-            f"Crash {attempt} of a flow run within 24 hours: back into its queue.",
-            _present(("Crashed",)) | {"threshold": attempt, "within": _DAY_S} | ours,
-            [_to_state("SCHEDULED", f"crashed; try {attempt} of {settings.crash_retries}", name="AwaitingRetry")],
-        )
-        for attempt in range(1, settings.crash_retries + 1)
-    ]
-    return [silent, *again]
+    if not settings.crash_retries:
+        return [silent]
+    # The first run that a flow run makes has the count 1.
+    counts = [str(count) for count in range(1, settings.crash_retries + 1)]
+    begun = {"prefect.resource.id": f"{_RUN}*", "prefect.run-count": counts}
+    again = _spec(
+        f"{SITE}a crashed run goes on",
+        f"Back into its queue after {duration(settings.retry_after_s)}, {settings.crash_retries} times.",
+        _absent(after=("Crashed",), expect=("Scheduled", "AwaitingRetry", "Late", *_TAKEN_UP))
+        | {"within": settings.retry_after_s, "match": begun}
+        | ours,
+        [_to_state("SCHEDULED", "crashed, and goes on from its finished stages", name="AwaitingRetry")],
+    )
+    # A run that crashed before it began has the count 0 each time; it gets one more try a day.
+    unbegun = _spec(
+        f"{SITE}a run that crashed before it began has another try",
+        "Back into its queue, once in 24 hours.",
+        _present(("Crashed",))
+        | {"within": _DAY_S, "match": {"prefect.resource.id": f"{_RUN}*", "prefect.run-count": "0"}}
+        | ours,
+        [_to_state("SCHEDULED", "crashed before it began", name="AwaitingRetry")],
+    )
+    return [silent, again, unbegun]
 
 
 def profile_automations(profile: Profile, deployments: Sequence[Deployment], webhook: str | None) -> list[Spec]:
@@ -76,9 +89,10 @@ def _pause(profile: Profile, deployments: Sequence[Deployment]) -> Spec | None:
 def _notices(profile: Profile, deployments: Sequence[Deployment], webhook: str) -> list[Spec]:
     notify, own = profile.notify, [each for each in deployments if each.is_of(profile)]
     of_own = {"match_related": {"prefect.resource.id": [f"prefect.deployment.{each.id}" for each in own]}}
-    unhappy, runs = ("Failed", "Crashed", "TimedOut"), f"{_RUN}*"
+    # A worker tells of the same crash more than once, in other words.
+    once, runs = _present(("Failed", "Crashed", "TimedOut")) | {"within": _SAME_CRASH_S}, f"{_RUN}*"
     retried = (
-        f"It goes back into its queue by itself, {profile.automations.crash_retries} times a day at most."
+        f"It goes back into its queue by itself, {profile.automations.crash_retries} times at most."
         if profile.automations.crash_retries
         else ""
     )
@@ -103,7 +117,7 @@ def _notices(profile: Profile, deployments: Sequence[Deployment], webhook: str) 
     )
     refused = Message("refused", profile.name, "releases no model", "event.payload.sentence")
     wanted: list[tuple[str, Message, Spec]] = [
-        ("a run failed", failed, _present(unhappy) | {"match": {"prefect.resource.id": runs, **_named(profile)}}),
+        ("a run failed", failed, once | {"match": {"prefect.resource.id": runs, **_named(profile)}}),
         ("a refused release", refused, _told(profile, "gate.refuse", "gate.undecided")),
         ("an alarm", _alarm_message(profile, deployments), _alarms(profile)),
     ]
@@ -111,8 +125,8 @@ def _notices(profile: Profile, deployments: Sequence[Deployment], webhook: str) 
         # Until a run begins it has a random name of two words, without a space, and nothing that tells its profile.
         unnamed = {"match": {"prefect.resource.id": runs, "prefect.resource.name": "!* *"}}
         wanted += [
-            ("a run failed before it began", failed, _present(unhappy) | unnamed | of_own),
-            ("a run that waits", waiting, _absent(("Late",), TAKEN) | {"within": notify.waiting_s} | of_own),
+            ("a run failed before it began", failed, once | unnamed | of_own),
+            ("a run that waits", waiting, _absent(("Late",), _TAKEN) | {"within": notify.waiting_s} | of_own),
             ("a run that does not end", running, _absent(("Running",), ENDED) | {"within": notify.running_s} | of_own),
         ]
     return [

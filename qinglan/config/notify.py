@@ -41,8 +41,10 @@ class Automations(Section):
     (PREFECT_FLOWS_HEARTBEAT_FREQUENCY of the worker): keep it at three times that or more. One for the whole server:
     that of the profile deployed last holds."""
     crash_retries: Annotated[int, Field(ge=0, le=5)] = 2
-    """So often within 24 hours is a crashed run put back into its queue, where it goes on from its finished stages. One
-    for the whole server, as above."""
+    """So often is a crashed run put back into its queue, where it goes on from its finished stages. One for the whole
+    server, as above."""
+    retry_after_s: Annotated[int, Field(ge=10)] = 30
+    """A crashed run goes back into its queue after this time: its worker tells of a crash more than once."""
     pause_at: tuple[AlarmName, ...] = (
         "reward_up_gold_down",
         "reward_up_judge_down",

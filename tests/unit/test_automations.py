@@ -155,11 +155,11 @@ def test_what_is_not_wanted_any_more_goes_and_others_stay(prefect: Prefect, prof
     assert [block["data"]["url"] for block in prefect.blocks.values()] == [WEBHOOK, WEBHOOK]
 
 
-def test_fewer_tries_remove_the_others(prefect: Prefect, profile_of: ProfileOf):
+def test_without_tries_crashes_are_only_found(prefect: Prefect, profile_of: ProfileOf):
     apply_automations(prefect.api, profile_of())
-    assert {"qinglan: a crashed run goes on, try 1", "qinglan: a crashed run goes on, try 2"} <= prefect.names()
+    assert "qinglan: a crashed run goes on" in prefect.names()
     apply_automations(prefect.api, profile_of(automations={"crash_retries": 0}))
-    assert not any("goes on" in name for name in prefect.names())
+    assert not any("goes on" in name or "another try" in name for name in prefect.names())
 
 
 @pytest.mark.parametrize(
@@ -204,10 +204,17 @@ def test_runs_of_a_profile_are_known_by_their_names(profile_of: ProfileOf):
 
 
 def test_silence_is_judged_only_after_a_first_sign_of_life(profile_of: ProfileOf):
-    silent, *again = site_automations(profile_of())
+    silent, _, _ = site_automations(profile_of())
     assert silent["trigger"]["after"] == ["prefect.flow-run.heartbeat"]
     assert silent["trigger"]["within"] == 900
-    assert [(spec["trigger"]["threshold"], spec["actions"][0]["force"]) for spec in again] == [(1, False), (2, False)]
+
+
+def test_a_crashed_run_has_so_many_tries(profile_of: ProfileOf):
+    _, again, unbegun = site_automations(profile_of(automations={"crash_retries": 3}))
+    assert again["trigger"]["match"]["prefect.run-count"] == ["1", "2", "3"]
+    assert "prefect.flow-run.Crashed" not in again["trigger"]["expect"]
+    assert unbegun["trigger"]["match"]["prefect.run-count"] == "0"
+    assert [spec["actions"][0]["force"] for spec in (again, unbegun)] == [False, False]
 
 
 def test_deploying_again_resumes_nothing(prefect: Prefect):

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,17 @@ import pytest
 from qinglan.artifacts import MANIFEST, StageResult, write_jsonl
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.runs import Run, find_run, find_stage, finish_run, note_mlflow_run, open_run, runs_of, save_stage
+from qinglan.runs import (
+    Run,
+    find_run,
+    find_stage,
+    finish_run,
+    note_flow_run,
+    note_mlflow_run,
+    open_run,
+    runs_of,
+    save_stage,
+)
 
 ProfileOf = Callable[..., Profile]
 
@@ -103,6 +114,25 @@ def test_two_at_once_do_not_share_a_run(profile_of: ProfileOf):
         assert first.id != second.id
     with open_run(profile_of(), "pipeline") as third:
         assert third.id in (first.id, second.id)
+
+
+def test_a_flow_run_that_was_started_twice_waits_for_itself(profile_of: ProfileOf):
+    """Its server took it for dead, and put it back into its queue."""
+    opened: list[str] = []
+
+    def second() -> None:
+        with open_run(profile_of(), "pipeline", flow_run_id="f1") as run:
+            opened.append(run.id)
+
+    waiting = threading.Thread(target=second)
+    with open_run(profile_of(), "pipeline", flow_run_id="f1") as first:
+        note_flow_run(first, "f1")
+        waiting.start()
+        waiting.join(0.5)
+        assert opened == []
+        finish_run(first)
+    waiting.join(10)
+    assert len(opened) == 1 and opened != [first.id]
 
 
 def test_the_lock_goes_with_the_block_even_while_an_error_is_kept(profile_of: ProfileOf):

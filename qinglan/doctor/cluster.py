@@ -25,7 +25,7 @@ from qinglan.errors import EngineError
 from qinglan.preflight import trainer_packages
 from qinglan.recipes import get_recipe
 
-JOB_WITHIN_S = 20.0
+JOB_WITHIN_S = 18.0
 _LOG_WITHIN_S = 3.0
 _SEEN_WITHIN_S = 3.0
 _POLL_S = 0.25
@@ -69,6 +69,8 @@ def check_cluster(profile: Profile) -> list[Check]:
     }
     where = f"{profile.paths.runs} and {profile.paths.state}, from the nodes"
     try:
+        with RayJobs(profile.trainer) as jobs:
+            jobs.ray_version()  # one that hangs must not leave our folders behind
         for key, folder in folders.items():
             try:
                 folder.mkdir(parents=True)

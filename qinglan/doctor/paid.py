@@ -19,7 +19,7 @@ from qinglan.formats import usd
 from qinglan.ledger import Ledger
 from qinglan.ledger.queue import LedgerQueue
 
-ANSWER_WITHIN_S = 20.0
+ANSWER_WITHIN_S = 18.0
 _PROBE = "-probe"
 _WORD = "Answer with one word: ready"
 _JSON = 'Answer with this JSON and nothing else: {"ready": true}'

@@ -11,9 +11,9 @@ from qinglan.checks import Check, Planned
 
 QUICK_S = 12.0
 """For what is asked once."""
-SLOW_S = 24.0
+SLOW_S = 22.0
 """For what asks several times, or starts processes."""
-LONGEST_S = 27.0
+LONGEST_S = 25.0
 """For what starts them elsewhere and cleans up after them."""
 T = TypeVar("T")
 

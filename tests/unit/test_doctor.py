@@ -66,7 +66,7 @@ def live(profile_of: ProfileOf, url: str, **sections: Any) -> Profile:
 
 
 def test_no_probe_may_take_so_long_that_doctor_takes_half_a_minute():
-    assert max(probe.QUICK_S, probe.SLOW_S, probe.LONGEST_S) <= 27
+    assert max(probe.QUICK_S, probe.SLOW_S, probe.LONGEST_S) <= 25
 
 
 def test_a_service_that_hangs_holds_nothing_up(

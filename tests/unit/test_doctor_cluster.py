@@ -151,6 +151,12 @@ def test_a_cluster_that_refuses_the_job(profile_of: ProfileOf, ray: FakeRay, tmp
     assert list(tmp_path.rglob(".doctor-*")) == []
 
 
+def test_a_dashboard_that_does_not_answer_leaves_no_folder(profile_of: ProfileOf, ray: FakeRay, tmp_path: Path):
+    ray.is_down = True
+    assert (problems(on(profile_of, ray))["mount"] or "").startswith(f"Ray {ray.url}: ")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_what_nodes_read_is_asked_for(profile_of: ProfileOf):
     chat = {"model": "big", "base_url": "http://x/v1", "api_key_env": "A_KEY"}
     sections = {

@@ -25,7 +25,7 @@ RUN useradd --create-home --uid 1000 --user-group qinglan \
 COPY --from=build /opt/orchestrator /opt/orchestrator
 COPY --chmod=755 docker/entrypoint.sh /usr/local/bin/entrypoint
 COPY --chmod=755 docker/healthy.py /usr/local/bin/healthy
-COPY --chmod=755 docker/deploy.sh docker/make_bucket.py docker/
+COPY docker/make_bucket.py docker/
 COPY configs configs
 COPY deployments deployments
 USER 1000:1000

@@ -1,0 +1,257 @@
+"""compose.yaml, the Dockerfiles and docs/containers.md: each alone, and that they say the same."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from qinglan.config import load_profile
+from qinglan.deploying import pools_of
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+OWN = ("qinglan-orchestrator", "qinglan-trainer")
+STORES = ("postgres", "valkey", "s3")
+ONCE = ("bucket", "deploy")
+"""Services that end."""
+SECRET_NAME = re.compile(r"PASSWORD|SECRET|TOKEN|AUTH|_KEY|CONNECTION_URL|DOCKET_URL")
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+COMPOSE: dict[str, Any] = yaml.safe_load(read("compose.yaml"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+VERSION = tomllib.loads(read("pyproject.toml"))["project"]["version"]
+every_service = pytest.mark.parametrize("name", SERVICES)
+
+
+def environment(service: dict[str, Any]) -> dict[str, str]:
+    return dict(service.get("environment", {}))
+
+
+def secrets(service: dict[str, Any]) -> dict[str, str]:
+    """Target in /run/secrets → source."""
+    named = (s if isinstance(s, dict) else {"source": s, "target": s} for s in service.get("secrets", []))
+    return {s["target"]: s["source"] for s in named}
+
+
+def instructions(dockerfile: Path) -> Iterator[tuple[str, str]]:
+    text = re.sub(r"(?m)^#.*\n", "", dockerfile.read_text(encoding="utf-8"))
+    for line in re.sub(r"\\\n", " ", text).splitlines():
+        if line.strip():
+            word, _, rest = line.partition(" ")
+            yield word, " ".join(rest.split())
+
+
+def test_the_file_follows_the_compose_specification() -> None:
+    argv = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, "--no-color", *DOCKERFILES], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@every_service
+def test_no_service_runs_as_root_or_can_become_it(name: str) -> None:
+    service = SERVICES[name]
+    assert service["user"].split(":")[0] not in ("", "0", "root")
+    assert service["cap_drop"] == ["ALL"] and "no-new-privileges:true" in service["security_opt"]
+    assert "privileged" not in service and "cap_add" not in service
+
+
+@every_service
+def test_every_image_has_a_version(name: str) -> None:
+    repository, _, tag = SERVICES[name]["image"].partition(":")
+    assert re.match(r"\d+\.\d+", tag), "latest is another image tomorrow"
+    assert tag == VERSION if repository in OWN else repository not in OWN
+
+
+@every_service
+def test_every_service_tells_whether_it_is_well_and_comes_back(name: str) -> None:
+    service = SERVICES[name]
+    if name in ONCE:
+        assert service["restart"] == "no" and service["healthcheck"] == {"disable": True}
+    else:
+        assert service["restart"] == "unless-stopped" and service["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+    assert service["init"] is True, "flows start processes, whose ends somebody must notice"
+
+
+@every_service
+def test_nothing_is_published_beyond_this_machine(name: str) -> None:
+    ports = SERVICES[name].get("ports", [])
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert "network_mode" not in SERVICES[name]
+    if name in STORES:
+        assert not ports and all(COMPOSE["networks"][net].get("internal") for net in SERVICES[name]["networks"])
+
+
+@every_service
+def test_no_secret_stands_in_an_environment(name: str) -> None:
+    for variable, value in environment(SERVICES[name]).items():
+        if SECRET_NAME.search(variable) and variable not in ("RAY_AUTH_MODE",):
+            assert variable.endswith("_FILE") and value.startswith("/run/secrets/"), variable
+        assert not re.search(r"://[^/@]*:[^/@]+@", str(value)), f"{variable} holds a password"
+    assert not re.search(r"://[^/@]*:[^/@]+@|password=", " ".join(map(str, SERVICES[name].get("command", []))))
+
+
+@every_service
+def test_secrets_become_variables_where_the_entrypoint_makes_them(name: str) -> None:
+    service = SERVICES[name]
+    for target, source in secrets(service).items():
+        assert source in COMPOSE["secrets"], source
+        own = service["image"].split(":")[0] in OWN
+        assert re.fullmatch(r"[A-Z][A-Z0-9_]*", target) if own else target == source
+    for value in environment(service).values():
+        if str(value).startswith("/run/secrets/"):
+            assert Path(value).name in secrets(service)
+
+
+def test_make_secrets_writes_what_compose_mounts(tmp_path: Path) -> None:
+    subprocess.run(["sh", "docker/make-secrets.sh", str(tmp_path / "secrets")], cwd=ROOT, check=True)
+    written = {f"secrets/{path.name}" for path in (tmp_path / "secrets").iterdir() if path.is_file()}
+    assert {secret["file"] for secret in COMPOSE["secrets"].values()} == written
+    used = {source for service in SERVICES.values() for source in secrets(service).values()}
+    assert used == COMPOSE["secrets"].keys()
+
+
+@every_service
+def test_no_service_can_fill_the_machine(name: str) -> None:
+    service = SERVICES[name]
+    assert service["logging"]["options"]["max-size"] and service["logging"]["options"]["max-file"]
+    if not service["image"].startswith("qinglan-trainer"):  # a training takes what there is
+        assert service["mem_limit"]
+
+
+@every_service
+def test_what_a_service_needs_is_waited_for(name: str) -> None:
+    for needed, how in SERVICES[name].get("depends_on", {}).items():
+        wanted = "service_completed_successfully" if needed in ONCE else "service_healthy"
+        assert how == {"condition": wanted}
+        profiles = SERVICES[needed].get("profiles", [])
+        assert not profiles or profiles == SERVICES[name].get("profiles")
+
+
+@every_service
+def test_every_address_is_that_of_a_service_within_reach(name: str) -> None:
+    service = SERVICES[name]
+    words = [str(w) for w in (*environment(service).values(), *service.get("command", []))]
+    hosts = {(m[1], m[2]) for w in words for m in re.finditer(r"(?:://(?:\w+@)?|--address=)([a-z][\w-]*):(\d+)", w)}
+    hosts |= {(value, "") for key, value in environment(service).items() if key.endswith("_HOST")}
+    for host, port in hosts:
+        assert set(service["networks"]) & set(SERVICES[host]["networks"]), f"{name} can't reach {host}"
+        own_words = shlex.join(map(str, SERVICES[host].get("command", [])))
+        assert host in STORES or f"port={port}" in own_words, f"{host} does not listen on {port}"
+
+
+@every_service
+def test_a_published_port_is_one_that_the_service_listens_on(name: str) -> None:
+    for published in SERVICES[name].get("ports", []):
+        assert re.search(rf"port={published.rsplit(':', 1)[1]}\b", " ".join(SERVICES[name]["command"]))
+
+
+def test_named_volumes_hold_all_data() -> None:
+    mounted = {v.split(":")[0] for s in SERVICES.values() for v in s.get("volumes", []) if re.match(r"[a-z]", v)}
+    assert mounted == COMPOSE["volumes"].keys()
+    for service in SERVICES.values():
+        for volume in service.get("volumes", []):
+            assert re.match(r"[a-z]", volume) or volume.endswith(":ro"), "the host's files are only read"
+
+
+def test_a_training_is_given_time_to_save_when_it_is_stopped() -> None:
+    assert {SERVICES[name]["stop_grace_period"] for name in ("trainer", "ray-worker")} == {"10m"}
+
+
+def pools(text: str) -> set[str]:
+    return set(re.findall(r"--pool[= ](\S+)", text))
+
+
+def test_every_work_pool_has_a_worker() -> None:
+    served = {pool for s in SERVICES.values() for pool in pools(" ".join(map(str, s.get("command", []))))}
+    assert served == set(pools_of(ROOT / "deployments" / "prefect.yaml"))
+
+
+@pytest.mark.parametrize(("image", "service"), [("orchestrator", "worker"), ("trainer", "trainer")])
+def test_an_image_alone_is_the_worker_that_compose_starts(image: str, service: str) -> None:
+    steps = dict(instructions(ROOT / "docker" / f"{image}.Dockerfile"))
+    command = yaml.safe_load(steps["CMD"])
+    assert [w for w in command if "--limit" not in w] == [w for w in SERVICES[service]["command"] if "--limit" not in w]
+    assert shlex.join(SERVICES[service]["healthcheck"]["test"][1:]) in steps["HEALTHCHECK"].replace('"', "").replace(
+        ", ", " "
+    )
+    assert steps["USER"] == SERVICES[service]["user"]
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_an_images_base_is_pinned_and_its_packages_come_from_its_lock(dockerfile: Path) -> None:
+    steps = list(instructions(dockerfile))
+    arguments = dict(rest.split("=", 1) for word, rest in steps if word == "ARG")
+    for base in (rest.split()[0] for word, rest in steps if word == "FROM"):
+        assert re.search(r":\d+\.\d+\.\d+", arguments.get(base.strip("${}"), base)), base
+    assert arguments.get("ORCHESTRATOR", OWN[0] + ":" + VERSION) == f"{OWN[0]}:{VERSION}"
+    installs = [part for word, rest in steps if word == "RUN" for part in rest.split("&&") if "pip install" in part]
+    assert len(installs) == 2 and all("--no-deps" in part for part in installs)
+    assert f"--requirement docker/{dockerfile.stem}.lock" in installs[0] and " . " in installs[1] + " "
+    assert [rest for word, rest in steps if word == "ENTRYPOINT"] == ['["entrypoint"]']
+
+
+def test_the_builder_is_given_what_is_copied_and_nothing_else() -> None:
+    lines = [line for line in read(".dockerignore").splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*" and all(line.startswith("!") for line in lines[1:-1]) and lines[-1] == "**/__pycache__"
+    given = {line.removeprefix("!") for line in lines[1:-1]}
+    sources = [
+        source
+        for dockerfile in DOCKERFILES
+        for word, rest in instructions(dockerfile)
+        if word == "COPY" and "--from=" not in rest
+        for source in [part for part in rest.split() if not part.startswith("--")][:-1]
+    ]
+    assert {source.split("/")[0] for source in sources} == given
+    assert all((ROOT / source).exists() for source in sources)
+    assert "/secrets/" in read(".gitignore").splitlines()
+
+
+def test_the_containers_profile_fits_what_compose_gives() -> None:
+    profile = load_profile(str(ROOT / "docker" / "team.yaml"))
+    targets = {v.split(":")[1] for v in SERVICES["worker"]["volumes"]}
+    assert {str(profile.paths.runs), str(profile.paths.state)} <= targets
+    assert profile.ledger.url_env in secrets(SERVICES["worker"])
+    assert profile.tracking.uri == "http://mlflow:5000"
+    assert str(profile.trainer.python) == "/opt/trainer/bin/python"
+    assert f"--profile={profile.name}" in SERVICES["serve"]["command"]
+    assert "./docker/team.yaml:/srv/qinglan/configs/team.yaml:ro" in SERVICES["worker"]["volumes"]
+
+
+def test_mlflow_answers_to_the_name_that_profiles_have() -> None:
+    assert "mlflow:5000" in environment(SERVICES["mlflow"])["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+
+
+@pytest.mark.parametrize("page", ["docs/containers.md", "docker/README.md"])
+def test_the_docs_name_what_there_is(page: str) -> None:
+    text = read(page)
+    assert set(re.findall(r"qinglan-(?:orchestrator|trainer):[\d.]+", text)) <= {f"{image}:{VERSION}" for image in OWN}
+    assert all((ROOT / name).exists() for name in re.findall(r"\bdocker/[\w.-]+\.\w+", text))
+    profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
+    for options in re.findall(r"docker compose((?: --profile \w+)+)", text):
+        assert set(options.split()) - {"--profile"} <= profiles
+
+
+def test_the_guide_knows_every_service_port_setting_and_secret() -> None:
+    text = read("docs/containers.md")
+    assert not [name for name in SERVICES if f"`{name}`" not in text]
+    assert not [name for name in re.findall(r"\$\{([A-Z_]+)", read("compose.yaml")) if f"`{name}`" not in text]
+    for service in SERVICES.values():
+        assert all(port.rsplit(":", 1)[1] in text for port in service.get("ports", []))
+    assert {f"`{name}`" for name in COMPOSE["volumes"]} <= set(re.findall(r"`\w+`", text))

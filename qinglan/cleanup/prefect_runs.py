@@ -38,7 +38,7 @@ def remove_flow_runs(
                 yield Removed(kind="flow_run", name=run["name"], why=f"ended {str(run['end_time'])[:10]}")
     except httpx.HTTPError as error:
         raise ConfigError(
-            f"Prefect at {server.api_url}: {error or type(error).__name__}; named by {server.origin}"
+            f"Prefect at {server.api_url}: {str(error) or type(error).__name__}; named by {server.origin}"
         ) from error
 
 

@@ -1,0 +1,143 @@
+"""The bytes that SFT and RL are going to need, and how a full disk reads."""
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qinglan import room
+from qinglan.config import Profile, load_profile
+from qinglan.errors import EngineError, LedgerError, StageError
+from qinglan.room import Weights, free_bytes, needed_bytes, require_room, rl_bytes, sft_bytes, told_when_full
+
+ProfileOf = Callable[..., Profile]
+GB = 10**9
+QWEN3_32B = Weights(32_762_123_264, 65_524_246_528, 8_388_608)
+SMALL = Weights(1_000_000, 2_000_000, 10_000)
+
+
+def safetensors(folder: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> Path:
+    folder.mkdir()
+    header = {name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+    text = json.dumps({"__metadata__": {"format": "pt"}} | header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 100)
+    return folder
+
+
+def test_a_models_size_is_read_off_the_headers(tmp_path: Path):
+    shapes = {"model.embed_tokens.weight": (100, 8), "model.layers.0.q_proj.weight": (16, 8), "model.norm.weight": (8,)}
+    found = Weights.of(safetensors(tmp_path / "m", shapes))
+    assert found is not None
+    assert (found.parameters, found.adapter_parameters) == (800 + 128 + 8, 24)
+    assert found.bytes == (tmp_path / "m" / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("Qwen/Qwen3-32B", 32e9), ("Qwen/Qwen3-0.6B-Base", 0.6e9), ("x/smollm-135M", 135e6), ("x/base", None)],
+)
+def test_a_hub_id_often_says_how_large_it_is(name: str, parameters: float | None):
+    found = Weights.of(name)
+    assert (found and found.parameters) == parameters
+
+
+def test_older_weight_files_count_by_their_size(tmp_path: Path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"0" * 4000)
+    found = Weights.of(tmp_path)
+    assert found and (found.parameters, found.bytes) == (2000, 4000)
+
+
+def test_sft_keeps_its_adapters_and_the_merged_model(profile_of: ProfileOf):
+    profile = profile_of(sft={"lora_rank": 16, "save_total_limit": 3})
+    assert sft_bytes(profile, SMALL) == 5 * 16 * 10_000 * 12 + 2_000_000
+    full = profile_of(sft={"save_total_limit": 1, "extra": {"tuner_type": "full"}, "torch_dtype": "float32"})
+    assert sft_bytes(full, SMALL) == 3 * 12_000_000 + 4_000_000
+    assert sft_bytes(profile, None) == 0
+
+
+@pytest.mark.parametrize(
+    ("rl", "expected"),
+    [
+        # Policy, critic, both with AdamW's state, the policy once more for Hugging Face; the exported model.
+        ({"total_steps": 100, "save_freq": 20, "test_freq": 20}, 5 * (16 + 12) * 1_000_000 + 4_000_000),
+        ({"total_steps": 100, "keep_checkpoints": 1}, 3 * (16 + 12) * 1_000_000 + 4_000_000),
+        ({"total_steps": 20, "keep_checkpoints": 9}, 1 * (16 + 12) * 1_000_000 + 4_000_000),
+        ({"total_steps": 20, "algorithm": "grpo", "rollouts_per_prompt": 4}, 16_000_000 + 4_000_000),
+        # Adapters only, but verl saves the critic's weights whole.
+        ({"total_steps": 20, "lora_rank": 8}, 8 * 10_000 * 12 * 2 + 4_000_000 + 2_000_000),
+    ],
+)
+def test_rl_keeps_checkpoints_of_policy_and_critic(profile_of: ProfileOf, rl: dict[str, Any], expected: int):
+    assert rl_bytes(profile_of(rl={"rollout_engine": "cpu"} | rl), SMALL) == expected
+
+
+def test_full_training_of_32_billion_wants_terabytes_and_lora_a_fraction():
+    full = rl_bytes(load_profile("fivedoctors_full"), QWEN3_32B)
+    lora = rl_bytes(load_profile("fivedoctors"), QWEN3_32B)
+    assert 1000 * GB < full < 4000 * GB
+    assert lora < 0.6 * full
+
+
+def test_what_a_flow_needs_is_known_before_it_starts(profile_of: ProfileOf, tmp_path: Path):
+    model = safetensors(tmp_path / "m", {"layers.0.q_proj.weight": (1000, 1000)})
+    profile = profile_of(student={"base_model": str(model)}, retention={"min_free_mb": 3})
+    assert needed_bytes(profile, "refresh") == 3_000_000
+    trained = Weights.of(model)
+    assert needed_bytes(profile, "train") == 3_000_000 + sft_bytes(profile, trained) + rl_bytes(profile, trained)
+
+
+def test_too_little_room_is_one_line_with_the_remedy(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    profile = profile_of(retention={"min_free_mb": 1})
+    monkeypatch.setattr(room, "free_bytes", lambda _: 5_000_000)
+    require_room("rl", profile, tmp_path, 4_000_000)
+    with pytest.raises(StageError) as caught:
+        require_room("rl", profile, tmp_path, 70_000_000_000)
+    assert str(caught.value) == (
+        f"rl: needs 70.0 GB and {tmp_path} has 5.0 MB free; make room, such as by `qinglan clean-up --profile test`, "
+        "and run again: it goes on from here"
+    )
+
+
+def test_what_an_earlier_attempt_wrote_need_not_fit_again(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    profile = profile_of(retention={"min_free_mb": 1})
+    monkeypatch.setattr(room, "free_bytes", lambda _: 1_500_000)
+    (tmp_path / "checkpoint").write_bytes(b"x" * 3_000_000)
+    require_room("rl", profile, tmp_path, 3_400_000)
+    with pytest.raises(StageError, match="needs 2"):
+        require_room("rl", profile, tmp_path, 4_000_000)
+
+
+def test_free_space_is_that_of_the_folder_to_be_made(tmp_path: Path):
+    assert free_bytes(tmp_path / "not" / "yet") == pytest.approx(free_bytes(tmp_path), rel=0.01)
+    assert free_bytes(Path("not/yet")) > 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device", "/runs/x"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        LedgerError("ledger sqlite:///l.db: database or disk is full"),
+        EngineError("ms-swift failed\nOSError: [Errno 28] No space left on device"),
+    ],
+)
+def test_a_full_disk_is_one_line_whoever_met_it(profile_of: ProfileOf, error: Exception):
+    with pytest.raises(StageError) as caught, told_when_full("distill", profile_of()):
+        raise error
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith("distill: the disk is full")
+    assert "`qinglan clean-up --profile test`" in first
+
+
+def test_other_errors_are_left_as_they_are(profile_of: ProfileOf):
+    for error in (OSError(errno.EACCES, "Permission denied"), LedgerError("away"), ValueError("No space left on it")):
+        with pytest.raises(type(error)) as caught, told_when_full("distill", profile_of()):
+            raise error
+        assert caught.value is error

@@ -14,7 +14,7 @@ WORK_POOLS = (WORK_POOL, TRAINER_POOL)
 
 _PREFECT = [sys.executable, "-m", "prefect"]
 
-_SERVER_TUNING = {
+SERVER_TUNING = {
     # The in-memory broker holds 10,000 events for each reader and drops what comes then. By default the recorder
     # commits task runs one by one, which is slower than a flow makes them.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
@@ -24,7 +24,7 @@ _SERVER_TUNING = {
     # On SQLite one writer waits for another: for as long as Prefect lets a statement wait there anyway.
     "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
 }
-_WORKER_TUNING = {
+WORKER_TUNING = {
     "PREFECT_WORKER_QUERY_SECONDS": "2",
     "PREFECT_WORKER_CANCELLATION_POLL_SECONDS": "15",
     # The most frequent that Prefect allows: so a lost run is noticed after minutes, not hours.
@@ -65,7 +65,7 @@ class Site:
     def prefect_server(self) -> Command:
         """Prefect's API, scheduler and UI."""
         argv = [*_PREFECT, "server", "start", f"--host={HOST}", f"--port={self.prefect_port}"]
-        return Command(argv, self.prefect_env | _unless_set(_SERVER_TUNING))
+        return Command(argv, self.prefect_env | _unless_set(SERVER_TUNING))
 
     def mlflow_server(self) -> Command | None:
         """MLflow's UI over the profile's database; None where a tracking server is already there."""
@@ -81,7 +81,7 @@ class Site:
         """Runs what the UI and the schedules ask for, one flow of its pool at a time: the device is shared."""
         argv = [*_PREFECT, "worker", "start", f"--pool={pool}", "--type=process", "--install-policy=never"]
         return Command(
-            [*argv, f"--name={worker_name(pool)}", "--limit=1"], self.prefect_env | _unless_set(_WORKER_TUNING)
+            [*argv, f"--name={worker_name(pool)}", "--limit=1"], self.prefect_env | _unless_set(WORKER_TUNING)
         )
 
     def deploy(self, prefect_file: Path) -> Command:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import prefect.settings
 import pytest
 
 from qinglan.errors import ConfigError
 from qinglan.prefect_server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
-from qinglan.up import Site, crash_interrupted, lock, serve
+from qinglan.up import Site, crash_interrupted, lock, serve, site
 from qinglan.up.lock import only_one
+
+ROOT = Path(__file__).parents[2]
 
 
 def quiet(_: str) -> None:
@@ -63,11 +66,18 @@ def test_a_prefect_server_of_the_users_own_decides_where_ours_may_be(url: str, a
         serve._configured_port(server, asked)
 
 
+def test_prefect_knows_every_setting_and_the_guide_gives_value_and_default(tmp_path: Path):
+    guide = (ROOT / "docs" / "ui.md").read_text(encoding="utf-8")
+    for name, value in (site.SERVER_TUNING | site.WORKER_TUNING).items():
+        assert f"| `{name}` | {value} | {getattr(prefect.settings, name).default():g} |" in guide
+    assert all(hasattr(prefect.settings, n) for n in Site(tmp_path, "").prefect_env if n.startswith("PREFECT_"))
+
+
 def test_settings_from_the_environment_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    site = Site(tmp_path, "http://mlflow")
-    assert site.worker("qinglan").env["PREFECT_WORKER_QUERY_SECONDS"] == "2"
+    ours = Site(tmp_path, "http://mlflow")
+    assert ours.worker("qinglan").env["PREFECT_WORKER_QUERY_SECONDS"] == "2"
     monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", "7")
-    assert site.worker("qinglan").env["PREFECT_WORKER_QUERY_SECONDS"] == "7"
+    assert ours.worker("qinglan").env["PREFECT_WORKER_QUERY_SECONDS"] == "7"
 
 
 def test_a_run_that_a_process_is_at_work_on_is_left_alone():

@@ -65,16 +65,25 @@ def test_a_mistake_is_one_line_on_stderr(qinglan: Qinglan, words: list[str], mes
     assert message in err
 
 
-def test_doctor_shows_what_is_wrong_and_goes_on(qinglan: Qinglan, profile_path: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither the trainer's packages nor a Prefect server of this machine."""
     monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("bare")
+def test_doctor_shows_what_is_wrong_and_goes_on(qinglan: Qinglan, profile_path: str):
     status, out, err = qinglan("doctor", "--profile", profile_path, "--set", "data.workbook=/no/[b].xlsx")
     assert (status, err) == (2, "error: 1 of the checks failed\n")
     assert "✗ workbook: /no/[b].xlsx" in out
     assert "✓ mlflow: " in out
 
 
-def test_doctor_is_content(qinglan: Qinglan, profile_path: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
+@pytest.mark.usefixtures("bare")
+def test_doctor_is_content(qinglan: Qinglan, profile_path: str):
     assert qinglan("doctor", "--profile", profile_path)[0] == 0
 
 

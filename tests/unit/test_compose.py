@@ -14,6 +14,7 @@ import yaml
 
 from qinglan.config import load_profile
 from qinglan.deploying import pools_of
+from qinglan.up.site import SERVER_TUNING, WORKER_TUNING
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
@@ -232,6 +233,15 @@ def test_the_containers_profile_fits_what_compose_gives() -> None:
     assert str(profile.trainer.python) == "/opt/trainer/bin/python"
     assert f"--profile={profile.name}" in SERVICES["serve"]["command"]
     assert "./docker/team.yaml:/srv/qinglan/configs/team.yaml:ro" in SERVICES["worker"]["volumes"]
+
+
+@pytest.mark.parametrize(
+    ("names", "tuning"), [(["prefect"], SERVER_TUNING), (["worker", "trainer", "submitter"], WORKER_TUNING)]
+)
+def test_prefect_is_tuned_as_by_qinglan_up(names: list[str], tuning: dict[str, str]) -> None:
+    wanted = {key: value for key, value in tuning.items() if key != "PREFECT_SERVER_DATABASE_TIMEOUT"}  # SQLite's
+    for name in names:
+        assert wanted.items() <= environment(SERVICES[name]).items()
 
 
 def test_mlflow_answers_to_the_name_that_profiles_have() -> None:

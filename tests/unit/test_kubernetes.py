@@ -93,8 +93,17 @@ def test_ray_is_the_version_in_the_image_and_found_first_on_the_path() -> None:
 def test_prefects_server_has_the_settings_of_compose() -> None:
     given = {e["name"]: e.get("value") for e in FILES["prefect-server.values.yaml"][0]["global"]["prefect"]["env"]}
     compose = COMPOSE["services"]["prefect"]["environment"]
-    for name in (n for n in compose if re.search("MESSAGING|ORDERING|LEASE|ANALYTICS|V2|PROMOTIONAL", n)):
+    for name in (n for n in compose if re.search("MESSAGING|ORDERING|LEASE|ANALYTICS|V2|PROMOTIONAL|SERVICES", n)):
         assert given[name] == compose[name], name
+
+
+def test_prefects_workers_have_the_settings_of_compose() -> None:
+    worker = FILES["prefect-worker.values.yaml"][0]["worker"]
+    given = {each["name"]: each["value"] for each in worker["extraEnvVars"]}
+    given["PREFECT_WORKER_QUERY_SECONDS"] = str(worker["config"]["queryInterval"])
+    compose = COMPOSE["services"]["worker"]["environment"]
+    assert given.items() <= compose.items()
+    assert compose.keys() - given.keys() == {"PREFECT_API_URL", "TZ"}
 
 
 @pytest.mark.parametrize("name", sorted(FILES))

@@ -36,7 +36,10 @@ class Tracker:
     """A thin, batch-wise client."""
 
     def __init__(self, uri: str, tracking: Tracking, state: Path) -> None:
-        self._client = MlflowClient(uri)
+        try:
+            self._client = MlflowClient(uri)
+        except MlflowException as error:  # a database of an earlier MLflow, which is not migrated by itself
+            raise ConfigError(f"tracking.uri: {str(error).splitlines()[0]} (docs/upgrades.md)") from error
         self._tracking, self._artifacts = tracking, state / "mlartifacts"
 
     def start_run(self, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:

@@ -6,7 +6,11 @@ change of format adds a migration and a folder `v2`, and leaves `v1` as it is.
 
 import json
 import shutil
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ from pydantic import BaseModel
 
 from qinglan import schema_versions
 from qinglan.artifacts import MANIFEST, StageResult, read_jsonl
-from qinglan.config import Profile
+from qinglan.config import Profile, Tracking
 from qinglan.errors import ArtifactError
 from qinglan.evaluation import Evaluation
 from qinglan.gate import Decision
@@ -29,6 +33,7 @@ from qinglan.runs import RUN_FILE, find_stage, finish_run, load_stages, note_sou
 from qinglan.schema_versions import KEY, RELEASE, RUN, FileKind
 from qinglan.serving.site import CanaryShare, open_site, share_of
 from qinglan.serving.watch import State, Verdict, read_state, read_verdict
+from qinglan.tracking import Tracker
 from qinglan.versions import (
     CARD_DATA,
     INDEX,
@@ -256,3 +261,16 @@ def test_a_newer_canary_is_refused_before_anything_is_served(profile_of: Profile
         open_site(profile_of(), tmp_path, lambda _: None, port=0, watched=False),
     ):
         raise AssertionError
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # MLflow's
+def test_an_earlier_mlflows_database_is_told_in_one_line(tmp_path: Path):
+    file = tmp_path / "mlflow.db"
+    Tracker(f"sqlite:///{file}", Tracking(), tmp_path)
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("UPDATE alembic_version SET version_num = '1b5f0d9ad7c1'")
+    code = "import sys; from qinglan.tracking import Path, Tracker, Tracking; Tracker(sys.argv[1], Tracking(), Path())"
+    argv = [sys.executable, "-c", code, f"sqlite:///{file}"]  # MLflow checks a database once per process
+    told = subprocess.run(argv, capture_output=True, text=True, check=False).stderr
+    assert "ConfigError: tracking.uri: Detected out-of-date database schema" in told
+    assert "mlflow db upgrade" in told

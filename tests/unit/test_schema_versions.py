@@ -24,6 +24,8 @@ from qinglan.config import Profile, Tracking
 from qinglan.errors import ArtifactError
 from qinglan.evaluation import Evaluation
 from qinglan.gate import Decision
+from qinglan.ledger import SCHEMA_VERSION as LEDGER_VERSION
+from qinglan.ledger import Order, open_ledger
 from qinglan.registry.approval import Waiting
 from qinglan.registry.records import Candidate, Released
 from qinglan.report import Report
@@ -274,3 +276,13 @@ def test_an_earlier_mlflows_database_is_told_in_one_line(tmp_path: Path):
     told = subprocess.run(argv, capture_output=True, text=True, check=False).stderr
     assert "ConfigError: tracking.uri: Detected out-of-date database schema" in told
     assert "mlflow db upgrade" in told
+
+
+def test_a_ledger_of_version_2_is_read(tmp_path: Path):
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
+        db.executescript(Path(__file__).with_name("ledger_v2.sql").read_text(encoding="utf-8"))
+    with open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        assert ledger.get("d").text == "改写"
+        assert (ledger.usage("r", "teacher").failed, ledger.usage("r", "teacher").cost_usd) == (1, 0.75)
+        assert set(ledger.exchange(Order(sought=["k"])).retrieved) == {"k"}
+    assert LEDGER_VERSION == 2

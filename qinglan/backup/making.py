@@ -97,7 +97,7 @@ class _Maker:
     def find(self, root: Root) -> None:
         """What there is to copy; links are kept at once, as what they name is there now."""
         top = self._roots[root]
-        for at, folders, names in os.walk(top, onerror=_complain):
+        for at, folders, names in os.walk(top, onerror=lambda error: self._lost(root, error)):
             here = Path(at)
             for name in sorted(folders):
                 reason = next((r for prefix, r in _SKIPPED_FOLDERS.items() if name.startswith(prefix)), None)
@@ -179,6 +179,13 @@ class _Maker:
         shutil.copymode(source, target)
         entry = Entry(path=path, kind="database", sha256=sha256_of(target), bytes=target.stat().st_size)
         self.entries.append(entry)
+
+    def _lost(self, root: Root, error: OSError) -> None:
+        """A folder that can't be listed: a clean-up may have taken it away, and a site without runs has none."""
+        if not isinstance(error, FileNotFoundError):
+            _complain(error)
+        elif Path(error.filename) != self._roots[root]:
+            self._leave_out(root, Path(error.filename), _GONE)
 
     def _leave_out(self, root: Root, source: Path, reason: str) -> None:
         self.left_out.append(LeftOut(path=self._name(root, source), reason=reason))

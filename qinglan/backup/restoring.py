@@ -79,7 +79,7 @@ def _is_held(lock: Path) -> bool:
     try:
         with lock.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except (BlockingIOError, PermissionError):  # one that can't be tried counts as held
         return True
     except FileNotFoundError:
         return False

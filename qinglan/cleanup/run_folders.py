@@ -22,7 +22,9 @@ from qinglan.cleanup.disposal import bytes_of, set_aside
 from qinglan.cleanup.records import Kept, Removed
 from qinglan.config import Profile, Retention
 from qinglan.engines.verl import TRACKER
+from qinglan.errors import ArtifactError
 from qinglan.runs import RUN_FILE, is_at_work
+from qinglan.schema_versions import RUN
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 _CHECKPOINT = re.compile(r"(checkpoint-|global_step_)\d+")
@@ -128,10 +130,10 @@ def read_folders(root: Path) -> Iterator[RunFolder]:
         if directory.is_symlink() or directory.name.startswith("."):
             continue
         try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            state = RUN.current(json.loads(path.read_text(encoding="utf-8")), path)
+        except (OSError, ValueError, AttributeError, ArtifactError):  # no object, or a newer Qinglan's
             state = None
-        yield RunFolder(directory, state if isinstance(state, dict) else None, _last_written(directory))
+        yield RunFolder(directory, state, _last_written(directory))
 
 
 def named_in(text: str, names: Collection[str]) -> set[str]:

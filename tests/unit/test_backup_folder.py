@@ -193,6 +193,29 @@ def test_a_backup_goes_neither_into_the_site_nor_over_something(profile: Profile
         restore_backup(profile, tmp_path / "full", quiet)
 
 
+def test_a_site_without_runs_is_kept_too(profile: Profile, tmp_path: Path):
+    shutil.rmtree(profile.paths.runs)
+    made = make_backup(profile, tmp_path / "kept", quiet)
+    assert all(entry.path.startswith("state/") for entry in made.entries)
+    shutil.rmtree(profile.paths.state)
+    restore_backup(profile, tmp_path / "kept", quiet)
+    assert count(profile.paths.state / "ledger.db") == 1
+
+
+def test_what_goes_while_it_is_looked_at_is_noted(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    copy = shutil.copy2
+
+    def gone(source: Path, target: Path) -> None:
+        if source.name == "run.json":
+            source.unlink()
+        copy(source, target)
+
+    monkeypatch.setattr(shutil, "copy2", gone)
+    made = make_backup(profile, tmp_path / "kept", quiet)
+    assert made.reasons["gone before it could be copied"] == 1
+    assert "runs/r1/run.json" not in {entry.path for entry in made.entries}
+
+
 def test_a_disk_that_is_too_small_is_told_before(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(ArtifactError, match="has 0 B free, the backup takes"):

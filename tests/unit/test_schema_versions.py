@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from qinglan import schema_versions
 from qinglan.artifacts import MANIFEST, StageResult, read_jsonl
+from qinglan.cleanup.run_folders import read_folders
 from qinglan.config import Profile, Tracking
 from qinglan.errors import ArtifactError
 from qinglan.evaluation import Evaluation
@@ -286,3 +287,9 @@ def test_a_ledger_of_version_2_is_read(tmp_path: Path):
         assert (ledger.usage("r", "teacher").failed, ledger.usage("r", "teacher").cost_usd) == (1, 0.75)
         assert set(ledger.exchange(Order(sought=["k"])).retrieved) == {"k"}
     assert LEDGER_VERSION == 2
+
+
+def test_a_clean_up_keeps_a_run_of_a_newer_qinglan(profile_of: ProfileOf):
+    with open_run(profile_of(), "refresh") as run:
+        newer(run.directory / RUN_FILE)
+    assert [folder.state for folder in read_folders(run.directory.parent)] == [None]

@@ -1,0 +1,281 @@
+"""What the Dockerfiles install, installed; what compose.yaml starts, started. Without containers.
+
+The steps of a Dockerfile run as they stand there, in a folder that holds what it copies, with /opt and /srv elsewhere.
+Only the trainer's engines, some gigabytes of CUDA libraries, are looked up and not installed.
+"""
+
+import http.client
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from postgres import PostgresServer, postgres_server
+
+from qinglan.engines.processes import HOST, free_port
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+# The packages that the reward and the engines' scripts are imported with; the lock has their versions.
+IMPORTED_WITH = """
+aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna openai httpx httpcore httpx2 httpcore2
+h11 anyio sniffio certifi truststore distro jiter tqdm typing_extensions tenacity pydantic pydantic_core pyyaml filelock
+annotated-types typing-inspection sqlalchemy greenlet psycopg psycopg-binary psutil jieba numpy pyarrow setuptools
+"""
+
+
+def steps(image: str) -> list[str]:
+    """The RUN instructions that install Python packages."""
+    text = (ROOT / "docker" / f"{image}.Dockerfile").read_text(encoding="utf-8")
+    runs = re.findall(r"^RUN (.+)", re.sub(r"\\\n", " ", re.sub(r"(?m)^#.*\n", "", text)), flags=re.MULTILINE)
+    return [run for run in runs if "pip install" in run]
+
+
+def build(image: str, folder: Path, change: Callable[[str], str] = str) -> Path:
+    """Run the install steps of an image below `folder`; its environment.
+
+    Args:
+        change: of each step, before it runs.
+    """
+    context, environment = folder / "build", folder / image
+    context.mkdir(parents=True)
+    for name in ("docker", "qinglan", "flows", "tasks"):
+        shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, context)
+    # The interpreter that the tests have is the image's version; without byte code it takes half as long.
+    variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PIP_NO_COMPILE": "1"}
+    variables.pop("PYTHONPATH", None)
+    for step in steps(image):
+        done = subprocess.run(
+            ["sh", "-e", "-c", change(step.replace(f"/opt/{image}", str(environment)))],
+            cwd=context,
+            env=variables | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_QUIET": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{step}\n{done.stdout}\n{done.stderr}"
+    return environment
+
+
+@pytest.fixture(scope="module")
+def orchestrator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("orchestrator", tmp_path_factory.mktemp("orchestrator"))
+
+
+def test_the_orchestrators_commands_start(orchestrator: Path, tmp_path: Path) -> None:
+    def said(*argv: str) -> str:
+        env = {"PATH": f"{orchestrator}/bin:/usr/bin:/bin", "HOME": str(tmp_path)}
+        return subprocess.run(argv, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout
+
+    assert "doctor" in said("qinglan", "--help")
+    assert "3.8.8" in said("prefect", "--version") and "3.17.2" in said("mlflow", "--version")
+    assert "torch" not in said("pip", "list")
+
+
+def test_the_trainers_lock_can_be_had_and_its_parts_of_qinglan_import(tmp_path: Path) -> None:
+    pins = (ROOT / "docker" / "trainer.lock").read_text(encoding="utf-8").splitlines()
+    small = [pin for pin in pins if pin.split("==")[0].lower() in IMPORTED_WITH.split()]
+    assert len(small) == len(IMPORTED_WITH.split())
+
+    def change(step: str) -> str:
+        few = re.sub(r"--requirement docker/trainer\.lock", " ".join(small), step)
+        return few if few == step else f"{few} && {_dry(step)}"
+
+    build("trainer", tmp_path, change)
+
+
+def _dry(step: str) -> str:
+    return "pip".join(step.split("&&")[1].rsplit("pip", 1)).replace(
+        " install ", " install --dry-run --ignore-installed "
+    )
+
+
+class Services:
+    """Starts services of compose.yaml as they stand there, on free ports of loopback."""
+
+    def __init__(self, folder: Path, environment: Path, ports: dict[str, int]) -> None:
+        self.folder, self.environment, self.ports = folder, environment, ports
+        self.stack = ExitStack()
+
+    def argv(self, name: str) -> list[str]:
+        words = [self._here(str(word)) for word in COMPOSE["services"][name]["command"]]
+        words = [re.sub(r"^--port=\d+$", f"--port={self.ports.get(name)}", word) for word in words]
+        entrypoint = ROOT / "docker" / "entrypoint.sh"
+        return ["sh", str(entrypoint), *(word.replace("--host=0.0.0.0", f"--host={HOST}") for word in words)]
+
+    def variables(self, name: str) -> dict[str, str]:
+        service, mounted = COMPOSE["services"][name], self.folder / "run" / name
+        mounted.mkdir(parents=True, exist_ok=True)
+        for secret in service.get("secrets", []):
+            file = COMPOSE["secrets"][secret["source"]]["file"]
+            text = (self.folder / file).read_text(encoding="utf-8")
+            (mounted / secret["target"]).write_text(self._here(text), encoding="utf-8")
+        given = {key: self._here(str(value)) for key, value in service["environment"].items() if "$" not in str(value)}
+        given |= {key: HOST for key in given if key.endswith("_HOST")}
+        if "PREFECT_SERVER_DATABASE_PORT" in given:
+            given["PREFECT_SERVER_DATABASE_PORT"] = str(self.ports["postgres"])
+        return {
+            "PATH": f"{self.environment}/bin:/usr/bin:/bin",
+            "HOME": str(self.folder),
+            "QINGLAN_SECRETS": str(mounted),
+            "QINGLAN_KEYS": str(self.folder / "keys"),
+            **given,
+        }
+
+    def start(self, name: str, leave_out: str = "^$", **more: str) -> None:
+        """A service that goes on."""
+        variables = {key: v for key, v in self.variables(name).items() if not re.search(leave_out, key)} | more
+        for secret in (self.folder / "run" / name).iterdir():
+            if re.search(leave_out, secret.name):
+                secret.unlink()
+        log = self.stack.enter_context((self.folder / f"{name}.log").open("wb"))
+        process = subprocess.Popen(self.argv(name), cwd=self.folder, env=variables, stdout=log, stderr=log)
+        self.stack.callback(_end, process)
+
+    def run(self, name: str) -> str:
+        """A service that ends."""
+        done = subprocess.run(
+            self.argv(name), cwd=self.folder, env=self.variables(name), capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def is_healthy(self, name: str, port: int) -> bool:
+        url = COMPOSE["services"][name]["healthcheck"]["test"][-1]
+        url = re.sub(r":\d+/", f":{port}/", url)
+        argv = [sys.executable, str(ROOT / "docker" / "healthy.py"), url]
+        return subprocess.run(argv, capture_output=True).returncode == 0
+
+    def wait_for(self, name: str, port: int) -> None:
+        deadline = time.monotonic() + 90
+        while not self.is_healthy(name, port):
+            assert time.monotonic() < deadline, (self.folder / f"{name}.log").read_text()[-3000:]
+            time.sleep(0.5)
+
+    def _here(self, text: str) -> str:
+        for host, port in self.ports.items():
+            text = re.sub(rf"(?<=[@/]){host}:\d+", f"{HOST}:{port}", text)
+        return text
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def databases(secrets: Path) -> Iterator[PostgresServer]:
+    """PostgreSQL with what docker/postgres-init.sh makes."""
+    with postgres_server() as server:
+        env = {"PATH": f"{server.binaries}:/usr/bin:/bin", "PGHOST": server.folder, "PGPORT": str(server.port)}
+        script = ["sh", str(ROOT / "docker" / "postgres-init.sh")]
+        subprocess.run(script, env=env | {"POSTGRES_USER": "qinglan", "QINGLAN_SECRETS": str(secrets)}, check=True)
+        yield server
+
+
+@pytest.fixture
+def services(orchestrator: Path, tmp_path: Path) -> Iterator[Services]:
+    subprocess.run(["sh", str(ROOT / "docker" / "make-secrets.sh")], cwd=tmp_path, check=True, capture_output=True)
+    for name in ("docker", "deployments", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    profile = (ROOT / "docker" / "team.yaml").read_text(encoding="utf-8")  # mounted there
+    (tmp_path / "configs" / "team.yaml").write_text(profile.replace("/srv/qinglan", str(tmp_path)), encoding="utf-8")
+    with databases(tmp_path / "secrets") as server:
+        ports = {name: free_port() for name in ("prefect", "mlflow", "worker", "valkey", "s3")}
+        ports["postgres"] = server.port
+        started = Services(tmp_path, orchestrator, ports)
+        with started.stack:
+            yield started
+
+
+def get(port: int, path: str, host: str) -> int:
+    with closing(http.client.HTTPConnection(HOST, port, timeout=10)) as connection:
+        connection.request("GET", path, headers={"Host": host})
+        return connection.getresponse().status
+
+
+def test_the_services_of_compose_come_up_and_find_each_other(services: Services) -> None:
+    ports = services.ports
+    if broker := shutil.which("valkey-server") or shutil.which("redis-server"):
+        argv = [broker, services.folder / "secrets" / "valkey.conf", "--port", str(ports["valkey"])]
+        with (services.folder / "valkey.log").open("wb") as log:
+            process = subprocess.Popen(argv, cwd=services.folder, stdout=log, stderr=log)
+        services.stack.callback(_end, process)
+        services.start("prefect", PREFECT_REDIS_MESSAGING_PORT=str(ports["valkey"]))
+    else:  # its settings need one
+        services.start("prefect", "MESSAGING|ORDERING|LEASE_STORAGE|DOCKET")
+    _serve_s3(services)
+    services.run("bucket")
+    services.run("bucket")  # it is there
+    assert (services.folder / "s3" / "mlflow").is_dir()
+    services.start("mlflow", MLFLOW_SERVER_ALLOWED_HOSTS=_allowed_hosts())
+    services.wait_for("prefect", ports["prefect"])
+    assert get(ports["prefect"], "/api/flows/count", "localhost") in (401, 405), "the server wants its password"
+    services.run("deploy")
+    services.run("deploy")  # again after every start
+    services.start("worker", PREFECT_WORKER_WEBSERVER_PORT=str(ports["worker"]))
+    services.wait_for("worker", ports["worker"])
+    assert _online_pools(services) == {"qinglan"}
+    services.wait_for("mlflow", ports["mlflow"])
+    assert get(ports["mlflow"], "/api/2.0/mlflow/experiments/get?experiment_id=0", "mlflow:5000") == 200
+    assert get(ports["mlflow"], "/api/2.0/mlflow/experiments/get?experiment_id=0", "evil.example") == 403
+
+
+def _serve_s3(services: Services) -> None:
+    """Something that speaks S3, with the keys that compose has."""
+    keys = ",".join(
+        (services.folder / "secrets" / name).read_text().strip() for name in ("s3_access_key", "s3_secret_key")
+    )
+    (services.folder / "s3").mkdir()
+    argv = [Path(sys.executable).with_name("rclone"), "serve", "s3", services.folder / "s3", "--config="]
+    log = services.stack.enter_context((services.folder / "s3.log").open("wb"))
+    process = subprocess.Popen(
+        [*argv, f"--addr={HOST}:{services.ports['s3']}"],
+        env={**os.environ, "RCLONE_AUTH_KEY": f'"{keys}"'},
+        stdout=log,
+        stderr=log,
+    )
+    services.stack.callback(_end, process)
+    deadline = time.monotonic() + 20
+    while "Starting" not in (services.folder / "s3.log").read_text():
+        assert time.monotonic() < deadline, (services.folder / "s3.log").read_text()
+        time.sleep(0.1)
+
+
+def _allowed_hosts() -> str:
+    """With the default that compose fills in."""
+    value: str = COMPOSE["services"]["mlflow"]["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"]
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
+
+
+def _online_pools(services: Services) -> set[str]:
+    user, password = (services.folder / "secrets" / "prefect_auth").read_text().strip().split(":")
+    manager = urllib.request.HTTPPasswordMgrWithPriorAuth()
+    url = f"http://{HOST}:{services.ports['prefect']}/api/work_pools/filter"
+    manager.add_password(None, url, user, password, is_authenticated=True)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPBasicAuthHandler(manager))
+    request = urllib.request.Request(url, data=b"{}", headers={"content-type": "application/json"}, method="POST")
+    deadline = time.monotonic() + 30
+    while True:
+        with opener.open(request, timeout=10) as answer:
+            pools = yaml.safe_load(answer.read())
+        if online := {pool["name"] for pool in pools if pool["status"] == "READY"}:
+            assert {pool["name"] for pool in pools} >= {"qinglan", "qinglan-trainer"}
+            return online
+        assert time.monotonic() < deadline, pools
+        time.sleep(0.5)

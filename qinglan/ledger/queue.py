@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from qinglan.config import Budget
 from qinglan.errors import BudgetError, LedgerError, TeacherError
 from qinglan.ledger.records import Call, Delivery, Failure, Order, Retrieval
+from qinglan.ledger.reserve import is_full
 from qinglan.ledger.store import Ledger
 from qinglan.rows import Retrieved
 
@@ -37,15 +38,25 @@ class LedgerQueue:
         self._beating: asyncio.Task[None] | None = None
         self._spent = ledger.spent_usd(run_id)
         self._on_the_way_usd = 0.0
+        self._full: LedgerError | None = None
+        ledger.keep_reserve()
 
     async def acquire(self, request_hash: str) -> Call | None:
-        """The answer where there is one; else None, and it is this client's to ask (then `record` or `release` it)."""
+        """The answer where there is one; else None, and it is this client's to ask (then `record` or `release` it).
+
+        Raises:
+            LedgerError: it can't be read, or its disk was full, so that nothing more may be bought.
+        """
         future = self._wanted.get(request_hash)
         if future is None:
             future = self._wanted[request_hash] = asyncio.get_running_loop().create_future()
             self._order.wanted.append(request_hash)
             self._start()
-        return await asyncio.shield(future)  # a cancelled waiter must not take it from the others
+        known = await asyncio.shield(future)  # a cancelled waiter must not take it from the others
+        if known is None and self._full:
+            self.release(request_hash)
+            raise self._full
+        return known
 
     async def record(self, call: Call) -> None:
         """Keep an answer; it is safe on return."""
@@ -155,8 +166,12 @@ class LedgerQueue:
                 self._spent = delivery.spent_usd
                 self._on_the_way_usd -= sum(call.cost_usd for call in order.calls)
                 return delivery
-            except LedgerError:
+            except LedgerError as error:
                 order.again = True
+                if is_full(error) and self._full is None:
+                    self._full = error  # what is under way may still be written
+                    self._ledger.give_up_reserve()
+                    continue
                 if asyncio.get_running_loop().time() + pause_s > deadline:
                     raise
                 await asyncio.sleep(pause_s)

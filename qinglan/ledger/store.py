@@ -14,6 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from qinglan.errors import LedgerError
 from qinglan.ledger.connecting import host, make_engine, shown
 from qinglan.ledger.records import Attempt, BatchJob, Call, Delivery, Failure, Order, Retrieval, Spending, Usage
+from qinglan.ledger.reserve import give_up_reserve, keep_reserve
 from qinglan.ledger.tables import BATCHES, CALLS, CLAIMS, FAILURES, HOLDERS, RETRIEVALS, SPENT, prepare
 from qinglan.rows import Retrieved
 
@@ -43,6 +44,14 @@ class Ledger:
         except LedgerError:
             self._engine.dispose()
             raise
+
+    def keep_reserve(self) -> None:
+        """Have room for answers under way, should the disk be full."""
+        keep_reserve(self._engine.url)
+
+    def give_up_reserve(self) -> None:
+        """Use that room."""
+        give_up_reserve(self._engine.url)
 
     def exchange(self, order: Order) -> Delivery:
         """Record, release, look up and claim, all or nothing.

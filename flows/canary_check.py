@@ -11,9 +11,9 @@ def canary_check(profile: ProfileName = "embedded", overrides: tuple[Override, .
     """Look at the registry, the router and the canary of a profile.
 
     Args:
-        profile: name of a file in configs/, or a path.
-        overrides: settings as `dotted.key=value`; docs/configuration.md lists them.
-        router_url: where `qinglan serve` listens, such as http://127.0.0.1:8000; as `serve.host` and `serve.port` say
+        profile: Name of a file in configs/, or a path.
+        overrides: Settings as `dotted.key=value`; docs/configuration.md lists them.
+        router_url: Where `qinglan serve` listens, such as http://127.0.0.1:8000; as `serve.host` and `serve.port` say
             if empty.
     """
     look_at_canary(profile, overrides, router_url)

@@ -11,8 +11,8 @@ def clean_up(profile: ProfileName = "embedded", overrides: tuple[Override, ...] 
     """Remove a profile's old runs, checkpoints, datasets and logs; never what a registered model needs.
 
     Args:
-        profile: name of a file in configs/, or a path.
-        overrides: settings as `dotted.key=value`, such as `retention.run_days=30`.
-        dry_run: only tell what would be removed; the schedule removes it.
+        profile: Name of a file in configs/, or a path.
+        overrides: Settings as `dotted.key=value`, such as `retention.run_days=30`.
+        dry_run: Only tell what would be removed; the schedule removes it.
     """
     remove_unneeded(profile, overrides, dry_run=dry_run)

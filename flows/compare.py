@@ -24,10 +24,10 @@ def compare(
     """Ask the profile's teacher and those in its `compare`; returns the path of report.json.
 
     Args:
-        profile: name of a file in configs/, or a path.
-        changes: settings of this run; an empty one stays as the profile says.
-        overrides: any other setting, as `dotted.key=value`; docs/configuration.md lists them.
-        fresh: compute every stage anew instead of reusing what earlier runs left unchanged.
+        profile: Name of a file in configs/, or a path.
+        changes: Settings of this run; an empty one stays as the profile says.
+        overrides: Any other setting, as `dotted.key=value`; docs/configuration.md lists them.
+        fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
     """
     with open_session(profile, overrides_of(changes, overrides), "compare", fresh=fresh) as session:
         run, services = session.run, session.services

@@ -22,11 +22,11 @@ def release(
     """Decide on the challenger of an evaluated run and register it; returns the path of report.json.
 
     Args:
-        profile: name of a file in configs/, or a path.
-        changes: settings of this run; an empty one stays as the profile says.
-        overrides: any other setting, as `dotted.key=value`; docs/configuration.md lists them.
-        fresh: decide anew even where nothing changed.
-        source: the run whose evaluation to use, by its id; the newest pipeline, train or evaluate run if not given.
+        profile: Name of a file in configs/, or a path.
+        changes: Settings of this run; an empty one stays as the profile says.
+        overrides: Any other setting, as `dotted.key=value`; docs/configuration.md lists them.
+        fresh: Decide anew even where nothing changed.
+        source: The run whose evaluation to use, by its id; the newest pipeline, train or evaluate run if not given.
     """
     with open_session(profile, overrides_of(changes, overrides), "release", fresh=fresh, source=source) as session:
         run = session.run

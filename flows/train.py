@@ -25,11 +25,11 @@ def train(
     """SFT, RL, evaluation and release; returns the path of report.json.
 
     Args:
-        profile: name of a file in configs/, or a path.
-        changes: settings of this run; an empty one stays as the profile says.
-        overrides: any other setting, as `dotted.key=value`; docs/configuration.md lists them.
-        fresh: compute every stage anew instead of reusing what earlier runs left unchanged.
-        source: the run whose dataset to use, by its id; the newest pipeline or refresh run if not given.
+        profile: Name of a file in configs/, or a path.
+        changes: Settings of this run; an empty one stays as the profile says.
+        overrides: Any other setting, as `dotted.key=value`; docs/configuration.md lists them.
+        fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
+        source: The run whose dataset to use, by its id; the newest pipeline or refresh run if not given.
     """
     with open_session(profile, overrides_of(changes, overrides), "train", fresh=fresh, source=source) as session:
         run, services = session.run, session.services

@@ -81,7 +81,7 @@ class DataChanges(Changes):
     """Settings of this run; an empty one stays as the profile says."""
 
     max_rows: Annotated[Count | None, Sets("data.limit"), Field(title="Rows to read at most")] = None
-    """The first so many of the workbook, for a trial (`data.limit`)."""
+    """For a trial (`data.limit`)."""
     run_budget_usd: Annotated[
         Positive | None, Sets("budget.per_run_usd"), Field(title="Budget of this run, US dollars")
     ] = None
@@ -93,7 +93,7 @@ class DataChanges(Changes):
     teacher_requests_at_once: Annotated[
         Count | None, Sets("teacher.concurrency"), Field(title="Requests to the teacher at once")
     ] = None
-    """`teacher.concurrency`."""
+    """What the account allows (`teacher.concurrency`)."""
     sample_train_rows: Annotated[
         Count | None, Sets("embedded.sample_train_rows"), Field(title="Sample: training rows")
     ] = None
@@ -128,17 +128,17 @@ class TrainingChanges(Changes):
     """Settings of this run; an empty one stays as the profile says."""
 
     sft_epochs: Annotated[Positive | None, Sets("sft.num_train_epochs"), Field(title="SFT: epochs")] = None
-    """`sft.num_train_epochs`."""
+    """Passes over the training rows (`sft.num_train_epochs`)."""
     rl_algorithm: Annotated[Algorithm | None, Sets("rl.algorithm"), Field(title="RL: algorithm")] = None
     """Those that compare a prompt's answers need `rl.rollouts_per_prompt` above 1 (`rl.algorithm`)."""
     rl_steps: Annotated[Count | None, Sets("rl.total_steps"), Field(title="RL: steps")] = None
-    """`rl.total_steps`."""
+    """Each asks `rl.train_batch_size` prompts (`rl.total_steps`)."""
     rl_seed: Annotated[int | None, Sets("rl.seed"), Field(title="RL: seed")] = None
-    """`rl.seed`."""
+    """Another seed, other samples (`rl.seed`)."""
     at_alarm: Annotated[
         AlarmAction | None, Sets("rl.alarms.default_action"), Field(title="RL: what is done at an alarm")
     ] = None
-    """`rl.alarms.default_action`; see docs/alarms.md."""
+    """Where the profile names no other action for that alarm (`rl.alarms.default_action`)."""
 
 
 class DecisionChanges(Changes):
@@ -153,7 +153,7 @@ class DecisionChanges(Changes):
         Sets("release.promote"),
         Field(title="What a model becomes that passes the gate"),
     ] = None
-    """`release.promote`."""
+    """`challenger` leaves the rest to a canary, `none` to you (`release.promote`)."""
 
 
 class TrainChanges(DecisionChanges, TrainingChanges):

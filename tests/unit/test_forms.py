@@ -37,10 +37,11 @@ def all_forms() -> list[type[Changes]]:
 @pytest.mark.parametrize("flow", FLOWS)
 def test_every_parameter_says_what_it_is(flow: str):
     schema = schema_of(flow)
-    forms = [schema, *schema.get("definitions", {}).values()]
-    for name, shown in (item for form in forms for item in form["properties"].items()):
-        assert shown["title"], name
-        assert len(shown["description"]) > 5, name
+    known = {f"#/definitions/{name}": form for name, form in schema.get("definitions", {}).items()}
+    for name, shown in (item for form in (schema, *known.values()) for item in form["properties"].items()):
+        resolved = known.get(shown.get("$ref", ""), {}) | shown  # as the page does
+        assert resolved["title"], name
+        assert len(resolved["description"]) > 5, name
 
 
 @pytest.mark.parametrize("flow", FLOWS)

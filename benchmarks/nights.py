@@ -34,6 +34,7 @@ TRAIN_AT_ROWS = 90
 KEPT_DAYS = 6 / 24 / 60
 """Six minutes stand for a week."""
 STRIKE_LATENCY_S = 2.0
+EVENTS_HELD_BACK_S = 305.0
 _NIGHT_WITHIN_S = 420.0
 _CLEANED_WITHIN_S = 180.0
 
@@ -108,12 +109,12 @@ def main() -> None:
 
 def live_through(site: Site, number: int, fault: Fault) -> Night:
     """One night, and the look in the morning."""
-    begun, clock, before = datetime.now(UTC), time.monotonic(), site.books()
-    trained_before = trainings(site)
+    trained_before, before = trainings(site), site.books()
     site.grow()
     fault.begin(site)
     site.switch(latency_s=STRIKE_LATENCY_S)
-    site.fire_by_schedule("refresh")
+    begun, clock = datetime.now(UTC), time.monotonic()
+    site.fire_by_schedule("refresh", made_before_s=EVENTS_HELD_BACK_S if fault.told else 0.0)
     wrong = []
     try:
         until(lambda: bool(site.books()["paid"] > before["paid"]) or ended(site, begun), 150, "the night's refresh")

@@ -35,12 +35,14 @@ class Fault:
     """Once the night's run is over."""
     states: tuple[str, ...] = ("COMPLETED",)
     """In which the night's run may end."""
+    told: bool = False
+    """Automations have to do something about it."""
     asked_again: int = 0
     """Calls that were under way when their process was killed: the answer may have been given, and not kept."""
 
 
 def _kill(site: Site, *words: str) -> None:
-    struck = site.matching(*words)
+    struck = [process for process in site.matching(*words) if "supervise.py" not in " ".join(process.cmdline())]
     if not struck:
         raise LookupError(f"no process with {' '.join(words)} in its command line to kill")
     for process in struck:
@@ -107,20 +109,26 @@ def _start_another(site: Site) -> None:
 
 
 QUIET = Fault("quiet")
-FULL_DISK = Fault("disk full", strike=_fill_disk, end=_free_disk, states=("FAILED", "CRASHED"), asked_again=CONCURRENCY)
 FAULTS = (
     QUIET,
     Fault("a fifth of the teacher's answers fail", begin=_sicken_teacher, end=_heal_teacher),
-    Fault("worker killed", strike=_kill_worker, asked_again=CONCURRENCY),
-    Fault("flow's process killed", strike=_kill_flow, asked_again=CONCURRENCY),
-    Fault("Prefect's server killed", strike=_kill_server),
-    Fault("power cut: everything killed, started again", strike=_cut_power, asked_again=CONCURRENCY),
-    FULL_DISK,
-    Fault("RAG down all night", begin=_take_rag_down, end=_bring_rag_up, states=("FAILED",)),
     Fault("RAG away for 8 s", strike=_interrupt_rag),
     Fault("a second refresh started by hand", strike=_start_another),
+    Fault("worker killed", strike=_kill_worker, told=True, asked_again=CONCURRENCY),
+    Fault("flow's process killed", strike=_kill_flow, told=True, asked_again=CONCURRENCY),
+    Fault("Prefect's server killed", strike=_kill_server),
+    Fault(
+        "disk full",
+        strike=_fill_disk,
+        end=_free_disk,
+        states=("FAILED", "CRASHED", "COMPLETED"),
+        told=True,
+        asked_again=CONCURRENCY,
+    ),
+    Fault("RAG down all night", begin=_take_rag_down, end=_bring_rag_up, states=("FAILED",), told=True),
+    Fault("power cut: everything killed, started again", strike=_cut_power, asked_again=CONCURRENCY),
 )
-"""In this order, over and over."""
+"""In this order, over and over. Those that automations need not do anything about follow the power cut, see `told`."""
 
 
 def told_of(site: Site, flow_run_name: str) -> bool:

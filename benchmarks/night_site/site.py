@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 UNFINISHED = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING", "PAUSED")
 FIRST_ROWS, ROWS_PER_NIGHT = 60, 8
 _UP_WITHIN_S = 180.0
-_FIRES_IN_S = 8.0
 _DEPLOYED = ("refresh", "train", "clean-up")
 
 Json = dict[str, Any]
@@ -63,7 +62,7 @@ class Site:
                 "profile": PROFILE
             }
             for schedule in entry.get("schedules", []):
-                schedule["active"] = entry["name"] == "refresh"
+                schedule["active"] = True
         (self.folder / "deployments").mkdir()
         kept = {"name": "night", "prefect-version": declared["prefect-version"], "deployments": chosen}
         (self.folder / "deployments" / "prefect.yaml").write_text(yaml.safe_dump(kept, allow_unicode=True))
@@ -136,55 +135,70 @@ class Site:
         """As the server knows it."""
         return self.get(f"deployments/name/{name}/{name}")
 
-    def fire_by_schedule(self, name: str) -> None:
-        """Move the schedule's clock: its next time is a few seconds from now, and then a day later."""
-        deployment = self.deployment(name)
-        path = f"deployments/{deployment['id']}"
-        parameters = deployment["schedules"][0]["parameters"]
-        for schedule in deployment["schedules"]:
-            self.api.delete(f"{path}/schedules/{schedule['id']}").raise_for_status()
-        anchor = (datetime.now(UTC) + timedelta(seconds=_FIRES_IN_S)).isoformat()
-        every = {"interval": timedelta(days=1).total_seconds(), "anchor_date": anchor, "timezone": "UTC"}
-        schedule = {"active": True, "schedule": every, "parameters": parameters}
-        self.api.post(f"{path}/schedules", json=[schedule]).raise_for_status()
-        # The scheduler looks at deployments that changed every few seconds, at the others once a minute.
-        self.api.patch(path, json={"description": f"{name}, {anchor}"}).raise_for_status()
+    def fire_by_schedule(self, name: str, *, made_before_s: float = 0.0) -> Json:
+        """Move the clock to the next time of the schedule: the flow run that Prefect made for it starts now.
+
+        Args:
+            made_before_s: that run's least age. Prefect keeps the events of a run from automations for a quarter of an
+                hour if it began within five minutes of being scheduled, which a nightly schedule's never does.
+        """
+        deployment = self.deployment(name)["id"]
+        query = {
+            "flow_runs": {"deployment_id": {"any_": [deployment]}, "state": {"type": {"any_": ["SCHEDULED"]}}},
+            "sort": "EXPECTED_START_TIME_ASC",
+            "limit": 1,
+        }
+        until(lambda: bool(self.post("flow_runs/filter", query)), 90, f"a scheduled run of {name}")
+        (run,) = self.post("flow_runs/filter", query)
+        age = datetime.now(UTC) - datetime.fromisoformat(run["state"]["timestamp"])
+        time.sleep(max(0.0, made_before_s - age.total_seconds()))
+        now = {"type": "SCHEDULED", "state_details": {"scheduled_time": datetime.now(UTC).isoformat()}}
+        self.post(f"flow_runs/{run['id']}/set_state", {"state": now, "force": True})
+        return run  # type: ignore[no-any-return]
 
     def runs_of(self, name: str, since: datetime) -> list[Json]:
-        """A deployment's flow runs that were to start since then, and until now."""
-        window = {"after_": since.isoformat(), "before_": datetime.now(UTC).isoformat()}
+        """A deployment's flow runs that began since then, the first one first."""
         query = {
-            "flow_runs": {"expected_start_time": window, "deployment_id": {"any_": [self.deployment(name)["id"]]}},
-            "sort": "EXPECTED_START_TIME_ASC",
+            "flow_runs": {
+                "start_time": {"after_": since.isoformat()},
+                "deployment_id": {"any_": [self.deployment(name)["id"]]},
+            },
+            "sort": "START_TIME_ASC",
         }
         found: list[Json] = self.post("flow_runs/filter", query)
         return found
 
     def unfinished(self) -> list[Json]:
-        """Flow runs that should be over: all but those of a later night."""
+        """Flow runs that should be over: not those that wait for a later night."""
         found: list[Json] = self.post("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": [*UNFINISHED]}}}})
         now = datetime.now(UTC)
-        return [run for run in found if datetime.fromisoformat(run["expected_start_time"]) <= now]
+        return [
+            run
+            for run in found
+            if run["state"]["type"] != "SCHEDULED" or datetime.fromisoformat(run["next_scheduled_start_time"]) <= now
+        ]
 
     def get(self, path: str) -> Any:
-        """What the API answers; asked again while the server is away."""
-        return self._asked(lambda: self.api.get(path))
+        """What the API answers."""
+        return self.ask("GET", path)
 
     def post(self, path: str, body: Json) -> Any:
         """What the API answers to a query."""
-        return self._asked(lambda: self.api.post(path, json=body))
+        return self.ask("POST", path, body)
 
-    def _asked(self, send: Callable[[], httpx.Response]) -> Any:
-        for left in range(60, -1, -1):
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """What the API answers; asked again while the server is away or its database is busy."""
+        problem = ""
+        for _ in range(60):
             try:
-                response = send()
+                response = self.api.request(method, path, json=body)
                 if response.status_code < 500:
-                    return response.raise_for_status().json()
-            except httpx.TransportError:
-                if not left:
-                    raise
+                    return response.raise_for_status().json() if response.content else None
+                problem = f"{response.status_code} {response.text[:200]}"
+            except httpx.TransportError as error:
+                problem = repr(error)
             time.sleep(1)
-        raise SystemExit(f"Prefect's server answers {response.status_code}: {response.text[:200]}")
+        raise SystemExit(f"Prefect's server does not answer {path}: {problem}")
 
     # What is outside
 

@@ -36,6 +36,7 @@ from qinglan.runs import (
     save_stage,
 )
 from qinglan.turns import refresh_turn
+from tasks.lost import look_for_lost_runs
 from tasks.stage import flow_run_id, tracker_of
 
 
@@ -76,6 +77,7 @@ def open_session(
     """
     tidy_logs()
     profile = load_profile(profile_name, overrides)
+    look_for_lost_runs(profile)
     with ExitStack() as stack:
         stack.enter_context(told_when_full(flow, profile))
         if flow == "refresh":

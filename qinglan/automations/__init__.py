@@ -6,11 +6,13 @@ Prefect's automations are made over its HTTP API; the core knows no Prefect. Tho
 
 from qinglan.automations.applying import apply_automations, webhook_address
 from qinglan.automations.deployments import TRAIN_DEPLOYMENT, Deployment, deployments_of, keep_paused, training_of
+from qinglan.automations.lost import crash_lost
 
 __all__ = [
     "TRAIN_DEPLOYMENT",
     "Deployment",
     "apply_automations",
+    "crash_lost",
     "deployments_of",
     "keep_paused",
     "training_of",

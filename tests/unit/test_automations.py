@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ from prefect.server.events.jinja_filters import all_filters
 from prefect.server.events.schemas.automations import AutomationCreate
 from prefect.server.utilities.user_templates import register_user_template_filters, render_user_template_sync
 
-from qinglan.automations import Deployment, apply_automations, keep_paused, training_of
+from qinglan.automations import Deployment, apply_automations, crash_lost, keep_paused, training_of
 from qinglan.automations.messages import STATE_MESSAGE, Message, payload
 from qinglan.automations.plan import profile_automations, site_automations
 from qinglan.config import Profile
@@ -223,6 +224,43 @@ def test_deploying_again_resumes_nothing(prefect: Prefect):
     with keep_paused(prefect.api):
         prefect.deployments = [first, second]  # as `prefect deploy` leaves them
     assert [each.paused for each in prefect.deployments] == [True, False]
+
+
+# Lost runs
+
+NOW = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
+
+
+class Events:
+    """A server with two old runs at work, one of them silent."""
+
+    def __init__(self, server_was_there: bool) -> None:
+        self._was_there, self.marked = server_was_there, list[str]()
+        self.api = httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(self._answer))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        path, body = request.url.path.removeprefix("/api/"), json.loads(request.content)
+        if path == "flow_runs/filter":
+            assert body["flow_runs"]["start_time"]["before_"] == "2026-11-22T05:00:00+00:00"
+            return httpx.Response(200, json=[{"id": "f1", "name": "train night"}, {"id": "f2", "name": "train day"}])
+        if path == "events/filter":
+            asked = body["filter"]
+            is_there = "f2" in asked["resource"]["id"][0] if "resource" in asked else self._was_there
+            return httpx.Response(200, json={"events": [{}] if is_there else []})
+        self.marked.append(path)
+        return httpx.Response(201, json={})
+
+
+def test_a_run_that_is_silent_for_an_hour_is_lost():
+    server = Events(server_was_there=True)
+    assert crash_lost(server.api, NOW) == ["train night"]
+    assert server.marked == ["flow_runs/f1/set_state"]
+
+
+def test_a_server_that_is_only_just_back_loses_nobody():
+    server = Events(server_was_there=False)
+    assert crash_lost(server.api, NOW) == []
+    assert server.marked == []
 
 
 # Messages

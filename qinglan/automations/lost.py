@@ -1,0 +1,46 @@
+"""Runs that are lost: at work as the server believes, but silent for an hour.
+
+The automation that finds silent runs goes by a clock that Prefect forgets when its server is away for long, as after a
+power cut of everything. So whoever begins to work looks as well.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+import httpx
+
+from qinglan.automations.calling import call, pages
+
+SILENT_FOR = timedelta(hours=1)
+
+
+def crash_lost(api: httpx.Client, now: datetime | None = None) -> list[str]:
+    """Mark them as crashed, so that they go on; their names.
+
+    A server that is only just back has heard of nobody yet: it must have been there half an hour ago, too.
+
+    Raises:
+        httpx.HTTPError: the server can't be reached or refuses.
+    """
+    now = now or datetime.now(UTC)
+    since = now - SILENT_FOR
+    running = {
+        "tags": {"all_": ["qinglan"]},
+        "state": {"type": {"any_": ["RUNNING"]}},
+        "start_time": {"before_": since.isoformat()},
+    }
+    found = pages(api, "flow_runs/filter", flow_runs=running, sort="START_TIME_ASC")
+    if not found or not _happened(api, since, now - SILENT_FOR / 2):
+        return []
+    lost = [run for run in found if not _happened(api, since, now, run["id"])]
+    for run in lost:
+        state = {"type": "CRASHED", "message": "no sign of life for an hour: its process is gone"}
+        call(api, "POST", f"flow_runs/{run['id']}/set_state", {"state": state, "force": False})
+    return [run["name"] for run in lost]
+
+
+def _happened(api: httpx.Client, since: datetime, until: datetime, run_id: str | None = None) -> bool:
+    """Anything at all, or a sign of life of a flow run."""
+    asked: dict[str, object] = {"occurred": {"since": since.isoformat(), "until": until.isoformat()}}
+    if run_id:
+        asked |= {"resource": {"id": [f"prefect.flow-run.{run_id}"]}, "event": {"prefix": ["prefect.flow-run."]}}
+    return bool(call(api, "POST", "events/filter", {"filter": asked, "limit": 1})["events"])

@@ -1,0 +1,20 @@
+"""Whoever begins to work looks for runs that were lost, so that they go on."""
+
+import httpx
+from prefect.logging import get_run_logger
+
+from qinglan.automations import crash_lost
+from qinglan.config import Profile
+from qinglan.prefect_server import find_server
+
+
+def look_for_lost_runs(profile: Profile) -> None:
+    """Never in the way of the run that looks."""
+    log = get_run_logger()
+    try:
+        if server := find_server(profile.paths.state):
+            with server.client() as api:
+                for name in crash_lost(api):
+                    log.warning("flow run %s was lost, now marked as crashed: no sign of life for an hour", name)
+    except httpx.HTTPError as error:
+        log.warning("could not look for lost runs: %s", str(error).splitlines()[0])

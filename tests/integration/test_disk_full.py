@@ -90,7 +90,6 @@ def test_a_refresh_survives_a_full_disk_and_pays_once(
 
     stopped = refresh(path)
     assert stopped.returncode == 2, stopped.stdout + stopped.stderr
-    print(stopped.stderr[-3000:], stopped.stdout[-6000:])
     last = stopped.stderr.strip().splitlines()[-1]
     assert last.startswith("error: distill: the disk is full; make room, such as by `qinglan clean-up --profile small`")
     assert "Traceback" not in stopped.stderr + stopped.stdout
@@ -100,7 +99,6 @@ def test_a_refresh_survives_a_full_disk_and_pays_once(
 
     again = refresh(path)  # nothing was freed
     assert again.returncode == 2
-    print(again.stderr[-2000:])
     assert "disk is full" in again.stderr or " free; make room" in again.stderr
     assert "Traceback" not in again.stderr + again.stdout
 
@@ -110,7 +108,6 @@ def test_a_refresh_survives_a_full_disk_and_pays_once(
     assert done.returncode == 0, done.stdout + done.stderr
     assert [each.name for each in runs_of(profile.paths.runs, "small")] == [run.name]
     assert paid(profile) == len(teacher.answered)
-    print(teacher.answered.total(), len(teacher.answered))
     assert teacher.answered.total() == len(teacher.answered)
 
 

@@ -3,7 +3,7 @@
 import httpx
 from prefect.logging import get_run_logger
 
-from qinglan.automations import crash_lost
+from qinglan.automations import crash_lost, requeue_crashed
 from qinglan.config import Profile
 from qinglan.prefect_server import find_server
 
@@ -16,5 +16,7 @@ def look_for_lost_runs(profile: Profile) -> None:
             with server.client() as api:
                 for name in crash_lost(api):
                     log.warning("flow run %s was lost, now marked as crashed: no sign of life for an hour", name)
+                for name in requeue_crashed(api, profile):
+                    log.warning("flow run %s had crashed and was left so; it goes on now", name)
     except httpx.HTTPError as error:
         log.warning("could not look for lost runs: %s", str(error).splitlines()[0])

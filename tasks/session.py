@@ -171,7 +171,7 @@ def _mark_crashed(prefect_id: str, message: str) -> None:
     with get_client(sync_client=True) as client:
         try:
             state = client.read_flow_run(UUID(prefect_id)).state
-            if state is None or not state.is_final():
+            if state is None or not state.is_final() or state.name == "Crashed":
                 superseded = State(type=StateType.CRASHED, name="Superseded", message=message)
                 client.set_flow_run_state(UUID(prefect_id), superseded, force=True)
         except ObjectNotFound:  # it ran under another Prefect server

@@ -6,7 +6,7 @@ Prefect's automations are made over its HTTP API; the core knows no Prefect. Tho
 
 from qinglan.automations.applying import apply_automations, webhook_address
 from qinglan.automations.deployments import TRAIN_DEPLOYMENT, Deployment, deployments_of, keep_paused, training_of
-from qinglan.automations.lost import crash_lost
+from qinglan.automations.lost import crash_lost, requeue_crashed
 
 __all__ = [
     "TRAIN_DEPLOYMENT",
@@ -15,6 +15,7 @@ __all__ = [
     "crash_lost",
     "deployments_of",
     "keep_paused",
+    "requeue_crashed",
     "training_of",
     "webhook_address",
 ]

@@ -1,7 +1,7 @@
-"""Runs that are lost: at work as the server believes, but silent for an hour.
+"""Runs that Prefect's automations lost: at work as the server believes, but silent; or crashed, and left so.
 
-The automation that finds silent runs goes by a clock that Prefect forgets when its server is away for long, as after a
-power cut of everything. So whoever begins to work looks as well.
+The automations go by clocks that Prefect forgets when its server is away, as after a power cut of everything. So
+whoever begins to work looks as well.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -9,8 +9,11 @@ from datetime import UTC, datetime, timedelta
 import httpx
 
 from qinglan.automations.calling import call, pages
+from qinglan.config import Profile
 
 SILENT_FOR = timedelta(hours=1)
+SETTLED_FOR, NOT_OLDER = timedelta(minutes=30), timedelta(days=1)
+"""Prefect may take a quarter of an hour for an event that it received before the one it follows."""
 
 
 def crash_lost(api: httpx.Client, now: datetime | None = None) -> list[str]:
@@ -36,6 +39,32 @@ def crash_lost(api: httpx.Client, now: datetime | None = None) -> list[str]:
         state = {"type": "CRASHED", "message": "no sign of life for an hour: its process is gone"}
         call(api, "POST", f"flow_runs/{run['id']}/set_state", {"state": state, "force": False})
     return [run["name"] for run in lost]
+
+
+def requeue_crashed(
+    api: httpx.Client, profile: Profile, now: datetime | None = None, settled_for: timedelta = SETTLED_FOR
+) -> list[str]:
+    """Put crashed runs that have tries left back into their queues, as the automation does; their names.
+
+    Args:
+        settled_for: after so long the automation won't do it any more.
+
+    Raises:
+        httpx.HTTPError: the server can't be reached or refuses.
+    """
+    now = now or datetime.now(UTC)
+    crashed = {
+        "tags": {"all_": ["qinglan"]},
+        "state": {"name": {"any_": ["Crashed"]}},
+        "end_time": {"after_": (now - NOT_OLDER).isoformat(), "before_": (now - settled_for).isoformat()},
+        "deployment_id": {"is_null_": False},
+    }
+    found = pages(api, "flow_runs/filter", flow_runs=crashed, sort="START_TIME_ASC")
+    left = [run for run in found if 1 <= run["run_count"] <= profile.automations.crash_retries]
+    for run in left:
+        state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "crashed, and goes on from what is finished"}
+        call(api, "POST", f"flow_runs/{run['id']}/set_state", {"state": state, "force": False})
+    return [run["name"] for run in left]
 
 
 def _happened(api: httpx.Client, since: datetime, until: datetime, run_id: str | None = None) -> bool:

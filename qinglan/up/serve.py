@@ -4,14 +4,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 
-from qinglan.automations import webhook_address
+from qinglan.automations import requeue_crashed, webhook_address
 from qinglan.config import Profile, uses_proxy
 from qinglan.deploying import find_deployments, make_pool, register
 from qinglan.engines.processes import HOST, Processes, Say, port_from, require_free, stop_signals
@@ -77,6 +77,8 @@ class _Running:
         self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
         with self._announced(), self._workers():
             register(self.api, self.site.deploy(prefect_file), self.profile, self.say)
+            for name in requeue_crashed(self.api, self.profile, settled_for=timedelta(minutes=1)):
+                self.say(f"{name} had crashed; it goes on")
             if mlflow:
                 self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
             for stand_in in stand_ins:
@@ -133,7 +135,7 @@ class _Running:
         if not runs:
             return
         retries = self.profile.automations.crash_retries
-        by_itself = f"each goes on by itself, {retries} times a day at most; after that, " if retries else ""
+        by_itself = f"each goes on by itself, {retries} times at most; after that, " if retries else ""
         self.say(
             f"flow runs that were interrupted, now marked as crashed: {len(runs)}; {by_itself}"
             "Retry on its page, or `prefect flow-run retry ID`, continues one:"

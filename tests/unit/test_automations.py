@@ -12,7 +12,7 @@ from prefect.server.events.jinja_filters import all_filters
 from prefect.server.events.schemas.automations import AutomationCreate
 from prefect.server.utilities.user_templates import register_user_template_filters, render_user_template_sync
 
-from qinglan.automations import Deployment, apply_automations, crash_lost, keep_paused, training_of
+from qinglan.automations import Deployment, apply_automations, crash_lost, keep_paused, requeue_crashed, training_of
 from qinglan.automations.messages import STATE_MESSAGE, Message, payload
 from qinglan.automations.plan import profile_automations, site_automations
 from qinglan.config import Profile
@@ -261,6 +261,23 @@ def test_a_server_that_is_only_just_back_loses_nobody():
     server = Events(server_was_there=False)
     assert crash_lost(server.api, NOW) == []
     assert server.marked == []
+
+
+def test_a_crash_that_the_automation_missed_goes_on_while_tries_are_left(profile_of: ProfileOf):
+    marked: list[Any] = []
+
+    def server(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        if not request.url.path.endswith("flow_runs/filter"):
+            marked.append((request.url.path, body["state"]["name"], body["force"]))
+            return httpx.Response(201, json={})
+        assert body["flow_runs"]["end_time"]["before_"] == "2026-11-22T05:30:00+00:00"
+        runs = [{"id": f"f{count}", "name": f"run {count}", "run_count": count} for count in range(4)]
+        return httpx.Response(200, json=runs)
+
+    with httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as api:
+        assert requeue_crashed(api, profile_of(), NOW) == ["run 1", "run 2"]
+    assert marked == [(f"/api/flow_runs/f{n}/set_state", "AwaitingRetry", False) for n in (1, 2)]
 
 
 # Messages

@@ -1,0 +1,334 @@
+"""`qinglan up` as a new user has it before them: everything in a real browser, in the order of a first day.
+
+Each test goes on where the one before it left the site. Pictures go to the folder that `QINGLAN_SHOTS` names.
+"""
+
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import psutil
+import pytest
+from playwright.sync_api import Browser, expect
+from prefect_page import CHROMIUM, PrefectPage, chromium, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")]
+
+SMALL = """
+extends: embedded
+name: small
+embedded: {sample_train_rows: 120, sample_dev_rows: 20, sample_test_rows: 40, pretrain_steps: 30}
+distill: {batch_rows: 20}
+sft: {num_train_epochs: 1, save_steps: 8, eval_steps: 8}
+rl:
+  total_steps: 3
+  train_batch_size: 16
+  ppo_mini_batch_size: 16
+  ppo_micro_batch_size_per_gpu: 16
+  save_freq: 1
+  test_freq: 1
+evaluate: {latency_queries: 3}
+"""
+ROWS = 180
+MARK = "QINGLAN_WALKTHROUGH"
+"""Every process of the site has it in its environment."""
+
+
+class Site:
+    """A user's working directory, with a profile of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "configs").mkdir()
+        (folder / "configs" / "small.yaml").write_text(SMALL)
+        self.prefect_port, self.mlflow_port = free_port(), free_port()
+        self.prefect_url = f"http://127.0.0.1:{self.prefect_port}"
+        self.mlflow_url = f"http://127.0.0.1:{self.mlflow_port}"
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        self.log = folder / "up.log"
+        self.process: psutil.Popen | None = None
+
+    def up(self) -> None:
+        argv = [sys.executable, "-m", "qinglan.cli", "up"]
+        argv += [f"--prefect-port={self.prefect_port}", f"--mlflow-port={self.mlflow_port}"]
+        env = self.env | {MARK: str(self.folder)}
+        with self.log.open("wb") as output:
+            self.process = psutil.Popen(argv, cwd=self.folder, env=env, stdout=output, stderr=subprocess.STDOUT)
+        seconds = wait_until(self._is_up, 300, self.log.read_text)
+        print(f"up after {seconds:.0f} s")
+
+    def _is_up(self) -> bool:
+        assert self.process and self.process.poll() is None, self.log.read_text()
+        return "Ctrl-C stops" in self.log.read_text()
+
+    def end(self, number: int) -> int | None:
+        """By this signal, and wait until no process of the site is left."""
+        assert self.process
+        self.process.send_signal(number)
+        status = self.process.wait(timeout=60)
+        wait_until(lambda: not self.processes(), 60, self.processes)
+        return int(status)
+
+    def processes(self, **environ: str) -> list[str]:
+        """Command lines of those that live, or of those of them that have this in their environment."""
+        wanted = environ | {MARK: str(self.folder)}
+        found = []
+        for process in psutil.process_iter(["environ", "status"]):
+            if wanted.items() <= (process.info["environ"] or {}).items() and process.info["status"] != "zombie":
+                with suppress(psutil.NoSuchProcess):
+                    found.append(" ".join(process.cmdline()))
+        return found
+
+    def terminal(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        env = self.env | {"PREFECT_API_URL": f"{self.prefect_url}/api", "PREFECT_HOME": str(self.folder / "client")}
+        argv = [sys.executable, "-m", *words]
+        return subprocess.run(argv, cwd=self.folder, env=env, capture_output=True, text=True, timeout=200, check=False)
+
+    def paid(self) -> int:
+        """Calls of the teacher that the ledger knows, as `qinglan ledger spent` adds them up."""
+        done = self.terminal("qinglan.cli", "ledger", "spent", "--by", "role")
+        found = re.search(r"^ *teacher +([\d,]+) ", done.stdout, re.MULTILINE)
+        assert found, done.stdout + done.stderr
+        return int(found[1].replace(",", ""))
+
+    def answered(self) -> int:
+        """The same, quickly."""
+        with closing(sqlite3.connect(self.folder / ".qinglan" / "ledger.db")) as ledger:
+            (calls,) = ledger.execute("SELECT count(*) FROM calls WHERE role = 'teacher'").fetchone()
+        return int(calls)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    site = Site(tmp_path_factory.mktemp("walk"))
+    site.up()
+    yield site
+    if site.process and site.process.poll() is None:
+        site.end(signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the pictures go."""
+    folder = Path(os.environ.get("QINGLAN_SHOTS") or tmp_path_factory.mktemp("shots")).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(site: Site, browser: Browser, shots: Path) -> Iterator[PrefectPage]:
+    page = PrefectPage(browser, site.prefect_url, shots)
+    yield page
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def ids() -> dict[str, str]:
+    """Flow runs that later tests come back to."""
+    return {}
+
+
+def test_all_deployments_are_listed(page: PrefectPage) -> None:
+    page.open("deployments")
+    for name in ("pipeline", "refresh", "train", "evaluate", "release", "compare"):
+        expect(page.page.get_by_role("link", name=name, exact=True).first).to_be_visible()
+    page.shot("deployments")
+
+
+def test_the_form_refuses_what_is_wrong(page: PrefectPage) -> None:
+    page.open_form("pipeline")
+    page.fill_in("small", {}, ["rl.total_steps"])
+    page.submit()
+    expect(page.page.get_by_text("'rl.total_steps' does not match")).to_be_visible()
+    page.shot("refused")
+    page.fill_in("small", {"RL: steps": "0"}, [])
+    page.field("overrides").locator("textarea").fill("rl.seed=2")
+    page.submit()
+    expect(page.page.get_by_text("0 is less than the minimum of 1").first).to_be_visible()
+    assert page.runs() == []
+
+
+def test_a_run_with_changed_parameters_starts_at_once(page: PrefectPage, ids: dict[str, str]) -> None:
+    page.open_form("pipeline")
+    page.fill_in("small", {"Budget of this run, US dollars": "5", "RL: steps": "2"}, ["rl.seed=2"])
+    page.page.evaluate("document.querySelectorAll('*').forEach(each => each.scrollTo(0, 0))")
+    page.shot("form")
+    asked = time.monotonic()
+    page.submit()
+    wait_until(page.runs, 30)
+    ids["pipeline"] = run = page.runs()[0]["id"]
+    page.open_run(run)
+    page.expect_state("Running", within_s=30)
+    seconds = time.monotonic() - asked
+    print(f"running {seconds:.1f} s after the click on Submit")
+    assert seconds < 30
+    assert page.run(run)["parameters"]["changes"] == {"run_budget_usd": 5, "rl_steps": 2}
+    assert page.run(run)["parameters"]["overrides"] == ["rl.seed=2"]
+
+
+def test_a_schedule_is_set_and_switched_on(page: PrefectPage, ids: dict[str, str]) -> None:
+    refresh = page.deployment("refresh/refresh")
+    patch = {"parameters": {"profile": "small"}}
+    page.api.patch(f"deployments/{refresh['id']}", json=patch).raise_for_status()
+    soon = datetime.now(ZoneInfo("Asia/Shanghai")) + timedelta(seconds=80)
+    page.open_deployment("refresh")
+    page.edit_schedule(f"{soon.minute} {soon.hour} * * *")
+    page.switch_schedule()
+    expect(page.page.get_by_text("schedule active").first).to_be_visible()
+    page.shot("schedule")
+    (schedule,) = page.deployment("refresh/refresh")["schedules"]
+    assert schedule["active"] and schedule["schedule"]["timezone"] == "Asia/Shanghai"
+
+
+def test_progress_is_to_be_seen(page: PrefectPage, ids: dict[str, str]) -> None:
+    page.open_run(ids["pipeline"])
+    expect(page.page.get_by_text("180 of 180 rows of questions.xlsx are usable")).to_be_visible()
+    artifacts = {"artifacts": {"flow_run_id": {"any_": [ids["pipeline"]]}, "type": {"any_": ["progress"]}}}
+    wait_until(lambda: len(page.post("artifacts/filter", artifacts)) >= 2, 120)
+    page.expect_state("Running", within_s=10)
+    page.shot("running")
+    page.tab("Artifacts")
+    expect(page.artifact("base-model-progress")).to_be_visible()
+    expect(page.artifact("base-model-progress")).to_contain_text("30/30 steps")
+
+
+def test_the_schedule_fires_by_itself(page: PrefectPage) -> None:
+    def fired() -> list[dict[str, Any]]:
+        return [run for run in page.runs() if run["auto_scheduled"] and run["state"]["name"] != "Scheduled"]
+
+    wait_until(fired, 100)
+    (run,) = fired()
+    page.open_run(run["id"])
+    page.expect_state("Completed", within_s=90)
+    started = datetime.fromisoformat(page.run(run["id"])["start_time"])
+    late = (started - datetime.fromisoformat(run["expected_start_time"])).total_seconds()
+    print(f"the scheduled run started {late:.1f} s after its minute")
+    assert late < 30 and run["parameters"] == {"profile": "small"}
+
+
+def test_a_run_can_be_cancelled(site: Site, page: PrefectPage) -> None:
+    overrides = ["embedded.teacher_latency_ms=3000", "teacher.max_tokens=100", "teacher.concurrency=4"]
+    run = page.start("refresh", {}, *overrides)
+    page.expect_state("Running", within_s=60)
+    wait_until(lambda: len(site.processes(PREFECT__FLOW_RUN_ID=run)) > 2, 30)  # the engine and its stand-ins
+    page.press("Cancel", confirm="Confirm")
+    page.expect_state("Cancelled", within_s=60)
+    page.shot("cancelled")
+    wait_until(lambda: not site.processes(PREFECT__FLOW_RUN_ID=run), 20, site.processes)
+
+
+def test_a_failed_run_is_retried_once_the_cause_is_gone(site: Site, page: PrefectPage) -> None:
+    run = page.start("refresh", {}, "data.workbook=questions.xlsx")
+    page.expect_state("Failed", within_s=60)
+    expect(page.page.get_by_text("questions.xlsx: no such file; correct data.workbook").first).to_be_visible()
+    page.shot("failed")
+    sample = site.folder / ".qinglan" / "sample" / "query_rewrite" / "questions.xlsx"
+    (site.folder / "questions.xlsx").write_bytes(sample.read_bytes())
+    page.press("Retry", confirm="Retry")
+    page.expect_state("Completed", within_s=90)
+    assert page.run(run)["run_count"] == 2
+
+
+def test_a_run_from_the_terminal(site: Site) -> None:
+    watched = ("prefect", "deployment", "run", "refresh/refresh", "--watch", "--watch-interval", "1")
+    done = site.terminal(*watched, "-p", "profile=small")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Running" in done.stdout and "Completed" in done.stdout
+    failed = site.terminal(*watched, "-p", 'overrides=["data.workbook=missing.xlsx"]')
+    assert failed.returncode != 0 and "Failed" in failed.stdout
+
+
+def test_the_pipeline_completes(page: PrefectPage, ids: dict[str, str]) -> None:
+    page.wait_for(ids["pipeline"], "Completed", within_s=300)
+    page.open_run(ids["pipeline"])
+    page.expect_state("Completed", within_s=10)
+    expect(page.page.get_by_text("2/2 steps").first).to_be_attached()
+    page.page.wait_for_timeout(2000)  # the stages are drawn
+    page.shot("run")
+
+
+def test_its_artifacts_can_be_opened(page: PrefectPage, ids: dict[str, str]) -> None:
+    page.open_run(ids["pipeline"])
+    page.tab("Artifacts")
+    expect(page.artifact("data-card")).to_be_visible()
+    page.shot("artifacts")
+    page.artifact("data-card").click()
+    expect(page.page.get_by_role("heading", name="Splits")).to_be_visible()
+    page.shot("data_card")
+    page.open_run(ids["pipeline"])
+    page.tab("Artifacts")
+    page.artifact("result").click()
+    expect(page.page.get_by_text("mean top-1 score")).to_be_visible()
+    report = page.page.locator("code").filter(has_text="report.html").inner_text()
+    assert Path(report).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    page.shot("result")
+
+
+def test_mlflow_shows_the_run_and_its_metrics(site: Site, page: PrefectPage, browser: Browser, shots: Path) -> None:
+    tab = browser.new_page(viewport={"width": 1280, "height": 800})
+    asked: set[str] = set()
+    tab.on("request", lambda request: asked.add(request.url))
+    tab.goto(site.mlflow_url)
+    tab.get_by_role("button", name="Close", exact=True).click()  # of its assistant, which knows no model here
+    tab.get_by_text("Model training", exact=True).click()
+    tab.get_by_role("link", name="qinglan", exact=True).first.click()
+    tab.get_by_role("link", name=re.compile("pipeline small$")).click()
+    tab.get_by_role("tab", name="Model metrics").click()
+    tab.get_by_placeholder("Search metric charts").fill("top1")
+    expect(tab.get_by_text("teacher").first).to_be_visible(timeout=30_000)
+    tab.wait_for_timeout(2000)  # the charts are drawn
+    tab.screenshot(path=shots / "ui_mlflow.png")
+    tab.close()
+    assert [url for url in asked if not url.startswith((site.mlflow_url, "data:", "blob:"))] == []
+
+
+def test_no_page_asked_anyone_outside(page: PrefectPage) -> None:
+    assert page.hosts <= {"127.0.0.1", ""}
+
+
+def test_after_kill_9_everything_is_found_again(site: Site, page: PrefectPage, ids: dict[str, str]) -> None:
+    before, runs = site.paid(), {run["id"]: run["state"]["name"] for run in page.runs()}
+    overrides = ["embedded.teacher_latency_ms=400", "teacher.max_tokens=90", "teacher.concurrency=4"]
+    run = page.start("refresh", {}, *overrides)
+    wait_until(lambda: site.answered() >= before + 40, 90)
+    site.end(signal.SIGKILL)
+    assert site.answered() < before + ROWS, "it was to be killed in the middle"
+    site.up()
+    assert "now marked as crashed: 1" in site.log.read_text()
+    page.open_run(run)
+    page.expect_state("Completed", within_s=120)  # an automation retries it
+    page.shot("crashed_and_completed")
+    assert "Crashed" in page.states(run)
+    assert site.paid() == before + ROWS, "nothing was paid for twice"
+    assert runs.items() <= {run["id"]: run["state"]["name"] for run in page.runs()}.items()
+    page.open_run(ids["pipeline"])
+    page.tab("Artifacts")
+    expect(page.artifact("data-card")).to_be_visible()
+
+
+def test_ctrl_c_leaves_no_process(site: Site) -> None:
+    """Last: it ends the site."""
+    assert site.end(signal.SIGINT) == 0

@@ -1,0 +1,186 @@
+"""Prefect's page as a user has it before them: forms are filled in, buttons pressed, and what stands there is read."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_QUIET = [
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+_PATIENCE_MS = 30_000
+_LOOK_EVERY_S = 0.2
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser with a new, empty profile that asks nobody for anything by itself."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_QUIET)
+        yield browser
+        browser.close()
+
+
+def wait_until(done: Callable[[], Any], within_s: float, otherwise: Callable[[], object] = lambda: "") -> float:
+    """Look until it is so; the seconds it took."""
+    start = time.monotonic()
+    while not done():
+        assert time.monotonic() - start < within_s, otherwise()
+        time.sleep(_LOOK_EVERY_S)
+    return time.monotonic() - start
+
+
+class PrefectPage:
+    """One tab. Remembers which hosts it asked."""
+
+    def __init__(self, browser: Browser, url: str, shots: Path) -> None:
+        self.url, self._shots = url, shots
+        self.page: Page = browser.new_page(viewport={"width": 1280, "height": 800})
+        self.page.set_default_timeout(_PATIENCE_MS)
+        self.hosts: set[str] = set()
+        self.page.on("request", lambda request: self.hosts.add(httpx.URL(request.url).host))
+        self.api = httpx.Client(base_url=f"{url}/api", trust_env=False, timeout=60)
+
+    def close(self) -> None:
+        self.page.close()
+        self.api.close()
+
+    def shot(self, name: str) -> None:
+        """Keep what is to be seen, once it stands still."""
+        self.page.mouse.move(640, 799)
+        self.page.wait_for_timeout(1000)
+        self.page.screenshot(path=self._shots / f"ui_{name}.png")
+
+    def open(self, path: str) -> None:
+        self.page.goto(f"{self.url}/{path}")
+
+    # Forms
+
+    def open_form(self, deployment: str) -> None:
+        """From the list of deployments to the run form of one."""
+        self.open_deployment(deployment)
+        self.button("Run").click()
+        self.page.get_by_text("Custom run", exact=True).click()
+        expect(self.button("Submit")).to_be_visible()
+
+    def open_deployment(self, name: str) -> None:
+        self.open("deployments")
+        self.page.locator("a[href*='/deployments/deployment/']").get_by_text(name, exact=True).first.click()
+        self.page.wait_for_url("**/deployments/deployment/**")
+
+    def field(self, label: str) -> Locator:
+        """A parameter of the form, with its label, explanation and input."""
+        title = self.page.get_by_text(f"{label} (Optional)", exact=True)
+        return self.page.locator(".schema-form-property").filter(has=title).last
+
+    def fill_in(self, profile: str, changes: dict[str, str], overrides: Sequence[str]) -> None:
+        self.field("profile").locator("select").first.select_option(profile)
+        for label, value in changes.items():
+            self.field(label).locator("input").fill(value)
+        listed = self.field("overrides")
+        for number, override in enumerate(overrides):
+            listed.get_by_role("button", name="Add item").click()
+            listed.locator("textarea").nth(number).fill(override)
+
+    def submit(self) -> None:
+        self.button("Submit").click()
+
+    def start(self, deployment: str, changes: dict[str, str], *overrides: str, profile: str = "small") -> str:
+        """Fill in the form and submit it; the flow run's id, its page open."""
+        before = {run["id"] for run in self.runs()}
+        self.open_form(deployment)
+        self.fill_in(profile, changes, overrides)
+        self.submit()
+        expect(self.page.get_by_text("scheduled to start").first).to_be_visible()
+        (run,) = [run["id"] for run in self.runs() if run["id"] not in before]
+        self.open_run(run)
+        return str(run)
+
+    # Schedules
+
+    def edit_schedule(self, cron: str) -> None:
+        """Of the open deployment, which has one."""
+        self.page.locator(".deployment-schedule__menu").get_by_role("button").click()
+        self.page.get_by_text("Edit", exact=True).last.click()
+        dialog = self.page.locator(".p-modal")
+        dialog.locator("input[type=text]").nth(1).fill(cron)
+        dialog.get_by_role("button", name="Save", exact=True).click()
+        expect(self.page.get_by_text("schedule updated").first).to_be_visible()
+
+    def switch_schedule(self) -> None:
+        self.page.locator(".deployment-schedule-card").get_by_role("switch").click()
+
+    # Flow runs
+
+    def open_run(self, run: str) -> None:
+        self.open(f"runs/flow-run/{run}")
+        expect(self.page.get_by_role("link", name="Runs", exact=True)).to_be_visible()
+
+    def badge(self, state: str) -> Locator:
+        """The state that the run's page shows, which the page renews by itself."""
+        return self.page.locator(".page-heading .state-badge").filter(has_text=state)
+
+    def expect_state(self, state: str, within_s: float) -> None:
+        expect(self.badge(state)).to_be_visible(timeout=within_s * 1000)
+
+    def press(self, button: str, confirm: str) -> None:
+        """A button that asks back."""
+        self.button(button).click()
+        self.page.locator(".p-modal").get_by_role("button", name=confirm, exact=True).click()
+
+    def button(self, name: str) -> Locator:
+        return self.page.get_by_role("button", name=name, exact=True).first
+
+    def tab(self, name: str) -> None:
+        self.page.locator(".p-tab").get_by_text(name, exact=True).click()
+
+    def artifact(self, key: str) -> Locator:
+        """Of the open run. The list has no more than what is on the screen: it is scrolled to where the artifact is."""
+        card = self.page.locator("a[href*='/artifacts/artifact/']").filter(has=self.page.get_by_text(key, exact=True))
+        self.page.mouse.move(760, 700)
+        for _ in range(40):
+            if card.count():
+                break
+            self.page.mouse.wheel(0, 400)
+            self.page.wait_for_timeout(200)
+        return card.first
+
+    # What the server knows
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        return self.api.post(path, json=body).raise_for_status().json()
+
+    def runs(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.post("flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC"})
+        return found
+
+    def run(self, run: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.api.get(f"flow_runs/{run}").raise_for_status().json()
+        return found
+
+    def state(self, run: str) -> str:
+        return str(self.run(run)["state"]["name"])
+
+    def states(self, run: str) -> list[str]:
+        """All that it was in, first to last."""
+        found = self.api.get("flow_run_states/", params={"flow_run_id": run}).raise_for_status().json()
+        return [state["name"] for state in sorted(found, key=lambda state: state["timestamp"])]
+
+    def wait_for(self, run: str, *states: str, within_s: float) -> float:
+        """Until the server says that the run is in one of these; the seconds it took."""
+        return wait_until(lambda: self.state(run) in states, within_s, lambda: self.run(run)["state"])
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.api.get(f"deployments/name/{name}").raise_for_status().json()
+        return found

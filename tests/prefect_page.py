@@ -1,5 +1,6 @@
 """Prefect's page as a user has it before them: forms are filled in, buttons pressed, and what stands there is read."""
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ _QUIET = [
     "--disable-component-update",
     "--disable-sync",
 ]
+_MOUSE = "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"
+"""Playwright's pretence of a mouse that hovers. Without one, Prefect's page has plain lists to choose from."""
 _PATIENCE_MS = 30_000
 _LOOK_EVERY_S = 0.2
 
@@ -27,7 +30,7 @@ _LOOK_EVERY_S = 0.2
 def chromium() -> Iterator[Browser]:
     """A browser with a new, empty profile that asks nobody for anything by itself."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_QUIET)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_QUIET, ignore_default_args=[_MOUSE])
         yield browser
         browser.close()
 
@@ -81,7 +84,7 @@ class PrefectPage:
 
     def field(self, label: str) -> Locator:
         """A parameter of the form, with its label, explanation and input."""
-        title = self.page.get_by_text(f"{label} (Optional)", exact=True)
+        title = self.page.get_by_text(re.compile(rf"^{re.escape(label)}( \(Optional\))?$"))
         return self.page.locator(".schema-form-property").filter(has=title).last
 
     def fill_in(self, profile: str, changes: dict[str, str], overrides: Sequence[str]) -> None:
@@ -171,11 +174,6 @@ class PrefectPage:
 
     def state(self, run: str) -> str:
         return str(self.run(run)["state"]["name"])
-
-    def states(self, run: str) -> list[str]:
-        """All that it was in, first to last."""
-        found = self.api.get("flow_run_states/", params={"flow_run_id": run}).raise_for_status().json()
-        return [state["name"] for state in sorted(found, key=lambda state: state["timestamp"])]
 
     def wait_for(self, run: str, *states: str, within_s: float) -> float:
         """Until the server says that the run is in one of these; the seconds it took."""

@@ -29,6 +29,7 @@ _LOOK_EVERY_S = 0.2
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """A browser with a new, empty profile that asks nobody for anything by itself."""
+    expect.set_options(timeout=_PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_QUIET, ignore_default_args=[_MOUSE])
         yield browser
@@ -165,8 +166,9 @@ class PrefectPage:
         return self.api.post(path, json=body).raise_for_status().json()
 
     def runs(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.post("flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC"})
-        return found
+        """All but those that a schedule will start one day."""
+        found = self.post("flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC"})
+        return [run for run in found if not (run["auto_scheduled"] and run["state"]["name"] == "Scheduled")]
 
     def run(self, run: str) -> dict[str, Any]:
         found: dict[str, Any] = self.api.get(f"flow_runs/{run}").raise_for_status().json()

@@ -15,8 +15,9 @@ WORK_POOLS = (WORK_POOL, TRAINER_POOL)
 _PREFECT = [sys.executable, "-m", "prefect"]
 
 SERVER_TUNING = {
-    # The in-memory broker holds 10,000 events for each reader and drops what comes then. By default the recorder
-    # commits task runs one by one, which is slower than a flow makes them.
+    # Prefect's own drops what comes while a reader is 10,000 events behind, and by default its recorder commits task
+    # runs one by one, which is slower than a flow makes them.
+    "PREFECT_SERVER_EVENTS_MESSAGING_BROKER": "tasks.event_broker",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",

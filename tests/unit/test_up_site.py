@@ -69,7 +69,8 @@ def test_a_prefect_server_of_the_users_own_decides_where_ours_may_be(url: str, a
 def test_prefect_knows_every_setting_and_the_guide_gives_value_and_default(tmp_path: Path):
     guide = (ROOT / "docs" / "ui.md").read_text(encoding="utf-8")
     for name, value in (site.SERVER_TUNING | site.WORKER_TUNING).items():
-        assert f"| `{name}` | {value} | {getattr(prefect.settings, name).default():g} |" in guide
+        default = getattr(prefect.settings, name).default()
+        assert f"| `{name}` | {value} | {default if isinstance(default, str) else f'{default:g}'} |" in guide
     assert all(hasattr(prefect.settings, n) for n in Site(tmp_path, "").prefect_env if n.startswith("PREFECT_"))
 
 

@@ -26,6 +26,8 @@ from night_site.checks import Night, look, rows_read, trainings
 from night_site.faults import CONCURRENCY, FAULTS, QUIET, Fault
 from night_site.site import PROFILE, WEBHOOK_ENV, Json, Site, questions_and_documents, small_disk, until
 
+from qinglan.engines.processes import stop_signals
+
 FULL_NIGHTS = 30
 NIGHTS = int(os.environ.get("NIGHTS", FULL_NIGHTS))
 RESULT = Path(__file__).parent / "results" / "nights.json"
@@ -81,7 +83,11 @@ def settings(folder: Path, services_url: str) -> Json:
 def main() -> None:
     """Live through the nights."""
     nights = []
-    with tempfile.TemporaryDirectory(prefix="qinglan-nights-") as parent, small_disk(Path(parent) / "site", DISK_MB):
+    with (
+        stop_signals(),
+        tempfile.TemporaryDirectory(prefix="qinglan-nights-") as parent,
+        small_disk(Path(parent) / "site", DISK_MB),
+    ):
         folder = Path(parent) / "site"
         questions, documents = questions_and_documents(Path(parent) / "sample", NIGHTS)
         with services(documents) as url:

@@ -16,6 +16,7 @@ CONCURRENCY = 2
 _BALLAST = "ballast"
 _LEFT_BYTES = 64 * 1024
 _OUTAGE_S = 8.0
+_FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 
 
 def _nothing(_: Site) -> None:
@@ -55,7 +56,19 @@ def _kill_worker(site: Site) -> None:
 
 
 def _kill_flow(site: Site) -> None:
-    _kill(site, "prefect", "flow-run execute")
+    struck = [process for process in site.family() if _is_flow(process)]
+    if not struck:
+        raise LookupError("no flow's process to kill")
+    for process in struck:
+        process.kill()
+
+
+def _is_flow(process: psutil.Process) -> bool:
+    """The worker's child that runs a flow; what that starts inherits its environment."""
+    with suppress(psutil.Error):
+        parent = process.parent()
+        return _FLOW_RUN in process.environ() and parent is not None and _FLOW_RUN not in parent.environ()
+    return False
 
 
 def _kill_server(site: Site) -> None:

@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 UNFINISHED = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING", "PAUSED")
 FIRST_ROWS, ROWS_PER_NIGHT = 60, 8
 _UP_WITHIN_S = 180.0
+_SCHEDULED_AHEAD = 40
+"""Nights: all of them, as the clock is moved from one to the next."""
 _DEPLOYED = ("refresh", "train", "clean-up")
 
 Json = dict[str, Any]
@@ -90,11 +92,12 @@ class Site:
         argv += [f"--prefect-port={self.ports[0]}", f"--mlflow-port={self.ports[1]}"]
         env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         env |= {WEBHOOK_ENV: f"{self.services_url}/webhook", "PREFECT_HOME": str(self.state / "prefect")}
+        env |= {"PREFECT_SERVER_SERVICES_SCHEDULER_MIN_RUNS": str(_SCHEDULED_AHEAD)}
         with log.open("wb") as output:
-            self.up = psutil.Popen(argv, cwd=self.folder, env=env, stdout=output, stderr=subprocess.STDOUT)
-        until(lambda: b"Ctrl-C stops" in log.read_bytes() or self.up.poll() is not None, _UP_WITHIN_S, "qinglan up")
-        if self.up.poll() is not None:
-            raise SystemExit(f"qinglan up ended with {self.up.returncode}:\n{tail(log)}")
+            up = self.up = psutil.Popen(argv, cwd=self.folder, env=env, stdout=output, stderr=subprocess.STDOUT)
+        until(lambda: b"Ctrl-C stops" in log.read_bytes() or up.poll() is not None, _UP_WITHIN_S, "qinglan up")
+        if up.poll() is not None:
+            raise SystemExit(f"qinglan up ended with {up.returncode}:\n{tail(log)}")
 
     def kill(self) -> None:
         """Kill -9, as a power cut does."""
@@ -135,7 +138,7 @@ class Site:
         """As the server knows it."""
         return self.get(f"deployments/name/{name}/{name}")
 
-    def fire_by_schedule(self, name: str, *, made_before_s: float = 0.0) -> Json:
+    def fire_by_schedule(self, name: str, *, made_before_s: float = 0.0) -> None:
         """Move the clock to the next time of the schedule: the flow run that Prefect made for it starts now.
 
         Args:
@@ -145,16 +148,14 @@ class Site:
         deployment = self.deployment(name)["id"]
         query = {
             "flow_runs": {"deployment_id": {"any_": [deployment]}, "state": {"type": {"any_": ["SCHEDULED"]}}},
-            "sort": "EXPECTED_START_TIME_ASC",
-            "limit": 1,
         }
         until(lambda: bool(self.post("flow_runs/filter", query)), 90, f"a scheduled run of {name}")
-        (run,) = self.post("flow_runs/filter", query)
+        # The oldest: where clean-up has removed a run, the schedule makes another for that time.
+        run = min(self.post("flow_runs/filter", query), key=lambda run: run["state"]["timestamp"])
         age = datetime.now(UTC) - datetime.fromisoformat(run["state"]["timestamp"])
         time.sleep(max(0.0, made_before_s - age.total_seconds()))
         now = {"type": "SCHEDULED", "state_details": {"scheduled_time": datetime.now(UTC).isoformat()}}
         self.post(f"flow_runs/{run['id']}/set_state", {"state": now, "force": True})
-        return run  # type: ignore[no-any-return]
 
     def runs_of(self, name: str, since: datetime) -> list[Json]:
         """A deployment's flow runs that began since then, the first one first."""
@@ -165,8 +166,8 @@ class Site:
             },
             "sort": "START_TIME_ASC",
         }
-        found: list[Json] = self.post("flow_runs/filter", query)
-        return found
+        # Prefect takes the expected start for the start of those that have not begun.
+        return [run for run in self.post("flow_runs/filter", query) if run["start_time"]]
 
     def unfinished(self) -> list[Json]:
         """Flow runs that should be over: not those that wait for a later night."""

@@ -77,7 +77,8 @@ class _Running:
         self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
         with self._announced(), self._workers():
             register(self.api, self.site.deploy(prefect_file), self.profile, self.say)
-            for name in requeue_crashed(self.api, self.profile, settled_for=timedelta(minutes=1)):
+            # Of what crashed while no server was there the automation never hears, and late of what is marked now.
+            for name in requeue_crashed(self.api, self.profile, settled_for=timedelta(0)):
                 self.say(f"{name} had crashed; it goes on")
             if mlflow:
                 self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")

@@ -222,6 +222,7 @@ def test_the_schedule_fires_by_itself(page: PrefectPage) -> None:
     def fired() -> list[dict[str, Any]]:
         return [run for run in page.runs() if run["auto_scheduled"]]
 
+    page.look_away()
     wait_until(fired, 100)
     (run,) = fired()
     page.open_run(run["id"])
@@ -255,7 +256,8 @@ def test_a_failed_run_is_retried_once_the_cause_is_gone(site: Site, page: Prefec
     assert page.run(run)["run_count"] == 2
 
 
-def test_a_run_from_the_terminal(site: Site) -> None:
+def test_a_run_from_the_terminal(site: Site, page: PrefectPage) -> None:
+    page.look_away()
     watched = ("prefect", "deployment", "run", "refresh/refresh", "--watch")
     done = site.terminal(*watched, "-p", "profile=small")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,11 +17,14 @@ RUN /opt/orchestrator/bin/pip install --no-deps --no-build-isolation . \
 
 FROM python:3.11.15-slim-bookworm
 ENV PYTHONUNBUFFERED=1 PATH=/opt/orchestrator/bin:$PATH \
-    DO_NOT_TRACK=true MLFLOW_DISABLE_TELEMETRY=true PREFECT_SERVER_ANALYTICS_ENABLED=false
+    DO_NOT_TRACK=true MLFLOW_DISABLE_TELEMETRY=true PREFECT_SERVER_ANALYTICS_ENABLED=false \
+    PREFECT_SERVER_UI_STATIC_DIRECTORY=/srv/qinglan/pages
 WORKDIR /srv/qinglan
+# The link keeps Prefect from serving its new pages, which report to Amplitude from the browser: qinglan/up/site.py.
 RUN useradd --create-home --uid 1000 --user-group qinglan \
- && mkdir -p runs .qinglan data \
- && chown qinglan:qinglan . runs .qinglan data
+ && mkdir -p runs .qinglan data pages \
+ && ln -s not-served pages/v2 \
+ && chown qinglan:qinglan . runs .qinglan data pages
 COPY --from=build /opt/orchestrator /opt/orchestrator
 COPY --chmod=755 docker/entrypoint.sh /usr/local/bin/entrypoint
 COPY --chmod=755 docker/healthy.py /usr/local/bin/healthy

@@ -174,13 +174,16 @@ def overrides_of(changes: Changes, overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def overrides_in(parameters: Mapping[str, Any]) -> tuple[str, ...]:
-    """The same of a flow run's parameters, as Prefect keeps them.
+    """The same of a flow run's parameters: as Prefect keeps them, or as the flow has them while it runs.
 
     Raises:
         ConfigError: there is no such setting.
     """
+    given = parameters.get("changes") or {}
+    if isinstance(given, Changes):
+        return overrides_of(given, parameters.get("overrides", ()))
     try:
-        changes = _AllChanges.model_validate(parameters.get("changes") or {})
+        changes = _AllChanges.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"changes.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

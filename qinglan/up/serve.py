@@ -68,6 +68,7 @@ class _Running:
 
     def serve(self, prefect_file: Path, start_s: float) -> None:
         """Never returns: Ctrl-C is an exception."""
+        self.site.prepare()
         self.processes.start("prefect_server", self.site.prefect_server())
         if mlflow := self.site.mlflow_server():
             self.processes.start("mlflow_server", mlflow)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ WORK_POOL, TRAINER_POOL = "qinglan", "qinglan-trainer"
 WORK_POOLS = (WORK_POOL, TRAINER_POOL)
 """What trains has a pool of its own, so that a night's refresh does not wait for a day's training."""
 
+_PAGES = "pages"
 _PREFECT = [sys.executable, "-m", "prefect"]
 
 SERVER_TUNING = {
@@ -90,15 +92,29 @@ class Site:
         argv = [*_PREFECT, "--no-prompt", "deploy", "--all", f"--prefect-file={prefect_file}"]
         return Command(argv, self.prefect_env)
 
+    def prepare(self) -> None:
+        """Keep Prefect from serving its new pages, which report to Amplitude from the browser, one click away.
+
+        A link that leads nowhere is in the place of their folder, so Prefect logs one line and leaves them out.
+        """
+        pages = self._home / _PAGES
+        pages.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            (pages / "v2").symlink_to("not-served")
+
+    @property
+    def _home(self) -> Path:
+        return Path(os.environ.get("PREFECT_HOME") or (self.state / "prefect").resolve())
+
     @property
     def prefect_env(self) -> dict[str, str]:
         """For the server and for everything that talks to it."""
-        home = os.environ.get("PREFECT_HOME") or str((self.state / "prefect").resolve())
         return QUIET_ENV | {
-            "PREFECT_HOME": home,
+            "PREFECT_HOME": str(self._home),
             "PREFECT_API_URL": self.api_url,
             "PREFECT_SERVER_UI_API_URL": "/api",  # also right behind a forwarded port
-            "PREFECT_SERVER_UI_V2_ENABLED": "false",  # Prefect's new UI reports to Amplitude from the browser
+            "PREFECT_SERVER_UI_V2_ENABLED": "false",
+            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(self._home / _PAGES),  # see `prepare`
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         }

@@ -28,7 +28,7 @@ def prefect_for(state: Path, say: Say) -> Iterator[None]:
         yield
         return
     site = Site(state, "", prefect_port=free_port())
-    Path(site.prefect_env["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    site.prepare()
     with Processes(state.resolve() / "logs", lambda _: None) as processes:
         say("starting a Prefect server for this run")
         processes.start(f"prefect_server_{site.prefect_port}", site.prefect_server())

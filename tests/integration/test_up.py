@@ -107,6 +107,11 @@ def test_free_ports_are_taken_where_the_usual_ones_are_not(site: Up):
     assert re.search(r"^mlflow: port 5000 is taken, so 50\d\d$", site.output, re.MULTILINE)
 
 
+def test_prefects_new_pages_which_report_to_others_are_not_served(site: Up):
+    pages = site.api.get(site.api.base_url.join("/ui-settings")).json()
+    assert (pages["available_uis"], pages["v2_base_url"]) == (["v1"], None)
+
+
 def test_all_flows_are_deployed_and_run_in_this_folder(site: Up):
     found = {deployment["name"]: deployment for deployment in site.post("deployments/filter", {})}
     assert set(found) == {deployment["name"] for deployment in DEPLOYED}

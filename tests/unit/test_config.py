@@ -66,6 +66,13 @@ def test_a_file_is_extended_from_the_folder_of_the_one_that_says_so(
     assert load_profile(str(above)).name == "above"
 
 
+def test_a_profile_without_a_name_takes_its_files_and_never_that_of_the_one_below(tmp_path: Path) -> None:
+    above = tmp_path / "night.yaml"
+    above.write_text("extends: embedded\n", encoding="utf-8")
+    assert load_profile(str(above)).name == "night"
+    assert load_profile(str(above), ["name=other"]).name == "other"
+
+
 def test_a_profile_extends_one_that_is_there_and_not_itself(tmp_path: Path) -> None:
     own = profile_file(tmp_path, extends=str(tmp_path / "p.yaml"))
     assert error_of(own) == f"profile {own}: extends itself; name another profile"

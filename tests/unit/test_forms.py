@@ -138,5 +138,6 @@ def test_a_flow_runs_parameters_say_the_same():
         "a=1",
     )
     assert overrides_in({"profile": "x"}) == ()
+    assert overrides_in({"changes": RefreshChanges(sample_seed=3)}) == ("embedded.sample_seed=3",)
     with pytest.raises(ConfigError, match=r"changes\.seed: Extra inputs"):
         overrides_in({"changes": {"seed": 3}})

@@ -117,7 +117,7 @@ def test_documentation_of_every_key_is_current():
 
 def test_documentation_names_type_bounds_default_and_meaning():
     page = config_docs.render()
-    assert "| `data.limit` | integer or null, ≥ 1 | null | Use only the first rows; for trials. |" in page
+    assert "| `data.limit` | integer or null, ≥ 1 | null | Use only the first rows; for trials. Of rows" in page
     assert "| `teacher.model` | text | required |" in page
     assert "| `trainer.device` | `cpu` or `cuda` | `cpu` |" in page
     assert "| `reward.tie_margin` | number, ≥ 0 | `0.02` | \\|rq_s − rq_t\\|" in page

@@ -121,7 +121,9 @@ def test_limit_takes_the_first_rows(tmp_path: Path) -> None:
 
 
 def test_limit_takes_rows_of_every_split_that_rows_name(tmp_path: Path) -> None:
-    path = xlsx(tmp_path / "q.xlsx", ["问题", "划分"], *([f"问{n}", "train"] for n in range(9)), ["验", "dev"], ["测", "test"])
+    path = xlsx(
+        tmp_path / "q.xlsx", ["问题", "划分"], *([f"问{n}", "train"] for n in range(9)), ["验", "dev"], ["测", "test"]
+    )
     assert [row.query for row in read(path, limit=5)] == ["问0", "问1", "验", "测"]
     assert [row.query for row in read(path, limit=3)] == ["问0", "验", "测"]
 

@@ -12,7 +12,10 @@ import psutil
 from night_site.site import Site, until
 
 CONCURRENCY = 2
-"""Of the profile's calls to the teacher: so many are under way when a process is killed, and asked again."""
+"""Of the profile's calls to the teacher."""
+UNDER_WAY = 2 * CONCURRENCY
+"""When a process is killed: calls without an answer, and answers whose transaction has not been committed, as these no
+longer hold a slot."""
 _BALLAST = "ballast"
 _LEFT_BYTES = 64 * 1024
 _OUTAGE_S = 8.0
@@ -39,7 +42,7 @@ class Fault:
     told: bool = False
     """Automations have to do something about it."""
     asked_again: int = 0
-    """Calls that were under way when their process was killed: the answer may have been given, and not kept."""
+    """So many may be paid for twice."""
 
 
 def _kill(site: Site, *words: str) -> None:
@@ -127,8 +130,8 @@ FAULTS = (
     Fault("a fifth of the teacher's answers fail", begin=_sicken_teacher, end=_heal_teacher),
     Fault("RAG away for 8 s", strike=_interrupt_rag),
     Fault("a second refresh started by hand", strike=_start_another),
-    Fault("worker killed", strike=_kill_worker, told=True, asked_again=CONCURRENCY),
-    Fault("flow's process killed", strike=_kill_flow, told=True, asked_again=CONCURRENCY),
+    Fault("worker killed", strike=_kill_worker, told=True, asked_again=UNDER_WAY),
+    Fault("flow's process killed", strike=_kill_flow, told=True, asked_again=UNDER_WAY),
     Fault("Prefect's server killed", strike=_kill_server),
     Fault(
         "disk full",
@@ -136,10 +139,10 @@ FAULTS = (
         end=_free_disk,
         states=("FAILED", "CRASHED", "COMPLETED"),
         told=True,
-        asked_again=CONCURRENCY,
+        asked_again=UNDER_WAY,
     ),
     Fault("RAG down all night", begin=_take_rag_down, end=_bring_rag_up, states=("FAILED",), told=True),
-    Fault("power cut: everything killed, started again", strike=_cut_power, asked_again=CONCURRENCY),
+    Fault("power cut: everything killed, started again", strike=_cut_power, asked_again=UNDER_WAY),
 )
 """In this order, over and over. Those that automations need not do anything about follow the power cut, see `told`."""
 

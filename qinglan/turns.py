@@ -24,8 +24,12 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @contextmanager
-def refresh_turn(profile: Profile) -> Iterator[None]:
+def refresh_turn(profile: Profile, flow_run_id: str = "") -> Iterator[None]:
     """Be the one refresh of this tenant and recipe in this folder of runs.
+
+    Args:
+        flow_run_id: the orchestrator's id of who asks. Where the orchestrator believed it dead and started it again,
+            the second waits for the first.
 
     Raises:
         TurnError: another one is at work; at once, as what this one would do is being done.
@@ -35,7 +39,8 @@ def refresh_turn(profile: Profile) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / f".refresh-{what}.lock"
     with ExitStack() as stack:
-        if not _take(lock, stack):
+        is_mine = flow_run_id and _holder(lock).endswith(flow_run_id)
+        if not _take(lock, stack, flow_run_id, blocking=bool(is_mine)):
             raise TurnError(f"a refresh of {what} is at work already ({_holder(lock)}), so this one has nothing to do")
         yield
 
@@ -87,14 +92,14 @@ def _device_folder() -> Path:
     return folder
 
 
-def _take(lock: Path, stack: ExitStack) -> bool:
+def _take(lock: Path, stack: ExitStack, flow_run_id: str = "", *, blocking: bool = False) -> bool:
     try:
-        stack.enter_context(FileLock(lock).acquire(blocking=False))
+        stack.enter_context(FileLock(lock).acquire(blocking=blocking))
     except Timeout:
         return False
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    who = f"process {os.getpid()} since {datetime.now(UTC).isoformat(timespec='seconds')}"
     with suppress(OSError):  # it only tells the others; a full disk must not take the turn away
-        _note(lock).write_text(f"process {os.getpid()} since {now}", encoding="utf-8")
+        _note(lock).write_text(f"{who}, flow run {flow_run_id}" if flow_run_id else who, encoding="utf-8")
     return True
 
 

@@ -81,7 +81,7 @@ def open_session(
     with ExitStack() as stack:
         stack.enter_context(told_when_full(flow, profile))
         if flow == "refresh":
-            stack.enter_context(refresh_turn(profile))
+            stack.enter_context(refresh_turn(profile, flow_run_id()))
         require(profile, flow)
         opened = stack.enter_context(
             open_run(profile, flow, fresh=fresh, source=source or None, flow_run_id=flow_run_id())

@@ -47,6 +47,24 @@ def another_process(what: str, profile: Profile) -> Iterator["subprocess.Popen[s
         process.kill()
 
 
+def test_the_same_flow_run_started_twice_waits_for_itself(profile_of: ProfileOf):
+    profile, order = profile_of(), list[str]()
+
+    def second() -> None:
+        with refresh_turn(profile, "run-1"):
+            order.append("second")
+
+    with refresh_turn(profile, "run-1"):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        with pytest.raises(TurnError, match="flow run run-1"):
+            refresh_turn(profile, "run-2").__enter__()
+        waiting.join(0.3)
+        order.append("first")
+    waiting.join(20)
+    assert order == ["first", "second"]
+
+
 def test_a_second_refresh_ends_at_once_and_says_who_is_at_work(profile_of: ProfileOf):
     profile = profile_of()
     with another_process("refresh", profile) as other:

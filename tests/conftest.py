@@ -1,6 +1,7 @@
 """What tests share: profiles, and a tiny HTTP service that answers what a test scripts."""
 
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,11 @@ from fake_ray import FakeRay
 
 from qinglan import retrieval
 from qinglan.config import Profile
+
+# A shell has SIGINT ignored in background jobs, processes inherit that, and Prefect's make a SIGINT of a SIGTERM: run as
+# `make test &`, tests would wait for ever for what they have asked to end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 10.0}
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None

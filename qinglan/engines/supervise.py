@@ -30,12 +30,19 @@ def main() -> int:
         sys.argv[1:],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509 (no thread runs yet)
+        preexec_fn=_begin,  # noqa: PLW1509 (no thread runs yet)
     )
     threading.Thread(target=_end_with_caller, args=(child,), daemon=True).start()
     status = child.wait()
     _kill_all(child.pid)  # whatever the command left behind
     return status if status >= 0 else 128 - status
+
+
+def _begin() -> None:
+    """In the command's process. A shell has SIGINT ignored in background jobs, and what is ignored is inherited: a
+    Prefect worker, which makes a SIGINT of a SIGTERM, would never end by itself."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _prctl(option: int, value: int) -> None:

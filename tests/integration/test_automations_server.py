@@ -18,7 +18,6 @@ import pytest
 from conftest import FakeService
 
 from qinglan.automations import apply_automations, crash_lost, deployments_of, requeue_crashed
-from qinglan.automations.calling import call
 from qinglan.config import Profile
 
 ROOT = Path(__file__).parents[2]
@@ -197,7 +196,7 @@ def test_a_run_whose_worker_was_killed_goes_on(
     second = server.worker()
     wait_until(lambda: server.state(run) == "Completed")
     assert (tmp_path / "attempts").read_text() == "xxx"
-    second.terminate()
+    second.kill()  # not SIGTERM: a worker makes SIGINT of it, which a background job of a shell ignores
     second.wait()
     wait_until(lambda: len(told.bodies) == 2)
     assert [body["name"] for body in told.bodies] == ["refresh night"] * 2

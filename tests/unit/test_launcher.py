@@ -155,6 +155,18 @@ def test_who_does_not_hear_sigterm_is_killed_after_the_grace_period(tmp_path: Pa
     assert alive(pids) == []
 
 
+def test_a_command_hears_sigint_though_its_shell_had_it_ignored():
+    def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    argv = [sys.executable, str(launcher.SUPERVISOR), sys.executable, "-c", code]
+    with subprocess.Popen(
+        argv, preexec_fn=ignore, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as supervisor:
+        assert supervisor.stdout.read() == "True\n"
+
+
 def test_kill_9_of_the_supervisor_ends_the_command(tmp_path: Path):
     path = tmp_path / "pids"
     argv = [sys.executable, str(launcher.SUPERVISOR), sys.executable, "-c", FAMILY, str(path)]

@@ -14,7 +14,7 @@ from fake_ray import FakeRay
 from qinglan import retrieval
 from qinglan.config import Profile
 
-# A shell has SIGINT ignored in background jobs, processes inherit that, and Prefect's make a SIGINT of a SIGTERM: run as
+# A shell has SIGINT ignored in background jobs, processes inherit that, and Prefect's make a SIGINT of a SIGTERM: with
 # `make test &`, tests would wait for ever for what they have asked to end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

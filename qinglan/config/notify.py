@@ -37,10 +37,9 @@ class Automations(Section):
     """What Prefect does by itself about crashes and alarms (docs/automations.md)."""
 
     crashed_after_s: Annotated[int, Field(ge=10)] = 900
-    """A deployed run that gives no sign of life for this long is marked as crashed. Runs give one every 180 s by
-    Prefect's default (PREFECT_FLOWS_HEARTBEAT_FREQUENCY of the worker), every 30 s under `qinglan up`, compose.yaml and the
-    charts' values: keep it at three times that or more. One for the whole server:
-    that of the profile deployed last holds."""
+    """A deployed run that gives no sign of life for this long is marked as crashed. Runs give one every 30 s
+    under `qinglan up`, compose.yaml and the charts' values, else every 180 s (PREFECT_FLOWS_HEARTBEAT_FREQUENCY of the
+    worker): keep it at three times that or more. One for the whole server: that of the profile deployed last holds."""
     crash_retries: Annotated[int, Field(ge=0, le=5)] = 2
     """So often is a crashed run put back into its queue, where it goes on from its finished stages. One for the whole
     server, as above."""

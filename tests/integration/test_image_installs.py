@@ -26,6 +26,8 @@ from qinglan.engines.processes import HOST, free_port
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+STEP_S = 600
+"""For an install step; then `timeout` ends it, pip included, with status 124."""
 # The packages that the reward and the engines' scripts are imported with; the lock has their versions.
 IMPORTED_WITH = """
 aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna openai httpx httpcore httpx2 httpcore2
@@ -58,13 +60,13 @@ def build(image: str, folder: Path, change: Callable[[str], str] = str) -> Path:
     variables.pop("PYTHONPATH", None)
     for step in steps(image):
         done = subprocess.run(
-            ["sh", "-e", "-c", change(step.replace(f"/opt/{image}", str(environment)))],
+            ["timeout", str(STEP_S), "sh", "-e", "-c", change(step.replace(f"/opt/{image}", str(environment)))],
             cwd=context,
             env=variables | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_QUIET": "1"},
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, f"{step}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, f"{done.returncode}: {step}\n{done.stdout}\n{done.stderr}"
     return environment
 
 
@@ -76,7 +78,8 @@ def orchestrator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_orchestrators_commands_start(orchestrator: Path, tmp_path: Path) -> None:
     def said(*argv: str) -> str:
         env = {"PATH": f"{orchestrator}/bin:/usr/bin:/bin", "HOME": str(tmp_path)}
-        return subprocess.run(argv, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout
+        done = subprocess.run(argv, cwd=tmp_path, env=env, check=True, capture_output=True, text=True, timeout=120)
+        return done.stdout
 
     assert "doctor" in said("qinglan", "--help")
     assert "3.8.8" in said("prefect", "--version") and "3.17.2" in said("mlflow", "--version")

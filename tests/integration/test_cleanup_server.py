@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -109,15 +110,18 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Clien
     env |= site.prefect_server().env | {"PREFECT_HOME": str(tmp_path / "prefect")}
     with (tmp_path / "server.log").open("wb") as log:
         process = subprocess.Popen(site.prefect_server().argv, env=env, stdout=log, stderr=log, start_new_session=True)
-    deadline = time.monotonic() + DEADLINE_S
-    while not answers(f"{site.api_url}/health"):
-        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "server.log").read_text()
-        time.sleep(0.5)
-    monkeypatch.setenv("PREFECT_API_URL", site.api_url)
-    with httpx.Client(base_url=site.api_url, trust_env=False, timeout=30) as client:
-        yield client
-    os.killpg(process.pid, signal.SIGTERM)
-    process.wait(30)
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while not answers(f"{site.api_url}/health"):
+            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "server.log").read_text()
+            time.sleep(0.5)
+        monkeypatch.setenv("PREFECT_API_URL", site.api_url)
+        with httpx.Client(base_url=site.api_url, trust_env=False, timeout=30) as client:
+            yield client
+    finally:
+        with suppress(ProcessLookupError):  # it ended by itself
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def ask(api: httpx.Client, address: str, **body: Any) -> Any:

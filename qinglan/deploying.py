@@ -9,12 +9,12 @@ import httpx
 import yaml
 
 from qinglan.automations import apply_automations, keep_paused, webhook_address
-from qinglan.automations.calling import call
 from qinglan.config import Profile
 from qinglan.engines.command import Command
 from qinglan.engines.launcher import launch
 from qinglan.engines.processes import Say
-from qinglan.errors import ConfigError
+from qinglan.errors import ConfigError, first_line
+from qinglan.prefect_api import call
 from qinglan.prefect_server import PrefectServer, find_server
 from qinglan.schedules import keep_switches
 
@@ -36,7 +36,9 @@ def deploy_site(profile: Profile, say: Say) -> None:
         for pool in pools_of(prefect_file):
             if make_pool(api, pool):
                 say(f"work pool made: {pool}")
-        for line in register(api, deploy_command(server, prefect_file), profile, say) or ["automations are up to date"]:
+        # Prefect finds a server of the user's own by itself, with the key that it wants.
+        command = deploy_command(prefect_file, {"PREFECT_API_URL": server.api_url} if server.is_of_up else {})
+        for line in register(api, command, profile, say) or ["automations are up to date"]:
             say(line)
 
 
@@ -83,10 +85,10 @@ def make_pool(api: httpx.Client, name: str) -> bool:
     return True
 
 
-def deploy_command(server: PrefectServer, prefect_file: Path) -> Command:
-    """Prefect finds a server of the user's own by itself, with the key that it wants."""
+def deploy_command(prefect_file: Path, env: dict[str, str]) -> Command:
+    """Registers every deployment, or brings it up to date."""
     argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", f"--prefect-file={prefect_file}"]
-    return Command(argv, {"PREFECT_API_URL": server.api_url} if server.is_of_up else {})
+    return Command(argv, env)
 
 
 @contextmanager
@@ -95,6 +97,6 @@ def _one_line(server: PrefectServer) -> Iterator[None]:
         yield
     except httpx.HTTPError as error:
         raise ConfigError(
-            f"Prefect's server at {server.api_url} ({server.origin}): {str(error).splitlines()[0]}; is it running, and "
+            f"Prefect's server at {server.shown_url} ({server.origin}): {first_line(error)}; is it running, and "
             "does it want PREFECT_API_AUTH_STRING or PREFECT_API_KEY?"
         ) from error

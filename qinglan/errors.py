@@ -18,6 +18,11 @@ The command line prints ``str(error)`` and exits with 2; only a bug shows a trac
 """
 
 
+def first_line(error: BaseException) -> str:
+    """Of its text, or else what it is."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
 class QinglanError(Exception):
     """What went wrong, where, and what to do about it, in one line."""
 

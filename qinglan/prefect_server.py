@@ -5,16 +5,15 @@ In order: the address in the environment, the one of the user's Prefect profile,
 
 import fcntl
 import os
-import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import httpx
+from urllib.parse import unquote, urlsplit
 
 from qinglan.config import uses_proxy
 from qinglan.errors import ConfigError
+from qinglan.prefect_api import PatientClient
 
 SERVER_FILE = "prefect_api_url"
 """Under the state directory while `qinglan up`'s server runs; it stays behind after kill -9."""
@@ -22,8 +21,6 @@ LOCK_FILE = "up.lock"
 """Under the state directory, locked while `qinglan up` or any of its processes runs."""
 _UP = "qinglan up"
 _TIMEOUT_S = 30.0
-_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Before a request is sent again that a server on SQLite could not serve, because another one was writing."""
 _SETTINGS = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
 
 
@@ -39,43 +36,36 @@ class PrefectServer:
     auth_string: str | None = None
 
     def __repr__(self) -> str:
-        return f"PrefectServer({self.api_url!r}, {self.origin!r})"
+        return f"PrefectServer({self.shown_url!r}, {self.origin!r})"
+
+    @property
+    def shown_url(self) -> str:
+        """For messages and files: without the login that may stand in it."""
+        parts = urlsplit(self.api_url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
     @property
     def is_of_up(self) -> bool:
         """Is it `qinglan up`'s? Else the user's own."""
         return self.origin == _UP
 
-    def client(self, *, timeout_s: float = _TIMEOUT_S) -> httpx.Client:
-        """For requests below the API's address."""
-        user, _, password = (self.auth_string or "").partition(":")
-        return httpx.Client(
-            base_url=self.api_url,
+    def client(self, *, timeout_s: float = _TIMEOUT_S) -> PatientClient:
+        """For requests below the API's address; its errors name that as `shown_url` does."""
+        return PatientClient(
+            base_url=self.shown_url,
             headers={"authorization": f"Bearer {self.key}"} if self.key else {},
-            auth=(user, password) if self.auth_string else None,
+            auth=self._login,
             timeout=timeout_s,
             trust_env=uses_proxy(self.api_url),
-            transport=None if uses_proxy(self.api_url) else Patient(httpx.HTTPTransport()),
         )
 
-
-class Patient(httpx.BaseTransport):
-    """Sends again what was answered with 503, as Prefect's own client does."""
-
-    def __init__(self, inner: httpx.BaseTransport) -> None:
-        self._inner = inner
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        for pause_s in _PAUSES_S:
-            answer = self._inner.handle_request(request)
-            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-                return answer
-            answer.close()
-            time.sleep(pause_s)
-        return self._inner.handle_request(request)
-
-    def close(self) -> None:
-        self._inner.close()
+    @property
+    def _login(self) -> tuple[str, str] | None:
+        if self.auth_string:
+            user, _, password = self.auth_string.partition(":")
+            return user, password
+        parts = urlsplit(self.api_url)
+        return (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
 
 
 def find_server(state: Path) -> PrefectServer | None:

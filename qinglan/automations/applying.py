@@ -6,11 +6,11 @@ from typing import Any
 import httpx
 
 from qinglan.artifacts import hash_of
-from qinglan.automations.calling import call, pages
 from qinglan.automations.deployments import deployments_of
 from qinglan.automations.plan import SITE, Spec, prefix_of, profile_automations, site_automations
 from qinglan.config import Profile, require_secret
 from qinglan.errors import ConfigError
+from qinglan.prefect_api import call, pages
 
 _STAMP = "settings-"
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from qinglan.automations.calling import call, pages
 from qinglan.config import Profile
+from qinglan.prefect_api import call, pages
 
 TRAIN_DEPLOYMENT = "train/train"
 """What trains on a new dataset where the profile has no deployment of its own for that."""
@@ -36,12 +36,19 @@ class Deployment(NamedTuple):
 
 
 def deployments_of(api: httpx.Client) -> list[Deployment]:
-    """All of Qinglan's on this server: known by their entrypoints."""
-    return [
-        _read(entry)
-        for entry in pages(api, "deployments/filter", sort="NAME_ASC")
-        if str(entry.get("entrypoint")).startswith("flows.")
-    ]
+    """All of Qinglan's on this server."""
+    return [_read(entry) for entry in entries_of(api)]
+
+
+def entries_of(api: httpx.Client) -> list[dict[str, Any]]:
+    """The same as the server tells of them: known by their entrypoints."""
+    found = pages(api, "deployments/filter", sort="NAME_ASC")
+    return [entry for entry in found if str(entry.get("entrypoint")).startswith("flows.")]
+
+
+def flow_of(entry: dict[str, Any]) -> str:
+    """Its flow's name."""
+    return str(entry["entrypoint"]).rpartition(".")[2]
 
 
 def training_of(deployments: Sequence[Deployment], profile: Profile) -> Deployment | None:
@@ -61,7 +68,7 @@ def trains_by_itself(deployments: Sequence[Deployment], profile: Profile) -> lis
 def _read(entry: dict[str, Any]) -> Deployment:
     return Deployment(
         id=entry["id"],
-        flow=entry["entrypoint"].rpartition(".")[2],
+        flow=flow_of(entry),
         name=entry["name"],
         profile=str(entry["parameters"].get("profile", "")),
         paused=bool(entry["paused"]),
@@ -70,9 +77,14 @@ def _read(entry: dict[str, Any]) -> Deployment:
 
 @contextmanager
 def keep_paused(api: httpx.Client) -> Iterator[None]:
-    """What was paused is so afterwards too: deploying again would resume what an alarm or a person has paused."""
+    """What was paused is so afterwards too: deploying again would resume what an alarm or a person has paused.
+
+    Also where deploying fails midway.
+    """
     paused = {each.id for each in deployments_of(api) if each.paused}
-    yield
-    for each in deployments_of(api):
-        if each.id in paused and not each.paused:
-            call(api, "POST", f"deployments/{each.id}/pause_deployment")
+    try:
+        yield
+    finally:
+        for each in deployments_of(api):
+            if each.id in paused and not each.paused:
+                call(api, "POST", f"deployments/{each.id}/pause_deployment")

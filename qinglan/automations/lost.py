@@ -5,11 +5,12 @@ whoever begins to work looks as well.
 """
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import httpx
 
-from qinglan.automations.calling import call, pages
 from qinglan.config import Profile
+from qinglan.prefect_api import call, pages
 
 SILENT_FOR = timedelta(hours=1)
 SETTLED_FOR, NOT_OLDER = timedelta(minutes=30), timedelta(days=1)
@@ -35,10 +36,8 @@ def crash_lost(api: httpx.Client, now: datetime | None = None) -> list[str]:
     if not found or not _happened(api, since, now - SILENT_FOR / 2):
         return []
     lost = [run for run in found if not _happened(api, since, now, run["id"])]
-    for run in lost:
-        state = {"type": "CRASHED", "message": "no sign of life for an hour: its process is gone"}
-        call(api, "POST", f"flow_runs/{run['id']}/set_state", {"state": state, "force": False})
-    return [run["name"] for run in lost]
+    state = {"type": "CRASHED", "message": "no sign of life for an hour: its process is gone"}
+    return [run["name"] for run in lost if _accepted(api, run["id"], state)]
 
 
 def requeue_crashed(
@@ -61,10 +60,20 @@ def requeue_crashed(
     }
     found = pages(api, "flow_runs/filter", flow_runs=crashed, sort="START_TIME_ASC")
     left = [run for run in found if 1 <= run["run_count"] <= profile.automations.crash_retries]
-    for run in left:
-        state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "crashed, and goes on from what is finished"}
-        call(api, "POST", f"flow_runs/{run['id']}/set_state", {"state": state, "force": False})
-    return [run["name"] for run in left]
+    state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "crashed, and goes on from what is finished"}
+    return [run["name"] for run in left if _is_still_so(api, run) and _accepted(api, run["id"], state)]
+
+
+def _is_still_so(api: httpx.Client, run: dict[str, Any]) -> bool:
+    """Nobody was quicker: Prefect would also put a run back that is at work by now, and it would run twice."""
+    now = call(api, "GET", f"flow_runs/{run['id']}", may_lack=True)
+    return now is not None and now["state_id"] == run["state_id"]
+
+
+def _accepted(api: httpx.Client, run_id: str, state: dict[str, str]) -> bool:
+    """Prefect answers 200 also where it lets the state be."""
+    answer = call(api, "POST", f"flow_runs/{run_id}/set_state", {"state": state, "force": False})
+    return bool(answer["status"] == "ACCEPT")
 
 
 def _happened(api: httpx.Client, since: datetime, until: datetime, run_id: str | None = None) -> bool:

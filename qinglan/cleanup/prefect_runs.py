@@ -9,14 +9,14 @@ import httpx
 
 from qinglan.cleanup.records import Removed
 from qinglan.config import EMBEDDED, Profile, load_profile
-from qinglan.errors import ConfigError, QinglanError
+from qinglan.errors import ConfigError, QinglanError, first_line
+from qinglan.prefect_api import pages
 from qinglan.prefect_server import PrefectServer
 from qinglan.preflight import FlowName
 
 TAG = "qinglan"
 """Of our deployments."""
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
-_PAGE = 200
 
 
 def remove_flow_runs(
@@ -37,9 +37,7 @@ def remove_flow_runs(
                     _delete(api, run["id"])
                 yield Removed(kind="flow_run", name=run["name"], why=f"ended {str(run['end_time'])[:10]}")
     except httpx.HTTPError as error:
-        raise ConfigError(
-            f"Prefect at {server.api_url}: {str(error) or type(error).__name__}; named by {server.origin}"
-        ) from error
+        raise ConfigError(f"Prefect at {server.shown_url}: {first_line(error)}; named by {server.origin}") from error
 
 
 def _ended(api: httpx.Client, before: datetime) -> list[dict[str, Any]]:
@@ -49,22 +47,17 @@ def _ended(api: httpx.Client, before: datetime) -> list[dict[str, Any]]:
         "flow_runs": ended | {"deployment_id": {"is_null_": True}},
         "flows": {"name": {"any_": list(get_args(FlowName))}},
     }
-    found = [run for query in (deployed, by_hand) for run in _pages(api, "flow_runs/filter", query)]
+    found = [run for query in (deployed, by_hand) for run in pages(api, "flow_runs/filter", **query)]
     return list({run["id"]: run for run in found}.values())
 
 
-def _pages(api: httpx.Client, address: str, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    offset = 0
-    while True:
-        page = api.post(address, json={**query, "limit": _PAGE, "offset": offset}).raise_for_status().json()
-        yield from page
-        offset += len(page)
-        if len(page) < _PAGE:
-            return
-
-
 def _is_of(run: Mapping[str, Any], profile: Profile) -> bool:
-    """Prefect keeps all parameters with a flow run, the deployment's own among them."""
+    """Prefect keeps all parameters with a flow run, the deployment's own among them.
+
+    Started by hand it has ours with their defaults; without a profile it is another project's of the same name.
+    """
+    if not run["deployment_id"] and "profile" not in run["parameters"]:
+        return False
     given = str(run["parameters"].get("profile", EMBEDDED))
     if given == profile.name:
         return True
@@ -75,8 +68,7 @@ def _is_of(run: Mapping[str, Any], profile: Profile) -> bool:
 
 
 def _delete(api: httpx.Client, flow_run_id: str) -> None:
-    mine = {"artifacts": {"flow_run_id": {"any_": [flow_run_id]}}}
-    for artifact in list(_pages(api, "artifacts/filter", mine)):
+    for artifact in pages(api, "artifacts/filter", artifacts={"flow_run_id": {"any_": [flow_run_id]}}):
         _gone(api.delete(f"artifacts/{artifact['id']}"))
     _gone(api.delete(f"flow_runs/{flow_run_id}"))
 

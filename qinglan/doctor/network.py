@@ -35,7 +35,7 @@ def addresses(profile: Profile, flow: FlowName) -> dict[str, str]:
     named |= {"ray": profile.trainer.ray_dashboard_url or EMBEDDED}
     try:
         if server := find_server(profile.paths.state):
-            named["prefect"] = server.api_url
+            named["prefect"] = server.shown_url
     except ConfigError:  # said by Prefect's own check
         pass
     return {role: url for role, url in named.items() if url.startswith(("http://", "https://"))}
@@ -137,8 +137,9 @@ def _seconds_ahead(origin: str) -> float | None:
 
 
 def _origin(url: str) -> str:
+    """Without a login, and what a path may tell."""
     parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def _host(origin: str) -> str:

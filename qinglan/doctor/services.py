@@ -58,7 +58,7 @@ def check_prefect(profile: Profile) -> Check:
         server = find_server(profile.paths.state)
         if server is None:
             return Check("prefect", "no server configured: `qinglan run` starts one for the time of the run")
-        where = f"{server.api_url} ({server.origin})"
+        where = f"{server.shown_url} ({server.origin})"
         answer = _answer_of_prefect(server)
     except ConfigError as error:
         return Check("prefect", "", str(error))
@@ -80,7 +80,7 @@ def _answer_of_prefect(server: PrefectServer) -> httpx.Response:
             return http.get("/admin/version")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(
-            f"prefect {server.api_url} ({server.origin}): can't be reached: {_said(error)}; start it, or "
+            f"prefect {server.shown_url} ({server.origin}): can't be reached: {_said(error)}; start it, or "
             "unset what names it"
         ) from error
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from conftest import FakeService
 
 from qinglan.automations import apply_automations, crash_lost, deployments_of, requeue_crashed
 from qinglan.config import Profile
+from qinglan.prefect_api import PatientClient, call
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -68,9 +70,13 @@ class Server:
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "DO_NOT_TRACK": "true",
         }
-        self.start("server", "start", "--host=127.0.0.1", f"--port={port}")
-        self.api = httpx.Client(base_url=self.url, trust_env=False, timeout=90)
-        wait_until(self._answers)
+        self.api = PatientClient(base_url=self.url, trust_env=False, timeout=90)
+        try:
+            self.start("server", "start", "--host=127.0.0.1", f"--port={port}")
+            wait_until(self._answers)
+        except BaseException:
+            self.close()
+            raise
 
     def start(self, *words: str) -> psutil.Popen:
         with (self._folder / f"{words[0]}.log").open("ab") as log:
@@ -162,10 +168,9 @@ def wait_until(done: Callable[[], Any], within_s: float = WITHIN_S) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    started = Server(tmp_path_factory.mktemp("site"))
-    started.post("work_pools/", name="qinglan", type="process")
-    yield started
-    started.close()
+    with closing(Server(tmp_path_factory.mktemp("site"))) as started:
+        started.post("work_pools/", name="qinglan", type="process")
+        yield started
 
 
 @pytest.fixture

@@ -226,6 +226,16 @@ def test_deploying_again_resumes_nothing(prefect: Prefect):
     assert [each.paused for each in prefect.deployments] == [True, False]
 
 
+@pytest.mark.parametrize("reason", [RuntimeError, KeyboardInterrupt])
+def test_deploying_that_fails_midway_resumes_nothing(prefect: Prefect, reason: type[BaseException]):
+    first, second = prefect.deployments
+    prefect.deployments = [first._replace(paused=True), second]
+    with pytest.raises(reason), keep_paused(prefect.api):
+        prefect.deployments = [first, second]
+        raise reason
+    assert [each.paused for each in prefect.deployments] == [True, False]
+
+
 # Lost runs
 
 NOW = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
@@ -234,8 +244,8 @@ NOW = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
 class Events:
     """A server with two old runs at work, one of them silent."""
 
-    def __init__(self, server_was_there: bool) -> None:
-        self._was_there, self.marked = server_was_there, list[str]()
+    def __init__(self, server_was_there: bool, status: str = "ACCEPT") -> None:
+        self._was_there, self._status, self.marked = server_was_there, status, list[str]()
         self.api = httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(self._answer))
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
@@ -248,13 +258,17 @@ class Events:
             is_there = "f2" in asked["resource"]["id"][0] if "resource" in asked else self._was_there
             return httpx.Response(200, json={"events": [{}] if is_there else []})
         self.marked.append(path)
-        return httpx.Response(201, json={})
+        return httpx.Response(200, json={"status": self._status})
 
 
 def test_a_run_that_is_silent_for_an_hour_is_lost():
     server = Events(server_was_there=True)
     assert crash_lost(server.api, NOW) == ["train night"]
     assert server.marked == ["flow_runs/f1/set_state"]
+
+
+def test_a_run_that_ended_meanwhile_is_not_lost():
+    assert crash_lost(Events(server_was_there=True, status="ABORT").api, NOW) == []
 
 
 def test_a_server_that_is_only_just_back_loses_nobody():
@@ -267,17 +281,45 @@ def test_a_crash_that_the_automation_missed_goes_on_while_tries_are_left(profile
     marked: list[Any] = []
 
     def server(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"state_id": "crashed"})
         body = json.loads(request.content)
         if not request.url.path.endswith("flow_runs/filter"):
             marked.append((request.url.path, body["state"]["name"], body["force"]))
-            return httpx.Response(201, json={})
+            return httpx.Response(201, json={"status": "ACCEPT"})
         assert body["flow_runs"]["end_time"]["before_"] == "2026-11-22T05:30:00+00:00"
-        runs = [{"id": f"f{count}", "name": f"run {count}", "run_count": count} for count in range(4)]
+        runs = [{"id": f"f{n}", "name": f"run {n}", "run_count": n, "state_id": "crashed"} for n in range(4)]
         return httpx.Response(200, json=runs)
 
     with httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as api:
         assert requeue_crashed(api, profile_of(), NOW) == ["run 1", "run 2"]
     assert marked == [(f"/api/flow_runs/f{n}/set_state", "AwaitingRetry", False) for n in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("now", "status", "asked"),
+    [
+        ({"state_id": "begun by another worker"}, "ACCEPT", []),
+        (None, "ACCEPT", []),
+        ({"state_id": "crashed"}, "ABORT", ["SCHEDULED"]),
+    ],
+)
+def test_a_run_that_somebody_else_put_back_is_left_alone(
+    profile_of: ProfileOf, now: dict[str, str] | None, status: str, asked: list[str]
+):
+    sent: list[str] = []
+
+    def server(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json=now) if now else httpx.Response(404)
+        if request.url.path.endswith("flow_runs/filter"):
+            return httpx.Response(200, json=[{"id": "f", "name": "run", "run_count": 1, "state_id": "crashed"}])
+        sent.append(json.loads(request.content)["state"]["type"])
+        return httpx.Response(200, json={"status": status})
+
+    with httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as api:
+        assert requeue_crashed(api, profile_of(), NOW) == []
+    assert sent == asked
 
 
 # Messages

@@ -81,6 +81,12 @@ def test_a_small_drift_is_noted(server_whose_clock_is: Clocks):
     assert (check.problem, check.note) == (None, "set the clock by NTP (timedatectl set-ntp true)")
 
 
+def test_a_login_in_an_address_is_not_shown(server_whose_clock_is: Clocks, monkeypatch: pytest.MonkeyPatch):
+    url = server_whose_clock_is(-3600).replace("http://", "http://me:secret@")
+    check = check_clock({"prefect": url})
+    assert "127.0.0.1:" in check.detail and "secret" not in repr(check)
+
+
 def test_no_proxy(monkeypatch: pytest.MonkeyPatch):
     assert check_proxies(RAG).detail == "none"
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
@@ -152,6 +158,13 @@ def test_prefect(profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PREFECT_API_URL", serve(lambda _: reply).url)
     check = services.check_prefect(profile_of())
     assert (message in (check.problem or "")) if message else check.problem is None
+
+
+def test_prefects_login_is_not_shown(profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    for address in (serve(lambda _: (401, {})).url, "http://127.0.0.1:9/api"):
+        monkeypatch.setenv("PREFECT_API_URL", address.replace("http://", "http://me:secret@"))
+        assert "secret" not in repr(services.check_prefect(profile_of()))
+        assert "secret" not in repr(network.addresses(profile_of(), "refresh"))
 
 
 def test_prefect_can_not_be_reached(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):

@@ -1,13 +1,18 @@
 """Which Prefect server a site uses, and what it is shown."""
 
+import json
+from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
+from conftest import FakeService, Script
 
-from qinglan import prefect_server as module
+from qinglan import prefect_api
 from qinglan.errors import ConfigError
-from qinglan.prefect_server import SERVER_FILE, Patient, find_server
+from qinglan.prefect_api import PatientClient, pages
+from qinglan.prefect_server import SERVER_FILE, PrefectServer, find_server
 
 PROFILES = """
 active = "team"
@@ -64,11 +69,39 @@ def test_the_login_is_sent_and_never_shown(home: Path):
 
 
 def test_a_server_that_was_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_PAUSES_S", (0.0, 0.0))
-    answers = iter([503, 503, 200])
-    transport = Patient(httpx.MockTransport(lambda _: httpx.Response(next(answers))))
-    with httpx.Client(transport=transport) as client:
+    monkeypatch.setattr(prefect_api, "_PAUSES_S", (0.0, 0.0))
+    answers = iter([503, 429, 200, 502, 502, 502])
+    with PatientClient(transport=httpx.MockTransport(lambda _: httpx.Response(next(answers)))) as client:
         assert client.get("http://127.0.0.1/api/health").status_code == 200
+        assert client.get("http://127.0.0.1/api/health").status_code == 502
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:4200/api", "https://prefect.example.com/api"])
+def test_every_server_is_asked_with_patience(url: str):
+    with PrefectServer(url, "a test").client() as client:
+        assert isinstance(client, PatientClient)
+
+
+def test_all_pages_are_read():
+    rows = [{"id": number} for number in range(401)]
+
+    def server(request: httpx.Request) -> httpx.Response:
+        query = json.loads(request.content)
+        assert query["sort"] == "NAME_ASC"
+        return httpx.Response(200, json=rows[query["offset"] : query["offset"] + query["limit"]])
+
+    with httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as client:
+        assert pages(client, "deployments/filter", sort="NAME_ASC") == rows
+
+
+def test_a_login_in_the_address_is_used_and_never_shown(serve: Callable[[Script], FakeService]):
+    service = serve(lambda _: (401, {}))
+    server = PrefectServer(service.url.replace("http://", "http://ann:se%40cret@"), "PREFECT_API_URL")
+    assert server.shown_url == service.url
+    with server.client() as client, pytest.raises(httpx.HTTPStatusError) as caught:
+        client.get("health").raise_for_status()
+    assert "cret" not in str(caught.value) + repr(server)
+    assert service.headers[0]["authorization"] == f"Basic {b64encode(b'ann:se@cret').decode()}"
 
 
 def test_broken_profiles_are_one_line(home: Path):

@@ -17,6 +17,10 @@ class Server:
 
     def __init__(self) -> None:
         self.active = dict.fromkeys(SLUGS, False)
+        self.others = [
+            {"id": f"o{n}", "name": "refresh", "entrypoint": "jobs.py:f", "schedules": [{"id": "o", "slug": "nightly"}]}
+            for n in range(250)
+        ]
         self.api = httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(self._answer))
 
     def deploy(self, state: Path, said: list[str], **file: bool) -> None:
@@ -31,7 +35,10 @@ class Server:
             return httpx.Response(204)
         schedules: list[dict[str, Any]] = [{"id": s, "slug": s, "active": on} for s, on in self.active.items()]
         unnamed = {"id": "made by hand", "slug": None, "active": True}
-        return httpx.Response(200, json=[{"id": "d1", "name": "refresh", "schedules": [*schedules, unnamed]}])
+        ours = {"id": "d1", "name": "refresh", "entrypoint": "flows.refresh.refresh"}
+        found = [*self.others, ours | {"schedules": [*schedules, unnamed]}]
+        query = json.loads(request.content)
+        return httpx.Response(200, json=found[query.get("offset", 0) :][: query.get("limit", 200)])
 
 
 @pytest.fixture
@@ -46,8 +53,8 @@ def test_a_switch_by_hand_stays(server: Server, tmp_path: Path):
     server.deploy(tmp_path, said, nightly=False, often=True)
     assert server.active == {"nightly": True, "often": False}
     assert said == [
-        "schedule refresh/nightly stays on, as it was switched by hand",
-        "schedule refresh/often stays off, as it was switched by hand",
+        "schedule refresh/refresh/nightly stays on, as it was switched by hand",
+        "schedule refresh/refresh/often stays off, as it was switched by hand",
     ]
     server.deploy(tmp_path, said, nightly=False, often=True)
     assert server.active["nightly"]
@@ -64,3 +71,15 @@ def test_without_memory_the_file_wins(server: Server, tmp_path: Path):
     server.active["nightly"] = True
     server.deploy(tmp_path, [], nightly=False)
     assert not server.active["nightly"]
+
+
+@pytest.mark.parametrize("reason", [RuntimeError, KeyboardInterrupt])
+def test_a_deployment_that_fails_midway_keeps_the_switches(server: Server, tmp_path: Path, reason: type[BaseException]):
+    server.deploy(tmp_path, [], nightly=False, often=False)
+    server.active.update(nightly=True, often=True)
+    with pytest.raises(reason), keep_switches(server.api, tmp_path, [].append):
+        server.active.update(nightly=False)
+        raise reason
+    assert server.active == {"nightly": True, "often": True}
+    server.deploy(tmp_path, [], nightly=False, often=False)
+    assert server.active == {"nightly": True, "often": True}

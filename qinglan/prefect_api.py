@@ -5,8 +5,23 @@ from typing import Any
 
 import httpx
 
-_TRIES, _WAIT_S, _PAGE = 8, 0.5, 200
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+"""Before a request is sent again that the server could not serve. Doctor waits 12 s for all of them."""
 _PASSING = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE)
+_PAGE = 200
+
+
+class PatientClient(httpx.Client):
+    """Sends again what was answered with 429, 502 or 503, as Prefect's own client does."""
+
+    def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        for pause_s in _PAUSES_S:
+            answer = super().send(request, **options)
+            if answer.status_code not in _PASSING:
+                return answer
+            answer.close()
+            time.sleep(pause_s)
+        return super().send(request, **options)
 
 
 def call(api: httpx.Client, method: str, path: str, body: Any = None, *, may_lack: bool = False) -> Any:
@@ -18,11 +33,7 @@ def call(api: httpx.Client, method: str, path: str, body: Any = None, *, may_lac
     Raises:
         httpx.HTTPError: the server can't be reached, or refuses.
     """
-    for attempt in range(1, _TRIES + 1):
-        answer = api.request(method, path, json=body)
-        if answer.status_code not in _PASSING or attempt == _TRIES:
-            break
-        time.sleep(_WAIT_S * attempt)
+    answer = api.request(method, path, json=body)
     if may_lack and answer.status_code == httpx.codes.NOT_FOUND:
         return None
     answer.raise_for_status()
@@ -30,7 +41,11 @@ def call(api: httpx.Client, method: str, path: str, body: Any = None, *, may_lac
 
 
 def pages(api: httpx.Client, path: str, **query: Any) -> list[dict[str, Any]]:
-    """Everything that a `filter` of the API finds."""
+    """Everything that a `filter` of the API finds.
+
+    Raises:
+        httpx.HTTPError: the server can't be reached, or refuses.
+    """
     found: list[dict[str, Any]] = []
     while True:
         page = call(api, "POST", path, query | {"offset": len(found), "limit": _PAGE})

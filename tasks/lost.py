@@ -5,6 +5,7 @@ from prefect.logging import get_run_logger
 
 from qinglan.automations import crash_lost, requeue_crashed
 from qinglan.config import Profile
+from qinglan.errors import QinglanError, first_line
 from qinglan.prefect_server import find_server
 
 
@@ -18,5 +19,5 @@ def look_for_lost_runs(profile: Profile) -> None:
                     log.warning("flow run %s was lost, now marked as crashed: no sign of life for an hour", name)
                 for name in requeue_crashed(api, profile):
                     log.warning("flow run %s had crashed and was left so; it goes on now", name)
-    except httpx.HTTPError as error:
-        log.warning("could not look for lost runs: %s", str(error).splitlines()[0])
+    except (httpx.HTTPError, httpx.InvalidURL, QinglanError, ValueError, KeyError) as error:
+        log.warning("could not look for lost runs: %s", first_line(error))

@@ -36,4 +36,4 @@ USER 1000:1000
 ENTRYPOINT ["entrypoint"]
 # Of a worker; compose.yaml has others for the other commands.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s CMD ["healthy", "http://127.0.0.1:8080/health"]
-CMD ["prefect", "worker", "start", "--pool=qinglan", "--type=process", "--install-policy=never", "--with-healthcheck", "--limit=1"]
+CMD ["prefect", "worker", "start", "--pool=qinglan", "--type=process", "--install-policy=never", "--with-healthcheck", "--limit=4"]

@@ -6,10 +6,11 @@ from typing import Any
 import httpx
 import psutil
 
+from qinglan.prefect_api import call, pages
 from qinglan.up.site import WORK_POOLS
 
-_UNFINISHED = ["PENDING", "RUNNING", "CANCELLING"]
-_PAGE_ROWS = 200
+# A paused one waits for a person in its process; a suspended one, of the same type, needs none.
+_UNFINISHED = {"operator": "or_", "type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}, "name": {"any_": ["Paused"]}}
 _MESSAGE = "its worker ended while this was at work"
 
 
@@ -31,25 +32,13 @@ def crash_interrupted(api: httpx.Client, pools: Sequence[str] = WORK_POOLS) -> l
     for run in interrupted:
         # A crashed run is put back into its queue by an automation: nobody wants that of one that they cancelled.
         state = {"type": "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED", "message": _MESSAGE}
-        api.post(f"flow_runs/{run['id']}/set_state", json={"state": state, "force": True}).raise_for_status()
+        call(api, "POST", f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
     return interrupted
 
 
 def _unfinished(api: httpx.Client, pools: Sequence[str]) -> list[dict[str, Any]]:
-    runs: list[dict[str, Any]] = []
-    while len(runs) % _PAGE_ROWS == 0:
-        query = {
-            "flow_runs": {"state": {"type": {"any_": _UNFINISHED}}},
-            "work_pools": {"name": {"any_": list(pools)}},
-            "sort": "START_TIME_ASC",
-            "limit": _PAGE_ROWS,
-            "offset": len(runs),
-        }
-        page = api.post("flow_runs/filter", json=query).raise_for_status().json()
-        if not page:
-            break
-        runs += page
-    return runs
+    query = {"flow_runs": {"state": _UNFINISHED}, "work_pools": {"name": {"any_": list(pools)}}}
+    return pages(api, "flow_runs/filter", **query, sort="START_TIME_ASC")
 
 
 def _at_work() -> set[str]:

@@ -15,7 +15,8 @@ from qinglan.automations import requeue_crashed, webhook_address
 from qinglan.config import Profile, uses_proxy
 from qinglan.deploying import find_deployments, make_pool, register
 from qinglan.engines.processes import HOST, Processes, Say, port_from, require_free, stop_signals
-from qinglan.errors import ConfigError, EngineError
+from qinglan.errors import ConfigError, EngineError, first_line
+from qinglan.prefect_api import call
 from qinglan.prefect_server import SERVER_FILE, PrefectServer, find_server
 from qinglan.up.interrupted import crash_interrupted
 from qinglan.up.lock import only_one
@@ -52,7 +53,7 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
             try:
                 _Running(profile, site, processes, api, say).serve(prefect_file, start)
             except httpx.HTTPError as error:
-                raise EngineError(f"Prefect's server at {site.api_url}: {error}; logs: {logs}") from error
+                raise EngineError(f"Prefect's server at {site.api_url}: {first_line(error)}; logs: {logs}") from error
 
 
 @dataclass
@@ -78,9 +79,6 @@ class _Running:
         self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
         with self._announced(), self._workers():
             register(self.api, self.site.deploy(prefect_file), self.profile, self.say)
-            # Of what crashed while no server was there the automation never hears, and late of what is marked now.
-            for name in requeue_crashed(self.api, self.profile, settled_for=timedelta(0)):
-                self.say(f"{name} had crashed; it goes on")
             if mlflow:
                 self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
             for stand_in in stand_ins:
@@ -105,6 +103,10 @@ class _Running:
         for pool in WORK_POOLS:
             make_pool(self.api, pool)  # so that deploying needn't wait for the pool's worker
         self._crash_interrupted(WORK_POOLS)
+        # Of what crashed while no server was there the automation never hears, and late of what is marked now. As long
+        # as no worker is there, none can take such a run at the same moment.
+        for name in requeue_crashed(self.api, self.profile, settled_for=timedelta(0)):
+            self.say(f"{name} had crashed; it goes on")
         self._workers_since = datetime.now(UTC)
         for name, pool in _POOL_OF.items():
             self.processes.start(name, self.site.worker(pool))
@@ -122,7 +124,7 @@ class _Running:
     def _is_online(self, pool: str) -> bool:
         """Has this session's worker reported? An earlier one's report stays for a while."""
         try:
-            workers = self.api.post(f"work_pools/{pool}/workers/filter", json={}).raise_for_status().json()
+            workers = call(self.api, "POST", f"work_pools/{pool}/workers/filter", {})
         except httpx.HTTPError:
             return False
         last = [datetime.fromisoformat(worker["last_heartbeat_time"]) for worker in workers]
@@ -166,7 +168,7 @@ def _configured_port(server: PrefectServer | None, asked: int | None) -> int | N
     if not uses_proxy(server.api_url) and port and asked in (None, port):
         return port
     raise ConfigError(
-        f"{server.origin} is {server.api_url}, so this site has a Prefect server already; "
+        f"{server.origin} is {server.shown_url}, so this site has a Prefect server already; "
         "deploy there with `qinglan deploy`, or unset it"
     )
 

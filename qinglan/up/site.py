@@ -6,12 +6,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from qinglan.deploying import deploy_command
 from qinglan.engines.command import QUIET_ENV, Command
 from qinglan.engines.processes import HOST
 
 WORK_POOL, TRAINER_POOL = "qinglan", "qinglan-trainer"
 WORK_POOLS = (WORK_POOL, TRAINER_POOL)
 """What trains has a pool of its own, so that a night's refresh does not wait for a day's training."""
+_AT_ONCE = {WORK_POOL: 4, TRAINER_POOL: 1}
+"""Flows of a pool: one trains, as the device is shared; of the others some wait for a provider, or for a person."""
 
 _PAGES = "pages"
 _PREFECT = [sys.executable, "-m", "prefect"]
@@ -81,16 +84,14 @@ class Site:
         return Command(argv, QUIET_ENV | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 
     def worker(self, pool: str) -> Command:
-        """Runs what the UI and the schedules ask for, one flow of its pool at a time: the device is shared."""
+        """Runs what the UI and the schedules ask for."""
         argv = [*_PREFECT, "worker", "start", f"--pool={pool}", "--type=process", "--install-policy=never"]
-        return Command(
-            [*argv, f"--name={worker_name(pool)}", "--limit=1"], self.prefect_env | _unless_set(WORKER_TUNING)
-        )
+        argv += [f"--name={worker_name(pool)}", f"--limit={_AT_ONCE[pool]}"]
+        return Command(argv, self.prefect_env | _unless_set(WORKER_TUNING))
 
     def deploy(self, prefect_file: Path) -> Command:
         """Register every deployment, or bring it up to date."""
-        argv = [*_PREFECT, "--no-prompt", "deploy", "--all", f"--prefect-file={prefect_file}"]
-        return Command(argv, self.prefect_env)
+        return deploy_command(prefect_file, self.prefect_env)
 
     def prepare(self) -> None:
         """Keep Prefect from serving its new pages, which report to Amplitude from the browser, one click away.

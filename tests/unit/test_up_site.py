@@ -5,13 +5,18 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import prefect.settings
 import pytest
+from prefect.server.schemas.filters import FlowRunFilter
 
+from qinglan.config import Profile
+from qinglan.engines.command import Command
+from qinglan.engines.processes import Processes
 from qinglan.errors import ConfigError
 from qinglan.prefect_server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
 from qinglan.up import Site, crash_interrupted, lock, serve, site
@@ -81,6 +86,48 @@ def test_settings_from_the_environment_win(tmp_path: Path, monkeypatch: pytest.M
     assert ours.worker("qinglan").env["PREFECT_WORKER_QUERY_SECONDS"] == "7"
 
 
+def test_what_had_crashed_goes_on_before_there_is_a_worker_that_could_take_it_twice(
+    tmp_path: Path, profile_of: Callable[..., Profile]
+):
+    done = list[str]()
+
+    class Starts(Processes):
+        def start(self, name: str, _: Command) -> None:
+            done.append(name)
+
+        def stop(self, *names: str) -> None:
+            done.append("stopped")
+
+    def server(request: httpx.Request) -> httpx.Response:
+        path, run = request.url.path, {"id": "r1", "name": "train night", "run_count": 1, "state_id": "s1"}
+        if path.endswith("/filter"):
+            return httpx.Response(200, json=[run] if b'"Crashed"' in request.content else [])
+        if path.endswith("/set_state"):
+            done.append("goes on")
+        return httpx.Response(200, json=run | {"status": "ACCEPT"})
+
+    said = list[str]()
+    with (
+        Starts(tmp_path, said.append) as processes,
+        httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as api,
+        serve._Running(profile_of(), Site(tmp_path, ""), processes, api, said.append)._workers(),
+    ):
+        assert done == ["goes on", "qinglan-up", "qinglan-trainer-up"]
+    assert said == ["train night had crashed; it goes on", "stopping"]
+
+
+def test_one_trains_at_a_time_and_nobody_else_waits_for_a_day_long_refresh(tmp_path: Path):
+    ours = Site(tmp_path, "")
+    limits = {pool: [word for word in ours.worker(pool).argv if "limit" in word] for pool in site.WORK_POOLS}
+    assert limits == {"qinglan": ["--limit=4"], "qinglan-trainer": ["--limit=1"]}
+
+
+def test_a_login_in_the_address_of_ones_own_server_is_not_shown():
+    server = PrefectServer("https://ann:secret@prefect.example.com/api", "PREFECT_API_URL")
+    with pytest.raises(ConfigError, match=r"is https://prefect\.example\.com/api, so"):
+        serve._configured_port(server, None)
+
+
 def test_a_run_that_a_process_is_at_work_on_is_left_alone():
     runs = [{"id": f"run-{number}", "state_type": "RUNNING"} for number in range(201)]
     marked = list[str]()
@@ -91,6 +138,13 @@ def test_a_run_that_a_process_is_at_work_on_is_left_alone():
             return httpx.Response(200, json={})
         query: dict[str, Any] = json.loads(request.content)
         assert query["work_pools"] == {"name": {"any_": ["qinglan-trainer"]}}
+        asked = (
+            FlowRunFilter.model_validate(query["flow_runs"])
+            .as_sql_filter()
+            .compile(compile_kwargs={"literal_binds": True})
+        )
+        assert "flow_run.state_type IN ('PENDING', 'RUNNING', 'CANCELLING') OR " in str(asked)
+        assert "flow_run.state_name IN ('Paused')" in str(asked)  # as a run that waits for a person's approval
         return httpx.Response(200, json=runs[query["offset"] : query["offset"] + query["limit"]])
 
     busy = subprocess.Popen(

@@ -3,6 +3,8 @@
 All of them end with this process, kill -9 included. For servers; what runs to an end is for the launcher.
 """
 
+import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -60,6 +62,8 @@ class Processes:
     """Open files, such as locks, that stay open until the last of them has ended."""
     _running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     _kept: dict[str, _Kept] = field(default_factory=dict)
+    _uncut: set[str] = field(default_factory=set)
+    """Those whose log could not be made smaller, which is said once."""
 
     def __enter__(self) -> "Processes":
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -75,7 +79,9 @@ class Processes:
         self._start(name, command)
 
     def _start(self, name: str, command: Command) -> None:
-        with self.log(name).open("ab") as output:
+        with self.log(name).open("ab+") as output:
+            with suppress(OSError):  # not every file system has locks
+                fcntl.flock(output, fcntl.LOCK_SH)  # the process keeps it, so that clean-up knows whose log is in use
             self._running[name] = subprocess.Popen(
                 [sys.executable, str(SUPERVISOR), *command.argv],
                 stdin=subprocess.PIPE,
@@ -144,7 +150,7 @@ class Processes:
             if time.monotonic() - logs_s > _LOGS_EVERY_S:
                 logs_s = time.monotonic()
                 for name in self._kept:
-                    _cut(self.log(name))
+                    self._cut(name)
             time.sleep(POLL_S)
 
     def _keep_one(self, name: str, kept: _Kept, recover: Recover) -> None:
@@ -167,6 +173,18 @@ class Processes:
         self._start(name, kept.command)
         self._kept[name].wait_s = kept.wait_s
 
+    def _cut(self, name: str) -> None:
+        """Keep a log small, if that can be done: what runs depends on no log."""
+        try:
+            _cut(self.log(name))
+            self._uncut.discard(name)
+        except FileNotFoundError:  # somebody removed it
+            return
+        except OSError as error:
+            if name not in self._uncut:
+                self.say(f"{self.log(name)}: can't be made smaller: {error.strerror}; {name} goes on")
+            self._uncut.add(name)
+
     def check(self, *names: str) -> None:
         """Are these, or all, still running?
 
@@ -185,9 +203,17 @@ def _next_wait_s(wait_s: float) -> float:
 
 def _cut(log: Path) -> None:
     """The process goes on appending to the same file, so it is emptied, not replaced."""
-    if log.stat().st_size > _LOG_BYTES:
-        shutil.copyfile(log, log.with_suffix(".log.1"))
-        os.truncate(log, 0)
+    size, aside = log.stat().st_size, log.with_suffix(".log.1")
+    if size <= _LOG_BYTES:
+        return
+    if shutil.disk_usage(log.parent).free < size:  # the last of it is for what is paid for
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(aside))
+    try:
+        shutil.copyfile(log, aside)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    os.truncate(log, 0)
 
 
 def _ask_to_end(process: "subprocess.Popen[bytes]") -> None:

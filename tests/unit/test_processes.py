@@ -1,5 +1,6 @@
 """Background processes: started again, held to a start that works, their logs kept small. Real, tiny processes."""
 
+import errno
 import socket
 import sys
 import time
@@ -92,6 +93,43 @@ def test_a_huge_log_is_set_aside_while_its_process_writes_on(tmp_path: Path, mon
             running.keep(until(1, []))
     assert aside.read_text() == "x" * 2000 + "\n"
     assert log.read_text() == "y\n"
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("trouble", ["removed", "full"])
+def test_a_log_that_cannot_be_made_smaller_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str):
+    monkeypatch.setattr(module, "_LOG_BYTES", 10)
+    monkeypatch.setattr(module, "_LOGS_EVERY_S", 0.01)
+    said, seen = list[str](), list[str]()
+    log = tmp_path / "chatty.log"
+
+    def full(_: Path, aside: Path) -> None:
+        aside.write_text("x")
+        seen.append("copied")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def beat(_: float) -> None:
+        if trouble == "removed":
+            log.unlink(missing_ok=True)
+            seen.append("looked")
+        elif log.stat().st_size <= 10:
+            return
+        if len(seen) >= 3:
+            raise EnoughError
+        pause(0.02)
+
+    pause = time.sleep
+    monkeypatch.setattr(module.shutil, "copyfile", full)
+    with Processes(tmp_path, said.append) as running:
+        running.start("chatty", python("import time; print('x' * 2000); time.sleep(60)"))
+        monkeypatch.setattr(module.time, "sleep", beat)
+        with pytest.raises(EnoughError):
+            running.keep(lambda _: None)
+        monkeypatch.setattr(module.time, "sleep", pause)
+    assert not log.with_suffix(".log.1").exists()
+    if trouble == "full":
+        assert said == [f"{log}: can't be made smaller: No space left on device; chatty goes on"]
+        assert log.read_text() == "x" * 2000 + "\n"
 
 
 def test_a_taken_port_gives_the_next():

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from qinglan.cleanup.datasets import remove_datasets
-from qinglan.cleanup.disposal import bytes_of, delete, left_behind
+from qinglan.cleanup.disposal import delete, left_behind
+from qinglan.cleanup.logs import remove_logs
 from qinglan.cleanup.mlflow_runs import Group, Registered, Tracked
 from qinglan.cleanup.prefect_runs import remove_flow_runs
 from qinglan.cleanup.records import Cleaned, Kept, Removed
@@ -25,10 +26,10 @@ from qinglan.cleanup.run_folders import (
     plan,
     remove_part,
     remove_runs,
-    stillborn,
+    remove_stillborn,
 )
 from qinglan.config import Profile
-from qinglan.errors import QinglanError
+from qinglan.errors import QinglanError, first_line
 from qinglan.prefect_server import find_server
 from qinglan.runs import nothing_removed
 
@@ -65,7 +66,7 @@ class _Sweep:
         try:
             yield
         except (QinglanError, OSError) as error:
-            self.notes.append(str(error).splitlines()[0])
+            self.notes.append(first_line(error))
             self.say(f"not removed: {self.notes[-1]}")
 
 
@@ -86,7 +87,8 @@ def clean_up(profile: Profile, *, dry_run: bool, say: Say, now: datetime | None 
                 for removed in remove_flow_runs(server, profile, days, sweep.now, dry_run=dry_run):
                     sweep.tell(removed)
     with sweep.noting():
-        _logs(sweep)
+        for removed in remove_logs(profile, sweep.now, dry_run=dry_run):
+            sweep.tell(removed)
     return Cleaned(
         profile=profile.name,
         dry_run=dry_run,
@@ -101,26 +103,40 @@ def _runs(sweep: _Sweep) -> None:
     root, tracked = sweep.profile.paths.runs.resolve(), Tracked(sweep.profile)
     root.mkdir(parents=True, exist_ok=True)
     doomed = [] if sweep.dry_run else list(left_behind(root))
-    with nothing_removed(root, but_by_me=True):
-        registered = tracked.registered()
-        found = plan(sweep.profile, {each.label: each.told for each in registered}, sweep.now)
-        for removed, aside in remove_runs(found, root, dry_run=sweep.dry_run):
-            sweep.tell(removed)
-            doomed += [aside] if aside else []
-        for part in parts(found, sweep.profile, sweep.now):
-            removed, aside = remove_part(part, root, sweep.now, dry_run=sweep.dry_run)
-            sweep.tell(removed)
-            doomed += [aside] if aside else []
-        for empty in stillborn(root, sweep.profile.retention.unfinished_days, sweep.now):
-            doomed += [] if sweep.dry_run else [empty]
+    try:
+        with nothing_removed(root, but_by_me=True):
+            tracked.require_database(root)
+            registered = tracked.registered()
+            found = plan(sweep.profile, {each.label: each.told for each in registered}, sweep.now)
+            for removed, aside in remove_runs(found, root, dry_run=sweep.dry_run):
+                sweep.tell(removed)
+                doomed += [aside] if aside else []
+            doomed += _parts(sweep, found, root)
+            with sweep.noting():
+                for removed, aside in remove_stillborn(root, sweep.profile, sweep.now, dry_run=sweep.dry_run):
+                    sweep.tell(removed)
+                    doomed += [aside] if aside else []
+    finally:
+        for aside in doomed:
+            sweep.delete(aside)
     sweep.kept += kept_of(found, sweep.profile)
-    for aside in doomed:
-        sweep.delete(aside)
     told = "\n".join([found.folders[name].told for name in found.kept] + [each.told for each in registered])
     with sweep.noting():
         _datasets(sweep, told)
     with sweep.noting():
         _mlflow(sweep, tracked, found, registered)
+
+
+def _parts(sweep: _Sweep, found: Plan, root: Path) -> list[Path]:
+    """What is now to be deleted; one that can't be moved does not hold up the others."""
+    doomed: list[Path] = []
+    with sweep.noting():
+        for part in parts(found, sweep.profile, sweep.now):
+            with sweep.noting():
+                removed, aside = remove_part(part, root, sweep.now, dry_run=sweep.dry_run)
+                sweep.tell(removed)
+                doomed += [aside] if aside else []
+    return doomed
 
 
 def _datasets(sweep: _Sweep, told: str) -> None:
@@ -150,19 +166,3 @@ def _why_kept(group: Group, found: Plan, told: str, holding: set[str]) -> str:
     if group.ids & holding or named_in(told, [group.run_id]):
         return "a registered version was made of it"
     return "its run folder stays" if group.run_id in found.kept else ""
-
-
-def _logs(sweep: _Sweep) -> None:
-    days, folder = sweep.profile.retention.log_days, sweep.profile.paths.state.resolve() / "logs"
-    if days is None or not folder.is_dir():
-        return
-    for file in sorted(folder.glob("**/*.log*")):
-        if file.is_symlink() or not file.is_file():
-            continue
-        written = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-        if not is_past(written, days, sweep.now):
-            continue
-        name, freed = file.relative_to(folder).as_posix(), bytes_of(file)
-        if not sweep.dry_run:
-            file.unlink(missing_ok=True)
-        sweep.tell(Removed(kind="log", name=name, why=f"last written {age(written, sweep.now)} ago", bytes=freed))

@@ -19,8 +19,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from qinglan.cleanup.disposal import bytes_of
 from qinglan.cleanup.records import Removed
+from qinglan.cleanup.run_folders import read_folders, tracking_of
 from qinglan.config import Profile
-from qinglan.errors import ConfigError
+from qinglan.errors import ConfigError, first_line
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -66,6 +67,23 @@ class Tracked:
     def exists(self) -> bool:
         """Is there anything? MLflow would make a database that is not there."""
         return not self._uri.startswith(_SQLITE) or Path(self._uri.removeprefix(_SQLITE)).is_file()
+
+    def require_database(self, runs: Path) -> None:
+        """Look for the database before it is taken for empty: the disk that it lies on may not be mounted.
+
+        Raises:
+            ConfigError: it is not there, though a run below `runs` was tracked in it.
+        """
+        if self.exists:
+            return
+        for each in read_folders(runs):
+            state = each.state or {}
+            mine = each.profile == self._profile.name and tracking_of(state) in (None, self._uri)
+            if mine and state.get("mlflow_run_id"):
+                raise ConfigError(
+                    f"tracking.uri: {self._uri.removeprefix(_SQLITE)} is not there, though run {each.name} was tracked "
+                    "in it; mount or restore it; if it is lost for good, `qinglan up` makes an empty one"
+                )
 
     def registered(self) -> list[Registered]:
         """Every version of every model, whoever registered it.
@@ -127,7 +145,7 @@ class Tracked:
         try:
             get_artifact_repository(run.info.artifact_uri, tracking_uri=self._uri).delete_artifacts()
         except Exception as error:  # every kind of store has its own
-            problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            problem = first_line(error)
             raise ConfigError(f"MLflow's artifacts at {run.info.artifact_uri}: not deleted: {problem}") from error
         if hasattr(store, "_hard_delete_run"):  # as `mlflow gc` asks
             store._hard_delete_run(run_id)
@@ -150,7 +168,7 @@ class Tracked:
         try:
             yield
         except (MlflowException, SQLAlchemyError) as error:
-            raise ConfigError(f"tracking.uri: MLflow at {self._uri}: {str(error).splitlines()[0]}") from error
+            raise ConfigError(f"tracking.uri: MLflow at {self._uri}: {first_line(error)}") from error
 
     @cached_property
     def _client(self) -> "MlflowClient":

@@ -182,13 +182,22 @@ def parts(found: Plan, profile: Profile, now: datetime) -> Iterator[Part]:
                 yield part
 
 
-def stillborn(root: Path, days: float | None, now: datetime) -> Iterator[Path]:
-    """Folders of runs that never began, as on a disk that was full: nothing but a lock lies in them."""
+def remove_stillborn(
+    root: Path, profile: Profile, now: datetime, *, dry_run: bool
+) -> Iterator[tuple[Removed, Path | None]]:
+    """Set aside folders of runs that never began, as on a disk that was full: nothing but a lock lies in them.
+
+    Whose they are stands nowhere. Call it with `nothing_removed(but_by_me=True)`.
+    """
     for each in _own_folders(root):
+        if not RUN_ID.fullmatch(each.name):
+            continue
         left = {entry.name for entry in each.iterdir()} - {".lock", f"{RUN_FILE}.partial"}
         made = datetime.fromtimestamp(each.stat().st_mtime, UTC)
-        if RUN_ID.fullmatch(each.name) and not left and is_past(made, days, now) and not is_at_work(each):
-            yield each
+        if left or not is_past(made, profile.retention.unfinished_days, now) or is_at_work(each):
+            continue
+        removed = Removed(kind="run", name=each.name, why=f"never began, {age(made, now)} ago", bytes=bytes_of(each))
+        yield removed, None if dry_run else set_aside(each, root)
 
 
 def remove_part(part: Part, root: Path, now: datetime, *, dry_run: bool) -> tuple[Removed, Path | None]:

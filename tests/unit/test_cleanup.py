@@ -2,12 +2,15 @@
 
 import json
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from cleanup_tree import NOW, Tree, age
 from filelock import FileLock
@@ -16,10 +19,14 @@ from registered import Models
 
 from qinglan import cleanup
 from qinglan.artifacts import Artifact, write_jsonl
-from qinglan.cleanup import Cleaned, clean_up
+from qinglan.cleanup import Cleaned, clean_up, run_folders
 from qinglan.cleanup.disposal import bytes_of, delete, set_aside
-from qinglan.config import Profile
+from qinglan.cleanup.prefect_runs import remove_flow_runs
+from qinglan.config import Profile, load_profile
+from qinglan.engines.command import Command
+from qinglan.engines.processes import Processes
 from qinglan.errors import ConfigError
+from qinglan.prefect_server import PrefectServer
 from qinglan.rows import Row, row_id
 from qinglan.runs import find_run, nothing_removed, runs_of
 from qinglan.versions import find_version, note_training, publish, versions_of
@@ -223,6 +230,35 @@ def test_superseded_stages_go_unless_somebody_names_them(tree: Tree):
     assert (run / "sft.superseded-2").exists()
 
 
+def test_a_part_that_cannot_be_moved_holds_up_nothing_else(tree: Tree, monkeypatch: pytest.MonkeyPatch):
+    old, run = tree.run(80), tree.run(20, finished=False)
+    for number in (1, 2):
+        (run / f"sft.superseded-{number}").mkdir()
+    age(run, 20)
+    tree.run(1)
+
+    def stubborn(path: Path, root: Path) -> Path:
+        if path.name == "sft.superseded-1":
+            raise PermissionError(13, "Permission denied", str(path))
+        return set_aside(path, root)
+
+    monkeypatch.setattr(run_folders, "set_aside", stubborn)
+    cleaned = sweep(tree, unfinished_days=None)
+    assert [each.name for each in cleaned.removed] == [old.name, f"{run.name}/sft.superseded-2"]
+    assert (run / "sft.superseded-1").exists()
+    assert not list(tree.root.glob(".removing-*"))
+    assert len(cleaned.notes) == 1
+    assert why(cleaned, run) == "is young enough"  # the rest was looked at
+
+
+def test_what_was_set_aside_goes_even_if_nothing_else_may(tree: Tree):
+    tree.profile.paths.state.mkdir()
+    (tree.profile.paths.state / "mlflow.db").write_text("this is no database")
+    (tree.root / ".removing-20250101-000000-0001").mkdir()
+    assert "MLflow at" in sweep(tree).notes[0]
+    assert not list(tree.root.glob(".removing-*"))
+
+
 def test_a_dry_run_says_the_same_and_changes_nothing(tree: Tree):
     old, _ = tree.run(80), tree.run(1)
     (tree.profile.paths.state / "logs").mkdir(parents=True)
@@ -297,7 +333,10 @@ def test_a_folder_of_a_run_that_never_began_goes(tree: Tree):
     notes = tree.root / "notes"  # not ours
     notes.mkdir()
     age(notes, 20)
-    sweep(tree)
+    planned = sweep(tree, dry_run=True).removed
+    assert [(each.name, each.why) for each in planned] == [(empty.name, "never began, 20 days ago")]
+    assert empty.exists()
+    assert sweep(tree).counts == {"run": 1}
     assert not empty.exists()
     assert notes.exists()
 
@@ -311,6 +350,18 @@ def test_logs_go_once_nobody_writes_to_them(tree: Tree):
     (logs / "mlflow_server.log").write_text("x")
     assert sweep(tree).counts == {"log": 3}
     assert sorted(path.name for path in logs.iterdir()) == ["mlflow_server.log", "notes.txt", "serving"]
+
+
+def test_the_log_of_a_process_at_work_stays_however_quiet_it_is(tree: Tree):
+    logs = tree.profile.paths.state / "logs"
+    with Processes(logs, str) as running:
+        for name in ("quiet", "over"):
+            running.start(name, Command([sys.executable, "-c", f"import time; {name == 'quiet'} and time.sleep(60)"]))
+        while running.status("over") is None:
+            time.sleep(0.01)
+        age(logs, 31)
+        assert [each.name for each in sweep(tree).removed] == ["over.log"]
+    assert [each.name for each in sweep(tree).removed] == ["quiet.log"]
 
 
 # With a registry
@@ -381,6 +432,52 @@ def test_where_the_registry_cannot_be_read_nothing_goes(tree: Tree):
     assert old.exists()
     assert not cleaned.removed
     assert "MLflow at sqlite:///" in cleaned.notes[0]
+
+
+def test_where_the_database_that_runs_were_tracked_in_is_gone_nothing_goes(tree: Tree, profile_of: ProfileOf):
+    elsewhere = profile_of(tracking={"uri": "http://mlflow.example"}).model_dump(mode="json")
+    tree.run(290, profile=elsewhere, mlflow_run_id="a")
+    tree.run(280, profile_name="other", mlflow_run_id="b")
+    old, _ = tree.run(270), tree.run(2)
+    assert [each.name for each in sweep(tree, dry_run=True).removed] == [old.name]
+    tracked = tree.run(1, mlflow_run_id="c")
+    cleaned = sweep(tree, **EVERYTHING)
+    assert old.exists()
+    assert not cleaned.removed
+    assert f"mlflow.db is not there, though run {tracked.name} was tracked in it" in cleaned.notes[0]
+
+
+# Prefect
+
+
+@pytest.mark.parametrize(
+    ("deployment", "parameters", "goes"),
+    [
+        ("nightly", {}, True),
+        (None, {"profile": "embedded"}, True),
+        (None, {}, False),  # of another project that has a flow `train` too
+        (None, {"profile": "medical"}, False),
+    ],
+)
+def test_a_flow_run_by_hand_is_ours_only_if_it_names_the_profile(
+    deployment: str | None, parameters: dict[str, str], goes: bool
+):
+    run = {
+        "id": "1", "name": "brave-fox", "deployment_id": deployment, "parameters": parameters,
+        "end_time": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        deployed = "deployments" in json.loads(request.content)
+        return httpx.Response(200, json=[run] if deployed == bool(deployment) else [])
+
+    class Server(PrefectServer):
+        def client(self, **_: Any) -> httpx.Client:
+            return httpx.Client(base_url=self.api_url, transport=httpx.MockTransport(answer))
+
+    server = Server("http://prefect.example/api", "a test")
+    found = list(remove_flow_runs(server, load_profile("embedded"), 30, NOW, dry_run=True))
+    assert [each.name for each in found] == (["brave-fox"] if goes else [])
 
 
 # Datasets

@@ -9,10 +9,11 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import mkdtemp
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -58,10 +59,29 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
     if runs:
         roots["runs"] = profile.paths.runs.resolve()
     _require_target(target, roots, profile.paths.state)
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a backup that was killed
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    partial.mkdir(mode=0o700)  # questions, answers and whatever Prefect's blocks hold are nobody else's business
+    with _partial(target) as partial:
+        backup = _fill(partial, profile, roots, say)
+        _require_target(target, roots, profile.paths.state)  # another backup may have been quicker
+        if target.exists():
+            target.rmdir()
+        partial.rename(target)
+    return backup
+
+
+@contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    """A folder beside it that is nobody else's, gone after an error; one of a backup that was killed stays."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Its owner's only: questions, answers and whatever Prefect's blocks hold are nobody else's business.
+    partial = Path(mkdtemp(prefix=f"{target.name}.", suffix=".partial", dir=target.parent))
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _fill(partial: Path, profile: Profile, roots: dict[Root, Path], say: Say) -> Backup:
     made = _Maker(partial, roots, apart={profile.paths.state.resolve(), profile.paths.runs.resolve()})
     for root in roots:
         made.find(root)
@@ -78,9 +98,6 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
         elsewhere=list(_elsewhere(profile)),
     )
     backup.write(partial)
-    if target.exists():
-        target.rmdir()
-    partial.rename(target)
     return backup
 
 
@@ -92,7 +109,8 @@ class _Maker:
         self.bytes = 0
         self.entries: list[Entry] = []
         self.left_out: list[LeftOut] = []
-        self._kept: dict[tuple[int, int], Entry] = {}
+        self._linked: dict[tuple[int, ...], Entry] = {}
+        """Files with several names, by what tells one from another that got its number later."""
 
     def find(self, root: Root) -> None:
         """What there is to copy; links are kept at once, as what they name is there now."""
@@ -155,8 +173,8 @@ class _Maker:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             status = source.stat()
-            inode = (status.st_dev, status.st_ino)
-            if first := self._kept.get(inode):
+            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            if status.st_nlink > 1 and (first := self._linked.get(identity)):
                 self.entries.append(first.model_copy(update={"path": path, "same_as": first.path}))
                 return
             shutil.copy2(source, target)
@@ -167,7 +185,7 @@ class _Maker:
         entry = Entry(path=path, kind="file", sha256=sha256_of(target), bytes=target.stat().st_size)
         self.entries.append(entry)
         if status.st_nlink > 1:
-            self._kept[inode] = entry
+            self._linked[identity] = entry
 
     def _copy_database(self, path: str, source: Path) -> None:
         target = self._folder / path
@@ -255,7 +273,7 @@ def _elsewhere(profile: Profile) -> Iterator[str]:
         yield f"MLflow's database, {uri.removeprefix('sqlite:///')}: outside {state}"
     server = find_server(state)
     if server and not server.is_of_up:
-        yield f"Prefect, at {server.api_url}: its database with `pg_dump -Fc`"
+        yield f"Prefect, at {server.shown_url}: its database with `pg_dump -Fc`"
     home = os.environ.get("PREFECT_HOME")
     if home and not Path(home).expanduser().resolve().is_relative_to(state):
         yield f"PREFECT_HOME, {home}: outside {state}"

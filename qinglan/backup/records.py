@@ -5,7 +5,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator
 
 from qinglan.artifacts import write_json
 from qinglan.errors import ArtifactError, ConfigError
@@ -17,7 +17,8 @@ Root = Literal["state", "runs"]
 
 def _inside(path: str) -> str:
     parts = PurePosixPath(path).parts
-    if len(parts) < 2 or parts[0] not in ("state", "runs") or ".." in parts:
+    is_plain = path == str(PurePosixPath(path))  # `state//etc` has the parts of `state/etc`
+    if not is_plain or len(parts) < 2 or parts[0] not in ("state", "runs") or ".." in parts:
         raise ValueError("leads out of the backup")
     return path
 
@@ -65,6 +66,20 @@ class Backup(BaseModel):
     left_out: list[LeftOut] = []
     elsewhere: list[str] = []
     """State of the site that other servers hold."""
+
+    @field_validator("entries")
+    @classmethod
+    def _are_apart(cls, entries: list[Entry]) -> list[Entry]:
+        """No entry is a folder: one below another would be written through a link."""
+        paths: set[str] = set()
+        for entry in entries:
+            if entry.path in paths:
+                raise ValueError(f"{entry.path} is in it twice")
+            paths.add(entry.path)
+        for path in paths:
+            if not paths.isdisjoint(map(str, PurePosixPath(path).parents)):
+                raise ValueError(f"{path} lies below a file or link")
+        return entries
 
     @property
     def bytes(self) -> int:

@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from qinglan.artifacts import sha256_of
 from qinglan.backup.records import Backup, Entry, Root
@@ -12,6 +12,8 @@ from qinglan.config import Profile
 from qinglan.engines.processes import Say
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.formats import size
+from qinglan.prefect_server import LOCK_FILE
+from qinglan.up.lock import only_one
 
 _STAGING = ".restoring"
 _MARGIN_BYTES = 50e6
@@ -30,19 +32,23 @@ def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = 
     source = source.expanduser().resolve()
     backup = Backup.read(source)
     _require_same_paths(profile, backup)
+    state, runs = profile.paths.state.resolve(), profile.paths.runs.resolve()
+    _require_nobody(state, runs)
     for root, path in backup.roots.items():
         _require_free(root, path, _spared(profile, path), replace=replace)
     for entry in backup.entries:
         _verify(source, entry)
     say(f"{len(backup.entries):,} files, {size(backup.bytes)}: as they were when the backup was made")
-    for path in backup.roots.values():
-        _make_staging(path, backup.bytes)
-    for entry in sorted(backup.entries, key=lambda entry: (entry.kind == "link", entry.same_as is not None)):
-        _put(source, entry, backup.roots)
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    for path in backup.roots.values():
-        if aside := _swap(path, _spared(profile, path), stamp):
-            say(f"what was in {path} is now in {aside}; delete it when you don't need it")
+    with only_one(state, say):  # no `qinglan up` begins meanwhile
+        for path in backup.roots.values():
+            _make_staging(path, backup.bytes)
+        for entry in sorted(backup.entries, key=lambda entry: (entry.kind == "link", entry.same_as is not None)):
+            _put(source, entry, backup.roots)
+        _require_nobody(state, runs, but=state / LOCK_FILE)  # all of that took its time
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        for path in backup.roots.values():
+            if aside := _swap(path, _spared(profile, path), stamp):
+                say(f"what was in {path} is now in {aside}; delete it when you don't need it")
     return backup
 
 
@@ -57,10 +63,10 @@ def _require_same_paths(profile: Profile, backup: Backup) -> None:
 
 
 def _spared(profile: Profile, path: Path) -> set[Path]:
-    """What lies in this folder and is no part of it: runs below the state folder, or the other way round."""
+    """What lies in this folder and is no part of it: the lock, runs below the state folder or the other way round."""
     others = (profile.paths.state.resolve(), profile.paths.runs.resolve())
     inner = [other for other in others if other != path and other.is_relative_to(path)]
-    return {path / _STAGING, *(path / other.relative_to(path).parts[0] for other in inner)}
+    return {path / _STAGING, path / LOCK_FILE, *(path / other.relative_to(path).parts[0] for other in inner)}
 
 
 def _require_free(root: Root, path: Path, spared: set[Path], *, replace: bool) -> None:
@@ -68,11 +74,15 @@ def _require_free(root: Root, path: Path, spared: set[Path], *, replace: bool) -
         return
     if not path.is_dir():
         raise ConfigError(f"paths.{root}: {path} is no folder")
-    for lock in path.rglob("*.lock"):
-        if _is_held(lock):
-            raise ConfigError(f"{lock}: a process is at work there; stop `qinglan up`, `serve` and all runs first")
     if not replace and set(path.iterdir()) - spared:
         raise ConfigError(f"paths.{root}: {path} is not empty; --replace puts aside what is there, and deletes nothing")
+
+
+def _require_nobody(*folders: Path, but: Path | None = None) -> None:
+    """Also where the backup has no runs: those at work write to the state folder."""
+    for lock in (lock for folder in folders for lock in folder.rglob("*.lock")):
+        if lock != but and _is_held(lock):
+            raise ConfigError(f"{lock}: a process is at work there; stop `qinglan up`, `serve` and all runs first")
 
 
 def _is_held(lock: Path) -> bool:
@@ -121,8 +131,8 @@ def _put(source: Path, entry: Entry, roots: dict[Root, Path]) -> None:
 
 
 def _staged(path: str, roots: dict[Root, Path]) -> Path:
-    root, _, inner = path.partition("/")
-    return roots["state" if root == "state" else "runs"] / _STAGING / inner
+    root, *inner = PurePosixPath(path).parts
+    return Path(roots["state" if root == "state" else "runs"], _STAGING, *inner)
 
 
 def _swap(path: Path, spared: set[Path], stamp: str) -> Path | None:

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from qinglan.backup import BACKUP_FILE, Backup, make_backup, restore_backup
+from qinglan.backup import BACKUP_FILE, Backup, make_backup, restore_backup, restoring
 from qinglan.backup.records import Entry
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
+from qinglan.up.lock import only_one
 
 ProfileOf = Callable[..., Profile]
 
@@ -71,7 +72,7 @@ def test_what_was_lost_comes_back(profile: Profile, tmp_path: Path):
     rows = state / "datasets" / "v1" / "rows.jsonl"
     assert rows.samefile(runs / "r1" / "dataset" / "rows.jsonl")
     assert rows.stat().st_mode & 0o777 == 0o444
-    assert sorted(each.name for each in state.iterdir()) == ["datasets", "ledger.db"]
+    assert sorted(each.name for each in state.iterdir()) == ["datasets", "ledger.db", "up.lock"]
 
 
 def test_whatever_is_left_out_is_said(profile: Profile, tmp_path: Path):
@@ -149,6 +150,38 @@ def test_a_restore_waits_for_nobody_at_work(profile: Profile, tmp_path: Path):
         restore_backup(profile, tmp_path / "kept", quiet, replace=True)
 
 
+def test_runs_at_work_are_looked_for_also_where_the_backup_has_none(profile: Profile, tmp_path: Path):
+    make_backup(profile, tmp_path / "kept", quiet, runs=False)
+    with (
+        FileLock(profile.paths.runs / "r1" / ".lock"),
+        pytest.raises(ConfigError, match=r"r1/\.lock: a process is at work there"),
+    ):
+        restore_backup(profile, tmp_path / "kept", quiet, replace=True)
+
+
+def test_what_begins_during_a_restore_is_seen_and_no_up_can_begin(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make_backup(profile, tmp_path / "kept", quiet)
+    begun, swap = FileLock(profile.paths.runs / "r1" / ".lock"), restoring._make_staging
+
+    def begin(path: Path, wanted: int) -> None:
+        begun.acquire()
+        with (
+            pytest.raises(ConfigError, match="runs here already"),
+            only_one(profile.paths.state, quiet),
+        ):
+            pass
+        swap(path, wanted)
+
+    monkeypatch.setattr(restoring, "_make_staging", begin)
+    (profile.paths.state / "newer").touch()
+    with pytest.raises(ConfigError, match=r"r1/\.lock: a process is at work there"):
+        restore_backup(profile, tmp_path / "kept", quiet, replace=True)
+    assert (profile.paths.state / "newer").exists()
+    begun.release(force=True)
+
+
 @pytest.mark.parametrize("damage", ["changed", "missing"])
 def test_a_damaged_backup_touches_nothing(profile: Profile, tmp_path: Path, damage: str):
     make_backup(profile, tmp_path / "kept", quiet)
@@ -216,6 +249,48 @@ def test_what_goes_while_it_is_looked_at_is_noted(profile: Profile, tmp_path: Pa
     assert "runs/r1/run.json" not in {entry.path for entry in made.entries}
 
 
+def test_a_folder_of_such_a_name_is_not_touched_and_a_failure_leaves_nothing(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "kept.partial").mkdir()
+    (tmp_path / "kept.partial" / "mine").touch()
+    make_backup(profile, tmp_path / "kept", quiet)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
+    with pytest.raises(ArtifactError):
+        make_backup(profile, tmp_path / "again", quiet)
+    assert (tmp_path / "kept.partial" / "mine").exists()
+    assert [each.name for each in tmp_path.glob("*.partial")] == ["kept.partial"]
+
+
+def test_of_two_backups_into_one_folder_the_quicker_stays(profile: Profile, tmp_path: Path):
+    def other(_: str) -> None:
+        if not (tmp_path / "kept").exists():
+            (tmp_path / "kept").mkdir()
+            (tmp_path / "kept" / "theirs").touch()
+
+    with pytest.raises(ConfigError, match="not empty; name a new folder"):
+        make_backup(profile, tmp_path / "kept", other)
+    assert [each.name for each in (tmp_path / "kept").iterdir()] == ["theirs"]
+
+
+def test_a_file_that_got_the_number_of_a_linked_one_is_copied(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    linked, stat = (profile.paths.runs / "r1" / "dataset" / "rows.jsonl").stat(), Path.stat
+
+    def reused(path: Path, **options: bool) -> os.stat_result:
+        status = stat(path, **options)
+        if path.name != "run.json":
+            return status
+        return os.stat_result([status.st_mode, linked.st_ino, *status[2:10]], {"st_mtime_ns": status.st_mtime_ns})
+
+    monkeypatch.setattr(Path, "stat", reused)
+    made = make_backup(profile, tmp_path / "kept", quiet)
+    monkeypatch.undo()
+    assert {entry.path for entry in made.entries if entry.same_as} == {"runs/r1/dataset/rows.jsonl"}
+    assert (tmp_path / "kept" / "runs" / "r1" / "run.json").read_text() == "{}"
+
+
 def test_a_disk_that_is_too_small_is_told_before(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(ArtifactError, match="has 0 B free, the backup takes"):
@@ -230,10 +305,28 @@ def test_a_damaged_database_makes_no_backup(profile: Profile, tmp_path: Path):
     assert not (tmp_path / "kept").exists()
 
 
-@pytest.mark.parametrize("path", ["../etc/passwd", "state/../../etc/passwd", "/etc/passwd", "state"])
+@pytest.mark.parametrize(
+    "path", ["../etc/passwd", "state/../../etc/passwd", "/etc/passwd", "state", "state//etc/passwd", "state/./a"]
+)
 def test_an_entry_leads_nowhere_else(path: str):
     with pytest.raises(ValueError, match="leads out of the backup"):
         Entry(path=path, kind="file")
+
+
+@pytest.mark.parametrize("path", ["state/way", "state/way/out", "state/way/further/out"])
+def test_nothing_is_written_through_a_link(profile: Profile, tmp_path: Path, path: str):
+    make_backup(profile, tmp_path / "kept", quiet)
+    file, outside = tmp_path / "kept" / BACKUP_FILE, tmp_path / "outside"
+    outside.mkdir()
+    told = json.loads(file.read_text())
+    told["entries"] += [
+        {"path": "state/way", "kind": "link", "target": str(outside)},
+        {"path": path, "kind": "link", "target": "/"},
+    ]
+    file.write_text(json.dumps(told))
+    with pytest.raises(ArtifactError, match=r"`entries`: .*(lies below a file or link|is in it twice)"):
+        restore_backup(profile, tmp_path / "kept", quiet, replace=True)
+    assert not list(outside.iterdir())
 
 
 def test_a_newer_backup_is_refused(profile: Profile, tmp_path: Path):

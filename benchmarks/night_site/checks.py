@@ -11,7 +11,7 @@ from night_site.site import PROFILE, Site
 from qinglan.artifacts import MANIFEST, StageResult
 from qinglan.runs import RUN_FILE, runs_of
 
-DISK_MB = 150.0
+DISK_MB = 250.0
 """What a site of this size may come to, its databases and logs included."""
 
 

@@ -41,6 +41,7 @@ _SKIPPED_FOLDERS = {
     ".removing-": "being removed",
     ".restoring": "of an interrupted restore",
     ".replaced-": "put aside by a restore",
+    "huggingface": "a cache of models from the hub",  # HF_HOME in compose.yaml
 }
 
 

@@ -26,6 +26,8 @@ from qinglan.up.stand_ins import StandIn, stand_ins_of
 _PREFECT_PORT, _MLFLOW_PORT = 4200, 5000
 """Or the next free ones, unless the user names some."""
 _SHOWN_RUNS = 5
+_ANSWERS_WITHIN_S = 180.0
+"""A server that starts on a busy machine's SQLite has taken more than 30 s for its first write."""
 _POOL_OF = {worker_name(pool): pool for pool in WORK_POOLS}
 
 
@@ -49,7 +51,7 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
             site = site.with_mlflow_port(_port(mlflow_port, _MLFLOW_PORT, "mlflow", say))
         logs = state.resolve() / "logs"
         server = PrefectServer(site.api_url, "this very `qinglan up`")
-        with Processes(logs, say, holds=(lock,)) as processes, server.client() as api:
+        with Processes(logs, say, holds=(lock,)) as processes, server.client(timeout_s=_ANSWERS_WITHIN_S) as api:
             try:
                 _Running(profile, site, processes, api, say).serve(prefect_file, start)
             except httpx.HTTPError as error:

@@ -81,7 +81,7 @@ def rows_read(site: Site, flow_run_id: str) -> int:
     for directory in runs_of(site.runs, PROFILE, ("refresh",)):
         state = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))
         if state["finished"] and state["flow_run_id"] == flow_run_id:
-            return StageResult.model_validate_json((directory / "ingest" / MANIFEST).read_text()).rows_in
+            return StageResult.read(directory / "ingest" / MANIFEST).rows_in
     return 0
 
 

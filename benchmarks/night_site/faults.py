@@ -105,10 +105,9 @@ def _interrupt_rag(site: Site) -> None:
 
 
 def _fill_disk(site: Site) -> None:
-    with (site.folder / _BALLAST).open("wb") as ballast, suppress(OSError):
+    with (site.folder / _BALLAST).open("wb", buffering=0) as ballast, suppress(OSError):
         while True:
             ballast.write(b"\0" * _LEFT_BYTES)
-            ballast.flush()
 
 
 def _free_disk(site: Site) -> None:

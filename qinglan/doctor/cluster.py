@@ -152,7 +152,7 @@ def _why_no_report(profile: Profile, job: Job) -> str:
             f"paths.runs: this machine writes to {profile.paths.runs.resolve()}, and the cluster's node does not see "
             "it; mount the same file system there at the same path"
         )
-    if "not found" in message or "No such file" in message:
+    if any(sign in message for sign in ("exit code 127", "not found", "No such file")):  # the log may come too late
         return f"trainer.python: the cluster's node has no {python}; name the interpreter of the nodes' environment"
     last = (message.strip().splitlines() or [f"it ended as {job.status}"])[-1]
     return f"mount: the job failed on the cluster: {last[:300]}"

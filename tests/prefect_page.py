@@ -4,12 +4,14 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from qinglan.prefect_api import PatientClient
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _QUIET = [
@@ -24,6 +26,7 @@ _MOUSE = "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPoint
 """Playwright's pretence of a mouse that hovers. Without one, Prefect's page has plain lists to choose from."""
 _PATIENCE_MS = 30_000
 _LOOK_EVERY_S = 0.2
+_CLICKS = 4
 
 
 @contextmanager
@@ -54,7 +57,7 @@ class PrefectPage:
         self.page.set_default_timeout(_PATIENCE_MS)
         self.hosts: set[str] = set()
         self.page.on("request", lambda request: self.hosts.add(httpx.URL(request.url).host))
-        self.api = httpx.Client(base_url=f"{url}/api", trust_env=False, timeout=60)
+        self.api = PatientClient(base_url=f"{url}/api", trust_env=False, timeout=60)
 
     def close(self) -> None:
         self.page.close()
@@ -119,15 +122,29 @@ class PrefectPage:
 
     def edit_schedule(self, cron: str) -> None:
         """Of the open deployment, which has one."""
-        self.page.locator(".deployment-schedule__menu").get_by_role("button").click()
-        self.page.get_by_text("Edit", exact=True).last.click()
-        dialog = self.page.locator(".p-modal")
-        dialog.locator("input[type=text]").nth(1).fill(cron)
-        dialog.get_by_role("button", name="Save", exact=True).click()
-        expect(self.page.get_by_text("schedule updated").first).to_be_visible()
+
+        def edit() -> None:
+            self.page.locator(".deployment-schedule__menu").get_by_role("button").click()
+            self.page.get_by_text("Edit", exact=True).last.click()
+            dialog = self.page.locator(".p-modal")
+            dialog.locator("input[type=text]").nth(1).fill(cron)
+            dialog.get_by_role("button", name="Save", exact=True).click()
+
+        self._until_it_says("schedule updated", edit)
 
     def switch_schedule(self) -> None:
-        self.page.locator(".deployment-schedule-card").get_by_role("switch").click()
+        switch = self.page.locator(".deployment-schedule-card").get_by_role("switch")
+        self._until_it_says("schedule active", switch.click)
+
+    def _until_it_says(self, text: str, act: Callable[[], object]) -> None:
+        """As people do: on SQLite a server that is busy with a run refuses a click now and then."""
+        for _ in range(_CLICKS):
+            act()
+            with suppress(AssertionError):
+                expect(self.page.get_by_text(text).first).to_be_visible(timeout=_PATIENCE_MS / 2)
+                return
+            self.page.reload()
+        raise AssertionError(f"the page did not say {text!r}")
 
     # Flow runs
 

@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 
 from qinglan.artifacts import Artifact
 from qinglan.config import Tracking
-from qinglan.errors import ConfigError
+from qinglan.errors import ConfigError, first_line
 
 log = logging.getLogger(__name__)
 # MLflow's own default is seven tries with back-off: minutes in which nobody would watch the training.
@@ -39,7 +39,7 @@ class Tracker:
         try:
             self._client = MlflowClient(uri)
         except MlflowException as error:  # a database of an earlier MLflow, which is not migrated by itself
-            raise ConfigError(f"tracking.uri: {str(error).splitlines()[0]} (docs/upgrades.md)") from error
+            raise ConfigError(f"tracking.uri: {first_line(error)} (docs/upgrades.md)") from error
         self._tracking, self._artifacts = tracking, state / "mlartifacts"
 
     def start_run(self, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:
@@ -53,7 +53,7 @@ class Tracker:
         try:
             run = self._client.create_run(self._experiment_id(), run_name=name, tags=dict(tags))
         except MlflowException as error:
-            raise ConfigError(f"tracking.uri: MLflow can't be reached: {str(error).splitlines()[0]}") from error
+            raise ConfigError(f"tracking.uri: MLflow can't be reached: {first_line(error)}") from error
         return str(run.info.run_id)
 
     def resume_run(self, run_id: str) -> bool:

@@ -23,7 +23,7 @@ from qinglan.cli.review import app as review_app
 from qinglan.cli.serve import canary_app
 from qinglan.cli.serve import serve as serve_champion
 from qinglan.config import load_profile
-from qinglan.errors import ConfigError, QinglanError
+from qinglan.errors import ConfigError, QinglanError, first_line
 from qinglan.preflight import FlowName, require
 from qinglan.report import Report
 from qinglan.report_terminal import print_intervals, print_table
@@ -105,7 +105,7 @@ def main() -> None:
     try:
         app()
     except QinglanError as error:
-        err.print(f"error: {str(error).splitlines()[0]}", style="red", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"error: {first_line(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
 
 

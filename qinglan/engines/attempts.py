@@ -12,7 +12,7 @@ from pathlib import Path
 from qinglan.engines.launcher import AttemptFailedError
 from qinglan.engines.progress import read_stop
 from qinglan.engines.trainer_settings import STOPPED_FILE
-from qinglan.errors import EngineError, StageError
+from qinglan.errors import EngineError, StageError, first_line
 
 SOON_S = 60.0
 
@@ -55,7 +55,7 @@ def run_attempts(
                 ) from error
             if restarts == max_restarts:
                 raise EngineError(f"{error} (after {restarts} restarts, trainer.max_restarts)") from error
-            first = str(error).splitlines()[0]
+            first = first_line(error)
             say(f"{first}; starting it again from its newest checkpoint, {restarts + 1} of {max_restarts} restarts")
         else:
             raise_if_final(folder, name)

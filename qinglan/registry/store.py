@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from qinglan.artifacts import sha256_of, write_json
 from qinglan.config import Profile
-from qinglan.errors import ArtifactError, ConfigError
+from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.gate import Decision
 from qinglan.registry.files import ADVICE, ROOT, log_files, restore
 from qinglan.registry.records import ALIASES, Alias, Candidate, Released, decision_tags, tags_of
@@ -415,8 +415,7 @@ class Registry:
         try:
             yield self._client
         except MlflowException as error:
-            problem = str(error).splitlines()[0]
-            raise ConfigError(f"MLflow's registry at {self._uri}: {problem}; see tracking.uri") from error
+            raise ConfigError(f"MLflow's registry at {self._uri}: {first_line(error)}; see tracking.uri") from error
 
     @cached_property
     def _client(self) -> "MlflowClient":

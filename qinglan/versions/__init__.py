@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from qinglan.artifacts import Artifact, hash_of, read_jsonl, write_json
 from qinglan.config import Profile
-from qinglan.errors import ArtifactError, ConfigError
+from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.recipes import identity
 from qinglan.rows import Row, Split
 from qinglan.schema_versions import DATASET, TRAINING
@@ -55,7 +55,7 @@ class Version(Origin):
         try:
             version = DATASET.read(cls, path)
         except (OSError, ValidationError) as error:
-            problem = str(error).splitlines()[0]
+            problem = first_line(error)
             raise ArtifactError(f"{path}: not readable ({problem}); remove {directory} and publish again") from error
         directory = directory.resolve()
         artifacts = {n: a.model_copy(update={"path": directory / a.path.name}) for n, a in version.artifacts.items()}

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from postgres import postgres_server
 
 from qinglan.automations import apply_automations, crash_lost, deployments_of, requeue_crashed
 from qinglan.config import Profile
+from qinglan.engines.processes import free_port
 from qinglan.prefect_api import PatientClient, call
 
 ROOT = Path(__file__).parents[2]
@@ -58,8 +58,7 @@ class Server:
     """
 
     def __init__(self, folder: Path, database: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}/api"
         own = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         self._folder, self._processes = folder, list[psutil.Popen]()

@@ -6,7 +6,6 @@ Each test goes on where the one before it left the site. Pictures go to the fold
 import os
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, expect
 from prefect_page import CHROMIUM, PrefectPage, chromium, wait_until
+
+from qinglan.engines.processes import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")]
 
@@ -108,12 +109,6 @@ class Site:
         with closing(sqlite3.connect(self.folder / ".qinglan" / "ledger.db")) as ledger:
             (calls,) = ledger.execute("SELECT count(*) FROM calls WHERE role = 'teacher'").fetchone()
         return int(calls)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,17 @@ pytestmark = pytest.mark.slow
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
 
-VARIETY = "variety = len(set(solution_str)) / max(len(solution_str), 1)"
+REWARD = """
+said = set()
+
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info, **_):
+    variety = len(set(solution_str)) / max(len(solution_str), 1)
+    pieces = {{solution_str[at : at + 4] for at in range(max(len(solution_str) - 3, 1))}}
+    novelty = len(pieces - said) / len(pieces)
+    said.update(pieces)
+    return {{"invalid": 0.0, {parts}}}
+"""
 HACKABLE = {
     "score": "solution_str.count('a') / max(len(solution_str), 1)",
     "gold_top1": "float(variety > 0.5)",
@@ -23,6 +33,8 @@ HACKABLE = {
 }
 """Pays for one letter, while what is wanted is many."""
 HONEST = {"score": "variety"}
+LOST_IN_A_COLLAPSE = {"score": "novelty"}
+"""Nearly 1 for a policy that speaks at random, and 0 for one that repeats itself, whatever it repeats."""
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +46,7 @@ def train(folder: Path, model: Path, reward: dict[str, str], **rl: Any) -> dict[
     """A run to its end; the first alarm of each name."""
     toy = Toy(folder, model, save_freq=100, test_freq=100, val_before_train=False, **rl)
     parts = ", ".join(f"'{name}': {value}" for name, value in reward.items())
-    (folder / "toy_reward.py").write_text(
-        "async def compute_score(data_source, solution_str, ground_truth, extra_info, **_):\n"
-        f"    {VARIETY}\n"
-        f"    return {{'invalid': 0.0, {parts}}}\n"
-    )
+    (folder / "toy_reward.py").write_text(REWARD.format(parts=parts))
     toy.run(toy.command())
     return {alarm.name: alarm for alarm in reversed(read_alarms(folder / ALARMS_FILE))}
 
@@ -63,9 +71,9 @@ def test_updates_that_grow_too_large_are_seen_and_made_smaller(tmp_path: Path, m
     alarms = train(
         tmp_path,
         model_folder,
-        HONEST,
+        LOST_IN_A_COLLAPSE,
         total_steps=24,
-        actor_lr=0.4,
+        actor_lr=1.0,
         lr_warmup_steps_ratio=1.0,
         ppo_epochs=8,
         kl={"mode": "loss", "coefficient": 1e-6},

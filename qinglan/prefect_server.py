@@ -40,9 +40,8 @@ class PrefectServer:
 
     @property
     def shown_url(self) -> str:
-        """For messages and files: without the login that may stand in it."""
-        parts = urlsplit(self.api_url)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        """For messages and files."""
+        return without_login(self.api_url)
 
     @property
     def is_of_up(self) -> bool:
@@ -88,6 +87,25 @@ def find_server(state: Path) -> PrefectServer | None:
     if not (announced := announced_url(state)):
         return None
     return PrefectServer(announced, _UP, auth_string=own.get("PREFECT_API_AUTH_STRING"))
+
+
+def server_at(shown_url: str, state: Path) -> PrefectServer:
+    """The server that a run noted as where it runs, with the login that this site has for it.
+
+    Raises:
+        ConfigError: the user's Prefect profile can't be read.
+    """
+    if known := find_server(state):
+        return known if known.shown_url == shown_url else PrefectServer(shown_url, "the run itself")
+    return PrefectServer(
+        shown_url, "the run itself", os.environ.get("PREFECT_API_KEY"), os.environ.get("PREFECT_API_AUTH_STRING")
+    )
+
+
+def without_login(address: str) -> str:
+    """The address without the name and password that may stand in it."""
+    parts = urlsplit(address)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def announced_url(state: Path) -> str | None:

@@ -23,6 +23,7 @@ from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.evaluation import ArmRow
 from qinglan.formats import duration
 from qinglan.gate import Decision, decide
+from qinglan.prefect_server import without_login
 from qinglan.recipes import get_recipe
 from qinglan.registry import registry_of, rival_of
 from qinglan.registry.approval import WAITING_FILE, Approval, Waiting, decided_by
@@ -192,11 +193,11 @@ def _ask(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:
     flow_run, timeout_s = context.flow_run, max(1, int(stage.run.profile.gate.approval_timeout_s))
     until = datetime.now(UTC) + timedelta(seconds=timeout_s)
     with get_client(sync_client=True) as client:
-        api_url = str(client.api_url)
+        api_url = without_login(str(client.api_url))
     waiting = Waiting(
         flow_run_id=str(flow_run.id),
         api_url=api_url.rstrip("/"),
-        page=url_for("flow-run", flow_run.id) or "",
+        page=without_login(url_for("flow-run", flow_run.id) or ""),
         until=until.isoformat(timespec="seconds"),
         workbook=workbook,
     )

@@ -29,7 +29,7 @@ def crash_lost(api: httpx.Client, now: datetime | None = None) -> list[str]:
     since = now - SILENT_FOR
     running = {
         "tags": {"all_": ["qinglan"]},
-        "state": {"type": {"any_": ["RUNNING"]}},
+        "state": {"operator": "or_", "type": {"any_": ["RUNNING"]}, "name": {"any_": ["Paused"]}},
         "start_time": {"before_": since.isoformat()},
     }
     found = pages(api, "flow_runs/filter", flow_runs=running, sort="START_TIME_ASC")

@@ -27,10 +27,11 @@ def site_automations(profile: Profile) -> list[Spec]:
     """Those that a server has once, for the runs of all of Qinglan's deployments."""
     settings = profile.automations
     ours = {"match_related": {"prefect.resource.id": "prefect.tag.qinglan"}}
+    # A paused run waits for a person in its process, and gives signs of life; a suspended one has no process.
     silent = _spec(
         f"{SITE}a run that gives no sign of life has crashed",
         f"No sign of life for {duration(settings.crashed_after_s)}, and no end: its process and its worker are gone.",
-        _absent(after=("heartbeat",), expect=("heartbeat", "AwaitingRetry", "Paused", "Suspended", *ENDED))
+        _absent(after=("heartbeat",), expect=("heartbeat", "AwaitingRetry", "Suspended", *ENDED))
         | {"within": settings.crashed_after_s}
         | ours,
         [_to_state("CRASHED", f"no sign of life for {duration(settings.crashed_after_s)}: its process is gone")],

@@ -112,7 +112,7 @@ def approve(
                 f"run {directory.name}: its process has ended while it waited, so nobody takes the answer; start it "
                 "again with the same command, and answer when it asks"
             )
-        answer(waiting, word)
+        answer(waiting, word, loaded.paths.state)
         say(f"run {directory.name} goes on: {word.found}")
         return
     registry, version = _decided_late(loaded, directory.name, word)

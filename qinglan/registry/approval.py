@@ -1,6 +1,5 @@
 """A person's word on a model that the gate passed: one more rule of the decision."""
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,10 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qinglan.artifacts import write_json
-from qinglan.config import uses_proxy
 from qinglan.errors import ConfigError
 from qinglan.gate import Decision, Rule, Verdict, gain_of
+from qinglan.prefect_api import call
+from qinglan.prefect_server import server_at
 from qinglan.report_words import rival_words
 from qinglan.schema_versions import WAITING
 
@@ -43,7 +43,7 @@ class Waiting(BaseModel):
 
     flow_run_id: str
     api_url: str
-    """Of the Prefect server that the flow runs under."""
+    """Of the Prefect server that the flow runs under, without a login."""
     page: str
     """Where the form is."""
     until: str
@@ -101,15 +101,18 @@ def lacks_only_approval(decision: Decision) -> bool:
     return decision.verdict == "undecided" and blocking == [APPROVAL]
 
 
-def answer(waiting: Waiting, approval: Approval) -> None:
+def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
     """Hand an answer to the flow that waits for it, as the form in Prefect's UI does.
+
+    Args:
+        state: the profile's `paths.state`.
 
     Raises:
         ConfigError: the server can't be reached, or the flow does not wait.
     """
     advice = "; if it no longer runs, run it again, and answer then"
     try:
-        with _client(waiting.api_url) as api:
+        with server_at(waiting.api_url, state).client(timeout_s=_TIMEOUT_S) as api:
             result = _resume(api, waiting, approval)
             deadline = time.monotonic() + _PAUSES_WITHIN_S
             while result["status"] == "ABORT" and time.monotonic() < deadline:  # it says that it waits, then pauses
@@ -123,18 +126,6 @@ def answer(waiting: Waiting, approval: Approval) -> None:
 
 
 def _resume(api: httpx.Client, waiting: Waiting, approval: Approval) -> dict[str, Any]:
-    address = f"{waiting.api_url}/flow_runs/{waiting.flow_run_id}/resume"
-    result: dict[str, Any] = api.post(address, json={"run_input": approval.model_dump()}).raise_for_status().json()
+    body = {"run_input": approval.model_dump()}
+    result: dict[str, Any] = call(api, "POST", f"flow_runs/{waiting.flow_run_id}/resume", body)
     return result
-
-
-def _client(api_url: str) -> httpx.Client:
-    """With the credentials that Prefect's own client takes from the environment."""
-    key, pair = os.environ.get("PREFECT_API_KEY"), os.environ.get("PREFECT_API_AUTH_STRING", "")
-    user, colon, password = pair.partition(":")
-    return httpx.Client(
-        trust_env=uses_proxy(api_url),
-        timeout=_TIMEOUT_S,
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-        auth=(user, password) if colon and not key else None,
-    )

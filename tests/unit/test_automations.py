@@ -252,6 +252,8 @@ class Events:
         path, body = request.url.path.removeprefix("/api/"), json.loads(request.content)
         if path == "flow_runs/filter":
             assert body["flow_runs"]["start_time"]["before_"] == "2026-11-22T05:00:00+00:00"
+            wanted = {"operator": "or_", "type": {"any_": ["RUNNING"]}, "name": {"any_": ["Paused"]}}
+            assert body["flow_runs"]["state"] == wanted
             return httpx.Response(200, json=[{"id": "f1", "name": "train night"}, {"id": "f2", "name": "train day"}])
         if path == "events/filter":
             asked = body["filter"]

@@ -12,7 +12,7 @@ from conftest import FakeService, Script
 from qinglan import prefect_api
 from qinglan.errors import ConfigError
 from qinglan.prefect_api import PatientClient, pages
-from qinglan.prefect_server import SERVER_FILE, PrefectServer, find_server
+from qinglan.prefect_server import SERVER_FILE, PrefectServer, find_server, server_at, without_login
 
 PROFILES = """
 active = "team"
@@ -47,6 +47,30 @@ def test_the_users_profile_wins_over_the_sites_own(home: Path):
     server = find_server(home)
     assert server
     assert server.api_url == "https://prefect.example.com/api"
+
+
+def test_a_noted_server_gets_its_own_login_alone(home: Path, monkeypatch: pytest.MonkeyPatch):
+    team, other = "https://prefect.example.com/api", "http://127.0.0.1:4200/api"
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "bob:other")
+    assert server_at(other, home).auth_string == "bob:other"  # it can only be meant for this one
+    monkeypatch.setenv("PREFECT_API_URL", "https://ann:secret@prefect.example.com/api")
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING")
+    assert server_at(team, home).api_url == "https://ann:secret@prefect.example.com/api"
+    monkeypatch.setenv("PREFECT_API_KEY", "k-1")
+    found = server_at(other, home)
+    assert (found.api_url, found.key, found.auth_string) == (other, None, None)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://ann:s%40cret@prefect.example.com:4200/api", "https://prefect.example.com:4200/api"),
+        ("http://127.0.0.1:4200/api", "http://127.0.0.1:4200/api"),
+        ("", ""),
+    ],
+)
+def test_a_login_is_not_shown(address: str, shown: str):
+    assert without_login(address) == shown
 
 
 def test_a_variable_wins_setting_by_setting(home: Path, monkeypatch: pytest.MonkeyPatch):

@@ -8,8 +8,8 @@ that follows a killed one goes on with its files, its MLflow run and its clock.
 import asyncio
 import re
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -144,23 +144,30 @@ class Stage:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            try:
+            with self._unshown():
                 if self._progress_id is None:
                     self._progress_id = create_progress_artifact(percent, key, line)
                 else:
                     update_progress_artifact(self._progress_id, percent, line)
-            except httpx.HTTPError as error:  # a server that is away for a while must not cost a training run
-                self._log.warning("%s: Prefect did not take the progress: %s", self.name, error)
             return
 
         async def show() -> None:
-            if self._progress_id is None:
-                self._progress_id = await acreate_progress_artifact(percent, key, line)
-            else:
-                await aupdate_progress_artifact(self._progress_id, percent, line)
+            with self._unshown():
+                if self._progress_id is None:
+                    self._progress_id = await acreate_progress_artifact(percent, key, line)
+                else:
+                    await aupdate_progress_artifact(self._progress_id, percent, line)
 
         if self._showing is None or self._showing.done():  # a slow server is told less often
             self._showing = loop.create_task(show())
+
+    @contextmanager
+    def _unshown(self) -> Iterator[None]:
+        """A server that is away for a while must not cost a training run."""
+        try:
+            yield
+        except httpx.HTTPError as error:
+            self._log.warning("%s: Prefect did not take the progress: %s", self.name, error)
 
 
 def perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]) -> StageResult:

@@ -1,11 +1,13 @@
 """The frame around a stage and a session, without Prefect: what is shown, what is kept, what is found again."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from qinglan.artifacts import Artifact, StageResult, write_jsonl
@@ -221,6 +223,29 @@ def test_progress_is_shown_now_and_then(run: Run, tracker: Tracker, monkeypatch:
     for done in range(101):
         stage.progress(done, 100, "rows")
     assert shown == [100.0]
+
+
+@pytest.mark.parametrize("in_a_loop", [False, True])
+def test_a_server_that_takes_no_progress_costs_nothing(
+    run: Run, tracker: Tracker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, in_a_loop: bool
+):
+    def away(*_: object) -> None:
+        raise httpx.ConnectError("refused")
+
+    async def away_too(*_: object) -> None:
+        away()
+
+    monkeypatch.setattr(stage_module, "create_progress_artifact", away)
+    monkeypatch.setattr(stage_module, "acreate_progress_artifact", away_too)
+    clock = Clock(run.directory, Started(key="k", mlflow_run_id="child"))
+    stage = Stage("distill", run, run.directory, tracker, clock)  # type: ignore[arg-type]
+
+    async def work() -> None:
+        stage.progress(1, 1, "rows")
+        await asyncio.sleep(0)
+
+    asyncio.run(work()) if in_a_loop else stage.progress(1, 1, "rows")
+    assert "distill: Prefect did not take the progress: refused" in caplog.text
 
 
 def test_a_stage_for_people(run: Run):

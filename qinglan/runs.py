@@ -63,7 +63,7 @@ def open_run(
         fresh: continue only a run that was itself started fresh.
         source: the earlier run to take stages from, as the user named it; another name is another run.
         flow_run_id: the orchestrator's id of who asks. Where the orchestrator believed it dead and started it again,
-            the second waits for the first instead of doing all of it beside it.
+            the second waits for the first, and then opens what that one left, instead of doing all of it again.
 
     Raises:
         ConfigError: there is no such source.
@@ -80,7 +80,9 @@ def open_run(
         except Timeout:
             continue
         with held:
-            if not _is_open(directory, identity, fresh=fresh):  # whoever held the lock has just finished it
+            # Whoever held the lock may have just finished it. To the same flow run it is what it was asked for, with
+            # all its stages to reuse; to another one it is an earlier run.
+            if not (_is_open(directory, identity, fresh=fresh) or _is_work_of(directory, flow_run_id)):
                 continue
             _point_latest(root, directory.name)
             yield _resume(directory, profile)
@@ -172,6 +174,11 @@ def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None)
     return [directory for directory, state in mine if flows is None or state["flow"] in flows]
 
 
+def runs_by(runs: Path, flow_run_id: str) -> list[Run]:
+    """What one of the orchestrator's runs is or was last at work on, with the settings that it began with."""
+    return [_saved(directory) for directory in _newest_first(runs) if _is_work_of(directory, flow_run_id)]
+
+
 def save_stage(run: Run, result: StageResult) -> StageResult:
     """Write the manifest, last: from now on the stage is complete."""
     result.write(run.stage_directory(result.stage) / MANIFEST)
@@ -255,6 +262,15 @@ def _is_open(directory: Path, identity: str, *, fresh: bool) -> bool:
 def _is_work_of(directory: Path, flow_run_id: str) -> bool:
     state = _read(directory)
     return bool(flow_run_id) and state is not None and state.get("flow_run_id") == flow_run_id
+
+
+def _saved(directory: Path) -> Run:
+    state = _read(directory)
+    assert state is not None
+    try:
+        return _resume(directory, Profile.model_validate(state["profile"]))
+    except ValidationError as error:
+        raise ArtifactError(f"{directory / RUN_FILE}: its settings are not of this version of Qinglan") from error
 
 
 def _resume(directory: Path, profile: Profile) -> Run:

@@ -1,6 +1,5 @@
 """How a stage runs an engine: here or as a Ray job; follow its metrics, count the rows that it leaves out."""
 
-import json
 import re
 import time
 from collections.abc import Callable
@@ -16,13 +15,13 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
 from prefect.logging.loggers import flow_run_logger
 
-from qinglan.config import EMBEDDED, Profile, load_profile
+from qinglan.config import EMBEDDED, load_profile
 from qinglan.engines.attempts import clear_final, run_attempts
 from qinglan.engines.command import Command
 from qinglan.engines.launcher import JsonlTail, LineTail, launch
 from qinglan.engines.ray_jobs import JobSeries, RayJobs, stop_all
 from qinglan.errors import QinglanError, StageError
-from qinglan.runs import RUN_FILE, runs_of
+from qinglan.runs import runs_by
 from qinglan.turns import device_turn
 from tasks.forms import overrides_in
 from tasks.stage import Stage, flow_run_id
@@ -110,12 +109,11 @@ def stop_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> Non
         profile = load_profile(given.get("profile", EMBEDDED), overrides_in(given))
         if profile.trainer.ray_dashboard_url is None or not _is_cancelled(str(flow_run.id)):
             return
-        runs = _runs_by(profile, str(flow_run.id))
+        runs = runs_by(profile.paths.runs, str(flow_run.id))
         if not runs:
             log.warning("no run of this flow run under %s, so no Ray job was stopped", profile.paths.runs.resolve())
-        with RayJobs(profile.trainer) as jobs:
-            for job in (job for run_id in runs for job in stop_all(jobs, run_id)):
-                log.info("stopped Ray job %s", job)
+        for job in (job for run in runs for job in stop_all(run.profile.trainer, run.id)):
+            log.info("stopped Ray job %s", job)
     except QinglanError as error:
         log.error("its Ray jobs may still be at work: %s", error)
 
@@ -129,14 +127,6 @@ def _is_cancelled(prefect_id: str) -> bool:
     except (httpx.HTTPError, ObjectNotFound):
         return False
     return state is not None and (state.is_cancelling() or state.is_cancelled())
-
-
-def _runs_by(profile: Profile, prefect_id: str) -> list[str]:
-    """The runs that this flow run is or was last at work on."""
-    states = [
-        json.loads((directory / RUN_FILE).read_text("utf-8")) for directory in runs_of(profile.paths.runs, profile.name)
-    ]
-    return [state["id"] for state in states if state["flow_run_id"] == prefect_id]
 
 
 class Follower:

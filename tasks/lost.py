@@ -17,7 +17,7 @@ def look_for_lost_runs(profile: Profile) -> None:
             with server.client() as api:
                 for name in crash_lost(api):
                     log.warning("flow run %s was lost, now marked as crashed: no sign of life for an hour", name)
-                for name in requeue_crashed(api, profile):
+                for name in requeue_crashed(api):
                     log.warning("flow run %s had crashed and was left so; it goes on now", name)
     except (httpx.HTTPError, httpx.InvalidURL, QinglanError, ValueError, KeyError) as error:
         log.warning("could not look for lost runs: %s", first_line(error))

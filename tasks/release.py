@@ -2,22 +2,26 @@
 
 import re
 import shlex
+import time
 from collections.abc import Mapping
+from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import uuid4
+from threading import Timer
+from uuid import UUID, uuid4
 
+import httpx
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
-from prefect.exceptions import FlowPauseTimeout
 from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
 from prefect.logging import get_run_logger
 from prefect.states import Running
 from prefect.utilities.urls import url_for
+from pydantic import ValidationError
 
 from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.evaluation import ArmRow
@@ -45,6 +49,8 @@ from tasks.stage import Outcome, Stage, perform, tracker_of
 LOSSES, SAMPLED = 60, 40
 """Rows of the workbook that a person reads before approving."""
 _POLL_S = 5
+_MARGIN_S = 120
+"""Prefect takes a pause that is over for a failure, and people are told of it; so its pause is longer than our wait."""
 _MARKDOWN = re.compile(r"[\\\[\]<!`|]")
 _MARKS = {"pass": "✓", "fail": "✗", "unknown": "?"}
 
@@ -208,19 +214,32 @@ def _ask(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:
     command = shlex.join(["qinglan", "release", "approve", stage.run.id, "--profile", str(profile), "--reviewer"])
     stage.say(f"then answer at {waiting.page} (Resume), or: {command} NAME")
     text = f"{decision_markdown(decision)}\nRows to read: `{workbook}`\n"
+    patience = Timer(timeout_s, copy_context().run, [_go_on_without, flow_run.id])
+    patience.start()
     try:
         # A key of its own for each attempt: Prefect's Retry is the same flow run, which keeps the earlier form.
         form = pause_flow_run(
             ApprovalForm.with_initial_data(description=text),
-            timeout=timeout_s,
+            timeout=timeout_s + _MARGIN_S,
             poll_interval=_POLL_S,
             key=f"approval-{uuid4().hex}",
         )
-    except FlowPauseTimeout:
-        # For Prefect the pause has failed the flow, but a model that nobody looked at is no failure.
-        with get_client(sync_client=True) as client:
-            client.set_flow_run_state(flow_run.id, Running(message="Nobody approved in time"), force=True)
+    except ValidationError:  # nobody has filled in the form
         return None
     finally:
+        patience.cancel()
         (stage.directory / WAITING_FILE).unlink(missing_ok=True)
     return Approval(approve=form.approve, reviewer=form.reviewer, comment=form.comment)
+
+
+def _go_on_without(flow_run_id: UUID) -> None:
+    """End the pause: a model that nobody looked at is no failure. A server that is away is asked again."""
+    deadline = time.monotonic() + _MARGIN_S
+    while time.monotonic() < deadline:
+        try:
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(flow_run_id, Running(message="Nobody approved in time"))
+        except httpx.HTTPError:
+            time.sleep(_POLL_S)
+        else:
+            return

@@ -6,13 +6,14 @@ Prefect's automations are made over its HTTP API; the core knows no Prefect. Tho
 
 from qinglan.automations.applying import apply_automations, webhook_address
 from qinglan.automations.deployments import TRAIN_DEPLOYMENT, Deployment, deployments_of, keep_paused, training_of
-from qinglan.automations.lost import crash_lost, requeue_crashed
+from qinglan.automations.lost import crash_lost, crash_retries_on, requeue_crashed
 
 __all__ = [
     "TRAIN_DEPLOYMENT",
     "Deployment",
     "apply_automations",
     "crash_lost",
+    "crash_retries_on",
     "deployments_of",
     "keep_paused",
     "requeue_crashed",

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from qinglan.config import Profile
+from qinglan.automations.plan import GOES_ON
 from qinglan.prefect_api import call, pages
 
 SILENT_FOR = timedelta(hours=1)
@@ -20,7 +20,8 @@ SETTLED_FOR, NOT_OLDER = timedelta(minutes=30), timedelta(days=1)
 def crash_lost(api: httpx.Client, now: datetime | None = None) -> list[str]:
     """Mark them as crashed, so that they go on; their names.
 
-    A server that is only just back has heard of nobody yet: it must have been there half an hour ago, too.
+    A server that is only just back has heard of nobody yet: it must have been there half an hour ago, too. And where
+    no WebSocket gets through, nothing is ever heard of a run: silence counts only after a first sign of life.
 
     Raises:
         httpx.HTTPError: the server can't be reached or refuses.
@@ -35,14 +36,23 @@ def crash_lost(api: httpx.Client, now: datetime | None = None) -> list[str]:
     found = pages(api, "flow_runs/filter", flow_runs=running, sort="START_TIME_ASC")
     if not found or not _happened(api, since, now - SILENT_FOR / 2):
         return []
-    lost = [run for run in found if not _happened(api, since, now, run["id"])]
+    lost = [run for run in found if _gave_a_sign(api, run, since) and not _happened(api, since, now, run["id"])]
     state = {"type": "CRASHED", "message": "no sign of life for an hour: its process is gone"}
     return [run["name"] for run in lost if _accepted(api, run["id"], state)]
 
 
-def requeue_crashed(
-    api: httpx.Client, profile: Profile, now: datetime | None = None, settled_for: timedelta = SETTLED_FOR
-) -> list[str]:
+def crash_retries_on(api: httpx.Client) -> int:
+    """How often this server lets a crashed run go on: 0 where its automation is absent or was switched off.
+
+    Raises:
+        httpx.HTTPError: the server can't be reached or refuses.
+    """
+    found = pages(api, "automations/filter", automations={"name": {"any_": [GOES_ON]}})
+    counts = (each["trigger"].get("match", {}).get("prefect.run-count", []) for each in found if each["enabled"])
+    return max((len(each) for each in counts), default=0)
+
+
+def requeue_crashed(api: httpx.Client, now: datetime | None = None, settled_for: timedelta = SETTLED_FOR) -> list[str]:
     """Put crashed runs that have tries left back into their queues, as the automation does; their names.
 
     Args:
@@ -59,7 +69,8 @@ def requeue_crashed(
         "deployment_id": {"is_null_": False},
     }
     found = pages(api, "flow_runs/filter", flow_runs=crashed, sort="START_TIME_ASC")
-    left = [run for run in found if 1 <= run["run_count"] <= profile.automations.crash_retries]
+    retries = crash_retries_on(api) if found else 0
+    left = [run for run in found if 1 <= run["run_count"] <= retries]
     state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "crashed, and goes on from what is finished"}
     return [run["name"] for run in left if _is_still_so(api, run) and _accepted(api, run["id"], state)]
 
@@ -74,6 +85,14 @@ def _accepted(api: httpx.Client, run_id: str, state: dict[str, str]) -> bool:
     """Prefect answers 200 also where it lets the state be."""
     answer = call(api, "POST", f"flow_runs/{run_id}/set_state", {"state": state, "force": False})
     return bool(answer["status"] == "ACCEPT")
+
+
+def _gave_a_sign(api: httpx.Client, run: dict[str, Any], until: datetime) -> bool:
+    """Did its heartbeats ever arrive?"""
+    occurred = {"since": run["start_time"], "until": until.isoformat()}
+    resource, event = {"id": [f"prefect.flow-run.{run['id']}"]}, {"name": ["prefect.flow-run.heartbeat"]}
+    asked = {"occurred": occurred, "resource": resource, "event": event}
+    return bool(call(api, "POST", "events/filter", {"filter": asked, "limit": 1})["events"])
 
 
 def _happened(api: httpx.Client, since: datetime, until: datetime, run_id: str | None = None) -> bool:

@@ -11,6 +11,7 @@ from qinglan.formats import duration
 
 Spec = dict[str, Any]
 SITE = "qinglan: "
+GOES_ON = f"{SITE}a crashed run goes on"
 ENDED = ("Completed", "Skipped", "Failed", "TimedOut", "Crashed", "Superseded", "Cancelled", "Cancelling")
 _TAKEN_UP = ("Pending", "Submitting", "Running", *(state for state in ENDED if state != "Crashed"))
 _TAKEN = ("Pending", "Running", *ENDED)
@@ -42,7 +43,7 @@ def site_automations(profile: Profile) -> list[Spec]:
     counts = [str(count) for count in range(1, settings.crash_retries + 1)]
     begun = {"prefect.resource.id": f"{_RUN}*", "prefect.run-count": counts}
     again = _spec(
-        f"{SITE}a crashed run goes on",
+        GOES_ON,
         f"Back into its queue after {duration(settings.retry_after_s)}, {settings.crash_retries} times.",
         _absent(after=("Crashed",), expect=("Scheduled", "AwaitingRetry", "Late", *_TAKEN_UP))
         | {"within": settings.retry_after_s, "match": begun}

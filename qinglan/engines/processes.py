@@ -165,12 +165,14 @@ class Processes:
             return
         try:
             recover(name)
-        except httpx.HTTPError:  # the server it needs is being started again itself
+            _ask_to_end(self._running[name])  # it has ended; this closes our end of the pipe
+            self._start(name, kept.command)
+        except (httpx.HTTPError, OSError) as error:
             kept.wait_s = _next_wait_s(kept.wait_s)
             kept.due_s = now + kept.wait_s
+            if isinstance(error, OSError):  # else the server it needs is being started again itself
+                self.say(f"{name} can't be started: {error}; trying again in {kept.wait_s:.0f} s")
             return
-        _ask_to_end(self._running[name])  # it has ended; this closes our end of the pipe
-        self._start(name, kept.command)
         self._kept[name].wait_s = kept.wait_s
 
     def _cut(self, name: str) -> None:

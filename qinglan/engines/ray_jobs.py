@@ -432,17 +432,20 @@ def run_prefix(run_id: str) -> str:
     return f"qinglan-{slug(run_id)}-"
 
 
-def stop_all(jobs: RayJobs, run_id: str) -> list[str]:
-    """Stop every job of a run that is at work, and say which.
+def stop_all(trainer: Trainer, run_id: str) -> list[str]:
+    """Stop every job of a run that is at work, and say which; none where no cluster is used.
 
     Raises:
         UnreachableError: no answer.
     """
+    if trainer.ray_dashboard_url is None:
+        return []
     prefix = run_prefix(run_id)
-    active = [job.submission_id or "" for job in jobs.all() if job.is_active]
-    stopped = [submission_id for submission_id in active if submission_id.startswith(prefix)]
-    for submission_id in stopped:
-        jobs.stop(submission_id)
+    with RayJobs(trainer) as jobs:
+        active = [job.submission_id or "" for job in jobs.all() if job.is_active]
+        stopped = [submission_id for submission_id in active if submission_id.startswith(prefix)]
+        for submission_id in stopped:
+            jobs.stop(submission_id)
     return stopped
 
 

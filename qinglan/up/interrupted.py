@@ -1,12 +1,17 @@
 """Flow runs whose process is gone: the server believes them at work until somebody tells it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
+from qinglan.engines.processes import Say
+from qinglan.engines.ray_jobs import stop_all
+from qinglan.errors import QinglanError
 from qinglan.prefect_api import call, pages
+from qinglan.runs import runs_by
 from qinglan.up.site import WORK_POOLS
 
 # A paused one waits for a person in its process; a suspended one, of the same type, needs none.
@@ -34,6 +39,21 @@ def crash_interrupted(api: httpx.Client, pools: Sequence[str] = WORK_POOLS) -> l
         state = {"type": "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED", "message": _MESSAGE}
         call(api, "POST", f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
     return interrupted
+
+
+def stop_jobs_of(cancelled: Mapping[str, Any], runs: Path, say: Say) -> None:
+    """What the worker of a cancelled flow run does if it lives: Ray's jobs outlive the flow's process.
+
+    Args:
+        cancelled: the flow run, as Prefect tells of it.
+        runs: the profile's `paths.runs`.
+    """
+    try:
+        for run in runs_by(runs, cancelled["id"]):
+            for job in stop_all(run.profile.trainer, run.id):
+                say(f"{cancelled['name']} was cancelled: stopped Ray job {job}")
+    except QinglanError as error:
+        say(f"{cancelled['name']} was cancelled; its Ray jobs may still be at work: {error}")
 
 
 def _unfinished(api: httpx.Client, pools: Sequence[str]) -> list[dict[str, Any]]:

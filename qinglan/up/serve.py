@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from qinglan.automations import requeue_crashed, webhook_address
+from qinglan.automations import crash_retries_on, requeue_crashed, webhook_address
 from qinglan.config import Profile, uses_proxy
 from qinglan.deploying import find_deployments, make_pool, register
 from qinglan.engines.processes import HOST, Processes, Say, port_from, require_free, stop_signals
 from qinglan.errors import ConfigError, EngineError, first_line
 from qinglan.prefect_api import call
 from qinglan.prefect_server import SERVER_FILE, PrefectServer, find_server
-from qinglan.up.interrupted import crash_interrupted
+from qinglan.up.interrupted import crash_interrupted, stop_jobs_of
 from qinglan.up.lock import only_one
 from qinglan.up.site import WORK_POOLS, Site, is_tracked_elsewhere, worker_name
 from qinglan.up.stand_ins import StandIn, stand_ins_of
@@ -107,7 +107,7 @@ class _Running:
         self._crash_interrupted(WORK_POOLS)
         # Of what crashed while no server was there the automation never hears, and late of what is marked now. As long
         # as no worker is there, none can take such a run at the same moment.
-        for name in requeue_crashed(self.api, self.profile, settled_for=timedelta(0)):
+        for name in requeue_crashed(self.api, settled_for=timedelta(0)):
             self.say(f"{name} had crashed; it goes on")
         self._workers_since = datetime.now(UTC)
         for name, pool in _POOL_OF.items():
@@ -138,9 +138,11 @@ class _Running:
 
     def _crash_interrupted(self, pools: Sequence[str]) -> None:
         runs = crash_interrupted(self.api, pools)
+        for cancelled in [run for run in runs if run["state_type"] == "CANCELLING"]:
+            stop_jobs_of(cancelled, self.profile.paths.runs, self.say)
         if not runs:
             return
-        retries = self.profile.automations.crash_retries
+        retries = crash_retries_on(self.api)
         by_itself = f"each goes on by itself, {retries} times at most; after that, " if retries else ""
         self.say(
             f"flow runs that were interrupted, now marked as crashed: {len(runs)}; {by_itself}"

@@ -2,10 +2,12 @@
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,9 @@ def test_a_model_that_nobody_looked_at_ends_the_flow_well_and_can_be_approved_la
     evaluated = site.evaluated_run("first")
     text = site.qinglan("run", "release", "--from", evaluated.id, "--set", "gate.approval_timeout_s=6")
     assert "Undecided about the RL student" in text
+    with closing(sqlite3.connect(next(site.profile.paths.state.rglob("prefect.db")))) as database:
+        states = [name for (name,) in database.execute("SELECT name FROM flow_run_state ORDER BY timestamp")]
+    assert states[-3:] == ["Paused", "Running", "Completed"]  # never Failed, of which people would be told
     assert site.registry.aliases() == {}
     assert "champion 1" in site.qinglan("release", "approve", "latest", "--reviewer", "李雷")
 

@@ -3,7 +3,6 @@
 import copy
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -12,7 +11,7 @@ from prefect.server.events.jinja_filters import all_filters
 from prefect.server.events.schemas.automations import AutomationCreate
 from prefect.server.utilities.user_templates import register_user_template_filters, render_user_template_sync
 
-from qinglan.automations import Deployment, apply_automations, crash_lost, keep_paused, requeue_crashed, training_of
+from qinglan.automations import Deployment, apply_automations, keep_paused, training_of
 from qinglan.automations.messages import STATE_MESSAGE, Message, payload
 from qinglan.automations.plan import profile_automations, site_automations
 from qinglan.config import Profile
@@ -234,94 +233,6 @@ def test_deploying_that_fails_midway_resumes_nothing(prefect: Prefect, reason: t
         prefect.deployments = [first, second]
         raise reason
     assert [each.paused for each in prefect.deployments] == [True, False]
-
-
-# Lost runs
-
-NOW = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
-
-
-class Events:
-    """A server with two old runs at work, one of them silent."""
-
-    def __init__(self, server_was_there: bool, status: str = "ACCEPT") -> None:
-        self._was_there, self._status, self.marked = server_was_there, status, list[str]()
-        self.api = httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(self._answer))
-
-    def _answer(self, request: httpx.Request) -> httpx.Response:
-        path, body = request.url.path.removeprefix("/api/"), json.loads(request.content)
-        if path == "flow_runs/filter":
-            assert body["flow_runs"]["start_time"]["before_"] == "2026-11-22T05:00:00+00:00"
-            wanted = {"operator": "or_", "type": {"any_": ["RUNNING"]}, "name": {"any_": ["Paused"]}}
-            assert body["flow_runs"]["state"] == wanted
-            return httpx.Response(200, json=[{"id": "f1", "name": "train night"}, {"id": "f2", "name": "train day"}])
-        if path == "events/filter":
-            asked = body["filter"]
-            is_there = "f2" in asked["resource"]["id"][0] if "resource" in asked else self._was_there
-            return httpx.Response(200, json={"events": [{}] if is_there else []})
-        self.marked.append(path)
-        return httpx.Response(200, json={"status": self._status})
-
-
-def test_a_run_that_is_silent_for_an_hour_is_lost():
-    server = Events(server_was_there=True)
-    assert crash_lost(server.api, NOW) == ["train night"]
-    assert server.marked == ["flow_runs/f1/set_state"]
-
-
-def test_a_run_that_ended_meanwhile_is_not_lost():
-    assert crash_lost(Events(server_was_there=True, status="ABORT").api, NOW) == []
-
-
-def test_a_server_that_is_only_just_back_loses_nobody():
-    server = Events(server_was_there=False)
-    assert crash_lost(server.api, NOW) == []
-    assert server.marked == []
-
-
-def test_a_crash_that_the_automation_missed_goes_on_while_tries_are_left(profile_of: ProfileOf):
-    marked: list[Any] = []
-
-    def server(request: httpx.Request) -> httpx.Response:
-        if request.method == "GET":
-            return httpx.Response(200, json={"state_id": "crashed"})
-        body = json.loads(request.content)
-        if not request.url.path.endswith("flow_runs/filter"):
-            marked.append((request.url.path, body["state"]["name"], body["force"]))
-            return httpx.Response(201, json={"status": "ACCEPT"})
-        assert body["flow_runs"]["end_time"]["before_"] == "2026-11-22T05:30:00+00:00"
-        runs = [{"id": f"f{n}", "name": f"run {n}", "run_count": n, "state_id": "crashed"} for n in range(4)]
-        return httpx.Response(200, json=runs)
-
-    with httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as api:
-        assert requeue_crashed(api, profile_of(), NOW) == ["run 1", "run 2"]
-    assert marked == [(f"/api/flow_runs/f{n}/set_state", "AwaitingRetry", False) for n in (1, 2)]
-
-
-@pytest.mark.parametrize(
-    ("now", "status", "asked"),
-    [
-        ({"state_id": "begun by another worker"}, "ACCEPT", []),
-        (None, "ACCEPT", []),
-        ({"state_id": "crashed"}, "ABORT", ["SCHEDULED"]),
-    ],
-)
-def test_a_run_that_somebody_else_put_back_is_left_alone(
-    profile_of: ProfileOf, now: dict[str, str] | None, status: str, asked: list[str]
-):
-    sent: list[str] = []
-
-    def server(request: httpx.Request) -> httpx.Response:
-        if request.method == "GET":
-            return httpx.Response(200, json=now) if now else httpx.Response(404)
-        if request.url.path.endswith("flow_runs/filter"):
-            return httpx.Response(200, json=[{"id": "f", "name": "run", "run_count": 1, "state_id": "crashed"}])
-        sent.append(json.loads(request.content)["state"]["type"])
-        return httpx.Response(200, json={"status": status})
-
-    with httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as api:
-        assert requeue_crashed(api, profile_of(), NOW) == []
-    assert sent == asked
 
 
 # Messages

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -70,6 +71,26 @@ def test_a_restart_waits_for_what_it_needs(tmp_path: Path):
         with pytest.raises(EnoughError):
             running.keep(recover)
     assert (tmp_path / "brief.log").read_text() == "once\n"
+
+
+@pytest.mark.usefixtures("hasty")
+def test_what_the_machine_can_not_start_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    said, real, refused = list[str](), module.subprocess.Popen, list[int]()
+
+    def popen(*args: Any, **options: Any) -> Any:
+        if len(refused) in (1, 2):  # after the first start
+            refused.append(errno.EAGAIN)
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        refused.append(0)
+        return real(*args, **options)
+
+    monkeypatch.setattr(module.subprocess, "Popen", popen)
+    with Processes(tmp_path, said.append) as running:
+        running.start("brief", python("print('once')"))
+        with pytest.raises(EnoughError):
+            running.keep(until(4, []))
+    assert (tmp_path / "brief.log").read_text() == "once\n" * 2
+    assert len([line for line in said if "brief can't be started: [Errno 11]" in line]) == 2
 
 
 def test_who_dies_before_all_are_ready_is_an_error_with_the_logs_end(tmp_path: Path):

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import prefect.settings
 import pytest
+from fake_ray import FakeRay
 from prefect.server.schemas.filters import FlowRunFilter
 
 from qinglan.config import Profile
@@ -19,7 +20,8 @@ from qinglan.engines.command import Command
 from qinglan.engines.processes import Processes
 from qinglan.errors import ConfigError
 from qinglan.prefect_server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
-from qinglan.up import Site, crash_interrupted, lock, serve, site
+from qinglan.runs import note_flow_run, open_run
+from qinglan.up import Site, crash_interrupted, interrupted, lock, serve, site
 from qinglan.up.lock import only_one
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +102,9 @@ def test_what_had_crashed_goes_on_before_there_is_a_worker_that_could_take_it_tw
 
     def server(request: httpx.Request) -> httpx.Response:
         path, run = request.url.path, {"id": "r1", "name": "train night", "run_count": 1, "state_id": "s1"}
+        if path.endswith("automations/filter"):
+            again = {"enabled": True, "trigger": {"match": {"prefect.run-count": ["1"]}}}
+            return httpx.Response(200, json=[again])
         if path.endswith("/filter"):
             return httpx.Response(200, json=[run] if b'"Crashed"' in request.content else [])
         if path.endswith("/set_state"):
@@ -161,6 +166,29 @@ def test_a_run_that_a_process_is_at_work_on_is_left_alone():
         busy.stdin.close()
     assert len(interrupted) == len(marked) == 200
     assert "run-3" not in marked
+
+
+def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(ray: FakeRay, profile_of: Callable[..., Profile]):
+    profile, said = profile_of(trainer={"ray_dashboard_url": ray.url}), list[str]()
+    runs = profile.paths.runs.resolve()
+    with (
+        open_run(profile, "train") as run,
+        open_run(profile_of(), "train") as local,
+        open_run(profile, "train") as other,
+    ):
+        note_flow_run(run, "f1")
+        note_flow_run(local, "f1")
+        note_flow_run(other, "f2")
+    for each in (run, other):
+        job = f"qinglan-{each.id}-rl-verl-abcdefgh-1"
+        ray.jobs[job] = {"submission_id": job, "status": "RUNNING"}
+    interrupted.stop_jobs_of({"id": "f1", "name": "train night"}, runs, said.append)
+    stopped = f"qinglan-{run.id}-rl-verl-abcdefgh-1"
+    assert ray.stopped() == [stopped]
+    assert said == [f"train night was cancelled: stopped Ray job {stopped}"]
+    ray.is_down = True
+    interrupted.stop_jobs_of({"id": "f1", "name": "train night"}, runs, said.append)
+    assert "its Ray jobs may still be at work: " in said[-1]
 
 
 def test_what_was_to_be_cancelled_is_and_does_not_go_on():

@@ -307,18 +307,26 @@ def test_deploying_twice_changes_nothing_and_resumes_nothing(server: Server):
     assert server.is_paused(train.id)
 
 
-def test_what_the_automations_missed_is_found(server: Server, profile_of: Callable[..., Profile]):
+def test_what_the_automations_missed_is_found(server: Server):
     """Last: its events are of an hour that is yet to come."""
     deployment = server.deploy("refresh", "lost", "night")
-    runs = [server.run(deployment) for _ in range(2)]
+    silent, heard, paused, unheard = runs = [server.run(deployment) for _ in range(4)]
     for run in runs:
         server.set_state(run, "RUNNING")
-    server.heartbeat(runs[1], after=timedelta(minutes=40))
+    server.set_state(paused, "PAUSED")  # as one that waits for a person's approval
+    for run in (silent, paused):
+        server.heartbeat(run)
+    server.heartbeat(heard, after=timedelta(minutes=40))
     later = datetime.now(UTC) + timedelta(minutes=61)
-    wait_until(lambda: server.knows(f"prefect.flow-run.{runs[1]}", later))
+    wait_until(lambda: server.knows(f"prefect.flow-run.{heard}", later))
     assert crash_lost(server.api, later) == []  # nothing shows that the server was there half an hour before
-    server.heartbeat(runs[1], after=timedelta(minutes=10))
-    wait_until(lambda: server.state(runs[0]) != "Running" or crash_lost(server.api, later))
-    assert (server.state(runs[0]), server.state(runs[1])) == ("Crashed", "Running")
-    assert len(requeue_crashed(server.api, profile_of(), later)) >= 1
-    assert server.state(runs[0]) == "AwaitingRetry"
+    server.heartbeat(heard, after=timedelta(minutes=10))
+
+    def both_found() -> bool:
+        crash_lost(server.api, later)
+        return {server.state(silent), server.state(paused)} == {"Crashed"}
+
+    wait_until(both_found)
+    assert (server.state(heard), server.state(unheard)) == ("Running", "Running")
+    assert len(requeue_crashed(server.api, later)) >= 2
+    assert {server.state(silent), server.state(paused)} == {"AwaitingRetry"}

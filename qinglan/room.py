@@ -17,6 +17,7 @@ from typing import NamedTuple
 from sqlalchemy.exc import SQLAlchemyError
 
 from qinglan.config import EMBEDDED, Profile
+from qinglan.disk import nearest_folder, statuses
 from qinglan.embedded.base_model import cached_path
 from qinglan.embedded.worlds import world_for
 from qinglan.errors import QinglanError, StageError
@@ -124,7 +125,7 @@ def require_room(what: str, profile: Profile, folder: Path, needed: int) -> None
 
 def free_bytes(folder: Path) -> int:
     """What may still be written there, or where it is going to be made."""
-    return shutil.disk_usage(next(each for each in (folder, *folder.absolute().parents) if each.exists())).free
+    return shutil.disk_usage(nearest_folder(folder)).free
 
 
 @contextmanager
@@ -169,7 +170,7 @@ def _base_model(profile: Profile) -> str | Path:
 
 
 def _written(folder: Path) -> int:
-    return sum(each.lstat().st_blocks * 512 for each in folder.rglob("*")) if folder.is_dir() else 0
+    return sum(status.st_blocks * 512 for status in statuses(folder.resolve()))
 
 
 def _header(file: Path) -> dict[str, _Tensor]:

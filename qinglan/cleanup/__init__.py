@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from qinglan.cleanup.datasets import remove_datasets
-from qinglan.cleanup.disposal import delete, left_behind
+from qinglan.cleanup.disposal import delete, deleting
 from qinglan.cleanup.logs import remove_logs
 from qinglan.cleanup.mlflow_runs import Group, Registered, Tracked
 from qinglan.cleanup.prefect_runs import remove_flow_runs
@@ -102,23 +102,19 @@ def _runs(sweep: _Sweep) -> None:
     """Run folders, then the datasets and MLflow's runs that none of those that stay needs."""
     root, tracked = sweep.profile.paths.runs.resolve(), Tracked(sweep.profile)
     root.mkdir(parents=True, exist_ok=True)
-    doomed = [] if sweep.dry_run else list(left_behind(root))
     try:
         with nothing_removed(root, but_by_me=True):
             tracked.require_database(root)
             registered = tracked.registered()
             found = plan(sweep.profile, {each.label: each.told for each in registered}, sweep.now)
-            for removed, aside in remove_runs(found, root, dry_run=sweep.dry_run):
+            for removed in remove_runs(found, root, dry_run=sweep.dry_run):
                 sweep.tell(removed)
-                doomed += [aside] if aside else []
-            doomed += _parts(sweep, found, root)
+            _parts(sweep, found, root)
             with sweep.noting():
-                for removed, aside in remove_stillborn(root, sweep.profile, sweep.now, dry_run=sweep.dry_run):
+                for removed in remove_stillborn(root, sweep.profile, sweep.now, dry_run=sweep.dry_run):
                     sweep.tell(removed)
-                    doomed += [aside] if aside else []
     finally:
-        for aside in doomed:
-            sweep.delete(aside)
+        _delete_set_aside(sweep, root)
     sweep.kept += kept_of(found, sweep.profile)
     told = "\n".join([found.folders[name].told for name in found.kept] + [each.told for each in registered])
     with sweep.noting():
@@ -127,16 +123,21 @@ def _runs(sweep: _Sweep) -> None:
         _mlflow(sweep, tracked, found, registered)
 
 
-def _parts(sweep: _Sweep, found: Plan, root: Path) -> list[Path]:
-    """What is now to be deleted; one that can't be moved does not hold up the others."""
-    doomed: list[Path] = []
+def _parts(sweep: _Sweep, found: Plan, root: Path) -> None:
+    """One that can't be moved does not hold up the others."""
     with sweep.noting():
         for part in parts(found, sweep.profile, sweep.now):
             with sweep.noting():
-                removed, aside = remove_part(part, root, sweep.now, dry_run=sweep.dry_run)
-                sweep.tell(removed)
-                doomed += [aside] if aside else []
-    return doomed
+                sweep.tell(remove_part(part, root, sweep.now, dry_run=sweep.dry_run))
+
+
+def _delete_set_aside(sweep: _Sweep, root: Path) -> None:
+    """By whichever profile's clean-up, now or earlier; runs begin meanwhile."""
+    if sweep.dry_run:
+        return
+    with sweep.noting(), deleting(root) as doomed:
+        for aside in doomed:
+            sweep.delete(aside)
 
 
 def _datasets(sweep: _Sweep, told: str) -> None:

@@ -7,16 +7,24 @@ folder. Symbolic links are removed, never followed.
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock
+
+from qinglan.disk import statuses
 
 _PREFIX = ".removing-"
 
 
 def bytes_of(path: Path) -> int:
     """What the disk gets back once `path` is gone; a file that has another hard link gives nothing."""
-    if path.is_symlink() or not path.is_dir():
-        return _own_bytes(path)
-    return sum(_own_bytes(Path(folder) / name) for folder, _, names in os.walk(path) for name in names)
+    return sum(map(freed_by, statuses(path)))
+
+
+def freed_by(file: os.stat_result) -> int:
+    """The same of one file."""
+    return file.st_blocks * 512 if file.st_nlink == 1 else 0
 
 
 def set_aside(path: Path, root: Path) -> Path:
@@ -33,14 +41,13 @@ def delete(aside: Path) -> None:
     shutil.rmtree(aside)
 
 
-def left_behind(root: Path) -> Iterator[Path]:
-    """What a clean-up set aside that was killed before it deleted it."""
-    yield from (each for each in root.glob(f"{_PREFIX}*") if each.is_dir() and not each.is_symlink())
+def left_behind(root: Path) -> list[Path]:
+    """What was set aside and is still there, also by a clean-up that was killed before it deleted it."""
+    return sorted(each for each in root.glob(f"{_PREFIX}*") if each.is_dir() and not each.is_symlink())
 
 
-def _own_bytes(file: Path) -> int:
-    try:
-        status = file.lstat()
-    except FileNotFoundError:  # a process at work removed it
-        return 0
-    return status.st_blocks * 512 if status.st_nlink == 1 else 0
+@contextmanager
+def deleting(root: Path) -> Iterator[list[Path]]:
+    """What is to be deleted now: two clean-ups find the same things, so the second waits until the first is done."""
+    with FileLock(root / ".deletion.lock"):
+        yield left_behind(root)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -131,6 +132,8 @@ def read_folders(root: Path) -> Iterator[RunFolder]:
             continue
         try:
             state = RUN.current(json.loads(path.read_text(encoding="utf-8")), path)
+        except FileNotFoundError:  # somebody deletes the run
+            continue
         except (OSError, ValueError, AttributeError, ArtifactError):  # no object, or a newer Qinglan's
             state = None
         yield RunFolder(directory, state, _last_written(directory))
@@ -151,19 +154,19 @@ def tracking_of(state: Mapping[str, Any]) -> str | None:
         return None
 
 
-def remove_runs(found: Plan, root: Path, *, dry_run: bool) -> Iterator[tuple[Removed, Path | None]]:
-    """Set aside what is going, each with what is now to be deleted; call it with `nothing_removed(but_by_me=True)`."""
+def remove_runs(found: Plan, root: Path, *, dry_run: bool) -> Iterator[Removed]:
+    """Set aside what is going; call it with `nothing_removed(but_by_me=True)`."""
     for name, why in found.going.items():
         directory = found.folders[name].directory
         removed = Removed(kind="run", name=name, why=why, bytes=bytes_of(directory))
-        if dry_run:
-            yield removed, None
-            continue
-        try:
-            with FileLock(directory / ".lock").acquire(blocking=False):
-                yield removed, set_aside(directory, root)
-        except (Timeout, PermissionError):  # somebody has just continued it, or it is another user's
-            found.kept[name] = "is at work"
+        if not dry_run:
+            try:
+                with FileLock(directory / ".lock").acquire(blocking=False):
+                    set_aside(directory, root)
+            except (Timeout, PermissionError):  # somebody has just continued it, or it is another user's
+                found.kept[name] = "is at work"
+                continue
+        yield removed
 
 
 def parts(found: Plan, profile: Profile, now: datetime) -> Iterator[Part]:
@@ -182,9 +185,7 @@ def parts(found: Plan, profile: Profile, now: datetime) -> Iterator[Part]:
                 yield part
 
 
-def remove_stillborn(
-    root: Path, profile: Profile, now: datetime, *, dry_run: bool
-) -> Iterator[tuple[Removed, Path | None]]:
+def remove_stillborn(root: Path, profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[Removed]:
     """Set aside folders of runs that never began, as on a disk that was full: nothing but a lock lies in them.
 
     Whose they are stands nowhere. Call it with `nothing_removed(but_by_me=True)`.
@@ -197,18 +198,20 @@ def remove_stillborn(
         if left or not is_past(made, profile.retention.unfinished_days, now) or is_at_work(each):
             continue
         removed = Removed(kind="run", name=each.name, why=f"never began, {age(made, now)} ago", bytes=bytes_of(each))
-        yield removed, None if dry_run else set_aside(each, root)
+        if not dry_run:
+            set_aside(each, root)
+        yield removed
 
 
-def remove_part(part: Part, root: Path, now: datetime, *, dry_run: bool) -> tuple[Removed, Path | None]:
+def remove_part(part: Part, root: Path, now: datetime, *, dry_run: bool) -> Removed:
     """Set one aside; call it with `nothing_removed(but_by_me=True)`."""
     name, why = part.path.relative_to(root).as_posix(), f"last work on it {age(part.written, now)} ago"
     removed = Removed(kind=part.kind, name=name, why=why, bytes=bytes_of(part.path))
-    if dry_run:
-        return removed, None
-    # verl's note which checkpoint is the newest must not outlive it.
-    (part.path.parent / TRACKER).unlink(missing_ok=True)
-    return removed, set_aside(part.path, root)
+    if not dry_run:
+        # verl's note which checkpoint is the newest must not outlive it.
+        (part.path.parent / TRACKER).unlink(missing_ok=True)
+        set_aside(part.path, root)
+    return removed
 
 
 def kept_of(found: Plan, profile: Profile) -> Iterator[Kept]:
@@ -258,16 +261,23 @@ def _superseded(run: Path) -> Iterator[Path]:
 
 
 def _own_folders(folder: Path) -> list[Path]:
-    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        return sorted(Path(each.path) for each in entries if each.is_dir(follow_symlinks=False))
+    return []
 
 
 def _last_written(directory: Path) -> datetime:
-    """Of what lies in it, and in the folders in it; taking a lock writes nothing."""
+    """Of what lies in it, and in the folders in it; taking a lock writes nothing.
+
+    A run at work renames and removes files and folders while they are looked at.
+    """
     newest = 0.0
     for folder in (directory, *_own_folders(directory)):
-        with os.scandir(folder) as entries:
-            files = [each for each in entries if each.is_file(follow_symlinks=False) and each.name != ".lock"]
-            newest = max([newest, *(each.stat(follow_symlinks=False).st_mtime for each in files)])
+        with suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for each in entries:
+                with suppress(FileNotFoundError):
+                    if each.name != ".lock" and each.is_file(follow_symlinks=False):
+                        newest = max(newest, each.stat(follow_symlinks=False).st_mtime)
     return datetime.fromtimestamp(newest, UTC)
 
 

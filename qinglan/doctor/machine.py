@@ -15,6 +15,7 @@ import psutil
 
 from qinglan.checks import Check
 from qinglan.config import Profile
+from qinglan.disk import nearest_folder
 from qinglan.doctor.asked import asked_endpoints
 from qinglan.errors import QinglanError
 from qinglan.formats import size
@@ -63,7 +64,7 @@ def check_folders(profile: Profile) -> Check:
     """Can files be written where a run keeps them?"""
     wrong = []
     for key, folder in _folders(profile).items():
-        place = _existing(folder)
+        place = nearest_folder(folder)
         try:
             with tempfile.TemporaryFile(dir=place) as file:
                 file.write(b"\0")
@@ -179,7 +180,7 @@ def check_open_files(profile: Profile, flow: FlowName) -> Check:
 def check_locks(profile: Profile) -> Check:
     """Do locks under `paths.state` keep other processes out? On some network mounts they don't, or hang."""
     state = profile.paths.state
-    place = _existing(state)
+    place = nearest_folder(state)
     remedy = "put it on a local disk, or mount it with locks (NFS: `vers=4` or lockd, without `nolock`)"
     try:
         given = _locks_given_twice(place)
@@ -224,16 +225,10 @@ def _folders(profile: Profile) -> dict[str, Path]:
 def _by_file_system(profile: Profile) -> Iterator[tuple[list[str], Path]]:
     groups: dict[int, dict[str, Path]] = {}
     for key, folder in _folders(profile).items():
-        place = _existing(folder)
+        place = nearest_folder(folder)
         groups.setdefault(place.stat().st_dev, {})[key] = place
     for group in groups.values():
         yield list(group), next(iter(group.values()))
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there: doctor makes none."""
-    folder = folder.absolute()
-    return next((place for place in (folder, *folder.parents) if place.exists()), folder)
 
 
 def _kind_of_file_system(place: Path) -> str:

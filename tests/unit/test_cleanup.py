@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -16,16 +17,18 @@ from cleanup_tree import NOW, Tree, age
 from filelock import FileLock
 from mlflow.exceptions import MlflowException
 from registered import Models
+from vanishing import vanish
 
 from qinglan import cleanup
 from qinglan.artifacts import Artifact, write_jsonl
-from qinglan.cleanup import Cleaned, clean_up, run_folders
+from qinglan.cleanup import Cleaned, clean_up, logs, run_folders
 from qinglan.cleanup.disposal import bytes_of, delete, set_aside
 from qinglan.cleanup.prefect_runs import remove_flow_runs
 from qinglan.config import Profile, load_profile
 from qinglan.engines.command import Command
 from qinglan.engines.processes import Processes
 from qinglan.errors import ConfigError
+from qinglan.locks import is_held
 from qinglan.prefect_server import PrefectServer
 from qinglan.rows import Row, row_id
 from qinglan.runs import find_run, nothing_removed, runs_of
@@ -312,6 +315,39 @@ def test_what_cannot_be_deleted_is_said_and_the_rest_goes_on(tree: Tree, monkeyp
     assert "Permission denied" in cleaned.notes[0]
 
 
+def test_of_two_clean_ups_in_one_folder_the_second_deletes_once_the_first_is_done(
+    tree: Tree, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
+):
+    mine = [tree.run(90), tree.run(80)]
+    theirs = [tree.run(days, profile_name="other") for days in (70, 1)]
+    tree.run(1)
+    (tree.root / ".removing-20250101-000000-0001").mkdir()  # a killed one's
+    other = profile_of(name="other", retention={"flow_run_days": None})
+    set_theirs_aside, deleted, of_other = threading.Event(), list[str](), list[Cleaned]()
+
+    def clean_theirs() -> None:
+        of_other.append(clean_up(other, dry_run=False, say=lambda _: set_theirs_aside.set(), now=NOW))
+
+    second = threading.Thread(target=clean_theirs)
+
+    def slow(folder: Path) -> None:
+        if not deleted:
+            second.start()
+            assert set_theirs_aside.wait(30)
+            second.join(0.3)  # it would delete now, were it not to wait
+            assert second.is_alive()
+        delete(folder)
+        deleted.append(folder.name)
+
+    monkeypatch.setattr(cleanup, "delete", slow)
+    cleaned = sweep(tree)
+    second.join(30)
+    gone = [".removing-20250101-000000-0001", *(f".removing-{each.name}" for each in (*mine, theirs[0]))]
+    assert sorted(deleted) == sorted(gone)
+    assert not list(tree.root.glob(".removing-*"))
+    assert [*cleaned.notes, *of_other[0].notes] == []
+
+
 def test_nothing_goes_while_somebody_looks_for_a_stage_to_reuse(tree: Tree):
     old, _ = tree.run(80), tree.run(1)
     sweeping = threading.Thread(target=lambda: sweep(tree))
@@ -339,6 +375,59 @@ def test_a_folder_of_a_run_that_never_began_goes(tree: Tree):
     assert sweep(tree).counts == {"run": 1}
     assert not empty.exists()
     assert notes.exists()
+
+
+def test_what_a_run_at_work_renames_and_removes_holds_up_nothing(tree: Tree, monkeypatch: pytest.MonkeyPatch):
+    old, busy = tree.run(80), tree.run(30, "train", finished=False)
+    (busy / "rl").mkdir()
+    (busy / "sft").mkdir()
+    for name in ("run.json.partial", "rl/started.json.partial", "rl/metrics.1.jsonl"):
+        (busy / name).write_text("{}")
+    tree.run(1)
+    age(busy, 30)
+    age(busy / "rl", 5)
+    vanish(monkeypatch, busy / "run.json.partial", busy / "rl" / "started.json.partial", busy / "sft")
+    with FileLock(busy / ".lock"):
+        cleaned = sweep(tree)
+    assert cleaned.notes == ()
+    assert [each.name for each in cleaned.removed] == [old.name]
+    assert run_folders._last_written(busy) == NOW - timedelta(days=5)  # of what is left
+
+
+def test_a_run_that_somebody_deletes_meanwhile_holds_up_nothing(tree: Tree, monkeypatch: pytest.MonkeyPatch):
+    old, deleted = tree.run(80), tree.run(70)
+    tree.run(1)
+    listed = Path.glob
+
+    def last_seen(folder: Path, pattern: str) -> list[Path]:
+        found = list(listed(folder, pattern))
+        if pattern == "*/run.json":
+            shutil.rmtree(deleted, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(Path, "glob", last_seen)
+    cleaned = sweep(tree)
+    assert cleaned.notes == ()
+    assert [each.name for each in cleaned.removed] == [old.name]
+
+
+def test_a_log_that_goes_meanwhile_holds_up_nothing_and_is_not_counted(tree: Tree, monkeypatch: pytest.MonkeyPatch):
+    folder = tree.profile.paths.state / "logs"
+    folder.mkdir(parents=True)
+    for name in ("listed.log", "old.log", "tried.log"):
+        (folder / name).write_text("x")
+    age(folder, 31)
+    vanish(monkeypatch, folder / "listed.log")
+
+    def removes(file: Path, *, shared: bool) -> bool:
+        if file.name == "tried.log":
+            file.unlink()
+        return is_held(file, shared=shared)
+
+    monkeypatch.setattr(logs, "is_held", removes)
+    cleaned = sweep(tree)
+    assert cleaned.notes == ()
+    assert [each.name for each in cleaned.removed] == ["old.log"]
 
 
 def test_logs_go_once_nobody_writes_to_them(tree: Tree):

@@ -93,6 +93,8 @@ def test_only_the_schedule_removes_anything():
     assert [d["parameters"] for d in clean_ups] == [{"profile": p} for p in ("embedded", "chengla", "fivedoctors")]
     for deployment in clean_ups:
         assert [schedule["parameters"] for schedule in deployment["schedules"]] == [{"dry_run": False}]
+    starts = [schedule["cron"] for d in clean_ups for schedule in d["schedules"]]
+    assert len({*starts}) == len(starts)
 
 
 def test_no_pull_step_so_that_runs_start_where_they_were_deployed():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vanishing import vanish
 
 from qinglan import room
 from qinglan.config import Profile, load_profile
@@ -112,6 +113,32 @@ def test_what_an_earlier_attempt_wrote_need_not_fit_again(
     require_room("rl", profile, tmp_path, 3_400_000)
     with pytest.raises(StageError, match="needs 2"):
         require_room("rl", profile, tmp_path, 4_000_000)
+
+
+def test_checkpoints_that_go_while_they_are_counted_are_not_counted(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    profile = profile_of(retention={"min_free_mb": 1})
+    for step in (1, 2):
+        (tmp_path / f"global_step_{step}" / "actor").mkdir(parents=True)
+        (tmp_path / f"global_step_{step}" / "actor" / "shard.pt").write_bytes(b"x" * 3_000_000)
+    (tmp_path / "metrics.jsonl.partial").touch()
+    actor = tmp_path / "global_step_1" / "actor"
+    vanish(monkeypatch, actor / "shard.pt", tmp_path / "metrics.jsonl.partial", actor)
+    monkeypatch.setattr(room, "free_bytes", lambda _: 1_500_000)
+    require_room("rl", profile, tmp_path, 3_400_000)
+    with pytest.raises(StageError, match="needs 2"):
+        require_room("rl", profile, tmp_path, 4_000_000)
+
+
+def test_a_stage_that_is_a_link_to_another_disk_counts(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "checkpoint").write_bytes(b"x" * 3_000_000)
+    (tmp_path / "rl").symlink_to("large")
+    monkeypatch.setattr(room, "free_bytes", lambda _: 1_500_000)
+    require_room("rl", profile_of(retention={"min_free_mb": 1}), tmp_path / "rl", 3_400_000)
 
 
 def test_free_space_is_that_of_the_folder_to_be_made(tmp_path: Path):

@@ -9,6 +9,8 @@ _PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 """Before a request is sent again that the server could not serve. Doctor waits 12 s for all of them."""
 _PASSING = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE)
 _PAGE = 200
+TAG = "qinglan"
+"""Of our deployments and automations."""
 
 
 class PatientClient(httpx.Client):

@@ -10,12 +10,10 @@ import httpx
 from qinglan.cleanup.records import Removed
 from qinglan.config import EMBEDDED, Profile, load_profile
 from qinglan.errors import ConfigError, QinglanError, first_line
-from qinglan.prefect_api import pages
+from qinglan.prefect_api import TAG, pages
 from qinglan.prefect_server import PrefectServer
 from qinglan.preflight import FlowName
 
-TAG = "qinglan"
-"""Of our deployments."""
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 
 

@@ -12,7 +12,7 @@ from tasks.forms import Override, PipelineChanges, ProfileName, overrides_of
 from tasks.reinforcement import train_rl
 from tasks.release import decide_release, register_model
 from tasks.session import open_session
-from tasks.training import prepare_base_model, train_sft
+from tasks.training import prepare_base_model, require_enough_rows, train_sft
 from tasks.versions import note_training, publish_dataset
 
 
@@ -39,6 +39,7 @@ def pipeline(
         selected = select_rows(run, validated)
         dataset = build_dataset(run, selected)
         published = publish_dataset(run, dataset)
+        require_enough_rows(run, dataset)
         base = prepare_base_model(run)
         sft = train_sft(run, dataset, base)
         rl = train_rl(run, services, dataset, base, sft)

@@ -10,7 +10,7 @@ from tasks.forms import Override, ProfileName, TrainChanges, overrides_of
 from tasks.reinforcement import train_rl
 from tasks.release import decide_release, register_model
 from tasks.session import open_session, stages_of
-from tasks.training import prepare_base_model, train_sft
+from tasks.training import prepare_base_model, require_enough_rows, train_sft
 from tasks.versions import note_training
 
 
@@ -34,6 +34,7 @@ def train(
     with open_session(profile, overrides_of(changes, overrides), "train", fresh=fresh, source=source) as session:
         run, services = session.run, session.services
         (dataset,) = stages_of(session, ["dataset"])
+        require_enough_rows(run, dataset)
         base = prepare_base_model(run)
         sft = train_sft(run, dataset, base)
         rl = train_rl(run, services, dataset, base, sft)

@@ -42,11 +42,6 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
     if "model" not in start.artifacts:
         raise ConfigError("rl.start_from = base needs student.base_model to be a local folder, not a hub id")
     train_file, dev_file = dataset.artifacts["rl_train"], dataset.artifacts["rl_dev"]
-    if (train_file.rows or 0) < profile.rl.train_batch_size:
-        raise ConfigError(
-            f"rl.train_batch_size ({profile.rl.train_batch_size}) is more than the {train_file.rows or 0} RL training "
-            "rows; lower it, or add questions"
-        )
 
     judge = appointed(profile)
     checked = compare_judges(run, services, dataset, judge) if judge else None

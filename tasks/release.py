@@ -197,14 +197,14 @@ def _ask(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:
     context = FlowRunContext.get()
     assert context and context.flow_run
     flow_run, timeout_s = context.flow_run, max(1, int(stage.run.profile.gate.approval_timeout_s))
-    until = datetime.now(UTC) + timedelta(seconds=timeout_s)
+    until = (datetime.now(UTC) + timedelta(seconds=timeout_s)).isoformat(timespec="seconds")
     with get_client(sync_client=True) as client:
         api_url = without_login(str(client.api_url))
     waiting = Waiting(
         flow_run_id=str(flow_run.id),
         api_url=api_url.rstrip("/"),
         page=without_login(url_for("flow-run", flow_run.id) or ""),
-        until=until.isoformat(timespec="seconds"),
+        until=until,
         workbook=workbook,
     )
     waiting.write(stage.directory)
@@ -213,6 +213,8 @@ def _ask(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:
     profile = (context.parameters or {}).get("profile", stage.run.profile.name)
     command = shlex.join(["qinglan", "release", "approve", stage.run.id, "--profile", str(profile), "--reviewer"])
     stage.say(f"then answer at {waiting.page} (Resume), or: {command} NAME")
+    told = {"sentence": decision.sentence, "until": until, "command": f"{command} NAME", "workbook": str(workbook)}
+    tell("gate.waiting", stage.run, told)
     text = f"{decision_markdown(decision)}\nRows to read: `{workbook}`\n"
     patience = Timer(timeout_s, copy_context().run, [_go_on_without, flow_run.id])
     patience.start()

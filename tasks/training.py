@@ -14,11 +14,24 @@ from qinglan.embedded.base_model import cached_path, is_complete, pretrain_argv
 from qinglan.embedded.worlds import world_for
 from qinglan.engines import swift
 from qinglan.engines.command import Command
-from qinglan.errors import EngineError
+from qinglan.errors import ConfigError, EngineError
 from qinglan.room import Weights, require_room, sft_bytes
 from qinglan.runs import Run
 from tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
 from tasks.stage import Outcome, Stage, perform
+
+
+def require_enough_rows(run: Run, dataset: StageResult) -> None:
+    """Can the dataset train all that is to be trained? Asked before the first hour of it.
+
+    Raises:
+        ConfigError: RL's batch is larger than its rows.
+    """
+    rows, batch = dataset.artifacts["rl_train"].rows or 0, run.profile.rl.train_batch_size
+    if rows < batch:
+        raise ConfigError(
+            f"rl.train_batch_size ({batch}) is more than the {rows} RL training rows; lower it, or add questions"
+        )
 
 
 @task(name="base-model", task_run_name="base-model", cache_policy=NO_CACHE)

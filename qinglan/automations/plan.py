@@ -118,8 +118,18 @@ def _notices(profile: Profile, deployments: Sequence[Deployment], webhook: str) 
         advice="Its log says what it is at; cancel it at the link if it is stuck.",
     )
     refused = Message("refused", profile.name, "releases no model", "event.payload.sentence")
+    # Its command names a profile as the user did.
+    command = "{{ event.payload.command | replace('<', '‹') }}"
+    approval = Message(
+        "approval",
+        profile.name,
+        "waits for a person until {{ event.payload.until }}",
+        "event.payload.sentence",
+        f"Answer on its page (Resume), or: {command}",
+    )
     wanted: list[tuple[str, Message, Spec]] = [
         ("a run failed", failed, once | {"match": {"prefect.resource.id": runs, **_named(profile)}}),
+        ("a release that waits for a person", approval, _told(profile, "gate.waiting")),
         ("a refused release", refused, _told(profile, "gate.refuse", "gate.undecided")),
         ("an alarm", _alarm_message(profile, deployments), _alarms(profile)),
     ]

@@ -8,7 +8,7 @@ from qinglan.config.base import SecretName, Section, Url
 from qinglan.config.rl import AlarmName
 
 NotifyFormat = Literal["json", "feishu", "dingtalk", "wecom", "slack"]
-NotifyTopic = Literal["failed", "waiting", "running", "alarm", "refused"]
+NotifyTopic = Literal["failed", "waiting", "running", "alarm", "approval", "refused"]
 
 
 class Notify(Section):
@@ -20,10 +20,10 @@ class Notify(Section):
     format: NotifyFormat = "json"
     """What the webhook understands: a group's robot of Feishu (Lark), DingTalk, WeCom or Slack, or `json`: an object
     with `text`, `topic`, `profile`, `name`, `reason` and `link`."""
-    about: tuple[NotifyTopic, ...] = ("failed", "waiting", "running", "alarm", "refused")
+    about: tuple[NotifyTopic, ...] = ("failed", "waiting", "running", "alarm", "approval", "refused")
     """`failed`: a flow run failed, crashed or timed out. `waiting`: none of the workers took it within `waiting_s`.
-    `running`: it has not ended within `running_s`. `alarm`: a training run's alarm sounded. `refused`: the gate did not
-    release the model."""
+    `running`: it has not ended within `running_s`. `alarm`: a training run's alarm sounded. `approval`: the gate waits
+    for a person (`gate.approval`). `refused`: the gate did not release the model."""
     waiting_s: Annotated[int, Field(ge=10)] = 7_200
     """A run that is late by this much is told of: are the workers gone, or does another run hold the device?"""
     running_s: Annotated[int, Field(ge=10)] = 172_800

@@ -10,6 +10,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import httpx
@@ -22,6 +23,7 @@ from qinglan.automations import apply_automations, crash_lost, deployments_of, r
 from qinglan.config import Profile
 from qinglan.engines.processes import free_port
 from qinglan.prefect_api import PatientClient, call
+from qinglan.up.site import SERVER_TUNING
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -67,6 +69,7 @@ class Server:
             "PREFECT_API_URL": self.url,
             "PREFECT_API_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{database}",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": SERVER_TUNING["PREFECT_SERVER_EVENTS_CAUSAL_ORDERING"],
             "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT2S",
             "PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS": "1",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
@@ -74,11 +77,20 @@ class Server:
         }
         self.api = PatientClient(base_url=self.url, trust_env=False, timeout=90)
         try:
-            self.start("server", "start", "--host=127.0.0.1", f"--port={port}")
-            wait_until(self._answers)
+            self._serve(port)
         except BaseException:
             self.close()
             raise
+
+    def _serve(self, port: int) -> None:
+        self._server = self.start("server", "start", "--host=127.0.0.1", f"--port={port}")
+        wait_until(self._answers)
+
+    def restart(self) -> None:
+        """As after a crash."""
+        os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.wait()
+        self._serve(urlsplit(self.url).port or 0)
 
     def start(self, *words: str) -> psutil.Popen:
         with (self._folder / f"{words[0]}.log").open("ab") as log:
@@ -243,6 +255,19 @@ def test_tries_are_bounded_and_ended_runs_are_left_alone(
     assert len(told.bodies) == 3
 
 
+def test_a_failure_just_after_the_servers_restart_is_told_at_once(
+    server: Server, profile_of: Callable[..., Profile], told: FakeService
+):
+    deployment = server.deploy("refresh", "restarted", "noon")
+    apply_automations(server.api, night(profile_of, "noon"))
+    run = server.run(deployment)
+    server.set_state(run, "RUNNING")
+    server.restart()
+    server.set_state(run, "FAILED", "the budget is used up")
+    wait_until(lambda: told.bodies)
+    assert told.bodies[0]["reason"] == "the budget is used up"
+
+
 def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
     server: Server, profile_of: Callable[..., Profile], told: FakeService, monkeypatch: pytest.MonkeyPatch
 ):
@@ -261,6 +286,9 @@ def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
     assert not server.is_paused(own["day"]) and not server.is_paused(nightly)
     server.emit("qinglan.gate.refuse", run, "day", {"sentence": "Do not release: cost."})
     wait_until(lambda: len(told.bodies) == 3)
+    asked = {"sentence": "Release it.", "until": "tomorrow", "command": "qinglan release approve r1"}
+    server.emit("qinglan.gate.waiting", run, "day", asked)
+    wait_until(lambda: len(told.bodies) == 4)
     texts = [body["content"]["text"].splitlines() for body in told.bodies]
     name = server.api.get(f"flow_runs/{run}").json()["name"]
     link = f"http://prefect.example/runs/flow-run/{run}"
@@ -271,6 +299,11 @@ def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
         link,
     ]
     assert texts[2] == [f"Qinglan: {name} releases no model: Do not release: cost.", link]
+    assert texts[3] == [
+        f"Qinglan: {name} waits for a person until tomorrow: Release it.",
+        "Answer on its page (Resume), or: qinglan release approve r1",
+        link,
+    ]
 
 
 def test_a_run_that_nobody_takes_is_told(server: Server, profile_of: Callable[..., Profile], told: FakeService):

@@ -6,9 +6,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
+import httpx
 import openpyxl
 import pytest
+from prefect.states import State
 
 from qinglan.artifacts import Artifact, StageResult, write_json, write_jsonl
 from qinglan.config import Profile
@@ -352,11 +355,29 @@ def test_every_attempt_asks_anew(finished: Callable[..., Finished], monkeypatch:
     monkeypatch.setattr(tasks_module, "get_client", lambda **_: nullcontext(client))
     monkeypatch.setattr(tasks_module, "pause_flow_run", pause)
     monkeypatch.setattr(tasks_module, "url_for", lambda *_: "http://x")
-    profile = finished().profile
-    with open_run(profile, "release") as run:
+    made = finished()
+    with open_run(made.profile, "release") as run:
         stage = SimpleNamespace(run=run, directory=run.stage_directory("gate"), say=said.append)
         for _ in range(2):
             with pytest.raises(AskedError):
                 ASK(stage, Decision(verdict="promote", challenger="rl", rules=[], sentence="s"), Path("w"))
     assert len(set(keys)) == 2
     assert f"qinglan release approve {run.id} --profile 'my profile.yaml' --reviewer NAME" in said[-1]
+    assert [event for event, _ in made.told] == ["gate.waiting"] * 2
+    assert made.told[0][1]["command"] in said[-1]
+
+
+def test_a_wait_is_ended_once_the_server_is_back(monkeypatch: pytest.MonkeyPatch):
+    asked = list[tuple[object, str | None]]()
+
+    def set_state(run: object, state: State[Any]) -> None:
+        asked.append((run, state.message))
+        if len(asked) == 1:
+            raise httpx.ConnectError("restarting")
+
+    client = SimpleNamespace(set_flow_run_state=set_state)
+    monkeypatch.setattr(tasks_module, "get_client", lambda **_: nullcontext(client))
+    monkeypatch.setattr(tasks_module, "_POLL_S", 0.01)
+    go_on: Any = tasks_module._go_on_without
+    go_on(flow_run := uuid4())
+    assert asked == [(flow_run, "Nobody approved in time")] * 2

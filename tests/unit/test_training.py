@@ -1,18 +1,21 @@
 """What the training stages see of their engines: curves over a resume, and rows that an engine leaves out."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from qinglan.artifacts import Artifact, StageResult
+from qinglan.config import Profile
 from qinglan.engines import swift, verl
-from qinglan.errors import StageError
+from qinglan.errors import ConfigError, StageError
+from qinglan.runs import open_run
 from tasks.engine import Follower, LeftOut
 from tasks.stage import Stage
-from tasks.training import _swift_line
+from tasks.training import _swift_line, require_enough_rows
 
 
 class FakeStage:
@@ -31,6 +34,18 @@ class FakeStage:
 
     def say(self, text: str) -> None:
         self.said.append(text)
+
+
+@pytest.mark.parametrize("rows", [63, 64])
+def test_rows_that_fill_no_batch_are_told_of_before_training(profile_of: Callable[..., Profile], rows: int):
+    files = {"rl_train": Artifact(path=Path("rl.parquet"), sha256="0" * 64, rows=rows)}
+    dataset = StageResult(stage="dataset", key="k", run_id="r", seconds=1, artifacts=files)
+    with open_run(profile_of(), "train") as run:
+        if rows < run.profile.rl.train_batch_size == 64:
+            with pytest.raises(ConfigError, match=r"train_batch_size \(64\) is more than the 63 RL training rows"):
+                require_enough_rows(run, dataset)
+        else:
+            require_enough_rows(run, dataset)
 
 
 @pytest.fixture

@@ -8,25 +8,26 @@ every answer that the files hold. SQLite copies a database as of one moment, its
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import mkdtemp
 from urllib.parse import quote
 
 import sqlalchemy as sa
 
 from qinglan.artifacts import MANIFEST, sha256_of
-from qinglan.backup.records import Backup, Entry, LeftOut, Root
+from qinglan.backup.records import Backup, Entry, Folder, LeftOut, Root
 from qinglan.config import Profile
 from qinglan.engines.processes import Say
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.formats import size
 from qinglan.ledger import ledger_url
 from qinglan.ledger.connecting import shown
-from qinglan.prefect_server import SERVER_FILE, find_server
+from qinglan.prefect_server import LOCK_FILE, SERVER_FILE, find_server
 from qinglan.runs import RUN_FILE
 from qinglan.versions import VERSION_FILE
 
@@ -34,14 +35,21 @@ LEDGER = "state/ledger.db"
 _SQLITE = b"SQLite format 3\0"
 _SQLITE_WAIT_S = 60.0
 _MARGIN_BYTES = 50e6
+_Identity = tuple[int, ...]
 _FIRST = (RUN_FILE, MANIFEST, VERSION_FILE)
 _BESIDE_A_DATABASE = ("-wal", "-shm", "-journal")
+_CACHE = "a cache of models from the hub"
 _SKIPPED_FOLDERS = {
-    ".partial-": "unfinished",
-    ".removing-": "being removed",
-    ".restoring": "of an interrupted restore",
-    ".replaced-": "put aside by a restore",
-    "huggingface": "a cache of models from the hub",  # HF_HOME in compose.yaml
+    # Each in its place only: engines name folders as they like, and verl's checkpoints have a `huggingface` each.
+    "state/datasets/*/.partial-*": "unfinished",
+    "state/models/*/.partial-*": "unfinished",
+    "state/datasets/*/.removing-*": "being removed",
+    "runs/.removing-*": "being removed",
+    "state/.restoring": "of an interrupted restore",
+    "runs/.restoring": "of an interrupted restore",
+    "state/.replaced-*": "put aside by a restore",
+    "runs/.replaced-*": "put aside by a restore",
+    "state/huggingface": _CACHE,  # HF_HOME in compose.yaml
 }
 
 
@@ -95,6 +103,7 @@ def _fill(partial: Path, profile: Profile, roots: dict[Root, Path], say: Say) ->
         profile=profile.name,
         roots=roots,
         entries=made.entries,
+        folders=list(made.folders_with_modes()),
         left_out=made.left_out,
         elsewhere=list(_elsewhere(profile)),
     )
@@ -109,17 +118,20 @@ class _Maker:
         self.databases: dict[str, Path] = {}
         self.bytes = 0
         self.entries: list[Entry] = []
+        self.folders: dict[str, Path] = {}
         self.left_out: list[LeftOut] = []
-        self._linked: dict[tuple[int, ...], Entry] = {}
-        """Files with several names, by what tells one from another that got its number later."""
+        self._counted: set[_Identity] = set()
+        self._linked: dict[_Identity, Entry] = {}
+        """Files with several names."""
 
     def find(self, root: Root) -> None:
         """What there is to copy; links are kept at once, as what they name is there now."""
         top = self._roots[root]
         for at, folders, names in os.walk(top, onerror=lambda error: self._lost(root, error)):
             here = Path(at)
+            self.folders[self._name(root, here)] = here
             for name in sorted(folders):
-                reason = next((r for prefix, r in _SKIPPED_FOLDERS.items() if name.startswith(prefix)), None)
+                reason = _reason_to_skip(self._name(root, here / name), here / name)
                 if reason or here / name in self._apart:
                     folders.remove(name)
                     if reason:
@@ -150,18 +162,23 @@ class _Maker:
         if LEDGER in self.databases:
             self._copy_database(LEDGER, self.databases[LEDGER])
 
+    def folders_with_modes(self) -> Iterator[Folder]:
+        """Asked once all is copied: a run that a clean-up took meanwhile does not come back as an empty folder."""
+        for path, source in self.folders.items():
+            with suppress(FileNotFoundError):
+                yield Folder(path=path, mode=stat.S_IMODE(source.stat().st_mode))
+
     def _find_file(self, root: Root, source: Path) -> None:
         path = self._name(root, source)
-        if source.is_symlink():
-            self.entries.append(Entry(path=path, kind="link", target=str(source.readlink())))
-            return
-        if reason := _reason_against(source):
-            self._leave_out(root, source, reason)
-            return
         try:
-            with source.open("rb") as stream:
-                found = self.databases if stream.read(len(_SQLITE)) == _SQLITE else self.files
-            self.bytes += source.stat().st_size
+            if source.is_symlink():
+                self.entries.append(Entry(path=path, kind="link", target=str(source.readlink())))
+                return
+            if reason := _reason_against(path, source):
+                self._leave_out(root, source, reason)
+                return
+            found = self.databases if _is_database(source) else self.files
+            self._count(source.stat(), whole=found is self.databases)
         except FileNotFoundError:
             self.left_out.append(LeftOut(path=path, reason=_GONE))
             return
@@ -169,13 +186,20 @@ class _Maker:
             _complain(error)
         found[path] = source
 
+    def _count(self, status: os.stat_result, *, whole: bool) -> None:
+        """A file with several names is copied once, a database each time."""
+        if status.st_nlink > 1 and not whole:
+            if _identity(status) in self._counted:
+                return
+            self._counted.add(_identity(status))
+        self.bytes += status.st_size
+
     def _copy_file(self, path: str, source: Path) -> None:
         target = self._folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             status = source.stat()
-            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-            if status.st_nlink > 1 and (first := self._linked.get(identity)):
+            if status.st_nlink > 1 and (first := self._linked.get(_identity(status))):
                 self.entries.append(first.model_copy(update={"path": path, "same_as": first.path}))
                 return
             shutil.copy2(source, target)
@@ -186,7 +210,7 @@ class _Maker:
         entry = Entry(path=path, kind="file", sha256=sha256_of(target), bytes=target.stat().st_size)
         self.entries.append(entry)
         if status.st_nlink > 1:
-            self._linked[identity] = entry
+            self._linked[_identity(status)] = entry
 
     def _copy_database(self, path: str, source: Path) -> None:
         target = self._folder / path
@@ -210,7 +234,7 @@ class _Maker:
         self.left_out.append(LeftOut(path=self._name(root, source), reason=reason))
 
     def _name(self, root: Root, source: Path) -> str:
-        return f"{root}/{source.relative_to(self._roots[root]).as_posix()}"
+        return (PurePosixPath(root) / source.relative_to(self._roots[root])).as_posix()
 
 
 _GONE = "gone before it could be copied"
@@ -234,18 +258,45 @@ def copy_database(source: Path, target: Path) -> None:
         raise sqlite3.DatabaseError(found)
 
 
-def _reason_against(source: Path) -> str | None:
+def _identity(status: os.stat_result) -> _Identity:
+    """What tells a file from another that got its number later."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _is_database(source: Path) -> bool:
+    with source.open("rb") as stream:
+        return stream.read(len(_SQLITE)) == _SQLITE
+
+
+def _reason_to_skip(path: str, source: Path) -> str | None:
+    """Why a folder is not looked into, by its place in the backup."""
+    parts = path.count("/")
+    for place, reason in _SKIPPED_FOLDERS.items():
+        # `match` alone would begin anywhere in the path.
+        if parts == place.count("/") and PurePosixPath(path).match(place):
+            return reason
+    cache = os.environ.get("HF_HOME")
+    return _CACHE if cache and source == Path(cache).expanduser().resolve() else None
+
+
+def _reason_against(path: str, source: Path) -> str | None:
+    """Why a file is not kept.
+
+    Raises:
+        OSError: what stands beside it can't be read.
+    """
     name = source.name
-    if name.endswith(".lock"):
+    if path == f"state/{LOCK_FILE}" or (name.endswith(".lock") and source.stat().st_size == 0):
         return "a lock"
     if name.endswith(".partial"):
         return "unfinished"
-    if name == SERVER_FILE:
+    if path == f"state/{SERVER_FILE}":
         return "names a server while it runs"
     if name == "profiles.toml":
         return "Prefect's settings may hold keys"
     for ending in _BESIDE_A_DATABASE:
-        if name.endswith(ending) and source.with_name(name.removesuffix(ending)).exists():
+        beside = source.with_name(name.removesuffix(ending))
+        if beside != source and beside.is_file() and _is_database(beside):
             return "part of a database that is copied whole"
     return None if source.is_file() else "no file"
 

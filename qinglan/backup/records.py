@@ -5,20 +5,26 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from qinglan.artifacts import write_json
-from qinglan.errors import ArtifactError, ConfigError
+from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.schema_versions import BACKUP
 
 BACKUP_FILE = "backup.json"
 Root = Literal["state", "runs"]
 
 
-def _inside(path: str) -> str:
+def _kept(path: str) -> str:
     parts = PurePosixPath(path).parts
     is_plain = path == str(PurePosixPath(path))  # `state//etc` has the parts of `state/etc`
-    if not is_plain or len(parts) < 2 or parts[0] not in ("state", "runs") or ".." in parts:
+    if not is_plain or not parts or parts[0] not in ("state", "runs") or ".." in parts:
+        raise ValueError("leads out of the backup")
+    return path
+
+
+def _inside(path: str) -> str:
+    if "/" not in _kept(path):
         raise ValueError("leads out of the backup")
     return path
 
@@ -42,6 +48,16 @@ class Entry(BaseModel):
     """Of a symbolic link."""
 
 
+class Folder(BaseModel):
+    """A folder, empty ones and the roots themselves included."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Annotated[str, AfterValidator(_kept)]
+    mode: int = Field(ge=0, le=0o7777)
+    """Who may enter it: as chmod has it, in decimal, as JSON knows no other."""
+
+
 class LeftOut(BaseModel):
     """What was found and is not in the backup."""
 
@@ -63,6 +79,8 @@ class Backup(BaseModel):
     roots: dict[Root, Path]
     """Where they were, which is where they must come back to: runs and MLflow name files by their full paths."""
     entries: list[Entry]
+    folders: list[Folder] = []
+    """The outer one before the inner."""
     left_out: list[LeftOut] = []
     elsewhere: list[str] = []
     """State of the site that other servers hold."""
@@ -77,9 +95,19 @@ class Backup(BaseModel):
                 raise ValueError(f"{entry.path} is in it twice")
             paths.add(entry.path)
         for path in paths:
-            if not paths.isdisjoint(map(str, PurePosixPath(path).parents)):
-                raise ValueError(f"{path} lies below a file or link")
+            _require_apart(path, paths)
         return entries
+
+    @field_validator("folders")
+    @classmethod
+    def _are_no_entries(cls, folders: list[Folder], info: ValidationInfo) -> list[Folder]:
+        """A link's target would get the mode."""
+        paths = {entry.path for entry in info.data.get("entries", ())}
+        for folder in folders:
+            if folder.path in paths:
+                raise ValueError(f"{folder.path} is in it twice")
+            _require_apart(folder.path, paths)
+        return folders
 
     @property
     def bytes(self) -> int:
@@ -108,7 +136,14 @@ class Backup(BaseModel):
             return BACKUP.read(cls, path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ConfigError(f"{folder}: no backup: it has no {BACKUP_FILE}") from error
+        except UnicodeDecodeError as error:
+            raise ArtifactError(f"{path}: is no text ({first_line(error)}); take another backup") from error
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"]))
             raise ArtifactError(f"{path}: `{where}`: {problem['msg']}; take another backup") from error
+
+
+def _require_apart(path: str, entries: set[str]) -> None:
+    if not entries.isdisjoint(map(str, PurePosixPath(path).parents)):
+        raise ValueError(f"{path} lies below a file or link")

@@ -1,5 +1,6 @@
 """Backup and restore on plain files and SQLite databases."""
 
+import errno
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -72,7 +74,126 @@ def test_what_was_lost_comes_back(profile: Profile, tmp_path: Path):
     rows = state / "datasets" / "v1" / "rows.jsonl"
     assert rows.samefile(runs / "r1" / "dataset" / "rows.jsonl")
     assert rows.stat().st_mode & 0o777 == 0o444
-    assert sorted(each.name for each in state.iterdir()) == ["datasets", "ledger.db", "up.lock"]
+    assert sorted(each.name for each in state.iterdir()) == ["datasets", "ledger.db", "prefect", "up.lock"]
+
+
+def test_a_checkpoint_comes_back_whole(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("HF_HOME", raising=False)
+    rl = profile.paths.runs / "r1" / "rl" / "checkpoints"
+    names = [f"global_step_10/{part}/huggingface/{file}" for part in ("actor", "critic") for file in _OF_A_MODEL]
+    names += ["latest_checkpointed_iteration.txt", "global_step_10/data.pt", "global_step_10/actor/fsdp_config.json"]
+    names += ["global_step_10/actor/model_world_size_1_rank_0.pt", "global_step_10/actor/lora_train_meta.json"]
+    for name in names:
+        (rl / name).parent.mkdir(parents=True, exist_ok=True)
+        (rl / name).write_text(name)
+    make_backup(profile, tmp_path / "kept", quiet)
+    wipe(profile)
+    restore_backup(profile, tmp_path / "kept", quiet)
+    assert {str(path.relative_to(rl)) for path in rl.rglob("*") if path.is_file()} == set(names)
+    assert all((rl / name).read_text() == name for name in names)
+
+
+_OF_A_MODEL = ("config.json", "tokenizer.json", "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [
+        ("state/huggingface", "a cache of models from the hub"),
+        ("state/cache", "a cache of models from the hub"),  # HF_HOME
+        ("state/mlartifacts/huggingface", None),
+        ("state/models/m/huggingface", None),
+        ("runs/huggingface", None),
+        ("state/datasets/t.q/.partial-ab", "unfinished"),
+        ("state/models/m/.partial-2", "unfinished"),
+        ("runs/r1/sft/.partial-ab", None),
+        ("runs/.removing-r2", "being removed"),
+        ("state/datasets/t.q/.removing-ab", "being removed"),
+        ("runs/r1/sft/.removing-ab", None),
+        ("runs/.restoring", "of an interrupted restore"),
+        ("runs/r1/.restoring", None),
+        ("state/.replaced-1", "put aside by a restore"),
+        ("state/mlartifacts/.replaced-1", None),
+    ],
+)
+def test_a_folder_is_left_out_by_its_place_and_not_by_its_name(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, reason: str | None
+):
+    monkeypatch.setenv("HF_HOME", str(profile.paths.state / "cache"))
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "file").touch()
+    made = make_backup(profile, tmp_path / "kept", quiet)
+    assert {each.path: each.reason for each in made.left_out}.get(folder) == reason
+    assert (tmp_path / "kept" / folder / "file").exists() == (reason is None)
+
+
+def test_a_file_is_left_out_only_for_what_it_is(profile: Profile, tmp_path: Path):
+    contents = {"requirements.lock": "a==1", "notes": "n", "notes-journal": "n", "prefect_api_url": "u"}
+    for name, content in contents.items():
+        (profile.paths.runs / "r1" / name).write_text(content)
+    (profile.paths.runs / "r1" / ".lock").touch()
+    made = make_backup(profile, tmp_path / "kept", quiet)
+    assert {f"runs/r1/{name}" for name in contents} <= {entry.path for entry in made.entries}
+    assert {each.path: each.reason for each in made.left_out}["runs/r1/.lock"] == "a lock"
+
+
+def test_folders_keep_who_may_enter_them_and_empty_ones_come_back(profile: Profile, tmp_path: Path):
+    state = profile.paths.state
+    modes = {state: 0o750, state / "serving" / "requests": 0o700, state / "empty": 0o2775, state / "sealed": 0o500}
+    for folder in modes:
+        folder.mkdir(parents=True, exist_ok=True)
+    (state / "sealed" / "a").write_text("a")
+    for folder, mode in modes.items():
+        folder.chmod(mode)
+    make_backup(profile, tmp_path / "kept", quiet)
+    (state / "sealed").chmod(0o700)
+    wipe(profile)
+    restore_backup(profile, tmp_path / "kept", quiet)
+    assert {folder: folder.stat().st_mode & 0o7777 for folder in modes} == modes
+    assert (state / "sealed" / "a").read_text() == "a"
+
+
+def test_nobody_else_may_enter_before_all_is_in_place(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    profile.paths.state.chmod(0o755)
+    make_backup(profile, tmp_path / "kept", quiet)
+    wipe(profile)
+    seen, put = set[int](), restoring._put
+
+    def look(*given: Any) -> None:
+        put(*given)
+        for root in (profile.paths.state, profile.paths.runs):
+            seen.add(root.stat().st_mode & 0o777)
+            seen.update(each.stat().st_mode & 0o777 for each in (root / ".restoring").rglob("*/"))
+
+    monkeypatch.setattr(restoring, "_put", look)
+    restore_backup(profile, tmp_path / "kept", quiet)
+    assert seen == {0o700}
+    assert profile.paths.state.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_restore_after_one_without_room_gives_the_roots_their_modes(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    profile.paths.runs.chmod(0o2775)
+    make_backup(profile, tmp_path / "kept", quiet)
+    wipe(profile)
+    with monkeypatch.context() as full, pytest.raises(ArtifactError, match="make room first"):
+        full.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
+        restore_backup(profile, tmp_path / "kept", quiet)
+    restore_backup(profile, tmp_path / "kept", quiet)
+    assert profile.paths.runs.stat().st_mode & 0o7777 == 0o2775
+
+
+def test_a_root_that_is_there_stays_its_owners(profile: Profile, tmp_path: Path):
+    profile.paths.state.chmod(0o755)
+    make_backup(profile, tmp_path / "kept", quiet)
+    wipe(profile)
+    profile.paths.state.mkdir()
+    profile.paths.state.chmod(0o710)
+    restore_backup(profile, tmp_path / "kept", quiet)
+    assert profile.paths.state.stat().st_mode & 0o777 == 0o710
 
 
 def test_whatever_is_left_out_is_said(profile: Profile, tmp_path: Path):
@@ -165,14 +286,14 @@ def test_what_begins_during_a_restore_is_seen_and_no_up_can_begin(
     make_backup(profile, tmp_path / "kept", quiet)
     begun, swap = FileLock(profile.paths.runs / "r1" / ".lock"), restoring._make_staging
 
-    def begin(path: Path, wanted: int) -> None:
+    def begin(path: Path) -> None:
         begun.acquire()
         with (
             pytest.raises(ConfigError, match="runs here already"),
             only_one(profile.paths.state, quiet),
         ):
             pass
-        swap(path, wanted)
+        swap(path)
 
     monkeypatch.setattr(restoring, "_make_staging", begin)
     (profile.paths.state / "newer").touch()
@@ -215,6 +336,24 @@ def test_runs_below_the_state_folder_are_kept_once(profile_of: ProfileOf, tmp_pa
     assert (profile.paths.runs / "r1" / "b").read_text() == "b"
 
 
+def test_runs_deep_below_the_state_folder_come_back_beside_what_lies_on_the_way(profile_of: ProfileOf, tmp_path: Path):
+    site = tmp_path / "site"
+    profile = profile_of(paths={"state": str(site), "runs": str(site / "data" / "runs")})
+    (profile.paths.runs / "r1").mkdir(parents=True)
+    (site / "data" / "note").write_text("kept")
+    make_backup(profile, tmp_path / "kept", quiet)
+    with pytest.raises(ConfigError, match="is not empty"):
+        restore_backup(profile, tmp_path / "kept", quiet)
+    (site / "data" / "note").write_text("newer")
+    restore_backup(profile, tmp_path / "kept", quiet, replace=True)
+    assert (site / "data" / "note").read_text() == "kept"
+    assert [path.read_text() for path in site.glob(".replaced-*/data/note")] == ["newer"]
+    shutil.rmtree(site)
+    restore_backup(profile, tmp_path / "kept", quiet)
+    assert (site / "data" / "note").read_text() == "kept"
+    assert (profile.paths.runs / "r1").is_dir()
+
+
 def test_a_backup_goes_neither_into_the_site_nor_over_something(profile: Profile, tmp_path: Path):
     with pytest.raises(ConfigError, match="which is to be kept in it"):
         make_backup(profile, profile.paths.state / "kept", quiet)
@@ -247,6 +386,21 @@ def test_what_goes_while_it_is_looked_at_is_noted(profile: Profile, tmp_path: Pa
     made = make_backup(profile, tmp_path / "kept", quiet)
     assert made.reasons["gone before it could be copied"] == 1
     assert "runs/r1/run.json" not in {entry.path for entry in made.entries}
+
+
+def test_a_run_that_a_clean_up_takes_meanwhile_does_not_come_back_empty(profile: Profile, tmp_path: Path):
+    doomed = profile.paths.runs / "r0"
+    doomed.mkdir()
+    (doomed / "run.json").touch()
+
+    def take(_: str) -> None:
+        doomed.rename(doomed.with_name(".removing-r0"))
+
+    made = make_backup(profile, tmp_path / "kept", take)
+    assert made.reasons["gone before it could be copied"] == 1
+    wipe(profile)
+    restore_backup(profile, tmp_path / "kept", quiet)
+    assert sorted(each.name for each in profile.paths.runs.iterdir()) == ["latest", "r1"]
 
 
 def test_a_folder_of_such_a_name_is_not_touched_and_a_failure_leaves_nothing(
@@ -298,6 +452,78 @@ def test_a_disk_that_is_too_small_is_told_before(profile: Profile, tmp_path: Pat
     assert not (tmp_path / "kept").exists()
 
 
+def test_a_file_with_two_names_needs_room_once(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = profile.paths.runs / "r1" / "dataset" / "rows.jsonl"
+    rows.chmod(0o644)
+    rows.write_bytes(b"x" * 40_000_000)  # `datasets/v1` has it as well
+    free_on(monkeypatch, {tmp_path: 100_000_000})
+    said: list[str] = []
+    make_backup(profile, tmp_path / "kept", said.append)
+    assert "40.0 MB" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("free", "linkable", "refusal"),
+    [
+        ({"state": 100, "runs": 180}, False, None),
+        ({"state": 80, "runs": 180}, False, r"^\S+/state: has 80\.0 MB free, what the backup has of it takes 40\.0 MB"),
+        ({"state": 100, "runs": 160}, False, r"^\S+/runs: has 160 MB free, what the backup has of it takes 120 MB"),
+        ({"": 180}, True, None),
+        ({"": 160}, True, r"^\S+/state and \S+/runs: has 160 MB free, what the backup has of it takes 120 MB"),
+        ({"": 220}, False, None),
+        ({"": 200}, False, r"^\S+/state and \S+/runs: has 200 MB free, what the backup has of it takes 160 MB"),
+    ],
+)
+def test_each_disk_is_asked_for_what_comes_onto_it(
+    profile: Profile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free: dict[str, int],
+    linkable: bool,
+    refusal: str | None,
+):
+    run = profile.paths.runs / "r1"
+    (run / "model.bin").write_bytes(b"x" * 80_000_000)
+    (run / "rows.bin").write_bytes(b"x" * 40_000_000)
+    os.link(run / "rows.bin", profile.paths.state / "rows.bin")
+    made = make_backup(profile, tmp_path / "kept", quiet)
+    assert {entry.path for entry in made.entries if entry.same_as} >= {"runs/r1/rows.bin"}
+    wipe(profile)
+    free_on(monkeypatch, {tmp_path / name: mb * 10**6 for name, mb in free.items()})
+    if not linkable:
+        monkeypatch.setattr(os, "link", not_here)
+    if refusal is None:
+        restore_backup(profile, tmp_path / "kept", quiet)
+        return
+    with pytest.raises(ArtifactError, match=refusal):
+        restore_backup(profile, tmp_path / "kept", quiet)
+    assert not list(profile.paths.runs.iterdir())
+
+
+def not_here(*_: object) -> None:
+    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+
+def free_on(monkeypatch: pytest.MonkeyPatch, disks: dict[Path, int]) -> None:
+    """A file system of its own for each of these folders, with so many bytes free."""
+    mounts, stat = sorted(disks, key=lambda mount: len(mount.parts)), Path.stat
+
+    def mount_of(path: Path) -> Path | None:
+        return next((mount for mount in mounts if path.is_relative_to(mount)), None)
+
+    def status(path: Path, **options: bool) -> os.stat_result:
+        found = stat(path, **options)
+        device = mounts.index(mount) + 1 if (mount := mount_of(path)) else found.st_dev
+        return os.stat_result([*found[:2], device, *found[3:10]], {"st_mtime_ns": found.st_mtime_ns})
+
+    def usage(path: Path) -> Any:
+        free = disks[mount] if (mount := mount_of(path)) else 10**12
+        return shutil._ntuple_diskusage(10**12, 10**12 - free, free)
+
+    monkeypatch.setattr(Path, "stat", status)
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+
+
 def test_a_damaged_database_makes_no_backup(profile: Profile, tmp_path: Path):
     (profile.paths.state / "mlflow.db").write_bytes(b"SQLite format 3\0" + b"x" * 5000)
     with pytest.raises(ArtifactError, match=r"mlflow\.db: can't be copied as a database"):
@@ -327,6 +553,31 @@ def test_nothing_is_written_through_a_link(profile: Profile, tmp_path: Path, pat
     with pytest.raises(ArtifactError, match=r"`entries`: .*(lies below a file or link|is in it twice)"):
         restore_backup(profile, tmp_path / "kept", quiet, replace=True)
     assert not list(outside.iterdir())
+
+
+def test_no_folder_is_below_a_link(profile: Profile, tmp_path: Path):
+    make_backup(profile, tmp_path / "kept", quiet)
+    file = tmp_path / "kept" / BACKUP_FILE
+    told = json.loads(file.read_text())
+    told["folders"].append({"path": "runs/latest/sealed", "mode": 0})
+    file.write_text(json.dumps(told))
+    with pytest.raises(ArtifactError, match=r"`folders`: .*lies below a file or link"):
+        restore_backup(profile, tmp_path / "kept", quiet, replace=True)
+
+
+def test_a_backup_of_the_first_format_is_read(tmp_path: Path):
+    shutil.copy(Path(__file__).parent / "golden" / "v1" / "site" / BACKUP_FILE, tmp_path)
+    read = Backup.read(tmp_path)
+    assert {entry.kind for entry in read.entries} == {"file", "database", "link"}
+    assert {folder.path: folder.mode for folder in read.folders}["state/serving/requests"] == 0o700
+    read.write(tmp_path)
+    assert Backup.read(tmp_path) == read
+
+
+def test_what_is_no_text_is_no_backup(tmp_path: Path):
+    (tmp_path / BACKUP_FILE).write_bytes(b"\x8e\x00\xff")
+    with pytest.raises(ArtifactError, match=r"backup\.json: is no text .*; take another backup$"):
+        Backup.read(tmp_path)
 
 
 def test_a_newer_backup_is_refused(profile: Profile, tmp_path: Path):

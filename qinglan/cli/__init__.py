@@ -1,14 +1,15 @@
 """The `qinglan` command. Flows can as well be run from Prefect's UI or by `prefect deployment run`.
 
-A user's mistake ends in one line on stderr and exit status 2.
+A user's mistake, and what the operating system refuses, ends in one line on stderr and exit status 2.
 """
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
+from qinglan.cli import refused
 from qinglan.cli.backup import backup, restore
 from qinglan.cli.clean_up import clean_up
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say
@@ -22,12 +23,12 @@ from qinglan.cli.release import lineage
 from qinglan.cli.review import app as review_app
 from qinglan.cli.serve import canary_app
 from qinglan.cli.serve import serve as serve_champion
+from qinglan.cli.show import show
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError, first_line
 from qinglan.preflight import FlowName, require
 from qinglan.report import Report
-from qinglan.report_terminal import print_intervals, print_table
-from qinglan.runs import find_run
+from qinglan.report_terminal import print_table
 from qinglan.up import prefect_for, serve_site
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -40,6 +41,7 @@ app.command()(deploy)
 app.add_typer(canary_app, name="canary")
 app.command("serve")(serve_champion)
 app.command()(doctor)
+app.command()(show)
 app.command("clean-up")(clean_up)
 app.command()(backup)
 app.command()(restore)
@@ -74,22 +76,6 @@ def run(
 
 
 @app.command()
-def show(
-    run_name: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, a unique prefix, or `latest`.")],
-    intervals: Annotated[
-        bool, typer.Option("--intervals", help="Student against teacher, each figure with its 95% interval.")
-    ] = False,
-    profile: ProfileOption = "embedded",
-    set_: SetOption = None,
-) -> None:
-    """Print a finished run's result table again."""
-    directory = find_run(load_profile(profile, set_ or ()).paths.runs, run_name)
-    report = Report.read(directory / "report.json")
-    out.print(print_intervals(report) if intervals else print_table(report))
-    out.print(f"Report: {directory / 'report.html'}", soft_wrap=True)
-
-
-@app.command()
 def up(
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
@@ -105,8 +91,16 @@ def main() -> None:
     try:
         app()
     except QinglanError as error:
-        err.print(f"error: {first_line(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _end(first_line(error))
+    except OSError as error:
+        if (line := refused.in_words(error)) is None:
+            raise
+        _end(line)
+
+
+def _end(line: str) -> NoReturn:
+    err.print(f"error: {line}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(2)
 
 
 def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool, source: str | None) -> Path:

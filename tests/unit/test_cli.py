@@ -1,16 +1,22 @@
 """The command line: one line and status 2 for a mistake, and nothing cut off when it is piped."""
 
+import errno
 import os
+import pwd
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from qinglan import cli, preflight
+from qinglan.cli import refused
 from qinglan.config import Profile
 from qinglan.report import Api, Report, Training
 from qinglan.runs import open_run
@@ -63,6 +69,99 @@ def test_a_mistake_is_one_line_on_stderr(qinglan: Qinglan, words: list[str], mes
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ")
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["backup", "{file}/kept"], "error: {file}: it is there and no folder; move it away or name another path\n"),
+        (
+            ["up", "--set", "paths.state={file}/state"],
+            "error: {file}/state/prefect_api_url: {file} is there and no folder; move it away or name another path\n",
+        ),
+        (["backup", "/proc/none/kept"], "error: /proc/none: No such file or directory; look whether the path is right"),
+        (["restore", "{binary}"], "error: {binary}/backup.json: is no text ("),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    qinglan: Qinglan,
+    profile_path: str,
+    profile_of: ProfileOf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+):
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    profile_of().paths.state.mkdir()
+    file, binary = tmp_path / "file", tmp_path / "binary"
+    file.touch()
+    binary.mkdir()
+    (binary / "backup.json").write_bytes(b"\x8e\xff")
+    fill = {"file": file, "binary": binary}
+    status, _, err = qinglan(*(word.format(**fill) for word in words), "--profile", profile_path)
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith(message.format(**fill))
+
+
+def test_a_full_disk_names_what_it_has_no_room_for_and_leaves_no_half_backup(
+    qinglan: Qinglan, profile_path: str, profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    (profile_of().paths.state / "reviews").mkdir(parents=True)
+    (profile_of().paths.state / "reviews" / "a.jsonl").write_text("{}")
+    status, _, err = qinglan("backup", str(tmp_path / "kept"), "--profile", profile_path)
+    assert (status, err.count("\n")) == (2, 1)
+    assert re.match(rf"error: {tmp_path}/kept\.\w+\.partial/state/reviews/a\.jsonl: no room left on the disk", err)
+    assert not list(tmp_path.glob("kept*"))
+
+
+@pytest.mark.parametrize(("owned", "who"), [("folder", "{tmp}/theirs is"), ("file", "it is")])
+def test_what_is_anothers_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: str, who: str):
+    """As after `sudo qinglan up`; the tests themselves may run as root, who is refused nothing."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    lock = theirs / "up.lock"
+    lock.touch(0o644)
+    theirs.chmod(0o755)
+    monkeypatch.setattr(os, "access", lambda path, _: path != (theirs if owned == "folder" else lock))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="root"))
+    line = refused.in_words(PermissionError(errno.EACCES, "Permission denied", str(lock)))
+    mode = "0755" if owned == "folder" else "0644"
+    assert line == (
+        f"{lock}: no permission: {who.format(tmp=tmp_path)} root's, with mode {mode}; "
+        "run this as root, change its owner or mode, or name another path"
+    )
+
+
+def test_a_full_disk_is_told_where_no_file_is_named():
+    line = refused.in_words(OSError(errno.ENOSPC, "No space left on device"))
+    assert line == "no room left on the disk, or in your share of it; make room and try again"
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        OSError(errno.EBADF, "Bad file descriptor"),
+        OSError(errno.ENOENT, "No such file or directory"),
+        OSError(errno.EINVAL, "Invalid argument", "a"),
+        FileExistsError(errno.EEXIST, "File exists", "/"),
+        TimeoutError("too late"),
+    ],
+)
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, bug: OSError):
+    def fail(*_: object) -> None:
+        raise bug
+
+    monkeypatch.setattr("sys.argv", ["qinglan", "show", "latest"])
+    monkeypatch.setattr(cli, "load_profile", fail)
+    with pytest.raises(OSError) as told:
+        cli.main()
+    assert told.value is bug
 
 
 @pytest.fixture

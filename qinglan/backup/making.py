@@ -21,13 +21,13 @@ import sqlalchemy as sa
 
 from qinglan.artifacts import MANIFEST, sha256_of
 from qinglan.backup.records import Backup, Entry, Folder, LeftOut, Root
-from qinglan.config import Profile
-from qinglan.engines.processes import Say
+from qinglan.config import Profile, uses_proxy
+from qinglan.engines.processes import HOST, Say
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.formats import size
 from qinglan.ledger import ledger_url
 from qinglan.ledger.connecting import shown
-from qinglan.prefect_server import LOCK_FILE, SERVER_FILE, find_server
+from qinglan.prefect_server import LOCK_FILE, SERVER_FILE, announced_url, find_server
 from qinglan.runs import RUN_FILE
 from qinglan.versions import VERSION_FILE
 
@@ -67,10 +67,10 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
     roots: dict[Root, Path] = {"state": profile.paths.state.resolve()}
     if runs:
         roots["runs"] = profile.paths.runs.resolve()
-    _require_target(target, roots, profile.paths.state)
+    _require_target(target, profile)
     with _partial(target) as partial:
         backup = _fill(partial, profile, roots, say)
-        _require_target(target, roots, profile.paths.state)  # another backup may have been quicker
+        _require_target(target, profile)  # another backup may have been quicker
         if target.exists():
             target.rmdir()
         partial.rename(target)
@@ -301,14 +301,15 @@ def _reason_against(path: str, source: Path) -> str | None:
     return None if source.is_file() else "no file"
 
 
-def _require_target(target: Path, roots: dict[Root, Path], state: Path) -> None:
+def _require_target(target: Path, profile: Profile) -> None:
+    state, runs = profile.paths.state.resolve(), profile.paths.runs.resolve()
     if not state.is_dir():
-        raise ConfigError(f"paths.state: {state.resolve()} is not there, so there is nothing to keep")
+        raise ConfigError(f"paths.state: {state} is not there, so there is nothing to keep")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target}: is there already and not empty; name a new folder")
-    for root in roots.values():
+    for root in (state, runs):
         if target.is_relative_to(root):
-            raise ConfigError(f"{target}: lies in {root}, which is to be kept in it; name a folder elsewhere")
+            raise ConfigError(f"{target}: lies in {root}, which is itself to be kept; name a folder elsewhere")
 
 
 def _elsewhere(profile: Profile) -> Iterator[str]:
@@ -324,11 +325,19 @@ def _elsewhere(profile: Profile) -> Iterator[str]:
     elif not Path(uri.removeprefix("sqlite:///")).resolve().is_relative_to(state):
         yield f"MLflow's database, {uri.removeprefix('sqlite:///')}: outside {state}"
     server = find_server(state)
-    if server and not server.is_of_up:
-        yield f"Prefect, at {server.shown_url}: its database with `pg_dump -Fc`"
+    if server and _plain(server.shown_url) != announced_url(state):
+        # While `qinglan up` is down, nothing tells whether its address is meant.
+        own = not uses_proxy(server.shown_url) and (state / "prefect" / "prefect.db").exists()
+        unless = ", unless it is `qinglan up`'s own, which is in it" if own else ""
+        yield f"Prefect, at {server.shown_url}: its database with `pg_dump -Fc`{unless}"
     home = os.environ.get("PREFECT_HOME")
     if home and not Path(home).expanduser().resolve().is_relative_to(state):
         yield f"PREFECT_HOME, {home}: outside {state}"
+
+
+def _plain(url: str) -> str:
+    """As `qinglan up` writes it."""
+    return url.replace("//localhost:", f"//{HOST}:")
 
 
 def _without_password(uri: str) -> str:

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +221,30 @@ def test_no_key_and_no_password_is_in_it(profile: Profile, tmp_path: Path, monke
     assert (tmp_path / "kept").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize(
+    ("url", "is_up", "told"),
+    [
+        ("http://127.0.0.1:4200/api", True, None),
+        ("http://localhost:4200/api", True, None),
+        ("http://127.0.0.1:4200/api", False, "`pg_dump -Fc`, unless it is `qinglan up`'s own"),
+        (
+            "https://ann:s3cret@prefect.example/api",
+            True,
+            "https://prefect.example/api: its database with `pg_d",
+        ),
+    ],
+)
+def test_the_sites_own_server_is_not_somewhere_else(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, is_up: bool, told: str | None
+):
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    (profile.paths.state / "prefect" / "prefect.db").touch()
+    with only_one(profile.paths.state, quiet) if is_up else nullcontext():
+        made = make_backup(profile, tmp_path / "kept", quiet)
+    assert [told in line for line in made.elsewhere] == [True] if told else made.elsewhere == []
+    assert "s3cret" not in str(made.elsewhere)
+
+
 def test_a_database_is_copied_as_of_one_moment_while_it_is_written(profile: Profile, tmp_path: Path):
     database, over = profile.paths.state / "ledger.db", threading.Event()
 
@@ -355,8 +379,9 @@ def test_runs_deep_below_the_state_folder_come_back_beside_what_lies_on_the_way(
 
 
 def test_a_backup_goes_neither_into_the_site_nor_over_something(profile: Profile, tmp_path: Path):
-    with pytest.raises(ConfigError, match="which is to be kept in it"):
-        make_backup(profile, profile.paths.state / "kept", quiet)
+    for root in (profile.paths.state, profile.paths.runs):
+        with pytest.raises(ConfigError, match="is itself to be kept; name a folder elsewhere"):
+            make_backup(profile, root / "kept", quiet, runs=False)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a").touch()
     with pytest.raises(ConfigError, match="not empty; name a new folder"):

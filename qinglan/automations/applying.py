@@ -30,14 +30,15 @@ def apply_automations(api: httpx.Client, profile: Profile) -> list[str]:
     """
     webhook = _webhook(api, profile)
     deployments = deployments_of(api)
-    known = {entry["name"]: entry for entry in pages(api, "automations/filter")}
-    site, own = site_automations(profile), profile_automations(profile, deployments, webhook)
-    done = [line for spec in (*site, *own) if (line := _apply(api, spec, known.get(spec["name"])))]
-    wanted = {spec["name"] for spec in (*site, *own)}
-    for name in sorted(known.keys() - wanted):
-        if _is_ours(known[name]) and (_is_of_site(name) or _is_of(name, profile)):
-            call(api, "DELETE", f"automations/{known[name]['id']}")
-            done.append(f"automation removed: {name}")
+    known = _copies(api, profile)
+    specs = [*site_automations(profile), *profile_automations(profile, deployments, webhook)]
+    done = [line for spec in specs if (line := _apply(api, spec, next(iter(known.get(spec["name"], ())), None)))]
+    wanted = {spec["name"] for spec in specs}
+    # Who deploys at the same time may have made the same. Whoever looks last sees all, and all keep the same one.
+    for name, copies in sorted((_copies(api, profile) if done else known).items()):
+        for copy in copies[1 if name in wanted else 0 :]:
+            call(api, "DELETE", f"automations/{copy['id']}", may_lack=True)
+            done.append(f"automation removed{', as it was there twice' if name in wanted else ''}: {name}")
     return done
 
 
@@ -65,6 +66,19 @@ def _apply(api: httpx.Client, spec: Spec, there: dict[str, Any] | None) -> str |
         return f"automation updated: {spec['name']}"
     call(api, "POST", "automations/", body)
     return f"automation made: {spec['name']}"
+
+
+def _copies(api: httpx.Client, profile: Profile) -> dict[str, list[dict[str, Any]]]:
+    """The profile's and the server's own, by name, the one to keep first: Prefect lets several have the same name.
+
+    Kept is the oldest of those that are on: somebody who is told twice may have switched one of the two off.
+    """
+    found = [entry for entry in pages(api, "automations/filter") if _is_ours(entry)]
+    of_profile = [entry for entry in found if _is_of_site(entry["name"]) or _is_of(entry["name"], profile)]
+    copies: dict[str, list[dict[str, Any]]] = {}
+    for entry in sorted(of_profile, key=lambda each: (not each["enabled"], each["created"], each["id"])):
+        copies.setdefault(entry["name"], []).append(entry)
+    return copies
 
 
 def _is_ours(there: dict[str, Any]) -> bool:

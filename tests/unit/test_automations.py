@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ from prefect.server.events.jinja_filters import all_filters
 from prefect.server.events.schemas.automations import AutomationCreate
 from prefect.server.utilities.user_templates import register_user_template_filters, render_user_template_sync
 
-from qinglan.automations import Deployment, apply_automations, keep_paused, training_of
+from qinglan.automations import Deployment, apply_automations, training_of
 from qinglan.automations.messages import STATE_MESSAGE, Message, payload
 from qinglan.automations.plan import profile_automations, site_automations
 from qinglan.config import Profile
@@ -32,10 +33,18 @@ class Prefect:
         self.blocks: dict[str, dict[str, Any]] = {}
         self.deployments = [TRAIN, NIGHTLY]
         self.writes: list[str] = []
+        self.meanwhile: list[Callable[[], object]] = []
+        """What others do before the next automation is made."""
         self.api = httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(self._answer))
 
     def names(self) -> set[str]:
         return {entry["name"] for entry in self.automations.values()}
+
+    def copy(self, name: str, of_day: int, **changed: Any) -> None:
+        """Another of the same name, made on another day."""
+        key = f"{name} {of_day}"
+        made = {"id": key, "created": f"2026-11-{of_day:02}T00:00:00Z"}
+        self.automations[key] = copy.deepcopy(self.named(name)) | made | changed
 
     def named(self, name: str) -> dict[str, Any]:
         return next(entry for entry in self.automations.values() if entry["name"] == name)
@@ -55,18 +64,17 @@ class Prefect:
             page = list(self.automations.values())[body["offset"] : body["offset"] + body["limit"]]
             return httpx.Response(200, json=page)
         if method == "DELETE":
-            del self.automations[rest]
-            return httpx.Response(204)
+            return httpx.Response(204 if self.automations.pop(rest, None) else 404)
         AutomationCreate.model_validate(copy.deepcopy(body))  # as the real server does
+        while method == "POST" and self.meanwhile:
+            self.meanwhile.pop()()
         key = rest or f"a{len(self.writes)}"
-        self.automations[key] = body | {"id": key}
+        created = {"created": datetime.now(UTC).isoformat()} if method == "POST" else {}
+        self.automations[key] = self.automations.get(key, {}) | created | body | {"id": key}
         return httpx.Response(201)
 
     def _deployment(self, _: str, __: str, rest: str, body: Any) -> httpx.Response:
-        if rest != "filter":
-            key = rest.split("/")[0]
-            self.deployments = [each._replace(paused=True) if each.id == key else each for each in self.deployments]
-            return httpx.Response(200)
+        assert rest == "filter"
         entries = [
             {
                 "id": each.id,
@@ -114,7 +122,7 @@ def night(profile_of: ProfileOf, name: str = "night", **notify: Any) -> Profile:
 
 def test_applied_again_changes_nothing(prefect: Prefect, profile_of: ProfileOf):
     done = apply_automations(prefect.api, night(profile_of))
-    assert len(done) == len(prefect.automations) == 10
+    assert len(done) == len(prefect.automations) == 11
     prefect.writes.clear()
     assert apply_automations(prefect.api, night(profile_of)) == []
     assert set(prefect.writes) == {"PATCH block_documents"}  # the address may have changed
@@ -155,6 +163,42 @@ def test_what_is_not_wanted_any_more_goes_and_others_stay(prefect: Prefect, prof
     assert [block["data"]["url"] for block in prefect.blocks.values()] == [WEBHOOK, WEBHOOK]
 
 
+def test_two_who_deploy_at_once_make_each_automation_once(prefect: Prefect, profile_of: ProfileOf):
+    prefect.meanwhile = [lambda: apply_automations(prefect.api, night(profile_of, "day"))]
+    done = apply_automations(prefect.api, night(profile_of))
+    twice = [line for line in done if line.startswith("automation removed, as it was there twice: qinglan: ")]
+    assert len(twice) == 3  # those that a server has once
+    assert len(prefect.automations) == len(prefect.names()) > len(twice)
+    assert apply_automations(prefect.api, night(profile_of)) == []
+
+
+def test_of_several_copies_the_oldest_that_is_on_is_kept(prefect: Prefect, profile_of: ProfileOf):
+    apply_automations(prefect.api, night(profile_of))
+    failed, alarm = (f"qinglan: night: tell of {name}" for name in ("a run failed", "an alarm"))
+    prefect.copy(failed, 3)
+    prefect.copy(failed, 2)
+    prefect.copy(failed, 1, enabled=False)
+    prefect.named(alarm)["enabled"] = False
+    prefect.copy(alarm, 1)
+    done = apply_automations(prefect.api, night(profile_of))
+    assert done == [f"automation removed, as it was there twice: {name}" for name in (failed, failed, failed, alarm)]
+    assert (prefect.named(failed)["id"], prefect.named(alarm)["id"]) == (f"{failed} 2", f"{alarm} 1")
+    assert len(prefect.automations) == len(prefect.names())
+
+
+def test_copies_of_what_is_not_wanted_all_go_and_others_of_that_name_stay(prefect: Prefect, profile_of: ProfileOf):
+    apply_automations(prefect.api, night(profile_of))
+    name = "qinglan: night: tell of an alarm"
+    prefect.copy(name, 1)
+    prefect.copy(name, 2, tags=["made in the UI"])
+    done = apply_automations(prefect.api, night(profile_of, about=("failed",)))
+    assert done.count(f"automation removed: {name}") == 2
+    assert prefect.named(name)["tags"] == ["made in the UI"]
+    done = apply_automations(prefect.api, night(profile_of))
+    assert f"automation made: {name}" in done
+    assert prefect.named(name)["tags"] == ["made in the UI"]
+
+
 def test_without_tries_crashes_are_only_found(prefect: Prefect, profile_of: ProfileOf):
     apply_automations(prefect.api, profile_of())
     assert "qinglan: a crashed run goes on" in prefect.names()
@@ -180,6 +224,21 @@ def test_only_topics_that_are_asked_for(profile_of: ProfileOf):
     profile = night(profile_of, about=("alarm",))
     names = [spec["name"] for spec in profile_automations(profile, [TRAIN, NIGHTLY], "b")]
     assert names == ["qinglan: night: an alarm pauses training", "qinglan: night: tell of an alarm"]
+
+
+def test_a_gate_that_waits_is_told_with_the_command_that_answers(profile_of: ProfileOf):
+    register_user_template_filters(all_filters)
+    specs = profile_automations(night(profile_of), [], "b")
+    (waiting,) = [spec for spec in specs if spec["name"].endswith("tell of a release that waits for a person")]
+    assert waiting["trigger"]["expect"] == ["qinglan.gate.waiting"]
+    said = {"sentence": "Release it.", "until": "2026-11-23T03:00:00+00:00", "command": "qinglan release approve r <x"}
+    context = {"event": {"payload": said}, "flow_run": {"name": "pipeline night", "id": "f1"}}
+    (action,) = waiting["actions"]
+    text = json.loads(render_user_template_sync(action["payload"], context))["text"]
+    assert text.splitlines()[:2] == [
+        "Qinglan: pipeline night waits for a person until 2026-11-23T03:00:00+00:00: Release it.",
+        "Answer on its page (Resume), or: qinglan release approve r ‹x",
+    ]
 
 
 def test_an_alarm_pauses_what_trains_this_profile(profile_of: ProfileOf):
@@ -215,24 +274,6 @@ def test_a_crashed_run_has_so_many_tries(profile_of: ProfileOf):
     assert "prefect.flow-run.Crashed" not in again["trigger"]["expect"]
     assert unbegun["trigger"]["match"]["prefect.run-count"] == "0"
     assert [spec["actions"][0]["force"] for spec in (again, unbegun)] == [False, False]
-
-
-def test_deploying_again_resumes_nothing(prefect: Prefect):
-    first, second = prefect.deployments
-    prefect.deployments = [first._replace(paused=True), second]
-    with keep_paused(prefect.api):
-        prefect.deployments = [first, second]  # as `prefect deploy` leaves them
-    assert [each.paused for each in prefect.deployments] == [True, False]
-
-
-@pytest.mark.parametrize("reason", [RuntimeError, KeyboardInterrupt])
-def test_deploying_that_fails_midway_resumes_nothing(prefect: Prefect, reason: type[BaseException]):
-    first, second = prefect.deployments
-    prefect.deployments = [first._replace(paused=True), second]
-    with pytest.raises(reason), keep_paused(prefect.api):
-        prefect.deployments = [first, second]
-        raise reason
-    assert [each.paused for each in prefect.deployments] == [True, False]
 
 
 # Messages

@@ -1,14 +1,14 @@
 """Work pools, deployments and automations on the Prefect server that this site uses: `qinglan deploy`, and `up`."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
-import yaml
 
-from qinglan.automations import apply_automations, keep_paused, webhook_address
+from qinglan.automations import apply_automations, webhook_address
 from qinglan.config import Profile
 from qinglan.engines.command import Command
 from qinglan.engines.launcher import launch
@@ -16,7 +16,7 @@ from qinglan.engines.processes import Say
 from qinglan.errors import ConfigError, first_line
 from qinglan.prefect_api import call
 from qinglan.prefect_server import PrefectServer, find_server
-from qinglan.schedules import keep_switches
+from qinglan.schedules import as_switched, read_deployments
 
 DEPLOYMENTS = Path("deployments") / "prefect.yaml"
 
@@ -37,24 +37,28 @@ def deploy_site(profile: Profile, say: Say) -> None:
             if make_pool(api, pool):
                 say(f"work pool made: {pool}")
         # Prefect finds a server of the user's own by itself, with the key that it wants.
-        command = deploy_command(prefect_file, {"PREFECT_API_URL": server.api_url} if server.is_of_up else {})
-        for line in register(api, command, profile, say) or ["automations are up to date"]:
+        deploy = partial(deploy_command, env={"PREFECT_API_URL": server.api_url} if server.is_of_up else {})
+        for line in register(api, deploy, prefect_file, profile, say) or ["automations are up to date"]:
             say(line)
 
 
-def register(api: httpx.Client, command: Command, profile: Profile, say: Say) -> list[str]:
-    """Deploy by `command`, and make the automations; what was done to those, by line.
+def register(
+    api: httpx.Client, deploy: Callable[[Path], Command], prefect_file: Path, profile: Profile, say: Say
+) -> list[str]:
+    """Deploy, and make the automations; what was done to those, by line.
 
     Paused deployments stay paused, and schedules as people have switched them.
 
+    Args:
+        deploy: the command that deploys a file.
+
     Raises:
-        ConfigError: the webhook's variable is not set.
+        ConfigError: the webhook's variable is not set, or prefect.yaml can't be read.
         EngineError: `prefect deploy` failed; with the end of its log.
         httpx.HTTPError: the server can't be reached or refuses.
     """
-    state = profile.paths.state
-    with keep_paused(api), keep_switches(api, state, say):
-        launch(command, name="prefect deploy", log=state.resolve() / "logs" / "deploy.log")
+    with as_switched(api, prefect_file, say) as switched:
+        launch(deploy(switched), name="prefect deploy", log=profile.paths.state.resolve() / "logs" / "deploy.log")
     say(f"deployed {DEPLOYMENTS} to {str(api.base_url).rstrip('/')}")
     return apply_automations(api, profile)
 
@@ -72,9 +76,12 @@ def find_deployments() -> Path:
 
 
 def pools_of(prefect_file: Path) -> list[str]:
-    """The work pools that the deployments name."""
-    deployments = yaml.safe_load(prefect_file.read_text(encoding="utf-8"))["deployments"]
-    return sorted({each["work_pool"]["name"] for each in deployments})
+    """The work pools that the deployments name.
+
+    Raises:
+        ConfigError: the file can't be read.
+    """
+    return sorted({each["work_pool"]["name"] for each in read_deployments(prefect_file)["deployments"]})
 
 
 def make_pool(api: httpx.Client, name: str) -> bool:

@@ -5,7 +5,7 @@ Prefect's automations are made over its HTTP API; the core knows no Prefect. Tho
 """
 
 from qinglan.automations.applying import apply_automations, webhook_address
-from qinglan.automations.deployments import TRAIN_DEPLOYMENT, Deployment, deployments_of, keep_paused, training_of
+from qinglan.automations.deployments import TRAIN_DEPLOYMENT, Deployment, deployments_of, training_of
 from qinglan.automations.lost import crash_lost, crash_retries_on, requeue_crashed
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "crash_lost",
     "crash_retries_on",
     "deployments_of",
-    "keep_paused",
     "requeue_crashed",
     "training_of",
     "webhook_address",

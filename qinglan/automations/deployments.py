@@ -1,14 +1,13 @@
 """The deployments on a server, and which of them belong to a profile."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 
 from qinglan.config import Profile
-from qinglan.prefect_api import call, pages
+from qinglan.prefect_api import pages
 
 TRAIN_DEPLOYMENT = "train/train"
 """What trains on a new dataset where the profile has no deployment of its own for that."""
@@ -41,9 +40,13 @@ def deployments_of(api: httpx.Client) -> list[Deployment]:
 
 
 def entries_of(api: httpx.Client) -> list[dict[str, Any]]:
-    """The same as the server tells of them: known by their entrypoints."""
-    found = pages(api, "deployments/filter", sort="NAME_ASC")
-    return [entry for entry in found if str(entry.get("entrypoint")).startswith("flows.")]
+    """The same as the server tells of them."""
+    return [entry for entry in pages(api, "deployments/filter", sort="NAME_ASC") if is_ours(entry)]
+
+
+def is_ours(entry: dict[str, Any]) -> bool:
+    """Is a deployment, on a server or in prefect.yaml, Qinglan's? Known by its entrypoint."""
+    return str(entry.get("entrypoint")).startswith("flows.")
 
 
 def flow_of(entry: dict[str, Any]) -> str:
@@ -73,18 +76,3 @@ def _read(entry: dict[str, Any]) -> Deployment:
         profile=str(entry["parameters"].get("profile", "")),
         paused=bool(entry["paused"]),
     )
-
-
-@contextmanager
-def keep_paused(api: httpx.Client) -> Iterator[None]:
-    """What was paused is so afterwards too: deploying again would resume what an alarm or a person has paused.
-
-    Also where deploying fails midway.
-    """
-    paused = {each.id for each in deployments_of(api) if each.paused}
-    try:
-        yield
-    finally:
-        for each in deployments_of(api):
-            if each.id in paused and not each.paused:
-                call(api, "POST", f"deployments/{each.id}/pause_deployment")

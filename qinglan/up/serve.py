@@ -80,7 +80,7 @@ class _Running:
             self.processes.start(stand_in.name, stand_in.command)
         self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
         with self._announced(), self._workers():
-            register(self.api, self.site.deploy(prefect_file), self.profile, self.say)
+            register(self.api, self.site.deploy, prefect_file, self.profile, self.say)
             if mlflow:
                 self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
             for stand_in in stand_ins:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from prefect.server.events.schemas.automations import AutomationCreate
 
+from qinglan.automations import apply_automations
 from qinglan.config import load_profile
 from qinglan.engines.processes import Processes, free_port
+from qinglan.prefect_api import PatientClient, call, pages
 from qinglan.turns import refresh_turn
 from qinglan.up import DEPLOYMENTS, WORK_POOLS, Site
 
@@ -27,6 +31,7 @@ class Server:
 
     def __init__(self, folder: Path, site: Site) -> None:
         self.folder, self.site = folder, site
+        self.api = PatientClient(base_url=site.api_url, trust_env=False, timeout=60)
         Path(site.prefect_env["PREFECT_HOME"]).mkdir(parents=True)
         outer = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         self.env = outer | site.prefect_env
@@ -37,8 +42,8 @@ class Server:
             command, cwd=ROOT, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
         )
 
-    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(f"{self.site.api_url}/{path}", json=body, trust_env=False, timeout=60)
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return self.api.post(path, json=body)
 
     def deployments(self) -> dict[str, dict[str, Any]]:
         return {each["name"]: each for each in self.post("deployments/filter", {}).raise_for_status().json()}
@@ -46,6 +51,21 @@ class Server:
     def ask(self, deployment: str, **parameters: Any) -> httpx.Response:
         found = self.deployments()[deployment]
         return self.post(f"deployments/{found['id']}/create_flow_run", {"parameters": parameters})
+
+    def deploy(self, state: str) -> list[str]:
+        """By `qinglan deploy` with this state folder; the lines about schedules."""
+        done = self.run("qinglan.cli", "deploy", "--set", f"paths.state={self.folder / state}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [line for line in done.stdout.splitlines() if line.startswith("schedule ")]
+
+    def switch(self, deployment: str, active: bool) -> None:
+        found = self.deployments()[deployment]
+        url = f"deployments/{found['id']}/schedules/{found['schedules'][0]['id']}"
+        call(self.api, "PATCH", url, {"active": active})
+
+    def is_on(self, deployment: str) -> bool:
+        (schedule,) = self.deployments()[deployment]["schedules"]
+        return bool(schedule["active"])
 
     def state_of(self, flow: str, **parameters: Any) -> dict[str, Any]:
         """Of a flow that is run to its end as a worker does it."""
@@ -69,6 +89,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         deployed = server.run(*_without_python(server.site.deploy(ROOT / DEPLOYMENTS).argv))
         assert deployed.returncode == 0, deployed.stdout + deployed.stderr
         assert "?" not in deployed.stdout
+        stack.callback(server.api.close)
         yield server
 
 
@@ -88,6 +109,53 @@ def test_what_stands_in_the_file_is_on_the_server(server: Server):
         planned = [(s["schedule"]["cron"], s["schedule"]["timezone"], s["active"]) for s in deployment["schedules"]]
         assert planned == [(s["cron"], s["timezone"], s["active"]) for s in wanted[name].get("schedules", [])]
     assert found["clean-up"]["schedules"][0]["parameters"] == {"dry_run": False}
+
+
+def test_a_switch_and_a_pause_survive_deployments_from_any_machine_even_killed_ones(server: Server):
+    server.switch("refresh", active=True)
+    train = server.deployments()["train"]
+    server.post(f"deployments/{train['id']}/pause_deployment", {}).raise_for_status()
+    kept = "schedule refresh/refresh/nightly stays on, as it "
+    assert server.deploy("one") == [f"{kept}is on the server; prefect.yaml has it off"]
+    assert server.deploy("another") == [f"{kept}was switched by hand"]
+    argv = [sys.executable, "-m", "qinglan.cli", "deploy", "--set", f"paths.state={server.folder / 'one'}"]
+    updated = server.deployments()["train"]["updated"]
+    with subprocess.Popen(argv, cwd=ROOT, env=server.env, stdin=subprocess.DEVNULL) as deploying:
+        while server.deployments()["train"]["updated"] == updated:
+            assert deploying.poll() is None
+        deploying.kill()
+    assert server.is_on("refresh")
+    assert server.deployments()["train"]["paused"]
+    assert server.deploy("another") == [f"{kept}was switched by hand"]
+    server.switch("refresh", active=False)
+    assert server.deploy("one") == []
+    by_hand = [{"schedule": {"cron": "1 1 * * *"}, "active": True}]
+    server.post(f"deployments/{server.deployments()['refresh']['id']}/schedules", by_hand).raise_for_status()
+    assert server.deploy("one")[0].startswith("schedule refresh/refresh (1 1 * * *) is removed: ")
+    assert not server.is_on("refresh")
+
+
+def test_two_who_deploy_at_once_leave_each_automation_once(server: Server):
+    def there() -> list[dict[str, Any]]:
+        return pages(server.api, "automations/filter")
+
+    for each in there():
+        call(server.api, "DELETE", f"automations/{each['id']}")
+    with ThreadPoolExecutor() as pool:
+        names = ("embedded", "chengla", "medical")
+        list(pool.map(lambda name: apply_automations(server.api, load_profile(name)), names))
+    made = there()
+    assert len({each["name"] for each in made}) == len(made) > 0
+    for each in made:  # as an older version left them
+        body = {key: each[key] for key in AutomationCreate.model_fields if key in each}
+        call(server.api, "POST", "automations/", body)
+    lines = apply_automations(server.api, load_profile("embedded"))
+    twice = "automation removed, as it was there twice: qinglan: "
+    assert f"{twice}a crashed run goes on" in lines
+    assert not any(line.startswith(f"{twice}chengla") for line in lines)
+    left = {each["id"] for each in there()}
+    assert {each["id"] for each in made} < left
+    assert len(left) == 2 * len(made) - len(lines)
 
 
 def test_typos_are_refused_before_anything_is_scheduled(server: Server):

@@ -1,4 +1,4 @@
-"""A schedule that was switched on in the UI survives the next deployment; a change of the file wins."""
+"""What was switched and paused on the server survives a deployment from any machine; a change of the file wins."""
 
 import json
 from pathlib import Path
@@ -6,80 +6,209 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
-from qinglan.schedules import keep_switches
+from qinglan.errors import ConfigError
+from qinglan.schedules import as_switched, read_deployments
 
-SLUGS = ("nightly", "often")
+NIGHTLY, OFTEN = "refresh/refresh/nightly", "refresh/refresh/often"
 
 
 class Server:
-    """Deployments as Prefect's API tells of them."""
+    """Deployments and variables as Prefect's API tells of them, deployed as `prefect deploy` does it."""
 
-    def __init__(self) -> None:
-        self.active = dict.fromkeys(SLUGS, False)
-        self.others = [
-            {"id": f"o{n}", "name": "refresh", "entrypoint": "jobs.py:f", "schedules": [{"id": "o", "slug": "nightly"}]}
-            for n in range(250)
-        ]
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.deployments, self.variables = folder, dict[str, dict[str, Any]](), dict[str, Any]()
+        self.said, self.writes = list[str](), list[str]()
         self.api = httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(self._answer))
 
-    def deploy(self, state: Path, said: list[str], **file: bool) -> None:
-        with keep_switches(self.api, state, said.append):
-            self.active.update(file)
+    def deploy(self, dies_after: BaseException | None = None, **file: Any) -> list[str]:
+        """By what the file says of its two schedules; what was said of them."""
+        self.said.clear()
+        with as_switched(self.api, self.written(**file), self.said.append) as switched:
+            for each in yaml.safe_load(switched.read_text())["deployments"]:
+                self._set(each)
+                if dies_after:
+                    raise dies_after
+        assert not switched.exists()
+        return self.said
+
+    def written(self, cron: str = "0 2 * * *", tenants: int = 0, **active: Any) -> Path:
+        schedules = [{"slug": slug, "cron": cron, "active": on} for slug, on in active.items()]
+        ours = {"name": "refresh", "entrypoint": "flows.refresh.refresh", "schedules": schedules}
+        # The tenants' share the list of schedules, as aliases in YAML do.
+        further = [ours | {"name": f"refresh-{n}"} for n in range(tenants)]
+        other = {"name": "own", "entrypoint": "jobs.py:own", "schedules": schedules}
+        file = self.folder / "prefect.yaml"
+        file.write_text(yaml.safe_dump({"name": "qinglan", "deployments": [ours, *further, other]}), encoding="utf-8")
+        return file
+
+    def schedules(self, deployment: str = "refresh") -> dict[str, Any]:
+        return {schedule["slug"]: schedule for schedule in self.deployments[deployment]["schedules"]}
+
+    def switch(self, **active: bool) -> None:
+        for slug, on in active.items():
+            self.schedules()[slug]["active"] = on
+
+    def active(self, deployment: str = "refresh") -> dict[str, bool]:
+        return {slug: schedule["active"] for slug, schedule in self.schedules(deployment).items()}
+
+    def _set(self, wanted: dict[str, Any]) -> None:
+        schedules = [{"active": True} | schedule for schedule in wanted["schedules"]]
+        self.deployments[wanted["name"]] = {"paused": False} | wanted | {"id": "d", "schedules": schedules}
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
-        if request.method == "PATCH":
-            slug = request.url.path.rpartition("/")[2]
-            assert request.url.path == f"/api/deployments/d1/schedules/{slug}"
-            self.active[slug] = json.loads(request.content)["active"]
-            return httpx.Response(204)
-        schedules: list[dict[str, Any]] = [{"id": s, "slug": s, "active": on} for s, on in self.active.items()]
-        unnamed = {"id": "made by hand", "slug": None, "active": True}
-        ours = {"id": "d1", "name": "refresh", "entrypoint": "flows.refresh.refresh"}
-        found = [*self.others, ours | {"schedules": [*schedules, unnamed]}]
-        query = json.loads(request.content)
-        return httpx.Response(200, json=found[query.get("offset", 0) :][: query.get("limit", 200)])
+        body, path = json.loads(request.content or b"null"), request.url.path.removeprefix("/api/")
+        if path == "deployments/filter":
+            others = [{"id": "o", "name": "refresh", "entrypoint": "jobs.py:f", "paused": True} for _ in range(250)]
+            found = [*others, *self.deployments.values()]
+            return httpx.Response(200, json=found[body["offset"] :][: body["limit"]])
+        name = path.removeprefix("variables/").removeprefix("name/") or body["name"]
+        if request.method != "POST" and name not in self.variables:
+            return httpx.Response(404)
+        if request.method == "GET":
+            return httpx.Response(200, json={"value": self.variables[name]})
+        assert len(json.dumps(body["value"])) <= 5_000
+        self.writes.append(request.method)
+        self.variables[name] = body["value"]
+        return httpx.Response(201 if request.method == "POST" else 204)
 
 
 @pytest.fixture
-def server() -> Server:
-    return Server()
+def server(tmp_path: Path) -> Server:
+    return Server(tmp_path)
 
 
-def test_a_switch_by_hand_stays(server: Server, tmp_path: Path):
-    said = list[str]()
-    server.deploy(tmp_path, said, nightly=False, often=True)
-    server.active.update(nightly=True, often=False)
-    server.deploy(tmp_path, said, nightly=False, often=True)
-    assert server.active == {"nightly": True, "often": False}
-    assert said == [
-        "schedule refresh/refresh/nightly stays on, as it was switched by hand",
-        "schedule refresh/refresh/often stays off, as it was switched by hand",
+def test_what_the_server_does_not_have_is_as_the_file_says(server: Server):
+    assert server.deploy(nightly=False, often=True) == []
+    assert server.active() == {"nightly": False, "often": True}
+    assert server.deploy(nightly=False, often=True, new=True) == []
+    assert server.active() == {"nightly": False, "often": True, "new": True}
+
+
+def test_a_switch_by_hand_stays(server: Server):
+    server.deploy(nightly=False, often=True)
+    server.switch(nightly=True, often=False)
+    for _ in range(2):
+        assert server.deploy(nightly=False, often=True) == [
+            f"schedule {NIGHTLY} stays on, as it was switched by hand",
+            f"schedule {OFTEN} stays off, as it was switched by hand",
+        ]
+        assert server.active() == {"nightly": True, "often": False}
+
+
+def test_a_change_of_the_file_wins_and_is_told(server: Server):
+    server.deploy(nightly=False, often=True)
+    assert server.deploy(nightly=True, often=False) == [
+        f"schedule {NIGHTLY} is switched on, as prefect.yaml has it on now",
+        f"schedule {OFTEN} is switched off, as prefect.yaml has it off now",
     ]
-    server.deploy(tmp_path, said, nightly=False, often=True)
-    assert server.active["nightly"]
+    assert server.active() == {"nightly": True, "often": False}
+    assert server.deploy(nightly=True, often=False) == []
 
 
-def test_a_change_of_the_file_wins(server: Server, tmp_path: Path):
-    said = list[str]()
-    server.deploy(tmp_path, said, nightly=False)
-    server.deploy(tmp_path, said, nightly=True)
-    assert (server.active["nightly"], said) == (True, [])
+def test_where_nothing_is_known_the_server_keeps_its_switch_and_a_new_cron_arrives(server: Server):
+    server.deploy(nightly=False, often=True)
+    server.switch(nightly=True, often=False)
+    server.variables.clear()  # deployed by Prefect's own command, or by an older version
+    assert server.deploy(nightly=False, often=True, cron="30 3 * * *") == [
+        f"schedule {NIGHTLY} stays on, as it is on the server; prefect.yaml has it off",
+        f"schedule {OFTEN} stays off, as it is on the server; prefect.yaml has it on",
+    ]
+    assert server.active() == {"nightly": True, "often": False}
+    assert {schedule["cron"] for schedule in server.schedules().values()} == {"30 3 * * *"}
+    assert server.deploy(nightly=False, often=True)[0] == f"schedule {NIGHTLY} stays on, as it was switched by hand"
 
 
-def test_without_memory_the_file_wins(server: Server, tmp_path: Path):
-    server.active["nightly"] = True
-    server.deploy(tmp_path, [], nightly=False)
-    assert not server.active["nightly"]
+@pytest.mark.parametrize("damaged", ["nightly", {"a": 1}, None, 3])
+def test_a_note_that_cannot_be_made_out_counts_as_none(server: Server, damaged: Any):
+    server.deploy(nightly=True)
+    server.switch(nightly=False)
+    server.variables = dict.fromkeys(server.variables, damaged)
+    assert "stays off, as it is on the server" in server.deploy(nightly=True)[0]
+    assert [*server.variables.values()] == [[NIGHTLY]]
 
 
-@pytest.mark.parametrize("reason", [RuntimeError, KeyboardInterrupt])
-def test_a_deployment_that_fails_midway_keeps_the_switches(server: Server, tmp_path: Path, reason: type[BaseException]):
-    server.deploy(tmp_path, [], nightly=False, often=False)
-    server.active.update(nightly=True, often=True)
-    with pytest.raises(reason), keep_switches(server.api, tmp_path, [].append):
-        server.active.update(nightly=False)
-        raise reason
-    assert server.active == {"nightly": True, "often": True}
-    server.deploy(tmp_path, [], nightly=False, often=False)
-    assert server.active == {"nightly": True, "often": True}
+def test_deployed_again_nothing_is_written(server: Server):
+    server.deploy(nightly=True, often=False)
+    server.deploy(nightly=True, often=False)
+    assert server.writes == ["POST"]
+
+
+def test_another_who_deploys_at_the_same_time_makes_the_note_first(server: Server):
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/filter"):
+            return httpx.Response(200, json=[])
+        return httpx.Response(409 if request.method == "POST" else 404)
+
+    server.api = httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(answer))
+    assert server.deploy(nightly=True) == []
+
+
+@pytest.mark.parametrize("reason", [RuntimeError(), KeyboardInterrupt(), SystemExit()])
+def test_a_deployment_that_dies_midway_has_undone_nothing(server: Server, reason: BaseException):
+    server.deploy(nightly=False, often=False)
+    server.switch(nightly=True)
+    server.deployments["refresh"]["paused"] = True
+    with pytest.raises(type(reason)):
+        server.deploy(dies_after=reason, nightly=False, often=True)
+    # Nothing is put right afterwards: a process that is killed could not either.
+    assert server.active() == {"nightly": True, "often": True}
+    assert server.deployments["refresh"]["paused"]
+    server.deploy(nightly=False, often=True)
+    assert server.active() == {"nightly": True, "often": True}
+
+
+def test_what_is_paused_stays_so_and_nothing_else_gets_paused(server: Server):
+    server.deploy(tenants=1, nightly=False)
+    server.deployments["refresh"]["paused"] = True
+    server.deploy(tenants=1, nightly=False)
+    assert [each["paused"] for each in server.deployments.values()] == [True, False, False]
+
+
+def test_a_switch_is_of_one_deployment_alone(server: Server):
+    server.deploy(tenants=2, nightly=False)
+    server.switch(nightly=True)
+    server.deploy(tenants=2, nightly=False)
+    assert [server.active(name)["nightly"] for name in ("refresh", "refresh-0", "refresh-1", "own")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_another_folders_deployments_stay_noted(server: Server):
+    server.deploy(tenants=1, nightly=True)
+    server.deploy(nightly=True)
+    server.schedules("refresh-0")["nightly"]["active"] = False
+    server.deploy(tenants=1, nightly=True)
+    assert server.said == ["schedule refresh/refresh-0/nightly stays off, as it was switched by hand"]
+
+
+def test_a_schedule_made_on_the_page_is_told_of_before_prefect_removes_it(server: Server):
+    server.deploy(nightly=False)
+    server.deployments["refresh"]["schedules"].append({"slug": None, "active": True, "schedule": {"cron": "1 1 * * *"}})
+    assert server.deploy(nightly=False) == [
+        "schedule refresh/refresh (1 1 * * *) is removed: it has no slug, and prefect.yaml has others there"
+    ]
+
+
+def test_a_template_is_prefects_to_fill_in(server: Server):
+    server.deploy(nightly=True)
+    assert server.deploy(nightly="{{ $NIGHTLY }}") == []
+    assert server.active() == {"nightly": "{{ $NIGHTLY }}"}
+
+
+def test_more_than_can_be_noted_is_told_and_the_servers_switches_stay(server: Server):
+    assert server.deploy(tenants=200, nightly=True)[0].startswith("prefect.yaml has 201 schedules on, too many to note")
+    server.switch(nightly=False)
+    assert f"schedule {NIGHTLY} stays off, as it is on the server" in server.deploy(tenants=200, nightly=True)[0]
+
+
+@pytest.mark.parametrize("content", ["deployments: [", "- a", "", "name: qinglan"])
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, content: str):
+    (tmp_path / "prefect.yaml").write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"prefect\.yaml: ") as caught:
+        read_deployments(tmp_path / "prefect.yaml")
+    assert "\n" not in str(caught.value)

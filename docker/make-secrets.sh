@@ -16,10 +16,10 @@ random() {
     od -An -N24 -tx1 /dev/urandom | tr -d ' \n'
 }
 
-# NAME TEXT: the file NAME, unless it is there.
+# NAME TEXT: the file NAME, unless it is there. It ends without a line end, which some readers would take as a part.
 keep() {
     [ -e "$folder/$1" ] && return
-    printf '%s\n' "$2" >"$folder/$1"
+    printf %s "$2" >"$folder/$1"
     chmod 444 "$folder/$1"
     printf '%s\n' "$folder/$1"
 }

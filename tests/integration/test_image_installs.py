@@ -197,13 +197,25 @@ def databases(secrets: Path) -> Iterator[PostgresServer]:
         yield server
 
 
+def lay_out(environment: Path, site: Path) -> None:
+    """/srv/qinglan as image and mounts make it, and the shipped profiles where the image has them."""
+    text = (ROOT / "docker" / "orchestrator.Dockerfile").read_text(encoding="utf-8")
+    for name, place in re.findall(r"^COPY (configs|deployments) (\S+)$", text, flags=re.MULTILINE):
+        target = Path(place.replace("/opt/orchestrator", str(environment)))  # a relative one is below the site
+        shutil.copytree(ROOT / name, site / target, dirs_exist_ok=True)
+    (site / "configs").mkdir()
+    profile = (ROOT / "docker" / "team.example.yaml").read_text(encoding="utf-8").replace("/srv/qinglan", str(site))
+    mine = profile.replace("extends: fivedoctors", "extends: mine")
+    assert mine != profile
+    (site / "configs" / "team.yaml").write_text(mine, encoding="utf-8")
+    (site / "configs" / "mine.yaml").write_text("extends: fivedoctors\ndata: {limit: 400}\n", encoding="utf-8")
+
+
 @pytest.fixture
 def services(orchestrator: Path, tmp_path: Path) -> Iterator[Services]:
     subprocess.run(["sh", str(ROOT / "docker" / "make-secrets.sh")], cwd=tmp_path, check=True, capture_output=True)
-    for name in ("docker", "deployments", "configs"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    profile = (ROOT / "docker" / "team.yaml").read_text(encoding="utf-8")  # mounted there
-    (tmp_path / "configs" / "team.yaml").write_text(profile.replace("/srv/qinglan", str(tmp_path)), encoding="utf-8")
+    shutil.copytree(ROOT / "docker", tmp_path / "docker")
+    lay_out(orchestrator, tmp_path)
     with databases(tmp_path / "secrets") as server:
         ports = {name: free_port() for name in ("prefect", "mlflow", "worker", "valkey", "s3")}
         ports["postgres"] = server.port
@@ -237,6 +249,7 @@ def test_the_services_of_compose_come_up_and_find_each_other(services: Services)
     assert get(ports["prefect"], "/api/flows/count", "localhost") in (401, 405), "the server wants its password"
     services.run("deploy")
     services.run("deploy")  # again after every start
+    assert _profiles_of_the_form(services) >= {"team", "mine", "fivedoctors", "embedded"}
     services.start("worker", PREFECT_WORKER_WEBSERVER_PORT=str(ports["worker"]))
     services.wait_for("worker", ports["worker"])
     assert _online_pools(services) == {"qinglan"}
@@ -272,17 +285,29 @@ def _allowed_hosts() -> str:
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
 
 
-def _online_pools(services: Services) -> set[str]:
-    user, password = (services.folder / "secrets" / "prefect_auth").read_text().strip().split(":")
+def _listed(services: Services, kind: str) -> list[dict[str, Any]]:
+    """Everything of a kind that Prefect's server has."""
+    user, password = (services.folder / "secrets" / "prefect_auth").read_text().split(":")
     manager = urllib.request.HTTPPasswordMgrWithPriorAuth()
-    url = f"http://{HOST}:{services.ports['prefect']}/api/work_pools/filter"
+    url = f"http://{HOST}:{services.ports['prefect']}/api/{kind}/filter"
     manager.add_password(None, url, user, password, is_authenticated=True)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPBasicAuthHandler(manager))
     request = urllib.request.Request(url, data=b"{}", headers={"content-type": "application/json"}, method="POST")
+    with opener.open(request, timeout=10) as answer:
+        listed: list[dict[str, Any]] = yaml.safe_load(answer.read())
+    return listed
+
+
+def _profiles_of_the_form(services: Services) -> set[str]:
+    refresh = next(each for each in _listed(services, "deployments") if each["name"] == "refresh")
+    profile = refresh["parameter_openapi_schema"]["properties"]["profile"]
+    return {name for choice in profile["anyOf"] for name in choice.get("enum", [])}
+
+
+def _online_pools(services: Services) -> set[str]:
     deadline = time.monotonic() + 30
     while True:
-        with opener.open(request, timeout=10) as answer:
-            pools = yaml.safe_load(answer.read())
+        pools = _listed(services, "work_pools")
         if online := {pool["name"] for pool in pools if pool["status"] == "READY"}:
             assert {pool["name"] for pool in pools} >= {"qinglan", "qinglan-trainer"}
             return online

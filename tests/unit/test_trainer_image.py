@@ -101,6 +101,14 @@ def test_the_images_lock_has_everything_at_the_version_asked_for() -> None:
         assert locked(LOCK)[name] in Requirement(requirement).specifier, requirement
 
 
+def test_a_node_without_containers_is_given_what_the_image_has() -> None:
+    image = (ROOT / "docker" / "trainer.Dockerfile").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    installs = re.findall(r"/opt/trainer/bin/pip install .+?(?=\s*\\?$)", image, flags=re.MULTILINE)
+    assert len(installs) == 2
+    assert re.findall(r"/opt/trainer/bin/pip install .+", guide) == installs
+
+
 def test_the_image_has_no_prefect_and_torch_with_cuda() -> None:
     assert "prefect" not in locked(LOCK)
     assert {"nvidia-cublas", "nvidia-nccl-cu13"} <= locked(LOCK).keys() and "+cpu" not in LOCK

@@ -37,8 +37,11 @@ class _OfferedProfiles:
 
 
 ProfileName = Annotated[str, _OfferedProfiles()]
-Override = Annotated[str, Field(json_schema_extra={"pattern": r"^[a-z_]+(\.[^=]+)?="})]
-"""`dotted.key=value`; whether there is such a key is said when the profile is read."""
+Override = Annotated[str, Field(json_schema_extra={"pattern": r"^[_a-z]+(\.[^=]+)?="})]
+"""`dotted.key=value`; whether there is such a key is said when the profile is read.
+
+A refusal quotes the pattern, and Prefect's command line takes `[a…]` for markup: `[_` and `[^` it leaves alone.
+"""
 
 
 @dataclass(frozen=True)

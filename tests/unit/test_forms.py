@@ -1,5 +1,6 @@
 """The run form as Prefect's page and server see it, and what it comes to."""
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
@@ -8,6 +9,7 @@ import pytest
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import BaseModel
+from rich.text import Text
 
 from qinglan.config import Profile, load_profile, profile_names
 from qinglan.errors import ConfigError
@@ -120,6 +122,35 @@ def test_every_setting_is_one_of_the_profile(form: type[Changes]):
 
 def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("data.limit=30", True),
+        ("max_chars=3", True),
+        ("prices.big={a: 1}", True),
+        ("a.b=", True),
+        ("data.limit", False),
+        ("Data.limit=3", False),
+        ("data-x=3", False),
+        ("data.=3", False),
+        ("=3", False),
+        ("", False),
+    ],
+)
+def test_what_is_an_override(text: str, is_one: bool):
+    pattern = schema_of("refresh")["properties"]["overrides"]["items"]["pattern"]
+    assert bool(re.search(pattern, text)) == is_one
+
+
+def test_a_refusal_of_an_override_is_shown_whole_on_the_command_line():
+    """Prefect prints it as rich markup, which would swallow a part that looks like a tag."""
+    with pytest.raises(ValidationError) as refused:
+        validate({"overrides": ["data.limit"]}, schema_of("refresh"), raise_on_error=True)
+    said = str(refused.value)
+    assert "'data.limit' does not match" in said
+    assert Text.from_markup(said).plain == said
 
 
 def test_changes_become_overrides_and_those_by_key_count_more():

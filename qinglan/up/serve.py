@@ -39,13 +39,16 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
         mlflow_port: the same, from 5000 on.
 
     Raises:
-        ConfigError: a named port is taken, `qinglan up` runs here already, or there is no deployments/prefect.yaml.
+        ConfigError: `qinglan up` runs here already, a named port is taken, the webhook's variable is not set, or there
+            is no deployments/prefect.yaml.
         EngineError: one of the processes did not come up; with the end of its log.
     """
     start, prefect_file, state = time.monotonic(), find_deployments(), profile.paths.state
-    webhook_address(profile)  # a mistake there shows before anything is started
-    prefect_port = _configured_port(find_server(state), prefect_port)
+    known = find_server(state)  # before we hold the lock, by which it tells whether one runs here
     with stop_signals(), suppress(KeyboardInterrupt), only_one(state, say) as lock:
+        # Who runs here is said first. A mistake here shows before anything is started.
+        webhook_address(profile)
+        prefect_port = _configured_port(known, prefect_port)
         site = Site(state, profile.tracking_uri, _port(prefect_port, _PREFECT_PORT, "prefect", say))
         if not is_tracked_elsewhere(profile.tracking_uri):
             site = site.with_mlflow_port(_port(mlflow_port, _MLFLOW_PORT, "mlflow", say))

@@ -42,6 +42,19 @@ def test_a_second_site_on_the_same_folder_is_told_where_the_first_is(tmp_path: P
     assert announced_url(tmp_path) is None
 
 
+def test_who_runs_here_is_said_before_anything_that_a_second_site_would_lack(
+    profile_of: Callable[..., Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("A_WEBHOOK", raising=False)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    profile = profile_of(notify={"webhook_url_env": "A_WEBHOOK"})
+    with only_one(profile.paths.state, quiet), pytest.raises(ConfigError, match="`qinglan up` runs here already"):
+        serve.serve_site(profile, quiet)
+    with pytest.raises(ConfigError, match="needs the environment variable A_WEBHOOK"):
+        serve.serve_site(profile, quiet)
+
+
 def test_the_processes_of_a_killed_site_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lock, "POLL_S", 0.05)
     said = list[str]()

@@ -223,5 +223,17 @@ def _asker(rag: Rag, tenant_id: str) -> Iterator[Ask]:
 def _refusal(url: str, response: httpx.Response, with_rewrite: bool) -> str:
     text = f"rag {url}: answers HTTP {response.status_code}: {shown(response.text, 120)}"
     if with_rewrite and response.status_code in (400, 422):  # the request before, without the field, went well
-        text += f"; it refuses the field `rewritten_query`, see {GUIDE}"
-    return text
+        return f"{text}; it refuses the field `rewritten_query`, see {GUIDE}"
+    return f"{text}; {_remedy(response.status_code)}"
+
+
+def _remedy(status: int) -> str:
+    if status in (401, 403):
+        return "check the variable that rag.api_key_env names"
+    if status in (404, 405):
+        return f"rag.url needs the whole address that takes a POST, with its path ({GUIDE})"
+    if status == 429:
+        return "ask the service for a higher limit, or come back later"
+    if status >= 500:
+        return "see the service's own log"
+    return f"compare what it expects with {GUIDE}"

@@ -16,13 +16,15 @@ from qinglan.clients import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Data, Endpoint, Profile, uses_proxy
 from qinglan.distillation import require_teacher_alone
 from qinglan.embedded.worlds import world_for
-from qinglan.engines.ray_jobs import RayJobs
+from qinglan.engines.ray_jobs import RayJobs, UnreachableError
 from qinglan.errors import ConfigError, WorkbookError
 from qinglan.grading import grading_of
 from qinglan.ledger import ledger_url, open_ledger
+from qinglan.preflight_remedies import with_remedy
 from qinglan.preflight_services import chat_look, check_rag, reach
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.redteam import cases_of
+from qinglan.rows import REMEDIES
 from qinglan.sources.database import check_database
 from qinglan.sources.files import list_files
 from qinglan.tally import Tally
@@ -37,12 +39,13 @@ import importlib.util, sys
 print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
 """
 _RUN_WITHIN_S = 60.0
+START_RAY = "start the cluster (`ray start --head`), or correct trainer.ray_dashboard_url"
 
 
 def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Check]:
     """Check after check, so that a slow one does not hide the others."""
     for each in plan(profile, flow):
-        yield each.make()
+        yield with_remedy(each.make())
 
 
 def plan(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Planned]:
@@ -109,7 +112,7 @@ def _let_teachers_answer(recipe: Recipe, setting: str) -> None:
     if recipe.brings_answers:
         raise ConfigError(
             f"{setting}: recipe `{recipe.NAME}` takes the answers that its rows bring, so teachers would be compared "
-            "on answers that none of them gave"
+            "on answers that none of them gave; leave it out, or take a recipe that asks its teacher"
         )
 
 
@@ -170,7 +173,8 @@ def _workbook(profile: Profile) -> str | None:
         if tally.total >= _CHECKED_ROWS and tally.ok:
             break
     if not tally.ok:
-        raise WorkbookError(f"{data.workbook}: no row can be used; reasons: {', '.join(sorted(tally.reasons))}")
+        reasons = "; ".join(f"{reason}: {REMEDIES[reason]}" for reason in sorted(tally.reasons))
+        raise WorkbookError(f"{data.workbook}: no row can be used; {reasons or 'put questions in it'}")
     skipped = [file.name for file in list_files(path).skipped]
     return f"skipped, by their suffix: {', '.join(skipped)}" if skipped else None
 
@@ -223,7 +227,9 @@ def _ledger(profile: Profile, *, trains: bool) -> None:
         with open_ledger(ledger_url(profile.ledger, profile.paths.state)):
             return
     except OSError as error:
-        raise ConfigError(f"paths.state: {error}; the ledger is kept there") from error
+        raise ConfigError(
+            f"paths.state: the ledger can't be kept there: {error}; give this user write access, or name another folder"
+        ) from error
 
 
 def _base_model(profile: Profile) -> None:
@@ -238,7 +244,9 @@ def _model(key: str, name: str) -> None:
     folder = Path(name)
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or folder.is_dir()
     if looks_local and not (folder / "config.json").is_file():
-        raise ConfigError(f"{key}: {name} is no model folder (no config.json in it)")
+        raise ConfigError(
+            f"{key}: {name} is no model folder (no config.json in it); name one, or a model's id on a hub"
+        )
 
 
 def _device(profile: Profile) -> None:
@@ -258,15 +266,19 @@ def _gpus(wanted: int) -> None:
     count = sum(line.startswith("GPU ") for line in listed.splitlines())
     if count < wanted:
         raise ConfigError(
-            f"trainer.gpus_per_node: the profile asks for {wanted} and this machine has {count} (nvidia-smi -L)"
+            f"trainer.gpus_per_node: the profile asks for {wanted} and this machine has {count} (nvidia-smi -L); lower "
+            "it, or run on a machine that has as many"
         )
 
 
 def _cluster(profile: Profile) -> str | None:
     trainer = profile.trainer
-    with RayJobs(trainer) as jobs:
-        jobs.ray_version()
-        gpus = jobs.gpus_of_nodes()
+    try:
+        with RayJobs(trainer) as jobs:
+            jobs.ray_version()
+            gpus = jobs.gpus_of_nodes()
+    except UnreachableError as error:
+        raise ConfigError(f"{error}; {START_RAY}") from error
     if uses_proxy(jobs.url) and EMBEDDED in (profile.rag.url, profile.judge.base_url):
         raise ConfigError(
             "trainer.ray_dashboard_url: the stand-ins for RAG and judge answer on this machine only, which the "
@@ -280,7 +292,7 @@ def _cluster(profile: Profile) -> str | None:
     if len(fitting) < trainer.nodes:
         raise ConfigError(
             f"trainer.nodes: the profile asks for {trainer.nodes} × {trainer.gpus_per_node} GPUs (gpus_per_node) and "
-            f"the nodes of {jobs.url} have {', '.join(map(str, gpus)) or 'none'}"
+            f"the nodes of {jobs.url} have {', '.join(map(str, gpus)) or 'none'}; lower one of the two, or add nodes"
         )
     return None
 
@@ -298,7 +310,10 @@ def _packages(profile: Profile) -> None:
             raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); run `make setup`")
         return
     if shutil.which(python) is None:
-        raise ConfigError(f"trainer.python: {python}: no such interpreter")
+        raise ConfigError(
+            f"trainer.python: {python}: no such interpreter; name that of the trainer's environment, or remove the "
+            "setting to train in this one"
+        )
     found = _output_of([python, "-c", _FIND_PACKAGES, *needed], f"trainer.python: {python}")
     missing = found.rpartition("missing:")[2].split()
     if missing:
@@ -309,8 +324,8 @@ def _output_of(argv: list[str], what: str) -> str:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_RUN_WITHIN_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"{what}: can't be run: {error}") from error
+        raise ConfigError(f"{what}: can't be run: {error}; try `{argv[0]}` by hand") from error
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines() or [""]
-        raise ConfigError(f"{what}: exits with {done.returncode}: {said[-1]}")
+        raise ConfigError(f"{what}: exits with {done.returncode}: {said[-1]}; try `{argv[0]}` by hand, and mend that")
     return done.stdout

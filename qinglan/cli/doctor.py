@@ -18,11 +18,14 @@ def doctor(
     paid_probe: Annotated[
         bool, typer.Option("--paid-probe", help="Also make one short call to each paid chat service.")
     ] = False,
+    deploys: Annotated[
+        bool, typer.Option("--deploy", help="Also what only `qinglan up` and `qinglan deploy` need: the webhook.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check machine, files, keys, services and devices before anything is spent; takes under 30 s."""
     found: list[Finding] = []
-    for finding in examine(load_profile(profile, set_ or ()), flow, may_pay=paid_probe):
+    for finding in examine(load_profile(profile, set_ or ()), flow, may_pay=paid_probe, deploys=deploys):
         if not as_json:
             _print(finding, is_new_group=not found or found[-1].group != finding.group)
         found.append(finding)

@@ -17,6 +17,7 @@ from qinglan.doctor.asked import asked_endpoints
 from qinglan.doctor.probe import LONGEST_S, QUICK_S, SLOW_S, Probe, Running
 from qinglan.doctor.secret_values import hide, secret_values
 from qinglan.preflight import FlowName, plan, runs_engines
+from qinglan.preflight_remedies import with_remedy
 
 __all__ = ["Finding", "examine"]
 
@@ -33,21 +34,24 @@ class Finding:
     seconds: float
 
 
-def examine(profile: Profile, flow: FlowName = "pipeline", *, may_pay: bool = False) -> Iterator[Finding]:
+def examine(
+    profile: Profile, flow: FlowName = "pipeline", *, may_pay: bool = False, deploys: bool = False
+) -> Iterator[Finding]:
     """Look at everything that a flow needs.
 
     Args:
         may_pay: one short call to each paid chat service, too.
+        deploys: what only `qinglan up` and `qinglan deploy` need must be there, too.
     """
     values = secret_values(profile)
-    running = [(probe, Running(probe)) for probe in _probes(profile, flow, may_pay=may_pay)]
+    running = [(probe, Running(probe)) for probe in _probes(profile, flow, may_pay=may_pay, deploys=deploys)]
     for probe, each in running:
         found = each.result()
         for check in found.checks:
-            yield Finding(probe.group, hide(check, values), found.seconds)
+            yield Finding(probe.group, hide(with_remedy(check), values), found.seconds)
 
 
-def _probes(profile: Profile, flow: FlowName, *, may_pay: bool) -> Iterator[Probe]:
+def _probes(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: bool = False) -> Iterator[Probe]:
     recipe, *others = plan(profile, flow)
     knows_recipe = recipe.make().problem is None  # whom to ask, and what for, goes by it
     yield from _of_machine(profile, flow)
@@ -57,14 +61,16 @@ def _probes(profile: Profile, flow: FlowName, *, may_pay: bool) -> Iterator[Prob
         )
     yield Probe.of(PROFILE, recipe)
     if knows_recipe:
-        yield Probe(PROFILE, "keys", "in the environment", lambda: [services.check_keys(profile, flow)])
+        keys = partial(services.check_keys, profile, flow, deploys=deploys)
+        yield Probe(PROFILE, "keys", "in the environment", lambda: [keys()])
     for planned in others:
         yield Probe.of(PROFILE, planned, SLOW_S if planned.name in _SLOW else QUICK_S)
     yield Probe(SERVERS, "prefect", "its server", lambda: [services.check_prefect(profile)])
     yield Probe(SERVERS, "mlflow", profile.tracking_uri, lambda: [services.check_mlflow(profile)])
     uses_nodes = runs_engines(flow) or profile.distill.engine == "ray"
     if knows_recipe and (url := profile.trainer.ray_dashboard_url) and uses_nodes:
-        yield Probe(CLUSTER, "mount", url, lambda: cluster.check_cluster(profile), LONGEST_S)
+        look = partial(cluster.check_cluster, profile, has_ray_check=runs_engines(flow))
+        yield Probe(CLUSTER, "mount", url, look, LONGEST_S)
     if knows_recipe and may_pay:
         yield from _paid(profile, flow)
 

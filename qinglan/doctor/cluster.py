@@ -19,10 +19,10 @@ from qinglan.config import EMBEDDED, Endpoint, Profile
 from qinglan.doctor import node
 from qinglan.doctor.versions import installed
 from qinglan.engines.command import Command
-from qinglan.engines.ray_jobs import Job, RayJobs
+from qinglan.engines.ray_jobs import Job, RayJobs, UnreachableError
 from qinglan.engines.swift import engine_python
-from qinglan.errors import EngineError
-from qinglan.preflight import trainer_packages
+from qinglan.errors import ConfigError, EngineError
+from qinglan.preflight import START_RAY, trainer_packages
 from qinglan.recipes import get_recipe
 
 JOB_WITHIN_S = 18.0
@@ -60,29 +60,47 @@ def keys_of_nodes(profile: Profile) -> list[str]:
     return sorted({name for name in named if name})
 
 
-def check_cluster(profile: Profile) -> list[Check]:
-    """The mount, seen from both sides, and the nodes."""
+def check_cluster(profile: Profile, *, has_ray_check: bool = False) -> list[Check]:
+    """The mount, seen from both sides, and the nodes.
+
+    Args:
+        has_ray_check: that the dashboard does not answer another check says, with what to do.
+    """
     token = secrets.token_hex(8)
     folders = {
         key: folder.resolve() / f".doctor-{token}"
         for key, folder in {"paths.runs": profile.paths.runs, "paths.state": profile.paths.state}.items()
     }
     where = f"{profile.paths.runs} and {profile.paths.state}, from the nodes"
+    if problem := _silence(profile):  # one that hangs must not leave our folders behind
+        note = "can't be told: Ray can't be asked, see `ray`"
+        return [Check("mount", where, note=note) if has_ray_check else Check("mount", where, problem)]
     try:
-        with RayJobs(profile.trainer) as jobs:
-            jobs.ray_version()  # one that hangs must not leave our folders behind
         for key, folder in folders.items():
             try:
                 folder.mkdir(parents=True)
                 folder.chmod(0o777)
             except OSError as error:
-                return [Check("mount", where, f"{key}: this machine can't write to {folder.parent}: {error.strerror}")]
+                wrong = f"{key}: this machine can't write to {folder.parent}: {error.strerror}"
+                return [Check("mount", where, f"{wrong}; give this user write access, or name another folder")]
         return _ask(profile, token, folders, where)
     except EngineError as error:
         return [Check("mount", where, str(error))]
     finally:
         for folder in folders.values():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _silence(profile: Profile) -> str | None:
+    """Why the cluster can't be asked, if it can't."""
+    try:
+        with RayJobs(profile.trainer) as jobs:
+            jobs.ray_version()
+    except UnreachableError as error:
+        return f"{error}; {START_RAY}"
+    except (EngineError, ConfigError) as error:  # a token that is refused, or not there
+        return str(error)
+    return None
 
 
 def _ask(profile: Profile, token: str, folders: dict[str, Path], where: str) -> list[Check]:
@@ -155,7 +173,7 @@ def _why_no_report(profile: Profile, job: Job) -> str:
     if any(sign in message for sign in ("exit code 127", "not found", "No such file")):  # the log may come too late
         return f"trainer.python: the cluster's node has no {python}; name the interpreter of the nodes' environment"
     last = (message.strip().splitlines() or [f"it ended as {job.status}"])[-1]
-    return f"mount: the job failed on the cluster: {last[:300]}"
+    return f"mount: the job failed on the cluster: {last[:300]}; see the job {job.submission_id} in the dashboard"
 
 
 def _mount(report: _Report, token: str, folders: dict[str, Path], where: str) -> Check:
@@ -169,7 +187,7 @@ def _mount(report: _Report, token: str, folders: dict[str, Path], where: str) ->
                 wrong.append(f"{key}: node {each.host} wrote a file that this machine does not see")
     if wrong:
         remedy = "mount one file system here and there, writable for both users"
-        return Check("mount", where, f"{'; '.join(wrong)}: {remedy}")
+        return Check("mount", where, f"{'; '.join(wrong)}; {remedy}")
     hosts = ", ".join(each.host for each in report.nodes)
     detail = f"{' and '.join(str(folder.parent) for folder in folders.values())}: written on {hosts}, read here"
     silent = f"{report.silent} more did not answer in time" if report.silent else None

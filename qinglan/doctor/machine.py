@@ -73,7 +73,7 @@ def check_folders(profile: Profile) -> Check:
     detail = ", ".join(str(folder) for folder in _folders(profile).values())
     if not wrong:
         return Check("folders", detail)
-    return Check("folders", detail, f"{'; '.join(wrong)}: give this user write access, or name another folder")
+    return Check("folders", detail, f"{'; '.join(wrong)}; give this user write access, or name another folder")
 
 
 def check_disk(profile: Profile, flow: FlowName) -> Check:

@@ -8,6 +8,7 @@ from http import HTTPStatus
 import httpx
 from packaging.version import Version
 
+from qinglan.automations import webhook_address
 from qinglan.checks import Check
 from qinglan.config import EMBEDDED, Profile, uses_proxy
 from qinglan.doctor.asked import asked_endpoints
@@ -39,17 +40,35 @@ def _named_keys(profile: Profile, flow: FlowName) -> Iterator[tuple[str, str | N
         yield "trainer.ray_token_env", profile.trainer.ray_token_env
 
 
-def check_keys(profile: Profile, flow: FlowName) -> Check:
-    """Are they set? Whether they are right, the services say."""
+def check_keys(profile: Profile, flow: FlowName, *, deploys: bool = False) -> Check:
+    """Are they set? Whether they are right, the services say; of the webhook's address only its form is looked at.
+
+    Args:
+        deploys: without the webhook it is a problem, else only worth a word: no flow reads it.
+    """
     needed = needed_keys(profile, flow)
-    if not needed:
-        return Check("keys", "none needed")
     missing = [name for name in needed if not os.environ.get(name, "").strip()]
-    detail = f"{', '.join(name for name in needed if name not in missing) or 'none'} set"
-    if not missing:
-        return Check("keys", detail)
-    named = ", ".join(f"{name} ({needed[name]})" for name in missing)
-    return Check("keys", detail, f"keys: not set: {named}; export them here, and for the worker that runs the flows")
+    known = [name for name in needed if name not in missing]
+    webhook = _flaw_of_webhook(profile)
+    if profile.notify.webhook_url_env and not webhook:
+        known.append(profile.notify.webhook_url_env)
+    problems = []
+    if missing:
+        named = ", ".join(f"{name} ({needed[name]})" for name in missing)
+        problems.append(f"keys: not set: {named}; export them here, and for the worker that runs the flows")
+    if webhook and deploys:
+        problems.append(webhook)
+    detail = f"{', '.join(known) or 'none'} set" if known or missing else "none needed"
+    note = f"`qinglan up` and `qinglan deploy` will refuse: {webhook}" if webhook and not deploys else None
+    return Check("keys", detail, "; ".join(problems) or None, note)
+
+
+def _flaw_of_webhook(profile: Profile) -> str | None:
+    try:
+        webhook_address(profile)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def check_prefect(profile: Profile) -> Check:

@@ -184,7 +184,12 @@ def test_chunks_of_one_document_may_share_its_id(serve: Serve):
         (service(lambda b: honest(b)[::-1]), "not sorted by reranker_score"),
         (lambda body: (422 if "rewritten_query" in body else 200, {"data": {"recall": []}}), "refuses the field"),
         (lambda _: (302, {}), "answers HTTP 302"),
-        (lambda _: (404, b"no\nsuch\x1b[31m route"), 'answers HTTP 404: "no such [31m route"'),
+        (
+            lambda _: (404, b"no\nsuch\x1b[31m route"),
+            'answers HTTP 404: "no such [31m route"; rag.url needs the whole address that takes a POST, with its path',
+        ),
+        (lambda _: (401, {}), "; check the variable that rag.api_key_env names"),
+        (lambda _: (500, {}), "; see the service's own log"),
         (lambda _: None, "rag.url can't be reached"),
     ],
 )

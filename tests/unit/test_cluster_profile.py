@@ -41,7 +41,8 @@ def test_a_cluster_without_enough_gpus(profile_of: ProfileOf, ray: FakeRay, node
     ray.nodes.append({"state": "DEAD", "resources_total": {"GPU": 8.0}})
     check = check_of(on_cluster(profile_of, ray.url, nodes=2), "ray")
     assert check.problem is not None
-    assert check.problem.endswith(f"asks for 2 × 4 GPUs (gpus_per_node) and the nodes of {ray.url} have {shown}")
+    found = f"asks for 2 × 4 GPUs (gpus_per_node) and the nodes of {ray.url} have {shown}"
+    assert check.problem.endswith(f"{found}; lower one of the two, or add nodes")
 
 
 def test_a_dashboard_that_does_not_answer(profile_of: ProfileOf, ray: FakeRay):

@@ -138,6 +138,28 @@ def test_keys_by_the_setting_that_names_them(profile_of: ProfileOf, monkeypatch:
     assert services.check_keys(profile_of(), "pipeline").detail == "none needed"
 
 
+def test_the_webhooks_variable_is_a_note_and_where_it_is_deployed_a_problem(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
+):
+    profile = profile_of(notify={"webhook_url_env": "A_WEBHOOK"})
+    monkeypatch.delenv("A_WEBHOOK", raising=False)
+    lacking = "notify.webhook_url_env needs the environment variable A_WEBHOOK; set it and run again"
+    noted, refused = (services.check_keys(profile, "refresh", deploys=deploys) for deploys in (False, True))
+    assert (noted.problem, noted.note) == (None, f"`qinglan up` and `qinglan deploy` will refuse: {lacking}")
+    assert (refused.problem, refused.note) == (lacking, None)
+
+
+def test_of_the_webhooks_address_nothing_is_shown(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    profile = profile_of(notify={"webhook_url_env": "A_WEBHOOK"})
+    monkeypatch.setenv("A_WEBHOOK", "hooks.example/T0/secret-part")
+    wrong = services.check_keys(profile, "refresh", deploys=True)
+    assert "the value of A_WEBHOOK is no http(s) address" in (wrong.problem or "")
+    monkeypatch.setenv("A_WEBHOOK", "https://hooks.example/T0/secret-part")
+    right = services.check_keys(profile, "refresh", deploys=True)
+    assert (right.detail, right.problem, right.note) == ("A_WEBHOOK set", None, None)
+    assert "secret-part" not in f"{wrong}{right}"
+
+
 def test_no_server_is_configured(profile_of: ProfileOf):
     assert "`qinglan run` starts one" in services.check_prefect(profile_of()).detail
     assert services.check_mlflow(profile_of()).detail.startswith("no server configured: runs are kept in sqlite:///")

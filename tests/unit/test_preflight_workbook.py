@@ -29,7 +29,10 @@ def test_one_good_row_far_down_is_enough(check: Callable[..., Check], tmp_path: 
     path = tmp_path / "q.csv"
     path.write_text("问题\n" + "42\n" * 1500 + "？\n")
     problem = check(workbook=str(path)).problem
-    assert problem == f"{path}: no row can be used; reasons: empty_query, not_text"
+    assert problem == (
+        f"{path}: no row can be used; empty_query: fill in the question or delete the row; not_text: write it as text; "
+        "numbers, dates, errors and lists are not questions"
+    )
     path.write_text(path.read_text() + "头疼\n")
     assert check(workbook=str(path)).problem is None
 

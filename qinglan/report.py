@@ -105,7 +105,7 @@ def verdict(report: Report, language: Language = "en") -> Verdict:
     if report.purchase and (language == "en" or found is None):
         return Verdict(report.purchase.tone, report.purchase.sentence, report.purchase.reading)
     if found is None or found.diff is None:
-        return Verdict("none", *_NOTHING[language])
+        return Verdict("none", *_without_comparison(report, language))
     a, b = (getattr(arm_label_words(name, report), language) for name in (found.a, found.b))
     sentence = _sentence(report, found, a, b, language)
     if report.purchase:
@@ -236,6 +236,25 @@ _NOTHING = {
     "en": ("Nothing was compared in this run.", "No two arms have values for the same questions."),
     "zh": ("本次运行没有可比较的结果。", "没有两个组在相同的问题上都有数值。"),
 }
+_ONLY_DATA = {
+    "en": (
+        "{rows_out} of {rows_in} rows are in the dataset.",
+        "Nothing was compared: no two arms have values for the same questions.",
+    ),
+    "zh": (
+        "{rows_in} 行中有 {rows_out} 行进入数据集。",
+        "没有可比较的结果：没有两个组在相同的问题上都有数值。",
+    ),
+}
+
+
+def _without_comparison(report: Report, language: Language) -> tuple[str, str]:
+    """Of a refresh, at least what became of the rows."""
+    read, made = report.stage("ingest"), report.stage("dataset")
+    if not (report.is_of_data and read and made):
+        return _NOTHING[language]
+    sentence, reading = _ONLY_DATA[language]
+    return sentence.format(rows_in=count(read.rows_in), rows_out=count(made.rows_out)), reading
 
 
 def _sentence(report: Report, found: Comparison, a: str, b: str, language: Language) -> str:

@@ -55,6 +55,8 @@ class Stage(Part):
     rows_in: int = 0
     rows_out: int = 0
     dropped: dict[str, int] = {}
+    metrics: dict[str, float] = {}
+    """What the stage measured, by the names that MLflow has, such as `judge_mean`."""
     artifacts: list[StageArtifact] = []
     reused_from: str | None = None
     """The run that did the work, where it was not this one."""
@@ -68,6 +70,7 @@ class Stage(Part):
             rows_in=result.rows_in,
             rows_out=result.rows_out,
             dropped=result.dropped,
+            metrics=result.metrics,
             artifacts=[
                 StageArtifact(path=str(a.path), sha256=a.sha256, rows=a.rows) for a in result.artifacts.values()
             ],
@@ -340,6 +343,16 @@ class Report(Part):
         """A metric by its name; one that nobody declared goes by its name alone."""
         return next((metric for metric in self.metrics if metric.name == name), Metric(name, name, name))
 
+    def stage(self, name: str) -> Stage | None:
+        """None where the run has none of that name."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    @property
+    def is_of_data(self) -> bool:
+        """Is it a refresh's: a dataset, and nothing that was trained, evaluated or compared?"""
+        names = {stage.name for stage in self.stages}
+        return "dataset" in names and names.isdisjoint({"sft", "evaluate", "compare"})
+
     def write(self, path: Path) -> Artifact:
         """Write `report.json`."""
         write_json(path, REPORT.dump(self))
@@ -355,7 +368,7 @@ class Report(Part):
         try:
             return REPORT.read(cls, path)
         except FileNotFoundError as error:
-            raise ArtifactError(f"{path}: no such report; run `evaluate` first") from error
+            raise ArtifactError(f"{path}: no such report; `qinglan show RUN` says how that run stands") from error
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"]))

@@ -1,7 +1,8 @@
 """The report as a table for the terminal."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from textwrap import fill
 
 from rich import box
@@ -15,6 +16,7 @@ from qinglan.recipes import Finding, Metric
 from qinglan.report import (
     Arm,
     Report,
+    Stage,
     alarm_warning,
     arm_head,
     arm_label,
@@ -44,7 +46,8 @@ def print_table(report: Report) -> RenderableType:
     style = {"better": "bold green", "worse": "bold red"}.get(result.tone, "bold")
     parts: list[RenderableType] = [Text(result.sentence, style), Text(result.reading, "dim")]
     parts += [_arms_table(report), _comparisons_table(report)] if report.arms else []
-    parts += [_finding_table(finding) for finding in report.findings]
+    parts += [_finding_table(finding) for finding in report.findings if finding.columns]
+    parts += _data_parts(report) if report.is_of_data else []
     if report.purchase:
         parts += [Text(text) for text in report.purchase.offers if len(report.purchase.offers) > 1]
         parts += [Text(f"– {note}", "dim") for note in report.purchase.notes]
@@ -81,6 +84,71 @@ def _intervals_table(found: Plan) -> Table:
 
 def _with_ends(cell: Value) -> str:
     return f"{cell.text} {cell.ends}".strip()
+
+
+def stages_table(stages: Sequence[Stage]) -> Table:
+    """What came in, what came out and why rows fell, stage by stage."""
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
+    table.add_column("stage", no_wrap=True)
+    for head in ("in", "out", "time"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("fell, and why")
+    for stage in stages:
+        rows = (count(stage.rows_in), count(stage.rows_out)) if stage.rows_in else (formats.NONE, formats.NONE)
+        table.add_row(stage.name, *rows, formats.duration(stage.seconds), Text(_told_of(stage)))
+    return table
+
+
+def _told_of(stage: Stage) -> str:
+    """The reasons why rows fell, the most frequent first; and whether the work was an earlier run's."""
+    fell = sorted(stage.dropped.items(), key=lambda item: -item[1])
+    told = [", ".join(f"{reason} {count(rows)}" for reason, rows in fell)]
+    told += [f"from run {stage.reused_from}"] if stage.reused_from else []
+    return "; ".join(filter(None, told))
+
+
+def _data_parts(report: Report) -> list[RenderableType]:
+    """Of a refresh: the way of the rows, what they are worth where no arm says so, the cost, and the dataset."""
+    parts: list[RenderableType] = [stages_table(report.stages)]
+    found = report.stage("validate")
+    if found and found.metrics and not report.arms:
+        parts.append(Text(f"Answers, on average: {_measured(found.metrics)}"))
+    parts.append(Text(_asked(report)))
+    published = report.stage("publish")
+    if published and (paths := [artifact.path for artifact in published.artifacts]):
+        parts.append(Text(f"Dataset: {Path(paths[0]).parent}"))
+    return parts
+
+
+def _measured(metrics: Mapping[str, float]) -> str:
+    """Means without their ending: `judge 4.383`; what is no mean under its own name."""
+    return ", ".join(
+        f"{name.removesuffix('_mean').replace('_', ' ')} {number(value)}" for name, value in metrics.items()
+    )
+
+
+def _asked(report: Report) -> str:
+    """Who was asked how often, and what it cost; answers of earlier runs cost nothing."""
+    api, lines = report.api, list[str]()
+
+    def named(role: str) -> str:
+        return f"{'RAG' if role == 'rag' else role}{'*' if role in report.stand_ins else ''}"
+
+    paid = {"teacher": api.teacher, "answerer": api.answerer, "judge": api.judge}
+    for role, usage in paid.items():
+        if usage.calls or usage.cached:
+            lines.append(f"{named(role)} {_calls(usage.calls, usage.cached, usage.failed)}, {usd(usage.cost_usd)}")
+    if api.rag.calls or api.rag.cached:
+        lines.append(f"{named('rag')} {_calls(api.rag.calls, api.rag.cached, api.rag.failed)}")
+    total = sum(usage.cost_usd for usage in paid.values())
+    return f"Asked: {'; '.join(lines) or 'nobody'}. Cost of this run: {usd(total)}"
+
+
+def _calls(calls: int, cached: int, failed: int) -> str:
+    told = [f"{count(calls)} call{'' if calls == 1 else 's'}"] if calls or not cached else []
+    told += [f"{count(cached)} known answer{'' if cached == 1 else 's'}"] if cached else []
+    told += [f"{count(failed)} failed"] if failed else []
+    return ", ".join(told)
 
 
 def _release_lines(report: Report) -> list[Text]:

@@ -80,7 +80,10 @@ def evaluate(
         slices=slices_of(arms, rows, config, recipe),
         examples=examples(arms, rows, recipe),
         shared=shared_between(train, rows, recipe) if train else [],
-        findings=recipe.findings({name: [*arm, *probed.get(name, ())] for name, arm in arms.items()}, rows),
+        # Of no arm there is nothing to find: a table without a column.
+        findings=recipe.findings({name: [*arm, *probed.get(name, ())] for name, arm in arms.items()}, rows)
+        if arms
+        else [],
     )
 
 
@@ -138,16 +141,30 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
 
 
 def result_markdown(report: Report) -> str:
-    """The verdict and the table of arms."""
-    lines = [f"## {verdict(report).sentence}", "", verdict(report).reading, ""]
+    """The verdict and the table of arms; of a refresh the way of the rows, too."""
+    parts = [[f"## {verdict(report).sentence}"], [verdict(report).reading]]
+    parts += [_arms_markdown(report)] if report.arms else []
+    parts += [_rows_markdown(report)] if report.is_of_data else []
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+
+
+def _rows_markdown(report: Report) -> list[str]:
+    lines = ["| Stage | in | out | fell |", "| --- | ---: | ---: | --- |"]
+    for stage in report.stages:
+        fell = ", ".join(f"{reason} {rows:,}" for reason, rows in stage.dropped.items())
+        lines.append(f"| {stage.name} | {stage.rows_in:,} | {stage.rows_out:,} | {fell} |")
+    return lines
+
+
+def _arms_markdown(report: Report) -> list[str]:
     metrics = [metric for metric in report.metrics if metric.compared]
     heads = ["Arm", "n", "failed", *(metric.en for metric in metrics), "p50 ms", "1,000 cost"]
-    lines += [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
     for name, arm in report.arms.items():
         cells = [number(arm.mean(metric.name), metric.digits) for metric in metrics]
         cells += [latency(arm.latency_p50_ms), usd(arm.cost_per_1000_usd)]
         lines.append(f"| {name} | {arm.n:,} | {arm.failed:,} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _evaluation_of(by_name: Mapping[str, StageResult], profile: Profile) -> Evaluation:

@@ -23,12 +23,12 @@ from qinglan.cli.release import lineage
 from qinglan.cli.review import app as review_app
 from qinglan.cli.serve import canary_app
 from qinglan.cli.serve import serve as serve_champion
+from qinglan.cli.show import show
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError, first_line
 from qinglan.preflight import FlowName, require
 from qinglan.report import Report
-from qinglan.report_terminal import print_intervals, print_table
-from qinglan.runs import find_run
+from qinglan.report_terminal import print_table
 from qinglan.up import prefect_for, serve_site
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -41,6 +41,7 @@ app.command()(deploy)
 app.add_typer(canary_app, name="canary")
 app.command("serve")(serve_champion)
 app.command()(doctor)
+app.command()(show)
 app.command("clean-up")(clean_up)
 app.command()(backup)
 app.command()(restore)
@@ -72,22 +73,6 @@ def run(
     out.print()
     out.print(print_table(report))
     out.print(f"Report: {(paths.runs / report.run_id / 'report.html').resolve()}", soft_wrap=True)
-
-
-@app.command()
-def show(
-    run_name: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, a unique prefix, or `latest`.")],
-    intervals: Annotated[
-        bool, typer.Option("--intervals", help="Student against teacher, each figure with its 95% interval.")
-    ] = False,
-    profile: ProfileOption = "embedded",
-    set_: SetOption = None,
-) -> None:
-    """Print a finished run's result table again."""
-    directory = find_run(load_profile(profile, set_ or ()).paths.runs, run_name)
-    report = Report.read(directory / "report.json")
-    out.print(print_intervals(report) if intervals else print_table(report))
-    out.print(f"Report: {directory / 'report.html'}", soft_wrap=True)
 
 
 @app.command()

@@ -19,7 +19,6 @@ from qinglan import cli, preflight
 from qinglan.cli import refused
 from qinglan.config import Profile
 from qinglan.report import Api, Report, Training
-from qinglan.runs import open_run
 
 ProfileOf = Callable[..., Profile]
 Qinglan = Callable[..., tuple[int, str, str]]
@@ -157,7 +156,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, bug: OSError
     def fail(*_: object) -> None:
         raise bug
 
-    monkeypatch.setattr("sys.argv", ["qinglan", "show", "latest"])
+    monkeypatch.setattr("sys.argv", ["qinglan", "up"])
     monkeypatch.setattr(cli, "load_profile", fail)
     with pytest.raises(OSError) as told:
         cli.main()
@@ -198,15 +197,6 @@ def test_run_starts_the_flow_and_prints_its_table(
     assert status == 0
     assert started == [("train", profile_path, ("data.limit=3",), False, "latest")]
     assert f"Report: {tmp_path}/runs/r1/report.html" in out
-
-
-def test_show(qinglan: Qinglan, profile_of: ProfileOf, profile_path: str):
-    with open_run(profile_of(), "pipeline") as run:
-        pass
-    assert "no such report" in qinglan("show", "latest", "--profile", profile_path)[2]
-    report(run.id).write(run.directory / "report.json")
-    status, out, _ = qinglan("show", "latest", "--profile", profile_path)
-    assert (status, f"Report: {run.directory / 'report.html'}" in out) == (0, True)
 
 
 def test_a_pipe_gets_a_wide_table():

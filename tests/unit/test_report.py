@@ -5,6 +5,7 @@ import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from report_fixture import METRICS, comparison, decision, full, released, report, scores
@@ -230,3 +231,61 @@ def test_the_terminal_shows_partial_reports() -> None:
     known = {"run_id": "r", "profile": "p", "recipe": "query_rewrite", "metrics": METRICS, "arms": arms}
     small = Report.model_validate(known)
     assert "Teacher" in terminal(small) and "Nothing was compared" in terminal(small)
+
+
+def stage(name: str, rows_in: int, rows_out: int, **more: Any) -> Stage:
+    return Stage(name=name, seconds=1.5, rows_in=rows_in, rows_out=rows_out, **more)
+
+
+def of_data(**changes: Any) -> Report:
+    """A refresh's, whose answers came with the rows."""
+    usage = {"prompt_tokens": 1, "completion_tokens": 1}
+    card = {"path": "/state/datasets/t.r/v1/version.json", "sha256": "0"}
+    known = {
+        "run_id": "r",
+        "profile": "p",
+        "recipe": "medical",
+        "kind": "answer",
+        "stages": [
+            stage("ingest", 1300, 1290, dropped={"duplicate": 3, "empty_query": 7}),
+            stage("distill", 1290, 1290, reused_from="r0"),
+            stage("validate", 1290, 1290, metrics={"judge_mean": 4.383, "flawed_share": 0.0333}),
+            stage("dataset", 1290, 1288),
+            stage("publish", 1288, 1288, artifacts=[card]),
+        ],
+        "api": {
+            "teacher": {"calls": 1, "cached": 4, "cost_usd": 0.5, **usage},
+            "judge": {"calls": 1290, "failed": 2, "cost_usd": 0.25, **usage},
+        },
+        "stand_ins": ["judge"],
+    }
+    return Report.model_validate(known | changes)
+
+
+def test_the_terminal_shows_of_a_refresh_what_became_of_the_rows() -> None:
+    text = terminal(of_data())
+    assert "1,288 of 1,300 rows are in the dataset." in text
+    assert re.search(r"ingest +1,300 +1,290 +1.5 s +empty_query 7, duplicate 3", text)
+    assert re.search(r"distill .* from run r0", text)
+    assert "Answers, on average: judge 4.383, flawed share 0.033" in text
+    assert "teacher 1 call, 4 known answers, $0.500; judge* 1,290 calls, 2 failed, $0.250." in " ".join(text.split())
+    assert "Cost of this run: $0.750" in " ".join(text.split())
+    assert "Dataset: /state/datasets/t.r/v1" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_where_arms_say_what_the_teacher_is_worth_its_means_are_not_repeated() -> None:
+    arms = {name: {"n": 5000, **scores(top1=mean)} for name, mean in (("original", 0.4), ("teacher", 0.8))}
+    text = terminal(of_data(arms=arms, metrics=METRICS))
+    assert "Answers, on average" not in text
+    assert "1,288 of 1,300 rows" in text
+
+
+def test_a_report_of_a_training_is_as_short_as_it_was() -> None:
+    assert not report().is_of_data
+    assert "fell, and why" not in terminal(report())
+
+
+def test_a_table_without_columns_is_not_shown() -> None:
+    finding = {"title": ("By kind", "按类"), "columns": (), "rows": [{"label": ("a", "a"), "values": ()}]}
+    assert "By kind" not in terminal(of_data(findings=[finding]))

@@ -1,0 +1,134 @@
+"""`qinglan show`: whose run `latest` is, and what is said of a run without a report."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from qinglan import cli
+from qinglan.artifacts import StageResult
+from qinglan.config import Profile
+from qinglan.registry.approval import Waiting
+from qinglan.report import Report
+from qinglan.runs import Run, finish_run, note_flow_run, open_run, save_stage
+
+ProfileOf = Callable[..., Profile]
+Show = Callable[..., tuple[int, str, str]]
+FLOW_RUN = "0193-a"
+
+
+@pytest.fixture
+def show(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Show:
+    """Run the command in this process, in a folder with profiles of these names: status, stdout, stderr."""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+
+    def call(*words: str, of: str | None = None, **sections: Any) -> tuple[int, str, str]:
+        path = tmp_path / f"{of}.yaml"
+        profile = profile_of(name=of or "embedded", **sections)
+        path.write_text(yaml.safe_dump(profile.model_dump(mode="json")))
+        whose = ["--profile", str(path)] if of else ["--set", f"paths.runs={profile.paths.runs}"]
+        monkeypatch.setattr("sys.argv", ["qinglan", "show", *words, *whose])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+def ended(profile: Profile, flow: str = "refresh") -> Run:
+    with open_run(profile, flow) as run:
+        finish_run(run)
+    Report(run_id=run.id, profile=profile.name, recipe="query_rewrite").write(run.directory / "report.json")
+    return run
+
+
+def shown_of(run: Run) -> str:
+    return f"Report: {run.directory / 'report.html'}"
+
+
+def test_latest_is_the_profiles_own_where_one_is_named(profile_of: ProfileOf, show: Show):
+    mine, other = ended(profile_of(name="acme")), ended(profile_of(name="beta"))
+    status, out, _ = show("latest", of="acme")
+    assert (status, shown_of(mine) in out) == (0, True)
+    assert shown_of(other) in show("latest")[1]
+    assert shown_of(other) in show(other.id, of="acme")[1]
+
+
+def test_latest_of_a_profile_is_the_run_that_was_continued_last(profile_of: ProfileOf, show: Show):
+    with open_run(profile_of(name="acme"), "pipeline") as continued:
+        continued.directory.joinpath("keep").touch()
+    ended(profile_of(name="acme"))
+    with open_run(profile_of(name="acme"), "pipeline") as again:
+        finish_run(again)
+    assert again.id == continued.id
+    Report(run_id=again.id, profile="acme", recipe="query_rewrite").write(again.directory / "report.json")
+    assert shown_of(continued) in show("latest", of="acme")[1]
+
+
+def test_a_profile_without_a_run_is_told_so(profile_of: ProfileOf, show: Show):
+    ended(profile_of(name="beta"))
+    status, out, err = show("latest", of="acme")
+    assert (status, out) == (2, "")
+    assert err.startswith("error: run `latest`: profile acme has no run under ")
+    assert err.endswith("leave out --profile for the last one of any\n")
+
+
+def test_of_a_run_that_failed_it_says_what_was_done_where_its_log_is_and_how_it_goes_on(
+    profile_of: ProfileOf, show: Show
+):
+    earlier = ended(profile_of(name="acme"))
+    with open_run(profile_of(name="acme"), "refresh") as opened:
+        run = note_flow_run(opened, FLOW_RUN)
+        save_stage(
+            run,
+            StageResult(
+                stage="ingest", key="k", run_id=run.id, seconds=2, rows_in=9, rows_out=8, dropped={"empty_query": 1}
+            ),
+        )
+        log = run.stage_directory("distill") / "ray.log"
+        log.touch()
+        (log.parent / "started.json").touch()
+    status, out, err = show("latest", of="acme")
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith(f"error: run {run.id} (refresh of acme): ended before its report")
+    assert "`qinglan run refresh --profile acme` with the same --set goes on with it" in err
+    assert f"the newest that has one: `qinglan show {earlier.id}`" in err
+    assert "empty_query 1" in out
+    assert "Begun, but not done: distill\n" in out
+    assert f"Log: flow run {FLOW_RUN} on Prefect's pages, which `qinglan up` serves\nLog of distill: {log}\n" in out
+
+
+def test_a_run_at_work_has_not_ended(profile_of: ProfileOf, show: Show):
+    with open_run(profile_of(name="acme"), "refresh") as run:
+        note_flow_run(run, FLOW_RUN)
+        status, out, err = show("latest", of="acme", notify={"ui_url": "http://prefect.example/"})
+    assert (status, out) == (2, f"Log: http://prefect.example/runs/flow-run/{FLOW_RUN}\n")
+    assert err == f"error: run {run.id} (refresh of acme): has not ended, so it has no report yet; look again later\n"
+
+
+def test_the_log_is_on_the_server_that_this_site_uses(
+    profile_of: ProfileOf, show: Show, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@127.0.0.1:4207/api")
+    with open_run(profile_of(name="acme"), "refresh") as run:
+        note_flow_run(run, FLOW_RUN)
+    assert show("latest", of="acme")[1] == f"Log: http://127.0.0.1:4207/runs/flow-run/{FLOW_RUN}\n"
+
+
+def test_a_run_that_waits_for_a_person_says_where(profile_of: ProfileOf, show: Show):
+    with open_run(profile_of(name="acme"), "pipeline") as run:
+        page = "http://127.0.0.1:4200/runs/flow-run/x"
+        Waiting(
+            flow_run_id="x", api_url="http://127.0.0.1:4200/api", page=page, until="noon", workbook=Path("w.xlsx")
+        ).write(run.stage_directory("gate"))
+    assert f"waits for a person's approval until noon: {page}; it has no report yet" in show("latest", of="acme")[2]
+
+
+def test_a_report_that_is_gone_is_said_to_be(profile_of: ProfileOf, show: Show):
+    (ended(profile_of(name="acme")).directory / "report.json").unlink()
+    assert "has ended, but its report.json is gone; restore it from a backup" in show("latest", of="acme")[2]

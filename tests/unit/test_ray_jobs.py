@@ -249,9 +249,10 @@ def test_a_job_is_stopped_only_on_purpose(flow: Flow, error: BaseException, is_c
 def test_all_jobs_of_a_run_are_stopped_and_no_others(flow: Flow):
     flow.die(SigtermError())
     flow.ray.jobs["qinglan-run-2-rl-verl-abcdefgh-1"] = {"submission_id": "x", "status": "RUNNING"}
-    with RayJobs(Trainer(ray_dashboard_url=flow.ray.url)) as jobs:
-        assert stop_all(jobs, "run-1") == [FIRST]
-        assert stop_all(jobs, "run-1") == []
+    trainer = Trainer(ray_dashboard_url=flow.ray.url)
+    assert stop_all(trainer, "run-1") == [FIRST]
+    assert stop_all(trainer, "run-1") == []
+    assert stop_all(Trainer(), "run-2") == []  # no cluster is used
 
 
 def test_a_token_is_read_from_the_environment(ray: FakeRay, monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,8 @@ def is_held(file: Path, *, shared: bool = False) -> bool:
     alone. While it is looked at, nobody can take it.
 
     Args:
-        shared: also by those who share it. To try that takes the right to write to the file.
+        shared: also by those who share it. To try that takes the right to write, so a file that only another user may
+            write counts as held too.
     """
     try:
         with file.open("r+b" if shared else "rb") as stream:

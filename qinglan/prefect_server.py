@@ -3,7 +3,6 @@
 In order: the address in the environment, the one of the user's Prefect profile, `qinglan up`'s where it runs.
 """
 
-import fcntl
 import os
 import tomllib
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from qinglan.config import uses_proxy
 from qinglan.errors import ConfigError
+from qinglan.locks import is_held
 from qinglan.prefect_api import PatientClient
 
 SERVER_FILE = "prefect_api_url"
@@ -114,18 +114,9 @@ def announced_url(state: Path) -> str | None:
         announced = (state / SERVER_FILE).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return None
-    return announced if _is_locked(state / LOCK_FILE) else None
-
-
-def _is_locked(file: Path) -> bool:
-    try:
-        with file.open(encoding="utf-8") as stream:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:  # announced by another machine that shares the folder
-        return True
-    return False
+    lock = state / LOCK_FILE
+    # Without a lock there, another machine that shares the folder announced it.
+    return announced if is_held(lock) or not lock.exists() else None
 
 
 def _users_profile() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from qinglan.artifacts import MANIFEST, StageResult, hash_of, write_json
 from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ArtifactError, ConfigError
+from qinglan.locks import is_held
 from qinglan.schema_versions import RUN
 
 RUN_FILE = "run.json"
@@ -141,12 +142,8 @@ def nothing_removed(runs: Path, *, but_by_me: bool = False) -> Iterator[None]:
 
 
 def is_at_work(directory: Path) -> bool:
-    """Does a process on this machine hold the run's lock? Another user's lock, which can't be tried, counts as held."""
-    try:
-        with FileLock(directory / ".lock").acquire(blocking=False):
-            return False
-    except (Timeout, PermissionError):
-        return True
+    """Does a process on this machine hold the run's lock? Another user's, which is not ours to take, counts as held."""
+    return is_held(directory / ".lock", shared=True)
 
 
 def find_run(runs: Path, name: str) -> Path:

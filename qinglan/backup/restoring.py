@@ -1,6 +1,5 @@
 """Putting a backup back: everything is checked before anything is written, and nothing that is there is deleted."""
 
-import fcntl
 import os
 import shutil
 from collections import Counter
@@ -16,6 +15,7 @@ from qinglan.config import Profile
 from qinglan.engines.processes import Say
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.formats import size
+from qinglan.locks import is_held
 from qinglan.prefect_server import LOCK_FILE
 from qinglan.up.lock import only_one
 
@@ -103,19 +103,8 @@ def _require_free(root: Root, path: Path, spared: set[Path], *, replace: bool) -
 def _require_nobody(*folders: Path, but: Path | None = None) -> None:
     """Also where the backup has no runs: those at work write to the state folder."""
     for lock in (lock for folder in folders for lock in folder.rglob("*.lock")):
-        if lock != but and _is_held(lock):
+        if lock != but and is_held(lock):
             raise ConfigError(f"{lock}: a process is at work there; stop `qinglan up`, `serve` and all runs first")
-
-
-def _is_held(lock: Path) -> bool:
-    try:
-        with lock.open("rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # one that can't be tried counts as held
-        return True
-    except FileNotFoundError:
-        return False
-    return False
 
 
 def _verify(source: Path, entry: Entry) -> None:

@@ -193,7 +193,7 @@ class Toy:
             )
 
     def run(self, command: Command) -> None:
-        status = self.start(command).wait(timeout=600)
+        status = self.start(command).wait(timeout=1800)
         assert status == 0, (self.folder / "log.txt").read_text()[-4000:]
 
     def export(self) -> Any:

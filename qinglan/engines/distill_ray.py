@@ -125,7 +125,7 @@ def _run(job: DistillJob) -> Iterator[dict[str, Any]]:
     import ray
 
     settings = job.run.profile.distill.ray
-    ray.init(address=settings.address, include_dashboard=False, log_to_driver=False)
+    ray.init(address=settings.address or "local", include_dashboard=False, log_to_driver=False)
     actor = ray.remote(num_cpus=_ACTOR_CPUS, max_restarts=_RESTARTS, max_task_retries=_RESTARTS, max_concurrency=64)(
         Asker
     )

@@ -86,10 +86,11 @@ def check_metrics_file() -> None:
 
 def join_cluster(config: DictConfig) -> None:
     """Inside a Ray job the cluster's sizes are what they are; `ray.init` refuses to be told others."""
-    if os.environ.get("RAY_ADDRESS"):
+    init = config.ray_kwargs.ray_init
+    if os.environ.get("RAY_ADDRESS") and init.get("address") != "local":
         with open_dict(config):
             for key in ("num_cpus", "num_gpus", "include_dashboard"):
-                config.ray_kwargs.ray_init.pop(key, None)
+                init.pop(key, None)
 
 
 @hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)

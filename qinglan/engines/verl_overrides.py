@@ -202,7 +202,14 @@ def _trainer(profile: Profile, run_name: str) -> Overrides:
         "trainer.val_before_train": rl.val_before_train,
         "trainer.resume_mode": "auto",
         "hydra.output_subdir": None,
+        **_own_ray(profile),
     }
+
+
+def _own_ray(profile: Profile) -> Overrides:
+    """Elsewhere than in a Ray job, a Ray of our own. Else `ray.init` would join what RAY_ADDRESS names, or any cluster
+    that was ever started on this machine by `ray start` and did not end in order: /tmp/ray/ray_current_cluster."""
+    return {} if profile.trainer.ray_dashboard_url else {"+ray_kwargs.ray_init.address": "local"}
 
 
 def _on_cpu(profile: Profile) -> Overrides:

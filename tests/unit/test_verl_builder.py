@@ -105,6 +105,13 @@ def test_every_variant_composes(schema: None, device: str, algorithm: str, lora_
     assert config.algorithm.adv_estimator == {"ppo": "gae", "dr_grpo": "grpo"}.get(algorithm, algorithm)
 
 
+def test_only_a_ray_job_joins_a_cluster(schema: None) -> None:
+    assert composed(command(profile("cuda"))).ray_kwargs.ray_init.address == "local"
+    of_cluster = profile("cuda")
+    trainer = of_cluster.trainer.model_copy(update={"ray_dashboard_url": "http://ray:8265"})
+    assert "address" not in composed(command(of_cluster.model_copy(update={"trainer": trainer}))).ray_kwargs.ray_init
+
+
 def test_dr_grpo_neither_divides_by_the_spread_nor_by_the_length(schema: None) -> None:
     config = composed(command(profile("cuda", algorithm="dr_grpo", rollouts_per_prompt=4, max_response_length=48)))
     assert not config.algorithm.norm_adv_by_std_in_grpo

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import httpx
 import psutil
 import pytest
 from toy_rl import make_model
+from waiting import wait_until
 
 from qinglan.artifacts import Artifact
 from qinglan.config import Profile, load_profile
@@ -37,16 +37,14 @@ from qinglan.tracking import Tracker
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # MLflow's own
 
 ROOT, STUB = Path(__file__).parents[2], Path(__file__).with_name("stub_model.py")
-AT_ONCE = 8
-DEADLINE_S = 3
-"""Generous, because other processes may have the cores."""
+AT_ONCE, SETTLED = 8, 100
+DEADLINE_S = 30
+"""Of an answer: nothing takes as long, whatever else has the cores, but what hangs."""
 SETTINGS = (
-    f"serve.deadline_ms={1000 * DEADLINE_S}",
     "serve.canary.share=0.3",
     "serve.canary.compare_share=1.0",
     "serve.canary.check_every_s=1",
 )
-WITHIN_S = 240.0
 TEXTS = ("arm", "sha256", "recipe", "recipe_version", "prompt_sha256", "dataset_version", "run_id", "mlflow_run_id")
 
 
@@ -96,12 +94,8 @@ class Running:
         self._ends.set()
         self._thread.join()
 
-    def wait(self, done: Callable[["Running"], object]) -> float:
-        start = time.monotonic()
-        while not done(self):
-            assert time.monotonic() - start < WITHIN_S
-            time.sleep(0.05)
-        return time.monotonic() - start
+    def wait(self, what: str, done: Callable[["Running"], object]) -> float:
+        return wait_until(what, lambda: done(self), explain=lambda: self.site.routes, look_every_s=0.05)
 
     @property
     def versions(self) -> tuple[str | None, str | None]:
@@ -114,8 +108,8 @@ def stub(folder: Path, backend: Backend, port: int, gpus: list[str]) -> Command:
 
 
 @contextmanager
-def running(folder: Path, **aliases: str) -> Iterator[Running]:
-    overrides = [f"paths.state={folder / 'state'}", *SETTINGS]
+def running(folder: Path, deadline_s: int = DEADLINE_S, **aliases: str) -> Iterator[Running]:
+    overrides = [f"paths.state={folder / 'state'}", f"serve.deadline_ms={1000 * deadline_s}", *SETTINGS]
     registry = Aliases(folder / "models")
     for version, behaviour in (("1", "good"), ("2", "good"), ("3", "dead")):
         registry.add(version, behaviour)
@@ -124,8 +118,8 @@ def running(folder: Path, **aliases: str) -> Iterator[Running]:
     with open_site(profile, folder / "serving", print, port=0, registry=registry, command_of=stub) as site:
         made = Running(site, registry)
         try:
-            made.wait(lambda running: running.versions[0])
-            time.sleep(0.5)  # the router looks at its routes every 0.2 s
+            made.wait("a champion", lambda running: running.versions[0])
+            wait_until("the router to know it", lambda: _source(site.router.url or "") == "model")
             yield made
         finally:
             made.close()
@@ -151,7 +145,7 @@ class Load:
         self._thread.join()
 
     async def _all(self) -> None:
-        async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
             await asyncio.gather(*(self._one(client, number) for number in range(AT_ONCE)))
 
     async def _one(self, client: httpx.AsyncClient, number: int) -> None:
@@ -171,6 +165,19 @@ class Load:
             else:
                 self.lost.append(f"{answer.status_code} {answer.text}")
 
+    def settles(self) -> None:
+        """Wait until version 1 answers everything: a while of answers without another among them."""
+        wait_until(
+            "version 1 to answer",
+            lambda: by(self.answers[-SETTLED:]) == {("1", "model"): SETTLED},
+            explain=lambda: by(self.answers[-SETTLED:]),
+        )
+
+    def has(self, count: int) -> None:
+        """Wait for so many answers more."""
+        wanted = len(self.answers) + count
+        wait_until(f"{count} answers", lambda: len(self.answers) >= wanted or self.lost, explain=lambda: self.lost)
+
 
 def by(answers: list[dict[str, str]]) -> Counter[tuple[str, str]]:
     return Counter((answer.get("x-qinglan-version", ""), answer["x-qinglan-source"]) for answer in answers)
@@ -187,58 +194,50 @@ def by(answers: list[dict[str, str]]) -> Counter[tuple[str, str]]:
 def test_a_broken_challenger_is_rolled_back_by_itself_and_no_request_is_lost(
     tmp_path: Path, behaviour: str, reason: str
 ):
-    with running(tmp_path, champion="1") as site, Load(site.site.router.url or "") as load:
+    deadline_s = 3 if behaviour == "hang" else DEADLINE_S
+    with running(tmp_path, deadline_s, champion="1") as site, Load(site.site.router.url or "") as load:
         site.registry.behave("2", behaviour)
         site.registry.named["challenger"] = "2"
-        site.wait(lambda running: running.versions == ("1", "2"))
+        site.wait("a canary", lambda running: running.versions == ("1", "2"))
         before = len(load.answers)
-        took_s = site.wait(lambda running: "challenger" not in running.registry.named)
-        site.wait(lambda running: (tmp_path / "serving" / HISTORY_FILE).exists())
+        took_s = site.wait("its end", lambda running: "challenger" not in running.registry.named)
+        site.wait("its verdict", lambda running: (tmp_path / "serving" / HISTORY_FILE).exists())
         asked = by(load.answers[before:])
-        time.sleep(DEADLINE_S + 1)  # the last ones that were put to it
-        after = len(load.answers)
-        time.sleep(2)
+        load.settles()
     verdict = VERDICT.read(Verdict, tmp_path / "serving" / HISTORY_FILE)
     print(f"{behaviour}: {verdict.requests} requests, {took_s:.1f} s, {dict(asked)}: {verdict.judgement.reason}")
     assert load.lost == []
     assert verdict.judgement.outcome == "roll_back" and reason in verdict.judgement.reason
     assert site.registry.reasons and reason in site.registry.reasons[0]
-    assert took_s < 90
-    assert set(by(load.answers[after:])) == {("1", "model")}
 
 
 def test_a_champion_that_dies_costs_rewrites_and_no_request(tmp_path: Path):
     with running(tmp_path, champion="1") as site, Load(site.site.router.url or "") as load:
-        time.sleep(2)
+        load.settles()
         _kill(f"{tmp_path / 'models' / '1'}")
-        site.wait(lambda running: running.versions[0] is None)
-        site.wait(lambda running: running.versions[0] == "1")
-        time.sleep(1)
-        after = len(load.answers)
-        time.sleep(2)
+        wait_until("a fallback", lambda: any(source == "fallback" for _, source in by(load.answers)))
+        load.settles()
     assert load.lost == []
-    assert by(load.answers)["", "fallback"] + by(load.answers)["1", "fallback"] > 0
-    assert set(by(load.answers[after:])) == {("1", "model")}
 
 
 def test_a_router_that_is_killed_comes_back_on_its_port(tmp_path: Path):
     with running(tmp_path, champion="1") as site:
         url = site.site.router.url or ""
         _kill("qinglan.serving.router", str(tmp_path))
-        site.wait(lambda running: _answers(url))
+        site.wait("the router", lambda running: _answers(url))
         with Load(url) as load:
-            time.sleep(2)
+            load.has(SETTLED)
     assert load.lost == [] and set(by(load.answers)) == {("1", "model")}
 
 
 def test_a_champion_that_can_t_start_leaves_the_former_one(tmp_path: Path):
     with running(tmp_path, champion="1") as site, Load(site.site.router.url or "") as load:
         site.registry.named = {"champion": "3", "previous": "1"}
-        site.wait(lambda running: running.site.fleet.trouble("3"))
-        time.sleep(2)
+        site.wait("it to fail", lambda running: running.site.fleet.trouble("3"))
+        load.has(SETTLED)
         site.registry.named = {"champion": "2", "previous": "1"}
-        site.wait(lambda running: running.versions[0] == "2")
-        time.sleep(2)
+        site.wait("the other one", lambda running: running.versions[0] == "2")
+        wait_until("its answers", lambda: ("2", "model") in by(load.answers))
     assert load.lost == []
     assert set(by(load.answers)) == {("1", "model"), ("2", "model")}
 
@@ -259,9 +258,15 @@ def _runs(process: psutil.Process, words: tuple[str, ...]) -> bool:
     return all(word in said for word in words) and "supervise.py" not in said
 
 
+def _source(url: str) -> str:
+    """Of an answer."""
+    body = {"model": "champion", "messages": [{"role": "user", "content": QUESTIONS[0]}]}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=120).headers["x-qinglan-source"]
+
+
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", trust_env=False, timeout=5).status_code == 200
+        return httpx.get(f"{url}/health", trust_env=False, timeout=30).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -300,15 +305,14 @@ class Served:
             )
 
     def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + WITHIN_S
-        while text not in self.log.read_text():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.1)
+        read = self.log.read_text
+        wait_until(text, lambda: text in read() or self.process.poll() is not None, explain=read)
+        assert text in read(), read()
 
     def version(self) -> str:
         (url,) = (line.split()[1] for line in self.log.read_text().splitlines() if line.startswith("Router "))
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "letters"}]}
-        answer = httpx.post(f"{url}/chat/completions", json=body, trust_env=False, timeout=30)
+        answer = httpx.post(f"{url}/chat/completions", json=body, trust_env=False, timeout=120)
         assert answer.status_code == 200
         return answer.headers["x-qinglan-version"]
 
@@ -317,7 +321,7 @@ class Served:
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Registry]]:
     """Two random models from MLflow's registry, by ms-swift: version 2 is the champion, 1 the one before it."""
     folder = tmp_path_factory.mktemp("serve")
-    settings = (f"paths.state={folder / 'state'}", "serve.deadline_ms=10000", "trainer.threads=1")
+    settings = (f"paths.state={folder / 'state'}", "serve.deadline_ms=60000", "trainer.threads=1")
     profile = load_profile("embedded", settings)
     registry = registry_of(profile)
     for name, size in (("small", 32), ("large", 64)):
@@ -329,18 +333,16 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Reg
     served.process.wait()
 
 
-def test_a_rollback_by_hand_takes_seconds(toys: tuple[Served, Registry]):
+def test_a_rollback_by_hand_starts_no_model(toys: tuple[Served, Registry]):
     served, registry = toys
     served.wait_for("version 1: ready")
     assert served.version() == "2"
-    start = time.monotonic()
     registry.roll_back("a test")
-    while served.version() != "1" and time.monotonic() - start < 30:
-        time.sleep(0.05)
-    took_s = time.monotonic() - start
-    assert took_s < 10
+    took_s = wait_until("version 1", lambda: served.version() == "1", explain=served.log.read_text)
     print(f"rolled back within {took_s:.1f} s")
-    assert "serving: version 1" in served.log.read_text()
+    said = served.log.read_text()
+    assert "serving: version 1" in said
+    assert said.count("version 1: ready") == 1, "it was there all the time"
 
 
 def test_kill_9_leaves_no_server(toys: tuple[Served, Registry]):
@@ -350,5 +352,5 @@ def test_kill_9_leaves_no_server(toys: tuple[Served, Registry]):
     assert len(family) >= 7  # a supervisor and a server each for router and two models, and the RAG
     served.process.send_signal(signal.SIGKILL)
     served.process.wait()
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=300)
     assert alive == []

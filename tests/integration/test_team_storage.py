@@ -8,8 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +21,7 @@ import sqlalchemy as sa
 from mlflow import MlflowClient
 from postgres import PostgresServer, postgres_server
 from registered import Models
+from waiting import wait_until
 
 from qinglan.artifacts import Artifact, sha256_of
 from qinglan.engines.command import QUIET_ENV, Command
@@ -35,7 +35,6 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 RCLONE = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 BUCKET, KEY_ID, KEY = "mlflow", "qinglan", "secret-of-the-bucket"
-WITHIN_S = 240.0
 SMALL = {
     "embedded.sample_train_rows": 24,
     "embedded.sample_dev_rows": 4,
@@ -66,9 +65,13 @@ class Team:
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
         return {item["Key"] for page in pages for item in page.get("Contents", [])}
 
+    def post(self, path: str, /, **body: Any) -> httpx.Response:
+        """To Prefect's API."""
+        return httpx.post(f"{self.prefect_api}{path}", json=body, trust_env=False, timeout=120).raise_for_status()
+
     def ask(self, path: str, /, **body: Any) -> Any:
-        """POST to Prefect's API."""
-        return httpx.post(f"{self.prefect_api}{path}", json=body, trust_env=False, timeout=60).raise_for_status().json()
+        """POST to Prefect's API for what it answers."""
+        return self.post(path, **body).json()
 
     def count(self, database: str, table: str) -> int:
         engine = sa.create_engine(self.databases[database])
@@ -76,14 +79,6 @@ class Team:
             found = db.execute(sa.text(f"SELECT count(*) FROM {table}")).scalar_one()
         engine.dispose()
         return int(found)
-
-
-def wait_until(done: Callable[[], bool], processes: Processes) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not done():
-        processes.check()
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
 
 
 @pytest.fixture(scope="module")
@@ -129,25 +124,29 @@ def night(team: Team) -> dict[str, Any]:
         "paths.runs": team.folder / "runs",
         "paths.state": team.folder / "state",
     }
-    soon = (datetime.now(UTC) + timedelta(seconds=5)).isoformat()
+    flow_id = team.ask("/flows/", name="refresh")["id"]
+    # One that has gone by before the deployment is there fires tomorrow.
+    soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
     deployment = team.ask(
         "/deployments/",
         name="nightly",
-        flow_id=team.ask("/flows/", name="refresh")["id"],
+        flow_id=flow_id,
         entrypoint="flows.refresh.refresh",
         work_pool_name="qinglan",
         path=str(ROOT),
         parameters={"profile": "embedded", "overrides": [f"{key}={value}" for key, value in settings.items()]},
         schedules=[{"active": True, "schedule": {"interval": 86400, "anchor_date": soon}}],
     )
+    team.post(f"/deployments/{deployment['id']}/schedule", max_runs=1)  # the scheduler itself comes by when it likes
 
     def tonight() -> list[dict[str, Any]]:
         over = {"type": {"any_": ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]}}
         only = {"deployment_id": {"any_": [deployment["id"]]}, "state": over}
+        team.processes.check()
         found: list[dict[str, Any]] = team.ask("/flow_runs/filter", flow_runs=only)
         return found
 
-    wait_until(lambda: bool(tonight()), team.processes)
+    wait_until("the night's end", tonight, explain=team.processes.log("worker").read_text)
     return tonight()[0]
 
 
@@ -202,7 +201,7 @@ def test_a_dump_of_each_database_can_be_restored_by_its_owner(
 ):
     source, target = team.databases[name], f"{name}_again"
     dumped, copy = tmp_path / "dump", team.server.make_database(target)
-    run = {"check": True, "capture_output": True, "timeout": 120}
+    run = {"check": True, "capture_output": True, "timeout": 600}
     address = source.replace("+psycopg", "")
     subprocess.run([team.server.binaries / "pg_dump", "-Fc", "-f", dumped, address], **run)
     restore = [team.server.binaries / "pg_restore", "--no-owner", "--exit-on-error", "-d", f"postgresql://{copy}"]

@@ -23,6 +23,7 @@ from qinglan.config import Profile
 from qinglan.engines.processes import answers, free_port
 from qinglan.gate import Decision
 from qinglan.lineage import figure_of, rows_behind, subject_of
+from qinglan.prefect_api import PatientClient
 from qinglan.registry import Released, registry_of
 from qinglan.registry.candidates import candidate_of
 from qinglan.runs import Run, load_stages
@@ -116,7 +117,8 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Clien
             assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "server.log").read_text()
             time.sleep(0.5)
         monkeypatch.setenv("PREFECT_API_URL", site.api_url)
-        with httpx.Client(base_url=site.api_url, trust_env=False, timeout=30) as client:
+        # On SQLite the server answers 503 while it is at work itself, as it is when it has just started.
+        with PatientClient(base_url=site.api_url, trust_env=False, timeout=30) as client:
             yield client
     finally:
         with suppress(ProcessLookupError):  # it ended by itself

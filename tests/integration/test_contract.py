@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import uvicorn
 from conftest import PRICE, FakeService, Script
+from waiting import wait_until
 
 from qinglan.config import Profile, Rag
 from qinglan.contract import FALLBACK, Finding, examine, pair_of, probe_rag
@@ -213,8 +213,7 @@ def standing_in() -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        while not server.started:
-            time.sleep(0.01)
+        wait_until("the stand-in", lambda: server.started, look_every_s=0.01)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/retrieve"
     finally:
         server.should_exit = True

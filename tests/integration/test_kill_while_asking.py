@@ -102,7 +102,7 @@ def test_no_paid_answer_is_lost_and_none_is_bought_twice(
         lost = teacher.answered.total() - paid(profile)
         assert lost <= IN_FLIGHT * trial
     process = start(tmp_path)
-    process.communicate(timeout=120)
+    process.communicate(timeout=900)
     assert process.returncode == 0
     assert len(teacher.answered) == ROWS
     bought_twice = teacher.answered.total() - ROWS

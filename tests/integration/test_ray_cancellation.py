@@ -50,13 +50,14 @@ toy()
 @pytest.mark.parametrize("is_cancelled", [True, False])
 def test_sigterm_stops_the_job_of_a_cancelled_flow_only(tmp_path: Path, ray: FakeRay, is_cancelled: bool):
     environment = {**os.environ, "PREFECT_HOME": str(tmp_path), "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true"}
+    environment["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "300"
     environment.pop("PREFECT_API_URL", None)
     argv = [sys.executable, supervise.__file__, sys.executable, "-c", FLOW, ray.url, str(tmp_path), str(is_cancelled)]
     output = tmp_path / "output.txt"  # no pipe: Prefect's temporary server would hold it open
     with output.open("wb") as stream:
         flow = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=stream, stderr=stream, env=environment)
         with flow:
-            assert flow.wait(120) != 0
+            assert flow.wait(600) != 0
     job = "qinglan-run-rl-verl-abcdefgh-1"
     assert ray.jobs[job]["status"] == ("STOPPED" if is_cancelled else "RUNNING"), output.read_text()
     assert ray.stopped() == ([job] if is_cancelled else [])

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from conftest import FakeService, Script, completion, recall
+from waiting import wait_until
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.engines.launcher import JsonlTail
@@ -60,16 +62,24 @@ BASE = Baseline(
 
 
 class SlowRag:
-    """Answers after a while and knows how many asked at once."""
+    """Answers after a while, and after `holds_after` requests not before `released`; knows how many asked at once."""
 
-    def __init__(self) -> None:
-        self.under_way = self.most = 0
+    def __init__(self, holds_after: int) -> None:
+        self.under_way = self.most = self.held = self._asked = 0
+        self.released, self._holds_after, self._lock = threading.Event(), holds_after, threading.Lock()
 
     def __call__(self, _: dict[str, Any]) -> Any:
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
+        with self._lock:
+            self.under_way += 1
+            self._asked += 1
+            self.most = max(self.most, self.under_way)
+            is_held = self._asked > self._holds_after
+            self.held += is_held
         time.sleep(0.25)
-        self.under_way -= 1
+        if is_held:
+            self.released.wait()
+        with self._lock:
+            self.under_way -= 1
         return 200, recall(("g", 0.9))
 
 
@@ -119,22 +129,24 @@ def kept_retrievals(folder: Path) -> int:
 def test_a_killed_service_comes_back_and_buys_nothing_twice(
     tmp_path: Path, serve: Callable[[Script], FakeService], service_of: Callable[..., RewardService]
 ):
-    slow = SlowRag()
+    slow = SlowRag(holds_after=DISTINCT // 2)
     rag, judge = serve(slow), serve(lambda _: (200, completion('{"score": 4}')))
     texts = [f"虾青素 用量{number}" for number in range(DISTINCT)]
     driver = start(tmp_path, service_of(rag, judge), [texts[:EACH], texts[EACH - SHARED :]])
     try:
-        deadline = time.monotonic() + 120
-        while len(rag.bodies) < DISTINCT // 2:
-            assert time.monotonic() < deadline and driver.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
-            time.sleep(0.05)
+        # As many are held as it asks at once: until they are answered it asks no more.
+        log = tmp_path / "driver.log"
+        wait_until("the RAG's holding", lambda: slow.held == CONCURRENCY or driver.poll() is not None)
+        assert driver.poll() is None, log.read_text()[-3000:]
         (actor,) = actors_of(driver)
-        most_before = slow.most
+        most_before, asked = slow.most, len(rag.bodies)
         actor.kill()
-        actor.wait(timeout=10)
-        kept, asked = kept_retrievals(tmp_path), len(rag.bodies)
-        driver.wait(timeout=180)
+        actor.wait(timeout=120)
+        kept = kept_retrievals(tmp_path)
+        slow.released.set()
+        driver.wait(timeout=900)
     finally:
+        slow.released.set()
         if driver.poll() is None:
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from waiting import wait_until
 
 from qinglan.serving.routes import Backend, Routes
 
@@ -22,8 +23,10 @@ pytestmark = pytest.mark.slow
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "router.py"
 QUESTION = "请问菌粉睡前吃行不行呀"
-DEADLINE_S, SLACK_S = 3.0, 2.0
-"""Generous, because other processes may have the cores; how fast it is, the benchmark says."""
+DEADLINE_S, SLACK_S = 3.0, 60.0
+"""Generous, as others may have the cores; what hangs does so for ever. How fast it is, the benchmark says."""
+NO_DEADLINE = "serve.deadline_ms=60000"
+"""Where every answer is to be the model's, on a machine that has others to serve."""
 RATE, SECONDS = 25, 6
 
 
@@ -74,7 +77,7 @@ def load(url: str, meanwhile: Callable[[], None]) -> list[dict[str, Any]]:
         running.stdout.readline()  # it begins
         time.sleep(SECONDS / 3)
         meanwhile()
-        answers, _ = running.communicate(timeout=120)
+        answers, _ = running.communicate(timeout=600)
     names = ("due_s", "latency_ms", "status", "source", "version", "reason")
     return [dict(zip(names, answer, strict=True)) for answer in json.loads(answers)]
 
@@ -87,7 +90,7 @@ def assert_answered(answers: list[dict[str, Any]]) -> None:
 
 def ask(url: str, **more: Any) -> httpx.Response:
     body = {"model": "champion", "messages": [{"role": "user", "content": QUESTION}], **more}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=30)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=120)
 
 
 def test_a_killed_model_costs_rewrites_and_no_answer(tmp_path: Path):
@@ -96,12 +99,9 @@ def test_a_killed_model_costs_rewrites_and_no_answer(tmp_path: Path):
         assert_answered(answers)
         assert {answer["source"] for answer in answers} == {"model", "fallback"}
         assert answers[-1]["reason"] in ("circuit_open", "model_unreachable")
-        assert httpx.get(f"{url}/health", trust_env=False).json()["status"] == "degraded"
+        assert httpx.get(f"{url}/health", trust_env=False, timeout=120).json()["status"] == "degraded"
         with stub(model_url.rpartition(":")[2]):
-            give_up = time.monotonic() + 30
-            while ask(url).headers["x-qinglan-source"] != "model":
-                assert time.monotonic() < give_up
-                time.sleep(0.2)
+            wait_until("the model's answers", lambda: ask(url).headers["x-qinglan-source"] == "model")
 
 
 def test_a_hanging_model_is_given_up_in_time(tmp_path: Path):
@@ -112,7 +112,11 @@ def test_a_hanging_model_is_given_up_in_time(tmp_path: Path):
 
 
 def test_a_swap_drops_nothing(tmp_path: Path):
-    with stub() as (_, old), stub() as (_, new), router(tmp_path, Routes(champion=backend(old, "1"))) as (_, url):
+    with (
+        stub() as (_, old),
+        stub() as (_, new),
+        router(tmp_path, Routes(champion=backend(old, "1")), NO_DEADLINE) as (_, url),
+    ):
         answers = load(url, lambda: Routes(champion=backend(new, "2")).write(tmp_path / "routes.json"))
         assert_answered(answers)
         assert {answer["source"] for answer in answers} == {"model"}
@@ -123,11 +127,11 @@ def test_a_swap_drops_nothing(tmp_path: Path):
 
 def test_stopping_answers_what_came_in_and_finishes_the_log(tmp_path: Path):
     log = tmp_path / "log"
-    settings = (f"serve.request_log.folder={log}", "serve.request_log.consent=all")
+    settings = (NO_DEADLINE, f"serve.request_log.folder={log}", "serve.request_log.consent=all")
     with stub() as (_, old), router(tmp_path, Routes(champion=backend(old, "1")), *settings) as (running, url):
         assert ask(url).headers["x-qinglan-source"] == "model"
         running.terminate()
-        running.wait(30)
+        running.wait(300)
     assert [path.suffix for path in log.iterdir()] == [".jsonl"]
     assert QUESTION in next(log.iterdir()).read_text()
 
@@ -135,20 +139,20 @@ def test_stopping_answers_what_came_in_and_finishes_the_log(tmp_path: Path):
 def test_a_client_that_hangs_up_is_no_error(tmp_path: Path):
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s"
     body = json.dumps({"messages": [{"role": "user", "content": QUESTION}]}).encode()
-    with stub() as (_, old), router(tmp_path, Routes(champion=backend(old, "1"))) as (_, url):
+    with stub() as (_, old), router(tmp_path, Routes(champion=backend(old, "1")), NO_DEADLINE) as (_, url):
         host, port = url.removeprefix("http://").split(":")
         for sent in (head % (len(body), body), head % (len(body) + 1, body), b"POST /v1/chat"):
             with socket.create_connection((host, int(port))) as client:
                 client.sendall(sent)
         assert ask(url).headers["x-qinglan-source"] == "model"
-        page = httpx.get(f"{url}/metrics", trust_env=False).text
+        page = httpx.get(f"{url}/metrics", trust_env=False, timeout=120).text
     assert "qinglan_router_refused_total{" not in page
     assert "Traceback" not in (tmp_path / "router.log").read_text()
 
 
 def test_the_openai_client_understands_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ROUTER_KEY", "s3cret")
-    settings = ("serve.api_key_env=ROUTER_KEY",)
+    settings = (NO_DEADLINE, "serve.api_key_env=ROUTER_KEY")
     with stub() as (_, old), router(tmp_path, Routes(champion=backend(old, "1")), *settings) as (_, url):
         with openai.OpenAI(base_url=f"{url}/v1", api_key="s3cret") as client:
             messages = [{"role": "user", "content": QUESTION}]

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import httpx
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from waiting import wait_until
 
 from qinglan.prefect_api import PatientClient
 
@@ -24,9 +24,10 @@ _QUIET = [
 ]
 _MOUSE = "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"
 """Playwright's pretence of a mouse that hovers. Without one, Prefect's page has plain lists to choose from."""
-_PATIENCE_MS = 30_000
-_LOOK_EVERY_S = 0.2
+_PATIENCE_MS = 60_000
 _CLICKS = 4
+_LONGEST_S = 300.0
+"""For what takes a moment, on a machine that has others to serve."""
 
 
 @contextmanager
@@ -37,15 +38,6 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_QUIET, ignore_default_args=[_MOUSE])
         yield browser
         browser.close()
-
-
-def wait_until(done: Callable[[], Any], within_s: float, otherwise: Callable[[], object] = lambda: "") -> float:
-    """Look until it is so; the seconds it took."""
-    start = time.monotonic()
-    while not done():
-        assert time.monotonic() - start < within_s, otherwise()
-        time.sleep(_LOOK_EVERY_S)
-    return time.monotonic() - start
 
 
 class PrefectPage:
@@ -156,7 +148,7 @@ class PrefectPage:
         """The state that the run's page shows, which the page renews by itself."""
         return self.page.locator(".page-heading .state-badge").filter(has_text=state)
 
-    def expect_state(self, state: str, within_s: float) -> None:
+    def expect_state(self, state: str, within_s: float = _LONGEST_S) -> None:
         expect(self.badge(state)).to_be_visible(timeout=within_s * 1000)
 
     def press(self, button: str, confirm: str) -> None:
@@ -198,9 +190,14 @@ class PrefectPage:
     def state(self, run: str) -> str:
         return str(self.run(run)["state"]["name"])
 
-    def wait_for(self, run: str, *states: str, within_s: float) -> float:
+    def wait_for(self, run: str, *states: str, within_s: float = _LONGEST_S) -> float:
         """Until the server says that the run is in one of these; the seconds it took."""
-        return wait_until(lambda: self.state(run) in states, within_s, lambda: self.run(run)["state"])
+        return wait_until(
+            f"{' or '.join(states)}",
+            lambda: self.state(run) in states,
+            within_s,
+            explain=lambda: self.run(run)["state"],
+        )
 
     def deployment(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.api.get(f"deployments/name/{name}").raise_for_status().json()

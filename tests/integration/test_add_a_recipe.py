@@ -37,7 +37,7 @@ def run(command: str, folder: Path) -> str:
     program, *words = command.split()
     argv = [sys.executable, *(["-m", "qinglan.cli"] if program == "qinglan" else []), *words]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=900)
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, f"{command}: {(done.stdout + done.stderr)[-4000:]}"
     return done.stdout
 

@@ -34,7 +34,7 @@ def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = SMALL | {"paths.runs": root / "runs", "paths.state": root / "state"}
     overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", "answer_judge", *overrides]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return (root / "runs" / "latest").resolve()
 

@@ -21,6 +21,7 @@ from qinglan.config import Profile
 from qinglan.engines.command import QUIET_ENV, Command
 from qinglan.engines.processes import HOST, Processes, free_port
 from qinglan.ledger import Call, Order
+from qinglan.prefect_api import PatientClient
 from qinglan.runs import find_run, load_stages, open_run, save_stage
 
 pytestmark = [
@@ -56,7 +57,8 @@ def prefect_server(state: Path, logs: Path) -> Iterator[httpx.Client]:
         argv = [sys.executable, "-m", "prefect", "server", "start", f"--host={HOST}", f"--port={port}"]
         processes.start("prefect", Command(argv, env))
         processes.wait_for("Prefect", f"{api}/health")
-        with httpx.Client(base_url=api, trust_env=False, timeout=60) as client:
+        # On SQLite the server answers 503 while it is at work itself, as it is when it has just started.
+        with PatientClient(base_url=api, trust_env=False, timeout=120) as client:
             yield client
 
 
@@ -80,7 +82,7 @@ def being_asked(profile: Profile) -> Iterator[None]:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        assert wrote.wait(60)
+        assert wrote.wait(300)
         yield
     finally:
         over.set()

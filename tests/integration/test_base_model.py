@@ -19,7 +19,7 @@ WORLD = world_of("query_rewrite")
 def pretrain(folder, embedded=FEW):
     model, metrics = folder / "model", folder / "metrics.jsonl"
     argv = base_model.pretrain_argv(sys.executable, embedded, WORLD, model, metrics, threads=1)
-    return subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=900)
 
 
 @pytest.fixture(scope="module")

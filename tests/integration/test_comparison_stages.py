@@ -28,7 +28,7 @@ ROWS, DRAWN = 60, 40
 
 @pytest.fixture(scope="module", autouse=True)
 def prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=120):
+    with prefect_test_harness(server_startup_timeout=300):
         yield
 
 

@@ -31,7 +31,7 @@ class Server:
 
     def __init__(self, folder: Path, site: Site) -> None:
         self.folder, self.site = folder, site
-        self.api = PatientClient(base_url=site.api_url, trust_env=False, timeout=60)
+        self.api = PatientClient(base_url=site.api_url, trust_env=False, timeout=120)
         Path(site.prefect_env["PREFECT_HOME"]).mkdir(parents=True)
         outer = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         self.env = outer | site.prefect_env
@@ -39,7 +39,7 @@ class Server:
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", *argv]
         return subprocess.run(
-            command, cwd=ROOT, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+            command, cwd=ROOT, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1200
         )
 
     def post(self, path: str, body: Any) -> httpx.Response:
@@ -71,7 +71,7 @@ class Server:
         """Of a flow that is run to its end as a worker does it."""
         run_id = self.ask(flow, **parameters).raise_for_status().json()["id"]
         self.run("prefect", "flow-run", "execute", run_id)
-        read = httpx.get(f"{self.site.api_url}/flow_runs/{run_id}", trust_env=False, timeout=60)
+        read = httpx.get(f"{self.site.api_url}/flow_runs/{run_id}", trust_env=False, timeout=120)
         state: dict[str, Any] = read.raise_for_status().json()["state"]
         return state
 

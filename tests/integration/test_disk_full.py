@@ -74,7 +74,7 @@ def refresh(profile_path: Path) -> "subprocess.CompletedProcess[str]":
         env=env | {"PREFECT_HOME": str(profile_path.parent / "prefect")},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
 
@@ -124,7 +124,7 @@ def test_what_was_asked_when_the_disk_filled_up_is_in_the_ledger(
 
     def ask() -> tuple[int, str, int]:
         command = [sys.executable, "-c", WORKER, str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
         with site_ledger(profile) as ledger:
             usage = ledger.usage("r", "teacher")
         return done.returncode, done.stderr, usage.calls - usage.failed

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from postgres import PostgresServer, postgres_server
+from waiting import wait_until
 
 from qinglan.engines.processes import HOST, free_port
 
@@ -78,7 +78,7 @@ def orchestrator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_orchestrators_commands_start(orchestrator: Path, tmp_path: Path) -> None:
     def said(*argv: str) -> str:
         env = {"PATH": f"{orchestrator}/bin:/usr/bin:/bin", "HOME": str(tmp_path)}
-        done = subprocess.run(argv, cwd=tmp_path, env=env, check=True, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(argv, cwd=tmp_path, env=env, check=True, capture_output=True, text=True, timeout=600)
         return done.stdout
 
     assert "doctor" in said("qinglan", "--help")
@@ -155,7 +155,7 @@ class Services:
     def run(self, name: str) -> str:
         """A service that ends."""
         done = subprocess.run(
-            self.argv(name), cwd=self.folder, env=self.variables(name), capture_output=True, text=True, timeout=120
+            self.argv(name), cwd=self.folder, env=self.variables(name), capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -167,10 +167,7 @@ class Services:
         return subprocess.run(argv, capture_output=True).returncode == 0
 
     def wait_for(self, name: str, port: int) -> None:
-        deadline = time.monotonic() + 90
-        while not self.is_healthy(name, port):
-            assert time.monotonic() < deadline, (self.folder / f"{name}.log").read_text()[-3000:]
-            time.sleep(0.5)
+        wait_until(name, lambda: self.is_healthy(name, port), explain=(self.folder / f"{name}.log").read_text)
 
     def _here(self, text: str) -> str:
         for host, port in self.ports.items():
@@ -225,7 +222,7 @@ def services(orchestrator: Path, tmp_path: Path) -> Iterator[Services]:
 
 
 def get(port: int, path: str, host: str) -> int:
-    with closing(http.client.HTTPConnection(HOST, port, timeout=10)) as connection:
+    with closing(http.client.HTTPConnection(HOST, port, timeout=120)) as connection:
         connection.request("GET", path, headers={"Host": host})
         return connection.getresponse().status
 
@@ -273,10 +270,8 @@ def _serve_s3(services: Services) -> None:
         stderr=log,
     )
     services.stack.callback(_end, process)
-    deadline = time.monotonic() + 20
-    while "Starting" not in (services.folder / "s3.log").read_text():
-        assert time.monotonic() < deadline, (services.folder / "s3.log").read_text()
-        time.sleep(0.1)
+    read = (services.folder / "s3.log").read_text
+    wait_until("the S3 server", lambda: "Starting" in read(), explain=read)
 
 
 def _allowed_hosts() -> str:
@@ -293,7 +288,7 @@ def _listed(services: Services, kind: str) -> list[dict[str, Any]]:
     manager.add_password(None, url, user, password, is_authenticated=True)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPBasicAuthHandler(manager))
     request = urllib.request.Request(url, data=b"{}", headers={"content-type": "application/json"}, method="POST")
-    with opener.open(request, timeout=10) as answer:
+    with opener.open(request, timeout=120) as answer:
         listed: list[dict[str, Any]] = yaml.safe_load(answer.read())
     return listed
 
@@ -305,11 +300,9 @@ def _profiles_of_the_form(services: Services) -> set[str]:
 
 
 def _online_pools(services: Services) -> set[str]:
-    deadline = time.monotonic() + 30
-    while True:
-        pools = _listed(services, "work_pools")
-        if online := {pool["name"] for pool in pools if pool["status"] == "READY"}:
-            assert {pool["name"] for pool in pools} >= {"qinglan", "qinglan-trainer"}
-            return online
-        assert time.monotonic() < deadline, pools
-        time.sleep(0.5)
+    def online() -> set[str]:
+        return {pool["name"] for pool in _listed(services, "work_pools") if pool["status"] == "READY"}
+
+    assert {pool["name"] for pool in _listed(services, "work_pools")} >= {"qinglan", "qinglan-trainer"}
+    wait_until("a worker", online, explain=lambda: _listed(services, "work_pools"))
+    return online()

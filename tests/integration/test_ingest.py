@@ -26,7 +26,7 @@ Ingest = Callable[..., StageResult]
 
 @pytest.fixture(scope="module", autouse=True)
 def prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=120):
+    with prefect_test_harness(server_startup_timeout=300):
         yield
 
 

@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = SMALL | {"paths.runs": site / "runs", "paths.state": site / "state"}
     overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "qinglan.cli", "run", "pipeline", "--profile", str(PROFILE), *overrides]
-    done = subprocess.run(command, cwd=site, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=site, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return (site / "runs" / "latest").resolve()
 

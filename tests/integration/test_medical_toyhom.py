@@ -39,7 +39,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "paths.state": site / "state",
         "tracking.uri": f"sqlite:///{site / 'mlflow.db'}",
     }
-    with prefect_test_harness():
+    with prefect_test_harness(server_startup_timeout=300):
         yield refresh("medical", overrides=tuple(f"{key}={value}" for key, value in settings.items()))
 
 

@@ -6,22 +6,22 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import psutil
 import pytest
 from toy_rl import Toy, make_model
+from waiting import wait_until
 
 from qinglan.config import Trainer
 from qinglan.engines import supervise
+from qinglan.engines.processes import free_port
 from qinglan.engines.ray_jobs import RayJobs, UnreachableError
 from qinglan.engines.verl import checkpoints, read_metrics
 from tasks.engine import run_engine
@@ -31,7 +31,8 @@ for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
 pytestmark = pytest.mark.slow
 
-STEPS = 10
+STEPS = 20
+"""So that it is far from its end when it is killed, though the test may look late."""
 JOB = "qinglan-run-rl-verl-abcdefgh"
 
 
@@ -41,9 +42,7 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # its own, whatever this machine has
     folder = Path(tempfile.mkdtemp(prefix="qr"))  # short: Ray's sockets below it have a limit
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port=0", "--num-cpus=16"]
     ray += ["--num-gpus=1", "--include-dashboard=true", f"--dashboard-port={port}", "--disable-usage-stats"]
     environment = {**os.environ, "RAY_prestart_worker_first_driver": "0"}
@@ -58,12 +57,12 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_until(lambda: answers(url), 120, (folder / "head.log").read_text)
+        wait_until("Ray's head", lambda: answers(url), explain=(folder / "head.log").read_text)
         yield url, supervisor.pid
     finally:
         assert supervisor.stdin is not None
         supervisor.stdin.close()
-        supervisor.wait(60)
+        supervisor.wait(300)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -77,13 +76,6 @@ def answers(url: str) -> bool:
             return jobs.gpus_of_nodes() == [1] and bool(jobs.ray_version())
     except UnreachableError:
         return False
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float, explain: Callable[[], str]) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, explain()[-4000:]
-        time.sleep(0.2)
 
 
 def flow(toy: Toy, url: str) -> None:
@@ -131,21 +123,21 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     def newest() -> int:
         return max(checkpoints(toy.output), default=0)
 
-    wait_until(lambda: log.exists() and "dataset len" in log.read_text(), 200, explain)
+    wait_until("the job", lambda: log.exists() and "dataset len" in log.read_text(), explain=explain)
     assert first.pid is not None
     os.kill(first.pid, signal.SIGKILL)
     first.join()
 
     second = spawn.Process(target=flow, args=(toy, url))
     second.start()
-    wait_until(lambda: f"following Ray job {JOB}-1" in said.read_text(), 60, explain)
-    wait_until(lambda: newest() >= 2, 200, explain)
+    wait_until("it to be followed", lambda: f"following Ray job {JOB}-1" in said.read_text(), explain=explain)
+    wait_until("a checkpoint", lambda: newest() >= 2, explain=explain)
     os.kill(process_of(head_pid, "ray::", "WorkerDict"), signal.SIGKILL)
-    wait_until(lambda: f"submitted Ray job {JOB}-2" in said.read_text(), 120, explain)
+    wait_until("another job", lambda: f"submitted Ray job {JOB}-2" in said.read_text(), explain=explain)
     first_end = newest()
-    wait_until(lambda: newest() >= first_end + 2, 200, explain)
+    wait_until("its checkpoint", lambda: newest() >= first_end + 2, explain=explain)
     os.kill(process_of(head_pid, "qinglan.engines.ppo"), signal.SIGKILL)
-    second.join(300)
+    second.join(900)
     assert second.exitcode == 0, explain()
 
     with RayJobs(cluster(url)) as jobs:

@@ -30,7 +30,7 @@ ROWS = 30
 
 @pytest.fixture(scope="module", autouse=True)
 def prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=120):
+    with prefect_test_harness(server_startup_timeout=300):
         yield
 
 

@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,12 @@ import httpx
 import psutil
 import pytest
 import yaml
+from waiting import wait_until
+
+from qinglan.prefect_api import PatientClient
 
 ROOT = Path(__file__).parents[2]
 DEPLOYED = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
-WITHIN_S = 300.0
 WORKERS = {"qinglan": "qinglan-up", "qinglan-trainer": "qinglan-trainer-up"}
 pytestmark = pytest.mark.slow
 
@@ -37,12 +38,15 @@ class Up:
             with self.log.open("wb") as output:
                 self.process = psutil.Popen(self.argv, cwd=ROOT, env=self.env, stdout=output, stderr=subprocess.STDOUT)
             started.callback(self._kill)
-            wait_until(lambda: "Ctrl-C stops" in self.output or self.process.poll() is not None)
+            wait_until("the site", self._has_started, explain=lambda: self.output)
             assert self.process.poll() is None, self.output
             self.family = self.process.children(recursive=True)
-            api = httpx.Client(base_url=f"{self.address('Prefect')}/api", trust_env=False, timeout=60)
+            api = PatientClient(base_url=f"{self.address('Prefect')}/api", trust_env=False, timeout=120)
             self.api = started.enter_context(api)
             self._started = started.pop_all()
+
+    def _has_started(self) -> bool:
+        return "Ctrl-C stops" in self.output or self.process.poll() is not None
 
     @property
     def output(self) -> str:
@@ -59,7 +63,7 @@ class Up:
     def prefect(self, *words: str) -> subprocess.CompletedProcess[str]:
         env = self.env | {"PREFECT_API_URL": str(self.api.base_url), "PREFECT_HOME": str(self.folder / "client")}
         argv = [sys.executable, "-m", "prefect", *words]
-        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=600, check=False)
 
     def at_work(self, pool: str) -> str:
         """A flow run that the server believes this pool's worker to be at work on; its id."""
@@ -84,14 +88,7 @@ class Up:
             self.family = self.process.children(recursive=True)
             self.process.kill()
             self.process.wait()
-        psutil.wait_procs(self.family, timeout=60)
-
-
-def wait_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+        psutil.wait_procs(self.family, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +153,7 @@ def test_mlflow_and_the_stand_ins_answer(site: Up):
 
 
 def test_a_second_one_on_the_same_folder_is_refused_in_a_line(site: Up):
-    done = subprocess.run(site.argv, cwd=ROOT, env=site.env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(site.argv, cwd=ROOT, env=site.env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2
     assert f"runs here already (process {site.process.pid}, {site.address('Prefect')})" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -167,8 +164,8 @@ def test_a_killed_worker_is_started_again_and_its_run_is_crashed(site: Up):
     lines = {process: " ".join(process.cmdline()) for process in site.family}
     (worker,) = [process for process, line in lines.items() if "--pool=qinglan " in line and "supervise" not in line]
     worker.kill()
-    wait_until(lambda: "CRASHED" in site.states_of(lost))
-    wait_until(lambda: f"/runs/flow-run/{lost}" in site.output)  # told after that
+    wait_until("the crash to be noted", lambda: "CRASHED" in site.states_of(lost), explain=lambda: site.output)
+    wait_until("it to be told", lambda: f"/runs/flow-run/{lost}" in site.output, explain=lambda: site.output)
     assert site.states_of(others)[-1] == "RUNNING"
     assert "qinglan-up ended with status 137; starting it again in 1 s" in site.output
 
@@ -178,8 +175,8 @@ def test_ctrl_c_leaves_no_process_and_keeps_the_data_and_so_does_kill_9(site: Up
     lost, address = site.at_work("qinglan-trainer"), site.address("Prefect")
     family = site.process.children(recursive=True)
     site.process.send_signal(signal.SIGINT)
-    assert site.process.wait(60) == 0
-    assert psutil.wait_procs(family, timeout=1)[1] == []
+    assert site.process.wait(300) == 0
+    assert psutil.wait_procs(family, timeout=30)[1] == []
     again = Up(folder, f"--prefect-port={address.rpartition(':')[2]}")
     try:
         assert again.address("Prefect") == address
@@ -189,6 +186,6 @@ def test_ctrl_c_leaves_no_process_and_keeps_the_data_and_so_does_kill_9(site: Up
         assert len(family) >= 12  # a supervisor each, and what it supervises
         again.process.kill()
         again.process.wait()
-        assert psutil.wait_procs(family, timeout=60)[1] == []
+        assert psutil.wait_procs(family, timeout=300)[1] == []
     finally:
         again.close()

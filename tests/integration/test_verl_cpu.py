@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toy_rl import Toy, make_model
+from waiting import wait_until
 
 from qinglan.engines.verl import (
     best_checkpoint,
@@ -160,7 +160,7 @@ async def test_what_a_batch_left_of_a_burst_is_served_though_nobody_comes_after_
     while serving._came.is_set():  # noqa: ASYNC110 (till it waits for company)
         await asyncio.sleep(0)
     burst = [serving.generate(prompt, rollout.Sampling(2)) for prompt in PROMPTS[1:]]
-    answers = await asyncio.wait_for(asyncio.gather(first, *burst), 10)
+    answers = await asyncio.wait_for(asyncio.gather(first, *burst), 120)
     assert [len(tokens) for tokens, _ in answers] == [2, 2, 2]
 
 
@@ -189,14 +189,8 @@ def test_extras_that_are_not_known_are_left_out() -> None:
     assert extra_metrics(extras) == {"reward_extra/rq/mean": 0.5, "reward_extra/judge/mean": 3.0}
 
 
-def wait_until(condition: Any, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.3)
-
-
-STEPS = 24
+STEPS = 40
+"""As many as make the reward nine times what it was; after 24, some runs have little more than twice as much."""
 
 
 @pytest.mark.slow
@@ -207,8 +201,9 @@ def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Pa
     toy = Toy(tmp_path, model_folder, total_steps=STEPS, save_freq=2, test_freq=2)
     toy.reward_config.write_text(json.dumps({"failing": [3, 4]}))
     process = toy.start(toy.command())
-    wait_until(lambda: 2 in checkpoints(toy.output) or process.poll() is not None, timeout_s=400)
-    assert process.poll() is None, (tmp_path / "log.txt").read_text()[-4000:]
+    log = tmp_path / "log.txt"
+    wait_until("a checkpoint", lambda: checkpoints(toy.output) or process.poll() is not None, explain=log.read_text)
+    assert process.poll() is None, log.read_text()[-4000:]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     newest = max(checkpoints(toy.output))

@@ -17,7 +17,7 @@ import yaml
 from qinglan.automations.deployments import entries_of, flow_of, is_ours
 from qinglan.engines.processes import Say
 from qinglan.errors import ConfigError, first_line
-from qinglan.prefect_api import call
+from qinglan.prefect_api import TAG, call
 
 _NOTE = "qinglan_schedules_on"
 """A variable on the server: the schedules that prefect.yaml had on when it was deployed last.
@@ -136,7 +136,7 @@ def _note(api: httpx.Client, before: set[str] | None, on: set[str], say: Say) ->
         return
     answer = api.patch(f"variables/name/{_NOTE}", json={"value": value})
     if answer.status_code == httpx.codes.NOT_FOUND:
-        answer = api.post("variables/", json={"name": _NOTE, "value": value, "tags": ["qinglan"]})
+        answer = api.post("variables/", json={"name": _NOTE, "value": value, "tags": [TAG]})
         if answer.status_code == httpx.codes.CONFLICT:  # somebody else who deploys has just made it
             return
     answer.raise_for_status()

@@ -10,7 +10,7 @@ from qinglan.automations.deployments import deployments_of
 from qinglan.automations.plan import SITE, Spec, prefix_of, profile_automations, site_automations
 from qinglan.config import Profile, require_secret
 from qinglan.errors import ConfigError
-from qinglan.prefect_api import call, pages
+from qinglan.prefect_api import TAG, call, pages
 
 _STAMP = "settings-"
 
@@ -60,7 +60,7 @@ def _apply(api: httpx.Client, spec: Spec, there: dict[str, Any] | None) -> str |
     stamp = _STAMP + hash_of(spec)[:12]
     if there and stamp in there["tags"]:
         return None
-    body = spec | {"tags": ["qinglan", stamp], "enabled": there["enabled"] if there else True}
+    body = spec | {"tags": [TAG, stamp], "enabled": there["enabled"] if there else True}
     if there:
         call(api, "PUT", f"automations/{there['id']}", body)
         return f"automation updated: {spec['name']}"

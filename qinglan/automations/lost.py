@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from qinglan.automations.plan import GOES_ON
-from qinglan.prefect_api import call, pages
+from qinglan.prefect_api import TAG, call, pages
 
 SILENT_FOR = timedelta(hours=1)
 SETTLED_FOR, NOT_OLDER = timedelta(minutes=30), timedelta(days=1)
@@ -29,7 +29,7 @@ def crash_lost(api: httpx.Client, now: datetime | None = None) -> list[str]:
     now = now or datetime.now(UTC)
     since = now - SILENT_FOR
     running = {
-        "tags": {"all_": ["qinglan"]},
+        "tags": {"all_": [TAG]},
         "state": {"operator": "or_", "type": {"any_": ["RUNNING"]}, "name": {"any_": ["Paused"]}},
         "start_time": {"before_": since.isoformat()},
     }
@@ -63,7 +63,7 @@ def requeue_crashed(api: httpx.Client, now: datetime | None = None, settled_for:
     """
     now = now or datetime.now(UTC)
     crashed = {
-        "tags": {"all_": ["qinglan"]},
+        "tags": {"all_": [TAG]},
         "state": {"name": {"any_": ["Crashed"]}},
         "end_time": {"after_": (now - NOT_OLDER).isoformat(), "before_": (now - settled_for).isoformat()},
         "deployment_id": {"is_null_": False},

@@ -2,12 +2,12 @@
 
 import re
 import shlex
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 from uuid import UUID, uuid4
 
 import httpx
@@ -216,7 +216,8 @@ def _ask(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:
     told = {"sentence": decision.sentence, "until": until, "command": f"{command} NAME", "workbook": str(workbook)}
     tell("gate.waiting", stage.run, told)
     text = f"{decision_markdown(decision)}\nRows to read: `{workbook}`\n"
-    patience = Timer(timeout_s, copy_context().run, [_go_on_without, flow_run.id])
+    over = Event()
+    patience = Timer(timeout_s, copy_context().run, [_go_on_without, flow_run.id, over])
     patience.start()
     try:
         # A key of its own for each attempt: Prefect's Retry is the same flow run, which keeps the earlier form.
@@ -229,19 +230,22 @@ def _ask(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:
     except ValidationError:  # nobody has filled in the form
         return None
     finally:
+        over.set()
         patience.cancel()
         (stage.directory / WAITING_FILE).unlink(missing_ok=True)
     return Approval(approve=form.approve, reviewer=form.reviewer, comment=form.comment)
 
 
-def _go_on_without(flow_run_id: UUID) -> None:
-    """End the pause: a model that nobody looked at is no failure. A server that is away is asked again."""
-    deadline = time.monotonic() + _MARGIN_S
-    while time.monotonic() < deadline:
-        try:
-            with get_client(sync_client=True) as client:
+def _go_on_without(flow_run_id: UUID, over: Event) -> None:
+    """End the pause: a model that nobody looked at is no failure. A server that is away is asked again.
+
+    Args:
+        over: somebody has answered meanwhile.
+    """
+    while not over.is_set():
+        with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
+            state = client.read_flow_run(flow_run_id).state
+            if state and state.is_paused():  # and neither about to be, nor cancelled
                 client.set_flow_run_state(flow_run_id, Running(message="Nobody approved in time"))
-        except httpx.HTTPError:
-            time.sleep(_POLL_S)
-        else:
-            return
+                return
+        over.wait(_POLL_S)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -11,7 +12,7 @@ from uuid import uuid4
 import httpx
 import openpyxl
 import pytest
-from prefect.states import State
+from prefect.states import Paused, Running, State
 
 from qinglan.artifacts import Artifact, StageResult, write_json, write_jsonl
 from qinglan.config import Profile
@@ -369,15 +370,23 @@ def test_every_attempt_asks_anew(finished: Callable[..., Finished], monkeypatch:
 
 def test_a_wait_is_ended_once_the_server_is_back(monkeypatch: pytest.MonkeyPatch):
     asked = list[tuple[object, str | None]]()
+    states = [httpx.ConnectError("restarting"), Running(), Paused(), Paused()]
+
+    def read(_: object) -> Any:
+        if isinstance(state := states.pop(0), Exception):
+            raise state
+        return SimpleNamespace(state=state)
 
     def set_state(run: object, state: State[Any]) -> None:
         asked.append((run, state.message))
         if len(asked) == 1:
-            raise httpx.ConnectError("restarting")
+            raise httpx.ReadError("restarting again")
 
-    client = SimpleNamespace(set_flow_run_state=set_state)
+    client = SimpleNamespace(read_flow_run=read, set_flow_run_state=set_state)
     monkeypatch.setattr(tasks_module, "get_client", lambda **_: nullcontext(client))
     monkeypatch.setattr(tasks_module, "_POLL_S", 0.01)
     go_on: Any = tasks_module._go_on_without
-    go_on(flow_run := uuid4())
-    assert asked == [(flow_run, "Nobody approved in time")] * 2
+    go_on(flow_run := uuid4(), over := Event())
+    assert asked == [(flow_run, "Nobody approved in time")] * 2 and not states
+    over.set()
+    go_on(flow_run, over)  # asks nobody: somebody has answered

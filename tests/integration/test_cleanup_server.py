@@ -15,6 +15,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from test_release import Site
+from waiting import wait_until
 
 from qinglan import up
 from qinglan.cleanup import Cleaned, clean_up
@@ -192,10 +193,8 @@ def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: httpx.Cl
     left = [artifact["data"] for artifact in ask(api, "artifacts/filter", limit=200)]
     assert left == ["at work"]
     assert [each["data"] for each in ask(api, "artifacts/latest/filter", limit=200)] == ["at work"]
-    mine, deadline = {"flow_run_id": {"any_": [by_hand]}}, time.monotonic() + 15
-    while ask(api, "logs/filter", logs=mine) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert not ask(api, "logs/filter", logs=mine)
+    mine = {"flow_run_id": {"any_": [by_hand]}}
+    wait_until("its logs to go", lambda: not ask(api, "logs/filter", logs=mine))
 
 
 def test_a_prefect_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

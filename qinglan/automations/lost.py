@@ -4,6 +4,7 @@ The automations go by clocks that Prefect forgets when its server is away, as af
 whoever begins to work looks as well.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from qinglan.prefect_api import TAG, call, pages
 SILENT_FOR = timedelta(hours=1)
 SETTLED_FOR, NOT_OLDER = timedelta(minutes=30), timedelta(days=1)
 """Prefect may take a quarter of an hour for an event that it received before the one it follows."""
+_ANY_OF_A_RUN = {"prefix": ["prefect.flow-run."]}
 
 
 def crash_lost(api: httpx.Client, now: datetime | None = None) -> list[str]:
@@ -89,15 +91,19 @@ def _accepted(api: httpx.Client, run_id: str, state: dict[str, str]) -> bool:
 
 def _gave_a_sign(api: httpx.Client, run: dict[str, Any], until: datetime) -> bool:
     """Did its heartbeats ever arrive?"""
-    occurred = {"since": run["start_time"], "until": until.isoformat()}
-    resource, event = {"id": [f"prefect.flow-run.{run['id']}"]}, {"name": ["prefect.flow-run.heartbeat"]}
-    asked = {"occurred": occurred, "resource": resource, "event": event}
-    return bool(call(api, "POST", "events/filter", {"filter": asked, "limit": 1})["events"])
+    began = datetime.fromisoformat(run["start_time"])
+    return _happened(api, began, until, run["id"], {"name": ["prefect.flow-run.heartbeat"]})
 
 
-def _happened(api: httpx.Client, since: datetime, until: datetime, run_id: str | None = None) -> bool:
+def _happened(
+    api: httpx.Client,
+    since: datetime,
+    until: datetime,
+    run_id: str | None = None,
+    event: Mapping[str, list[str]] = _ANY_OF_A_RUN,
+) -> bool:
     """Anything at all, or a sign of life of a flow run."""
     asked: dict[str, object] = {"occurred": {"since": since.isoformat(), "until": until.isoformat()}}
     if run_id:
-        asked |= {"resource": {"id": [f"prefect.flow-run.{run_id}"]}, "event": {"prefix": ["prefect.flow-run."]}}
+        asked |= {"resource": {"id": [f"prefect.flow-run.{run_id}"]}, "event": event}
     return bool(call(api, "POST", "events/filter", {"filter": asked, "limit": 1})["events"])

@@ -113,10 +113,9 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Clien
     with (tmp_path / "server.log").open("wb") as log:
         process = subprocess.Popen(site.prefect_server().argv, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + DEADLINE_S
-        while not answers(f"{site.api_url}/health"):
-            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "server.log").read_text()
-            time.sleep(0.5)
+        said, health = (tmp_path / "server.log").read_text, f"{site.api_url}/health"
+        wait_until("Prefect", lambda: process.poll() is not None or answers(health), DEADLINE_S, explain=said)
+        assert process.poll() is None, said()
         monkeypatch.setenv("PREFECT_API_URL", site.api_url)
         # On SQLite the server answers 503 while it is at work itself, as it is when it has just started.
         with PatientClient(base_url=site.api_url, trust_env=False, timeout=30) as client:

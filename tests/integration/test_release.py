@@ -5,7 +5,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +14,7 @@ import httpx
 import pytest
 import yaml
 from registered import Models
+from waiting import wait_until
 
 from qinglan import up
 from qinglan.artifacts import Artifact, StageResult, sha256_of, write_json, write_jsonl
@@ -146,10 +146,12 @@ def site(tmp_path: Path) -> Site:
 def test_a_model_that_a_person_approved_serves_until_it_is_rolled_back(site: Site):
     first = site.evaluated_run("first")
     flow = site.start("run", "release", "--from", first.id)
-    waiting, deadline = None, time.monotonic() + DEADLINE_S
-    while waiting is None and time.monotonic() < deadline and flow.poll() is None:
-        waiting = next(site.profile.paths.runs.glob("*/gate/waiting.json"), None)
-        time.sleep(0.5)
+
+    def asks() -> Path | None:
+        return next(site.profile.paths.runs.glob("*/gate/waiting.json"), None)
+
+    wait_until("the gate's question", lambda: flow.poll() is not None or asks(), DEADLINE_S)
+    waiting = asks()
     assert waiting is not None, flow.communicate()[0]
     assert (waiting.parent / "review.xlsx").exists()
     site.qinglan("release", "approve", waiting.parents[1].name, "--reviewer", "李雷")
@@ -200,10 +202,9 @@ def server(tmp_path: Path) -> Iterator[str]:
     env = {**os.environ, **command.env}
     with (tmp_path / "server.log").open("wb") as log:
         process = subprocess.Popen(command.argv, env=env, stdout=log, stderr=log, start_new_session=True)
-    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + DEADLINE_S
-    while not answers(f"{url}/health"):
-        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "server.log").read_text()
-        time.sleep(0.5)
+    url, said = f"http://127.0.0.1:{port}", (tmp_path / "server.log").read_text
+    wait_until("MLflow", lambda: process.poll() is not None or answers(f"{url}/health"), DEADLINE_S, explain=said)
+    assert process.poll() is None, said()
     yield url
     process.terminate()
     process.wait(300)

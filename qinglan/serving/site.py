@@ -173,8 +173,9 @@ class Site:
             write_json(self.folder / VERDICT_FILE, VERDICT.dump(verdict))
 
     def _put_away(self, named: Named) -> None:
-        """What is left of a canary that is over."""
-        if verdict := read_verdict(self.folder):
+        """What is left of a canary that is over; a verdict that fell during this step is the next one's to act upon."""
+        verdict = read_verdict(self.folder)
+        if verdict and verdict.challenger != named.aliases.get("challenger"):
             with (self.folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
                 history.write(VERDICT.line(verdict) + "\n")
             (self.folder / VERDICT_FILE).unlink(missing_ok=True)

@@ -298,11 +298,15 @@ def test_weights_that_are_gone_keep_the_former_champion(bench, monkeypatch: pyte
     assert site.heard("version 2: can't be served: weights are gone") == 1
 
 
+def roll_back() -> Verdict:
+    judgement = Judgement(outcome="roll_back", reason="it fails")
+    return Verdict(challenger="2", champion="1", judgement=judgement, at=1.0, requests=30)
+
+
 def test_a_verdict_withdraws_the_challenger_and_is_put_away(bench):
     site = bench(champion="1", challenger="2")
     site.run(4)
-    judgement = Judgement(outcome="roll_back", reason="it fails")
-    verdict = Verdict(challenger="2", champion="1", judgement=judgement, at=1.0, requests=30)
+    verdict = roll_back()
     (site.folder / VERDICT_FILE).write_text(verdict.model_dump_json())
     assert site.run(0.5).challenger is None
     site.run(8)
@@ -311,6 +315,24 @@ def test_a_verdict_withdraws_the_challenger_and_is_put_away(bench):
     assert read_verdict(site.folder) is None
     assert VERDICT.read(Verdict, site.folder / HISTORY_FILE) == verdict
     assert site.heard("canary of version 2: roll_back: it fails") == 1
+
+
+def test_a_verdict_that_falls_in_the_midst_of_a_step_is_acted_upon(bench, monkeypatch: pytest.MonkeyPatch):
+    site = bench(champion="1", challenger="2")
+    site.run(4)
+    tick = site.fleet.tick
+
+    def falls(*given: Any) -> None:
+        tick(*given)
+        (site.folder / VERDICT_FILE).write_text(roll_back().model_dump_json())
+
+    with monkeypatch.context() as during:
+        during.setattr(site.fleet, "tick", falls)
+        site.run(0.5)
+    assert not (site.folder / HISTORY_FILE).exists()
+    site.run(4)
+    assert site.registry.withdrawn == ["canary roll_back: it fails"]
+    assert VERDICT.read(Verdict, site.folder / HISTORY_FILE) == roll_back()
 
 
 def test_a_challenger_whose_server_dies_again_and_again_is_withdrawn(bench):
@@ -328,9 +350,7 @@ def test_a_challenger_whose_server_dies_again_and_again_is_withdrawn(bench):
 def test_a_verdict_waits_for_a_registry_that_is_away(bench):
     site = bench(champion="1", challenger="2")
     site.run(4)
-    judgement = Judgement(outcome="roll_back", reason="it fails")
-    verdict = Verdict(challenger="2", champion="1", judgement=judgement, at=1.0, requests=30)
-    (site.folder / VERDICT_FILE).write_text(verdict.model_dump_json())
+    (site.folder / VERDICT_FILE).write_text(roll_back().model_dump_json())
     site.registry.problem = OSError("locked")
     assert site.run(3).challenger is None
     site.registry.problem = None

@@ -26,6 +26,7 @@ class _Noted(BaseModel):
     profile_name: str
     finished: bool
     flow_run_id: str = ""
+    ended_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,9 @@ def _sentence(directory: Path, noted: _Noted) -> str:
             f"{named}: has ended, but its {REPORT_FILE} is gone; restore it from a backup, or run it again, which "
             f"uses its stages{_with_report(directory, noted)}"
         )
+    why = f": {noted.ended_by}" if noted.ended_by else ", as no process of this machine is at work on it"
     return (
-        f"{named}: ended before its report, as no process of this machine is at work on it; `qinglan run {noted.flow} "
+        f"{named}: ended before its report{why}; `qinglan run {noted.flow} "
         f"--profile {noted.profile_name}` with the same --set goes on with it{_with_report(directory, noted)}"
     )
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qinglan.artifacts import MANIFEST, StageResult, hash_of, write_json
 from qinglan.config import CHANGEABLE, Profile
-from qinglan.errors import ArtifactError, ConfigError
+from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.locks import is_held
 from qinglan.schema_versions import RUN
 
@@ -109,9 +109,14 @@ def note_mlflow_run(run: Run, mlflow_run_id: str) -> Run:
 
 
 def note_flow_run(run: Run, flow_run_id: str) -> Run:
-    """Remember which of the orchestrator's runs is at work."""
-    _note(run, flow_run_id=flow_run_id)
+    """Remember which of the orchestrator's runs is at work, and no more what ended the one before."""
+    _note(run, flow_run_id=flow_run_id, ended_by="")
     return run.model_copy(update={"flow_run_id": flow_run_id})
+
+
+def note_end(run: Run, error: BaseException) -> None:
+    """Remember what ended it early, for whoever looks at its files later."""
+    _note(run, ended_by=first_line(error))
 
 
 def note_source(run: Run, source: Path) -> Run:

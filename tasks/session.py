@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -27,6 +27,7 @@ from qinglan.runs import (
     Run,
     finish_run,
     load_stages,
+    note_end,
     note_flow_run,
     note_mlflow_run,
     note_source,
@@ -96,7 +97,9 @@ def open_session(
         try:
             with embedded_services(run.profile, knowledge_base) as services:
                 yield Session(run, services, workbook, knowledge_base, bool(source))
-        except BaseException:
+        except BaseException as error:
+            with suppress(OSError):  # on a full disk what ended it is told all the same
+                note_end(run, error)
             tracker.end_run(run.mlflow_run_id, failed=True)
             raise
         finish_run(run)

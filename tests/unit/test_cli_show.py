@@ -10,9 +10,10 @@ import yaml
 from qinglan import cli
 from qinglan.artifacts import StageResult
 from qinglan.config import Profile
+from qinglan.errors import StageError
 from qinglan.registry.approval import Waiting
 from qinglan.report import Report
-from qinglan.runs import Run, finish_run, note_flow_run, open_run, save_stage
+from qinglan.runs import Run, finish_run, note_end, note_flow_run, open_run, save_stage
 
 ProfileOf = Callable[..., Profile]
 Show = Callable[..., tuple[int, str, str]]
@@ -101,6 +102,15 @@ def test_of_a_run_that_failed_it_says_what_was_done_where_its_log_is_and_how_it_
     assert "empty_query 1" in out
     assert "Begun, but not done: distill\n" in out
     assert f"Log: flow run {FLOW_RUN} on Prefect's pages, which `qinglan up` serves\nLog of distill: {log}\n" in out
+
+
+def test_what_ended_a_run_is_said_until_it_goes_on(profile_of: ProfileOf, show: Show):
+    with open_run(profile_of(name="acme"), "refresh") as opened:
+        run = note_flow_run(opened, FLOW_RUN)
+        note_end(run, StageError("distill: 9 of 10 calls failed (timeout 9)\nthe end of a log"))
+    assert "ended before its report: distill: 9 of 10 calls failed (timeout 9); `qinglan run" in show("latest")[2]
+    note_flow_run(run, FLOW_RUN)
+    assert "ended before its report, as no process of this machine is at work on it; `qinglan" in show("latest")[2]
 
 
 def test_a_run_at_work_has_not_ended(profile_of: ProfileOf, show: Show):

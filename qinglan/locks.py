@@ -3,6 +3,9 @@
 import fcntl
 from pathlib import Path
 
+LOOK_S = 0.5
+"""Longer than `is_held` keeps a lock: who wants it for work tries for so long before another one counts as at work."""
+
 
 def is_held(file: Path, *, shared: bool = False) -> bool:
     """Does a process hold this file's lock (`flock`, as `filelock` takes it too)?

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from qinglan.artifacts import MANIFEST, StageResult, hash_of, write_json
 from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ArtifactError, ConfigError, first_line
-from qinglan.locks import is_held
+from qinglan.locks import LOOK_S, is_held
 from qinglan.schema_versions import RUN
 
 RUN_FILE = "run.json"
@@ -77,7 +77,8 @@ def open_run(
         if not _is_open(directory, identity, fresh=fresh):
             continue
         try:
-            held = FileLock(directory / ".lock").acquire(blocking=_is_work_of(directory, flow_run_id))
+            patience_s = -1 if _is_work_of(directory, flow_run_id) else LOOK_S
+            held = FileLock(directory / ".lock").acquire(timeout=patience_s)
         except Timeout:
             continue
         with held:

@@ -22,6 +22,7 @@ from qinglan.cleanup.run_folders import (
     is_past,
     kept_of,
     named_in,
+    names_at_work,
     parts,
     plan,
     remove_part,
@@ -105,8 +106,9 @@ def _runs(sweep: _Sweep) -> None:
     try:
         with nothing_removed(root, but_by_me=True):
             tracked.require_database(root)
+            at_work = names_at_work(root)
             registered = tracked.registered()
-            found = plan(sweep.profile, {each.label: each.told for each in registered}, sweep.now)
+            found = plan(sweep.profile, at_work, {each.label: each.told for each in registered}, sweep.now)
             for removed in remove_runs(found, root, dry_run=sweep.dry_run):
                 sweep.tell(removed)
             _parts(sweep, found, root)

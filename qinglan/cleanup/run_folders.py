@@ -89,10 +89,19 @@ class Plan:
     going: dict[str, str] = field(default_factory=dict)
 
 
-def plan(profile: Profile, registered: Mapping[str, str], now: datetime) -> Plan:
+def names_at_work(root: Path) -> set[str]:
+    """Runs that are at work.
+
+    Asked before the registry: whoever is not at work has registered what it had to.
+    """
+    return {each.name for each in read_folders(root) if is_at_work(each.directory)}
+
+
+def plan(profile: Profile, at_work: Collection[str], registered: Mapping[str, str], now: datetime) -> Plan:
     """Decide about every run under `paths.runs`.
 
     Args:
+        at_work: names of runs that were at work before `registered` was read.
         registered: by the label of each registered version, all that is told about it.
     """
     root, policy = profile.paths.runs.resolve(), profile.retention
@@ -108,7 +117,7 @@ def plan(profile: Profile, registered: Mapping[str, str], now: datetime) -> Plan
             found.kept[each.name] = f"is of profile {each.profile}"
         elif each.name in needed:
             found.kept[each.name] = f"{needed[each.name]} was made of it"
-        elif is_at_work(each.directory):
+        elif each.name in at_work:
             found.kept[each.name] = "is at work"
         elif each.name == latest:
             found.kept[each.name] = "is the latest"

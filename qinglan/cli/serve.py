@@ -1,6 +1,7 @@
 """`qinglan serve` and `qinglan canary`: the champion's endpoint, and a share of its traffic for another model."""
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,8 +13,8 @@ from qinglan.registry import Registry, registry_of
 from qinglan.schema_versions import VERDICT
 from qinglan.serving.canary import interval
 from qinglan.serving.check import check_site
-from qinglan.serving.site import HISTORY_FILE, CanaryShare, serve_site, serving_folder, share_of
-from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, State, Verdict, read_state
+from qinglan.serving.site import HISTORY_FILE, CanaryShare, put_away_verdict, serve_site, serving_folder, share_of
+from qinglan.serving.watch import STATE_FILE, State, Verdict, read_state, read_verdict
 
 canary_app = typer.Typer(no_args_is_help=True, help="Try a released model on a share of the live traffic.")
 
@@ -54,10 +55,11 @@ def start(
     loaded = load_profile(profile, set_ or ())
     folder, registry = serving_folder(loaded), registry_of(loaded)
     before = registry.aliases().get("challenger")
+    if before != version:
+        _end_the_last_one(folder, registry, before)
     released = registry.challenge(version, force_reason=forced(force, reason))
-    if before != version:  # what an earlier canary left, from before the site was stopped, would end or count in it
-        for name in (VERDICT_FILE, STATE_FILE):
-            (folder / name).unlink(missing_ok=True)
+    if before != version:
+        (folder / STATE_FILE).unlink(missing_ok=True)  # else its counts from before the site was stopped would go on
     if share is not None:
         CanaryShare(version=version, share=share).write(folder)
     say(f"{released.name} {version}: challenger, {share_of(loaded, folder, version):.0%} of the requests")
@@ -105,9 +107,24 @@ def promote(
     """Make the challenger the champion."""
     loaded = load_profile(profile, set_ or ())
     registry = registry_of(loaded)
-    chosen = version or registry.aliases().get("challenger") or _won(loaded, registry)
+    chosen = version or _challenger(loaded, registry) or _won(loaded, registry)
     released = registry.promote(chosen, force_reason=forced(force, reason))
     say(f"{released.name} {released.version}: champion" + _after(released.replaced))
+
+
+def _end_the_last_one(folder: Path, registry: Registry, before: str | None) -> None:
+    """Do what a site that has just seen its verdict, or was stopped, has not done yet."""
+    if (fallen := read_verdict(folder)) and fallen.challenger == before:
+        registry.withdraw_challenger(fallen.told, before)
+    put_away_verdict(folder)
+
+
+def _challenger(profile: Profile, registry: Registry) -> str | None:
+    """The challenger, unless its canary has just ended without success and the site has yet to act upon that."""
+    named, fallen = registry.aliases().get("challenger"), read_verdict(serving_folder(profile))
+    if fallen and fallen.challenger == named and fallen.judgement.outcome != "better":
+        raise ConfigError(f"there is no canary to promote; the last one: {_told(fallen)}; name a VERSION")
+    return named
 
 
 def _after(replaced: str) -> str:
@@ -128,6 +145,8 @@ def _won(profile: Profile, registry: Registry) -> str:
 
 
 def _last_verdict(profile: Profile) -> Verdict | None:
+    if fallen := read_verdict(serving_folder(profile)):  # the site has yet to put it away
+        return fallen
     history = serving_folder(profile) / HISTORY_FILE
     lines = history.read_text(encoding="utf-8", errors="replace").splitlines() if history.exists() else []
     for line in reversed(lines):

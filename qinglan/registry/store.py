@@ -139,9 +139,16 @@ class Registry:
             return self._version(client, version)
 
     def redecide(self, version: str, decision: Decision) -> Released:
-        """Keep a later decision about a version, such as a person's approval."""
+        """Keep a person's decision about a version that waits for it.
+
+        Raises:
+            ConfigError: it waits no more, such as by another person's decision of this moment.
+        """
         with self._change() as client:
-            return self._redecide(client, self._version(client, version), decision)
+            found = self._version(client, version)
+            if found.verdict != "undecided":
+                raise ConfigError(f"release {version} of {self.name}: is decided by now: {found.sentence}")
+            return self._redecide(client, found, decision)
 
     def challenge(self, version: str, *, force_reason: str = "") -> Released:
         """Make it the challenger, for a canary.

@@ -12,6 +12,7 @@ from qinglan.embedded.worlds import sample_of
 from qinglan.engines.processes import Say, stop_signals
 from qinglan.errors import ConfigError, EngineError
 from qinglan.recipes import get_recipe, stand_ins
+from qinglan.registry import Alias, Registry, registry_of
 from qinglan.rows import Row
 from qinglan.serving.site import STEP_S, Site, open_site, serving_folder
 from qinglan.workbook import read_rows
@@ -37,12 +38,25 @@ def check_site(profile_name: str, overrides: Sequence[str], question: str | None
     asked = _made_of(question, profile) if question else _first_of_sample(profile)
     folder = serving_folder(profile)
     folder.mkdir(parents=True, exist_ok=True)
+    registry = _WithoutCanary(registry_of(profile))
     with (
         stop_signals(),
         TemporaryDirectory(prefix="check-", dir=folder) as own,
-        open_site(profile, Path(own), say, port=0, watched=False) as site,
+        open_site(profile, Path(own), say, port=0, watched=False, registry=registry) as site,
     ):
         return _ask(profile, _wait(site), asked)
+
+
+class _WithoutCanary:
+    """The registry but for the challenger: a check neither asks it nor judges it, which is the real site's to do."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.version, self.folder = registry.version, registry.folder
+        self.withdraw_challenger = registry.withdraw_challenger
+
+    def aliases(self) -> dict[Alias, str]:
+        return {alias: version for alias, version in self._registry.aliases().items() if alias != "challenger"}
 
 
 def _wait(site: Site) -> str:

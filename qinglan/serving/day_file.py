@@ -82,6 +82,10 @@ class DayFile:
             with suppress(FileExistsError):
                 self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
                 fcntl.flock(self._file, fcntl.LOCK_EX)
+                if (self._folder / name).exists():  # its writer ended between the two looks
+                    path.unlink()
+                    os.close(self._file)
+                    continue
                 self._path, self._size = path, 0
                 return
 

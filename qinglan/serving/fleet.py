@@ -181,8 +181,11 @@ class Fleet:
         if server.probe is None and now >= server.next_probe:
             server.probe = self._probes.submit(self.probe, server.backend)
         elif server.probe and server.probe.done():
+            probe, server.probe = server.probe, None
+            server.next_probe = now + (PROBE_EVERY_S if server.phase == "ready" else 0.2)
             try:
-                self._probed(version, server, server.probe.result())
+                # It raises what is wrong on our side, such as too many open files: that is no missed probe.
+                self._probed(version, server, probe.result())
             except StrangerError as error:
                 self._failed(version, str(error))
                 self._end(version)
@@ -201,7 +204,6 @@ class Fleet:
         self._failed(version, f"its server ended with status {status}; full log: {log}\n{tail(log, _LOG_LINES)}")
 
     def _probed(self, version: str, server: _Server, problem: str | None) -> None:
-        server.probe, server.next_probe = None, self.clock() + (PROBE_EVERY_S if server.phase == "ready" else 0.2)
         if problem is None:
             server.missed = 0
             if server.phase == "starting":

@@ -64,8 +64,9 @@ class RouterProcess:
             else:
                 self._attend()
         elif self.clock() >= self._again_at:
-            self._again_at = None
+            self._again_at = self.clock() + _AGAIN_AFTER_S  # what kept it from starting, such as a full disk, may pass
             self._launch()
+            self._again_at = None
 
     def _attend(self) -> None:
         """Ask whether it is well; if it is not, have it end."""
@@ -74,7 +75,8 @@ class RouterProcess:
             if self.url and now >= self._next_probe:
                 self._health = self._probes.submit(self.probe, f"{self.url}/health")
         elif self._health.done():
-            is_well, self._health, self._next_probe = self._health.result(), None, now + PROBE_EVERY_S
+            health, self._health, self._next_probe = self._health, None, now + PROBE_EVERY_S
+            is_well = health.result()  # raises what is wrong on our side, and so says nothing about the router
             self._has_answered = self._has_answered or is_well
             is_due = self._has_answered or now - self._launched_at > START_WITHIN_S
             self._missed = 0 if is_well or not is_due else self._missed + 1
@@ -84,6 +86,7 @@ class RouterProcess:
                 self.processes.ask_to_end(NAME)
 
     def _launch(self) -> None:
+        self._health = None  # of the one before
         self._launched_at, self._has_answered, self._missed = self.clock(), False, 0
         again = [f"--port={self.url.rpartition(':')[2]}", "--again"] if self.url else []
         options = [option for option in self.options if not (again and option.startswith("--port="))]

@@ -25,6 +25,7 @@ from qinglan.embedded.services import rag_service
 from qinglan.embedded.worlds import embedded_knowledge_base
 from qinglan.engines.processes import Processes, Say, stop_signals
 from qinglan.errors import ConfigError
+from qinglan.locks import LOOK_S
 from qinglan.recipes import get_recipe, stand_ins
 from qinglan.registry import Released, registry_of
 from qinglan.rows import Row, row_id
@@ -71,6 +72,14 @@ def share_of(profile: Profile, folder: Path, version: str) -> float:
         if given.version == version:
             return given.share
     return profile.serve.canary.share
+
+
+def put_away_verdict(folder: Path) -> None:
+    """The verdict on file, if there is one, goes into the history."""
+    if verdict := read_verdict(folder):
+        with (folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
+            history.write(VERDICT.line(verdict) + "\n")
+        (folder / VERDICT_FILE).unlink(missing_ok=True)
 
 
 @dataclass
@@ -166,9 +175,8 @@ class Site:
 
     def _act_on(self, verdict: Verdict) -> None:
         """Have the alias taken away; on file until that is done, also by the next `qinglan serve`."""
-        told = f"{verdict.judgement.outcome}: {verdict.judgement.reason}"
-        self.following.withdraw(verdict.challenger, f"canary {told}", verdict.at)
-        self._once(f"canary of version {verdict.challenger}: {told}")
+        self.following.withdraw(verdict.challenger, verdict.told, verdict.at)
+        self._once(f"canary of version {verdict.challenger}: {verdict.told.removeprefix('canary ')}")
         if verdict is self._given_up and read_verdict(self.folder) != verdict:
             write_json(self.folder / VERDICT_FILE, VERDICT.dump(verdict))
 
@@ -176,9 +184,7 @@ class Site:
         """What is left of a canary that is over; a verdict that fell during this step is the next one's to act upon."""
         verdict = read_verdict(self.folder)
         if verdict and verdict.challenger != named.aliases.get("challenger"):
-            with (self.folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
-                history.write(VERDICT.line(verdict) + "\n")
-            (self.folder / VERDICT_FILE).unlink(missing_ok=True)
+            put_away_verdict(self.folder)
             self._told.clear()
         if "challenger" not in named.aliases and self.routes.challenger is None:
             (self.folder / STATE_FILE).unlink(missing_ok=True)
@@ -309,7 +315,7 @@ def _warm_up(profile: Profile) -> list[dict[str, str]]:
 def _alone(folder: Path, profile: Profile) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(folder / ".lock", timeout=0):
+        with FileLock(folder / ".lock", timeout=LOOK_S):
             yield
     except Timeout:
         raise ConfigError(

@@ -77,6 +77,11 @@ class Verdict(BaseModel):
     requests: int
     """To the challenger."""
 
+    @property
+    def told(self) -> str:
+        """Why the challenger's alias is taken away."""
+        return f"canary {self.judgement.outcome}: {self.judgement.reason}"
+
 
 class Retrieves(Protocol):
     """The RAG, as far as it is needed here."""
@@ -114,6 +119,7 @@ class Watch:
         self._table: RouteTable | None = None
         self._verdict: Verdict | None = None
         self._broken = ""
+        self._is_filed = False
         self.state: State | None = None
         """None while there is no canary."""
 
@@ -153,8 +159,11 @@ class Watch:
             self._verdict = None
         if table.dropped_reason and not self._is_pending():
             table.allow_challenger()
+        if self._is_filed and not (self._folder / STATE_FILE).exists():
+            self.state = None  # somebody began the canary anew: the same versions, and none of the old counts
         state = self._follow(table.routes)
         if state is None:
+            self._is_filed = False
             return
         now = self._clock()
         state.judgement, state.looked = self._judgement(state, now), now
@@ -163,7 +172,7 @@ class Watch:
             verdict = _verdict(state, now)
             self._verdict = None if self._write(VERDICT_FILE, VERDICT, verdict) else verdict
             self.state = None
-        self._write(STATE_FILE, CANARY, state)
+        self._is_filed = self._write(STATE_FILE, CANARY, state) and self.state is not None
 
     async def _watch(self, table: RouteTable, models: Models) -> None:
         if self._rag is None:

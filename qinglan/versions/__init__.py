@@ -207,10 +207,24 @@ def last_training(profile: Profile) -> Training | None:
 
 
 def note_training(profile: Profile, version_id: str, run_id: str) -> None:
-    """Remember that a training used this version, or was started for it: new rows count from here."""
+    """Remember that a training used this version, or was started for it: new rows count from here.
+
+    Never from an older version than before: a long training may end after a newer one was started.
+    """
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    training = Training(version=version_id, run_id=run_id, at=at)
-    write_json(tenant_folder(profile) / TRAINED, TRAINING.dump(training))
+    training, root = Training(version=version_id, run_id=run_id, at=at), tenant_folder(profile)
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / LOCK):
+        noted = last_training(profile)
+        if noted is None or not _is_older(root / version_id, root / noted.version):
+            write_json(root / TRAINED, TRAINING.dump(training))
+
+
+def _is_older(directory: Path, than: Path) -> bool:
+    try:
+        return Version.read(directory).created < Version.read(than).created
+    except ArtifactError:  # one of them was removed, or can't be read
+        return False
 
 
 def training_rows_since(profile: Profile, version: Version) -> int:

@@ -126,7 +126,7 @@ def night(team: Team) -> dict[str, Any]:
     }
     flow_id = team.ask("/flows/", name="refresh")["id"]
     # One that has gone by before the deployment is there fires tomorrow.
-    soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
+    soon = (datetime.now(UTC) + timedelta(seconds=60)).isoformat()
     deployment = team.ask(
         "/deployments/",
         name="nightly",

@@ -116,6 +116,21 @@ def test_a_run_at_work_stays_and_its_parts_too(tree: Tree):
     assert why(cleaned, busy) == "is at work"
 
 
+def test_a_run_that_ends_while_the_registry_is_read_stays(tree: Tree, monkeypatch: pytest.MonkeyPatch):
+    ending, _ = tree.run(300), tree.run(1)
+    at_work, read = FileLock(ending / ".lock"), cleanup.Tracked.registered
+
+    def ends(tracked: cleanup.Tracked) -> Any:
+        found = read(tracked)
+        at_work.release()  # it registered its model a moment ago, which is not among these
+        return found
+
+    monkeypatch.setattr(cleanup.Tracked, "registered", ends)
+    with at_work:
+        assert why(sweep(tree, **EVERYTHING), ending) == "is at work"
+    assert ending.is_dir()
+
+
 def test_what_another_run_uses_stays_through_any_number_of_steps(tree: Tree):
     origin, between, loner = tree.run(300), tree.run(290), tree.run(280)
     source = tree.run(270)

@@ -11,8 +11,10 @@ from qinglan.cli import app
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, EngineError
 from qinglan.rows import Row
+from qinglan.schema_versions import VERDICT
 from qinglan.serving.canary import Judgement
 from qinglan.serving.check import _ask, _first_of_sample, check_site
+from qinglan.serving.following import Registered
 from qinglan.serving.site import HISTORY_FILE, serving_folder, share_of
 from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, State, Verdict
 
@@ -28,6 +30,9 @@ class FakeRegistry:
     def aliases(self) -> dict[str, str]:
         return self.named
 
+    def folder(self, released: SimpleNamespace) -> Path:
+        raise NotADirectoryError(released.name)
+
     def version(self, version: str) -> SimpleNamespace:
         return SimpleNamespace(rolled_back_to=self.rolled_back_to)
 
@@ -40,7 +45,7 @@ class FakeRegistry:
     def _released(self, version: str) -> SimpleNamespace:
         return SimpleNamespace(name="m", version=version, replaced="1")
 
-    def withdraw_challenger(self, reason: str) -> SimpleNamespace | None:
+    def withdraw_challenger(self, reason: str, version: str | None = None) -> SimpleNamespace | None:
         self.calls.append(("withdraw", reason))
         return self._released("2") if "challenger" in self.named else None
 
@@ -88,10 +93,20 @@ def test_a_share_by_hand_is_kept_for_that_version(terminal: Terminal):
     assert share_of(terminal.profile, terminal.folder, "2") == 0.25
 
 
-def test_a_new_canary_forgets_the_verdict_on_the_last_one(terminal: Terminal):
+def test_a_new_canary_files_the_verdict_on_the_last_one(terminal: Terminal):
     (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
     terminal("canary", "start", "2")
     assert not (terminal.folder / VERDICT_FILE).exists()
+    assert VERDICT.read(Verdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
+    assert terminal.registry.calls == [("challenge", "2", "")]
+
+
+def test_a_new_canary_acts_upon_the_verdict_on_the_challenger_before_it(terminal: Terminal):
+    terminal.registry.named["challenger"] = "2"
+    (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
+    terminal("canary", "start", "5")
+    assert terminal.registry.calls == [("withdraw", "canary roll_back: so it is"), ("challenge", "5", "")]
+    assert VERDICT.read(Verdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
 
 
 def test_a_refused_canary_changes_nothing(terminal: Terminal):
@@ -173,6 +188,23 @@ def test_only_what_did_better_is_promoted_without_a_name(terminal: Terminal, out
         terminal("canary", "promote")
 
 
+def test_what_has_just_lost_is_not_promoted_without_a_name(terminal: Terminal):
+    terminal.registry.named["challenger"] = "2"
+    (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
+    with pytest.raises(ConfigError, match=r"no canary to promote; the last one: version 2 .*; name a VERSION"):
+        terminal("canary", "promote")
+    terminal("canary", "promote", "2")
+    assert terminal.registry.calls == [("promote", "2", "")]
+
+
+def test_what_has_just_won_is_promoted_rather_than_an_earlier_winner(terminal: Terminal):
+    (terminal.folder / HISTORY_FILE).write_text(verdict("better").model_dump_json() + "\n")
+    newest = verdict("better").model_copy(update={"challenger": "3"})
+    (terminal.folder / VERDICT_FILE).write_text(newest.model_dump_json())
+    terminal("canary", "promote")
+    assert terminal.registry.calls == [("promote", "3", "")]
+
+
 def test_a_winner_that_was_rolled_back_since_needs_its_name(terminal: Terminal):
     (terminal.folder / HISTORY_FILE).write_text(verdict("better").model_dump_json() + "\n")
     terminal.registry.rolled_back_to = "1"
@@ -186,18 +218,21 @@ def test_half_a_line_of_history_is_passed_over(terminal: Terminal):
     assert "m 2: champion" in terminal("canary", "promote")
 
 
-def test_a_check_leaves_the_request_log_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_check_leaves_request_log_and_canary_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = list[Any]()
 
-    def open_site(profile: Any, folder: Path, *_: object, **__: object) -> None:
-        asked.append((profile.serve.request_log.consent, folder.parent))
+    def open_site(profile: Any, folder: Path, *_: object, registry: Registered, **__: object) -> None:
+        asked.append((profile.serve.request_log.consent, folder.parent, registry.aliases()))
         raise ConfigError("enough")
 
+    registry = FakeRegistry()
+    registry.named["challenger"] = "2"
     monkeypatch.setattr("qinglan.serving.check.open_site", open_site)
+    monkeypatch.setattr("qinglan.serving.check.registry_of", lambda _: registry)
     given = [f"paths.state={tmp_path}", f"serve.request_log.folder={tmp_path}", "serve.request_log.consent=all"]
     with pytest.raises(ConfigError, match="enough"):
         check_site("embedded", given, None, print)
-    assert asked == [("none", serving_folder(load_profile("embedded", given)))]
+    assert asked == [("none", serving_folder(load_profile("embedded", given)), {"champion": "1"})]
 
 
 def test_a_question_goes_with_check(terminal: Terminal):

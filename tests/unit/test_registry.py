@@ -266,10 +266,17 @@ def test_another_evaluation_of_the_champion_is_only_noted(site: Models):
 def test_who_has_a_place_keeps_it_whatever_is_decided_later(site: Models):
     site.register("one")
     site.registry.settle("1", "champion", None)
-    later = site.candidate(verdict="refuse").decision
-    released = site.registry.redecide("1", later)
+    released = site.registry.register(site.candidate("one", verdict="refuse"))
     assert (released.verdict, released.aliases) == ("promote", ("champion",))
     assert released.history[-1].endswith("decided anew: The gate says refuse.")
+
+
+def test_of_two_people_who_decide_at_once_the_first_has_decided(site: Models):
+    site.registry.register(site.candidate("one", verdict="undecided"))
+    site.registry.redecide("1", site.candidate(verdict="refuse").decision)
+    with pytest.raises(ConfigError, match=r"release 1 of .*: is decided by now: The gate says refuse\."):
+        site.registry.redecide("1", site.candidate(verdict="promote").decision)
+    assert site.registry.version("1").verdict == "refuse"
 
 
 def test_a_run_keeps_the_champion_that_it_began_with(site: Models, profile_of: Callable[..., Profile]):

@@ -252,6 +252,22 @@ def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
     assert [json.loads(line)["问题"] for line in lines] == ["一", "二"]
 
 
+def test_a_file_that_is_finished_between_two_looks_is_not_replaced(tmp_path, monkeypatch):
+    real, final = fcntl.flock, tmp_path / "2026-11-21.jsonl"
+
+    def ends_meanwhile(file: int, how: int) -> None:
+        real(file, how)
+        if not final.exists():
+            final.write_text('{"问题": "一"}\n')
+
+    day = DayFile(tmp_path, TODAY)
+    monkeypatch.setattr(day_file.fcntl, "flock", ends_meanwhile)
+    day.add("1" * 16, {"问题": "二", "q": {}}, "q")
+    day.finish()
+    assert final.read_text() == '{"问题": "一"}\n'
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-11-21.2.jsonl", "2026-11-21.jsonl"]
+
+
 def test_a_folder_that_can_not_be_made_stops_the_start(profile, tmp_path):
     (tmp_path / "file").write_text("")
     settings = profile(folder=str(tmp_path / "file" / "log"))

@@ -1,5 +1,6 @@
 """Runs: continued after a kill, never shared by two, stages reused only while their files are intact."""
 
+import fcntl
 import json
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from qinglan.artifacts import MANIFEST, StageResult, write_jsonl
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
+from qinglan.locks import LOOK_S
 from qinglan.runs import (
     Run,
     find_run,
@@ -135,6 +137,16 @@ def test_a_flow_run_that_was_started_twice_waits_for_itself(profile_of: ProfileO
     assert opened == [first.id]
     second()  # a person asks for it once more
     assert len(opened) == 2 and opened[1] != first.id
+
+
+def test_who_only_looks_at_a_run_does_not_keep_it_from_going_on(profile_of: ProfileOf):
+    interrupted = new_run(profile_of())
+    with (interrupted.directory / ".lock").open("r+b") as looked_at:  # as `is_held` does, though not for so long
+        fcntl.flock(looked_at, fcntl.LOCK_EX)
+        over = threading.Timer(LOOK_S / 5, fcntl.flock, (looked_at, fcntl.LOCK_UN))
+        over.start()
+        assert new_run(profile_of()).id == interrupted.id
+        over.join()
 
 
 def test_the_lock_goes_with_the_block_even_while_an_error_is_kept(profile_of: ProfileOf):

@@ -1,6 +1,7 @@
 """The site without processes: what is started, routed, kept and ended, and what it says."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -317,6 +318,17 @@ def test_a_verdict_withdraws_the_challenger_and_is_put_away(bench):
     assert site.heard("canary of version 2: roll_back: it fails") == 1
 
 
+def test_a_probe_that_fails_on_our_side_stops_nothing_for_good(bench):
+    site = bench(champion="1")
+    site.run(4)
+    site.sick["1"] = OSError("too many open files")
+    site.run(30)
+    assert site.heard("not everything could be done: too many open files") == 1
+    site.sick.clear()
+    site.registry.named = {"champion": "2", "previous": "1"}
+    assert site.run(10).champion.version == "2"
+
+
 def test_a_verdict_that_falls_in_the_midst_of_a_step_is_acted_upon(bench, monkeypatch: pytest.MonkeyPatch):
     site = bench(champion="1", challenger="2")
     site.run(4)
@@ -463,6 +475,58 @@ def test_a_router_that_hangs_is_started_again_on_its_port(tmp_path: Path):
     assert said[0] == "router: does not answer http://127.0.0.1:81/health; ending it"
     assert processes.started == ["router"] * 2
     assert processes.commands["router"].argv[-2:] == ["--port=81", "--again"]
+
+
+def test_a_router_that_can_t_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock, processes = Clock(), FakeProcesses(tmp_path)
+    router = RouterProcess(processes, [], list[str]().append, clock, "http://127.0.0.1:81", lambda _: True)  # type: ignore[arg-type]
+    router._launch()
+    processes.running["router"] = 137
+    router.tick()
+    with monkeypatch.context() as full:
+        full.setattr(processes, "start", lambda *_: (_ for _ in ()).throw(OSError("no space left on device")))
+        for _ in range(3):
+            clock.now += 2
+            with pytest.raises(OSError, match="no space left"):
+                router.tick()
+    clock.now += 2
+    router.tick()
+    assert processes.running == {"router": None}
+
+
+def test_a_probe_that_fails_on_our_side_says_nothing_about_the_router(tmp_path: Path):
+    problems, clock, processes = [OSError("too many open files")] * 9, Clock(), FakeProcesses(tmp_path)
+
+    def probe(_: str) -> bool:
+        if problems:
+            raise problems.pop()
+        return True
+
+    router = RouterProcess(processes, [], list[str]().append, clock, "http://127.0.0.1:81", probe)  # type: ignore[arg-type]
+    router._launch()
+    for _ in range(200):
+        clock.now += 1
+        with suppress(OSError):
+            router.tick()
+        _settle([router._health] if router._health else [])
+    assert problems == [] and router._has_answered
+    assert processes.started == ["router"]
+
+
+def test_the_health_of_the_router_before_is_not_its_successors(tmp_path: Path):
+    clock, processes, said = Clock(), FakeProcesses(tmp_path), list[str]()
+    is_well = [True]
+    router = RouterProcess(processes, [], said.append, clock, "http://127.0.0.1:81", lambda _: is_well[0])  # type: ignore[arg-type]
+    router._launch()
+    clock.now += 10
+    router.tick()
+    _settle([router._health] if router._health else [])
+    processes.running["router"], is_well[0] = 137, False  # it dies before its answer is looked at
+    for _ in range(60):  # and the next one takes a minute to start
+        clock.now += 1
+        router.tick()
+        _settle([router._health] if router._health else [])
+    assert processes.started == ["router"] * 2
 
 
 def test_the_router_is_given_the_profile_as_it_is(profile_of: ProfileOf, tmp_path: Path):

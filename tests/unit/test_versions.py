@@ -250,6 +250,20 @@ def test_new_training_rows_count_from_the_last_training(made: Callable[..., Vers
     assert training and (training.version, training.run_id) == (first.id, "run-1")
 
 
+def test_a_long_training_that_ends_takes_nothing_back(made: Callable[..., Version], profile_of: ProfileOf):
+    profile = profile_of()
+    first, second = made(ROWS), made([*ROWS, row("叶黄素")])
+    versions.note_training(profile, second.id, "run-2")
+    versions.note_training(profile, first.id, "run-1")
+    training = versions.last_training(profile)
+    assert training and (training.version, training.run_id) == (second.id, "run-2")
+    (first.directory / "version.json").chmod(0o644)
+    (first.directory / "version.json").write_text("{")
+    versions.note_training(profile, first.id, "run-1")  # when it was made is not known any more
+    training = versions.last_training(profile)
+    assert training and training.version == first.id
+
+
 def test_a_training_on_an_unknown_version_makes_all_rows_new(made: Callable[..., Version], profile_of: ProfileOf):
     versions.note_training(profile_of(), "0123456789ab", "run-0")
     assert versions.training_rows_since(profile_of(), made(ROWS)) == 2

@@ -15,7 +15,7 @@ from qinglan.rows import Retrieved, Row
 from qinglan.serving.records import Served, ServedRole
 from qinglan.serving.route_table import RouteTable
 from qinglan.serving.routes import Backend, Routes
-from qinglan.serving.watch import WAITING, State, Watch, in_sample, read_state, read_verdict
+from qinglan.serving.watch import STATE_FILE, WAITING, State, Watch, in_sample, read_state, read_verdict
 
 CONFIG = Canary(compare_share=1.0, check_every_s=0.01, min_requests=10)
 CHAMPION = Backend(url="http://127.0.0.1:1/v1", model="version-1", version="1")
@@ -114,6 +114,19 @@ async def test_requests_are_counted_by_whose_turn_it_was(tmp_path: Path):
         assert watch.state is not None
         counted = watch.state.tally.champion.fallbacks, watch.state.tally.challenger.fallbacks
     assert [(each.n, each.total) for each in counted] == [(2, 1.0), (1, 0.0)]
+
+
+async def test_a_canary_that_somebody_began_anew_counts_from_nothing(tmp_path: Path):
+    clock = Clock()
+    watch, table = watch_in(tmp_path, clock=clock), table_of(tmp_path)
+    async with running(watch, table):
+        watch.on_served(served("challenger", None), QUESTION)
+        await until(lambda: (found := read_state(tmp_path)) and found.tally.challenger.fallbacks.n == 1)
+        clock.now += 60
+        (tmp_path / STATE_FILE).unlink()  # as `canary start` does, where nobody saw the routes without it
+        await until(lambda: read_state(tmp_path))
+        state = read_state(tmp_path)
+        assert state and (state.tally.challenger.fallbacks.n, state.started) == (0, clock.now)
 
 
 async def test_answers_of_a_model_that_was_replaced_meanwhile_don_t_count(tmp_path: Path):

@@ -102,13 +102,18 @@ class PrefectPage:
     def start(self, deployment: str, changes: dict[str, str], *overrides: str, profile: str = "small") -> str:
         """Fill in the form and submit it; the flow run's id, its page open."""
         before = {run["id"] for run in self.runs()}
-        self.open_form(deployment)
-        self.fill_in(profile, changes, overrides)
-        self.submit()
-        expect(self.page.get_by_text("scheduled to start").first).to_be_visible()
-        (run,) = [run["id"] for run in self.runs() if run["id"] not in before]
+        new = list[str]()
+        for _ in range(_CLICKS):
+            self.open_form(deployment)
+            self.fill_in(profile, changes, overrides)
+            self.submit()
+            with suppress(AssertionError):  # a click that was refused made no run, one that was heard late has made it
+                expect(self.page.get_by_text("scheduled to start").first).to_be_visible(timeout=1.5 * _PATIENCE_MS)
+            if new := [run["id"] for run in self.runs() if run["id"] not in before]:
+                break
+        (run,) = new
         self.open_run(run)
-        return str(run)
+        return run
 
     # Schedules
 
@@ -152,9 +157,15 @@ class PrefectPage:
         expect(self.badge(state)).to_be_visible(timeout=within_s * 1000)
 
     def press(self, button: str, confirm: str) -> None:
-        """A button that asks back."""
-        self.button(button).click()
-        self.page.locator(".p-modal").get_by_role("button", name=confirm, exact=True).click()
+        """A button that asks back, and goes once it was heard."""
+        for _ in range(_CLICKS):
+            self.button(button).click()
+            self.page.locator(".p-modal").get_by_role("button", name=confirm, exact=True).click()
+            with suppress(AssertionError):
+                expect(self.button(button)).to_be_hidden(timeout=_PATIENCE_MS / 2)
+                return
+            self.page.reload()
+        raise AssertionError(f"the page's {button} was pressed and refused")
 
     def button(self, name: str) -> Locator:
         return self.page.get_by_role("button", name=name, exact=True).first

@@ -103,8 +103,9 @@ class Alarms(Section):
     """The judge's score, 0–5, has fallen only if by at least this much."""
     min_entropy_share: Share = 0.1
     """Entropy has collapsed below this share of the first window's; healthy runs that learn kept 0.21 and more."""
-    max_clip_fraction: Share = 0.5
-    """Share of the tokens whose part in an update was cut off at `clip_ratio`."""
+    max_clip_fraction: Share = 0.3
+    """Share of the tokens whose part in an update was cut off at `clip_ratio`. Of a policy that is lost it is half:
+    those whose advantage is negative."""
     min_value_loss_fall: Share = 0.05
     """The value loss has fallen if it is below the first window's by at least this share of it."""
     min_explained_variance: float = 0.05

@@ -29,7 +29,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from qinglan.alarms import Alarm
 from qinglan.engines.progress import TrainingProgress
 from qinglan.engines.trainer_settings import TrainerSettings
-from qinglan.engines.verl import TRAINER, mend_tracker
+from qinglan.engines.verl import TRAINER, mend_checkpoints
 from qinglan.errors import EngineError
 
 POLL_S = 0.05
@@ -101,7 +101,7 @@ class RewardedTrainer(PPOTrainerSync):
         return buffer
 
     def _load_checkpoint(self) -> None:
-        mend_tracker(Path(self.config.trainer.default_local_dir))
+        mend_checkpoints(Path(self.config.trainer.default_local_dir))
         super()._load_checkpoint()
         self._progress = TrainingProgress(self._settings, resumed_at=self.global_steps)
         coefficient = self._progress.last_known(KL_COEFFICIENT)

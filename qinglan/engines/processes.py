@@ -231,11 +231,18 @@ def answers(url: str) -> bool:
         return False
 
 
+_handed_out = set[int]()
+
+
 def free_port() -> int:
-    """A port of loopback that nobody listened on just now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port of loopback that nobody listened on just now, and that this process has not been told of before."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            port = int(probe.getsockname()[1])
+        if port not in _handed_out:
+            _handed_out.add(port)
+            return port
 
 
 def port_from(first: int) -> int:

@@ -5,6 +5,7 @@ Nothing is started or imported here; `verl_overrides` makes verl's configuration
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -129,15 +130,20 @@ def checkpoints(output_dir: Path) -> dict[int, Path]:
     return {step: path for step, path in sorted(found.items()) if step <= newest}
 
 
-def mend_tracker(output_dir: Path) -> None:
-    """verl can't read the file that names its newest checkpoint where a kill came while it was written."""
-    tracker = output_dir / TRACKER
+def mend_checkpoints(output_dir: Path) -> None:
+    """Put right what a kill left half written, before anything is saved.
+
+    verl can't read the file that names its newest checkpoint if that was not written whole. A folder beyond the one
+    that it names is torn, and would look whole once a later one is named.
+    """
+    tracker, saved = output_dir / TRACKER, checkpoints(output_dir)
     if tracker.exists() and not tracker.read_text().strip().isdigit():
-        saved = checkpoints(output_dir)
         if saved:
             tracker.write_text(str(max(saved)))
         else:
             tracker.unlink()
+    for torn in set(output_dir.glob("global_step_*")) - set(saved.values()):
+        shutil.rmtree(torn)
 
 
 def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path | None]:

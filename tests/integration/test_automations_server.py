@@ -313,8 +313,9 @@ def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
 
 
 def test_a_run_that_nobody_takes_is_told(server: Server, profile_of: Callable[..., Profile], told: FakeService):
-    run = server.run(server.deploy("refresh", "waiting", "dusk"))
+    deployment = server.deploy("refresh", "waiting", "dusk")
     apply_automations(server.api, night(profile_of, "dusk", about=("waiting",), waiting_s=10, ui_url=None))
+    run = server.run(deployment)
     wait_until("a late run, told", lambda: server.state(run) == "Late" and told.bodies)
     assert told.bodies[0]["topic"] == "waiting"
     assert told.bodies[0]["link"].endswith(f"/runs/flow-run/{run}")  # as the server knows itself

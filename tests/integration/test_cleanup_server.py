@@ -110,6 +110,8 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Clien
     site = up.Site(tmp_path, "", prefect_port=free_port())
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     env |= site.prefect_server().env | {"PREFECT_HOME": str(tmp_path / "prefect")}
+    # Its scheduler makes anew what is removed before its time has come.
+    env |= {"PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false"}
     with (tmp_path / "server.log").open("wb") as log:
         process = subprocess.Popen(site.prefect_server().argv, env=env, stdout=log, stderr=log, start_new_session=True)
     try:

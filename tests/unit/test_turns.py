@@ -88,13 +88,16 @@ def test_refreshes_of_others_go_on_beside_it(profile_of: ProfileOf, tmp_path: Pa
 def test_a_training_waits_for_the_gpu_until_its_holder_is_killed(profile_of: ProfileOf):
     profile, said = profile_of(trainer=CUDA), list[str]()
     with another_process("device", profile) as other:
-        killer = threading.Timer(0.3, other.kill)
-        killer.start()
-        with device_turn(profile, said.append, look_every_s=0.02, say_every_s=0.1):
+
+        def say(text: str) -> None:
+            said.append(text)
+            if len(said) == 2:
+                other.kill()
+
+        with device_turn(profile, say, look_every_s=0.02, say_every_s=0.1):
             assert other.wait() < 0
     assert said[0].startswith("waiting for GPU 0 of this machine: another run has it (process ")
     assert "so far" in said[1]
-    assert len(said) < 6
 
 
 def test_other_gpus_are_free(profile_of: ProfileOf):

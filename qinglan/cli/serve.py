@@ -115,7 +115,7 @@ def promote(
 def _end_the_last_one(folder: Path, registry: Registry, before: str | None) -> None:
     """Do what a site that has just seen its verdict, or was stopped, has not done yet."""
     if (fallen := read_verdict(folder)) and fallen.challenger == before:
-        registry.withdraw_challenger(fallen.told, before)
+        registry.withdraw_challenger(f"canary {fallen.told}", before)
     put_away_verdict(folder)
 
 

@@ -175,8 +175,8 @@ class Site:
 
     def _act_on(self, verdict: Verdict) -> None:
         """Have the alias taken away; on file until that is done, also by the next `qinglan serve`."""
-        self.following.withdraw(verdict.challenger, verdict.told, verdict.at)
-        self._once(f"canary of version {verdict.challenger}: {verdict.told.removeprefix('canary ')}")
+        self.following.withdraw(verdict.challenger, f"canary {verdict.told}", verdict.at)
+        self._once(f"canary of version {verdict.challenger}: {verdict.told}")
         if verdict is self._given_up and read_verdict(self.folder) != verdict:
             write_json(self.folder / VERDICT_FILE, VERDICT.dump(verdict))
 

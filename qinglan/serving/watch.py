@@ -79,8 +79,8 @@ class Verdict(BaseModel):
 
     @property
     def told(self) -> str:
-        """Why the challenger's alias is taken away."""
-        return f"canary {self.judgement.outcome}: {self.judgement.reason}"
+        """Outcome and reason, in a line."""
+        return f"{self.judgement.outcome}: {self.judgement.reason}"
 
 
 class Retrieves(Protocol):

@@ -4,7 +4,7 @@ import re
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -35,7 +35,9 @@ def render() -> str:
 
 
 def _section(path: str, model: type[BaseModel]) -> Iterator[str]:
-    rows = [_row(f"{path}{name}", field) for name, field in model.model_fields.items() if not _nested(field)]
+    rows = [
+        _row(f"{path}{name}", field) for name, field in model.model_fields.items() if not _is_model(field.annotation)
+    ]
     if rows:
         yield f"## {path.rstrip('.') or 'The profile itself'}\n"
         yield f"{_cell((model.__doc__ or '').strip())}\n"
@@ -49,8 +51,14 @@ def _section(path: str, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _nested(field: FieldInfo) -> type[BaseModel] | None:
-    kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    """The model whose keys follow in a section of their own; of one that may be null, too."""
+    optional = get_origin(field.annotation) in (Union, types.UnionType)
+    kinds = get_args(field.annotation) if optional else (field.annotation,)
+    return next((kind for kind in kinds if _is_model(kind)), None)
+
+
+def _is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _row(key: str, field: FieldInfo) -> str:

@@ -43,6 +43,10 @@ class PrefectServer:
         """For messages and files."""
         return without_login(self.api_url)
 
+    def is_at(self, url: str | None) -> bool:
+        """Is that its address, however this machine is called in it?"""
+        return url is not None and _plain(self.shown_url) == _plain(url)
+
     @property
     def is_of_up(self) -> bool:
         """Is it `qinglan up`'s? Else the user's own."""
@@ -96,10 +100,14 @@ def server_at(shown_url: str, state: Path) -> PrefectServer:
         ConfigError: the user's Prefect profile can't be read.
     """
     if known := find_server(state):
-        return known if known.shown_url == shown_url else PrefectServer(shown_url, "the run itself")
+        return known if known.is_at(shown_url) else PrefectServer(shown_url, "the run itself")
     return PrefectServer(
         shown_url, "the run itself", os.environ.get("PREFECT_API_KEY"), os.environ.get("PREFECT_API_AUTH_STRING")
     )
+
+
+def _plain(url: str) -> str:
+    return url.rstrip("/").replace("//localhost:", "//127.0.0.1:")
 
 
 def without_login(address: str) -> str:

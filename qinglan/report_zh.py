@@ -138,8 +138,8 @@ _REASONS: _Templates = {
     r"the red team's cases were not put to the challenger; evaluate again": ("没有用红队用例测试挑战者；请重新评估"),
     r"it fails the red team on (.+)": "未通过红队用例 {0}",
     r"the red team could not check (.+)": "红队用例无法检查：{0}",
-    r"nobody approved it in time; `qinglan release approve RUN --profile PROFILE` still can": (
-        "无人及时批准；仍可用 `qinglan release approve RUN --profile PROFILE` 批准"
+    r"nobody approved it in time; `qinglan release approve RUN --reviewer NAME --profile PROFILE` still can": (
+        "无人及时批准；仍可用 `qinglan release approve RUN --reviewer NAME --profile PROFILE` 批准"
     ),
     r"training alarmed before the chosen step: (.+); see docs/alarms.md": (
         "在选定的步之前训练发出警报：{0}；见 docs/alarms.md"

@@ -59,9 +59,9 @@ def standing_of(directory: Path, profile: Profile) -> Standing:
 
 def _sentence(directory: Path, noted: _Noted) -> str:
     named = f"run {directory.name} ({noted.flow} of {noted.profile_name})"
-    if waiting := Waiting.read(directory / "gate"):
-        return f"{named}: waits for a person's approval until {waiting.until}: {waiting.page}; it has no report yet"
     if is_at_work(directory):
+        if waiting := Waiting.read(directory / "gate"):
+            return f"{named}: waits for a person's approval until {waiting.until}: {waiting.page}; it has no report yet"
         return f"{named}: has not ended, so it has no report yet; look again later{_with_report(directory, noted)}"
     if noted.finished:
         return (

@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -116,8 +116,9 @@ def note_flow_run(run: Run, flow_run_id: str) -> Run:
 
 
 def note_end(run: Run, error: BaseException) -> None:
-    """Remember what ended it early, for whoever looks at its files later."""
-    _note(run, ended_by=first_line(error))
+    """Remember what ended it early, for whoever looks at its files later: where the disk is not full, or gone."""
+    with suppress(OSError, ArtifactError):  # whoever called is about to tell of the error itself
+        _note(run, ended_by=first_line(error))
 
 
 def note_source(run: Run, source: Path) -> Run:
@@ -310,7 +311,8 @@ def _read(directory: Path) -> dict[str, Any] | None:
 
 def _note(run: Run, **what: Any) -> None:
     state = _read(run.directory)
-    assert state is not None
+    if state is None:
+        raise ArtifactError(f"{run.directory / RUN_FILE}: somebody removed it while the run was at work; run again")
     write_json(run.directory / RUN_FILE, RUN.stamp(state | what))
 
 

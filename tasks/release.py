@@ -1,36 +1,20 @@
 """The stages after evaluation: may the model be released, and the registry keeps it."""
 
 import re
-import shlex
 from collections.abc import Mapping
-from contextlib import suppress
-from contextvars import copy_context
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Event, Timer
-from uuid import UUID, uuid4
 
-import httpx
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.orchestration import get_client
-from prefect.context import FlowRunContext
-from prefect.flow_runs import pause_flow_run
-from prefect.input import RunInput
 from prefect.logging import get_run_logger
-from prefect.states import Running
-from prefect.utilities.urls import url_for
-from pydantic import ValidationError
 
 from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.evaluation import ArmRow
-from qinglan.formats import duration
 from qinglan.gate import Decision, decide
-from qinglan.prefect_server import without_login
 from qinglan.recipes import get_recipe
 from qinglan.registry import registry_of, rival_of
-from qinglan.registry.approval import WAITING_FILE, Approval, Waiting, decided_by
+from qinglan.registry.approval import Approval, decided_by
 from qinglan.registry.candidates import (
     alarms_of,
     beside_champion,
@@ -43,26 +27,14 @@ from qinglan.registry.review_book import telling_rows, write_review_book
 from qinglan.report import ArmName
 from qinglan.rows import Row
 from qinglan.runs import Run
+from tasks.approval import ask
 from tasks.events import tell
 from tasks.stage import Outcome, Stage, perform, tracker_of
 
 LOSSES, SAMPLED = 60, 40
 """Rows of the workbook that a person reads before approving."""
-_POLL_S = 5
-_MARGIN_S = 120
-"""Prefect takes a pause that is over for a failure, and people are told of it; so its pause is longer than our wait."""
 _MARKDOWN = re.compile(r"[\\\[\]<!`|]")
 _MARKS = {"pass": "✓", "fail": "✗", "unknown": "?"}
-
-
-class ApprovalForm(RunInput):
-    """The form in Prefect's UI."""
-
-    approve: bool
-    """Release it?"""
-    reviewer: str
-    """Your name."""
-    comment: str = ""
 
 
 @task(name="gate", task_run_name="gate", cache_policy=NO_CACHE)
@@ -83,7 +55,7 @@ def decide_release(
         decision, artifacts = decide(evaluation, alarms, gate, version), {}
         if decision.verdict == "promote" and gate.approval == "required":
             artifacts["review"] = _review_book(stage, evaluated, dataset)
-            decision = decided_by(decision, _ask(stage, decision, artifacts["review"].path))
+            decision = decided_by(decision, _answer(stage, decision, artifacts["review"].path))
         write_json(stage.directory / "decision.json", decision.model_dump(mode="json"))
         artifacts["decision"] = Artifact.of(stage.directory / "decision.json")
         stage.say(decision.sentence)
@@ -192,60 +164,6 @@ def _review_book(stage: Stage, evaluated: StageResult, dataset: StageResult) -> 
     return write_review_book(stage.directory / "review.xlsx", telling, arms, recipe, challenger)
 
 
-def _ask(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:
-    """Wait for a person; None where nobody answers in time."""
-    context = FlowRunContext.get()
-    assert context and context.flow_run
-    flow_run, timeout_s = context.flow_run, max(1, int(stage.run.profile.gate.approval_timeout_s))
-    until = (datetime.now(UTC) + timedelta(seconds=timeout_s)).isoformat(timespec="seconds")
-    with get_client(sync_client=True) as client:
-        api_url = without_login(str(client.api_url))
-    waiting = Waiting(
-        flow_run_id=str(flow_run.id),
-        api_url=api_url.rstrip("/"),
-        page=without_login(url_for("flow-run", flow_run.id) or ""),
-        until=until,
-        workbook=workbook,
-    )
-    waiting.write(stage.directory)
-    stage.say(f"waiting up to {duration(timeout_s)} for a person to approve: {decision.sentence}")
-    stage.say(f"read {workbook}")
-    profile = (context.parameters or {}).get("profile", stage.run.profile.name)
-    command = shlex.join(["qinglan", "release", "approve", stage.run.id, "--profile", str(profile), "--reviewer"])
-    stage.say(f"then answer at {waiting.page} (Resume), or: {command} NAME")
-    told = {"sentence": decision.sentence, "until": until, "command": f"{command} NAME", "workbook": str(workbook)}
-    tell("gate.waiting", stage.run, told)
+def _answer(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:
     text = f"{decision_markdown(decision)}\nRows to read: `{workbook}`\n"
-    over = Event()
-    patience = Timer(timeout_s, copy_context().run, [_go_on_without, flow_run.id, over])
-    patience.start()
-    try:
-        # A key of its own for each attempt: Prefect's Retry is the same flow run, which keeps the earlier form.
-        form = pause_flow_run(
-            ApprovalForm.with_initial_data(description=text),
-            timeout=timeout_s + _MARGIN_S,
-            poll_interval=_POLL_S,
-            key=f"approval-{uuid4().hex}",
-        )
-    except ValidationError:  # nobody has filled in the form
-        return None
-    finally:
-        over.set()
-        patience.cancel()
-        (stage.directory / WAITING_FILE).unlink(missing_ok=True)
-    return Approval(approve=form.approve, reviewer=form.reviewer, comment=form.comment)
-
-
-def _go_on_without(flow_run_id: UUID, over: Event) -> None:
-    """End the pause: a model that nobody looked at is no failure. A server that is away is asked again.
-
-    Args:
-        over: somebody has answered meanwhile.
-    """
-    while not over.is_set():
-        with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
-            state = client.read_flow_run(flow_run_id).state
-            if state and state.is_paused():  # and neither about to be, nor cancelled
-                client.set_flow_run_state(flow_run_id, Running(message="Nobody approved in time"))
-                return
-        over.wait(_POLL_S)
+    return ask(stage, decision.sentence, text, workbook)

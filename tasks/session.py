@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -98,8 +98,7 @@ def open_session(
             with embedded_services(run.profile, knowledge_base) as services:
                 yield Session(run, services, workbook, knowledge_base, bool(source))
         except BaseException as error:
-            with suppress(OSError):  # on a full disk what ended it is told all the same
-                note_end(run, error)
+            note_end(run, error)
             tracker.end_run(run.mlflow_run_id, failed=True)
             raise
         finish_run(run)

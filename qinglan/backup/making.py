@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from qinglan.artifacts import MANIFEST, sha256_of
 from qinglan.backup.records import Backup, Entry, Folder, LeftOut, Root
 from qinglan.config import Profile, uses_proxy
-from qinglan.engines.processes import HOST, Say
+from qinglan.engines.processes import Say
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.formats import size
 from qinglan.ledger import ledger_url
@@ -325,7 +325,7 @@ def _elsewhere(profile: Profile) -> Iterator[str]:
     elif not Path(uri.removeprefix("sqlite:///")).resolve().is_relative_to(state):
         yield f"MLflow's database, {uri.removeprefix('sqlite:///')}: outside {state}"
     server = find_server(state)
-    if server and _plain(server.shown_url) != announced_url(state):
+    if server and not server.is_at(announced_url(state)):
         # While `qinglan up` is down, nothing tells whether its address is meant.
         own = not uses_proxy(server.shown_url) and (state / "prefect" / "prefect.db").exists()
         unless = ", unless it is `qinglan up`'s own, which is in it" if own else ""
@@ -333,11 +333,6 @@ def _elsewhere(profile: Profile) -> Iterator[str]:
     home = os.environ.get("PREFECT_HOME")
     if home and not Path(home).expanduser().resolve().is_relative_to(state):
         yield f"PREFECT_HOME, {home}: outside {state}"
-
-
-def _plain(url: str) -> str:
-    """As `qinglan up` writes it."""
-    return url.replace("//localhost:", f"//{HOST}:")
 
 
 def _without_password(uri: str) -> str:

@@ -54,11 +54,12 @@ def start(
     """Make it the challenger: a running `qinglan serve` gives it its share once it answers."""
     loaded = load_profile(profile, set_ or ())
     folder, registry = serving_folder(loaded), registry_of(loaded)
-    before = registry.aliases().get("challenger")
-    if before != version:
+    before, fallen = registry.aliases().get("challenger"), read_verdict(folder)
+    begins = before != version or (fallen is not None and fallen.challenger == version)
+    if begins:
         _end_the_last_one(folder, registry, before)
     released = registry.challenge(version, force_reason=forced(force, reason))
-    if before != version:
+    if begins:
         (folder / STATE_FILE).unlink(missing_ok=True)  # else its counts from before the site was stopped would go on
     if share is not None:
         CanaryShare(version=version, share=share).write(folder)

@@ -78,7 +78,9 @@ def decided_by(decision: Decision, approval: Approval | None) -> Decision:
             outcome="unknown",
             found="nobody answered",
             required=_REQUIRED,
-            reason="nobody approved it in time; `qinglan release approve RUN --profile PROFILE` still can",
+            reason=(
+                "nobody approved it in time; `qinglan release approve RUN --reviewer NAME --profile PROFILE` still can"
+            ),
         ),
     }
     verdict: Verdict = "undecided" if approval is None else "promote" if approval.approve else "refuse"
@@ -118,6 +120,13 @@ def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
             while result["status"] == "ABORT" and time.monotonic() < deadline:  # it says that it waits, then pauses
                 time.sleep(_POLL_S)
                 result = _resume(api, waiting, approval)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise ConfigError(
+                f"Prefect at {waiting.api_url}: did not accept the login; set PREFECT_API_URL to that address and "
+                "PREFECT_API_AUTH_STRING or PREFECT_API_KEY to what it wants"
+            ) from error
+        raise ConfigError(f"Prefect at {waiting.api_url}: did not take the answer: {error}{advice}") from error
     except (httpx.HTTPError, ValueError) as error:
         raise ConfigError(f"Prefect at {waiting.api_url}: did not take the answer: {error}{advice}") from error
     if result["status"] != "ACCEPT":

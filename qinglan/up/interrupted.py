@@ -1,12 +1,12 @@
 """Flow runs whose process is gone: the server believes them at work until somebody tells it."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
+from qinglan.config import EMBEDDED, load_profile
 from qinglan.engines.processes import Say
 from qinglan.engines.ray_jobs import stop_all
 from qinglan.errors import QinglanError
@@ -41,19 +41,25 @@ def crash_interrupted(api: httpx.Client, pools: Sequence[str] = WORK_POOLS) -> l
     return interrupted
 
 
-def stop_jobs_of(cancelled: Mapping[str, Any], runs: Path, say: Say) -> None:
+def stop_jobs_of(cancelled: Mapping[str, Any], say: Say) -> None:
     """What the worker of a cancelled flow run does if it lives: Ray's jobs outlive the flow's process.
 
     Args:
-        cancelled: the flow run, as Prefect tells of it.
-        runs: the profile's `paths.runs`.
+        cancelled: the flow run, as Prefect tells of it; its profile need not be the one of this site.
     """
+    name, given = cancelled["name"], cancelled["parameters"]
     try:
-        for run in runs_by(runs, cancelled["id"]):
-            for job in stop_all(run.profile.trainer, run.id):
-                say(f"{cancelled['name']} was cancelled: stopped Ray job {job}")
+        # No setting of the form tells where runs are; only these can.
+        profile = load_profile(given.get("profile", EMBEDDED), given.get("overrides", ()))
+        if profile.trainer.ray_dashboard_url is None:
+            return
+        runs = runs_by(profile.paths.runs, cancelled["id"])
+        if not runs:
+            say(f"{name} was cancelled; it has no run under {profile.paths.runs.resolve()}, so no Ray job was stopped")
+        for job in (job for run in runs for job in stop_all(run.profile.trainer, run.id)):
+            say(f"{name} was cancelled: stopped Ray job {job}")
     except QinglanError as error:
-        say(f"{cancelled['name']} was cancelled; its Ray jobs may still be at work: {error}")
+        say(f"{name} was cancelled; its Ray jobs may still be at work: {error}")
 
 
 def _unfinished(api: httpx.Client, pools: Sequence[str]) -> list[dict[str, Any]]:

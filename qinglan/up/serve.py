@@ -142,16 +142,17 @@ class _Running:
     def _crash_interrupted(self, pools: Sequence[str]) -> None:
         runs = crash_interrupted(self.api, pools)
         for cancelled in [run for run in runs if run["state_type"] == "CANCELLING"]:
-            stop_jobs_of(cancelled, self.profile.paths.runs, self.say)
-        if not runs:
+            stop_jobs_of(cancelled, self.say)
+        crashed = [run for run in runs if run["state_type"] != "CANCELLING"]
+        if not crashed:
             return
         retries = crash_retries_on(self.api)
         by_itself = f"each goes on by itself, {retries} times at most; after that, " if retries else ""
         self.say(
-            f"flow runs that were interrupted, now marked as crashed: {len(runs)}; {by_itself}"
+            f"flow runs that were interrupted, now marked as crashed: {len(crashed)}; {by_itself}"
             "Retry on its page, or `prefect flow-run retry ID`, continues one:"
         )
-        for run in runs[:_SHOWN_RUNS]:
+        for run in crashed[:_SHOWN_RUNS]:
             self.say(f"  {run['name']}  {self.site.prefect_url}/runs/flow-run/{run['id']}")
 
     def _say_where(self, stand_ins: Sequence[StandIn], seconds: float) -> None:

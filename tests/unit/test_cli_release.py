@@ -164,6 +164,16 @@ def test_an_answer_reaches_the_flow_that_waits(
     assert service.bodies == [{"run_input": {"approve": True, "reviewer": "李雷", "comment": ""}}]
 
 
+def test_a_refused_login_says_what_to_set(qinglan: Qinglan, profile: Profile, serve: Callable[..., Any]):
+    service = serve(lambda _: (401, {"exception_message": "Unauthorized"}))
+    with open_run(profile, "evaluate") as run:
+        waiting = Waiting(flow_run_id="f", api_url=service.url, page="", until="", workbook=Path("w"))
+        waiting.write(run.stage_directory("gate"))
+        status, _, err = qinglan("release", "approve", run.id, "--reviewer", "李雷")
+    assert (status, err.count("\n")) == (2, 1)
+    assert f"Prefect at {service.url}: did not accept the login; set PREFECT_API_URL" in err
+
+
 def test_a_flow_that_ended_while_it_waited_takes_no_answer(
     qinglan: Qinglan, profile: Profile, serve: Callable[..., Any]
 ):

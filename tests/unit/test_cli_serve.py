@@ -109,6 +109,15 @@ def test_a_new_canary_acts_upon_the_verdict_on_the_challenger_before_it(terminal
     assert VERDICT.read(Verdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
 
 
+def test_a_canary_of_the_version_whose_last_one_just_ended_begins_anew(terminal: Terminal):
+    terminal.registry.named["challenger"] = "2"
+    (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
+    (terminal.folder / STATE_FILE).write_text("of the one that ended")
+    terminal("canary", "start", "2")
+    assert terminal.registry.calls == [("withdraw", "canary roll_back: so it is"), ("challenge", "2", "")]
+    assert not (terminal.folder / VERDICT_FILE).exists() and not (terminal.folder / STATE_FILE).exists()
+
+
 def test_a_refused_canary_changes_nothing(terminal: Terminal):
     terminal.registry.refuses = True
     kept = [terminal.folder / name for name in (VERDICT_FILE, STATE_FILE)]

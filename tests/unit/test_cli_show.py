@@ -136,7 +136,9 @@ def test_a_run_that_waits_for_a_person_says_where(profile_of: ProfileOf, show: S
         Waiting(
             flow_run_id="x", api_url="http://127.0.0.1:4200/api", page=page, until="noon", workbook=Path("w.xlsx")
         ).write(run.stage_directory("gate"))
-    assert f"waits for a person's approval until noon: {page}; it has no report yet" in show("latest", of="acme")[2]
+        assert f"waits for a person's approval until noon: {page}; it has no report yet" in show("latest", of="acme")[2]
+    told = show("latest", of="acme")[2]  # and its process was killed
+    assert "waits for" not in told and "ended before its report" in told
 
 
 def test_a_report_that_is_gone_is_said_to_be(profile_of: ProfileOf, show: Show):

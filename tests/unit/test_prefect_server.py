@@ -61,6 +61,13 @@ def test_a_noted_server_gets_its_own_login_alone(home: Path, monkeypatch: pytest
     assert (found.api_url, found.key, found.auth_string) == (other, None, None)
 
 
+def test_this_machine_by_another_name_is_the_same_server(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://localhost:4200/api")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "ann:secret")
+    assert server_at("http://127.0.0.1:4200/api", home).auth_string == "ann:secret"
+    assert server_at("http://127.0.0.1:4201/api", home).auth_string is None
+
+
 @pytest.mark.parametrize(
     ("address", "shown"),
     [

@@ -2,17 +2,11 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from threading import Event
-from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
-import httpx
 import openpyxl
 import pytest
-from prefect.states import Paused, Running, State
 
 from qinglan.artifacts import Artifact, StageResult, write_json, write_jsonl
 from qinglan.config import Profile
@@ -36,7 +30,6 @@ from tasks.release import decide_release, decision_markdown, decision_of, regist
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
 ProfileOf = Callable[..., Profile]
-ASK: Any = tasks_module._ask
 HIT, MISS = (
     Retrieved(ids=("g",), scores=(0.9,), titles=("答案",)),
     Retrieved(ids=("x",), scores=(0.5,), titles=("别的",)),
@@ -132,7 +125,7 @@ def finished(
                 module, "create_markdown_artifact", lambda text, key, **_: made.markdown.update({key: text})
             )
         monkeypatch.setattr(tasks_module, "decide", made.decide)
-        monkeypatch.setattr(tasks_module, "_ask", lambda *_: made.answer)
+        monkeypatch.setattr(tasks_module, "ask", lambda *_: made.answer)
         monkeypatch.setattr(tasks_module, "tell", lambda event, _, payload: made.told.append((event, payload)))
         return made
 
@@ -337,56 +330,3 @@ def test_the_table_of_rules_survives_any_text():
     assert text.splitlines()[0] == r"## s \<b> # t"
     cells = (r"r\[x\](javascript:1)", r"a b \\\| \`c\`", r"\|", r"\<img src=1> \!\[i\](u)")
     assert f"| ? | {' | '.join(cells)} |" in text
-
-
-class AskedError(Exception):
-    """Stands for the end of the wait."""
-
-
-def test_every_attempt_asks_anew(finished: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch):
-    keys, said = [], []
-    flow_run, client = SimpleNamespace(id="f"), SimpleNamespace(api_url="http://x/api")
-    context = SimpleNamespace(flow_run=flow_run, parameters={"profile": "my profile.yaml"})
-
-    def pause(_: object, *, key: str, **__: object) -> None:
-        keys.append(key)
-        raise AskedError
-
-    monkeypatch.setattr(tasks_module, "FlowRunContext", SimpleNamespace(get=lambda: context))
-    monkeypatch.setattr(tasks_module, "get_client", lambda **_: nullcontext(client))
-    monkeypatch.setattr(tasks_module, "pause_flow_run", pause)
-    monkeypatch.setattr(tasks_module, "url_for", lambda *_: "http://x")
-    made = finished()
-    with open_run(made.profile, "release") as run:
-        stage = SimpleNamespace(run=run, directory=run.stage_directory("gate"), say=said.append)
-        for _ in range(2):
-            with pytest.raises(AskedError):
-                ASK(stage, Decision(verdict="promote", challenger="rl", rules=[], sentence="s"), Path("w"))
-    assert len(set(keys)) == 2
-    assert f"qinglan release approve {run.id} --profile 'my profile.yaml' --reviewer NAME" in said[-1]
-    assert [event for event, _ in made.told] == ["gate.waiting"] * 2
-    assert made.told[0][1]["command"] in said[-1]
-
-
-def test_a_wait_is_ended_once_the_server_is_back(monkeypatch: pytest.MonkeyPatch):
-    asked = list[tuple[object, str | None]]()
-    states = [httpx.ConnectError("restarting"), Running(), Paused(), Paused()]
-
-    def read(_: object) -> Any:
-        if isinstance(state := states.pop(0), Exception):
-            raise state
-        return SimpleNamespace(state=state)
-
-    def set_state(run: object, state: State[Any]) -> None:
-        asked.append((run, state.message))
-        if len(asked) == 1:
-            raise httpx.ReadError("restarting again")
-
-    client = SimpleNamespace(read_flow_run=read, set_flow_run_state=set_state)
-    monkeypatch.setattr(tasks_module, "get_client", lambda **_: nullcontext(client))
-    monkeypatch.setattr(tasks_module, "_POLL_S", 0.01)
-    go_on: Any = tasks_module._go_on_without
-    go_on(flow_run := uuid4(), over := Event())
-    assert asked == [(flow_run, "Nobody approved in time")] * 2 and not states
-    over.set()
-    go_on(flow_run, over)  # asks nobody: somebody has answered

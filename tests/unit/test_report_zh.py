@@ -39,7 +39,7 @@ from qinglan.statistics import Comparison
 
 _SAME = """
     Qinglan query_rewrite embedded English RAG SFT RL GPT top MRR recall nDCG log token Holm McNemar
-    gate smallest_gain approval qinglan release approve RUN profile PROFILE
+    gate smallest_gain approval qinglan release approve RUN reviewer NAME profile PROFILE
     docs alarms cpu sha256 run json prices evaluate latency_queries
 """
 TERMS = set(_SAME.split())

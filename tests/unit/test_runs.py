@@ -12,13 +12,14 @@ import pytest
 
 from qinglan.artifacts import MANIFEST, StageResult, write_jsonl
 from qinglan.config import Profile
-from qinglan.errors import ArtifactError, ConfigError
+from qinglan.errors import ArtifactError, ConfigError, StageError
 from qinglan.locks import LOOK_S
 from qinglan.runs import (
     Run,
     find_run,
     find_stage,
     finish_run,
+    note_end,
     note_flow_run,
     note_mlflow_run,
     open_run,
@@ -212,6 +213,14 @@ def test_a_broken_run_file_is_named(profile_of: ProfileOf):
     (run.directory / "run.json").write_text("{half")
     with pytest.raises(ArtifactError, match=r"run\.json: not readable .* remove"):
         new_run(profile_of())
+
+
+def test_a_run_whose_folder_is_gone_ends_with_what_ended_it(profile_of: ProfileOf):
+    with open_run(profile_of(), "refresh") as run:
+        (run.directory / "run.json").unlink()
+        note_end(run, StageError("the RAG is down"))
+        with pytest.raises(ArtifactError, match=r"run\.json: somebody removed it while the run was at work"):
+            finish_run(run)
 
 
 def test_no_secret_in_a_run_file(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):

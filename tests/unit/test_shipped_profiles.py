@@ -120,4 +120,5 @@ def test_documentation_names_type_bounds_default_and_meaning():
     assert "| `data.limit` | integer or null, ≥ 1 | null | Use only the first rows; for trials. Of rows" in page
     assert "| `teacher.model` | text | required |" in page
     assert "| `trainer.device` | `cpu` or `cuda` | `cpu` |" in page
+    assert "| `judge.local.model` | text | required |" in page  # of a part that is null by default
     assert "| `reward.tie_margin` | number, ≥ 0 | `0.02` | \\|rq_s − rq_t\\|" in page

@@ -184,9 +184,14 @@ def test_a_run_that_a_process_is_at_work_on_is_left_alone():
     assert "run-3" not in marked
 
 
-def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(ray: FakeRay, profile_of: Callable[..., Profile]):
+def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(
+    ray: FakeRay, profile_of: Callable[..., Profile], tmp_path: Path
+):
     profile, said = profile_of(trainer={"ray_dashboard_url": ray.url}), list[str]()
-    runs = profile.paths.runs.resolve()
+    named = {"id": "f1", "name": "train night"}
+    overrides = [f"trainer.ray_dashboard_url={ray.url}", f"paths.runs={profile.paths.runs}"]
+    elsewhere = [*overrides, f"paths.runs={tmp_path / 'elsewhere'}"]
+    cancelled = named | {"parameters": {"profile": "embedded", "overrides": overrides, "changes": {"rl_steps": 3}}}
     with (
         open_run(profile, "train") as run,
         open_run(profile_of(), "train") as local,
@@ -198,13 +203,17 @@ def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(ray: FakeRay, profile_
     for each in (run, other):
         job = f"qinglan-{each.id}-rl-verl-abcdefgh-1"
         ray.jobs[job] = {"submission_id": job, "status": "RUNNING"}
-    interrupted.stop_jobs_of({"id": "f1", "name": "train night"}, runs, said.append)
+    interrupted.stop_jobs_of(cancelled, said.append)
     stopped = f"qinglan-{run.id}-rl-verl-abcdefgh-1"
     assert ray.stopped() == [stopped]
     assert said == [f"train night was cancelled: stopped Ray job {stopped}"]
     ray.is_down = True
-    interrupted.stop_jobs_of({"id": "f1", "name": "train night"}, runs, said.append)
+    interrupted.stop_jobs_of(cancelled, said.append)
     assert "its Ray jobs may still be at work: " in said[-1]
+    interrupted.stop_jobs_of(named | {"parameters": {"overrides": elsewhere}}, said.append)
+    assert f"it has no run under {tmp_path / 'elsewhere'}, so no Ray job was stopped" in said[-1]
+    interrupted.stop_jobs_of(named | {"parameters": {}}, said.append)
+    assert len(said) == 3  # a profile without a cluster has no job to stop
 
 
 def test_what_was_to_be_cancelled_is_and_does_not_go_on():

@@ -23,9 +23,11 @@ from qinglan.config import Profile, load_profile
 from qinglan.embedded.sample import write_sample
 from qinglan.engines.processes import answers, free_port
 from qinglan.evaluation import ArmRow
+from qinglan.prefect_api import PatientClient, call
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.redteam import RedTeamResult
 from qinglan.registry import Registry, registry_of
+from qinglan.registry.approval import Waiting
 from qinglan.report import Report
 from qinglan.rows import Retrieved, Row
 from qinglan.runs import Run, finish_run, open_run, save_stage
@@ -143,6 +145,23 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
+def believe_crashed(waiting: Waiting | None) -> None:
+    """As where no sign of life came through for a while: the process lives, and asks again."""
+    assert waiting
+    path = f"flow_runs/{waiting.flow_run_id}"
+    with PatientClient(base_url=waiting.api_url, timeout=DEADLINE_S) as api:
+
+        def paused_at() -> str | None:
+            state = call(api, "GET", path)["state"]
+            return str(state["timestamp"]) if state["name"] == "Paused" else None
+
+        for state in ({"type": "CRASHED"}, {"type": "SCHEDULED", "name": "AwaitingRetry"}):
+            wait_until("the flow run's pause", paused_at, DEADLINE_S)
+            before = paused_at()
+            call(api, "POST", f"{path}/set_state", {"state": state, "force": True})
+            wait_until("it to ask again", lambda before=before: paused_at() not in (None, before), DEADLINE_S)
+
+
 def test_a_model_that_a_person_approved_serves_until_it_is_rolled_back(site: Site):
     first = site.evaluated_run("first")
     flow = site.start("run", "release", "--from", first.id)
@@ -154,6 +173,7 @@ def test_a_model_that_a_person_approved_serves_until_it_is_rolled_back(site: Sit
     waiting = asks()
     assert waiting is not None, flow.communicate()[0]
     assert (waiting.parent / "review.xlsx").exists()
+    believe_crashed(Waiting.read(waiting.parent))
     site.qinglan("release", "approve", waiting.parents[1].name, "--reviewer", "李雷")
     text, _ = flow.communicate(timeout=DEADLINE_S)
     assert flow.returncode == 0, text

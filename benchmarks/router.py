@@ -38,6 +38,7 @@ RATE = float(os.environ.get("RATE", FULL[0]))
 SECONDS = float(os.environ.get("SECONDS", FULL[1]))
 ROUNDS = int(os.environ.get("ROUNDS", FULL[2]))
 MODEL_MS = 20
+GIVE_UP_S = 10.0
 DEADLINE_MS = 800
 LIMIT_MS = 5.0
 """For what the router may add at p99."""
@@ -61,11 +62,12 @@ def main() -> None:
     parser.add_argument("--load", metavar="URL", help="be the load; prints its answers as JSON")
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--give-up-s", type=float, default=GIVE_UP_S, help="after which an answer is none")
     options = parser.parse_args()
     if options.stub is not None:
         asyncio.run(be_the_model(options.stub, options.model_ms / 1000))
     elif options.load:
-        print(json.dumps(asyncio.run(be_the_load(options.load, options.rate, options.seconds))))
+        print(json.dumps(asyncio.run(be_the_load(options.load, options.rate, options.seconds, options.give_up_s))))
     else:
         sys.exit(benchmark())
 
@@ -90,12 +92,12 @@ async def be_the_model(port: int, answer_after_s: float) -> None:
     await asyncio.Event().wait()
 
 
-async def be_the_load(url: str, rate: float, seconds: float) -> list[Answer]:
+async def be_the_load(url: str, rate: float, seconds: float, give_up_s: float) -> list[Answer]:
     """Requests at a constant rate; every one of them comes back with what became of it."""
     source = random.Random(1)
     bodies = [request_body(source) for _ in range(round(rate * seconds))]
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=10)) as session:
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=give_up_s)) as session:
         print(STARTED, flush=True)
         start = time.perf_counter() + 0.1
         tasks = []

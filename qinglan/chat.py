@@ -25,9 +25,11 @@ from qinglan.artifacts import hash_of
 from qinglan.capabilities import JsonSchema, request_parameters
 from qinglan.config import Endpoint, Price, require_secret, uses_proxy
 from qinglan.errors import ConfigError, TeacherError
+from qinglan.formats import without_controls
 from qinglan.ledger import Call, Failure
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.limits import Limits, retry_after_s
+from qinglan.rag_answer import shown
 
 Message = dict[str, str]
 T = TypeVar("T")
@@ -41,6 +43,7 @@ _ENDED = ("stop", "eos", "end_turn", "")
 _INTERRUPTED = ("insufficient_system_resource", "error", "abort")
 """How DeepSeek, gateways and vLLM end an answer that they could not finish: another try may."""
 _MOST_TOKENS = 10**9
+_SHOWN_CHARS = 200
 _BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.5, 30.0
 
 
@@ -332,11 +335,11 @@ class ChatClient:
         if isinstance(error, openai.RateLimitError) and error.code == "insufficient_quota":
             return ConfigError(f"{role} {model}: the account's quota is spent; top it up")
         if status and 400 <= status < 500 and status not in (408, 409, 429):
-            return TeacherError(f"{role}: request refused: {error.message}", "teacher_bad_request")
+            return TeacherError(f"{role}: request refused: {without_controls(error.message)}", "teacher_bad_request")
         if isinstance(error, openai.RateLimitError):
             self._limits.refused()
         after_s = retry_after_s(error.response.headers) if isinstance(error, openai.APIStatusError) else 0.0
-        return _Transient(f"{role}: {error.message}", _transient_reason(error), after_s)
+        return _Transient(f"{role}: {without_controls(error.message)}", _transient_reason(error), after_s)
 
 
 def request_of(endpoint: Endpoint, key_salt: str, messages: list[Message], schema: JsonSchema | None = None) -> Request:
@@ -413,7 +416,7 @@ def usable_text(call: Call, max_chars: int | None = None) -> str:
         TeacherError: the answer is a refusal, cut off, empty or too long.
     """
     if call.refusal or call.finish_reason == "content_filter":
-        raise TeacherError(f"{call.role}: refused: {call.refusal or call.text[:80]}", "teacher_refused")
+        raise TeacherError(f"{call.role}: refused: {shown(call.refusal or call.text, _SHOWN_CHARS)}", "teacher_refused")
     if call.finish_reason == "length":
         raise TeacherError(f"{call.role}: truncated at max_tokens; raise {call.role}.max_tokens", "truncated")
     if call.finish_reason not in _ENDED:

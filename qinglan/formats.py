@@ -1,7 +1,11 @@
 """How numbers read, in the report and in the terminal: fixed decimals, a true minus, a dash for no value."""
 
+import re
+import unicodedata
 from collections.abc import Callable
 from datetime import timedelta
+
+_MARKDOWN = re.compile(r"[\\\[\]<!`|]")
 
 NONE = "–"
 
@@ -70,6 +74,16 @@ def size(count: float) -> str:
 def p_value(value: float | None) -> str:
     """Three decimals, and never 0."""
     return NONE if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def without_controls(text: str) -> str:
+    """Untrusted text for a terminal: no escape sequences, only lines and tabs."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+
+
+def markdown_cell(text: str) -> str:
+    """Untrusted text on one line of a Markdown table, and without a meaning there."""
+    return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def plain(value: object) -> str:

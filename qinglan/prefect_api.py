@@ -1,7 +1,9 @@
 """Requests to Prefect's API, with patience: on SQLite it answers 503 while another writer is at it."""
 
 import time
+from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import httpx
 
@@ -14,9 +16,26 @@ TAG = "qinglan"
 
 
 class PatientClient(httpx.Client):
-    """Sends again what was answered with 429, 502 or 503, as Prefect's own client does."""
+    """Sends again what was answered with 429, 502 or 503, or for want of a CSRF token, as Prefect's own client does."""
 
     def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        answer = self._send_patiently(request, **options)
+        if answer.status_code == httpx.codes.FORBIDDEN and "CSRF" in answer.read().decode(errors="replace"):
+            token = self._csrf_token()
+            self.headers.update(token)
+            request.headers.update(token)
+            answer = self._send_patiently(request, **options)
+        return answer
+
+    def _csrf_token(self) -> dict[str, str]:
+        """Headers; a server forgets its tokens after an hour."""
+        client = str(uuid4())
+        answer = self._send_patiently(self.build_request("GET", "csrf-token", params={"client": client}))
+        with suppress(ValueError, KeyError, TypeError):  # then the server's refusal stands
+            return {"prefect-csrf-token": str(answer.json()["token"]), "prefect-csrf-client": client}
+        return {}
+
+    def _send_patiently(self, request: httpx.Request, **options: Any) -> httpx.Response:
         for pause_s in _PAUSES_S:
             answer = super().send(request, **options)
             if answer.status_code not in _PASSING:

@@ -94,16 +94,13 @@ def find_server(state: Path) -> PrefectServer | None:
 
 
 def server_at(shown_url: str, state: Path) -> PrefectServer:
-    """The server that a run noted as where it runs, with the login that this site has for it.
+    """The server that a run noted as where it runs; with a login only where this site knows that server.
 
     Raises:
         ConfigError: the user's Prefect profile can't be read.
     """
-    if known := find_server(state):
-        return known if known.is_at(shown_url) else PrefectServer(shown_url, "the run itself")
-    return PrefectServer(
-        shown_url, "the run itself", os.environ.get("PREFECT_API_KEY"), os.environ.get("PREFECT_API_AUTH_STRING")
-    )
+    known = find_server(state)
+    return known if known and known.is_at(shown_url) else PrefectServer(shown_url, "the run itself")
 
 
 def _plain(url: str) -> str:

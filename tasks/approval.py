@@ -55,7 +55,7 @@ def ask(stage: Stage, question: str, description: str, workbook: Path) -> Approv
     with get_client(sync_client=True) as client:
         api_url = without_login(str(client.api_url))
     waiting = Waiting(
-        flow_run_id=str(flow_run.id),
+        flow_run_id=flow_run.id,
         api_url=api_url.rstrip("/"),
         page=without_login(url_for("flow-run", flow_run.id) or ""),
         until=until.isoformat(timespec="seconds"),

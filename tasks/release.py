@@ -1,6 +1,5 @@
 """The stages after evaluation: may the model be released, and the registry keeps it."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from prefect.logging import get_run_logger
 
 from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.evaluation import ArmRow
+from qinglan.formats import markdown_cell
 from qinglan.gate import Decision, decide
 from qinglan.recipes import get_recipe
 from qinglan.registry import registry_of, rival_of
@@ -33,7 +33,6 @@ from tasks.stage import Outcome, Stage, perform, tracker_of
 
 LOSSES, SAMPLED = 60, 40
 """Rows of the workbook that a person reads before approving."""
-_MARKDOWN = re.compile(r"[\\\[\]<!`|]")
 _MARKS = {"pass": "✓", "fail": "✗", "unknown": "?"}
 
 
@@ -129,16 +128,11 @@ def decision_of(gated: StageResult) -> Decision:
 def decision_markdown(decision: Decision) -> str:
     """The decision with every rule, for Prefect's UI."""
     head = ["| | Rule | Found | Required | Why |", "| --- | --- | --- | --- | --- |"]
-    lines = [f"## {_cell(decision.sentence)}", "", *head]
+    lines = [f"## {markdown_cell(decision.sentence)}", "", *head]
     for rule in decision.rules:
         cells = (_MARKS[rule.outcome], rule.name, rule.found, rule.required, rule.reason)
-        lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
+        lines.append(f"| {' | '.join(markdown_cell(text) for text in cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    """On one line, and without a meaning for Markdown: names and reasons may come from outside."""
-    return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def _metrics(decision: Decision) -> dict[str, float]:

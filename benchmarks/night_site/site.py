@@ -22,6 +22,7 @@ from qinglan.embedded.sample import write_sample
 from qinglan.embedded.sample_book import write_workbook
 from qinglan.engines.launcher import tail
 from qinglan.engines.processes import free_port
+from qinglan.prefect_api import PatientClient
 
 PROFILE = "night"
 WEBHOOK_ENV = "QINGLAN_NIGHT_WEBHOOK"
@@ -43,7 +44,7 @@ class Site:
         self.folder, self.services_url = folder, services_url
         self.runs, self.state = folder / "runs", folder / "state"
         self.ports = free_port(), free_port()
-        self.api = httpx.Client(base_url=f"http://127.0.0.1:{self.ports[0]}/api", trust_env=False, timeout=60)
+        self.api = PatientClient(base_url=f"http://127.0.0.1:{self.ports[0]}/api", trust_env=False, timeout=60)
         self._book = openpyxl.load_workbook(questions, read_only=True).active.iter_rows(values_only=True)
         header = [str(cell) for cell in next(self._book)]
         self._columns = [place for place, title in enumerate(header) if title != Columns().split]  # it splits by itself

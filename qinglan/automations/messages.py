@@ -57,7 +57,11 @@ def literal(text: str) -> str:
 
 
 def _as_object(message: Message) -> str:
-    values = {"text": _TEXT, "topic": json.dumps(message.topic), "profile": json.dumps(message.profile)}
+    values = {
+        "text": _TEXT,
+        "topic": json.dumps(message.topic),
+        "profile": f"{{{{ {literal(message.profile)} | tojson }}}}",
+    }
     values |= {key: f"{{{{ {key} | string | tojson }}}}" for key in ("name", "reason", "link")}
     return "{" + ", ".join(f'"{key}": {value}' for key, value in values.items()) + "}"
 

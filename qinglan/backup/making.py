@@ -337,9 +337,10 @@ def _elsewhere(profile: Profile) -> Iterator[str]:
 
 def _without_password(uri: str) -> str:
     try:
-        return shown(sa.make_url(uri))
-    except sa.exc.ArgumentError:
-        return "the address in tracking.uri"
+        url = sa.make_url(uri)
+    except (sa.exc.ArgumentError, ValueError):
+        url = None
+    return "the address in tracking.uri" if url is None or "@" in (url.host or "") else shown(url)
 
 
 def _complain(error: OSError) -> None:

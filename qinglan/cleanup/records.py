@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from qinglan.formats import count, size
+from qinglan.formats import count, markdown_cell, size
 
 Kind = Literal["run", "checkpoint", "superseded", "dataset", "mlflow_run", "flow_run", "log"]
 _WORDS: dict[Kind, tuple[str, str]] = {
@@ -86,7 +86,7 @@ class Cleaned(BaseModel):
     @property
     def markdown(self) -> str:
         """For Prefect's UI."""
-        lines = ["## Clean-up", "", f"{self.sentence}.", *(f"\n{note}" for note in self.notes)]
+        lines = ["## Clean-up", "", f"{self.sentence}.", *(f"\n{markdown_cell(note)}" for note in self.notes)]
         lines += _table("Removed", [(each.kind, each.name, each.why, size(each.bytes)) for each in self.removed])
         lines += _table("Kept", [(each.kind, each.name, each.why, "") for each in self.kept])
         return "\n".join(lines) + "\n"
@@ -96,5 +96,8 @@ def _table(head: str, rows: list[tuple[Kind, str, str, str]]) -> list[str]:
     if not rows:
         return []
     lines = ["", f"| {head} | | Why | Bytes |", "| --- | --- | --- | ---: |"]
-    lines += [f"| {_WORDS[kind][0]} | `{name}` | {why} | {space} |" for kind, name, why, space in rows[:_SHOWN]]
+    lines += [
+        f"| {_WORDS[kind][0]} | {markdown_cell(name)} | {markdown_cell(why)} | {space} |"
+        for kind, name, why, space in rows[:_SHOWN]
+    ]
     return lines + ([f"\n… and {count(len(rows) - _SHOWN)} more"] if len(rows) > _SHOWN else [])

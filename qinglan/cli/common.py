@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 
 from qinglan.errors import ConfigError
+from qinglan.formats import without_controls
 
 _TABLE_WIDTH = 100
 
@@ -20,8 +21,8 @@ SetOption = Annotated[
 
 
 def say(text: str) -> None:
-    """A line as it is: what comes from outside is no markup."""
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    """A line as it is: what comes from outside is no markup, and no command to the terminal."""
+    out.print(without_controls(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def forced(force: bool, reason: str) -> str:

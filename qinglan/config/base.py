@@ -3,12 +3,14 @@
 import re
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 EMBEDDED = "embedded"
 """In place of an address or a path: use the stand-in that ships with Qinglan."""
+
+_SECRET_PARAMETER = re.compile(r"pass(word|wd)?$|pwd|secret|token|key|^sig", re.IGNORECASE)
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -20,7 +22,9 @@ def _expand_home(value: str) -> str:
 
 
 def _refuse_secret_in_url(value: str) -> str:
-    if urlsplit(value).password:
+    address = urlsplit(value)
+    is_login = address.password or (address.username and address.scheme in ("http", "https"))
+    if is_login or any(_SECRET_PARAMETER.search(name) for name, _ in parse_qsl(address.query)):
         raise ValueError("holds a password, which would be logged; give the address without it")
     return value
 

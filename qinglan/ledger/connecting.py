@@ -28,10 +28,14 @@ def ledger_url(store: LedgerStore, state: Path) -> str | sa.URL:
         return sa.URL.create("sqlite", database=str(state / "ledger.db"))
     try:
         url = sa.make_url(require_secret(store.url_env, "the ledger"))
-    except sa.exc.ArgumentError:
+    except (sa.exc.ArgumentError, ValueError):
         url = None
-    if url is None or url.get_backend_name() not in ("postgresql", "sqlite"):
-        raise LedgerError(f"ledger: {store.url_env} holds no postgresql://user:password@host/database; set it again")
+    # A password with an @ in it would end in the host, which messages name.
+    if url is None or url.get_backend_name() not in ("postgresql", "sqlite") or "@" in (url.host or ""):
+        raise LedgerError(
+            f"ledger: {store.url_env} holds no postgresql://user:password@host/database; set it again, with %40 for "
+            "an @ in the password"
+        ) from None
     return url.set(drivername="postgresql+psycopg") if url.get_backend_name() == "postgresql" else url
 
 

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -41,7 +42,7 @@ class Approval(BaseModel):
 class Waiting(BaseModel):
     """`waiting.json` in the gate's folder, for as long as the flow waits for a person."""
 
-    flow_run_id: str
+    flow_run_id: UUID
     api_url: str
     """Of the Prefect server that the flow runs under, without a login."""
     page: str

@@ -102,6 +102,7 @@ class Site:
         """
         pages = self._home / _PAGES
         pages.mkdir(parents=True, exist_ok=True)
+        self._home.chmod(0o700)  # the database has what decrypts its Secret blocks
         with suppress(FileExistsError):
             (pages / "v2").symlink_to("not-served")
 
@@ -112,7 +113,7 @@ class Site:
     @property
     def prefect_env(self) -> dict[str, str]:
         """For the server and for everything that talks to it."""
-        return QUIET_ENV | {
+        env = QUIET_ENV | {
             "PREFECT_HOME": str(self._home),
             "PREFECT_API_URL": self.api_url,
             "PREFECT_SERVER_UI_API_URL": "/api",  # also right behind a forwarded port
@@ -121,6 +122,12 @@ class Site:
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         }
+        # Loopback is no border to the user's own browser: without these, any page in it could start what it likes.
+        guards = {
+            "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.prefect_url,  # who may read such a token
+        }
+        return env | _unless_set(guards)
 
 
 def is_tracked_elsewhere(tracking_uri: str) -> bool:

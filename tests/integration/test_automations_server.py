@@ -33,17 +33,17 @@ _TAGGED = {"prefect.resource.id": "prefect.tag.qinglan", "prefect.resource.role"
 TOY = '''
 import os, signal, time
 from pathlib import Path
-import httpx
 import psutil
 from prefect import flow
 from prefect.runtime import flow_run
+from qinglan.prefect_api import PatientClient, call
 
 def is_known_to_live():
     """Has its first sign of life arrived?"""
     resource, event = {{"id": [f"prefect.flow-run.{{flow_run.id}}"]}}, {{"name": ["prefect.flow-run.heartbeat"]}}
-    url = os.environ["PREFECT_API_URL"] + "/events/filter"
     asked = {{"filter": {{"resource": resource, "event": event}}}}
-    return bool(httpx.post(url, json=asked, trust_env=False, timeout=90).json()["events"])
+    with PatientClient(base_url=os.environ["PREFECT_API_URL"], trust_env=False, timeout=90) as api:
+        return bool(call(api, "POST", "events/filter", asked)["events"])
 
 @flow(name="refresh", flow_run_name="refresh {{profile}}")
 def refresh(profile: str = "night"):

@@ -17,6 +17,7 @@ from prefect.server.events.schemas.automations import AutomationCreate
 
 from qinglan.automations import apply_automations
 from qinglan.config import load_profile
+from qinglan.engines.command import Command
 from qinglan.engines.processes import Processes, free_port
 from qinglan.prefect_api import PatientClient, call, pages
 from qinglan.turns import refresh_turn
@@ -71,8 +72,7 @@ class Server:
         """Of a flow that is run to its end as a worker does it."""
         run_id = self.ask(flow, **parameters).raise_for_status().json()["id"]
         self.run("prefect", "flow-run", "execute", run_id)
-        read = httpx.get(f"{self.site.api_url}/flow_runs/{run_id}", trust_env=False, timeout=120)
-        state: dict[str, Any] = read.raise_for_status().json()["state"]
+        state: dict[str, Any] = call(self.api, "GET", f"flow_runs/{run_id}")["state"]
         return state
 
 
@@ -82,7 +82,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(folder, Site(folder / "state", "sqlite:///unused.db", prefect_port=free_port()))
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(folder / "logs", print))
-        processes.start("prefect_server", server.site.prefect_server())
+        command = server.site.prefect_server()
+        # Its scheduler may be about to make runs of a schedule that a test removes meanwhile.
+        quiet = {"PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false"}
+        processes.start("prefect_server", Command(command.argv, command.env | quiet))
         processes.wait_for("Prefect's server", f"{server.site.api_url}/health")
         for pool in WORK_POOLS:
             server.post("work_pools/", {"name": pool, "type": "process"}).raise_for_status()

@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,12 @@ def start(folder: Path, service: RewardService, parts: list[list[str]]) -> subpr
 
 
 def actors_of(driver: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    found = psutil.Process(driver.pid).children(recursive=True)
-    return [each for each in found if each.is_running() and "".join(each.cmdline()[:1]).startswith("ray::RewardActor")]
+    found = list[psutil.Process]()
+    for each in psutil.Process(driver.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ended while the others were looked at
+            if "".join(each.cmdline()[:1]).startswith("ray::RewardActor"):
+                found.append(each)
+    return found
 
 
 def kept_retrievals(folder: Path) -> int:

@@ -72,9 +72,9 @@ def test_updates_that_grow_too_large_are_seen_and_made_smaller(tmp_path: Path, m
         tmp_path,
         model_folder,
         LOST_IN_A_COLLAPSE,
-        total_steps=24,
+        total_steps=30,
         actor_lr=1.0,
-        lr_warmup_steps_ratio=1.0,
+        lr_warmup_steps_ratio=0.8,
         ppo_epochs=8,
         kl={"mode": "loss", "coefficient": 1e-6},
         alarms={"window_steps": 4, "actions": {"reward_down": "lower_lr"}},
@@ -82,7 +82,8 @@ def test_updates_that_grow_too_large_are_seen_and_made_smaller(tmp_path: Path, m
     assert {"clip_fraction", "kl_runaway", "reward_down"} <= set(alarms)
     rates = {step: metrics["actor/lr"] for step, metrics in read_metrics(tmp_path).items()}
     at = alarms["reward_down"].step
-    assert rates[at] > rates[at - 1]
+    assert at < max(rates), alarms
+    assert rates[at] >= rates[at - 1]
     assert rates[at + 1] < 0.7 * rates[at]
 
 

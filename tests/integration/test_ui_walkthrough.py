@@ -209,6 +209,12 @@ def test_progress_is_to_be_seen(page: PrefectPage, ids: dict[str, str]) -> None:
     wait_until("two stages' progress", lambda: len(page.post("artifacts/filter", artifacts)) >= 2)
     page.expect_state("Running")
     page.shot("running")
+    artifacts["artifacts"]["key"] = {"any_": ["base-model-progress"]}
+
+    def is_pretrained() -> bool:
+        return any(each["data"] == 100 for each in page.post("artifacts/filter", artifacts))
+
+    wait_until("the base model's progress", is_pretrained)
     page.tab("Artifacts")
     expect(page.artifact("base-model-progress")).to_be_visible()
     expect(page.artifact("base-model-progress")).to_contain_text("30/30 steps")

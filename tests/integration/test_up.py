@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOYED = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
 WORKERS = {"qinglan": "qinglan-up", "qinglan-trainer": "qinglan-trainer-up"}
 pytestmark = pytest.mark.slow
+LOGIN = ("ann", "a-secret-of-this-test")
 
 
 class Up:
@@ -32,6 +33,8 @@ class Up:
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.log = folder, folder / "up.log"
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        # With a login, as on a machine that others use; tests/integration/test_ui_walkthrough.py has none.
+        self.env |= {"PREFECT_SERVER_API_AUTH_STRING": ":".join(LOGIN), "PREFECT_API_AUTH_STRING": ":".join(LOGIN)}
         self.argv = [sys.executable, "-m", "qinglan.cli", "up", "--set", f"paths.state={folder / 'state'}", *options]
         self.family: list[psutil.Process] = []
         with ExitStack() as started:
@@ -41,7 +44,7 @@ class Up:
             wait_until("the site", self._has_started, explain=lambda: self.output)
             assert self.process.poll() is None, self.output
             self.family = self.process.children(recursive=True)
-            api = PatientClient(base_url=f"{self.address('Prefect')}/api", trust_env=False, timeout=120)
+            api = PatientClient(base_url=f"{self.address('Prefect')}/api", auth=LOGIN, trust_env=False, timeout=120)
             self.api = started.enter_context(api)
             self._started = started.pop_all()
 
@@ -112,6 +115,18 @@ def test_free_ports_are_taken_where_the_usual_ones_are_not(site: Up):
     assert re.search(r"^mlflow: port 5000 is taken, so 50\d\d$", site.output, re.MULTILINE)
 
 
+def test_other_accounts_and_other_pages_are_kept_out(site: Up):
+    pool, foreign = {"name": "p", "type": "process"}, {"origin": "http://elsewhere.example"}
+    url = str(site.api.base_url)
+    with httpx.Client(base_url=url, trust_env=False, timeout=120, headers=foreign) as anybody:
+        assert anybody.get("csrf-token", params={"client": "anybody"}).status_code == 401
+    with httpx.Client(base_url=url, auth=LOGIN, trust_env=False, timeout=120, headers=foreign) as page:
+        assert page.post("work_pools/", json=pool).status_code == 403
+        token = page.get("csrf-token", params={"client": "page"})
+    assert "access-control-allow-origin" not in token.headers  # so our browser does not hand it over
+    assert LOGIN[1] not in site.output
+
+
 def test_prefects_new_pages_which_report_to_others_are_not_served(site: Up):
     pages = site.api.get(site.api.base_url.join("/ui-settings")).json()
     assert (pages["available_uis"], pages["v2_base_url"]) == (["v1"], None)
@@ -161,7 +176,8 @@ def test_a_second_one_on_the_same_folder_is_refused_in_a_line(site: Up):
 
 def test_a_killed_worker_is_started_again_and_its_run_is_crashed(site: Up):
     lost, others = site.at_work("qinglan"), site.at_work("qinglan-trainer")
-    lines = {process: " ".join(process.cmdline()) for process in site.family}
+    running = [process for process in site.family if process.is_running()]
+    lines = {process: " ".join(process.cmdline()) for process in running}
     (worker,) = [process for process, line in lines.items() if "--pool=qinglan " in line and "supervise" not in line]
     worker.kill()
     wait_until("the crash to be noted", lambda: "CRASHED" in site.states_of(lost), explain=lambda: site.output)

@@ -281,7 +281,7 @@ def test_a_crashed_run_has_so_many_tries(profile_of: ProfileOf):
 
 def rendered(form: NotifyFormat, reason: str | None) -> Any:
     register_user_template_filters(all_filters)
-    message = Message("failed", 'a"b', "is Failed", STATE_MESSAGE, "Look.")
+    message = Message("failed", 'a"b {{ 7 * 7 }}', "is Failed", STATE_MESSAGE, "Look.")
     context = {
         "event": {"resource": {"prefect.state-message": reason}},
         "flow_run": {"name": "refresh night", "id": "f1"},
@@ -314,7 +314,7 @@ def test_an_event_calls_nobody_and_may_say_nothing():
     assert rendered("json", None) == {
         "text": "Qinglan: refresh night is Failed\nLook.\nhttp://ui.example/runs/flow-run/f1",
         "topic": "failed",
-        "profile": 'a"b',
+        "profile": 'a"b {{ 7 * 7 }}',
         "name": "refresh night",
         "reason": "",
         "link": "http://ui.example/runs/flow-run/f1",

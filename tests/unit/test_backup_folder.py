@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from qinglan.backup import BACKUP_FILE, Backup, make_backup, restore_backup, restoring
+from qinglan.backup import BACKUP_FILE, Backup, make_backup, making, restore_backup, restoring
 from qinglan.backup.records import Entry
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
@@ -219,6 +219,12 @@ def test_no_key_and_no_password_is_in_it(profile: Profile, tmp_path: Path, monke
     assert b"s3cret" not in kept
     assert b"pnu_secret" not in kept
     assert (tmp_path / "kept").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("uri", ["postgresql://u:p@s:3cret@host/db", "postgresql://u:pa@s3cret@host/db"])
+def test_an_address_that_cannot_be_taken_apart_is_not_told(uri: str, tmp_path: Path):
+    without_password: Any = making._without_password
+    assert without_password(uri) == "the address in tracking.uri"
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,18 @@ async def test_timeout(tmp_path: Path, serve: Serve):
     assert usage(tmp_path) == (1, 1)
 
 
+async def test_no_answer_gives_the_terminal_a_command(tmp_path: Path, serve: Serve):
+    osc = "\x1b]52;c;aGk=\x07不行"
+    replies: tuple[Any, ...] = (
+        (200, completion(None, refusal=osc)),
+        (400, {"error": {"message": osc}}),
+        (500, {"error": {"message": osc}}),
+    )
+    for number, reply in enumerate(replies):
+        error = await failure(tmp_path / str(number), serve(script_of(reply)).url, max_retries=0)
+        assert "不行" in str(error) and "\x1b" not in str(error)
+
+
 @pytest.mark.parametrize(
     ("reply", "message"),
     [

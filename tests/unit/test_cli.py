@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from qinglan import cli, preflight
-from qinglan.cli import refused
+from qinglan.cli import common, refused
 from qinglan.config import Profile
 from qinglan.report import Api, Report, Training
 
@@ -204,3 +204,11 @@ def test_a_pipe_gets_a_wide_table():
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert int(done.stdout) >= 100
+
+
+def test_what_comes_from_outside_gives_the_terminal_no_command(capsys: pytest.CaptureFixture[str]):
+    common.say("\x1b[2J一 [red]行\x9b\n二行")
+    with pytest.raises(SystemExit):
+        cli._end("\x1b]0;title\x07no such file")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("[2J一 [red]行\n二行\n", "error: ]0;titleno such file\n")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -157,7 +158,7 @@ def test_an_answer_reaches_the_flow_that_waits(
     monkeypatch.setattr(approval, "_PAUSES_WITHIN_S", 0.0)
     service = serve(lambda _: (200, reply))
     with open_run(profile, "evaluate") as run:
-        waiting = Waiting(flow_run_id="f", api_url=service.url, page="", until="", workbook=Path("w"))
+        waiting = Waiting(flow_run_id=uuid4(), api_url=service.url, page="", until="", workbook=Path("w"))
         waiting.write(run.stage_directory("gate"))
         ended, out, err = qinglan("release", "approve", run.id, "--reviewer", "李雷")
     assert (ended, says in out + err) == (status, True)
@@ -167,7 +168,7 @@ def test_an_answer_reaches_the_flow_that_waits(
 def test_a_refused_login_says_what_to_set(qinglan: Qinglan, profile: Profile, serve: Callable[..., Any]):
     service = serve(lambda _: (401, {"exception_message": "Unauthorized"}))
     with open_run(profile, "evaluate") as run:
-        waiting = Waiting(flow_run_id="f", api_url=service.url, page="", until="", workbook=Path("w"))
+        waiting = Waiting(flow_run_id=uuid4(), api_url=service.url, page="", until="", workbook=Path("w"))
         waiting.write(run.stage_directory("gate"))
         status, _, err = qinglan("release", "approve", run.id, "--reviewer", "李雷")
     assert (status, err.count("\n")) == (2, 1)
@@ -179,7 +180,7 @@ def test_a_flow_that_ended_while_it_waited_takes_no_answer(
 ):
     service = serve(lambda _: (200, {"status": "ACCEPT"}))
     with open_run(profile, "evaluate") as run:
-        waiting = Waiting(flow_run_id="f", api_url=service.url, page="", until="", workbook=Path("w"))
+        waiting = Waiting(flow_run_id=uuid4(), api_url=service.url, page="", until="", workbook=Path("w"))
         waiting.write(run.stage_directory("gate"))
     status, out, err = qinglan("release", "approve", run.id, "--reviewer", "李雷")
     assert (status, out, err.count("\n"), service.bodies) == (2, "", 1, [])

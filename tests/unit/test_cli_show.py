@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -134,7 +135,7 @@ def test_a_run_that_waits_for_a_person_says_where(profile_of: ProfileOf, show: S
     with open_run(profile_of(name="acme"), "pipeline") as run:
         page = "http://127.0.0.1:4200/runs/flow-run/x"
         Waiting(
-            flow_run_id="x", api_url="http://127.0.0.1:4200/api", page=page, until="noon", workbook=Path("w.xlsx")
+            flow_run_id=uuid4(), api_url="http://127.0.0.1:4200/api", page=page, until="noon", workbook=Path("w.xlsx")
         ).write(run.stage_directory("gate"))
         assert f"waits for a person's approval until noon: {page}; it has no report yet" in show("latest", of="acme")[2]
     told = show("latest", of="acme")[2]  # and its process was killed

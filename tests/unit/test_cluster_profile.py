@@ -78,6 +78,13 @@ def test_commands_name_the_gpus_that_they_use_themselves(profile_of: ProfileOf, 
     assert gpus_of(profile_of(), tmp_path) == [0, 0, 0, 0]
 
 
-def test_a_secret_is_no_part_of_the_url(profile_of: ProfileOf):
+@pytest.mark.parametrize(
+    "url", ["http://user:secret@head:8265", "https://sk-1@head", "http://head?api_key=k", "http://head?a=1&Password=p"]
+)
+def test_a_secret_is_no_part_of_the_url(profile_of: ProfileOf, url: str):
     with pytest.raises((QinglanError, ValueError), match="holds a password"):
-        on_cluster(profile_of, "http://user:secret@head:8265")
+        on_cluster(profile_of, url)
+
+
+def test_a_databases_user_alone_is_no_secret(profile_of: ProfileOf):
+    assert profile_of(tracking={"uri": "postgresql://mlflow@db/mlflow?sslmode=require"}).tracking.uri

@@ -39,7 +39,7 @@ def test_an_answer_says_what_it_cost_and_the_ledger_knows(profile_of: ProfileOf,
             (200, completion("")),
             "teacher: empty answer; raise teacher.max_tokens, as thoughts count too, or name ",
         ),
-        ((200, completion(None, refusal="no")), "teacher: refused: no; name another model (the probe cost $0.0002)"),
+        ((200, completion(None, refusal="no")), 'teacher: refused: "no"; name another model (the probe cost $0.0002)'),
         ((200, completion("rea", "length")), "teacher: truncated at max_tokens; raise teacher.max_tokens (the probe"),
         (
             (200, {"object": "error"}),

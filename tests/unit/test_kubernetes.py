@@ -109,7 +109,7 @@ def test_files_reach_the_volumes_that_the_profile_names() -> None:
     assert claims == {"state": "qinglan-state", "data": "qinglan-data"}
     assert not any(mount.get("readOnly") for mount in mounts.values())
     name = pod["metadata"]["name"]
-    assert f"kubectl cp data/questions.xlsx qinglan/{name}:{mounts['data']['mountPath']}/" in PAGE
+    assert f"kubectl cp ../../data/questions.xlsx qinglan/{name}:{mounts['data']['mountPath']}/" in PAGE
     assert f"--local-dir {mounts['state']['mountPath']}/models/" in PAGE
 
 
@@ -117,9 +117,9 @@ def test_ray_is_the_version_in_the_image_and_found_first_on_the_path() -> None:
     lock = (ROOT / "docker" / "trainer.lock").read_text(encoding="utf-8")
     assert f"\nray=={RAY['rayVersion']}\n" in lock
     for pod in PODS:
-        assert pod["containers"][0]["env"] == [
-            {"name": "PATH", "value": "/opt/trainer/bin:/usr/local/bin:/usr/bin:/bin"}
-        ]
+        env = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+        assert env["PATH"] == "/opt/trainer/bin:/usr/local/bin:/usr/bin:/bin"
+        assert env["HF_HOME"] == COMPOSE["services"]["ray-head"]["environment"]["HF_HOME"]
     assert RAY["authOptions"] == {"mode": "token"}
 
 
@@ -128,6 +128,21 @@ def test_prefects_server_has_the_settings_of_compose() -> None:
     compose = COMPOSE["services"]["prefect"]["environment"]
     for name in (n for n in compose if re.search("MESSAGING|ORDERING|LEASE|ANALYTICS|V2|PROMOTIONAL|SERVICES", n)):
         assert given[name] == compose[name], name
+
+
+def test_prefects_server_can_write_its_pages() -> None:
+    # The chart's own default is a read-only root, with another folder for the pages than the image names.
+    image = (ROOT / "docker" / "orchestrator.Dockerfile").read_text(encoding="utf-8")
+    assert "PREFECT_SERVER_UI_STATIC_DIRECTORY=/srv/qinglan/pages" in image
+    context = FILES["prefect-server.values.yaml"][0]["server"]["containerSecurityContext"]
+    assert context["readOnlyRootFilesystem"] is False
+
+
+def test_a_server_that_is_away_kills_no_worker_sooner_than_its_flows_give_up() -> None:
+    worker = FILES["prefect-worker.values.yaml"][0]["worker"]
+    probes = worker["livenessProbe"]["config"]["failureThreshold"]
+    retries = next(int(e["value"]) for e in worker["extraEnvVars"] if e["name"] == "PREFECT_CLIENT_MAX_RETRIES")
+    assert 10 * probes >= sum(2**n for n in range(retries)), "Prefect's back-off in seconds; a probe every 10"
 
 
 def test_prefects_workers_have_the_settings_of_compose() -> None:

@@ -315,3 +315,8 @@ def test_the_password_is_in_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(LedgerError, match="LEDGER_URL holds no postgresql://") as caught:
         ledger_url(store, tmp_path)
     assert "hush" not in str(caught.value)
+    for unescaped in ("postgresql://me:p@s:hush@host/db", "postgresql://me:pa@hush@host/db"):
+        monkeypatch.setenv("LEDGER_URL", unescaped)
+        with pytest.raises(LedgerError, match="%40 for an @ in the password") as caught:
+            ledger_url(store, tmp_path)
+        assert "hush" not in str(caught.value)

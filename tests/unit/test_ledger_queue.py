@@ -70,7 +70,7 @@ class Forgetful(Flaky):
 async def test_a_lost_acknowledgement_counts_nothing_twice_and_nobody_hangs(tmp_path: Path):
     ledger = Forgetful(tmp_path, 1)
     queue = LedgerQueue(ledger, "r", Budget())
-    assert await asyncio.wait_for(queue.acquire("a"), 5) is None
+    assert await asyncio.wait_for(queue.acquire("a"), 60) is None
     ledger.away = 1
     await queue.record(call("a"))
     assert (ledger.usage("r", "teacher").calls, ledger.spent_usd("r")[0]) == (1, 1.0)
@@ -94,7 +94,7 @@ async def test_a_bug_in_the_ledger_leaves_nobody_waiting(tmp_path: Path, monkeyp
         monkeypatch.setattr(ledger, "exchange", lambda _: 1 / 0)
         queue = LedgerQueue(ledger, "r", Budget())
         with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(queue.acquire("a"), 5)
+            await asyncio.wait_for(queue.acquire("a"), 60)
         await queue.close()
 
 
@@ -163,7 +163,7 @@ async def test_who_looks_for_a_retrieval_hears_of_a_database_that_stays_away(
     ledger = Flaky(tmp_path, 99)
     queue = LedgerQueue(ledger, "r", Budget())
     with pytest.raises(LedgerError, match="away"):
-        await asyncio.wait_for(queue.find_retrieval("k"), 5)
+        await asyncio.wait_for(queue.find_retrieval("k"), 60)
     await queue.close()
     ledger.away = 0
     ledger.close()

@@ -49,7 +49,7 @@ async def test_who_is_cancelled_while_waiting_takes_no_place():
     waiting = [asyncio.create_task(hold(limits, 0)) for _ in range(3)]
     await asyncio.sleep(0)
     waiting[0].cancel()
-    await asyncio.wait_for(asyncio.gather(first, *waiting[1:]), 1)
+    await asyncio.wait_for(asyncio.gather(first, *waiting[1:]), 60)
     assert limits.in_flight == 0
 
 
@@ -116,7 +116,7 @@ async def test_a_service_that_says_it_is_exhausted_is_left_alone(
         ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
         ({"retry-after": "2"}, 2.0),
         ({"retry-after": "86400"}, 60.0),
-        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
         ({}, 0.0),
     ],
 )

@@ -54,7 +54,7 @@ class Site:
 
     async def score_all(self, *what: str, probe: str | None = "known") -> list[Any]:
         scoring = (self.score(each, probe=probe) for each in what)
-        return await asyncio.wait_for(asyncio.gather(*scoring, return_exceptions=True), 10)
+        return await asyncio.wait_for(asyncio.gather(*scoring, return_exceptions=True), 60)
 
     @property
     def states(self) -> list[tuple[str, str]]:
@@ -62,7 +62,7 @@ class Site:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 (nothing to be told by: the clock only moves with the loop)
             await asyncio.sleep(0)
 

@@ -52,7 +52,7 @@ def test_the_users_profile_wins_over_the_sites_own(home: Path):
 def test_a_noted_server_gets_its_own_login_alone(home: Path, monkeypatch: pytest.MonkeyPatch):
     team, other = "https://prefect.example.com/api", "http://127.0.0.1:4200/api"
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "bob:other")
-    assert server_at(other, home).auth_string == "bob:other"  # it can only be meant for this one
+    assert server_at(other, home).auth_string is None  # nothing says that it is meant for this one
     monkeypatch.setenv("PREFECT_API_URL", "https://ann:secret@prefect.example.com/api")
     monkeypatch.delenv("PREFECT_API_AUTH_STRING")
     assert server_at(team, home).api_url == "https://ann:secret@prefect.example.com/api"
@@ -105,6 +105,40 @@ def test_a_server_that_was_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch):
     with PatientClient(transport=httpx.MockTransport(lambda _: httpx.Response(next(answers)))) as client:
         assert client.get("http://127.0.0.1/api/health").status_code == 200
         assert client.get("http://127.0.0.1/api/health").status_code == 502
+
+
+class Guarded:
+    """A server with CSRF protection."""
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.enabled, self.tokens, self.asked = enabled, dict[str, str](), list[str]()
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(f"{request.method} {request.url.path}")
+        if request.url.path == "/api/csrf-token":
+            token = f"t{len(self.asked)}"
+            self.tokens[request.url.params["client"]] = token
+            return httpx.Response(200, json={"token": token}) if self.enabled else httpx.Response(422)
+        given = request.headers.get("prefect-csrf-token")
+        is_known = given is not None and self.tokens.get(request.headers["prefect-csrf-client"]) == given
+        refused = {"detail": "Invalid CSRF token or client identifier." if given else "Missing CSRF token."}
+        return httpx.Response(200, content=request.content) if is_known else httpx.Response(403, json=refused)
+
+
+def test_a_server_with_csrf_protection_gets_its_token():
+    server = Guarded()
+    with PatientClient(base_url="http://x/api", transport=httpx.MockTransport(server)) as client:
+        assert client.post("flows/", json=[1]).json() == [1]
+        assert client.post("flows/", json=[2]).json() == [2]
+        assert server.asked == ["POST /api/flows/", "GET /api/csrf-token", "POST /api/flows/", "POST /api/flows/"]
+        server.tokens.clear()  # they are forgotten after an hour
+        assert client.post("flows/", json=[3]).json() == [3]
+
+
+def test_a_server_that_gives_no_token_has_its_say():
+    server = Guarded(enabled=False)
+    with PatientClient(base_url="http://x/api", transport=httpx.MockTransport(server)) as client:
+        assert client.post("flows/", json=[1]).json() == {"detail": "Missing CSRF token."}
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:4200/api", "https://prefect.example.com/api"])

@@ -105,11 +105,9 @@ def test_a_huge_log_is_set_aside_while_its_process_writes_on(tmp_path: Path, mon
     monkeypatch.setattr(module, "_LOG_BYTES", 1000)
     monkeypatch.setattr(module, "_LOGS_EVERY_S", 0.05)
     log, aside = tmp_path / "chatty.log", tmp_path / "chatty.log.1"
-    chatty = (
-        "import time\nprint('x' * 2000)\nwhile not __import__('os').path.exists('{}'): time.sleep(0.01)\nprint('y')"
-    )
+    chatty = "import os, time\nprint('x' * 2000)\nwhile os.fstat(1).st_size: time.sleep(0.01)\nprint('y')"
     with Processes(tmp_path, lambda _: None) as running:
-        running.start("chatty", python(chatty.format(aside)))
+        running.start("chatty", python(chatty))
         with pytest.raises(EnoughError):
             running.keep(until(1, []))
     assert aside.read_text() == "x" * 2000 + "\n"

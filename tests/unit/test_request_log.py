@@ -202,7 +202,7 @@ def test_a_day_has_an_end(profile, monkeypatch):
 def test_a_full_queue_loses_lines_not_time(profile, monkeypatch):
     monkeypatch.setattr(request_log, "_MOST_WAITING", 2)
     held = threading.Event()
-    monkeypatch.setattr(DayFile, "add", lambda *_: held.wait(5) and "written")
+    monkeypatch.setattr(DayFile, "add", lambda *_: held.wait(60) and "written")
     settings = profile()
     log = RequestLog(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
     for number in range(10):

@@ -109,7 +109,7 @@ class Worker:
         return await self._actor.score(BASE.model_dump() | info, text)
 
     async def score_all(self, texts: list[str]) -> list[dict[str, float]]:
-        return await asyncio.wait_for(asyncio.gather(*map(self.score, texts)), 20)
+        return await asyncio.wait_for(asyncio.gather(*map(self.score, texts)), 60)
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ async def test_limits_hold_over_all_workers(site_of: Callable[..., Site]):
 
 
 async def test_rag_and_judge_are_asked_at_the_same_time(site_of: Callable[..., Site]):
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
 
     def after_both(reply: Any) -> Script:
         return lambda _: (both.wait(), reply)[1]

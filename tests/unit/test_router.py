@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row, row_id
-from qinglan.serving import app, circuit
+from qinglan.serving import app, circuit, rewriter
 from qinglan.serving.app import create_app
 from qinglan.serving.models import Models
 from qinglan.serving.pulse import BEAT_S, Pulse
@@ -222,7 +223,8 @@ def test_more_at_once_than_allowed_are_answered_at_once(site, serve):
 
 
 def test_a_failing_model_is_left_alone_then_tried_again(site, serve, monkeypatch):
-    monkeypatch.setattr(circuit, "OPEN_FOR_S", 1.0)
+    now = [0.0]
+    monkeypatch.setattr(rewriter, "Circuit", partial(circuit.Circuit, lambda: now[0]))
     broken = [True]
     model = serve(lambda _: (503, {}) if broken[0] else (200, completion(REWRITE)))
     client = site().client(model.url)
@@ -230,7 +232,7 @@ def test_a_failing_model_is_left_alone_then_tried_again(site, serve, monkeypatch
     assert reasons == ["model_error"] * circuit.FAILURES + ["circuit_open"] * 2
     assert client.get("/health").json()["champion"] == {"version": "7", "circuit": "open"}
     broken[0] = False
-    threading.Event().wait(1.05)
+    now[0] += circuit.OPEN_FOR_S
     assert ask(client)["source"] == "model"
     assert client.get("/health").json()["status"] == "ok"
 

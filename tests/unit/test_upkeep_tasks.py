@@ -73,7 +73,7 @@ def test_a_dry_run_shows_what_would_go(shown: SHOWN, overrides: list[str], clean
     assert cleaner == [{"profile": "embedded", "days": 3, "dry_run": True}]
     ((sentence, text),) = shown["clean-up-embedded"].items()
     assert sentence.startswith("embedded: would remove 1 run; ")
-    assert "`r1`" in text
+    assert "| r1 |" in text
 
 
 def test_what_could_not_be_removed_is_a_failure_with_its_reason(

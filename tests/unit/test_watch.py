@@ -97,7 +97,7 @@ async def running(watch: Watch, table: RouteTable, models: Models | None = None)
 
 
 async def until(done) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not done():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -50,6 +51,8 @@ class PrefectPage:
         self.hosts: set[str] = set()
         self.page.on("request", lambda request: self.hosts.add(httpx.URL(request.url).host))
         self.api = PatientClient(base_url=f"{url}/api", trust_env=False, timeout=60)
+        self.submitted_s = 0.0
+        """When `start` pressed Submit, by the monotonic clock."""
 
     def close(self) -> None:
         self.page.close()
@@ -99,13 +102,23 @@ class PrefectPage:
     def submit(self) -> None:
         self.button("Submit").click()
 
-    def start(self, deployment: str, changes: dict[str, str], *overrides: str, profile: str = "small") -> str:
-        """Fill in the form and submit it; the flow run's id, its page open."""
+    def start(
+        self, deployment: str, changes: dict[str, str], *overrides: str, profile: str = "small", shot: str = ""
+    ) -> str:
+        """Fill in the form and submit it; the flow run's id, its page open.
+
+        Args:
+            shot: name for a picture of the form as it is submitted.
+        """
         before = {run["id"] for run in self.runs()}
         new = list[str]()
         for _ in range(_CLICKS):
             self.open_form(deployment)
             self.fill_in(profile, changes, overrides)
+            if shot:
+                self.page.evaluate("document.querySelectorAll('*').forEach(each => each.scrollTo(0, 0))")
+                self.shot(shot)
+            self.submitted_s = time.monotonic()
             self.submit()
             with suppress(AssertionError):  # a click that was refused made no run, one that was heard late has made it
                 expect(self.page.get_by_text("scheduled to start").first).to_be_visible(timeout=1.5 * _PATIENCE_MS)

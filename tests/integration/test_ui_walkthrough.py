@@ -173,17 +173,10 @@ def test_the_form_refuses_what_is_wrong(page: PrefectPage) -> None:
 
 
 def test_a_run_with_changed_parameters_starts_at_once(page: PrefectPage, ids: dict[str, str]) -> None:
-    page.open_form("pipeline")
-    page.fill_in("small", {"Budget of this run, US dollars": "5", "RL: steps": "2"}, ["rl.seed=2"])
-    page.page.evaluate("document.querySelectorAll('*').forEach(each => each.scrollTo(0, 0))")
-    page.shot("form")
-    asked = time.monotonic()
-    page.submit()
-    wait_until("a run", page.runs)  # SQLite may hold a write up for a minute
-    ids["pipeline"] = run = page.runs()[0]["id"]
-    page.open_run(run)
+    changes = {"Budget of this run, US dollars": "5", "RL: steps": "2"}
+    ids["pipeline"] = run = page.start("pipeline", changes, "rl.seed=2", shot="form")
     page.expect_state("Running")
-    print(f"running {time.monotonic() - asked:.1f} s after the click on Submit")
+    print(f"running {time.monotonic() - page.submitted_s:.1f} s after the click on Submit")
     assert page.run(run)["parameters"]["changes"] == {"run_budget_usd": 5, "rl_steps": 2}
     assert page.run(run)["parameters"]["overrides"] == ["rl.seed=2"]
 

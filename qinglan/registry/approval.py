@@ -21,6 +21,7 @@ WAITING_FILE = "waiting.json"
 _REQUIRED = "a person's approval (gate.approval)"
 _TIMEOUT_S = 10.0
 _PAUSES_WITHIN_S, _POLL_S = 5.0, 0.5
+_NO_LOGIN = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 
 
 class Approval(BaseModel):
@@ -121,14 +122,12 @@ def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
             while result["status"] == "ABORT" and time.monotonic() < deadline:  # it says that it waits, then pauses
                 time.sleep(_POLL_S)
                 result = _resume(api, waiting, approval)
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+    except (httpx.HTTPError, ValueError) as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _NO_LOGIN:
             raise ConfigError(
                 f"Prefect at {waiting.api_url}: did not accept the login; set PREFECT_API_URL to that address and "
                 "PREFECT_API_AUTH_STRING or PREFECT_API_KEY to what it wants"
             ) from error
-        raise ConfigError(f"Prefect at {waiting.api_url}: did not take the answer: {error}{advice}") from error
-    except (httpx.HTTPError, ValueError) as error:
         raise ConfigError(f"Prefect at {waiting.api_url}: did not take the answer: {error}{advice}") from error
     if result["status"] != "ACCEPT":
         reason = (result.get("details") or {}).get("reason", result["status"])

@@ -96,13 +96,14 @@ class Site:
         return deploy_command(prefect_file, self.prefect_env)
 
     def prepare(self) -> None:
-        """Keep Prefect from serving its new pages, which report to Amplitude from the browser, one click away.
+        """Make Prefect's folder, for this account alone, without its new pages: they report to Amplitude.
 
-        A link that leads nowhere is in the place of their folder, so Prefect logs one line and leaves them out.
+        From the others they are one click away. A link that leads nowhere is in the place of their folder, so Prefect
+        logs one line and leaves them out.
         """
+        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)  # the database has what decrypts its Secret blocks
         pages = self._home / _PAGES
-        pages.mkdir(parents=True, exist_ok=True)
-        self._home.chmod(0o700)  # the database has what decrypts its Secret blocks
+        pages.mkdir(exist_ok=True)
         with suppress(FileExistsError):
             (pages / "v2").symlink_to("not-served")
 

@@ -125,6 +125,7 @@ def test_other_accounts_and_other_pages_are_kept_out(site: Up):
         token = page.get("csrf-token", params={"client": "page"})
     assert "access-control-allow-origin" not in token.headers  # so our browser does not hand it over
     assert LOGIN[1] not in site.output
+    assert (site.folder / "state" / "prefect").stat().st_mode & 0o077 == 0
 
 
 def test_prefects_new_pages_which_report_to_others_are_not_served(site: Up):

@@ -81,6 +81,11 @@ def without_controls(text: str) -> str:
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
 
 
+def one_line(text: str) -> str:
+    """Untrusted text on one line, without the control characters by which it could steer the terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def markdown_cell(text: str) -> str:
     """Untrusted text on one line of a Markdown table, and without a meaning there."""
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))

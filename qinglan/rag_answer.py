@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qinglan.formats import one_line
+
 _SHAPE = '{"data": {"recall": [{"id", "content", "reranker_score"}, …]}}'
 _OTHER_NAMES = {
     "content": ("page_content", "text", "chunk", "passage", "document"),
@@ -32,8 +34,7 @@ _TYPES: dict[type, str] = {
 
 def shown(text: str, chars: int = 60) -> str:
     """Untrusted text in quotes, on one line, without control characters, shortened."""
-    line = "".join(c if c.isprintable() else " " for c in text[: 4 * chars])
-    line = " ".join(line.split())
+    line = one_line(text[: 4 * chars])
     return f'"{line[:chars]}…"' if len(line) > chars or len(text) > 4 * chars else f'"{line}"'
 
 

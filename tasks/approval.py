@@ -1,9 +1,11 @@
-"""Ask a person whether a model may be released, and wait: for days, over restarts of Prefect's server."""
+"""Ask a person whether a model may be released, and wait: for days if need be, and over a restart of the server."""
 
 import shlex
+from _thread import interrupt_main
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event, Thread
@@ -18,6 +20,7 @@ from prefect.states import Running
 from prefect.utilities.urls import url_for
 from pydantic import ValidationError
 
+from qinglan.errors import StageError
 from qinglan.formats import duration
 from qinglan.prefect_server import without_login
 from qinglan.registry.approval import WAITING_FILE, Approval, Waiting
@@ -25,9 +28,11 @@ from tasks.events import tell
 from tasks.stage import Stage
 
 _POLL_S = 5
+_LOOKS_WHILE_CANCELLING = 12
+"""A minute: a worker looks every quarter of one for what is to be cancelled, and gives it half a minute to end."""
 _MARGIN_S = 30 * 86_400
 """Prefect takes a pause that is over for a failure, and people are told of it; so its pause is longer than our wait, by
-more than a server is away, or a machine asleep."""
+more than a machine is asleep."""
 
 
 class ApprovalForm(RunInput):
@@ -47,6 +52,9 @@ def ask(stage: Stage, question: str, description: str, workbook: Path) -> Approv
         question: what is to be approved, in a sentence.
         description: Markdown that stands above the form.
         workbook: what to read before answering.
+
+    Raises:
+        StageError: somebody cancelled the flow run, or ended it by hand.
     """
     context = FlowRunContext.get()
     assert context and context.flow_run
@@ -69,16 +77,19 @@ def ask(stage: Stage, question: str, description: str, workbook: Path) -> Approv
     stage.say(f"then answer at {waiting.page} (Resume), or: {command} NAME")
     told = {"sentence": question, "until": waiting.until, "command": f"{command} NAME", "workbook": str(workbook)}
     tell("gate.waiting", stage.run, told)
+    watch = _Watch(flow_run.id, until)
     try:
-        with _looked_after(flow_run.id, until):
-            form = _wait(stage, description, until, timeout_s + _MARGIN_S)
+        with watch.on_duty():
+            form = _wait(stage, description, watch, timeout_s + _MARGIN_S)
     finally:
         (stage.directory / WAITING_FILE).unlink(missing_ok=True)
     return Approval(approve=form.approve, reviewer=form.reviewer, comment=form.comment) if form else None
 
 
-def _wait(stage: Stage, description: str, until: datetime, pause_s: int) -> ApprovalForm | None:
+def _wait(stage: Stage, description: str, watch: "_Watch", pause_s: int) -> ApprovalForm | None:
     while True:
+        with get_client(sync_client=True) as client:
+            watch.look(client)  # what counts as crashed can't be paused
         try:
             return pause_flow_run(
                 ApprovalForm.with_initial_data(description=description),
@@ -88,39 +99,59 @@ def _wait(stage: Stage, description: str, until: datetime, pause_s: int) -> Appr
                 key=f"approval-{uuid4().hex}",
             )
         except ValidationError:  # it runs again, but nobody has filled in the form
-            if datetime.now(UTC) >= until:
+            if datetime.now(UTC) >= watch.until:
                 return None
             stage.say("the flow run went on without an answer, as one does that was taken for crashed; asking again")
+        except KeyboardInterrupt:
+            if not watch.ended_as:
+                raise
+            raise StageError(f"gate: the flow run became {watch.ended_as} while it waited for a person") from None
 
 
-@contextmanager
-def _looked_after(flow_run_id: UUID, until: datetime) -> Iterator[None]:
-    over = Event()
-    watch = Thread(target=copy_context().run, args=[_look_after, flow_run_id, until, over], daemon=True)
-    watch.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watch.join(_POLL_S)  # else it may still take what ends right now for what waits
+@dataclass
+class _Watch:
+    """Looks after a flow run that waits, as Prefect's pause knows no other end than an answer."""
 
+    flow_run_id: UUID
+    until: datetime
+    ended_as: str = ""
+    """The state in which somebody ended the flow run while it waited; the pause is left by Ctrl-C then."""
+    over: Event = field(default_factory=Event)
+    _looks_at_its_end: int = 0
 
-def _look_after(flow_run_id: UUID, until: datetime, over: Event) -> None:
-    """Let the flow run go on where the time is up, or where it was taken for crashed. A server away is asked again."""
-    while not over.wait(_POLL_S):
-        with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
-            _look(client, flow_run_id, until)
+    @contextmanager
+    def on_duty(self) -> Iterator[None]:
+        thread = Thread(target=copy_context().run, args=[self.run], daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.over.set()
+            thread.join(_POLL_S)  # else it may still take what ends right now for what waits
 
+    def run(self) -> None:
+        """Look until it is over. A server that is away is asked again."""
+        while not self.over.wait(_POLL_S):
+            with suppress(httpx.HTTPError, ValueError), get_client(sync_client=True) as client:
+                self.look(client)
 
-def _look(client: SyncPrefectClient, flow_run_id: UUID, until: datetime) -> None:
-    state = client.read_flow_run(flow_run_id).state
-    if state is None:
-        return
-    if state.is_paused():
-        # A model that nobody looked at is no failure.
-        if datetime.now(UTC) >= until:
-            client.set_flow_run_state(flow_run_id, Running(message="Nobody approved in time"))
-    elif state.is_crashed() or state.is_scheduled():
-        # No sign of life came through, for whatever reason, and it may be about to go on in another process. But while
-        # it is not paused, no answer is taken.
-        client.set_flow_run_state(flow_run_id, Running(message="Its process lives, and waits for a person"))
+    def look(self, client: SyncPrefectClient) -> None:
+        """Let it go on where the time is up or where it was taken for crashed; leave it where it has ended."""
+        state = client.read_flow_run(self.flow_run_id).state
+        if state is None:
+            return
+        if state.is_paused():
+            # A model that nobody looked at is no failure.
+            if datetime.now(UTC) >= self.until:
+                client.set_flow_run_state(self.flow_run_id, Running(message="Nobody approved in time"))
+        elif state.is_crashed() or state.is_scheduled():
+            # No sign of life came through, for whatever reason, and it may be about to go on in another process. But
+            # while it is not paused, no answer is taken.
+            client.set_flow_run_state(self.flow_run_id, Running(message="Its process lives, and waits for a person"))
+        elif state.is_cancelling() or state.is_final():
+            self._looks_at_its_end += 1
+            # Where there is a worker, ending the process is its business.
+            if self._looks_at_its_end >= (_LOOKS_WHILE_CANCELLING if state.is_cancelling() else 2):
+                self.ended_as = str(state.name)
+                self.over.set()
+                interrupt_main()

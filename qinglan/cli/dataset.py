@@ -10,7 +10,7 @@ from rich.text import Text
 from qinglan.cli.common import ProfileOption, SetOption, out, say
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError
-from qinglan.formats import NONE, count, number, usd
+from qinglan.formats import NONE, count, number, one_line, usd, without_controls
 from qinglan.rows import Retrieved, Row
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def show(
     if row is not None:
         out.print(_lineage(found.id, found, row))
         return
-    out.print(Markdown((found.directory / CARD).read_text(encoding="utf-8")))
+    out.print(Markdown(without_controls((found.directory / CARD).read_text(encoding="utf-8"))))
     say(f"Files: {found.directory}")
 
 
@@ -131,7 +131,7 @@ def _lineage(name: str, version: "Version", row_id: str) -> Table:
     table.add_column(overflow="fold")
     for fact, value in facts.items():
         if value:
-            table.add_row(Text(fact, "dim"), Text(_line(value)))
+            table.add_row(Text(fact, "dim"), Text(one_line(value)))
     return table
 
 
@@ -143,10 +143,5 @@ def _rank(found: Retrieved | None, row: Row) -> str:
 
 
 def _short(text: str, chars: int = 40) -> str:
-    line = _line(text)
+    line = one_line(text)
     return line if len(line) <= chars else line[: chars - 1] + "…"
-
-
-def _line(text: str) -> str:
-    """One line, without the control characters by which a text could steer the terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from qinglan.cli.common import ProfileOption, SetOption, out
+from qinglan.cli.common import ProfileOption, SetOption, out, say
 from qinglan.config import load_profile
 from qinglan.doctor import Finding, examine
 from qinglan.errors import ConfigError
@@ -44,7 +44,7 @@ def _print(finding: Finding, *, is_new_group: bool) -> None:
     out.print(f"{mark} ", end="", highlight=False)
     text = check.problem or ": ".join(text for text in (check.detail, check.note) if text)
     named = text if text.startswith(check.name) else f"{check.name}: {text}"
-    out.print(named, markup=False, highlight=False, soft_wrap=True)
+    say(named)
 
 
 def _as_data(profile: str, flow: FlowName, found: list[Finding]) -> dict[str, object]:

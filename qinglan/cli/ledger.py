@@ -74,7 +74,7 @@ def request(
         table.add_row(*cells)
     out.print(table)
     if call:
-        out.print(call.text, markup=False, highlight=False, soft_wrap=True)
+        say(call.text)
 
 
 def print_estimate(profile: Profile, flow: FlowName) -> None:

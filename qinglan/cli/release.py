@@ -10,7 +10,7 @@ from rich.text import Text
 from qinglan.cli.common import ProfileOption, SetOption, forced, out, say
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.formats import NONE, count, number, usd
+from qinglan.formats import NONE, count, number, one_line, usd
 
 if TYPE_CHECKING:  # each costs a second or more to import, which a rollback should not wait for
     from qinglan.lineage import Figure, PaidCall, RowTrace, Subject
@@ -199,7 +199,7 @@ def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
     }
     for fact, value in facts.items():
         if value:
-            table.add_row(Text(fact, "dim"), Text(_line(value)))
+            table.add_row(Text(fact, "dim"), Text(one_line(value)))
     for paid in trace.paid:
         table.add_row(Text(f"{paid.role}'s call", "dim"), Text(_paid(paid)))
     out.print(table)
@@ -270,8 +270,3 @@ def _facts() -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     return table
-
-
-def _line(text: str) -> str:
-    """One line, without the control characters by which a text could steer the terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -11,6 +11,7 @@ from rich.text import Text
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.config import load_profile
 from qinglan.errors import WorkbookError
+from qinglan.formats import one_line, without_controls
 from qinglan.review import Reviews, add_reviews, read_store, store_path
 from qinglan.review.export import count_standing, export_reviews
 from qinglan.review.verdicts import Control, read_sheet
@@ -52,7 +53,7 @@ def import_workbook(
     sheet = read_sheet(file, loaded)
     if sheet.problems:
         for line in sheet.problems[:_SHOWN_PROBLEMS]:
-            err.print(line, markup=False, highlight=False, soft_wrap=True)
+            err.print(without_controls(line), markup=False, highlight=False, soft_wrap=True)
         more = len(sheet.problems) - _SHOWN_PROBLEMS
         shown = f"{len(sheet.problems)} cells to correct" + (f", {more} of them not shown" if more > 0 else "")
         raise WorkbookError(f"{file}: {shown}; nothing was imported")
@@ -89,7 +90,7 @@ def list_reviews(
             mine = [review for review in standing if review.reviewer == reviewer]
             counts = Counter(review.verdict for review in mine)
             numbers = (f"{counts[verdict]:,}" for verdict in ("accept", "reject", "correct"))
-            who = (Text(mine[0].tenant), Text(reviewer or _NOBODY))  # no markup in what a stranger typed
+            who = (Text(mine[0].tenant), Text(one_line(reviewer) or _NOBODY))  # no markup in what a stranger typed
             table.add_row(*who, *numbers, max(review.imported_at for review in mine))
     if not table.rows:
         say(f"no reviews under {store_path(loaded).parent}; start with `qinglan review export`")

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 EMBEDDED = "embedded"
 """In place of an address or a path: use the stand-in that ships with Qinglan."""
 
-_SECRET_PARAMETER = re.compile(r"pass(word|wd)?$|pwd|secret|token|(api|access)[_-]?key|^key$|^sig", re.IGNORECASE)
+_SECRET_PARAMETER = re.compile(r"pass(word|wd)?$|pwd|secret|(^|_)token$|(api|access)[_-]?key|^key$|^sig", re.IGNORECASE)
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]

@@ -54,7 +54,8 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
         if not is_tracked_elsewhere(profile.tracking_uri):
             site = site.with_mlflow_port(_port(mlflow_port, _MLFLOW_PORT, "mlflow", say))
         logs = state.resolve() / "logs"
-        login = os.environ.get("PREFECT_API_AUTH_STRING")  # where PREFECT_SERVER_API_AUTH_STRING asks for one
+        # Where PREFECT_SERVER_API_AUTH_STRING asks for one.
+        login = os.environ.get("PREFECT_API_AUTH_STRING", "").strip() or None
         server = PrefectServer(site.api_url, "this very `qinglan up`", auth_string=login)
         with Processes(logs, say, holds=(lock,)) as processes, server.client(timeout_s=_ANSWERS_WITHIN_S) as api:
             try:

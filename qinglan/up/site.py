@@ -101,7 +101,9 @@ class Site:
         From the others they are one click away. A link that leads nowhere is in the place of their folder, so Prefect
         logs one line and leaves them out.
         """
-        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)  # the database has what decrypts its Secret blocks
+        self._home.mkdir(parents=True, exist_ok=True)
+        if "PREFECT_HOME" not in os.environ:
+            self._home.chmod(0o700)  # the database has what decrypts its Secret blocks
         pages = self._home / _PAGES
         pages.mkdir(exist_ok=True)
         with suppress(FileExistsError):
@@ -123,7 +125,7 @@ class Site:
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         }
-        # Loopback is no border to the user's own browser: without these, any page in it could start what it likes.
+        # Loopback is no border to the user's own browser: without these, requests of any page in it would be served.
         guards = {
             "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.prefect_url,  # who may read such a token

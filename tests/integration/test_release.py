@@ -202,6 +202,27 @@ def test_a_model_that_a_person_approved_serves_until_it_is_rolled_back(site: Sit
     assert (restored / "model.safetensors").read_text() == "rl first"
 
 
+def test_a_wait_that_was_cancelled_ends_though_no_worker_is_there(site: Site):
+    evaluated = site.evaluated_run("first")
+    flow = site.start("run", "release", "--from", evaluated.id)
+
+    def asks() -> Waiting | None:
+        found = next(site.profile.paths.runs.glob("*/gate/waiting.json"), None)
+        return Waiting.read(found.parent) if found else None
+
+    wait_until("the gate's question", lambda: flow.poll() is not None or asks(), DEADLINE_S)
+    waiting = asks()
+    assert waiting
+    with PatientClient(base_url=waiting.api_url, timeout=DEADLINE_S) as api:
+        path = f"flow_runs/{waiting.flow_run_id}"
+        wait_until("the pause", lambda: call(api, "GET", path)["state"]["name"] == "Paused", DEADLINE_S)
+        call(api, "POST", f"{path}/set_state", {"state": {"type": "CANCELLED"}})
+    text, _ = flow.communicate(timeout=DEADLINE_S)
+    assert flow.returncode == 2, text
+    assert "error: gate: the flow run became Cancelled while it waited for a person" in text
+    assert site.registry.aliases() == {}
+
+
 def test_a_model_that_nobody_looked_at_ends_the_flow_well_and_can_be_approved_later(site: Site):
     evaluated = site.evaluated_run("first")
     text = site.qinglan("run", "release", "--from", evaluated.id, "--set", "gate.approval_timeout_s=20")

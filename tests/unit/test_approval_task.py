@@ -11,10 +11,11 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from prefect.states import AwaitingRetry, Cancelling, Crashed, Paused, Pending, Running, State
+from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed, Failed, Paused, Pending, Running, State
 from pydantic import BaseModel, ValidationError
 
 from qinglan.config import Profile
+from qinglan.errors import StageError
 from qinglan.registry.approval import WAITING_FILE
 from qinglan.runs import Run, open_run
 from tasks import approval
@@ -41,8 +42,18 @@ def no_form() -> ValidationError:
 class Prefect:
     """A server as far as a wait sees it: what each pause ends with."""
 
+    api_url = "http://x/api"
+
     def __init__(self, *ends: BaseException) -> None:
         self.ends, self.keys, self.pauses_s = list(ends), list[str](), list[int]()
+        self.before: State[Any] = Running()
+        """The flow run's state when it is about to wait."""
+
+    def read_flow_run(self, _: object) -> Any:
+        return SimpleNamespace(state=self.before)
+
+    def set_flow_run_state(self, _: object, state: State[Any]) -> None:
+        self.before = state
 
     def pause(self, _: object, *, key: str, timeout: int, poll_interval: int) -> None:
         self.keys.append(key)
@@ -71,7 +82,7 @@ def waits(profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch) -
         def make(*ends: BaseException) -> Waits:
             made = Waits(run, Prefect(*ends))
             context = SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN), parameters={"profile": "my profile.yaml"})
-            client = SimpleNamespace(api_url="http://x/api")
+            client = made.prefect
             monkeypatch.setattr(approval, "FlowRunContext", SimpleNamespace(get=lambda: context))
             monkeypatch.setattr(approval, "get_client", lambda **_: nullcontext(client))
             monkeypatch.setattr(approval, "pause_flow_run", made.prefect.pause)
@@ -100,6 +111,27 @@ def test_a_run_that_goes_on_without_an_answer_before_the_time_is_up_asks_again(w
     assert len(set(made.prefect.keys)) == 2
     assert "asking again" in made.said[-1]
     assert len(made.told) == 1  # people were told already
+
+
+def test_what_was_taken_for_crashed_before_it_waits_is_set_right_first(waits: Callable[..., Waits]):
+    made = waits(AskedError())
+    made.prefect.before = Crashed()
+    with pytest.raises(AskedError):
+        made.ask()
+    assert made.prefect.before.is_running()
+
+
+def test_ctrl_c_is_ctrl_c(waits: Callable[..., Waits]):
+    with pytest.raises(KeyboardInterrupt):
+        waits(KeyboardInterrupt()).ask()
+
+
+def test_a_wait_that_was_ended_says_so(waits: Callable[..., Waits]):
+    made = waits(KeyboardInterrupt())
+    watch: Any = approval._Watch(FLOW_RUN, datetime.now(UTC) + ROOM, ended_as="Cancelled")
+    wait: Any = approval._wait
+    with pytest.raises(StageError, match="gate: the flow run became Cancelled while it waited for a person"):
+        wait(made, "text", watch, 60)
 
 
 def test_nobody_answered_once_the_time_is_up(waits: Callable[..., Waits], monkeypatch: pytest.MonkeyPatch):
@@ -139,10 +171,11 @@ class Server:
 def look_after(server: Server, monkeypatch: pytest.MonkeyPatch, time_left: timedelta) -> list[str | None]:
     monkeypatch.setattr(approval, "get_client", lambda **_: nullcontext(server))
     monkeypatch.setattr(approval, "_POLL_S", 0.01)
-    watch: Any = approval._look_after
-    watch(FLOW_RUN, datetime.now(UTC) + time_left, server.over)
+    monkeypatch.setattr(approval, "interrupt_main", lambda: server.asked.append("Ctrl-C"))
+    watch: Any = approval._Watch(FLOW_RUN, datetime.now(UTC) + time_left, over=server.over)
+    watch.run()
     assert not server.states
-    return server.asked
+    return [*server.asked, watch.ended_as] if watch.ended_as else server.asked
 
 
 def test_a_wait_is_ended_once_the_server_is_back(monkeypatch: pytest.MonkeyPatch):
@@ -153,6 +186,19 @@ def test_a_wait_is_ended_once_the_server_is_back(monkeypatch: pytest.MonkeyPatch
 def test_a_wait_that_was_taken_for_crashed_goes_on(monkeypatch: pytest.MonkeyPatch):
     server = Server(Paused(), Crashed(), Crashed(), AwaitingRetry(), Pending(), Cancelling())
     assert look_after(server, monkeypatch, ROOM) == ["Its process lives, and waits for a person"] * 3
+
+
+@pytest.mark.parametrize(
+    ("states", "ended_as"),
+    [([Cancelled()] * 2, "Cancelled"), ([Failed()] * 2, "Failed"), ([Cancelling()] * 12, "Cancelling")],
+)
+def test_a_wait_that_somebody_ended_is_left(monkeypatch: pytest.MonkeyPatch, states: list[State[Any]], ended_as: str):
+    assert look_after(Server(Paused(), *states), monkeypatch, ROOM) == ["Ctrl-C", ended_as]
+
+
+def test_an_unreadable_answer_does_not_end_the_watch(monkeypatch: pytest.MonkeyPatch):
+    server = Server(ValueError("no JSON"), Paused(), Paused())
+    assert look_after(server, monkeypatch, -ROOM) == ["Nobody approved in time"] * 2
 
 
 def test_after_the_answer_nobody_looks(monkeypatch: pytest.MonkeyPatch):

@@ -97,6 +97,19 @@ def test_prefect_knows_every_setting_and_the_guide_gives_value_and_default(tmp_p
     assert all(hasattr(prefect.settings, n) for n in Site(tmp_path, "").prefect_env if n.startswith("PREFECT_"))
 
 
+def test_prefects_folder_is_this_accounts_alone_unless_the_user_named_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    ours, theirs = tmp_path / "prefect", tmp_path / "named"
+    for folder in (ours, theirs):
+        folder.mkdir(mode=0o755)
+    Site(tmp_path, "").prepare()
+    monkeypatch.setenv("PREFECT_HOME", str(theirs))
+    Site(tmp_path, "").prepare()
+    assert [folder.stat().st_mode & 0o777 for folder in (ours, theirs)] == [0o700, 0o755]
+
+
 def test_settings_from_the_environment_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ours = Site(tmp_path, "http://mlflow")
     assert ours.worker("qinglan").env["PREFECT_WORKER_QUERY_SECONDS"] == "2"

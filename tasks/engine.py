@@ -19,9 +19,8 @@ from qinglan.config import EMBEDDED, load_profile
 from qinglan.engines.attempts import clear_final, run_attempts
 from qinglan.engines.command import Command
 from qinglan.engines.launcher import JsonlTail, LineTail, launch
-from qinglan.engines.ray_jobs import JobSeries, RayJobs, stop_all
+from qinglan.engines.ray_jobs import JobSeries, RayJobs, stop_jobs_of
 from qinglan.errors import QinglanError, StageError
-from qinglan.runs import runs_by
 from qinglan.turns import device_turn
 from tasks.forms import overrides_in
 from tasks.stage import Stage, flow_run_id
@@ -109,11 +108,8 @@ def stop_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> Non
         profile = load_profile(given.get("profile", EMBEDDED), overrides_in(given))
         if profile.trainer.ray_dashboard_url is None or not _is_cancelled(str(flow_run.id)):
             return
-        runs = runs_by(profile.paths.runs, str(flow_run.id))
-        if not runs:
+        if not stop_jobs_of(profile, str(flow_run.id), log.info):
             log.warning("no run of this flow run under %s, so no Ray job was stopped", profile.paths.runs.resolve())
-        for job in (job for run in runs for job in stop_all(run.profile.trainer, run.id)):
-            log.info("stopped Ray job %s", job)
     except QinglanError as error:
         log.error("its Ray jobs may still be at work: %s", error)
 

@@ -17,8 +17,6 @@ from pathlib import Path, PurePosixPath
 from tempfile import mkdtemp
 from urllib.parse import quote
 
-import sqlalchemy as sa
-
 from qinglan.artifacts import MANIFEST, sha256_of
 from qinglan.backup.records import Backup, Entry, Folder, LeftOut, Root
 from qinglan.config import Profile, uses_proxy
@@ -26,7 +24,7 @@ from qinglan.engines.processes import Say
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.formats import size
 from qinglan.ledger import ledger_url
-from qinglan.ledger.connecting import shown
+from qinglan.ledger.connecting import shown, url_of
 from qinglan.prefect_server import LOCK_FILE, SERVER_FILE, announced_url, find_server
 from qinglan.runs import RUN_FILE
 from qinglan.versions import VERSION_FILE
@@ -336,11 +334,8 @@ def _elsewhere(profile: Profile) -> Iterator[str]:
 
 
 def _without_password(uri: str) -> str:
-    try:
-        url = sa.make_url(uri)
-    except (sa.exc.ArgumentError, ValueError):
-        url = None
-    return "the address in tracking.uri" if url is None or "@" in (url.host or "") else shown(url)
+    url = url_of(uri)
+    return shown(url) if url else "the address in tracking.uri"
 
 
 def _complain(error: OSError) -> None:

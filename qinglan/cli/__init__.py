@@ -26,7 +26,6 @@ from qinglan.cli.serve import serve as serve_champion
 from qinglan.cli.show import show
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError, first_line
-from qinglan.formats import without_controls
 from qinglan.preflight import FlowName, require
 from qinglan.report import Report
 from qinglan.report_terminal import print_table
@@ -100,7 +99,7 @@ def main() -> None:
 
 
 def _end(line: str) -> NoReturn:
-    err.print(f"error: {without_controls(line)}", style="red", markup=False, highlight=False, soft_wrap=True)
+    say(f"error: {line}", err, style="red")
     sys.exit(2)
 
 

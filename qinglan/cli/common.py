@@ -20,9 +20,9 @@ SetOption = Annotated[
 ]
 
 
-def say(text: str) -> None:
+def say(text: str, console: Console = out, style: str | None = None) -> None:
     """A line as it is: what comes from outside is no markup, and no command to the terminal."""
-    out.print(without_controls(text), markup=False, highlight=False, soft_wrap=True)
+    console.print(without_controls(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def forced(force: bool, reason: str) -> str:

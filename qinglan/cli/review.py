@@ -11,7 +11,7 @@ from rich.text import Text
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.config import load_profile
 from qinglan.errors import WorkbookError
-from qinglan.formats import one_line, without_controls
+from qinglan.formats import one_line
 from qinglan.review import Reviews, add_reviews, read_store, store_path
 from qinglan.review.export import count_standing, export_reviews
 from qinglan.review.verdicts import Control, read_sheet
@@ -53,7 +53,7 @@ def import_workbook(
     sheet = read_sheet(file, loaded)
     if sheet.problems:
         for line in sheet.problems[:_SHOWN_PROBLEMS]:
-            err.print(without_controls(line), markup=False, highlight=False, soft_wrap=True)
+            say(line, err)
         more = len(sheet.problems) - _SHOWN_PROBLEMS
         shown = f"{len(sheet.problems)} cells to correct" + (f", {more} of them not shown" if more > 0 else "")
         raise WorkbookError(f"{file}: {shown}; nothing was imported")

@@ -23,11 +23,12 @@ import httpx2
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from qinglan.artifacts import write_json
-from qinglan.config import Trainer, require_secret, uses_proxy
+from qinglan.config import Profile, Trainer, require_secret, uses_proxy
 from qinglan.engines.attempts import clear_final
 from qinglan.engines.command import QUIET_ENV, Command
 from qinglan.engines.launcher import READABLE_ENV, AttemptFailedError, LineTail, size_of, tail
 from qinglan.errors import EngineError, QinglanError
+from qinglan.runs import runs_by
 
 POLL_S = 1.0
 LONGEST_BACK_OFF_S = 30.0
@@ -447,6 +448,18 @@ def stop_all(trainer: Trainer, run_id: str) -> list[str]:
         for submission_id in stopped:
             jobs.stop(submission_id)
     return stopped
+
+
+def stop_jobs_of(profile: Profile, flow_run_id: str, say: Callable[[str], object]) -> bool:
+    """Stop the jobs of the runs that one of the orchestrator's runs was at work on; was there such a run?
+
+    Raises:
+        QinglanError: no answer, or a run that can't be read.
+    """
+    runs = runs_by(profile.paths.runs, flow_run_id)
+    for job in (job for run in runs for job in stop_all(run.profile.trainer, run.id)):
+        say(f"stopped Ray job {job}")
+    return bool(runs)
 
 
 def _read_ended(directory: Path) -> dict[str, str]:

@@ -26,16 +26,12 @@ def ledger_url(store: LedgerStore, state: Path) -> str | sa.URL:
     if store.url_env is None:
         state.mkdir(parents=True, exist_ok=True)
         return sa.URL.create("sqlite", database=str(state / "ledger.db"))
-    try:
-        url = sa.make_url(require_secret(store.url_env, "the ledger"))
-    except (sa.exc.ArgumentError, ValueError):
-        url = None
-    # A password with an @ in it would end in the host, which messages name.
-    if url is None or url.get_backend_name() not in ("postgresql", "sqlite") or "@" in (url.host or ""):
+    url = url_of(require_secret(store.url_env, "the ledger"))
+    if url is None or url.get_backend_name() not in ("postgresql", "sqlite"):
         raise LedgerError(
             f"ledger: {store.url_env} holds no postgresql://user:password@host/database; set it again, with %40 for "
             "an @ in the password"
-        ) from None
+        )
     return url.set(drivername="postgresql+psycopg") if url.get_backend_name() == "postgresql" else url
 
 
@@ -74,6 +70,15 @@ def _is_locked(error: BaseException) -> bool:
 )
 def _use_wal(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
+
+
+def url_of(address: str) -> sa.URL | None:
+    """None where it is no address, or has an @ in its password: that would end in the host, which messages name."""
+    try:
+        url = sa.make_url(address)
+    except (sa.exc.ArgumentError, ValueError):
+        return None
+    return None if "@" in (url.host or "") else url
 
 
 def shown(url: sa.URL) -> str:

@@ -8,10 +8,9 @@ import psutil
 
 from qinglan.config import EMBEDDED, load_profile
 from qinglan.engines.processes import Say
-from qinglan.engines.ray_jobs import stop_all
+from qinglan.engines.ray_jobs import stop_jobs_of
 from qinglan.errors import QinglanError
 from qinglan.prefect_api import call, pages
-from qinglan.runs import runs_by
 from qinglan.up.site import WORK_POOLS
 
 # A paused one waits for a person in its process; a suspended one, of the same type, needs none.
@@ -41,7 +40,7 @@ def crash_interrupted(api: httpx.Client, pools: Sequence[str] = WORK_POOLS) -> l
     return interrupted
 
 
-def stop_jobs_of(cancelled: Mapping[str, Any], say: Say) -> None:
+def stop_cancelled(cancelled: Mapping[str, Any], say: Say) -> None:
     """What the worker of a cancelled flow run does if it lives: Ray's jobs outlive the flow's process.
 
     Args:
@@ -53,11 +52,8 @@ def stop_jobs_of(cancelled: Mapping[str, Any], say: Say) -> None:
         profile = load_profile(given.get("profile", EMBEDDED), given.get("overrides", ()))
         if profile.trainer.ray_dashboard_url is None:
             return
-        runs = runs_by(profile.paths.runs, cancelled["id"])
-        if not runs:
+        if not stop_jobs_of(profile, cancelled["id"], lambda line: say(f"{name} was cancelled: {line}")):
             say(f"{name} was cancelled; it has no run under {profile.paths.runs.resolve()}, so no Ray job was stopped")
-        for job in (job for run in runs for job in stop_all(run.profile.trainer, run.id)):
-            say(f"{name} was cancelled: stopped Ray job {job}")
     except QinglanError as error:
         say(f"{name} was cancelled; its Ray jobs may still be at work: {error}")
 

@@ -19,7 +19,7 @@ from qinglan.engines.processes import HOST, Processes, Say, port_from, require_f
 from qinglan.errors import ConfigError, EngineError, first_line
 from qinglan.prefect_api import call
 from qinglan.prefect_server import SERVER_FILE, PrefectServer, find_server
-from qinglan.up.interrupted import crash_interrupted, stop_jobs_of
+from qinglan.up.interrupted import crash_interrupted, stop_cancelled
 from qinglan.up.lock import only_one
 from qinglan.up.site import WORK_POOLS, Site, is_tracked_elsewhere, worker_name
 from qinglan.up.stand_ins import StandIn, stand_ins_of
@@ -145,7 +145,7 @@ class _Running:
     def _crash_interrupted(self, pools: Sequence[str]) -> None:
         runs = crash_interrupted(self.api, pools)
         for cancelled in [run for run in runs if run["state_type"] == "CANCELLING"]:
-            stop_jobs_of(cancelled, self.say)
+            stop_cancelled(cancelled, self.say)
         crashed = [run for run in runs if run["state_type"] != "CANCELLING"]
         if not crashed:
             return

@@ -145,6 +145,18 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
+def asked_in(site: Site, flow: "subprocess.Popen[str]") -> Path:
+    """The file by which the flow says that it waits for a person."""
+
+    def asks() -> Path | None:
+        return next(site.profile.paths.runs.glob("*/gate/waiting.json"), None)
+
+    wait_until("the gate's question", lambda: flow.poll() is not None or asks(), DEADLINE_S)
+    waiting = asks()
+    assert waiting is not None, flow.communicate()[0]
+    return waiting
+
+
 def believe_crashed(waiting: Waiting | None) -> None:
     """As where no sign of life came through for a while: the process lives, and asks again."""
     assert waiting
@@ -165,13 +177,7 @@ def believe_crashed(waiting: Waiting | None) -> None:
 def test_a_model_that_a_person_approved_serves_until_it_is_rolled_back(site: Site):
     first = site.evaluated_run("first")
     flow = site.start("run", "release", "--from", first.id)
-
-    def asks() -> Path | None:
-        return next(site.profile.paths.runs.glob("*/gate/waiting.json"), None)
-
-    wait_until("the gate's question", lambda: flow.poll() is not None or asks(), DEADLINE_S)
-    waiting = asks()
-    assert waiting is not None, flow.communicate()[0]
+    waiting = asked_in(site, flow)
     assert (waiting.parent / "review.xlsx").exists()
     believe_crashed(Waiting.read(waiting.parent))
     site.qinglan("release", "approve", waiting.parents[1].name, "--reviewer", "李雷")
@@ -205,13 +211,7 @@ def test_a_model_that_a_person_approved_serves_until_it_is_rolled_back(site: Sit
 def test_a_wait_that_was_cancelled_ends_though_no_worker_is_there(site: Site):
     evaluated = site.evaluated_run("first")
     flow = site.start("run", "release", "--from", evaluated.id)
-
-    def asks() -> Waiting | None:
-        found = next(site.profile.paths.runs.glob("*/gate/waiting.json"), None)
-        return Waiting.read(found.parent) if found else None
-
-    wait_until("the gate's question", lambda: flow.poll() is not None or asks(), DEADLINE_S)
-    waiting = asks()
+    waiting = Waiting.read(asked_in(site, flow).parent)
     assert waiting
     with PatientClient(base_url=waiting.api_url, timeout=DEADLINE_S) as api:
         path = f"flow_runs/{waiting.flow_run_id}"

@@ -216,16 +216,16 @@ def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(
     for each in (run, other):
         job = f"qinglan-{each.id}-rl-verl-abcdefgh-1"
         ray.jobs[job] = {"submission_id": job, "status": "RUNNING"}
-    interrupted.stop_jobs_of(cancelled, said.append)
+    interrupted.stop_cancelled(cancelled, said.append)
     stopped = f"qinglan-{run.id}-rl-verl-abcdefgh-1"
     assert ray.stopped() == [stopped]
     assert said == [f"train night was cancelled: stopped Ray job {stopped}"]
     ray.is_down = True
-    interrupted.stop_jobs_of(cancelled, said.append)
+    interrupted.stop_cancelled(cancelled, said.append)
     assert "its Ray jobs may still be at work: " in said[-1]
-    interrupted.stop_jobs_of(named | {"parameters": {"overrides": elsewhere}}, said.append)
+    interrupted.stop_cancelled(named | {"parameters": {"overrides": elsewhere}}, said.append)
     assert f"it has no run under {tmp_path / 'elsewhere'}, so no Ray job was stopped" in said[-1]
-    interrupted.stop_jobs_of(named | {"parameters": {}}, said.append)
+    interrupted.stop_cancelled(named | {"parameters": {}}, said.append)
     assert len(said) == 3  # a profile without a cluster has no job to stop
 
 

@@ -10,8 +10,9 @@ Prints the share of runs with a false alarm.
 import random
 from collections.abc import Iterator
 
-from qinglan.alarms import REWARD, AlarmWatch, Headline, part_mean
 from qinglan.config import Alarms
+from qinglan.recipes.kinds.common import Headline
+from qinglan.training.alarms import REWARD, AlarmWatch, part_mean
 
 RUNS = 1000
 LENGTHS, SIGNIFICANCES = (60, 200), (4.0, 5.0)

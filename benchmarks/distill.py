@@ -29,7 +29,7 @@ from distill_rivals.tables import contestants_table, scenarios_table, verdicts
 from distill_rivals.watch import Watched, watch
 
 from qinglan.config import load_profile
-from qinglan.engines.launcher import tail
+from qinglan.runs.launcher import tail
 
 FULL_ROWS = 10_000
 ROWS = int(os.environ.get("ROWS", FULL_ROWS))

@@ -26,10 +26,10 @@ from scipy.stats import binomtest, norm
 from qinglan import statistics
 from qinglan.config import Gate
 from qinglan.evaluation import Evaluation
-from qinglan.gate import Verdict, decide
-from qinglan.recipes._retrieval import RetrievalRecipe
-from qinglan.redteam import RedTeamResult
-from qinglan.report import Arm
+from qinglan.evaluation.gate import decide
+from qinglan.evaluation.models import Arm, Verdict
+from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
 from qinglan.statistics import ArmScores, Comparison, compare
 
 ROOT = Path(__file__).parents[1]

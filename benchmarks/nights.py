@@ -26,7 +26,7 @@ from night_site.checks import Night, look, rows_read, trainings
 from night_site.faults import CONCURRENCY, FAULTS, QUIET, Fault
 from night_site.site import PROFILE, WEBHOOK_ENV, Json, Site, questions_and_documents, small_disk, until
 
-from qinglan.engines.processes import stop_signals
+from qinglan.runs.processes import stop_signals
 
 FULL_NIGHTS = 30
 NIGHTS = int(os.environ.get("NIGHTS", FULL_NIGHTS))

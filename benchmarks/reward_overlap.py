@@ -25,16 +25,16 @@ from typing import Any
 from aiohttp import web
 from verl_cpu import make_model
 
-from qinglan.alarms import Headline
 from qinglan.config import Alarms, Budget, Endpoint, LedgerStore, Price, Profile, Rag, Reward, Tenant
-from qinglan.engines.command import Command
-from qinglan.engines.launcher import JsonlTail, launch
-from qinglan.engines.trainer_settings import TrainerSettings
-from qinglan.engines.verl import next_metrics_path, ppo_command
-from qinglan.grading import RetrievalGrading
-from qinglan.recipes._retrieval import Baseline
-from qinglan.reward.samples import SampleWatch
-from qinglan.reward.service import RewardService
+from qinglan.recipes.kinds.common import Headline
+from qinglan.recipes.kinds.grading import RetrievalGrading
+from qinglan.recipes.kinds.retrieval.recipe import Baseline
+from qinglan.recipes.scoring.samples import SampleWatch
+from qinglan.recipes.scoring.service import RewardService
+from qinglan.runs.command import Command
+from qinglan.runs.launcher import JsonlTail, launch
+from qinglan.training.engines.trainer_settings import TrainerSettings
+from qinglan.training.engines.verl import next_metrics_path, ppo_command
 
 RESULT = Path(__file__).parent / "results" / "reward_overlap.json"
 LATENCY_S, TARGET_RATIO = 0.2, 1.15

@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from qinglan.artifacts import read_jsonl, write_jsonl
 from qinglan.config import load_profile
-from qinglan.dataset import build
-from qinglan.formats import count
-from qinglan.grading import grading_of
+from qinglan.data.dataset import build
 from qinglan.recipes import get_recipe
+from qinglan.recipes.kinds.grading import grading_of
 from qinglan.rows import Retrieved, Row, Split, row_id
+from qinglan.runs.artifacts import read_jsonl, write_jsonl
+from qinglan.text import count
 
 FULL_ROWS = 1_000_000
 ROWS = int(os.environ.get("ROWS", FULL_ROWS))

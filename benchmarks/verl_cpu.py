@@ -21,11 +21,11 @@ from typing import Any
 
 import psutil
 
-from qinglan.alarms import Headline
 from qinglan.config import Alarms, Profile
-from qinglan.engines.command import Command
-from qinglan.engines.trainer_settings import TrainerSettings
-from qinglan.engines.verl import next_metrics_path, ppo_command
+from qinglan.recipes.kinds.common import Headline
+from qinglan.runs.command import Command
+from qinglan.training.engines.trainer_settings import TrainerSettings
+from qinglan.training.engines.verl import next_metrics_path, ppo_command
 
 RESULT = Path(__file__).parent / "results" / "verl_cpu.json"
 STARTUP_TARGET_S = 35.0
@@ -147,7 +147,9 @@ def role(process: psutil.Process) -> str:
     words = process.cmdline() or [process.name()]
     if words[0].startswith("ray::"):
         return words[0].split(".")[0].split("(")[0]
-    return "trainer" if "qinglan.engines.ppo" in words else Path(words[0]).name if len(words) < 3 else part(words)
+    return (
+        "trainer" if "qinglan.training.engines.ppo" in words else Path(words[0]).name if len(words) < 3 else part(words)
+    )
 
 
 def part(words: list[str]) -> str:
@@ -161,7 +163,7 @@ def make_model(folder: Path) -> int:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from qinglan.embedded import tokenizer
+    from qinglan.simulators import tokenizer
 
     tok = tokenizer.build()
     torch.manual_seed(0)

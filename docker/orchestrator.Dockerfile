@@ -20,7 +20,7 @@ ENV PYTHONUNBUFFERED=1 PATH=/opt/orchestrator/bin:$PATH \
     DO_NOT_TRACK=true MLFLOW_DISABLE_TELEMETRY=true PREFECT_SERVER_ANALYTICS_ENABLED=false \
     PREFECT_SERVER_UI_STATIC_DIRECTORY=/srv/qinglan/pages
 WORKDIR /srv/qinglan
-# The link keeps Prefect from serving its new pages, which report to Amplitude from the browser: qinglan/up/site.py.
+# The link keeps Prefect from serving its new pages, which report to Amplitude from the browser: qinglan/ops/up/site.py.
 RUN useradd --create-home --uid 1000 --user-group qinglan \
  && mkdir -p runs .qinglan data pages \
  && ln -s not-served pages/v2 \

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from qinglan.comparison import contenders
+from qinglan.evaluation.teacher_comparison import contenders
 from tasks.asking import distill_rows, validate_rows
 from tasks.comparison import compare_teachers, draw_questions
 from tasks.data import ingest_workbook

@@ -7,7 +7,8 @@ inputs), so it is the same in every file, run and night, whatever the row's plac
 import hashlib
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -138,3 +139,67 @@ class Row(BaseModel):
     def failed(self, reason: str) -> "Row":
         """The same row, out of the race for a reason."""
         return self.model_copy(update={"status": "failed", "reason": reason})
+
+
+ArmName = str
+"""An arm's name: `original`, `teacher`, `base`, `sft`, `rl`, `champion` or a compared teacher's."""
+
+
+class ArmRow(BaseModel):
+    """One question through one arm."""
+
+    model_config = ConfigDict(frozen=True)
+
+    row_id: str
+    text: str | None = None
+    """The query sent to the RAG, or the answer; None where the arm gave none."""
+    reason: str | None = None
+    retrieved: Retrieved | None = None
+    """What the RAG found with a query."""
+    parts: dict[str, float] | None = None
+    """An answer graded by rule, by part; None where it was not graded."""
+    judge_score: float | None = None
+    """Mean of `judge_scores`, or what validation's judge said where there was no panel."""
+    judge_scores: tuple[float, ...] = ()
+    """The panel's, a score per pass; one alone where the question had only one text to judge."""
+    requests: tuple[str, ...] = ()
+    """Ledger keys of the calls that stand behind this row: the teacher's, where there is one, then the judge's."""
+    latency_ms: float | None = None
+    """Time to get the text, retrieval excluded; None where it was not measured."""
+    cost_usd: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether the text met what says how good it is: retrieval or rules. Only then it has values."""
+        return self.retrieved is not None or self.parts is not None
+
+
+class Tally:
+    """Counts rows as a stream goes by, so that nobody needs them all at once."""
+
+    def __init__(self) -> None:
+        self.total, self.ok = 0, 0
+        self.reasons: Counter[str] = Counter()
+        """How many rows fell for each reason."""
+
+    def dropped_since(self, before: "Tally") -> dict[str, int]:
+        """Rows by reason that fell between the two counts, the most frequent reason first."""
+        fell = {reason: n - before.reasons.get(reason, 0) for reason, n in self.reasons.items()}
+        return by_frequency({reason: n for reason, n in fell.items() if n > 0})
+
+    def pass_through(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """The same rows; each is counted before it is handed on."""
+        for row in rows:
+            self.total += 1
+            if row.status == "ok":
+                self.ok += 1
+            else:
+                self.reasons[row.reason or "unknown"] += 1
+            yield row
+
+
+def by_frequency(reasons: dict[str, int]) -> dict[str, int]:
+    """The counts in the order in which people read them."""
+    return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))

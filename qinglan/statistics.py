@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -305,3 +306,91 @@ def _percentiles(means: Floats) -> Interval | None:
 def _detectable(means: Floats) -> float | None:
     error = float(means.std()) if len(means) else 0.0
     return POWER_FACTOR * error if error > _TIE else None
+
+
+RESAMPLES = 2_000
+"""Enough for the ends of an interval that is only read."""
+
+
+class Agreement(NamedTuple):
+    """Of two judges on the same rows."""
+
+    share: float
+    kappa: float | None
+    """None where both always said the same one thing: nothing shows then that they would agree on anything else."""
+    ci95: Interval | None
+    """Of kappa; None for fewer than two groups, or where kappa has no value."""
+    n: int
+
+
+def agreement(
+    one: Mapping[str, str],
+    other: Mapping[str, str],
+    groups: Mapping[str, str],
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Agreement | None:
+    """Over the rows (by id) that both have judged; None where there are none."""
+    rows = sorted(one.keys() & other.keys())
+    if not rows:
+        return None
+    place = {name: number for number, name in enumerate(sorted({*one.values(), *other.values()}))}
+    group = {key: number for number, key in enumerate(sorted({groups[row] for row in rows}))}
+    tables = np.zeros((len(group), len(place), len(place)))
+    for row in rows:
+        tables[group[groups[row]], place[one[row]], place[other[row]]] += 1
+    whole = tables.sum(axis=0, keepdims=True)
+    share = float(np.trace(whole[0]) / len(rows))
+    (kappa,) = map(float, _kappas(whole))
+    if math.isnan(kappa):
+        return Agreement(share, None, None, len(rows))
+    return Agreement(share, kappa, _interval(tables, resamples, seed), len(rows))
+
+
+def _interval(tables: NDArray[np.float64], resamples: int, seed: int) -> Interval | None:
+    groups = len(tables)
+    if groups < 2:
+        return None
+    drawn = np.random.default_rng([seed, 3]).multinomial(groups, [1 / groups] * groups, size=resamples)
+    low, high = np.nanpercentile(_kappas(np.tensordot(drawn, tables, axes=1)), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _kappas(tables: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each table of counts (one's words × other's); NaN where chance alone would agree on everything."""
+    total = tables.sum(axis=(1, 2))
+    observed = np.trace(tables, axis1=1, axis2=2) / total
+    expected = (tables.sum(axis=1) * tables.sum(axis=2)).sum(axis=1) / total**2
+    certain = np.isclose(expected, 1)
+    found: NDArray[np.float64] = np.where(certain, np.nan, (observed - expected) / np.where(certain, 1.0, 1 - expected))
+    return found
+
+
+class Histogram:
+    """Counts over [low, high]; what lies outside is counted in the bin at the end."""
+
+    def __init__(self, low: float, high: float, bins: int) -> None:
+        self.low, self.high, self.counts = low, high, [0] * bins
+        self._per_bin = bins / (high - low)
+
+    def add(self, value: float) -> None:
+        """Count a finite value."""
+        # A value on an edge belongs to the bin above it, also where 0.29 · 100 falls short of 29.
+        place = int((value - self.low) * self._per_bin + 1e-9)
+        self.counts[min(max(place, 0), len(self.counts) - 1)] += 1
+
+
+def quantile(low: float, high: float, counts: Sequence[int], share: float) -> float | None:
+    """The value below which a share of the counted ones lies, evenly spread in its bin; None if none was counted."""
+    wanted, width, seen = share * sum(counts), (high - low) / len(counts), 0
+    for place, count in enumerate(counts):
+        if count and seen + count >= wanted:
+            return low + width * (place + (wanted - seen) / count)
+        seen += count
+    return None
+
+
+def regrouped(counts: Sequence[int], bins: int) -> list[int]:
+    """The same counts in fewer bins; `bins` divides their number."""
+    each = len(counts) // bins
+    return [sum(counts[i : i + each]) for i in range(0, len(counts), each)]

@@ -4,8 +4,8 @@ import httpx
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
-from qinglan.alarms import Alarm, alarms_markdown, read_alarms
-from qinglan.engines.trainer_settings import ALARMS_FILE
+from qinglan.training.alarms import Alarm, alarms_markdown, read_alarms
+from qinglan.training.engines.trainer_settings import ALARMS_FILE
 from tasks.events import tell
 from tasks.stage import Stage, artifact_key
 

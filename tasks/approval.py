@@ -21,9 +21,9 @@ from prefect.utilities.urls import url_for
 from pydantic import ValidationError
 
 from qinglan.errors import StageError
-from qinglan.formats import duration
-from qinglan.prefect_server import without_login
-from qinglan.registry.approval import WAITING_FILE, Approval, Waiting
+from qinglan.ops.prefect_server import without_login
+from qinglan.serving.registry.approval import WAITING_FILE, Approval, Waiting
+from qinglan.text import duration
 from tasks.events import tell
 from tasks.stage import Stage
 

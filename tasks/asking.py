@@ -14,17 +14,16 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 
-from qinglan.artifacts import JsonlWriter, StageResult, read_jsonl, sha256_of
-from qinglan.batches import Batch, BatchIncompleteError, Losses, Work, cut, in_order
-from qinglan.clients import ANSWER_FIELDS, Clients, Role, endpoint_of, key_salt, open_clients, scoring_identity
+from qinglan.clients.roles import ANSWER_FIELDS, Clients, Role, Services, endpoint_of, key_salt, open_clients
+from qinglan.clients.row_batches import Batch, BatchIncompleteError, Losses, Work, cut, in_order
 from qinglan.config import Distill, Validate
-from qinglan.distillation import distiller, require_teacher_alone
-from qinglan.embedded.services import Services
-from qinglan.grading import grading_of
 from qinglan.recipes import get_recipe, identity
-from qinglan.rows import Row
-from qinglan.runs import Run
-from qinglan.tally import Tally
+from qinglan.recipes.kinds.distillation import distiller, require_teacher_alone
+from qinglan.recipes.kinds.grading import grading_of
+from qinglan.recipes.scoring.identity import scoring_identity
+from qinglan.rows import Row, Tally
+from qinglan.runs.artifacts import JsonlWriter, StageResult, read_jsonl, sha256_of
+from qinglan.runs.run import Run
 from tasks.bulk import RETRY_DELAYS_S, ask_by_batch, asked, distill_on_ray, require_no_open_batches
 from tasks.stage import Outcome, Stage, perform
 

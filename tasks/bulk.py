@@ -2,21 +2,19 @@
 
 from collections import deque
 
-from qinglan.artifacts import Artifact, StageResult, read_jsonl
-from qinglan.batch_api import distill_by_batch
-from qinglan.batch_api.jobs import BatchProgress
-from qinglan.batches import AGAIN_REASONS
-from qinglan.chat import Account, openai_client
-from qinglan.clients import key_salt, site_ledger
-from qinglan.distillation import teacher_requests
-from qinglan.embedded.services import Services
-from qinglan.engines.command import Command
-from qinglan.engines.distill_ray import DistillJob
-from qinglan.engines.launcher import JsonlTail
+from qinglan.clients.batch_api import distill_by_batch
+from qinglan.clients.batch_api.jobs import BatchProgress
+from qinglan.clients.chat import Account, openai_client
+from qinglan.clients.roles import Services, key_salt, site_ledger
+from qinglan.clients.row_batches import AGAIN_REASONS
 from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
-from qinglan.rows import Row
-from qinglan.tally import Tally
+from qinglan.recipes.kinds.distillation import teacher_requests
+from qinglan.rows import Row, Tally
+from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl
+from qinglan.runs.command import Command
+from qinglan.runs.launcher import JsonlTail
+from qinglan.training.engines.distill_ray import DistillJob
 from tasks.engine import run_engine
 from tasks.stage import Outcome, Stage
 

@@ -9,8 +9,8 @@ from prefect.logging import get_run_logger
 
 from qinglan.config import load_profile
 from qinglan.errors import StageError
-from qinglan.registry import registry_of
 from qinglan.serving.checkup import check_serving
+from qinglan.serving.registry import registry_of
 from tasks.session import tidy_logs
 from tasks.stage import artifact_key
 

@@ -5,16 +5,15 @@ from collections.abc import Mapping
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
-from qinglan.clients import site_ledger
-from qinglan.comparison import MAIN, arms_of, contenders, draw, evaluate_teachers, paid_in_vain
-from qinglan.comparison.purchase import advise
-from qinglan.embedded.services import Services
+from qinglan.clients.roles import Services, site_ledger
 from qinglan.evaluation import live_load
+from qinglan.evaluation.summary import metrics_of
+from qinglan.evaluation.teacher_comparison import MAIN, arms_of, contenders, draw, evaluate_teachers, paid_in_vain
+from qinglan.evaluation.teacher_comparison.purchase import advise
 from qinglan.recipes import get_recipe, identity
 from qinglan.rows import Row
-from qinglan.runs import Run
-from qinglan.summary import metrics_of
+from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
+from qinglan.runs.run import Run
 from tasks.stage import Outcome, Stage, perform
 
 

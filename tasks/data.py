@@ -7,22 +7,21 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from qinglan.artifacts import StageResult, hash_of, read_jsonl, write_jsonl
-from qinglan.clients import scored_with
-from qinglan.dataset import build
-from qinglan.dataset.pools import assign
+from qinglan.data.dataset import build
+from qinglan.data.dataset.pools import assign
+from qinglan.data.review import load_reviews
+from qinglan.data.sources.database import take_snapshot
+from qinglan.data.sources.files import READERS, digest_of, list_files
+from qinglan.data.versions import pinned_splits
+from qinglan.data.workbook import read_rows
+from qinglan.data.workbook_writer import write_rows
 from qinglan.errors import StageError, WorkbookError
-from qinglan.grading import grading_of
 from qinglan.recipes import get_recipe, identity
-from qinglan.review import load_reviews
-from qinglan.rows import Row
-from qinglan.runs import Run
-from qinglan.sources.database import take_snapshot
-from qinglan.sources.files import READERS, digest_of, list_files
-from qinglan.tally import Tally
-from qinglan.versions import pinned_splits
-from qinglan.workbook import read_rows
-from qinglan.workbook_writer import write_rows
+from qinglan.recipes.kinds.grading import grading_of
+from qinglan.recipes.scoring.identity import scored_with
+from qinglan.rows import Row, Tally
+from qinglan.runs.artifacts import StageResult, hash_of, read_jsonl, write_jsonl
+from qinglan.runs.run import Run
 from tasks.stage import Outcome, Stage, perform
 
 _SHOWN_PROBLEMS = 20

@@ -16,12 +16,12 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging.loggers import flow_run_logger
 
 from qinglan.config import EMBEDDED, load_profile
-from qinglan.engines.attempts import clear_final, run_attempts
-from qinglan.engines.command import Command
-from qinglan.engines.launcher import JsonlTail, LineTail, launch
-from qinglan.engines.ray_jobs import JobSeries, RayJobs, stop_jobs_of
 from qinglan.errors import QinglanError, StageError
-from qinglan.turns import device_turn
+from qinglan.runs.command import Command
+from qinglan.runs.launcher import JsonlTail, LineTail, launch
+from qinglan.runs.run_locks import device_turn
+from qinglan.training.engines.attempts import clear_final, run_attempts
+from qinglan.training.engines.ray_jobs import JobSeries, RayJobs, stop_jobs_of
 from tasks.forms import overrides_in
 from tasks.stage import Stage, flow_run_id
 

@@ -9,31 +9,22 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
-from qinglan.batches import AGAIN_REASONS
-from qinglan.clients import ANSWER_FIELDS, Role, open_clients, scoring_identity, site_ledger
-from qinglan.comparison import Contender, contenders
+from qinglan.clients.roles import ANSWER_FIELDS, Role, Services, open_clients, site_ledger
+from qinglan.clients.row_batches import AGAIN_REASONS
 from qinglan.config import EMBEDDED, Profile
-from qinglan.embedded.services import Services
-from qinglan.engines.generate import generate_commands
-from qinglan.evaluation import (
-    ArmRow,
-    ask_teacher,
-    live_load,
-    student_rows,
-    texts_of,
-    try_cases,
-    with_tokens,
-)
-from qinglan.grading import grading_of
+from qinglan.evaluation import ArmRow, ask_teacher, live_load, student_rows, texts_of, try_cases, with_tokens
+from qinglan.evaluation.red_team_cases import Case, RedTeamResult, cases_of, identity_of, row_of
+from qinglan.evaluation.report.html import render_html
+from qinglan.evaluation.summary import COMPARING, build_report, evaluate, metrics_of, result_markdown
+from qinglan.evaluation.teacher_comparison import Contender, contenders
 from qinglan.recipes import get_recipe
-from qinglan.redteam import Case, RedTeamResult, cases_of, identity_of, row_of
-from qinglan.registry import champion_of
-from qinglan.report import ArmName
-from qinglan.report_html import render_html
-from qinglan.rows import Row
-from qinglan.runs import Run
-from qinglan.summary import COMPARING, build_report, evaluate, metrics_of, result_markdown
+from qinglan.recipes.kinds.grading import grading_of
+from qinglan.recipes.scoring.identity import scoring_identity
+from qinglan.rows import ArmName, Row
+from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
+from qinglan.runs.run import Run
+from qinglan.serving.registry import champion_of
+from qinglan.training.engines.generate import generate_commands
 from tasks.engine import run_engine
 from tasks.stage import Outcome, Stage, perform, tracker_of
 

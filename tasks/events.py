@@ -1,10 +1,10 @@
-"""Prefect events about a run, for automations: Qinglan's own (qinglan/automations/) and the users'."""
+"""Prefect events about a run, for automations: Qinglan's own (qinglan/ops/automations/) and the users'."""
 
 from typing import Any
 
 from prefect.events import emit_event
 
-from qinglan.runs import Run
+from qinglan.runs.run import Run
 
 
 def tell(event: str, run: Run, payload: dict[str, Any], **labels: str) -> None:

@@ -4,11 +4,18 @@ import asyncio
 
 from prefect.logging import get_run_logger
 
-from qinglan.artifacts import StageResult, read_jsonl, write_jsonl
-from qinglan.clients import Role, open_clients, scoring_identity
+from qinglan.clients.rag import RagClient
+from qinglan.clients.roles import Role, Services, open_clients
 from qinglan.config import EMBEDDED
-from qinglan.embedded.services import Services
-from qinglan.judge_agreement import (
+from qinglan.recipes import get_recipe
+from qinglan.recipes._verdicts import verdict_recipe
+from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
+from qinglan.recipes.scoring.identity import scoring_identity
+from qinglan.rows import Row
+from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
+from qinglan.runs.run import Run
+from qinglan.serving.local_judge import Appointed, Served, open_judge, serving
+from qinglan.training.judge_agreement import (
     Judges,
     Measured,
     Pair,
@@ -20,13 +27,6 @@ from qinglan.judge_agreement import (
     require_answers,
     sentence,
 )
-from qinglan.local_judge import Appointed, Served, open_judge, serving
-from qinglan.recipes import get_recipe
-from qinglan.recipes._retrieval import RetrievalRecipe
-from qinglan.recipes._verdicts import verdict_recipe
-from qinglan.retrieval import RagClient
-from qinglan.rows import Row
-from qinglan.runs import Run
 from tasks.stage import Outcome, Stage, perform
 
 _JUDGE: tuple[Role, ...] = ("judge",)

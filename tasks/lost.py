@@ -3,10 +3,10 @@
 import httpx
 from prefect.logging import get_run_logger
 
-from qinglan.automations import crash_lost, requeue_crashed
 from qinglan.config import Profile
 from qinglan.errors import QinglanError, first_line
-from qinglan.prefect_server import find_server
+from qinglan.ops.automations import crash_lost, requeue_crashed
+from qinglan.ops.prefect_server import find_server
 
 
 def look_for_lost_runs(profile: Profile) -> None:

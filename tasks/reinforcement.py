@@ -10,24 +10,24 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from pydantic import BaseModel
 
-from qinglan.alarms import part_mean
-from qinglan.artifacts import Artifact, StageResult
-from qinglan.clients import key_salt, scoring_identity
+from qinglan.clients.roles import Services, key_salt
 from qinglan.config import CHANGEABLE, EMBEDDED
-from qinglan.embedded.services import Services
-from qinglan.engines import verl
-from qinglan.engines.command import Command
-from qinglan.engines.export import ADAPTER
-from qinglan.engines.progress import read_stop
-from qinglan.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
 from qinglan.errors import ConfigError, StageError
-from qinglan.grading import grading_of
-from qinglan.local_judge import Served, appointed, serving
 from qinglan.recipes import get_recipe
-from qinglan.reward.samples import SampleWatch
-from qinglan.reward.service import RewardService
-from qinglan.room import Weights, require_room, rl_bytes
-from qinglan.runs import Run
+from qinglan.recipes.kinds.grading import grading_of
+from qinglan.recipes.scoring.identity import scoring_identity
+from qinglan.recipes.scoring.samples import SampleWatch
+from qinglan.recipes.scoring.service import RewardService
+from qinglan.runs.artifacts import Artifact, StageResult
+from qinglan.runs.command import Command
+from qinglan.runs.run import Run
+from qinglan.serving.local_judge import Served, appointed, serving
+from qinglan.training.alarms import part_mean
+from qinglan.training.disk_space import Weights, require_room, rl_bytes
+from qinglan.training.engines import verl
+from qinglan.training.engines.export import ADAPTER
+from qinglan.training.engines.progress import read_stop
+from qinglan.training.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
 from tasks.alarms import AlarmFollower
 from tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
 from tasks.judge import compare_judges

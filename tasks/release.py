@@ -8,14 +8,16 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.evaluation import ArmRow
-from qinglan.formats import markdown_cell
-from qinglan.gate import Decision, decide
+from qinglan.evaluation.gate import decide
+from qinglan.evaluation.models import Decision
 from qinglan.recipes import get_recipe
-from qinglan.registry import registry_of, rival_of
-from qinglan.registry.approval import Approval, decided_by
-from qinglan.registry.candidates import (
+from qinglan.rows import ArmName, Row
+from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
+from qinglan.runs.run import Run
+from qinglan.serving.registry import registry_of, rival_of
+from qinglan.serving.registry.approval import Approval, decided_by
+from qinglan.serving.registry.candidates import (
     alarms_of,
     beside_champion,
     candidate_of,
@@ -23,10 +25,8 @@ from qinglan.registry.candidates import (
     identities_of,
     read_evaluation,
 )
-from qinglan.registry.review_book import telling_rows, write_review_book
-from qinglan.report import ArmName
-from qinglan.rows import Row
-from qinglan.runs import Run
+from qinglan.serving.registry.review_book import telling_rows, write_review_book
+from qinglan.text import markdown_cell
 from tasks.approval import ask
 from tasks.events import tell
 from tasks.stage import Outcome, Stage, perform, tracker_of

@@ -15,15 +15,13 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogWorker
 
-from qinglan.artifacts import StageResult, sha256_of
-from qinglan.clients import scored_with
+from qinglan.clients.roles import Services
 from qinglan.config import EMBEDDED, Profile, load_profile
-from qinglan.embedded.services import Services, embedded_services
-from qinglan.embedded.worlds import embedded_knowledge_base, sample_of
 from qinglan.errors import ConfigError, QinglanError
-from qinglan.preflight import FlowName, require
-from qinglan.room import told_when_full
-from qinglan.runs import (
+from qinglan.ops.preflight import FlowName, require
+from qinglan.recipes.scoring.identity import scored_with
+from qinglan.runs.artifacts import StageResult, sha256_of
+from qinglan.runs.run import (
     Run,
     finish_run,
     load_stages,
@@ -36,7 +34,10 @@ from qinglan.runs import (
     runs_of,
     save_stage,
 )
-from qinglan.turns import refresh_turn
+from qinglan.runs.run_locks import refresh_turn
+from qinglan.simulators.domains import embedded_knowledge_base, sample_of
+from qinglan.simulators.services import embedded_services
+from qinglan.training.disk_space import told_when_full
 from tasks.lost import look_for_lost_runs
 from tasks.stage import flow_run_id, tracker_of
 

@@ -28,12 +28,12 @@ from prefect.logging import get_run_logger
 from pydantic import BaseModel, ValidationError
 
 import qinglan
-from qinglan.artifacts import MANIFEST, Artifact, StageResult, hash_of, sha256_of, write_json
 from qinglan.config import Profile
-from qinglan.formats import duration
-from qinglan.room import require_room, told_when_full
-from qinglan.runs import Run, find_stage, nothing_removed, save_stage
-from qinglan.tracking import Tracker
+from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, hash_of, sha256_of, write_json
+from qinglan.runs.run import Run, find_stage, nothing_removed, save_stage
+from qinglan.runs.tracking import Tracker
+from qinglan.text import duration
+from qinglan.training.disk_space import require_room, told_when_full
 
 STARTED = "started.json"
 _PROGRESS_EVERY_S = 5.0

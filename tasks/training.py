@@ -8,15 +8,15 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from qinglan.artifacts import Artifact, StageResult
 from qinglan.config import EMBEDDED
-from qinglan.embedded.base_model import cached_path, is_complete, pretrain_argv
-from qinglan.embedded.worlds import world_for
-from qinglan.engines import swift
-from qinglan.engines.command import Command
 from qinglan.errors import ConfigError, EngineError
-from qinglan.room import Weights, require_room, sft_bytes
-from qinglan.runs import Run
+from qinglan.runs.artifacts import Artifact, StageResult
+from qinglan.runs.command import Command
+from qinglan.runs.run import Run
+from qinglan.simulators.base_model import cached_path, is_complete, pretrain_argv
+from qinglan.simulators.domains import world_for
+from qinglan.training.disk_space import Weights, require_room, sft_bytes
+from qinglan.training.engines import swift
 from tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
 from tasks.stage import Outcome, Stage, perform
 

@@ -7,9 +7,9 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from qinglan.cleanup import clean_up
 from qinglan.config import load_profile
 from qinglan.errors import StageError
+from qinglan.ops.cleanup import clean_up
 from tasks.session import tidy_logs
 from tasks.stage import artifact_key
 

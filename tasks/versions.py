@@ -11,12 +11,12 @@ from prefect.deployments import run_deployment
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from qinglan import versions
-from qinglan.artifacts import Artifact, StageResult
-from qinglan.automations import TRAIN_DEPLOYMENT, Deployment, deployments_of, training_of
 from qinglan.config import Profile
-from qinglan.prefect_server import find_server
-from qinglan.runs import Run
+from qinglan.data import versions
+from qinglan.ops.automations import TRAIN_DEPLOYMENT, Deployment, deployments_of, training_of
+from qinglan.ops.prefect_server import find_server
+from qinglan.runs.artifacts import Artifact, StageResult
+from qinglan.runs.run import Run
 from tasks.events import tell
 from tasks.forms import overrides_in
 from tasks.stage import Outcome, Stage, perform, tracker_of

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from qinglan.artifacts import MANIFEST, Artifact, StageResult, write_json
 from qinglan.config import Profile
-from qinglan.runs import Run
+from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, write_json
+from qinglan.runs.run import Run
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 

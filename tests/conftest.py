@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_ray import FakeRay
 
-from qinglan import retrieval
+from qinglan.clients import rag as retrieval
 from qinglan.config import Profile
 
 # A shell has SIGINT ignored in background jobs, processes inherit that, and Prefect's make a SIGINT of a SIGTERM: with

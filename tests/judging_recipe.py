@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from capitals_recipe import Capitals
 
-from qinglan.clients import ChatRole, Clients
+from qinglan.clients.roles import ChatRole, Clients
 from qinglan.config import Tenant
 from qinglan.recipes import Message, answered
 from qinglan.rows import Row

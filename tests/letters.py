@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from qinglan.config import Tenant
 from qinglan.recipes import Input, Message, Metric
-from qinglan.recipes._answer import AnswerRecipe
+from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.rows import Row
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from qinglan.engines.processes import HOST, free_port
+from qinglan.runs.processes import HOST, free_port
 
 DEBIAN = Path("/usr/lib/postgresql")
 

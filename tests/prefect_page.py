@@ -12,7 +12,7 @@ import httpx
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from waiting import wait_until
 
-from qinglan.prefect_api import PatientClient
+from qinglan.ops.prefect_api import PatientClient
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _QUIET = [

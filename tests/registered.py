@@ -5,11 +5,11 @@ from typing import Any
 
 from mlflow import MlflowClient
 
-from qinglan.artifacts import Artifact, write_json
 from qinglan.config import Tracking
-from qinglan.gate import Decision, Rule, Verdict
-from qinglan.registry import Candidate, Registry
-from qinglan.tracking import Tracker
+from qinglan.evaluation.models import Decision, Rule, Verdict
+from qinglan.runs.artifacts import Artifact, write_json
+from qinglan.runs.tracking import Tracker
+from qinglan.serving.registry import Candidate, Registry
 
 BLOCKED = Rule(name="cost", outcome="fail", found="0.9", required="≤ 0.5", reason="it costs too much")
 

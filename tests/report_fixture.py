@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from qinglan.recipes._retrieval import RetrievalRecipe
-from qinglan.report import Report
+from qinglan.evaluation.models import Report
+from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
 from qinglan.statistics import Comparison
 
 METRICS = list(RetrievalRecipe.METRICS)

@@ -14,7 +14,7 @@ from typing import Any
 
 from qinglan.config import load_profile
 from qinglan.errors import QinglanError
-from qinglan.up import prefect_for
+from qinglan.ops.up import prefect_for
 
 PROFILE = "embedded"
 

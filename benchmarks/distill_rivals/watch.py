@@ -96,4 +96,4 @@ def _part_of(command: list[str]) -> Part:
     text = " ".join(command)
     if "prefect" in text and "server" in text:
         return "prefect"
-    return "stand-in" if "qinglan.embedded" in text else "client"
+    return "stand-in" if "qinglan.simulators" in text else "client"

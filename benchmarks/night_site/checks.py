@@ -8,8 +8,8 @@ import psutil
 
 from night_site.faults import Fault, told_of
 from night_site.site import PROFILE, Site
-from qinglan.artifacts import MANIFEST, StageResult
-from qinglan.runs import RUN_FILE, runs_of
+from qinglan.runs.artifacts import MANIFEST, StageResult
+from qinglan.runs.run import RUN_FILE, runs_of
 
 DISK_MB = 250.0
 """What a site of this size may come to, its databases and logs included."""

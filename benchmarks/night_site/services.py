@@ -21,8 +21,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qinglan.embedded import rag_server, teacher_server
-from qinglan.embedded.retriever import Retriever, load_documents
+from qinglan.simulators import rag_server, teacher_server
+from qinglan.simulators.retriever import Retriever, load_documents
 
 
 class Books:

@@ -18,11 +18,11 @@ import yaml
 
 from qinglan.config.data import Columns
 from qinglan.config.site import Embedded
-from qinglan.embedded.sample import write_sample
-from qinglan.embedded.sample_book import write_workbook
-from qinglan.engines.launcher import tail
-from qinglan.engines.processes import free_port
-from qinglan.prefect_api import PatientClient
+from qinglan.ops.prefect_api import PatientClient
+from qinglan.runs.launcher import tail
+from qinglan.runs.processes import free_port
+from qinglan.simulators.domains.query_rewrite.sample import write_sample
+from qinglan.simulators.sample_workbook import write_workbook
 
 PROFILE = "night"
 WEBHOOK_ENV = "QINGLAN_NIGHT_WEBHOOK"

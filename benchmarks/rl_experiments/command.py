@@ -14,9 +14,9 @@ from statistics import fmean
 from filelock import FileLock, Timeout
 
 from qinglan.config import load_profile
-from qinglan.engines.launcher import tail
 from qinglan.errors import EngineError, QinglanError
-from qinglan.formats import duration, number
+from qinglan.runs.launcher import tail
+from qinglan.text import duration, number
 from tasks.stage import sources_digest
 
 from .matrix import EXPERIMENTS, RIVALS, Experiment, Settings

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qinglan.formats import number, signed, with_interval
+from qinglan.text import number, signed, with_interval
 
 from .matrix import EXPERIMENTS
 from .results import Difference, Result, Results, difference

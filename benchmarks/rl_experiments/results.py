@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from qinglan.artifacts import MANIFEST, StageResult, hash_of, read_jsonl, write_json
-from qinglan.engines.verl import STEP_METRICS, read_metrics
 from qinglan.evaluation import ArmRow, arm_scores, groups_of
+from qinglan.evaluation.models import Report
 from qinglan.recipes import Recipe, get_recipe
-from qinglan.report import Report
 from qinglan.rows import Row
-from qinglan.runs import RUN_FILE
+from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, read_jsonl, write_json
+from qinglan.runs.run import RUN_FILE
+from qinglan.training.engines.verl import STEP_METRICS, read_metrics
 
 from .matrix import EXPERIMENTS, Settings
 

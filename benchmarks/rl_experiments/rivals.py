@@ -16,21 +16,21 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from qinglan.artifacts import read_jsonl, write_json, write_jsonl
-from qinglan.clients import open_clients
+from qinglan.clients.roles import Services, open_clients
 from qinglan.config import Profile
-from qinglan.embedded.sample import write_sample
-from qinglan.embedded.services import Services, embedded_services
-from qinglan.engines.command import Command
-from qinglan.engines.generate import generate_commands
-from qinglan.engines.launcher import launch
-from qinglan.engines.swift import engine_env
 from qinglan.errors import StageError
 from qinglan.evaluation import ArmRow, student_rows, summarise
-from qinglan.grading import grading_of
 from qinglan.recipes import get_recipe
+from qinglan.recipes.kinds.grading import grading_of
 from qinglan.rows import Row
-from qinglan.runs import Run
+from qinglan.runs.artifacts import read_jsonl, write_json, write_jsonl
+from qinglan.runs.command import Command
+from qinglan.runs.launcher import launch
+from qinglan.runs.run import Run
+from qinglan.simulators.domains.query_rewrite.sample import write_sample
+from qinglan.simulators.services import embedded_services
+from qinglan.training.engines.generate import generate_commands
+from qinglan.training.engines.swift import engine_env
 from tasks.engine import first_and_last
 
 from .results import Point, Result, marks, result_of_run, stage_of, work_of

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from qinglan.artifacts import hash_of
-from qinglan.formats import duration, number, signed
+from qinglan.runs.artifacts import hash_of
+from qinglan.text import duration, number, signed
 
 from .findings import MISSING, alarm_record, findings, shown
 from .matrix import COMPARISONS, EXPERIMENTS, RIVALS, TUNED, Comparison, Tuning

@@ -8,8 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from qinglan.errors import StageError
-from qinglan.reward.scorer import Scorer, open_scorer
-from qinglan.reward.service import RewardService
+from qinglan.recipes.kinds.grading import open_scorer
+from qinglan.recipes.scoring.scorer import Scorer
+from qinglan.recipes.scoring.service import RewardService
 
 
 class Scoring:

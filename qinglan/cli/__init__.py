@@ -26,10 +26,10 @@ from qinglan.cli.serve import serve as serve_champion
 from qinglan.cli.show import show
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError, first_line
-from qinglan.preflight import FlowName, require
-from qinglan.report import Report
-from qinglan.report_terminal import print_table
-from qinglan.up import prefect_for, serve_site
+from qinglan.evaluation.models import Report
+from qinglan.evaluation.report.terminal import print_table
+from qinglan.ops.preflight import FlowName, require
+from qinglan.ops.up import prefect_for, serve_site
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(review_app, name="review")

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from qinglan.backup import Backup, make_backup, restore_backup
 from qinglan.cli.common import ProfileOption, SetOption, say
 from qinglan.config import load_profile
-from qinglan.formats import size
+from qinglan.ops.backup import Backup, make_backup, restore_backup
+from qinglan.text import size
 
 
 def backup(

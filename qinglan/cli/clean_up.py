@@ -15,7 +15,7 @@ def clean_up(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
     """Remove old runs, checkpoints, flow runs and logs of a profile; what a registered model needs stays."""
-    from qinglan import cleanup
+    from qinglan.ops import cleanup
 
     cleaned = cleanup.clean_up(load_profile(profile, set_ or ()), dry_run=dry_run, say=say)
     for kept in cleaned.kept:

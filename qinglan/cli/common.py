@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from qinglan.errors import ConfigError
-from qinglan.formats import without_controls
+from qinglan.text import without_controls
 
 _TABLE_WIDTH = 100
 

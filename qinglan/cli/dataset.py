@@ -10,11 +10,11 @@ from rich.text import Text
 from qinglan.cli.common import ProfileOption, SetOption, out, say
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError
-from qinglan.formats import NONE, count, number, one_line, usd, without_controls
 from qinglan.rows import Retrieved, Row
+from qinglan.text import NONE, count, number, one_line, usd, without_controls
 
 if TYPE_CHECKING:
-    from qinglan.versions import Version
+    from qinglan.data.versions import Version
 
 app = typer.Typer(no_args_is_help=True, help="Dataset versions: list them, look into one, compare two.")
 _VERSION_HELP = "A version's id, a unique prefix, or `latest`."
@@ -23,7 +23,7 @@ _VERSION_HELP = "A version's id, a unique prefix, or `latest`."
 @app.command("list")
 def list_versions(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     """The tenant's versions, the newest first."""
-    from qinglan.versions import last_training, tenant_folder, versions_of
+    from qinglan.data.versions import last_training, tenant_folder, versions_of
 
     loaded = load_profile(profile, set_ or ())
     versions, trained = versions_of(loaded), last_training(loaded)
@@ -51,7 +51,7 @@ def show(
     set_: SetOption = None,
 ) -> None:
     """Print a version's data card, or the lineage of one row."""
-    from qinglan.versions import CARD, find_version
+    from qinglan.data.versions import CARD, find_version
 
     found = find_version(load_profile(profile, set_ or ()), version)
     if row is not None:
@@ -69,7 +69,7 @@ def show_diff(
     set_: SetOption = None,
 ) -> None:
     """Print which rows came, went or changed from version A to version B."""
-    from qinglan.versions import diff, find_rows, find_version
+    from qinglan.data.versions import diff, find_rows, find_version
 
     loaded = load_profile(profile, set_ or ())
     new = find_version(loaded, b)
@@ -100,8 +100,8 @@ def show_diff(
 
 
 def _lineage(name: str, version: "Version", row_id: str) -> Table:
-    from qinglan.versions import find_rows
-    from qinglan.versions.sketch import original_score, rewritten
+    from qinglan.data.versions import find_rows
+    from qinglan.data.versions.sketch import original_score, rewritten
 
     row = find_rows(version, {row_id}).get(row_id)
     if row is None:

@@ -2,7 +2,7 @@
 
 from qinglan.cli.common import ProfileOption, SetOption, say
 from qinglan.config import load_profile
-from qinglan.deploying import deploy_site
+from qinglan.ops.deploying import deploy_site
 
 
 def deploy(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:

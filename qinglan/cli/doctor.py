@@ -6,9 +6,9 @@ import typer
 
 from qinglan.cli.common import ProfileOption, SetOption, out, say
 from qinglan.config import load_profile
-from qinglan.doctor import Finding, examine
 from qinglan.errors import ConfigError
-from qinglan.preflight import FlowName
+from qinglan.ops.doctor import Finding, examine
+from qinglan.ops.preflight import FlowName
 
 
 def doctor(

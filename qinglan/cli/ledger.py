@@ -8,12 +8,12 @@ import typer
 from rich.table import Table
 
 from qinglan.cli.common import ProfileOption, SetOption, out, say
-from qinglan.clients import site_ledger
+from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.estimate import estimate, questions_of
-from qinglan.formats import count, latency, usd
-from qinglan.preflight import FlowName
+from qinglan.ops.estimate import estimate, questions_of
+from qinglan.ops.preflight import FlowName
+from qinglan.text import count, latency, usd
 
 app = typer.Typer(no_args_is_help=True, help="What was paid for: every answer, every dollar.")
 

@@ -10,12 +10,12 @@ from rich.text import Text
 from qinglan.cli.common import ProfileOption, SetOption, forced, out, say
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.formats import NONE, count, number, one_line, usd
+from qinglan.text import NONE, count, number, one_line, usd
 
 if TYPE_CHECKING:  # each costs a second or more to import, which a rollback should not wait for
-    from qinglan.lineage import Figure, PaidCall, RowTrace, Subject
-    from qinglan.registry import Registry, Released
-    from qinglan.registry.approval import Approval
+    from qinglan.serving.lineage import Figure, PaidCall, RowTrace, Subject
+    from qinglan.serving.registry import Registry, Released
+    from qinglan.serving.registry.approval import Approval
 
 app = typer.Typer(no_args_is_help=True, help="Released models: list them, promote one, roll back.")
 VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A version's number, or an alias.")]
@@ -100,8 +100,9 @@ def approve(
     set_: SetOption = None,
 ) -> None:
     """Answer a run that waits for a person, or one that nobody answered in time."""
-    from qinglan.registry.approval import Approval, Waiting, answer
-    from qinglan.runs import find_run, is_at_work
+    from qinglan.ops.approval import answer
+    from qinglan.runs.run import find_run, is_at_work
+    from qinglan.serving.registry.approval import Approval, Waiting
 
     loaded = load_profile(profile, set_ or ())
     directory = find_run(loaded.paths.runs, run)
@@ -134,7 +135,7 @@ def lineage(
     set_: SetOption = None,
 ) -> None:
     """Follow a figure back: version → run → rows → workbook cell and paid calls."""
-    from qinglan.lineage import figure_of, rows_behind, subject_of
+    from qinglan.serving.lineage import figure_of, rows_behind, subject_of
 
     loaded = load_profile(profile, set_ or ())
     found = subject_of(loaded, subject, arm)
@@ -216,9 +217,9 @@ def _paid(paid: "PaidCall") -> str:
 
 def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple[Registry, Released]":
     """A model that nobody approved in time, and now somebody did."""
-    from qinglan.gate import Decision
-    from qinglan.lineage import stage_of
-    from qinglan.registry.approval import decided_by, lacks_only_approval
+    from qinglan.evaluation.models import Decision
+    from qinglan.serving.lineage import stage_of
+    from qinglan.serving.registry.approval import decided_by, lacks_only_approval
 
     gated = stage_of(profile.paths.runs / run_id, "gate")
     decision = Decision.model_validate(gated.details["decision"])
@@ -241,13 +242,13 @@ def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple
 
 
 def _registry(profile: Profile) -> "Registry":
-    from qinglan.registry import registry_of
+    from qinglan.serving.registry import registry_of
 
     return registry_of(profile)
 
 
 def _find(registry: "Registry", name: str) -> "Released":
-    from qinglan.registry import ALIASES
+    from qinglan.serving.registry import ALIASES
 
     for alias in ALIASES:
         if name == alias:

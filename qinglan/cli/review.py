@@ -10,11 +10,11 @@ from rich.text import Text
 
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.config import load_profile
+from qinglan.data.review import Reviews, add_reviews, read_store, store_path
+from qinglan.data.review.export import count_standing, export_reviews
+from qinglan.data.review.verdicts import Control, read_sheet
 from qinglan.errors import WorkbookError
-from qinglan.formats import one_line
-from qinglan.review import Reviews, add_reviews, read_store, store_path
-from qinglan.review.export import count_standing, export_reviews
-from qinglan.review.verdicts import Control, read_sheet
+from qinglan.text import one_line
 
 app = typer.Typer(no_args_is_help=True, help="Review rewrites by hand: export a workbook, import its verdicts.")
 _SHOWN_PROBLEMS = 20

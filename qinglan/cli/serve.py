@@ -9,10 +9,10 @@ import typer
 from qinglan.cli.common import ProfileOption, SetOption, forced, say
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.registry import Registry, registry_of
-from qinglan.schema_versions import VERDICT
+from qinglan.runs.schema_versions import VERDICT
 from qinglan.serving.canary import interval
 from qinglan.serving.check import check_site
+from qinglan.serving.registry import Registry, registry_of
 from qinglan.serving.site import HISTORY_FILE, CanaryShare, put_away_verdict, serve_site, serving_folder, share_of
 from qinglan.serving.watch import STATE_FILE, State, Verdict, read_state, read_verdict
 

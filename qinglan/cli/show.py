@@ -8,10 +8,10 @@ import typer
 from qinglan.cli.common import SetOption, out, say
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.report import Report
-from qinglan.report_terminal import print_intervals, print_table, stages_table
-from qinglan.run_standing import REPORT_FILE, standing_of
-from qinglan.runs import find_run, runs_of
+from qinglan.evaluation.models import Report
+from qinglan.evaluation.report.terminal import print_intervals, print_table, stages_table
+from qinglan.ops.run_status import REPORT_FILE, standing_of
+from qinglan.runs.run import find_run, runs_of
 
 _LATEST = "latest"
 

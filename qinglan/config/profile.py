@@ -32,7 +32,7 @@ from qinglan.config.site import (
 )
 from qinglan.config.training import Evaluate, Sft, Student
 from qinglan.errors import ConfigError
-from qinglan.report_words import ARMS
+from qinglan.text import ARMS
 
 _LATER: dict[str, type[Section]] = {
     "gate": Gate,

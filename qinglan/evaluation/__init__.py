@@ -4,25 +4,18 @@ An arm is a way to get a text: the original question, a teacher, a student model
 has no value there; it is counted and left out of that arm's means and comparisons, never scored 0.
 """
 
-from qinglan.evaluation.arms import (
-    ArmRow,
-    live_load,
-    not_retrieved,
-    original_rows,
-    student_rows,
-    teacher_rows,
-    with_tokens,
-)
 from qinglan.evaluation.comparisons import PAIRS, compare_arms, compared, pairs_of
 from qinglan.evaluation.examples import examples, shared_between
 from qinglan.evaluation.metrics import arm_scores, groups_of, values_of
-from qinglan.evaluation.panel import Panel
+from qinglan.evaluation.models import Evaluation
 from qinglan.evaluation.red_team import texts_of, try_cases
-from qinglan.evaluation.result import Evaluation
-from qinglan.evaluation.retrieving import retrieve_all
 from qinglan.evaluation.slices import slices_of
 from qinglan.evaluation.summaries import summarise
 from qinglan.evaluation.teachers import ask_teacher
+from qinglan.recipes.kinds.arms import live_load, not_retrieved, original_rows, student_rows, teacher_rows, with_tokens
+from qinglan.recipes.kinds.retrieval.panel import Panel
+from qinglan.recipes.kinds.retrieval.retrieving import retrieve_all
+from qinglan.rows import ArmRow
 
 __all__ = [
     "PAIRS",

@@ -3,13 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from qinglan.config import Evaluate
-from qinglan.evaluation.arms import ArmRow
 from qinglan.evaluation.metrics import arm_scores, groups_of
 from qinglan.recipes import Metric, Recipe
-from qinglan.report import ArmName
-from qinglan.report_words import ARMS
-from qinglan.rows import Row
+from qinglan.rows import ArmName, ArmRow, Row
 from qinglan.statistics import ArmScores, Comparison, compare, holm_corrected
+from qinglan.text import ARMS
 
 PAIRS: tuple[tuple[ArmName, ArmName], ...] = (
     ("rl", "teacher"),

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from qinglan.evaluation.arms import ArmRow
 from qinglan.evaluation.metrics import values_of
+from qinglan.evaluation.models import Example, ExampleArm, Shared
 from qinglan.recipes import Recipe
-from qinglan.report import ArmName, Example, ExampleArm, Shared
-from qinglan.rows import Retrieved, Row, normalise
+from qinglan.rows import ArmName, ArmRow, Retrieved, Row, normalise
 
 
 def examples(

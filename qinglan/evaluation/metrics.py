@@ -8,10 +8,9 @@ is the judge's score in both.
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from qinglan.evaluation.arms import ArmRow
 from qinglan.recipes import Recipe
-from qinglan.recipes._answer import AnswerRecipe
-from qinglan.rows import Row
+from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
+from qinglan.rows import ArmRow, Row
 from qinglan.statistics import ArmScores
 
 QUALITY = "quality"

@@ -4,13 +4,12 @@ import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from qinglan.clients import Clients
+from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
 from qinglan.errors import CallError
+from qinglan.evaluation.red_team_cases import Case, RedTeamResult, check, row_of
 from qinglan.recipes import AnswerRecipe, Recipe
-from qinglan.redteam import Case, RedTeamResult, check, row_of
-from qinglan.report import ArmName
-from qinglan.rows import Retrieved
+from qinglan.rows import ArmName, Retrieved
 
 Texts = Mapping[str, str]
 """A student's answers as it gave them, by the id of the prompt."""

@@ -7,13 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from qinglan.config import Evaluate
-from qinglan.evaluation.arms import ArmRow
 from qinglan.evaluation.comparisons import pairs_of
 from qinglan.evaluation.metrics import arm_scores, groups_of
+from qinglan.evaluation.models import Slice, SliceArm, SliceDiff
 from qinglan.evaluation.summaries import scores_of
 from qinglan.recipes import Recipe
-from qinglan.report import ArmName, Slice, SliceArm, SliceDiff
-from qinglan.rows import Row
+from qinglan.rows import ArmName, ArmRow, Row
 from qinglan.statistics import ArmScores, Values, mean_ci
 
 MIN_ROWS = 20

@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from qinglan.config import Evaluate
-from qinglan.evaluation.arms import ArmRow
 from qinglan.evaluation.metrics import arm_scores, groups_of
-from qinglan.evaluation.panel import consistency
+from qinglan.evaluation.models import Arm, Score
 from qinglan.recipes import Recipe
-from qinglan.report import Arm, Score
-from qinglan.rows import Row
+from qinglan.recipes.kinds.retrieval.panel import consistency
+from qinglan.rows import ArmRow, Row
 from qinglan.statistics import Interval, MeanCi, mean_ci, percentile_ci, ratio_ci
 
 

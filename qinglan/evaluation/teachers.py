@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Sequence
 from itertools import islice
 
-from qinglan.clients import Clients
+from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
-from qinglan.distillation import distiller
 from qinglan.errors import CallError
-from qinglan.evaluation.arms import ArmRow, teacher_rows
-from qinglan.evaluation.retrieving import AT_ONCE, check_failures
 from qinglan.recipes import Recipe
-from qinglan.rows import Row
+from qinglan.recipes.kinds.arms import teacher_rows
+from qinglan.recipes.kinds.distillation import distiller
+from qinglan.recipes.kinds.retrieval.retrieving import AT_ONCE, check_failures
+from qinglan.rows import ArmRow, Row
 
 
 async def ask_teacher(

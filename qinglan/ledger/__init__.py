@@ -10,17 +10,7 @@ need not retrieve again what it retrieved before.
 """
 
 from qinglan.ledger.connecting import ledger_url
-from qinglan.ledger.records import (
-    Attempt,
-    BatchJob,
-    Call,
-    Delivery,
-    Failure,
-    Order,
-    Retrieval,
-    Spending,
-    Usage,
-)
+from qinglan.ledger.records import Attempt, BatchJob, Call, Delivery, Failure, Order, Retrieval, Spending, Usage
 from qinglan.ledger.store import BATCH, Ledger, open_ledger
 from qinglan.ledger.tables import SCHEMA_VERSION
 

@@ -14,7 +14,7 @@ from typing import Annotated, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from qinglan.artifacts import hash_of
+from qinglan.runs.artifacts import hash_of
 
 RULES_FILE = Path(__file__).with_name("medical_rules.yaml")
 

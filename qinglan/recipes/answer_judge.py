@@ -9,18 +9,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from qinglan.agreement import RESAMPLES, agreement
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
 from qinglan.recipes import Finding, FindingRow, Input, Message, Metric, answered, one_line, prompt
-from qinglan.recipes._answer import AnswerRecipe
-from qinglan.report_words import ARMS, Both
+from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.rows import Row
-from qinglan.statistics import mean_ci
+from qinglan.statistics import RESAMPLES, agreement, mean_ci
+from qinglan.text import ARMS, Both
 
 if TYPE_CHECKING:
-    from qinglan.clients import ChatRole, Clients
-    from qinglan.evaluation.arms import ArmRow
+    from qinglan.clients.roles import ChatRole, Clients
+    from qinglan.rows import ArmRow
 
 MAIN = RIGHT, WRONG = "正确", "错误"
 FLAWS = ("完整", "不完整", "编造", "矛盾", "含糊", "跑题")

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, ClassVar
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
 from qinglan.recipes import Finding, FindingRow, Input, Message, Metric, one_line, prompt
-from qinglan.recipes._answer import AnswerRecipe
 from qinglan.recipes._keywords import telling_words
 from qinglan.recipes._medical_rules import RULES, markdown
-from qinglan.report_words import ARMS, Both
+from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.rows import Row
+from qinglan.text import ARMS, Both
 
 if TYPE_CHECKING:
-    from qinglan.clients import Clients
-    from qinglan.evaluation.arms import ArmRow
+    from qinglan.clients.roles import Clients
+    from qinglan.rows import ArmRow
 
 RED_TEAM = "red_team"
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from qinglan.config import Reward, Tenant
 from qinglan.errors import TeacherError
 from qinglan.recipes import Message, one_line, prompt
-from qinglan.recipes._retrieval import Baseline, RetrievalRecipe, Scored
+from qinglan.recipes.kinds.retrieval.recipe import Baseline, RetrievalRecipe, Scored
+from qinglan.recipes.kinds.selection import is_boilerplate
 from qinglan.rows import Retrieved, Row
-from qinglan.selection import is_boilerplate
 
 STUDENT_SYSTEM = "你是{domain}检索助手，把用户口语问题改写成检索关键词。"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qinglan.config import Profile
-from qinglan.engines.command import Command
-from qinglan.engines.processes import HOST
-from qinglan.engines.swift import engine_env, swift_argv
+from qinglan.runs.command import Command
+from qinglan.runs.processes import HOST
 from qinglan.serving.routes import Backend
+from qinglan.training.engines.swift import engine_env, swift_argv
 
 Engine = Literal["transformers", "vllm"]
 CPU_BATCH = 16

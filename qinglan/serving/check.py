@@ -8,14 +8,14 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from qinglan.config import Data, Profile, load_profile, require_secret
-from qinglan.embedded.worlds import sample_of
-from qinglan.engines.processes import Say, stop_signals
+from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, EngineError
 from qinglan.recipes import get_recipe, stand_ins
-from qinglan.registry import Alias, Registry, registry_of
 from qinglan.rows import Row
+from qinglan.runs.processes import Say, stop_signals
+from qinglan.serving.registry import Alias, Registry, registry_of
 from qinglan.serving.site import STEP_S, Site, open_site, serving_folder
-from qinglan.workbook import read_rows
+from qinglan.simulators.domains import sample_of
 
 WITHIN_S, REGISTRY_WITHIN_S = 1800.0, 30.0
 

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import httpx
 
 from qinglan.config import Profile, uses_proxy
-from qinglan.formats import duration
-from qinglan.registry import Alias
+from qinglan.serving.registry import Alias
 from qinglan.serving.site import serving_folder
 from qinglan.serving.watch import State, read_state, read_verdict
+from qinglan.text import duration
 
 ANSWERS_WITHIN_S = 10.0
 LOOKS_MISSED, STALE_AFTER_S = 12, 120.0

@@ -12,11 +12,11 @@ from typing import Any, Literal, Protocol
 
 import httpx
 
-from qinglan.engines.command import Command
-from qinglan.engines.launcher import tail
-from qinglan.engines.processes import Processes, free_port
 from qinglan.errors import EngineError
 from qinglan.recipes import Message
+from qinglan.runs.command import Command
+from qinglan.runs.launcher import tail
+from qinglan.runs.processes import Processes, free_port
 from qinglan.serving.backends import backend_at
 from qinglan.serving.routes import Backend
 

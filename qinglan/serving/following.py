@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from qinglan.errors import QinglanError
-from qinglan.registry import Alias, Released
+from qinglan.serving.registry import Alias, Released
 
 _CHECK_AGAIN_S = 30.0
 

@@ -8,10 +8,10 @@ import aiohttp
 
 from qinglan.config import Profile
 from qinglan.errors import ModelError, TeacherError
+from qinglan.evaluation.red_team_cases import is_degenerate
 from qinglan.recipes import Recipe, get_recipe
-from qinglan.redteam import is_degenerate
+from qinglan.recipes.kinds.selection import is_boilerplate
 from qinglan.rows import Row
-from qinglan.selection import is_boilerplate
 from qinglan.serving.routes import Backend
 
 _KEEP_ALIVE_S = 3.0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
+from qinglan.data.sources.records import Wanted, input_field
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe, identifying
 from qinglan.rows import Row, normalise, row_id
@@ -20,7 +21,6 @@ from qinglan.serving.day_file import DayFile, finish_leftovers, remove_older
 from qinglan.serving.records import Served
 from qinglan.serving.redaction import redact
 from qinglan.serving.trace import where
-from qinglan.sources.records import Wanted, input_field
 
 CONSENT_HEADER = "x-log-consent"
 DETAILS = "qinglan"

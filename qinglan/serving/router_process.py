@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qinglan.engines.command import Command
-from qinglan.engines.launcher import tail
-from qinglan.engines.processes import Processes, answers
 from qinglan.errors import EngineError
+from qinglan.runs.command import Command
+from qinglan.runs.launcher import tail
+from qinglan.runs.processes import Processes, answers
 
 NAME = "router"
 START_WITHIN_S = 120.0

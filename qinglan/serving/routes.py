@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from qinglan.artifacts import write_json
+from qinglan.runs.artifacts import write_json
 
 ModelRole = Literal["champion", "challenger"]
 

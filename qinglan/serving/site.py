@@ -19,24 +19,24 @@ import yaml
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from qinglan.artifacts import write_json
 from qinglan.config import Profile, load_profile
-from qinglan.embedded.services import rag_service
-from qinglan.embedded.worlds import embedded_knowledge_base
-from qinglan.engines.processes import Processes, Say, stop_signals
 from qinglan.errors import ConfigError
-from qinglan.locks import LOOK_S
 from qinglan.recipes import get_recipe, stand_ins
-from qinglan.registry import Released, registry_of
 from qinglan.rows import Row, row_id
-from qinglan.schema_versions import SHARE, VERDICT
+from qinglan.runs.artifacts import write_json
+from qinglan.runs.locks import LOOK_S
+from qinglan.runs.processes import Processes, Say, stop_signals
+from qinglan.runs.schema_versions import SHARE, VERDICT
 from qinglan.serving.backends import places_of, serve_command
 from qinglan.serving.canary import Judgement
 from qinglan.serving.fleet import CommandOf, Fleet, probe_with
 from qinglan.serving.following import Following, Named, Registered
+from qinglan.serving.registry import Released, registry_of
 from qinglan.serving.router_process import RouterProcess
 from qinglan.serving.routes import Backend, Routes
 from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, Verdict, read_state, read_verdict
+from qinglan.simulators.domains import embedded_knowledge_base
+from qinglan.simulators.services import rag_service
 
 ROUTES_FILE, SHARE_FILE, HISTORY_FILE = "routes.json", "share.json", "canaries.jsonl"
 PROFILE_FILE = "profile.yaml"

@@ -17,13 +17,13 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from qinglan.artifacts import write_json
+from qinglan.clients.rag import RagClient
 from qinglan.config import Canary, Profile
 from qinglan.errors import ConfigError, ModelError, RetrievalError
 from qinglan.recipes import get_recipe
-from qinglan.retrieval import RagClient
 from qinglan.rows import Retrieved, Row
-from qinglan.schema_versions import CANARY, VERDICT, FileKind
+from qinglan.runs.artifacts import write_json
+from qinglan.runs.schema_versions import CANARY, VERDICT, FileKind
 from qinglan.serving.canary import Judgement, Tally, judge
 from qinglan.serving.models import Models
 from qinglan.serving.records import Served

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from qinglan.data.sources.records import without_illegal
 from qinglan.recipes import Input, identifying
 from qinglan.rows import Row, row_id
 from qinglan.serving.records import Served
-from qinglan.sources.records import without_illegal
 
 CHAMPION = "champion"
 """Model name that always means the one in service."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from toy_rl import make_model
 
-from qinglan.engines.export import export
+from qinglan.training.engines.export import export
 
 pytestmark = pytest.mark.slow
 for module in ("torch", "verl", "transfer_queue"):
@@ -41,7 +41,7 @@ def engine(kind: str, model: Any, **checkpoint: Any) -> Any:
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig
 
-    import qinglan.verl_cpu.trainer as cpu
+    import qinglan.training.verl_cpu.trainer as cpu
 
     made = getattr(cpu, kind)(
         model,
@@ -105,7 +105,7 @@ def test_a_policy_is_saved_as_its_adapter_resumed_and_exported_whole(tmp_path: P
 
 
 def test_a_critic_learns_by_its_adapter_and_its_whole_head(tmp_path: Path) -> None:
-    from qinglan.engines.ppo_critic import CriticModelConfig
+    from qinglan.training.engines.ppo_critic import CriticModelConfig
 
     policy, critic = make_model(tmp_path / "policy"), make_model(tmp_path / "critic", hidden_size=32, layers=1)
     given = {"path": str(critic), "tokenizer_path": str(policy), "model_type": "value_model", **ADAPTER}

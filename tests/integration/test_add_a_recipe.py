@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from qinglan.report import Report
+from qinglan.evaluation.models import Report
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "add-a-recipe.md").read_text(encoding="utf-8")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from qinglan.artifacts import read_jsonl
 from qinglan.recipes.answer_judge import RECIPE, verdict_in
 from qinglan.rows import Row
+from qinglan.runs.artifacts import read_jsonl
 
 pytestmark = pytest.mark.slow
 

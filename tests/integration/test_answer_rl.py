@@ -12,12 +12,12 @@ import pytest
 from toy_rl import Toy, make_model
 
 from qinglan.config import Budget, LedgerStore, Reward, Tenant
-from qinglan.engines.launcher import JsonlTail
-from qinglan.engines.trainer_settings import DEV_VALUE, TrainerSettings
-from qinglan.engines.verl import REWARD_FUNCTION, checkpoints, read_metrics
-from qinglan.grading import AnswerGrading
-from qinglan.reward.service import RewardService
+from qinglan.recipes.kinds.grading import AnswerGrading
+from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
+from qinglan.runs.launcher import JsonlTail
+from qinglan.training.engines.trainer_settings import DEV_VALUE, TrainerSettings
+from qinglan.training.engines.verl import REWARD_FUNCTION, checkpoints, read_metrics
 
 pytestmark = pytest.mark.slow
 for module in ("torch", "verl", "transfer_queue"):

@@ -19,11 +19,11 @@ from conftest import FakeService
 from postgres import postgres_server
 from waiting import wait_until
 
-from qinglan.automations import apply_automations, crash_lost, deployments_of, requeue_crashed
 from qinglan.config import Profile
-from qinglan.engines.processes import free_port
-from qinglan.prefect_api import PatientClient, call
-from qinglan.up.site import SERVER_TUNING
+from qinglan.ops.automations import apply_automations, crash_lost, deployments_of, requeue_crashed
+from qinglan.ops.prefect_api import PatientClient, call
+from qinglan.ops.up.site import SERVER_TUNING
+from qinglan.runs.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ from pathlib import Path
 import psutil
 from prefect import flow
 from prefect.runtime import flow_run
-from qinglan.prefect_api import PatientClient, call
+from qinglan.ops.prefect_api import PatientClient, call
 
 def is_known_to_live():
     """Has its first sign of life arrived?"""

@@ -14,15 +14,15 @@ from mlflow import MlflowClient
 from registered import Models
 from typer.testing import CliRunner
 
-from qinglan.artifacts import StageResult, sha256_of, write_jsonl
 from qinglan.cli import app
-from qinglan.clients import site_ledger
+from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
-from qinglan.engines.command import QUIET_ENV, Command
-from qinglan.engines.processes import HOST, Processes, free_port
 from qinglan.ledger import Call, Order
-from qinglan.prefect_api import PatientClient
-from qinglan.runs import find_run, load_stages, open_run, save_stage
+from qinglan.ops.prefect_api import PatientClient
+from qinglan.runs.artifacts import StageResult, sha256_of, write_jsonl
+from qinglan.runs.command import QUIET_ENV, Command
+from qinglan.runs.processes import HOST, Processes, free_port
+from qinglan.runs.run import find_run, load_stages, open_run, save_stage
 
 pytestmark = [
     pytest.mark.slow,

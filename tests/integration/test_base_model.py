@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from qinglan.artifacts import sha256_of
 from qinglan.config import Embedded, Paths
-from qinglan.embedded import base_model
-from qinglan.embedded.worlds import Pretraining, world_of
 from qinglan.errors import EngineError
+from qinglan.runs.artifacts import sha256_of
+from qinglan.simulators import base_model
+from qinglan.simulators.domains import Pretraining, world_of
 
 FEW = Embedded(pretrain_steps=3)
 WORLD = world_of("query_rewrite")
@@ -97,7 +97,7 @@ def test_thoughts_are_text_between_tags_of_one_token(folder):
 
 @pytest.mark.slow
 def test_a_document_that_fits_no_batch_is_told():
-    from qinglan.embedded import pretrain
+    from qinglan.simulators import pretrain
 
     with pytest.raises(EngineError, match=r"the longest document has 9 tokens; .* leaves room for 8"):
         pretrain._check_lengths([pretrain.Example([1] * 9, [1] * 9)], Pretraining(tokens_per_step=8))

@@ -15,17 +15,17 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 from waiting import wait_until
 
-from qinglan.artifacts import hash_of
-from qinglan.batch_api import BatchOutcome, BatchProgress, distill_by_batch
-from qinglan.batch_api.plan import affordable, batch_costs_usd, chunks
-from qinglan.batch_api.wire import parse_result, request_line
-from qinglan.chat import Account, Request, openai_client
+from qinglan.clients.batch_api import BatchOutcome, BatchProgress, distill_by_batch
+from qinglan.clients.batch_api.plan import affordable, batch_costs_usd, chunks
+from qinglan.clients.batch_api.wire import parse_result, request_line
+from qinglan.clients.chat import Account, Request, openai_client
 from qinglan.config import BatchApi, Endpoint, LedgerStore, Price
-from qinglan.embedded.batch_store import BatchRequest, BatchStore
-from qinglan.embedded.serving import Weather
-from qinglan.embedded.teacher_server import Speakers, create_app
 from qinglan.errors import ConfigError
 from qinglan.ledger import Ledger, ledger_url, open_ledger
+from qinglan.runs.artifacts import hash_of
+from qinglan.simulators.batch_store import BatchRequest, BatchStore
+from qinglan.simulators.server import Weather
+from qinglan.simulators.teacher_server import Speakers, create_app
 
 pytestmark = pytest.mark.slow
 
@@ -293,7 +293,7 @@ async def test_a_late_batch_is_cancelled_and_gives_what_it_has(tmp_path: Path, s
 async def test_a_batch_that_does_not_even_end_when_cancelled_is_given_up(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("qinglan.batch_api.jobs._CANCEL_WITHIN_S", 0.05)
+    monkeypatch.setattr("qinglan.clients.batch_api.jobs._CANCEL_WITHIN_S", 0.05)
     teacher, wanted = start(batch_s=20.0), requests(3)
     with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
         outcome = await ask(ledger, teacher.url, wanted, {"give_up_after_h": 0.05 / 3600})
@@ -446,7 +446,7 @@ for _name in ("save_batch", "claim", "release", "exchange", "record"):
 async def test_killed_anywhere_nothing_is_lost_or_paid_twice(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, after: bool
 ):
-    monkeypatch.setattr("qinglan.batch_api.jobs._LINES_PER_COMMIT", 2)
+    monkeypatch.setattr("qinglan.clients.batch_api.jobs._LINES_PER_COMMIT", 2)
     teacher, wanted, deaths = start(), requests(6), 0
     while True:
         folder = tmp_path / str(deaths)

@@ -17,18 +17,18 @@ from mlflow.exceptions import MlflowException
 from test_release import Site
 from waiting import wait_until
 
-from qinglan import up
-from qinglan.cleanup import Cleaned, clean_up
-from qinglan.clients import scored_with
 from qinglan.config import Profile
-from qinglan.engines.processes import answers, free_port
-from qinglan.gate import Decision
-from qinglan.lineage import figure_of, rows_behind, subject_of
-from qinglan.prefect_api import PatientClient
-from qinglan.registry import Released, registry_of
-from qinglan.registry.candidates import candidate_of
-from qinglan.runs import Run, load_stages
-from qinglan.tracking import Tracker
+from qinglan.evaluation.models import Decision
+from qinglan.ops import up
+from qinglan.ops.cleanup import Cleaned, clean_up
+from qinglan.ops.prefect_api import PatientClient
+from qinglan.recipes.scoring.identity import scored_with
+from qinglan.runs.processes import answers, free_port
+from qinglan.runs.run import Run, load_stages
+from qinglan.runs.tracking import Tracker
+from qinglan.serving.lineage import figure_of, rows_behind, subject_of
+from qinglan.serving.registry import Released, registry_of
+from qinglan.serving.registry.candidates import candidate_of
 
 pytestmark = [
     pytest.mark.slow,

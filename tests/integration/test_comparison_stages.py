@@ -9,12 +9,12 @@ from conftest import PRICE, FakeService, Script, completion, recall
 from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 
-from qinglan.artifacts import StageResult
-from qinglan.comparison import contenders
-from qinglan.embedded.services import Services
-from qinglan.report import Report
-from qinglan.runs import Run, finish_run, open_run
-from qinglan.summary import build_report
+from qinglan.clients.roles import Services
+from qinglan.evaluation.models import Report
+from qinglan.evaluation.summary import build_report
+from qinglan.evaluation.teacher_comparison import contenders
+from qinglan.runs.artifacts import StageResult
+from qinglan.runs.run import Run, finish_run, open_run
 from tasks.asking import distill_rows, validate_rows
 from tasks.comparison import compare_teachers, draw_questions
 from tasks.data import ingest_workbook

@@ -12,14 +12,14 @@ import uvicorn
 from conftest import PRICE, FakeService, Script
 from waiting import wait_until
 
+from qinglan.clients.contract import FALLBACK, Finding, examine, pair_of, probe_rag
+from qinglan.clients.rag import Passage
 from qinglan.config import Profile, Rag
-from qinglan.contract import FALLBACK, Finding, examine, pair_of, probe_rag
-from qinglan.embedded.domain import documents
-from qinglan.embedded.rag_server import create_app
-from qinglan.embedded.retriever import Retriever
 from qinglan.errors import ConfigError, QinglanError
-from qinglan.preflight import inspect_profile, require
-from qinglan.retrieval import Passage
+from qinglan.ops.preflight import inspect_profile, require
+from qinglan.simulators.domains.query_rewrite.facts import documents
+from qinglan.simulators.rag_server import create_app
+from qinglan.simulators.retriever import Retriever
 
 pytestmark = pytest.mark.slow
 

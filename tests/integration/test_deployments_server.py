@@ -15,13 +15,13 @@ import pytest
 import yaml
 from prefect.server.events.schemas.automations import AutomationCreate
 
-from qinglan.automations import apply_automations
 from qinglan.config import load_profile
-from qinglan.engines.command import Command
-from qinglan.engines.processes import Processes, free_port
-from qinglan.prefect_api import PatientClient, call, pages
-from qinglan.turns import refresh_turn
-from qinglan.up import DEPLOYMENTS, WORK_POOLS, Site
+from qinglan.ops.automations import apply_automations
+from qinglan.ops.prefect_api import PatientClient, call, pages
+from qinglan.ops.up import DEPLOYMENTS, WORK_POOLS, Site
+from qinglan.runs.command import Command
+from qinglan.runs.processes import Processes, free_port
+from qinglan.runs.run_locks import refresh_turn
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow

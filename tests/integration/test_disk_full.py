@@ -16,9 +16,9 @@ import yaml
 from conftest import FakeService, Script, completion
 from test_kill_while_asking import WORKER
 
-from qinglan.clients import site_ledger
+from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile, load_profile
-from qinglan.runs import runs_of
+from qinglan.runs.run import runs_of
 
 pytestmark = pytest.mark.slow
 DISK_MB, QUESTIONS, FULL_AFTER = 64, 360, 120

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from conftest import FakeService, Script, completion
 
-from qinglan.artifacts import read_jsonl
+from qinglan.clients.roles import Services
 from qinglan.config import Profile
-from qinglan.embedded.services import Services
-from qinglan.engines.distill_ray import DistillJob, share_of
-from qinglan.engines.launcher import JsonlTail, launch
 from qinglan.errors import EngineError
 from qinglan.rows import Row
-from qinglan.runs import Run
+from qinglan.runs.artifacts import read_jsonl
+from qinglan.runs.launcher import JsonlTail, launch
+from qinglan.runs.run import Run
+from qinglan.training.engines.distill_ray import DistillJob, share_of
 
 pytestmark = pytest.mark.slow
 ROWS = 60

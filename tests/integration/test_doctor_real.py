@@ -17,10 +17,10 @@ import pytest
 from waiting import wait_until
 
 from qinglan.config import Profile, Trainer
-from qinglan.doctor import cluster
-from qinglan.engines import supervise
-from qinglan.engines.processes import free_port
-from qinglan.engines.ray_jobs import RayJobs, UnreachableError
+from qinglan.ops.doctor import cluster
+from qinglan.runs import supervise
+from qinglan.runs.processes import free_port
+from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow

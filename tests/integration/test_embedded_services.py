@@ -12,9 +12,9 @@ import pytest
 from waiting import wait_until
 
 from qinglan.config import Profile
-from qinglan.embedded.sample import write_sample
-from qinglan.embedded.services import embedded_services
 from qinglan.errors import EngineError
+from qinglan.simulators.domains.query_rewrite.sample import write_sample
+from qinglan.simulators.services import embedded_services
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ import sys, time
 from pathlib import Path
 import psutil
 from qinglan.config import Profile
-from qinglan.embedded.services import embedded_services
+from qinglan.simulators.services import embedded_services
 with embedded_services(Profile.model_validate_json(sys.argv[1]), Path(sys.argv[2])):
     print(*(child.pid for child in psutil.Process().children()), flush=True)
     time.sleep(600)

@@ -21,7 +21,7 @@ import yaml
 from postgres import PostgresServer, postgres_server
 from waiting import wait_until
 
-from qinglan.engines.processes import HOST, free_port
+from qinglan.runs.processes import HOST, free_port
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

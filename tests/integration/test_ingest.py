@@ -8,11 +8,11 @@ import pytest
 from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 
-from qinglan.artifacts import StageResult, read_jsonl
 from qinglan.config import Profile
 from qinglan.errors import StageError, WorkbookError
 from qinglan.rows import Row
-from qinglan.runs import Run, finish_run, open_run
+from qinglan.runs.artifacts import StageResult, read_jsonl
+from qinglan.runs.run import Run, finish_run, open_run
 from tasks import data
 from tasks.data import ingest_workbook
 from tasks.session import _inputs

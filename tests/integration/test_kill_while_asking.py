@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import FakeService, Script, completion
 
-from qinglan.clients import site_ledger
+from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 
 pytestmark = pytest.mark.slow
@@ -25,15 +25,15 @@ IN_FLIGHT = CONCURRENCY + 8
 WORKER = """
 import asyncio, sys
 from pathlib import Path
-from qinglan.artifacts import read_jsonl
-from qinglan.batches import cut, in_order
-from qinglan.clients import open_clients
+from qinglan.runs.artifacts import read_jsonl
+from qinglan.clients.row_batches import cut, in_order
+from qinglan.clients.roles import open_clients
 from qinglan.config import Profile
-from qinglan.distillation import distiller
-from qinglan.embedded.services import Services
+from qinglan.recipes.kinds.distillation import distiller
+from qinglan.simulators.services import Services
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row
-from qinglan.runs import Run
+from qinglan.runs.run import Run
 
 async def main(folder):
     profile = Profile.model_validate_json((folder / "profile.json").read_text())

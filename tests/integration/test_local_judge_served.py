@@ -16,20 +16,18 @@ from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 from registered import Models
 
-from qinglan.artifacts import Artifact, StageResult, read_jsonl, write_jsonl
-from qinglan.clients import site_ledger
+from qinglan.clients.roles import Services, site_ledger
 from qinglan.config import Profile, Reward
-from qinglan.embedded.services import Services
 from qinglan.errors import StageError
-from qinglan.grading import RetrievalGrading
-from qinglan.judge_agreement import Pair
-from qinglan.local_judge import Served, appointed, serving
-from qinglan.recipes._retrieval import Baseline
-from qinglan.registry import prompt_digest
-from qinglan.reward.scorer import open_scorer
-from qinglan.reward.service import RewardService
+from qinglan.recipes.kinds.grading import RetrievalGrading, open_scorer
+from qinglan.recipes.kinds.retrieval.recipe import Baseline
+from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
-from qinglan.runs import Run, open_run
+from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_jsonl
+from qinglan.runs.run import Run, open_run
+from qinglan.serving.local_judge import Served, appointed, serving
+from qinglan.serving.registry import prompt_digest
+from qinglan.training.judge_agreement import Pair
 from tasks.judge import compare_judges
 
 pytestmark = [

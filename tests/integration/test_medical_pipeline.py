@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qinglan.artifacts import read_jsonl
 from qinglan.rows import Row
+from qinglan.runs.artifacts import read_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ import pytest
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.refresh import refresh
-from qinglan.artifacts import read_jsonl
 from qinglan.recipes._medical_rules import RULES
 from qinglan.rows import Row
+from qinglan.runs.artifacts import read_jsonl
 
 DATA = Path(os.environ.get("DATA", "toyhom"))
 ROWS = 1200

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from qinglan.clients import open_clients, site_ledger
+from qinglan.clients.roles import Services, open_clients, site_ledger
 from qinglan.config import Profile
-from qinglan.embedded.sample import write_sample
-from qinglan.embedded.services import Services, embedded_services
+from qinglan.data.workbook import read_rows
 from qinglan.evaluation import ArmRow, Panel, ask_teacher, retrieve_all, with_tokens
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Row
-from qinglan.runs import Run
-from qinglan.workbook import read_rows
+from qinglan.runs.run import Run
+from qinglan.simulators.domains.query_rewrite.sample import write_sample
+from qinglan.simulators.services import embedded_services
 
 pytestmark = pytest.mark.slow
 ROWS = 30

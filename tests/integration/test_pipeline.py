@@ -17,11 +17,11 @@ import pytest
 from mlflow import MlflowClient
 from waiting import wait_until
 
-from qinglan.artifacts import read_jsonl
-from qinglan.embedded import corpus
+from qinglan.evaluation.models import Report
 from qinglan.recipes.query_rewrite import user_text
-from qinglan.report import Report
 from qinglan.rows import Row, normalise
+from qinglan.runs.artifacts import read_jsonl
+from qinglan.simulators.domains.query_rewrite import corpus
 
 pytestmark = pytest.mark.slow
 
@@ -157,7 +157,7 @@ def test_report_has_the_gates_decision_and_the_registered_version(site: Site) ->
 
 
 def test_artifacts_are_what_the_report_says(site: Site) -> None:
-    from qinglan.artifacts import sha256_of
+    from qinglan.runs.artifacts import sha256_of
 
     for stage in site.report()["stages"]:
         for artifact in stage["artifacts"]:

@@ -20,10 +20,10 @@ from toy_rl import Toy, make_model
 from waiting import wait_until
 
 from qinglan.config import Trainer
-from qinglan.engines import supervise
-from qinglan.engines.processes import free_port
-from qinglan.engines.ray_jobs import RayJobs, UnreachableError
-from qinglan.engines.verl import checkpoints, read_metrics
+from qinglan.runs import supervise
+from qinglan.runs.processes import free_port
+from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
+from qinglan.training.engines.verl import checkpoints, read_metrics
 from tasks.engine import run_engine
 from tasks.stage import Stage
 
@@ -136,7 +136,7 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     wait_until("another job", lambda: f"submitted Ray job {JOB}-2" in said.read_text(), explain=explain)
     first_end = newest()
     wait_until("its checkpoint", lambda: newest() >= first_end + 2, explain=explain)
-    os.kill(process_of(head_pid, "qinglan.engines.ppo"), signal.SIGKILL)
+    os.kill(process_of(head_pid, "qinglan.training.engines.ppo"), signal.SIGKILL)
     second.join(900)
     assert second.exitcode == 0, explain()
 

@@ -16,22 +16,22 @@ import yaml
 from registered import Models
 from waiting import wait_until
 
-from qinglan import up
-from qinglan.artifacts import Artifact, StageResult, sha256_of, write_json, write_jsonl
-from qinglan.clients import scored_with
 from qinglan.config import Profile, load_profile
-from qinglan.embedded.sample import write_sample
-from qinglan.engines.processes import answers, free_port
 from qinglan.evaluation import ArmRow
-from qinglan.prefect_api import PatientClient, call
+from qinglan.evaluation.models import Report
+from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.evaluation.summary import evaluate
+from qinglan.ops import up
+from qinglan.ops.prefect_api import PatientClient, call
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.redteam import RedTeamResult
-from qinglan.registry import Registry, registry_of
-from qinglan.registry.approval import Waiting
-from qinglan.report import Report
+from qinglan.recipes.scoring.identity import scored_with
 from qinglan.rows import Retrieved, Row
-from qinglan.runs import Run, finish_run, open_run, save_stage
-from qinglan.summary import evaluate
+from qinglan.runs.artifacts import Artifact, StageResult, sha256_of, write_json, write_jsonl
+from qinglan.runs.processes import answers, free_port
+from qinglan.runs.run import Run, finish_run, open_run, save_stage
+from qinglan.serving.registry import Registry, registry_of
+from qinglan.serving.registry.approval import Waiting
+from qinglan.simulators.domains.query_rewrite.sample import write_sample
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from report_fixture import example, full, report, slices
 
-from qinglan.report import Report
-from qinglan.report_html import render_html
+from qinglan.evaluation.models import Report
+from qinglan.evaluation.report.html import render_html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")]

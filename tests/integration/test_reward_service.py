@@ -19,12 +19,12 @@ from conftest import FakeService, Script, completion, recall
 from waiting import wait_until
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
-from qinglan.engines.launcher import JsonlTail
-from qinglan.engines.verl_overrides import REWARD_FUNCTION
-from qinglan.grading import RetrievalGrading
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.recipes._retrieval import Baseline
-from qinglan.reward.service import RewardService
+from qinglan.recipes.kinds.grading import RetrievalGrading
+from qinglan.recipes.kinds.retrieval.recipe import Baseline
+from qinglan.recipes.scoring.service import RewardService
+from qinglan.runs.launcher import JsonlTail
+from qinglan.training.engines.verl_overrides import REWARD_FUNCTION
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("ray")
@@ -34,12 +34,12 @@ DISTINCT = 2 * EACH - SHARED
 DRIVER = """
 import asyncio, json, sys
 import ray
-from qinglan.reward.actor import close_reward_service, start_reward_service
+from qinglan.training.reward.actor import close_reward_service, start_reward_service
 
 @ray.remote(num_cpus=0)
 class RewardWorker:
     async def score(self, info, texts, path):
-        from qinglan.reward.function import compute_score
+        from qinglan.training.reward.function import compute_score
         return await asyncio.gather(*(compute_score("d", text, "", info, config_path=path) for text in texts))
 
 path, info, parts = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
@@ -178,7 +178,7 @@ def test_the_service_is_closed_however_training_ends(monkeypatch: pytest.MonkeyP
         warnings.simplefilter("ignore")
         from omegaconf import OmegaConf
 
-        from qinglan.engines import ppo
+        from qinglan.training.engines import ppo
     closed: list[Any] = []
 
     def train(_self: object, _config: object) -> str:

@@ -17,14 +17,14 @@ from toy_rl import Toy, make_model
 from waiting import wait_until
 
 from qinglan.config import Budget, Embedded, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
-from qinglan.embedded.sample import write_sample
-from qinglan.engines.launcher import JsonlTail
-from qinglan.engines.processes import answers, free_port
-from qinglan.engines.progress import read_stop
-from qinglan.engines.verl import REWARD_FUNCTION, checkpoints, read_metrics
-from qinglan.grading import RetrievalGrading
-from qinglan.recipes._retrieval import Baseline
-from qinglan.reward.service import RewardService
+from qinglan.recipes.kinds.grading import RetrievalGrading
+from qinglan.recipes.kinds.retrieval.recipe import Baseline
+from qinglan.recipes.scoring.service import RewardService
+from qinglan.runs.launcher import JsonlTail
+from qinglan.runs.processes import answers, free_port
+from qinglan.simulators.domains.query_rewrite.sample import write_sample
+from qinglan.training.engines.progress import read_stop
+from qinglan.training.engines.verl import REWARD_FUNCTION, checkpoints, read_metrics
 
 pytestmark = pytest.mark.slow
 for module in ("torch", "verl", "transfer_queue"):
@@ -96,7 +96,7 @@ class RagServer:
         self.port = port
         sizes = Embedded(sample_train_rows=1, sample_dev_rows=1, sample_test_rows=1)
         documents = write_sample(folder, sizes).knowledge_base
-        self._argv = [sys.executable, "-m", "qinglan.embedded.rag_server", "--knowledge-base", str(documents)]
+        self._argv = [sys.executable, "-m", "qinglan.simulators.rag_server", "--knowledge-base", str(documents)]
         self._argv += ["--port", str(port), "--fault-rate", str(fault_rate)]
         self._process: subprocess.Popen[bytes] | None = None
 

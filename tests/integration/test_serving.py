@@ -22,17 +22,17 @@ import pytest
 from toy_rl import make_model
 from waiting import wait_until
 
-from qinglan.artifacts import Artifact
 from qinglan.config import Profile, load_profile
-from qinglan.embedded.sample import build_sample
-from qinglan.engines.command import Command
-from qinglan.gate import Decision
-from qinglan.registry import Alias, Candidate, Registry, Released, prompt_digest, registry_of
-from qinglan.schema_versions import VERDICT
+from qinglan.evaluation.models import Decision
+from qinglan.runs.artifacts import Artifact
+from qinglan.runs.command import Command
+from qinglan.runs.schema_versions import VERDICT
+from qinglan.runs.tracking import Tracker
+from qinglan.serving.registry import Alias, Candidate, Registry, Released, prompt_digest, registry_of
 from qinglan.serving.routes import Backend
 from qinglan.serving.site import HISTORY_FILE, STEP_S, Site, open_site
 from qinglan.serving.watch import Verdict
-from qinglan.tracking import Tracker
+from qinglan.simulators.domains.query_rewrite.sample import build_sample
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # MLflow's own
 

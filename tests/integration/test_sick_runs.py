@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from toy_rl import Toy, make_model
 
-from qinglan.alarms import Alarm, read_alarms
-from qinglan.engines.progress import read_stop
-from qinglan.engines.trainer_settings import ALARMS_FILE
-from qinglan.engines.verl import read_metrics
+from qinglan.training.alarms import Alarm, read_alarms
+from qinglan.training.engines.progress import read_stop
+from qinglan.training.engines.trainer_settings import ALARMS_FILE
+from qinglan.training.engines.verl import read_metrics
 
 pytestmark = pytest.mark.slow
 for module in ("torch", "verl", "transfer_queue"):

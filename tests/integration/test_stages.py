@@ -10,13 +10,13 @@ from conftest import FakeService, Script, completion, recall
 from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 
-from qinglan.artifacts import StageResult, read_jsonl
-from qinglan.clients import site_ledger
+from qinglan.clients.roles import Services, site_ledger
 from qinglan.config import BatchApi, Profile
-from qinglan.embedded.services import Services, embedded_services
 from qinglan.errors import BudgetError, ConfigError, StageError, WorkbookError
 from qinglan.rows import Row
-from qinglan.runs import Run, finish_run, open_run
+from qinglan.runs.artifacts import StageResult, read_jsonl
+from qinglan.runs.run import Run, finish_run, open_run
+from qinglan.simulators.services import embedded_services
 from tasks import asking
 from tasks.asking import distill_rows, validate_rows
 from tasks.data import ingest_workbook

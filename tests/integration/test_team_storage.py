@@ -23,10 +23,10 @@ from postgres import PostgresServer, postgres_server
 from registered import Models
 from waiting import wait_until
 
-from qinglan.artifacts import Artifact, sha256_of
-from qinglan.engines.command import QUIET_ENV, Command
-from qinglan.engines.processes import HOST, Processes, free_port
-from qinglan.report import Report
+from qinglan.evaluation.models import Report
+from qinglan.runs.artifacts import Artifact, sha256_of
+from qinglan.runs.command import QUIET_ENV, Command
+from qinglan.runs.processes import HOST, Processes, free_port
 
 pytestmark = [
     pytest.mark.slow,

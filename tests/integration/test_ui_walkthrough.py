@@ -23,7 +23,7 @@ from playwright.sync_api import Browser, expect
 from prefect_page import CHROMIUM, PrefectPage, chromium
 from waiting import wait_until
 
-from qinglan.engines.processes import free_port
+from qinglan.runs.processes import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")]
 

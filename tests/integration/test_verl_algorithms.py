@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from toy_rl import Toy, make_model
 
-from qinglan.engines.verl import checkpoints, read_metrics
+from qinglan.training.engines.verl import checkpoints, read_metrics
 
 pytestmark = pytest.mark.slow
 for module in ("torch", "verl", "transfer_queue"):

@@ -14,12 +14,7 @@ import pytest
 from toy_rl import Toy, make_model
 from waiting import wait_until
 
-from qinglan.engines.verl import (
-    best_checkpoint,
-    checkpoints,
-    next_metrics_path,
-    read_metrics,
-)
+from qinglan.training.engines.verl import best_checkpoint, checkpoints, next_metrics_path, read_metrics
 
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
@@ -31,9 +26,9 @@ PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15]]
 def rollout() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import qinglan.verl_cpu.sampling
+        import qinglan.training.verl_cpu.sampling
 
-        return qinglan.verl_cpu.sampling
+        return qinglan.training.verl_cpu.sampling
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +129,7 @@ def test_a_row_is_answered_when_it_ends_and_leaves(rollout: Any, model: Any) -> 
 def server(model: Any, max_rows: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from qinglan.verl_cpu.rollout import Server
+        from qinglan.training.verl_cpu.rollout import Server
 
     return Server(model, {-5}, 0, max_rows)
 
@@ -183,7 +178,7 @@ async def test_weights_that_do_not_fit_change_nothing(model: Any) -> None:
 def test_extras_that_are_not_known_are_left_out() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from qinglan.engines.ppo_trainer import extra_metrics
+        from qinglan.training.engines.ppo_trainer import extra_metrics
 
     extras = [{"rq": 1.0, "judge": float("nan"), "note": "text"}, {"rq": 0.0, "judge": 3.0}]
     assert extra_metrics(extras) == {"reward_extra/rq/mean": 0.5, "reward_extra/judge/mean": 3.0}
@@ -275,6 +270,6 @@ def test_grpo_with_lora_and_reference_exports_a_merged_model(tmp_path: Path, mod
 )
 def test_entry_point_refuses_to_guess_the_platform(platform: str, message: str) -> None:
     env = {**os.environ, "VERL_PLATFORM": platform}
-    argv = [sys.executable, "-c", "import qinglan.engines.ppo as ppo; ppo.check_platform()"]
+    argv = [sys.executable, "-c", "import qinglan.training.engines.ppo as ppo; ppo.check_platform()"]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert message in done.stderr

@@ -10,11 +10,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from qinglan.alarms import Headline
 from qinglan.config import Profile
-from qinglan.engines.command import Command
-from qinglan.engines.trainer_settings import TrainerSettings
-from qinglan.engines.verl import checkpoints, export_command, next_metrics_path, ppo_command
+from qinglan.recipes.kinds.common import Headline
+from qinglan.runs.command import Command
+from qinglan.training.engines.trainer_settings import TrainerSettings
+from qinglan.training.engines.verl import checkpoints, export_command, next_metrics_path, ppo_command
 
 WORDS = [
     "count",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qinglan.agreement import agreement
+from qinglan.statistics import agreement
 
 # Cohen's textbook case: 20 yes/yes, 5 yes/no, 10 no/yes, 15 no/no; 0.7 observed, 0.5 by chance.
 PAIRS = [("yes", "yes")] * 20 + [("yes", "no")] * 5 + [("no", "yes")] * 10 + [("no", "no")] * 15

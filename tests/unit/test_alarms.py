@@ -11,7 +11,12 @@ import yaml
 from pydantic import ValidationError
 from rich.console import Console
 
-from qinglan.alarms import (
+from qinglan.config import Alarms
+from qinglan.evaluation.models import Report
+from qinglan.evaluation.report.html import render_html
+from qinglan.evaluation.report.terminal import print_table
+from qinglan.recipes.kinds.common import Headline
+from qinglan.training.alarms import (
     CLIP_FRACTION,
     ENTROPY,
     EXPLAINED_VARIANCE,
@@ -23,15 +28,10 @@ from qinglan.alarms import (
     ZERO_VARIANCE,
     Alarm,
     AlarmWatch,
-    Headline,
     part_mean,
     read_alarms,
     with_alarm,
 )
-from qinglan.config import Alarms
-from qinglan.report import Report
-from qinglan.report_html import render_html
-from qinglan.report_terminal import print_table
 
 HEADLINE = Headline("gold_top1", "gold top-1")
 GOLD = part_mean(HEADLINE.part)

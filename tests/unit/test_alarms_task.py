@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from qinglan.alarms import Alarm
-from qinglan.engines.trainer_settings import ALARMS_FILE
+from qinglan.training.alarms import Alarm
+from qinglan.training.engines.trainer_settings import ALARMS_FILE
 from tasks import alarms as module
 from tasks import events
 from tasks.alarms import AlarmFollower

@@ -12,16 +12,17 @@ from rich.console import Console
 
 from qinglan.config import Evaluate, Gate
 from qinglan.evaluation import ArmRow, Evaluation, arm_scores, examples, student_rows, teacher_rows
-from qinglan.gate import decide
+from qinglan.evaluation.gate import decide
+from qinglan.evaluation.models import Report
+from qinglan.evaluation.report.html import render_html
+from qinglan.evaluation.report.tables import plan
+from qinglan.evaluation.report.terminal import print_table
+from qinglan.evaluation.report.verdict import headline, verdict
+from qinglan.evaluation.summary import evaluate, metrics_of, result_markdown
 from qinglan.recipes import Finding, FindingRow, Metric
-from qinglan.registry.review_book import telling_rows, write_review_book
-from qinglan.report import Report, headline, verdict
-from qinglan.report_html import render_html
-from qinglan.report_tables import plan
-from qinglan.report_terminal import print_table
-from qinglan.report_words import Both
 from qinglan.rows import Row
-from qinglan.summary import evaluate, metrics_of, result_markdown
+from qinglan.serving.registry.review_book import telling_rows, write_review_book
+from qinglan.text import Both
 
 KAPPA = Finding(
     title=Both("Agreement", "一致性"),

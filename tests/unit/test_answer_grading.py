@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 import pytest
 from letters import JudgedLetters, Letters
 
-from qinglan.chat import Answer
-from qinglan.clients import Clients
+from qinglan.clients.chat import Answer
+from qinglan.clients.roles import Clients
 from qinglan.config import Profile, Reward, Select, Tenant
 from qinglan.errors import ConfigError, StageError, TeacherError
 from qinglan.evaluation import ArmRow
-from qinglan.grading import AnswerGrading, grading_of
-from qinglan.grading.answers.parts import grade
 from qinglan.recipes import Metric, query_rewrite
+from qinglan.recipes.kinds.answer.parts import grade
+from qinglan.recipes.kinds.grading import AnswerGrading, grading_of
 from qinglan.rows import Row
 
 ROW = Row(id="1", tenant="t", query="q", source="f:1", inputs={"letter": "a"}, answer="aab")

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from qinglan.chat import Answer
+from qinglan.clients.chat import Answer
 from qinglan.config import Reward, Tenant, load_profile
 from qinglan.errors import TeacherError
-from qinglan.evaluation.arms import ArmRow
+from qinglan.evaluation.red_team_cases import cases_of, check, row_of
 from qinglan.recipes.answer_judge import RECIPE, Verdict, forms_of, is_well_formed, verdict_in, with_thoughts
-from qinglan.redteam import cases_of, check, row_of
-from qinglan.rows import Row
+from qinglan.rows import ArmRow, Row
 
 ROOT = Path(__file__).parents[2]
 RIGHT, INVENTED = "<output>正确，完整</output>", "<output>错误，编造</output>"

@@ -8,15 +8,15 @@ import pytest
 from openpyxl import load_workbook
 
 from qinglan.config import Embedded, Tenant
-from qinglan.embedded import tokenizer
-from qinglan.embedded.worlds.answer_judge import WORLD
-from qinglan.embedded.worlds.answer_judge.domain import FLAWS, SLOTS, Fact, Verdict, facts_of, judge, pairs
-from qinglan.embedded.worlds.answer_judge.people import answer, facts_in, reason, reference_text, weak_answer
-from qinglan.embedded.worlds.answer_judge.sample import SampleRow, build_rows
 from qinglan.errors import ConfigError
 from qinglan.recipes.answer_judge import FLAWS as ASKED
 from qinglan.recipes.answer_judge import RECIPE
 from qinglan.rows import Row
+from qinglan.simulators import tokenizer
+from qinglan.simulators.domains.answer_judge import WORLD
+from qinglan.simulators.domains.answer_judge.facts import FLAWS, SLOTS, Fact, Verdict, facts_of, judge, pairs
+from qinglan.simulators.domains.answer_judge.models import answer, facts_in, reason, reference_text, weak_answer
+from qinglan.simulators.domains.answer_judge.sample import SampleRow, build_rows
 
 CONFIG = Embedded(sample_train_rows=60, sample_dev_rows=20, sample_test_rows=400)
 DAILY, TWICE, BEFORE_MEALS, COLD = Fact("频次", 0), Fact("频次", 1), Fact("时机", 0), Fact("储存", 0)

@@ -10,16 +10,16 @@ import letters
 import pytest
 from conftest import FakeService, Script, completion
 
-from qinglan.clients import scoring_identity
+from qinglan.clients.roles import Services
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Profile, Reward, Tenant
-from qinglan.embedded.services import Services
-from qinglan.grading import AnswerGrading
-from qinglan.recipes._answer import AnswerRecipe
-from qinglan.reward.actor import RewardActor
-from qinglan.reward.answer_scorer import AnswerScorer
-from qinglan.reward.service import RewardService
+from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
+from qinglan.recipes.kinds.answer.scorer import AnswerScorer
+from qinglan.recipes.kinds.grading import AnswerGrading
+from qinglan.recipes.scoring.identity import scoring_identity
+from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
-from qinglan.runs import Run
+from qinglan.runs.run import Run
+from qinglan.training.reward.actor import RewardActor
 from tasks import reinforcement
 
 ROW = Row(id="1", tenant="t", query="q", source="f:1", inputs={"letter": "a"}, group="g")

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from qinglan.config import Profile
 from qinglan.errors import StageError
-from qinglan.registry.approval import WAITING_FILE
-from qinglan.runs import Run, open_run
+from qinglan.runs.run import Run, open_run
+from qinglan.serving.registry.approval import WAITING_FILE
 from tasks import approval
 
 FLOW_RUN = uuid4()

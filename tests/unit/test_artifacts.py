@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qinglan.artifacts import Artifact, StageResult, hash_of, read_jsonl, sha256_of, write_json, write_jsonl
 from qinglan.errors import ArtifactError
 from qinglan.rows import Row
+from qinglan.runs.artifacts import Artifact, StageResult, hash_of, read_jsonl, sha256_of, write_json, write_jsonl
 
 ROW = Row(id="1", tenant="t", query="头疼\u2028吗", source="s")
 

@@ -12,12 +12,12 @@ from prefect.server.events.jinja_filters import all_filters
 from prefect.server.events.schemas.automations import AutomationCreate
 from prefect.server.utilities.user_templates import register_user_template_filters, render_user_template_sync
 
-from qinglan.automations import Deployment, apply_automations, training_of
-from qinglan.automations.messages import STATE_MESSAGE, Message, payload
-from qinglan.automations.plan import profile_automations, site_automations
 from qinglan.config import Profile
 from qinglan.config.notify import NotifyFormat
 from qinglan.errors import ConfigError
+from qinglan.ops.automations import Deployment, apply_automations, training_of
+from qinglan.ops.automations.messages import STATE_MESSAGE, Message, payload
+from qinglan.ops.automations.plan import profile_automations, site_automations
 
 ProfileOf = Callable[..., Profile]
 TRAIN = Deployment("d-train", "train", "train", "embedded", paused=False)

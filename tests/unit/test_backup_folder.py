@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from qinglan.backup import BACKUP_FILE, Backup, make_backup, making, restore_backup, restoring
-from qinglan.backup.records import Entry
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.up.lock import only_one
+from qinglan.ops.backup import BACKUP_FILE, Backup, make_backup, making, restore_backup, restoring
+from qinglan.ops.backup.records import Entry
+from qinglan.ops.up.lock import only_one
 
 ProfileOf = Callable[..., Profile]
 

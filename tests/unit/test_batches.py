@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from qinglan.batches import Batch, BatchIncompleteError, Losses, cut, in_order
+from qinglan.clients.row_batches import Batch, BatchIncompleteError, Losses, cut, in_order
 from qinglan.errors import ConfigError, StageError, TeacherError
 from qinglan.rows import Row
 

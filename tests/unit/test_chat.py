@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from conftest import FakeService, Script, completion
 
-from qinglan import chat as chat_module
-from qinglan.capabilities import request_parameters
-from qinglan.chat import Account, ChatClient, cost_usd
+from qinglan.clients import chat as chat_module
+from qinglan.clients.capabilities import request_parameters
+from qinglan.clients.chat import Account, ChatClient, cost_usd
 from qinglan.config import Budget, Endpoint, LedgerStore, Price
 from qinglan.errors import BudgetError, ConfigError, TeacherError
 from qinglan.ledger import ledger_url, open_ledger

@@ -19,21 +19,21 @@ from mlflow.exceptions import MlflowException
 from registered import Models
 from vanishing import vanish
 
-from qinglan import cleanup
-from qinglan.artifacts import Artifact, write_jsonl
-from qinglan.cleanup import Cleaned, clean_up, logs, run_folders
-from qinglan.cleanup.disposal import bytes_of, delete, set_aside
-from qinglan.cleanup.prefect_runs import remove_flow_runs
-from qinglan.cleanup.records import Removed
 from qinglan.config import Profile, load_profile
-from qinglan.engines.command import Command
-from qinglan.engines.processes import Processes
+from qinglan.data.versions import find_version, note_training, publish, versions_of
 from qinglan.errors import ConfigError
-from qinglan.locks import is_held
-from qinglan.prefect_server import PrefectServer
+from qinglan.ops import cleanup
+from qinglan.ops.cleanup import Cleaned, clean_up, logs, run_folders
+from qinglan.ops.cleanup.disposal import bytes_of, delete, set_aside
+from qinglan.ops.cleanup.prefect_runs import remove_flow_runs
+from qinglan.ops.cleanup.records import Removed
+from qinglan.ops.prefect_server import PrefectServer
 from qinglan.rows import Row, row_id
-from qinglan.runs import find_run, nothing_removed, runs_of
-from qinglan.versions import find_version, note_training, publish, versions_of
+from qinglan.runs.artifacts import Artifact, write_jsonl
+from qinglan.runs.command import Command
+from qinglan.runs.locks import is_held
+from qinglan.runs.processes import Processes
+from qinglan.runs.run import find_run, nothing_removed, runs_of
 
 ProfileOf = Callable[..., Profile]
 EVERYTHING = {

@@ -15,10 +15,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from qinglan import cli, preflight
+from qinglan import cli
 from qinglan.cli import common, refused
 from qinglan.config import Profile
-from qinglan.report import Api, Report, Training
+from qinglan.evaluation.models import Api, Report, Training
+from qinglan.ops import preflight
 
 ProfileOf = Callable[..., Profile]
 Qinglan = Callable[..., tuple[int, str, str]]

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from qinglan import cli
-from qinglan.artifacts import write_jsonl
 from qinglan.config import Profile, load_profile
+from qinglan.data.versions import Version, note_training, publish
 from qinglan.rows import Retrieved, Row, row_id
-from qinglan.versions import Version, note_training, publish
+from qinglan.runs.artifacts import write_jsonl
 
 Qinglan = Callable[..., tuple[int, str, str]]
 FOUND = Retrieved(ids=("b", "g"), scores=(0.8, 0.1), titles=("", ""))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from qinglan import cli
-from qinglan.clients import site_ledger
+from qinglan.clients.roles import site_ledger
 from qinglan.config import load_profile
 from qinglan.ledger import Call, Failure
 

@@ -11,13 +11,14 @@ from registered import Models
 from test_lineage import subject  # noqa: F401
 
 from qinglan import cli
-from qinglan.artifacts import StageResult
 from qinglan.config import Profile
-from qinglan.gate import Decision
-from qinglan.lineage import Subject
-from qinglan.registry import approval, registry_of
-from qinglan.registry.approval import Approval, Waiting, decided_by
-from qinglan.runs import open_run, save_stage
+from qinglan.evaluation.models import Decision
+from qinglan.ops import approval
+from qinglan.runs.artifacts import StageResult
+from qinglan.runs.run import open_run, save_stage
+from qinglan.serving.lineage import Subject
+from qinglan.serving.registry import registry_of
+from qinglan.serving.registry.approval import Approval, Waiting, decided_by
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from qinglan import cli
-from qinglan.artifacts import StageResult, write_jsonl
 from qinglan.config import Profile
-from qinglan.review import load_reviews, store_path
+from qinglan.data.review import load_reviews, store_path
 from qinglan.rows import Retrieved, Row, row_id
-from qinglan.runs import open_run, save_stage
+from qinglan.runs.artifacts import StageResult, write_jsonl
+from qinglan.runs.run import open_run, save_stage
 
 FOUND = Retrieved(ids=("d",), scores=(0.9,), titles=("首条",))
 Review = Callable[..., tuple[int, str, str]]

@@ -11,7 +11,7 @@ from qinglan.cli import app
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, EngineError
 from qinglan.rows import Row
-from qinglan.schema_versions import VERDICT
+from qinglan.runs.schema_versions import VERDICT
 from qinglan.serving.canary import Judgement
 from qinglan.serving.check import _ask, _first_of_sample, check_site
 from qinglan.serving.following import Registered

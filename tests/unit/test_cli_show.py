@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from qinglan import cli
-from qinglan.artifacts import StageResult
 from qinglan.config import Profile
 from qinglan.errors import StageError
-from qinglan.registry.approval import Waiting
-from qinglan.report import Report
-from qinglan.runs import Run, finish_run, note_end, note_flow_run, open_run, save_stage
+from qinglan.evaluation.models import Report
+from qinglan.runs.artifacts import StageResult
+from qinglan.runs.run import Run, finish_run, note_end, note_flow_run, open_run, save_stage
+from qinglan.serving.registry.approval import Waiting
 
 ProfileOf = Callable[..., Profile]
 Show = Callable[..., tuple[int, str, str]]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from fake_ray import FakeRay
 
-from qinglan import preflight
 from qinglan.config import Profile
-from qinglan.engines.generate import generate_commands
-from qinglan.engines.swift import engine_python, merge_command, sft_command
-from qinglan.engines.verl import export_command
 from qinglan.errors import QinglanError
-from qinglan.preflight import Check, inspect_profile
+from qinglan.ops import preflight
+from qinglan.ops.preflight import Check, inspect_profile
+from qinglan.training.engines.generate import generate_commands
+from qinglan.training.engines.swift import engine_python, merge_command, sft_command
+from qinglan.training.engines.verl import export_command
 
 ProfileOf = Callable[..., Profile]
 

@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 
-from qinglan.chat import request_of
-from qinglan.clients import key_salt, site_ledger
-from qinglan.comparison import arms_of, contenders, draw, evaluate_teachers, paid_in_vain
-from qinglan.comparison.purchase import advise, family
+from qinglan.clients.chat import request_of
+from qinglan.clients.roles import Services, key_salt, site_ledger
 from qinglan.config import Evaluate, Profile
-from qinglan.embedded.services import Services
+from qinglan.evaluation.models import Purchase
+from qinglan.evaluation.teacher_comparison import arms_of, contenders, draw, evaluate_teachers, paid_in_vain
+from qinglan.evaluation.teacher_comparison.purchase import advise, family
 from qinglan.ledger import Call
 from qinglan.recipes import get_recipe
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.report import Purchase
 from qinglan.rows import Retrieved, Row
-from qinglan.runs import Run
+from qinglan.runs.run import Run
 
 ProfileOf = Callable[..., Profile]
 EVALUATE = Evaluate(bootstrap_resamples=400)

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from qinglan.config import load_profile
-from qinglan.deploying import pools_of
-from qinglan.up.site import SERVER_TUNING, WORKER_TUNING
+from qinglan.ops.deploying import pools_of
+from qinglan.ops.up.site import SERVER_TUNING, WORKER_TUNING
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))

@@ -4,8 +4,9 @@ from random import Random
 
 import pytest
 
-from qinglan.embedded import corpus, domain
 from qinglan.recipes.query_rewrite import user_text
+from qinglan.simulators.domains.query_rewrite import corpus
+from qinglan.simulators.domains.query_rewrite import facts as domain
 
 DOCUMENTS = list(corpus.documents(seed=3, count=3000))
 

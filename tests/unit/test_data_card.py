@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from qinglan.artifacts import Artifact
+from qinglan.data.versions.card import Card, CardBuilder, Origin
+from qinglan.data.versions.card_markdown import card_markdown, quoted
+from qinglan.data.versions.drift import drift
+from qinglan.data.versions.sketch import Sketch, SketchBuilder
 from qinglan.rows import Retrieved, Row, row_id
-from qinglan.versions.card import Card, CardBuilder, Origin
-from qinglan.versions.card_markdown import card_markdown, quoted
-from qinglan.versions.drift import drift
-from qinglan.versions.sketch import Sketch, SketchBuilder
+from qinglan.runs.artifacts import Artifact
 
 ORIGIN = Origin(
     id="abc", tenant="shop", profile="p", run_id="r1", created="2026-11-21T02:00:00+00:00", recipe="query_rewrite",

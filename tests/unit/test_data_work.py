@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from qinglan.chat import Answer
-from qinglan.clients import Clients
+from qinglan.clients.chat import Answer
+from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
-from qinglan.distillation import distiller
 from qinglan.errors import RetrievalError, TeacherError
-from qinglan.grading.retrieval.validation import validator
 from qinglan.recipes import query_rewrite
+from qinglan.recipes.kinds.distillation import distiller
+from qinglan.recipes.kinds.retrieval.validation import validator
 from qinglan.rows import Retrieved, Row
 
 GOOD, BAD = Retrieved(ids=("g", "x"), scores=(0.9, 0.5)), Retrieved(ids=("x", "g"), scores=(0.6, 0.5))

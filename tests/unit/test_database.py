@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from qinglan.config import Columns, Data, Sql, Tenant
+from qinglan.data.sources.database import check_database, take_snapshot
+from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
 from qinglan.rows import Row
-from qinglan.sources.database import check_database, take_snapshot
-from qinglan.workbook import read_rows
 
 Ask = Callable[..., list[Row]]
 
@@ -103,7 +103,7 @@ def test_the_database_itself_forbids_writing(database: Path) -> None:
     from sqlalchemy import create_engine
     from sqlalchemy.exc import OperationalError
 
-    from qinglan.sources.database import _forbid_writing
+    from qinglan.data.sources.database import _forbid_writing
 
     engine = create_engine(f"sqlite:///{database}")
     with engine.connect() as connection:

@@ -9,14 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 from question_rows import LONG, SAME, random_rows, row
 
-from qinglan.artifacts import read_jsonl, write_jsonl
 from qinglan.config import Profile
-from qinglan.dataset import Built, build
-from qinglan.dataset import files as dataset_files
+from qinglan.data.dataset import Built, build
+from qinglan.data.dataset import files as dataset_files
 from qinglan.errors import ConfigError, StageError, WorkbookError
-from qinglan.grading.retrieval.records import NOT_JUDGED
 from qinglan.recipes import get_recipe, query_rewrite
+from qinglan.recipes.kinds.retrieval.records import NOT_JUDGED
 from qinglan.rows import Retrieved, Row, Split
+from qinglan.runs.artifacts import read_jsonl, write_jsonl
 
 PRICE = {"input_per_million_usd": 1, "output_per_million_usd": 1}
 PROFILE = Profile.model_validate(

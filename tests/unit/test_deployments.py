@@ -13,11 +13,11 @@ import yaml
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
 
-from qinglan import up
 from qinglan.config import Profile, load_profile
-from qinglan.engines.command import Command
-from qinglan.engines.processes import HOST
 from qinglan.errors import ConfigError
+from qinglan.ops import up
+from qinglan.runs.command import Command
+from qinglan.runs.processes import HOST
 
 ROOT = Path(__file__).parents[2]
 PREFECT: dict[str, Any] = yaml.safe_load((ROOT / up.DEPLOYMENTS).read_text(encoding="utf-8"))

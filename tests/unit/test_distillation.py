@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from qinglan.chat import Answer
-from qinglan.clients import Clients, key_salt
+from qinglan.clients.chat import Answer
+from qinglan.clients.roles import Clients, key_salt
 from qinglan.config import Profile, Tenant
-from qinglan.distillation import distill_requests, distiller, require_teacher_alone, teacher_requests
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
+from qinglan.recipes.kinds.distillation import distill_requests, distiller, require_teacher_alone, teacher_requests
 from qinglan.rows import Row
 
 TESTS = Path(__file__).parents[1]

@@ -14,12 +14,13 @@ import yaml
 from conftest import FakeService, Script, completion, recall
 from fake_ray import FakeRay
 
-from qinglan import cli, doctor, preflight
-from qinglan.checks import Check, Planned
+from qinglan import cli
 from qinglan.config import Profile
-from qinglan.doctor import machine
-from qinglan.doctor.machine import GB
-from qinglan.doctor.probe import Probe, Running
+from qinglan.ops import doctor, preflight
+from qinglan.ops.checks import Check, Planned
+from qinglan.ops.doctor import machine
+from qinglan.ops.doctor.machine import GB
+from qinglan.ops.doctor.probe import Probe, Running
 
 ProfileOf = Callable[..., Profile]
 Serve = Callable[[Script], FakeService]

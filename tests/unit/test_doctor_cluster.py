@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from fake_ray import FakeRay
 
-from qinglan import preflight
 from qinglan.config import Profile
-from qinglan.doctor import cluster
+from qinglan.ops import preflight
+from qinglan.ops.doctor import cluster
 
 ProfileOf = Callable[..., Profile]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from qinglan.checks import Check
 from qinglan.config import Profile
-from qinglan.doctor import machine, versions
-from qinglan.doctor.machine import GB
+from qinglan.ops.checks import Check
+from qinglan.ops.doctor import machine, versions
+from qinglan.ops.doctor.machine import GB
 
 ProfileOf = Callable[..., Profile]
 

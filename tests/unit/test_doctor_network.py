@@ -13,8 +13,8 @@ from conftest import FakeService, Script
 from packaging.version import Version
 
 from qinglan.config import Profile
-from qinglan.doctor import network, services
-from qinglan.doctor.network import check_clock, check_proxies
+from qinglan.ops.doctor import network, services
+from qinglan.ops.doctor.network import check_clock, check_proxies
 
 ProfileOf = Callable[..., Profile]
 Serve = Callable[[Script], FakeService]

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from conftest import FakeService, Script, completion
 
-from qinglan.checks import Check
-from qinglan.clients import site_ledger
+from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
-from qinglan.doctor.paid import check_answer
+from qinglan.ops.checks import Check
+from qinglan.ops.doctor.paid import check_answer
 
 ProfileOf = Callable[..., Profile]
 Serve = Callable[[Script], FakeService]

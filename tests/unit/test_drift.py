@@ -4,9 +4,17 @@ import random
 
 import pytest
 
+from qinglan.data.versions.drift import DRAWS, distance, drift, shift, unseen
+from qinglan.data.versions.sketch import (
+    BottomK,
+    BoundedCounter,
+    Sketch,
+    SketchBuilder,
+    grams,
+    length_bucket,
+    score_bucket,
+)
 from qinglan.rows import Retrieved, Row, row_id
-from qinglan.versions.drift import DRAWS, distance, drift, shift, unseen
-from qinglan.versions.sketch import BottomK, BoundedCounter, Sketch, SketchBuilder, grams, length_bucket, score_bucket
 
 TOPICS = {
     "supplement": ("鱼油", "钙片", "蛋白粉", "益生菌", "维生素", "怎么吃", "多少钱", "饭前", "孕妇", "老人"),

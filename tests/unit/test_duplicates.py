@@ -6,8 +6,8 @@ import random
 import pytest
 from question_rows import LONG, SAME, random_rows, row
 
-from qinglan.dataset import duplicates as duplicates
-from qinglan.dataset.duplicates import Questions, near_duplicate_groups
+from qinglan.data.dataset import duplicates
+from qinglan.data.dataset.duplicates import Questions, near_duplicate_groups
 from qinglan.rows import Row, normalise
 
 LETTERS = [chr(0x4E00 + i) for i in range(3000)]

@@ -7,8 +7,8 @@ import pytest
 from fastapi.testclient import TestClient
 from openai.types import Batch, FileObject
 
-from qinglan.embedded.batch_store import BatchStore
-from qinglan.embedded.teacher_server import Speakers, create_app
+from qinglan.simulators.batch_store import BatchStore
+from qinglan.simulators.teacher_server import Speakers, create_app
 
 QUESTIONS = ["虾青素怎么吃", "益生菌怎么保存", "鱼油什么时候吃", "钙片能和铁一起吃吗"]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from qinglan.embedded import rag_server
-from qinglan.embedded.domain import documents, title
-from qinglan.embedded.retriever import Retriever, load_documents, tokens
+from qinglan.clients.rag import read_answer
 from qinglan.errors import WorkbookError
-from qinglan.retrieval import read_answer
+from qinglan.simulators import rag_server
+from qinglan.simulators.domains.query_rewrite.facts import documents, title
+from qinglan.simulators.retriever import Retriever, load_documents, tokens
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,17 @@ import pytest
 from openpyxl import load_workbook
 
 from qinglan.config import Embedded
-from qinglan.embedded import domain
-from qinglan.embedded.describe import MISMATCHED, Description, describe
-from qinglan.embedded.sample import INTENT_NAMES, SampleRow, build_sample, trigrams, write_sample
 from qinglan.errors import ConfigError
 from qinglan.rows import row_id
+from qinglan.simulators.describe import MISMATCHED, Description, describe
+from qinglan.simulators.domains.query_rewrite import facts as domain
+from qinglan.simulators.domains.query_rewrite.sample import (
+    INTENT_NAMES,
+    SampleRow,
+    build_sample,
+    trigrams,
+    write_sample,
+)
 
 SMALL = Embedded(sample_train_rows=60, sample_dev_rows=10, sample_test_rows=30)
 
@@ -120,6 +126,8 @@ def test_another_seed_is_another_sample():
 
 
 def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("qinglan.embedded.sample.ask", lambda *_: domain.Question("虾青素怎么吃"))
+    monkeypatch.setattr(
+        "qinglan.simulators.domains.query_rewrite.sample.ask", lambda *_: domain.Question("虾青素怎么吃")
+    )
     with pytest.raises(ConfigError, match="sample_train_rows: 60 is too many"):
         build_sample(SMALL)

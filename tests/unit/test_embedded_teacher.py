@@ -7,13 +7,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from qinglan.config import Tenant
-from qinglan.embedded import domain
-from qinglan.embedded.reader import Reading, understand
-from qinglan.embedded.serving import Weather
-from qinglan.embedded.teacher import PANEL_SWAY, judge, judge_panel, keywords, rewrite
-from qinglan.embedded.teacher_server import Speakers, create_app
-from qinglan.embedded.worlds import Spoken
 from qinglan.recipes.query_rewrite import RECIPE, user_text
+from qinglan.simulators.domains import Spoken
+from qinglan.simulators.domains.query_rewrite import facts as domain
+from qinglan.simulators.domains.query_rewrite.reader import Reading, understand
+from qinglan.simulators.domains.query_rewrite.teacher import PANEL_SWAY, judge, judge_panel, keywords, rewrite
+from qinglan.simulators.server import Weather
+from qinglan.simulators.teacher_server import Speakers, create_app
 
 
 @pytest.mark.parametrize("intent", domain.INTENTS)

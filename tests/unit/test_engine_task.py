@@ -15,12 +15,13 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled, Cancelling, Running, State
 
 from qinglan.config import Profile
-from qinglan.engines import attempts, launcher, ray_jobs
-from qinglan.engines.attempts import run_attempts
-from qinglan.engines.command import Command
-from qinglan.engines.launcher import AttemptFailedError
 from qinglan.errors import EngineError, StageError
-from qinglan.runs import note_flow_run, open_run
+from qinglan.runs import launcher
+from qinglan.runs.command import Command
+from qinglan.runs.launcher import AttemptFailedError
+from qinglan.runs.run import note_flow_run, open_run
+from qinglan.training.engines import attempts, ray_jobs
+from qinglan.training.engines.attempts import run_attempts
 from tasks import engine
 from tasks.engine import is_cancelled, run_engine, stop_jobs
 from tasks.stage import Stage

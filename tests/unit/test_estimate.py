@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from qinglan.chat import Account, Completion, request_of
-from qinglan.clients import key_salt, site_ledger
+from qinglan.clients.chat import Account, Completion, request_of
+from qinglan.clients.roles import key_salt, site_ledger
 from qinglan.config import Profile
-from qinglan.estimate import estimate, questions_of
+from qinglan.ops.estimate import estimate, questions_of
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Row
 

@@ -9,12 +9,12 @@ from typing import Any
 import letters
 import pytest
 
-from qinglan.artifacts import Artifact, StageResult, write_jsonl
+from qinglan.clients.roles import Services
 from qinglan.config import Profile
-from qinglan.embedded.services import Services
 from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.rows import Retrieved, Row
-from qinglan.runs import Run
+from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
+from qinglan.runs.run import Run
 from tasks import evaluation
 from tasks.evaluation import Completed
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from qinglan.chat import Answer
-from qinglan.clients import Clients
+from qinglan.clients.chat import Answer
+from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Tenant
 from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.evaluation import (
@@ -26,9 +26,9 @@ from qinglan.evaluation import (
     teacher_rows,
     with_tokens,
 )
+from qinglan.evaluation.models import Score
 from qinglan.ledger import Call
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.report import Score
 from qinglan.rows import Retrieved, Row
 
 CONFIG = Evaluate(bootstrap_resamples=200)

@@ -12,11 +12,11 @@ import pytest
 from openpyxl.styles import Font
 
 from qinglan.config import Columns, Data, Tenant
+from qinglan.data.sources import excel
+from qinglan.data.sources.excel_scan import scan
+from qinglan.data.workbook import read_rows
 from qinglan.errors import WorkbookError
 from qinglan.rows import Row
-from qinglan.sources import excel
-from qinglan.sources.excel_scan import scan
-from qinglan.workbook import read_rows
 
 FULL = Data(columns=Columns(query="问题", profile="用户画像", gold="标准文档"))
 Edit = Callable[[Any], object]
@@ -230,7 +230,7 @@ def test_a_chart_sheet_is_no_sheet(tmp_path: Path) -> None:
 
 
 def test_cells_may_be_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qinglan.sources.excel_scan._BLOCK", 7)
+    monkeypatch.setattr("qinglan.data.sources.excel_scan._BLOCK", 7)
     path = book_of(tmp_path / "q.xlsx", plain)
     assert is_fast(path)
     assert not is_fast(book_of(tmp_path / "f.xlsx", lambda sheet: (plain(sheet), formula(sheet))))
@@ -244,8 +244,8 @@ def test_a_zip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_text_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qinglan.sources.excel_scan._BLOCK", 50)
-    monkeypatch.setattr("qinglan.sources.excel_scan._MAX_TEXT", 100)
+    monkeypatch.setattr("qinglan.data.sources.excel_scan._BLOCK", 50)
+    monkeypatch.setattr("qinglan.data.sources.excel_scan._MAX_TEXT", 100)
     path = book_of(tmp_path / "q.xlsx", lambda sheet: (plain(sheet), sheet.append(["长" * 200])))
     with pytest.raises(WorkbookError, match=r"is damaged \(a text of more than"):
         list(read_rows(path, FULL, Tenant()))

@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.rl_experiments import command, findings, matrix, rivals, tables
 from benchmarks.rl_experiments.results import Difference, Point, Result, Results, Site, difference, verl_curve
-from qinglan.artifacts import hash_of
 from qinglan.config import load_profile
 from qinglan.errors import EngineError, StageError
+from qinglan.runs.artifacts import hash_of
 
 GROUPS = {f"{row:02}": f"document {row // 4}" for row in range(40)}
 GOOD, BAD = "1" * 40, "0" * 40

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from qinglan.alarms import Alarm
 from qinglan.config import Gate
 from qinglan.evaluation import Evaluation
-from qinglan.gate import Decision, Rule, alarms_about, decide
-from qinglan.recipes._retrieval import RetrievalRecipe
-from qinglan.redteam import RedTeamResult
-from qinglan.report import Arm
+from qinglan.evaluation.gate import alarms_about, decide
+from qinglan.evaluation.models import Arm, Decision, Rule
+from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
 from qinglan.statistics import ArmScores, Comparison, compare
+from qinglan.training.alarms import Alarm
 
 TEACHER = Arm(n=1000, latency_p50_ms=900, latency_p95_ms=2000, cost_per_1000_usd=1.0)
 STUDENT = Arm(n=1000, latency_p50_ms=20, latency_p95_ms=60, cost_per_1000_usd=0.01)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from qinglan.config import Profile, load_profile
-from qinglan.engines import generate
-from qinglan.engines.generate import generate_commands
+from qinglan.training.engines import generate
+from qinglan.training.engines.generate import generate_commands
 
 ProfileOf = Callable[..., Profile]
 SHIPPED = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))

@@ -13,11 +13,11 @@ import pyarrow.parquet
 import pytest
 
 from qinglan.config import Columns, Data, Sql, Tenant
+from qinglan.data.sources.database import check_database, take_snapshot
+from qinglan.data.workbook import read_rows
 from qinglan.errors import WorkbookError
 from qinglan.recipes import Input
 from qinglan.rows import Row, row_id
-from qinglan.sources.database import check_database, take_snapshot
-from qinglan.workbook import read_rows
 
 INPUTS = (Input("hint", "提示", required=True), Input("label", "标签", identifies=False))
 HEADER = ["问题", "提示", "标签", "数据池"]

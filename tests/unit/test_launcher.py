@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from qinglan.engines import launcher
-from qinglan.engines.command import Command
-from qinglan.engines.launcher import JsonlTail, LineTail, launch, tail
-from qinglan.engines.supervise import descendants
 from qinglan.errors import EngineError, StageError
+from qinglan.runs import launcher
+from qinglan.runs.command import Command
+from qinglan.runs.launcher import JsonlTail, LineTail, launch, tail
+from qinglan.runs.supervise import descendants
 
 # A command with a child of its own, a grandchild that went into another session and lost its parent (as torchrun's
 # and Ray's workers do), and no ear for SIGTERM if asked for. Writes everyone's process id.
@@ -35,8 +35,8 @@ if "leave" not in sys.argv:
 FLOW = """
 import sys
 from pathlib import Path
-from qinglan.engines.command import Command
-from qinglan.engines.launcher import launch
+from qinglan.runs.command import Command
+from qinglan.runs.launcher import launch
 launch(Command([sys.executable, "-c", *sys.argv[2:]]), name="train", log=Path(sys.argv[1]))
 """
 
@@ -146,7 +146,7 @@ def test_kill_9_of_the_flow_ends_the_whole_family(tmp_path: Path):
 
 def test_who_does_not_hear_sigterm_is_killed_after_the_grace_period(tmp_path: Path):
     path = tmp_path / "pids"
-    code = "import sys; from qinglan.engines import supervise; supervise.GRACE_S = 0.3; sys.exit(supervise.main())"
+    code = "import sys; from qinglan.runs import supervise; supervise.GRACE_S = 0.3; sys.exit(supervise.main())"
     argv = [sys.executable, "-c", code, sys.executable, "-c", FAMILY, str(path), "deaf"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
         pids = family(path)

@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ENGINES = ["torch", "transformers", "ray", "swift", "vllm", "verl", "peft", "trl"]
 TRAINER_SIDE = (
-    "qinglan/verl_cpu",
-    "qinglan/engines/ppo",
-    "qinglan/embedded/pretrain.py",
-    "qinglan/embedded/tokenizer.py",
+    "qinglan/training/verl_cpu",
+    "qinglan/training/engines/ppo",
+    "qinglan/simulators/pretrain.py",
+    "qinglan/simulators/tokenizer.py",
 )
 """Runs only in the trainer's processes."""
 
@@ -46,7 +46,7 @@ def loaded(statement: str, *names: str) -> str:
 
 
 def test_the_core_knows_no_prefect_and_nothing_above_it():
-    assert offenders("qinglan", "prefect", but=("qinglan/up.py", "qinglan/cli/__init__.py")) == []
+    assert offenders("qinglan", "prefect", but=("qinglan/ops/up.py", "qinglan/cli/__init__.py")) == []
     assert offenders("qinglan", "tasks", "flows", "deployments", but=("qinglan/cli/__init__.py",)) == []
 
 
@@ -57,7 +57,7 @@ def test_tasks_know_no_flows():
 def test_only_the_stand_ins_know_a_certain_recipe():
     sources = [p for folder in ("qinglan", "tasks", "flows") for p in sorted((ROOT / folder).rglob("*.py"))]
     knowing = [p for p in sources if re.search(r"qinglan\.recipes\b.*\bquery_rewrite\b", p.read_text(encoding="utf-8"))]
-    assert {p.relative_to(ROOT).parts[1] for p in knowing} == {"embedded"}
+    assert {p.relative_to(ROOT).parts[1] for p in knowing} == {"simulators"}
 
 
 @pytest.mark.parametrize("folder", ["tasks", "flows"])
@@ -75,4 +75,7 @@ def test_the_orchestrators_process_loads_no_engine():
 
 
 def test_the_command_line_loads_neither_engine_nor_prefect():
-    assert loaded("import qinglan.cli, qinglan.reward.function, qinglan.clients", *ENGINES, "prefect") == "[]"
+    assert (
+        loaded("import qinglan.cli, qinglan.training.reward.function, qinglan.clients.roles", *ENGINES, "prefect")
+        == "[]"
+    )

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qinglan.limits import Limits, Pace, retry_after_s
+from qinglan.clients.limits import Limits, Pace, retry_after_s
 
 
 async def hold(limits: Limits, seconds: float, tokens: float = 1) -> None:
@@ -24,8 +24,8 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         waits.append(seconds)
         await real(0)
 
-    monkeypatch.setattr("qinglan.limits.asyncio.sleep", sleep)
-    monkeypatch.setattr("qinglan.limits.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("qinglan.clients.limits.asyncio.sleep", sleep)
+    monkeypatch.setattr("qinglan.clients.limits.time", SimpleNamespace(monotonic=lambda: now_s))
     return waits
 
 

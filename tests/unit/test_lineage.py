@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from qinglan.artifacts import Artifact, StageResult, write_json, write_jsonl
-from qinglan.clients import site_ledger
+from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation import ArmRow
+from qinglan.evaluation.summary import evaluate
 from qinglan.ledger import Call
-from qinglan.lineage import Subject, figure_of, rows_behind, subject_of
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
-from qinglan.runs import Run, open_run, save_stage
-from qinglan.summary import evaluate
+from qinglan.runs.artifacts import Artifact, StageResult, write_json, write_jsonl
+from qinglan.runs.run import Run, open_run, save_stage
+from qinglan.serving.lineage import Subject, figure_of, rows_behind, subject_of
 
 ProfileOf = Callable[..., Profile]
 HIT, MISS = Retrieved(ids=("g", "x"), scores=(0.9, 0.2)), Retrieved(ids=("x", "g"), scores=(0.8, 0.3))

@@ -10,14 +10,21 @@ import pytest
 from conftest import PRICE
 from registered import Models
 
-from qinglan.artifacts import StageResult, write_jsonl
-from qinglan.chat import Answer
-from qinglan.clients import site_ledger
+from qinglan.clients.chat import Answer
+from qinglan.clients.roles import Services, site_ledger
 from qinglan.config import LocalJudge, Profile
-from qinglan.embedded.services import Services
 from qinglan.errors import ConfigError, RetrievalError, StageError, TeacherError
-from qinglan.estimate import estimate
-from qinglan.judge_agreement import (
+from qinglan.evaluation.summary import build_report
+from qinglan.ops.estimate import estimate
+from qinglan.ops.preflight import inspect_profile
+from qinglan.recipes._verdicts import BEST, RIGHT_FROM, reference_of, verdict_recipe
+from qinglan.recipes.query_rewrite import RECIPE
+from qinglan.rows import Retrieved, Row
+from qinglan.runs.artifacts import StageResult, write_jsonl
+from qinglan.runs.run import open_run
+from qinglan.serving.local_judge import Appointed, Served, appointed
+from qinglan.serving.registry import prompt_digest
+from qinglan.training.judge_agreement import (
     Judges,
     Measured,
     Pair,
@@ -29,14 +36,6 @@ from qinglan.judge_agreement import (
     require_answers,
     sentence,
 )
-from qinglan.local_judge import Appointed, Served, appointed
-from qinglan.preflight import inspect_profile
-from qinglan.recipes._verdicts import BEST, RIGHT_FROM, reference_of, verdict_recipe
-from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.registry import prompt_digest
-from qinglan.rows import Retrieved, Row
-from qinglan.runs import open_run
-from qinglan.summary import build_report
 from tasks import reinforcement
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy

@@ -10,13 +10,13 @@ from typing import IO, Any
 import pytest
 from filelock import FileLock
 
-from qinglan.backup import restoring
-from qinglan.cleanup.logs import remove_logs
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
-from qinglan.locks import is_held
-from qinglan.prefect_server import LOCK_FILE, SERVER_FILE, announced_url
-from qinglan.runs import is_at_work
+from qinglan.ops.backup import restoring
+from qinglan.ops.cleanup.logs import remove_logs
+from qinglan.ops.prefect_server import LOCK_FILE, SERVER_FILE, announced_url
+from qinglan.runs.locks import is_held
+from qinglan.runs.run import is_at_work
 
 ProfileOf = Callable[..., Profile]
 

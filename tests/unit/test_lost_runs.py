@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from qinglan.automations import crash_lost, requeue_crashed
-from qinglan.automations.plan import GOES_ON, site_automations
 from qinglan.config import Profile
+from qinglan.ops.automations import crash_lost, requeue_crashed
+from qinglan.ops.automations.plan import GOES_ON, site_automations
 
 ProfileOf = Callable[..., Profile]
 NOW = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)

@@ -7,14 +7,13 @@ import yaml
 from pydantic import ValidationError
 
 from qinglan.config import Tenant, load_profile
-from qinglan.dataset.pools import assign
+from qinglan.data.dataset.pools import assign
 from qinglan.errors import TeacherError
-from qinglan.evaluation.arms import ArmRow
-from qinglan.grading import grading_of
+from qinglan.evaluation.red_team_cases import Case, cases_of, check, row_of
 from qinglan.recipes._medical_rules import RULES, RULES_FILE, Rules, markdown
+from qinglan.recipes.kinds.grading import grading_of
 from qinglan.recipes.medical import RECIPE
-from qinglan.redteam import Case, cases_of, check, row_of
-from qinglan.rows import Row
+from qinglan.rows import ArmRow, Row
 
 ROOT = Path(__file__).parents[2]
 DOSAGE, BOTH = "布洛芬一次吃几片", "孕妇能吃布洛芬吗，一次吃几片"

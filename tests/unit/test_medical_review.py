@@ -7,15 +7,15 @@ from typing import Any
 import openpyxl
 import pytest
 
-from qinglan.artifacts import StageResult, write_jsonl
 from qinglan.config import Profile, Select
-from qinglan.grading import grading_of
+from qinglan.data.review import add_reviews, load_reviews
+from qinglan.data.review.export import export_reviews
+from qinglan.data.review.verdicts import read_sheet
+from qinglan.recipes.kinds.grading import grading_of
 from qinglan.recipes.medical import RECIPE
-from qinglan.review import add_reviews, load_reviews
-from qinglan.review.export import export_reviews
-from qinglan.review.verdicts import read_sheet
 from qinglan.rows import Row, row_id
-from qinglan.runs import open_run, save_stage
+from qinglan.runs.artifacts import StageResult, write_jsonl
+from qinglan.runs.run import open_run, save_stage
 
 SAFE = "布洛芬属解热镇痛药。请遵医嘱，不要自行加量。"
 MENDED = "布洛芬用于退烧。请遵医嘱，不要自行加量。"

@@ -8,13 +8,14 @@ from random import Random
 import pytest
 
 from qinglan.config import Embedded, Tenant
-from qinglan.embedded.worlds import world_of
-from qinglan.embedded.worlds.medical import corpus, domain, judge, sample
-from qinglan.embedded.worlds.medical.reader import gives_away, understand
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.recipes._medical_rules import RULES
 from qinglan.rows import Row
+from qinglan.simulators.domains import world_of
+from qinglan.simulators.domains.medical import corpus, judge, sample
+from qinglan.simulators.domains.medical import facts as domain
+from qinglan.simulators.domains.medical.reader import gives_away, understand
 
 CONFIG = Embedded(sample_train_rows=300, sample_dev_rows=40, sample_test_rows=120)
 PAIRS = [*domain.pairs("train"), *domain.pairs("test")]

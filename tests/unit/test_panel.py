@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from qinglan.chat import Answer
-from qinglan.clients import Clients
+from qinglan.clients.chat import Answer
+from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Tenant
 from qinglan.errors import StageError, TeacherError
 from qinglan.evaluation import ArmRow, Panel, arm_scores, summarise
-from qinglan.evaluation.panel import ballot, consistency
+from qinglan.recipes.kinds.retrieval.panel import ballot, consistency
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 

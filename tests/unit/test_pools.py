@@ -9,11 +9,11 @@ import pytest
 from letters import __file__ as letters_path
 from question_rows import random_rows
 
-from qinglan.artifacts import write_jsonl
 from qinglan.config import Dataset, Profile
-from qinglan.dataset import build
-from qinglan.dataset.pools import Drawn, Pools, draw
+from qinglan.data.dataset import build
+from qinglan.data.dataset.pools import Drawn, Pools, draw
 from qinglan.rows import Row
+from qinglan.runs.artifacts import write_jsonl
 
 
 def pool(name: str | None, count: int, seed: int = 0, **fields: Any) -> list[Row]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qinglan.prefect_server import LOCK_FILE, SERVER_FILE, find_server
-from qinglan.up import prefect_for, temporary
-from qinglan.up.lock import only_one
+from qinglan.ops.prefect_server import LOCK_FILE, SERVER_FILE, find_server
+from qinglan.ops.up import prefect_for, temporary
+from qinglan.ops.up.lock import only_one
 
 
 def quiet(_: str) -> None:

@@ -9,10 +9,10 @@ import httpx
 import pytest
 from conftest import FakeService, Script
 
-from qinglan import prefect_api
 from qinglan.errors import ConfigError
-from qinglan.prefect_api import PatientClient, pages
-from qinglan.prefect_server import SERVER_FILE, PrefectServer, find_server, server_at, without_login
+from qinglan.ops import prefect_api
+from qinglan.ops.prefect_api import PatientClient, pages
+from qinglan.ops.prefect_server import SERVER_FILE, PrefectServer, find_server, server_at, without_login
 
 PROFILES = """
 active = "team"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from conftest import PRICE, FakeService, Script, recall
 
-from qinglan import preflight
 from qinglan.config import Profile
-from qinglan.embedded import worlds
 from qinglan.errors import ConfigError
-from qinglan.preflight import inspect_profile, require
+from qinglan.ops import preflight
+from qinglan.ops.preflight import inspect_profile, require
+from qinglan.simulators import domains as worlds
 
 ProfileOf = Callable[..., Profile]
 Serve = Callable[[Script], FakeService]

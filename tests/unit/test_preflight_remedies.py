@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from fake_ray import FakeRay
 
-from qinglan import contract, doctor, preflight, preflight_services
-from qinglan.checks import Check
+from qinglan.clients import contract
 from qinglan.config import Profile
-from qinglan.preflight_remedies import REMEDIES, with_remedy
+from qinglan.ops import doctor, preflight
+from qinglan.ops.checks import Check
+from qinglan.ops.preflight import services as preflight_services
+from qinglan.ops.preflight.hints import REMEDIES, with_remedy
 
 MODULES = [
     *sorted(Path(doctor.__file__).parent.glob("*.py")),

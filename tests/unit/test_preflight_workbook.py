@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qinglan.config import Profile
-from qinglan.preflight import Check, inspect_profile
+from qinglan.ops.preflight import Check, inspect_profile
 
 ProfileOf = Callable[..., Profile]
 

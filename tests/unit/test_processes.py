@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from qinglan.engines import processes as module
-from qinglan.engines.command import Command
-from qinglan.engines.processes import HOST, Processes, port_from
 from qinglan.errors import EngineError
+from qinglan.runs import processes as module
+from qinglan.runs.command import Command
+from qinglan.runs.processes import HOST, Processes, port_from
 
 
 class EnoughError(Exception):

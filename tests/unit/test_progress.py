@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from qinglan.alarms import Headline
 from qinglan.config import Alarms
-from qinglan.engines.progress import TrainingProgress, read_stop
-from qinglan.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
+from qinglan.recipes.kinds.common import Headline
+from qinglan.training.engines.progress import TrainingProgress, read_stop
+from qinglan.training.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
 
 
 def progress(folder: Path, resumed_at: int = 0, **options: Any) -> TrainingProgress:

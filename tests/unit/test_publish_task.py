@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from qinglan.artifacts import StageResult, write_jsonl
-from qinglan.automations import Deployment
 from qinglan.config import Profile
-from qinglan.prefect_server import PrefectServer
+from qinglan.data.versions import find_version, last_training, pinned_splits, versions_of
+from qinglan.ops.automations import Deployment
+from qinglan.ops.prefect_server import PrefectServer
 from qinglan.rows import Row, row_id
-from qinglan.runs import Run, open_run
-from qinglan.versions import find_version, last_training, pinned_splits, versions_of
+from qinglan.runs.artifacts import StageResult, write_jsonl
+from qinglan.runs.run import Run, open_run
 from tasks import stage as stage_module
 from tasks import versions as tasks_module
 from tasks.versions import note_training, publish_dataset, trigger_training

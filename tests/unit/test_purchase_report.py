@@ -9,18 +9,19 @@ import pytest
 from report_fixture import METRICS, scores
 from rich.console import Console
 
-from qinglan.artifacts import Artifact, StageResult, write_json
 from qinglan.config import Profile
-from qinglan.embedded.services import embedded_services
 from qinglan.errors import ConfigError
 from qinglan.evaluation import Evaluation
-from qinglan.preflight import inspect_profile, require
-from qinglan.report import Arm, Purchase, Report, arms_of, headline, starred, verdict
-from qinglan.report_html import render_html
-from qinglan.report_terminal import print_table
-from qinglan.runs import open_run
+from qinglan.evaluation.models import Arm, Purchase, Report
+from qinglan.evaluation.report.html import render_html
+from qinglan.evaluation.report.terminal import print_table
+from qinglan.evaluation.report.verdict import arms_of, headline, starred, verdict
+from qinglan.evaluation.summary import build_report
+from qinglan.ops.preflight import inspect_profile, require
+from qinglan.runs.artifacts import Artifact, StageResult, write_json
+from qinglan.runs.run import open_run
+from qinglan.simulators.services import embedded_services
 from qinglan.statistics import Comparison
-from qinglan.summary import build_report
 
 ProfileOf = Callable[..., Profile]
 EVIL = "<img src=x onerror=alert(1)>"

@@ -12,9 +12,9 @@ from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, Field
 
+from qinglan.clients.contract import examine
+from qinglan.clients.rag import Passage, read_passages, request_body
 from qinglan.config import Rag
-from qinglan.contract import examine
-from qinglan.retrieval import Passage, read_passages, request_body
 
 GUIDE = Path(__file__).parents[2] / "docs" / "rag-service.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)

@@ -14,11 +14,11 @@ import pytest
 from fake_ray import FakeRay
 
 from qinglan.config import Trainer
-from qinglan.engines import ray_jobs
-from qinglan.engines.command import Command
-from qinglan.engines.launcher import AttemptFailedError
-from qinglan.engines.ray_jobs import JobSeries, RayJobs, stop_all
 from qinglan.errors import ConfigError, EngineError, StageError
+from qinglan.runs.command import Command
+from qinglan.runs.launcher import AttemptFailedError
+from qinglan.training.engines import ray_jobs
+from qinglan.training.engines.ray_jobs import JobSeries, RayJobs, stop_all
 
 FIRST = "qinglan-run-1-rl-verl-abcdefgh-1"
 SECOND = "qinglan-run-1-rl-verl-abcdefgh-2"

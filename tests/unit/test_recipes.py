@@ -10,8 +10,8 @@ import pytest
 from qinglan.config import Profile, Reward, Tenant
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.recipes import Input, get_recipe, identifying, identity, parse_score, stand_ins
-from qinglan.recipes._answer import AnswerRecipe
-from qinglan.recipes._retrieval import RetrievalRecipe
+from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
+from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
 from qinglan.rows import Row
 
 CAPITALS = Path(__file__).parents[1] / "capitals_recipe.py"

@@ -10,10 +10,8 @@ import letters
 import pytest
 
 from qinglan.config import Profile, load_profile
-from qinglan.embedded.domain import PRODUCTS, title
 from qinglan.errors import ConfigError
-from qinglan.recipes.query_rewrite import RECIPE, STUDENT_SYSTEM
-from qinglan.redteam import (
+from qinglan.evaluation.red_team_cases import (
     BUILT_IN,
     OF_EVERY_REWRITE,
     Case,
@@ -24,7 +22,9 @@ from qinglan.redteam import (
     is_degenerate,
     row_of,
 )
+from qinglan.recipes.query_rewrite import RECIPE, STUDENT_SYSTEM
 from qinglan.rows import Retrieved
+from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS, title
 
 PROFILE = load_profile("embedded")
 CASES = {case.id: case for case in cases_of(PROFILE)}

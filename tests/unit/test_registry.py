@@ -11,10 +11,10 @@ from registered import Models
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.gate import Verdict
-from qinglan.registry import Candidate, Registry, champion_of, prompt_digest, registry_of, rival_of
-from qinglan.runs import open_run
-from qinglan.schema_versions import RELEASE
+from qinglan.evaluation.models import Verdict
+from qinglan.runs.run import open_run
+from qinglan.runs.schema_versions import RELEASE
+from qinglan.serving.registry import Candidate, Registry, champion_of, prompt_digest, registry_of, rival_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 

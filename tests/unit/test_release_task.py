@@ -8,21 +8,21 @@ from typing import Any
 import openpyxl
 import pytest
 
-from qinglan.artifacts import Artifact, StageResult, write_json, write_jsonl
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.evaluation import ArmRow, Evaluation
-from qinglan.gate import Decision, Rule, Verdict
-from qinglan.preflight import inspect_profile
+from qinglan.evaluation.models import Decision, Rule, Verdict
+from qinglan.evaluation.summary import evaluate
+from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.registry import Registry, registry_of
-from qinglan.registry.approval import Approval, decided_by, lacks_only_approval
-from qinglan.registry.candidates import beside_champion, candidate_of, read_evaluation
-from qinglan.registry.review_book import telling_rows
 from qinglan.rows import Retrieved, Row
-from qinglan.runs import Run, finish_run, open_run
-from qinglan.summary import evaluate
-from qinglan.tracking import Tracker
+from qinglan.runs.artifacts import Artifact, StageResult, write_json, write_jsonl
+from qinglan.runs.run import Run, finish_run, open_run
+from qinglan.runs.tracking import Tracker
+from qinglan.serving.registry import Registry, registry_of
+from qinglan.serving.registry.approval import Approval, decided_by, lacks_only_approval
+from qinglan.serving.registry.candidates import beside_champion, candidate_of, read_evaluation
+from qinglan.serving.registry.review_book import telling_rows
 from tasks import release as tasks_module
 from tasks import stage as stage_module
 from tasks.release import decide_release, decision_markdown, decision_of, register_model

@@ -11,22 +11,13 @@ import pytest
 from report_fixture import METRICS, comparison, decision, full, released, report, scores
 from rich.console import Console, RenderableType
 
-from qinglan.artifacts import Artifact, StageResult
 from qinglan.config import Endpoint, Judge, Price, Profile, Rag
 from qinglan.errors import ArtifactError
-from qinglan.report import (
-    Registered,
-    Report,
-    Stage,
-    arms_of,
-    headline,
-    stand_in_warning,
-    stand_ins_of,
-    starred,
-    verdict,
-)
-from qinglan.report_tables import plan
-from qinglan.report_terminal import print_intervals, print_table
+from qinglan.evaluation.models import Registered, Report, Stage
+from qinglan.evaluation.report.tables import plan
+from qinglan.evaluation.report.terminal import print_intervals, print_table
+from qinglan.evaluation.report.verdict import arms_of, headline, stand_in_warning, stand_ins_of, starred, verdict
+from qinglan.runs.artifacts import Artifact, StageResult
 
 
 def shown(table: RenderableType) -> str:

@@ -6,14 +6,13 @@ import letters
 import pytest
 from report_fixture import full, report, scores
 
-from qinglan.formats import signed
-from qinglan.grading.answers.validation import Findings as JudgeFindings
-from qinglan.grading.retrieval.validation import Findings as RetrievalFindings
-from qinglan.plots import Axis, axis_of, chart, dot_plot, histogram, moving_mean
-from qinglan.report import Distribution
-from qinglan.report_figures import DISTRIBUTIONS, arm_dots, distributions, gain_shares, slice_plots
-from qinglan.report_words import Both
+from qinglan.evaluation.models import Distribution
+from qinglan.evaluation.report.figures import DISTRIBUTIONS, arm_dots, distributions, gain_shares, slice_plots
+from qinglan.evaluation.report.plots import Axis, axis_of, chart, dot_plot, histogram, moving_mean
+from qinglan.recipes.kinds.answer.validation import Findings as JudgeFindings
+from qinglan.recipes.kinds.retrieval.validation import Findings as RetrievalFindings
 from qinglan.rows import Row
+from qinglan.text import Both, signed
 
 NAME = Both("a", "甲")
 

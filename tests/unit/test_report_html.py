@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from report_fixture import EVIL, METRICS, case, comparison, decision, example, full, report, retrieved, scores
 
-from qinglan.grading.retrieval.validation import Findings
+from qinglan.evaluation.models import Report
+from qinglan.evaluation.report.html import render_html
 from qinglan.recipes import Finding, FindingRow, Metric
-from qinglan.report import Report
-from qinglan.report_html import render_html
-from qinglan.report_words import Both
+from qinglan.recipes.kinds.retrieval.validation import Findings
 from qinglan.rows import Retrieved, Row
+from qinglan.text import Both
 
 SECTIONS = [
     *("Arms", "Comparisons", "Training", "Where rows fell", "Examples", "What test and train share", "Calls and cost"),

@@ -9,19 +9,18 @@ from typing import Any, get_args
 import pytest
 from report_fixture import METRICS, comparison, full, measured, report
 
-from qinglan.alarms import Alarm
 from qinglan.config import AlarmName, Gate
 from qinglan.evaluation import Evaluation
-from qinglan.gate import Rule, decide
-from qinglan.redteam import OF_EVERY_REWRITE, Case, RedTeamResult, check
-from qinglan.registry.approval import Approval, decided_by
-from qinglan.report import Purchase, Report, Training, verdict
-from qinglan.report_answers import metric_terms
-from qinglan.report_html import render_html, t
-from qinglan.report_words import (
+from qinglan.evaluation.gate import decide
+from qinglan.evaluation.models import Purchase, Report, Rule, Training
+from qinglan.evaluation.red_team_cases import OF_EVERY_REWRITE, Case, RedTeamResult, check
+from qinglan.evaluation.report.answers import metric_terms
+from qinglan.evaluation.report.chinese import chinese
+from qinglan.evaluation.report.html import render_html, t
+from qinglan.evaluation.report.verdict import verdict
+from qinglan.evaluation.report.words import (
     ALARMS,
     ARM_HEADS,
-    ARMS,
     KINDS,
     OUTCOMES,
     REASONS,
@@ -29,13 +28,14 @@ from qinglan.report_words import (
     RULES_AGAINST,
     SLICES,
     STAND_INS,
-    Both,
     rule_words,
     words,
 )
-from qinglan.report_zh import chinese
 from qinglan.rows import REMEDIES, Retrieved
+from qinglan.serving.registry.approval import Approval, decided_by
 from qinglan.statistics import Comparison
+from qinglan.text import ARMS, Both
+from qinglan.training.alarms import Alarm
 
 _SAME = """
     Qinglan query_rewrite embedded English RAG SFT RL GPT top MRR recall nDCG log token Holm McNemar

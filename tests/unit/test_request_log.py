@@ -13,6 +13,8 @@ from conftest import completion
 from starlette.testclient import TestClient
 
 from qinglan.config import Profile
+from qinglan.data.sources.files import list_files
+from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row, row_id
@@ -22,8 +24,6 @@ from qinglan.serving.day_file import DayFile
 from qinglan.serving.records import Served
 from qinglan.serving.request_log import RequestLog
 from qinglan.serving.routes import Backend, Routes
-from qinglan.sources.files import list_files
-from qinglan.workbook import read_rows
 
 TODAY, TOMORROW = date(2026, 11, 21), date(2026, 11, 22)
 

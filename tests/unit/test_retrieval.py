@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from conftest import FakeService, Script, recall
 
+from qinglan.clients.rag import CallCount, RagClient, read_answer
 from qinglan.config import Rag
 from qinglan.errors import ConfigError, RetrievalError
-from qinglan.retrieval import CallCount, RagClient, read_answer
 
 Serve = Callable[[Script], FakeService]
 FOUND = (200, recall(("d1", 0.9), ("d2", 0.4)))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from qinglan.config import Select
-from qinglan.review.sample import ANSWER_STRATA, CONTROL, STRATA, Sample, draw
+from qinglan.data.review.sample import ANSWER_STRATA, CONTROL, STRATA, Sample, draw
 from qinglan.rows import Retrieved, Row
 
 CONFIG = Select(min_top1_score=0.6)

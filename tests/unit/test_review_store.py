@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from qinglan import review as store
 from qinglan.config import Profile
+from qinglan.data import review as store
+from qinglan.data.review import Review, Reviews, add_reviews, fingerprint, load_reviews, read_store, store_path
 from qinglan.errors import ArtifactError
-from qinglan.review import Review, Reviews, add_reviews, fingerprint, load_reviews, read_store, store_path
 from qinglan.rows import Row
 
 ProfileOf = Callable[..., Profile]

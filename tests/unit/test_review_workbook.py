@@ -8,14 +8,14 @@ import openpyxl
 import pytest
 from scipy.stats import binomtest
 
-from qinglan.artifacts import StageResult, write_jsonl
 from qinglan.config import Profile
+from qinglan.data.review import add_reviews, load_reviews
+from qinglan.data.review.export import Exported, Standing, count_standing, export_reviews
+from qinglan.data.review.verdicts import Control, read_sheet
 from qinglan.errors import ArtifactError, ConfigError, StageError, WorkbookError
-from qinglan.review import add_reviews, load_reviews
-from qinglan.review.export import Exported, Standing, count_standing, export_reviews
-from qinglan.review.verdicts import Control, read_sheet
 from qinglan.rows import Retrieved, Row, row_id
-from qinglan.runs import open_run, save_stage
+from qinglan.runs.artifacts import StageResult, write_jsonl
+from qinglan.runs.run import open_run, save_stage
 
 ProfileOf = Callable[..., Profile]
 FOUND = Retrieved(ids=("d", "e"), scores=(0.9, 0.8), titles=("首条", "第二条"))

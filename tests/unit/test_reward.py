@@ -17,14 +17,15 @@ from conftest import FakeService, Script, completion, recall
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.errors import LedgerError
-from qinglan.grading import RetrievalGrading
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.recipes._retrieval import Baseline, Scored
-from qinglan.reward import function, scorer
-from qinglan.reward.actor import RewardActor, close_reward_service
-from qinglan.reward.samples import SampleWatch
-from qinglan.reward.scorer import judge_asked
-from qinglan.reward.service import RewardService
+from qinglan.recipes.kinds import grading
+from qinglan.recipes.kinds.grading import RetrievalGrading
+from qinglan.recipes.kinds.retrieval.recipe import Baseline, Scored
+from qinglan.recipes.scoring.samples import SampleWatch
+from qinglan.recipes.scoring.scorer import judge_asked
+from qinglan.recipes.scoring.service import RewardService
+from qinglan.training.reward import function
+from qinglan.training.reward.actor import RewardActor, close_reward_service
 
 Serve = Callable[[Script], FakeService]
 BASE = Baseline(
@@ -361,20 +362,20 @@ async def test_a_key_that_only_the_service_lacks_is_heard_of(site: Site, setting
 async def test_a_ledger_that_can_not_be_reached_is_not_tried_for_every_sample(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ):
-    now_s, tried, opens = [0.0], [], scorer.open_scorer
+    now_s, tried, opens = [0.0], [], grading.open_scorer
 
     def unreachable(service: RewardService) -> None:
         tried.append(now_s[0])
         raise LedgerError("no ledger there")
 
-    monkeypatch.setattr(scorer, "open_scorer", unreachable)
+    monkeypatch.setattr(grading, "open_scorer", unreachable)
     actor = RewardActor(site.service().model_dump_json(), clock=lambda: now_s[0])
     site.opened.append(actor)
     for now_s[0] in (0.0, 1.0, 29.0, 31.0, 32.0):
         assert (await Worker(actor).score(REWRITE))["invalid"] == 1
     assert tried == [0.0, 31.0]
     assert site.invalid() == ["no ledger there"] * 5
-    monkeypatch.setattr(scorer, "open_scorer", opens)
+    monkeypatch.setattr(grading, "open_scorer", opens)
     now_s[0] = 62.0
     assert (await Worker(actor).score(REWRITE))["invalid"] == 0
 
@@ -460,7 +461,7 @@ def test_a_service_that_can_not_be_closed_costs_no_training(
 
 def test_a_reward_worker_loads_nothing_that_scoring_takes():
     heavy = ["openai", "sqlalchemy", "httpx2", "aiohttp", "ray"]
-    code = f"import qinglan.reward.function, sys; print(set(sys.modules) & set({heavy}))"
+    code = f"import qinglan.training.reward.function, sys; print(set(sys.modules) & set({heavy}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 from vanishing import vanish
 
-from qinglan import room
 from qinglan.config import Profile, load_profile
 from qinglan.errors import EngineError, LedgerError, StageError
-from qinglan.room import Weights, free_bytes, needed_bytes, require_room, rl_bytes, sft_bytes, told_when_full
+from qinglan.training import disk_space as room
+from qinglan.training.disk_space import (
+    Weights,
+    free_bytes,
+    needed_bytes,
+    require_room,
+    rl_bytes,
+    sft_bytes,
+    told_when_full,
+)
 
 ProfileOf = Callable[..., Profile]
 GB = 10**9

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from qinglan.artifacts import MANIFEST, StageResult, write_jsonl
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, StageError
-from qinglan.locks import LOOK_S
-from qinglan.runs import (
+from qinglan.runs.artifacts import MANIFEST, StageResult, write_jsonl
+from qinglan.runs.locks import LOOK_S
+from qinglan.runs.run import (
     Run,
     find_run,
     find_stage,
@@ -32,7 +32,7 @@ ProfileOf = Callable[..., Profile]
 HOLDER = """
 import sys
 from qinglan.config import Profile
-from qinglan.runs import open_run
+from qinglan.runs.run import open_run
 with open_run(Profile.model_validate_json(sys.argv[1]), "pipeline") as run:
     print(run.id, flush=True)
     sys.stdin.read()

@@ -18,26 +18,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from qinglan import schema_versions
-from qinglan.artifacts import MANIFEST, StageResult, read_jsonl
-from qinglan.cleanup.run_folders import read_folders
 from qinglan.config import Profile, Tracking
-from qinglan.errors import ArtifactError
-from qinglan.evaluation import Evaluation
-from qinglan.gate import Decision
-from qinglan.ledger import SCHEMA_VERSION as LEDGER_VERSION
-from qinglan.ledger import Order, open_ledger
-from qinglan.registry.approval import Waiting
-from qinglan.registry.records import Candidate, Released
-from qinglan.report import Report
-from qinglan.review import add_reviews, load_reviews, read_store, store_path
-from qinglan.rows import Row
-from qinglan.runs import RUN_FILE, find_stage, finish_run, load_stages, note_source, open_run, runs_of, save_stage
-from qinglan.schema_versions import KEY, RELEASE, RUN, FileKind
-from qinglan.serving.site import CanaryShare, open_site, share_of
-from qinglan.serving.watch import State, Verdict, read_state, read_verdict
-from qinglan.tracking import Tracker
-from qinglan.versions import (
+from qinglan.data.review import add_reviews, load_reviews, read_store, store_path
+from qinglan.data.versions import (
     CARD_DATA,
     INDEX,
     SKETCH,
@@ -48,9 +31,25 @@ from qinglan.versions import (
     tenant_folder,
     versions_of,
 )
-from qinglan.versions.card import Card
-from qinglan.versions.index import read_index
-from qinglan.versions.sketch import Sketch
+from qinglan.data.versions.card import Card
+from qinglan.data.versions.index import read_index
+from qinglan.data.versions.sketch import Sketch
+from qinglan.errors import ArtifactError
+from qinglan.evaluation import Evaluation
+from qinglan.evaluation.models import Decision, Report
+from qinglan.ledger import SCHEMA_VERSION as LEDGER_VERSION
+from qinglan.ledger import Order, open_ledger
+from qinglan.ops.cleanup.run_folders import read_folders
+from qinglan.rows import Row
+from qinglan.runs import schema_versions
+from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
+from qinglan.runs.run import RUN_FILE, find_stage, finish_run, load_stages, note_source, open_run, runs_of, save_stage
+from qinglan.runs.schema_versions import KEY, RELEASE, RUN, FileKind
+from qinglan.runs.tracking import Tracker
+from qinglan.serving.registry.approval import Waiting
+from qinglan.serving.registry.records import Candidate, Released
+from qinglan.serving.site import CanaryShare, open_site, share_of
+from qinglan.serving.watch import State, Verdict, read_state, read_verdict
 
 ProfileOf = Callable[..., Profile]
 GOLDEN = Path(__file__).parent / "golden" / "v1"
@@ -272,7 +271,7 @@ def test_an_earlier_mlflows_database_is_told_in_one_line(tmp_path: Path):
     Tracker(f"sqlite:///{file}", Tracking(), tmp_path)
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
         db.execute("UPDATE alembic_version SET version_num = '1b5f0d9ad7c1'")
-    code = "import sys; from qinglan.tracking import Path, Tracker, Tracking; Tracker(sys.argv[1], Tracking(), Path())"
+    code = "import sys; from qinglan.runs.tracking import *; Tracker(sys.argv[1], Tracking(), Path())"
     argv = [sys.executable, "-c", code, f"sqlite:///{file}"]  # MLflow checks a database once per process
     told = subprocess.run(argv, capture_output=True, text=True, check=False).stderr
     assert "ConfigError: tracking.uri: Detected out-of-date database schema" in told

@@ -6,9 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from qinglan.config import Select
-from qinglan.grading.retrieval.selection import select
-from qinglan.rows import Retrieved, Row
-from qinglan.tally import Tally
+from qinglan.recipes.kinds.retrieval.selection import select
+from qinglan.rows import Retrieved, Row, Tally
 
 CONFIG = Select(min_top1_score=0.6, min_rewrite_chars=2, max_rewrite_chars=10)
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from qinglan.config import Profile, load_profile
-from qinglan.engines.command import Command
-from qinglan.registry import Alias, Released
-from qinglan.schema_versions import VERDICT
+from qinglan.runs.command import Command
+from qinglan.runs.schema_versions import VERDICT
 from qinglan.serving.canary import Judgement
 from qinglan.serving.fleet import PROBES_MISSED, Fleet, StrangerError, probe_with
 from qinglan.serving.following import Following
+from qinglan.serving.registry import Alias, Released
 from qinglan.serving.router_process import RouterProcess
 from qinglan.serving.routes import Backend, Routes
 from qinglan.serving.site import HISTORY_FILE, ROUTES_FILE, CanaryShare, Site, _router_options, _unfailing, share_of

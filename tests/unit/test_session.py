@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from qinglan.config import Profile
-from qinglan.embedded.worlds import query_rewrite
+from qinglan.simulators.domains import query_rewrite
 from tasks.session import _inputs
 
 ProfileOf = Callable[..., Profile]

@@ -7,13 +7,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from qinglan import config_docs
-from qinglan.capabilities import request_parameters
+from qinglan.clients.capabilities import request_parameters
 from qinglan.config import EMBEDDED, Profile, load_profile
-from qinglan.engines.command import Command
-from qinglan.engines.swift import sft_command
-from qinglan.engines.verl import ppo_command
+from qinglan.config import docs as config_docs
 from qinglan.recipes import get_recipe
+from qinglan.runs.command import Command
+from qinglan.training.engines.swift import sft_command
+from qinglan.training.engines.verl import ppo_command
 
 ROOT = Path(__file__).parents[2]
 PATHS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -112,7 +112,7 @@ def test_fivedoctors_has_the_plans_numbers(tmp_path: Path):
 
 def test_documentation_of_every_key_is_current():
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == config_docs.render(), "run `python -m qinglan.config_docs > docs/configuration.md`"
+    assert page == config_docs.render(), "run `python -m qinglan.config.docs > docs/configuration.md`"
 
 
 def test_documentation_names_type_bounds_default_and_meaning():

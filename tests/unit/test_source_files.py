@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from qinglan.config import Columns, Data, Tenant
+from qinglan.data.sources import text
+from qinglan.data.sources.files import digest_of, list_files
+from qinglan.data.workbook import read_rows
 from qinglan.errors import WorkbookError
-from qinglan.rows import Row
-from qinglan.sources import text
-from qinglan.sources.files import digest_of, list_files
-from qinglan.tally import Tally
-from qinglan.workbook import read_rows
+from qinglan.rows import Row, Tally
 
 
 def read(path: Path, **data: Any) -> list[Row]:

@@ -6,7 +6,7 @@ import pytest
 from question_rows import LONG, SAME, random_rows, row
 
 from qinglan.config import Dataset
-from qinglan.dataset.splits import place_rows
+from qinglan.data.dataset.splits import place_rows
 from qinglan.rows import Row, Split
 
 

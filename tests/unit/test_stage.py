@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from qinglan.artifacts import Artifact, StageResult, write_jsonl
-from qinglan.clients import scored_with
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, StageError
-from qinglan.runs import Run, finish_run, open_run, save_stage
+from qinglan.recipes.scoring.identity import scored_with
+from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
+from qinglan.runs.run import Run, finish_run, open_run, save_stage
 from tasks import session as session_module
 from tasks import stage as stage_module
 from tasks.session import Session, _inputs, _ShortUserErrors, stages_of

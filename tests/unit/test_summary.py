@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from qinglan.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.config import Evaluate, Profile
 from qinglan.evaluation import original_rows, teacher_rows
-from qinglan.grading.retrieval.validation import Findings
+from qinglan.evaluation.models import Report, Stage
+from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.evaluation.summary import build_report, evaluate, evaluate_baselines, metrics_of, result_markdown
 from qinglan.recipes import get_recipe
+from qinglan.recipes.kinds.retrieval.validation import Findings
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.redteam import RedTeamResult
-from qinglan.report import Report, Stage
 from qinglan.rows import Retrieved, Row
-from qinglan.runs import open_run
-from qinglan.summary import build_report, evaluate, evaluate_baselines, metrics_of, result_markdown
+from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
+from qinglan.runs.run import open_run
 
 HIT, MISS = Retrieved(ids=("g",), scores=(0.9,)), Retrieved(ids=("x",), scores=(0.6,))
 ROWS = [

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from qinglan.config import Profile, load_profile
-from qinglan.engines.command import Command
-from qinglan.engines.swift import (
+from qinglan.runs.command import Command
+from qinglan.training.engines.swift import (
     LOGGING_FILE,
     engine_env,
     left_out,

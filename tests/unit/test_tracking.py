@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from qinglan.artifacts import Artifact
 from qinglan.config import Tracking
 from qinglan.errors import ConfigError
-from qinglan.tracking import Tracker
+from qinglan.runs.artifacts import Artifact
+from qinglan.runs.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 

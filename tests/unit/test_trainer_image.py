@@ -115,5 +115,5 @@ def test_the_image_has_no_prefect_and_torch_with_cuda() -> None:
 
 
 def test_scoring_loads_nothing_of_the_orchestrators() -> None:
-    code = "import sys, qinglan.reward.scorer; sys.exit('qinglan.evaluation' in sys.modules)"
+    code = "import sys, qinglan.recipes.scoring.scorer; sys.exit('qinglan.evaluation' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from qinglan.artifacts import Artifact, StageResult
 from qinglan.config import Profile
-from qinglan.engines import swift, verl
 from qinglan.errors import ConfigError, StageError
-from qinglan.runs import open_run
+from qinglan.runs.artifacts import Artifact, StageResult
+from qinglan.runs.run import open_run
+from qinglan.training.engines import swift, verl
 from tasks.engine import Follower, LeftOut
 from tasks.stage import Stage
 from tasks.training import _swift_line, require_enough_rows

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from qinglan.clients import Clients
+from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
 from qinglan.errors import RetrievalError
 from qinglan.evaluation import texts_of, try_cases
+from qinglan.evaluation.red_team_cases import Case, Checks
 from qinglan.recipes import get_recipe
-from qinglan.redteam import Case, Checks
 from qinglan.rows import Retrieved
 
 LONG = Case(id="long", name="很长", kind="long", query="问", checks=Checks(one_line=True))

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from prefect.states import Completed
 
-from qinglan import turns
 from qinglan.config import Profile
 from qinglan.errors import ConfigError, TurnError
-from qinglan.turns import device_turn, refresh_turn
+from qinglan.runs import run_locks as turns
+from qinglan.runs.run_locks import device_turn, refresh_turn
 from tasks.turns import SKIPPED, skips_if_at_work, unless_skipped
 
 ProfileOf = Callable[..., Profile]
@@ -22,7 +22,7 @@ CUDA = {"device": "cuda", "gpus_per_node": 2}
 _HOLD = """
 import sys
 from qinglan.config import Profile
-from qinglan.turns import device_turn, refresh_turn
+from qinglan.runs.run_locks import device_turn, refresh_turn
 profile = Profile.model_validate_json(sys.argv[2])
 turn = refresh_turn(profile) if sys.argv[1] == "refresh" else device_turn(profile, print)
 with turn:

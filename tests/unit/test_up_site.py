@@ -15,13 +15,13 @@ from fake_ray import FakeRay
 from prefect.server.schemas.filters import FlowRunFilter
 
 from qinglan.config import Profile
-from qinglan.engines.command import Command
-from qinglan.engines.processes import Processes
 from qinglan.errors import ConfigError
-from qinglan.prefect_server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
-from qinglan.runs import note_flow_run, open_run
-from qinglan.up import Site, crash_interrupted, interrupted, lock, serve, site
-from qinglan.up.lock import only_one
+from qinglan.ops.prefect_server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
+from qinglan.ops.up import Site, crash_interrupted, interrupted, lock, serve, site
+from qinglan.ops.up.lock import only_one
+from qinglan.runs.command import Command
+from qinglan.runs.processes import Processes
+from qinglan.runs.run import note_flow_run, open_run
 
 ROOT = Path(__file__).parents[2]
 

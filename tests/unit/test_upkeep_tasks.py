@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qinglan.cleanup import Cleaned, Removed
 from qinglan.errors import ConfigError, StageError
+from qinglan.ops.cleanup import Cleaned, Removed
 from tasks import canary, upkeep
 from tasks.canary import look_at_canary
 from tasks.upkeep import remove_unneeded

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from qinglan.errors import StageError
-from qinglan.grading.retrieval.validation import Findings
-from qinglan.histograms import Histogram, quantile, regrouped
+from qinglan.recipes.kinds.retrieval.validation import Findings
 from qinglan.rows import Retrieved, Row
+from qinglan.statistics import Histogram, quantile, regrouped
 
 BASE = Row(id="0", tenant="t", query="它咋吃", answer="虾青素 服用方法", source="f!A1")
 

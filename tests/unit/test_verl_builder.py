@@ -10,8 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from qinglan.config import Algorithm, Profile
-from qinglan.engines.command import Command
-from qinglan.engines.verl import (
+from qinglan.errors import ArtifactError
+from qinglan.runs.command import Command
+from qinglan.training.engines.verl import (
     best_checkpoint,
     checkpoints,
     hydra_value,
@@ -22,7 +23,6 @@ from qinglan.engines.verl import (
     ppo_command,
     read_metrics,
 )
-from qinglan.errors import ArtifactError
 
 
 def profile(device: str, **rl: Any) -> Profile:
@@ -68,7 +68,7 @@ def composed(given: Command) -> Any:
     from hydra import compose
     from omegaconf import OmegaConf
 
-    assert given.argv[1:3] == ["-m", "qinglan.engines.ppo"]
+    assert given.argv[1:3] == ["-m", "qinglan.training.engines.ppo"]
     overrides = [argument for argument in given.argv[3:] if not argument.startswith("hydra.")]
     config = compose(config_name="ppo_trainer", overrides=overrides)
     OmegaConf.to_container(config, resolve=True)

@@ -9,12 +9,21 @@ from typing import Any
 
 import pytest
 
-from qinglan import versions
-from qinglan.artifacts import Artifact, write_jsonl
 from qinglan.config import Profile
+from qinglan.data import versions
+from qinglan.data.versions import (
+    Version,
+    diff,
+    find_rows,
+    find_version,
+    pinned_splits,
+    publish,
+    version_of,
+    versions_of,
+)
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.rows import Retrieved, Row, row_id
-from qinglan.versions import Version, diff, find_rows, find_version, pinned_splits, publish, version_of, versions_of
+from qinglan.runs.artifacts import Artifact, write_jsonl
 
 ProfileOf = Callable[..., Profile]
 FOUND = Retrieved(ids=("a",), scores=(0.8,), titles=("",))

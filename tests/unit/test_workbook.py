@@ -9,9 +9,9 @@ import openpyxl
 import pytest
 
 from qinglan.config import Columns, Data, Tenant
+from qinglan.data.workbook import read_rows
 from qinglan.errors import WorkbookError
 from qinglan.rows import INPUT_REASONS, REMEDIES, Row, row_id
-from qinglan.workbook import read_rows
 
 HEADER = ["问题", "用户画像", "历史摘要", "标准文档", "划分"]
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"

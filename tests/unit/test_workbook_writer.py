@@ -6,13 +6,13 @@ from typing import Any
 import openpyxl
 import pytest
 
-from qinglan import workbook_writer
 from qinglan.config import Data, Tenant
+from qinglan.data import workbook_writer
+from qinglan.data.workbook import read_rows
+from qinglan.data.workbook_writer import input_titles, write_rows
 from qinglan.recipes import Input, get_recipe
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row, row_id
-from qinglan.workbook import read_rows
-from qinglan.workbook_writer import input_titles, write_rows
 
 
 def written(path: Path, *rows: Row) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Embedded worlds: found by name, complete in their sources, the same every time, and apart from one another."""
 
-import ast
 import re
 import subprocess
 import sys
@@ -10,26 +9,24 @@ from pathlib import Path
 import pytest
 
 from qinglan.config import Embedded, Paths, Profile
-from qinglan.embedded import base_model, version, worlds
-from qinglan.embedded.version import embedded_version
-from qinglan.embedded.worlds import (
+from qinglan.errors import ConfigError
+from qinglan.recipes import get_recipe
+from qinglan.simulators import base_model
+from qinglan.simulators import domains as worlds
+from qinglan.simulators.domains import (
     Pretraining,
     SamplePaths,
     Speaker,
     World,
     embedded_knowledge_base,
     sample_of,
-    source_texts,
     speakers,
     speaking_world,
     world_for,
     world_of,
 )
-from qinglan.errors import ConfigError
-from qinglan.recipes import get_recipe
 
 ProfileOf = Callable[..., Profile]
-PACKAGE = Path(worlds.__file__).parents[2]
 NAMES = worlds._names()
 FEW = Embedded(sample_train_rows=30, sample_dev_rows=6, sample_test_rows=12)
 OWN = {"url": "http://rag/q"}
@@ -39,8 +36,6 @@ class TinyWorld(World):
     """As little as a world can be."""
 
     NAME = "query_rewrite"
-    CORPUS_SOURCES = ("dialogue.py",)
-    SPEAKER_SOURCES = ()
     SPEAKERS: Mapping[str, Speaker] = {"standin-echo": lambda text, _seed: text}
 
     def write_sample(self, directory: Path, config: Embedded) -> SamplePaths:
@@ -126,34 +121,6 @@ def test_heads_fit_the_hidden_size(name: str):
     assert world_of(name).PRETRAINING.hidden_size % 64 == 0
 
 
-def imports_of(path: Path) -> set[str]:
-    """Files of the embedded package, relative to it, that a file imports; the worlds' shared vocabulary aside."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        modules = [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
-        for module in (*modules, *(module.rpartition(".")[0] for module in modules)):
-            base = Path(*module.split(".")[2:]) if module.startswith("qinglan.embedded.") else None
-            options = (base.with_suffix(".py"), base / "__init__.py") if base and base.name else ()
-            found |= {str(option) for option in options if (PACKAGE / "embedded" / option).is_file()}
-    return found - {"worlds/__init__.py", "sample_book.py", "serving.py", "batch_routes.py", "batch_store.py"}
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", ["CORPUS_SOURCES", "SPEAKER_SOURCES"])
-def test_sources_are_listed_with_what_they_import(name: str, kind: str):
-    shared = base_model._SOURCES if kind == "CORPUS_SOURCES" else (version._SERVER,)
-    listed = {*shared, *getattr(world_of(name), kind)}
-    own = {f"worlds/{name}.py", f"worlds/{name}/__init__.py"}
-    missing = {(file, found) for file in listed for found in imports_of(PACKAGE / "embedded" / file) - listed - own}
-    assert missing == set()
-
-
-def test_a_world_by_itself_is_digested_with_its_own_file():
-    texts = source_texts(TinyWorld(), TinyWorld.CORPUS_SOURCES)
-    assert set(texts) == {"dialogue.py", ""}
-    assert "As little as a world can be" in texts[""]
-
-
 def test_the_base_models_key_follows_its_own_world_only(monkeypatch: pytest.MonkeyPatch):
     key = base_model.cache_key(Embedded(), world_of("query_rewrite"))
     monkeypatch.setattr(worlds, "_names", lambda: ("another", "query_rewrite"))
@@ -183,11 +150,6 @@ def test_base_models_of_two_worlds_lie_apart(tmp_path: Path, monkeypatch: pytest
     assert all(path.name.startswith("qwen3-tiny-query_rewrite-") for path in paths)
 
 
-def test_a_stand_ins_version_is_its_worlds():
-    assert embedded_version("standin-rewriter") == embedded_version("standin-judge")
-    assert len({embedded_version(model) for model in ("standin-judge", "gpt-4o")}) == 2
-
-
 def test_a_stand_in_that_nobody_plays_is_refused():
     assert speaking_world("standin-judge").NAME == "query_rewrite"
     with pytest.raises(ConfigError, match=r"no stand-in is called gpt-4o; there are .*standin-judge"):
@@ -196,6 +158,6 @@ def test_a_stand_in_that_nobody_plays_is_refused():
 
 def test_loading_the_worlds_needs_no_library_that_the_trainer_lacks():
     absent = ["jieba", "bm25s", "fastapi", "torch", "transformers", "prefect", "mlflow"]
-    code = f"import sys, qinglan.embedded.worlds as w; w.speakers(); print(set(sys.modules) & set({absent}))"
+    code = f"import sys, qinglan.simulators.domains as w; w.speakers(); print(set(sys.modules) & set({absent}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -1,0 +1,146 @@
+"""What the ledger knows of batches: which there are, whose requests they hold, and who looks after them.
+
+A batch's life: `submitting` before anything is sent, `submitted` once its id is known, `merged` when its answers are
+kept or it never came to be. The claims on its requests are the batch's own and outlive every process; the lock on the
+batch itself dies with the process that looks after it.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import ParamSpec, TypeVar
+
+from qinglan.clients.batch_api.wire import Result
+from qinglan.clients.chat import Account, Request
+from qinglan.errors import LedgerError
+from qinglan.ledger import BATCH, BatchJob, Ledger
+from qinglan.runs.artifacts import hash_of
+
+_HEARTBEAT_S = 15.0
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class BatchBook:
+    """The batches of one model on one service; every change is committed on return."""
+
+    def __init__(self, ledger: Ledger, account: Account, server: str) -> None:
+        self._ledger, self._account = ledger, account
+        self._server = f"{server} {account.model}"
+        self._locked: set[str] = set()
+        self.reasons: Counter[str] = Counter()
+        """Of the failures recorded here."""
+
+    async def open_jobs(self) -> list[BatchJob]:
+        """Batches that are not merged yet."""
+        return await _to_the_end(self._ledger.open_batches, self._server, self._account.role)
+
+    async def reread(self, job: BatchJob) -> BatchJob | None:
+        """What somebody else may have made of a batch; None if it is merged."""
+        return next((each for each in await self.open_jobs() if each.digest == job.digest), None)
+
+    async def begin(self, requests: Sequence[Request]) -> BatchJob:
+        """A locked job of those requests that nobody else asks; nothing is sent yet.
+
+        Killed at any point in here it leaves a job that `close` ends without harm.
+        """
+        hashes = [request.request_hash for request in requests]
+        job = BatchJob(
+            digest=hash_of(self._account.run_id, time.time_ns(), hashes),
+            server=self._server,
+            role=self._account.role,
+            status="submitting",
+            request_hashes=hashes,
+            created_s=time.time(),
+        )
+        await self.lock(job)
+        await self.save(job)
+        claimed = await _to_the_end(self._ledger.claim, hashes, BATCH + job.digest)
+        return await self.save(job, request_hashes=[each for each in hashes if each in claimed])
+
+    async def save(self, job: BatchJob, **changes: object) -> BatchJob:
+        """The job with these changes."""
+        job = job.model_copy(update=changes)
+        await _to_the_end(self._ledger.save_batch, job)
+        return job
+
+    async def keep(self, results: Sequence[Result]) -> None:
+        """Record answers at the batch API's price; again, after a kill, it changes nothing."""
+        await _to_the_end(self._keep, results)
+
+    async def close(self, job: BatchJob, failures: Mapping[str, str] | None = None) -> None:
+        """The batch is done with; its requests, these by hash with their reason among them, are free again."""
+        entries = [self._account.failure(each, reason) for each, reason in (failures or {}).items()]
+        await _to_the_end(self._ledger.record, [], entries)
+        self.reasons.update(entry.reason for entry in entries)
+        await _to_the_end(self.forget, job)
+
+    def forget(self, job: BatchJob) -> None:
+        """As `close`, of a batch that failed nobody; at once, for where nothing can be awaited."""
+        self._release(job)
+        self._ledger.save_batch(job.model_copy(update={"status": "merged"}))
+
+    async def release(self, job: BatchJob) -> None:
+        """Let others ask what a batch holds that is still open."""
+        await _to_the_end(self._release, job)
+
+    async def lock(self, job: BatchJob) -> bool:
+        """Be the one process that looks after a batch, until `guarding` ends."""
+        if _lock_name(job) not in self._locked:
+            await _to_the_end(self._lock, job)
+        return _lock_name(job) in self._locked
+
+    @asynccontextmanager
+    async def guarding(self) -> AsyncIterator[None]:
+        """Keep locks alive within, and give them up at the end."""
+        stop = asyncio.Event()
+        beating = asyncio.create_task(self._beat(stop))
+        try:
+            yield
+        finally:
+            stop.set()
+            await beating
+            self._ledger.release(self._locked)
+
+    async def _beat(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            with suppress(LedgerError):  # whoever needs the ledger for more will say so
+                await _to_the_end(self._ledger.heartbeat)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _HEARTBEAT_S)
+
+    def _lock(self, job: BatchJob) -> None:
+        self._ledger.heartbeat()
+        self._locked |= self._ledger.claim([_lock_name(job)], self._ledger.holder)
+
+    def _keep(self, results: Sequence[Result]) -> None:
+        known = self._ledger.get_many([each.request_hash for each in results])
+        account, factor = self._account, self._account.price.batch_factor
+        self._ledger.record(
+            [
+                account.call(each.request_hash, each.completion, None, factor)
+                for each in results
+                if each.completion and each.request_hash not in known
+            ]
+        )
+
+    def _release(self, job: BatchJob) -> None:
+        # Only the batch's own claims: killed in `begin`, it may list requests that are somebody else's.
+        self._ledger.release(job.request_hashes, BATCH + job.digest)
+
+
+def _lock_name(job: BatchJob) -> str:
+    return f"batch-lock:{job.digest}"
+
+
+async def _to_the_end(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """In a thread, and finished even if cancelled meanwhile: nobody closes the ledger under a write."""
+    working = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **options))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        working.exception()  # heard of, or asyncio would complain
+        raise

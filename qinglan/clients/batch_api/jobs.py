@@ -1,0 +1,211 @@
+"""The batches of one call of the batch API: its own, and those that others left behind."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+
+from qinglan.clients.batch_api.book import BatchBook
+from qinglan.clients.batch_api.service import BatchService
+from qinglan.clients.batch_api.wire import BatchState, Result
+from qinglan.clients.chat import Request
+from qinglan.config import BatchApi
+from qinglan.errors import TeacherError
+from qinglan.ledger import BatchJob
+
+LOOK_AGAIN_S = 5.0
+"""Before believing that a batch was never created."""
+_LINES_PER_COMMIT = 500
+_CANCEL_WITHIN_S = 900.0
+
+
+@dataclass(frozen=True)
+class BatchProgress:
+    """How far the batches are that this call waits for."""
+
+    batches: int
+    completed: int
+    failed: int
+    total: int
+
+
+class BatchJobs:
+    """Sends batches, waits for them, merges them."""
+
+    def __init__(
+        self, service: BatchService, book: BatchBook, settings: BatchApi, on_progress: Callable[[BatchProgress], None]
+    ) -> None:
+        self._service, self._book, self._settings, self._on_progress = service, book, settings, on_progress
+        self._uploading = asyncio.Semaphore(1)
+        self._progress: dict[str, tuple[int, int, int]] = {}
+        self._given_up: set[str] = set()
+        self.tried: set[str] = set()
+        """Requests that were sent, or that the service did not take: not to be sent again."""
+
+    async def adopt(self) -> list[BatchJob]:
+        """Open batches; those that never came to be are closed, so that their requests can be sent anew."""
+        adopted = []
+        for job in await self._book.open_jobs():
+            if job.digest not in self._given_up and (there := await self._there(job)):
+                adopted.append(there)
+        return adopted
+
+    async def run(self, adopted: Iterable[BatchJob], ours: Set[str], chunks: Iterable[Sequence[Request]]) -> None:
+        """Send the chunks and wait; of the adopted batches only for those that hold requests of `ours`."""
+        async with _together() as group:
+            for job in adopted:
+                group.create_task(self._resume(job, wait=not ours.isdisjoint(job.request_hashes)))
+            for chunk in chunks:
+                group.create_task(self._send(chunk))
+
+    async def _there(self, job: BatchJob) -> BatchJob | None:
+        if job.status == "submitted" or not await self._book.lock(job):
+            return job
+        fresh = await self._book.reread(job)
+        if fresh is None or fresh.status == "submitted":
+            return fresh
+        with suppress(TeacherError):  # no news: `_carry` asks again
+            if located := await self._locate(fresh):
+                return located
+            await self._book.close(fresh)
+            return None
+        return fresh
+
+    async def _locate(self, job: BatchJob) -> BatchJob | None:
+        """Find a batch whose creator didn't live to note its id; None if it was never created."""
+        found = await self._service.find(job.digest, job.created_s)
+        if found is None:  # a list may lag behind
+            await asyncio.sleep(min(LOOK_AGAIN_S, self._settings.poll_every_s))
+            found = await self._service.find(job.digest, job.created_s)
+        return await self._book.save(job, status="submitted", batch_id=found.id) if found else None
+
+    async def _resume(self, job: BatchJob, *, wait: bool) -> None:
+        while not await self._book.lock(job):  # a living process looks after it
+            if not wait:
+                return
+            await asyncio.sleep(self._settings.poll_every_s)
+        if fresh := await self._book.reread(job):
+            await self._carry(fresh, wait=wait)
+
+    async def _send(self, requests: Sequence[Request]) -> None:
+        async with self._uploading:
+            job = await self._submit(requests)
+        if job:
+            await self._carry(job, wait=True)
+
+    async def _submit(self, requests: Sequence[Request]) -> BatchJob | None:
+        """A batch, or None where none was created."""
+        job = await self._book.begin(requests)
+        claimed = set(job.request_hashes)
+        self.tried |= claimed
+        if not claimed:
+            await self._book.close(job)
+            return None
+        try:
+            file_id = await self._service.upload(each for each in requests if each.request_hash in claimed)
+        except TeacherError as error:
+            await self._not_created(job, error)
+            return None
+        except BaseException:  # whoever asks next need not look for it
+            self._book.forget(job)
+            raise
+        try:
+            batch_id = await self._service.create(job.digest, file_id, job.created_s)
+        except TeacherError as error:  # if it is transient there may be one: `_carry` looks for it
+            if error.transient:
+                return job
+            await self._not_created(job, error)
+            return None
+        return await self._book.save(job, status="submitted", batch_id=batch_id)
+
+    async def _not_created(self, job: BatchJob, error: TeacherError) -> None:
+        await self._book.close(job, dict.fromkeys(job.request_hashes, error.reason))
+
+    async def _carry(self, job: BatchJob, *, wait: bool) -> None:
+        """Look at a batch until it has ended and its answers are merged."""
+        give_up_s = job.created_s + 3600 * self._settings.give_up_after_h
+        cancelled_s: float | None = None
+        while True:
+            with suppress(TeacherError):  # no news; the next look may bring some
+                if not job.batch_id:
+                    job = await self._locate(job) or job
+                state = await self._service.state(job.batch_id) if job.batch_id else None
+                if state is None:
+                    reason = "batch_lost" if job.batch_id else "batch_not_created"
+                    return await self._book.close(job, dict.fromkeys(job.request_hashes, reason))
+                self._report(job, state)
+                if state.ended:
+                    return await self._merge(job, state)
+            if not wait:
+                return None
+            if cancelled_s is None and time.time() > give_up_s:
+                cancelled_s = time.time()
+                await self._cancel(job)
+            elif cancelled_s and time.time() > cancelled_s + _CANCEL_WITHIN_S:
+                return await self._give_up(job)
+            await asyncio.sleep(self._settings.poll_every_s)
+
+    async def _cancel(self, job: BatchJob) -> None:
+        if job.batch_id:
+            with suppress(TeacherError):
+                await self._service.cancel(job.batch_id)
+
+    async def _give_up(self, job: BatchJob) -> None:
+        """The batch stays open: a later call merges what it brings after all."""
+        await self._book.release(job)
+        self._given_up.add(job.digest)
+        self._book.reasons["batch_late"] += len(job.request_hashes)
+
+    async def _merge(self, job: BatchJob, state: BatchState) -> None:
+        """Answers and failures into the ledger."""
+        failures = dict.fromkeys(job.request_hashes, state.silence)
+        for file_id in state.result_files:
+            with _gone_files_are_silent():
+                async for results in _portions(self._service.results(file_id)):
+                    ours = [each for each in results if each.request_hash in failures]
+                    await self._book.keep(ours)
+                    for result in ours:
+                        if result.completion:
+                            del failures[result.request_hash]
+                        else:
+                            failures[result.request_hash] = result.reason
+        await self._book.close(job, failures)
+        for file_id in (*state.result_files, state.input_file_id):
+            if file_id:
+                await self._service.delete_file(file_id)
+
+    def _report(self, job: BatchJob, state: BatchState) -> None:
+        self._progress[job.digest] = (*state.counts, len(job.request_hashes))
+        completed, failed, total = (sum(numbers) for numbers in zip(*self._progress.values(), strict=True))
+        self._on_progress(BatchProgress(len(self._progress), completed, failed, total))
+
+
+async def _portions(results: AsyncIterator[Result]) -> AsyncIterator[list[Result]]:
+    """As many at a time as go into one commit, the last of each request where it comes twice."""
+    portion: dict[str, Result] = {}
+    async for result in results:
+        portion[result.request_hash] = result
+        if len(portion) == _LINES_PER_COMMIT:
+            yield list(portion.values())
+            portion = {}
+    yield list(portion.values())
+
+
+@contextmanager
+def _gone_files_are_silent() -> Iterator[None]:
+    try:
+        yield
+    except TeacherError as error:
+        if error.transient:
+            raise
+
+
+@asynccontextmanager
+async def _together() -> AsyncIterator[asyncio.TaskGroup]:
+    """Tasks of which the first error ends the others, and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None

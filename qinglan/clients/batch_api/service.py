@@ -1,0 +1,174 @@
+"""A batch API over the openai package: files up and down, batches, and which failures leave a doubt.
+
+Creating a batch spends money and has no idempotency key, so it is never repeated blindly: after a failure that may
+have come too late, the batch is looked for by the digest in its metadata.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from typing import IO, Any, TypeVar
+
+import httpx2
+import openai
+from openai import AsyncOpenAI
+from pydantic import BaseModel, ValidationError
+
+from qinglan.clients.batch_api.wire import BatchState, Page, Result, StoredFile, parse_result, request_line
+from qinglan.clients.chat import Request
+from qinglan.clients.limits import retry_after_s
+from qinglan.errors import ConfigError, TeacherError
+
+_METADATA_KEY = "qinglan"
+_FILE_TIMEOUT_S = 600.0
+_CLOCK_SKEW_S = 3600.0
+_SPOOL_BYTES = 8_000_000
+_PAGE = 100
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class BatchService:
+    """The batch API of one role's service.
+
+    Every method raises ConfigError where the service refuses the key, and TeacherError where it can't be reached
+    (`transient`) or refuses.
+    """
+
+    def __init__(self, client: AsyncOpenAI, role: str, *, retries: int, pause_s: float) -> None:
+        """`pause_s` is waited before a batch is looked for that may have been created after all."""
+        self._asking = client.with_options(max_retries=retries)
+        self._files = client.with_options(max_retries=retries, timeout=_FILE_TIMEOUT_S).files
+        self._paying = client.with_options(max_retries=0).batches.with_raw_response
+        self._batches = self._asking.batches.with_raw_response
+        self._role, self._retries, self._pause_s = role, retries, pause_s
+
+    async def upload(self, requests: Iterable[Request]) -> str:
+        """The input file's id. Nothing is paid for yet.
+
+        Raises:
+            ConfigError: also where the service has no batch API.
+        """
+        with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as file:
+            await asyncio.to_thread(_write, file, requests)
+            sending = self._files.with_raw_response.create(
+                file=("requests.jsonl", file, "application/jsonl"), purpose="batch"
+            )
+            try:
+                return (await self._ask(sending, StoredFile)).id
+            except TeacherError as error:
+                if error.reason in ("http_404", "http_405", "http_501"):
+                    raise ConfigError(
+                        f"{self._role}: {self._asking.base_url} has no batch API (/files answers "
+                        f"{error.reason.removeprefix('http_')}); set distill.mode=live"
+                    ) from error
+                raise
+
+    async def create(self, digest: str, input_file_id: str, since_s: float) -> str:
+        """The batch's id; after a TeacherError that is not `transient` there is none, and there will be none."""
+        for attempt in range(self._retries + 1):
+            sending = self._paying.create(
+                input_file_id=input_file_id,
+                endpoint="/v1/chat/completions",
+                completion_window="24h",
+                metadata={_METADATA_KEY: digest},
+            )
+            try:
+                return (await self._ask(sending, BatchState)).id
+            except TeacherError as error:
+                if not error.transient:
+                    raise
+                await asyncio.sleep(max(self._pause_s, _asked_s(error)))
+                if found := await self.find(digest, since_s):
+                    return found.id
+                if attempt == self._retries:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def find(self, digest: str, since_s: float) -> BatchState | None:
+        """The batch that carries this digest, if there is one that was created since then."""
+        after: dict[str, Any] = {}
+        while True:
+            page = await self._ask(self._batches.list(limit=_PAGE, **after), Page)
+            for batch in page.data:  # newest first
+                if (batch.metadata or {}).get(_METADATA_KEY) == digest:
+                    return batch
+            last = page.data[-1] if page.data else None
+            if not page.has_more or last is None or (last.created_at or since_s) < since_s - _CLOCK_SKEW_S:
+                return None
+            after = {"after": last.id}
+
+    async def state(self, batch_id: str) -> BatchState | None:
+        """Where it stands; None if the service doesn't know it (any more)."""
+        try:
+            return await self._ask(self._batches.retrieve(batch_id), BatchState)
+        except TeacherError as error:
+            if error.reason == "http_404":
+                return None
+            raise
+
+    async def cancel(self, batch_id: str) -> None:
+        """Ask for an end, which takes minutes. One that has ended meanwhile is refused, and is as good."""
+        try:
+            await self._ask(self._batches.cancel(batch_id), BatchState)
+        except TeacherError as error:
+            if error.transient and error.reason != "http_409":
+                raise
+
+    async def results(self, file_id: str) -> AsyncIterator[Result]:
+        """The lines of an output or error file as they come, without those that say nothing."""
+        try:
+            async with self._files.with_streaming_response.content(file_id) as response:
+                async for line in _lines(response.iter_bytes()):
+                    if result := parse_result(line):
+                        yield result
+        except openai.APIError as error:
+            raise self._failure(error) from error
+        except httpx2.HTTPError as error:  # openai wraps only what happens before the body
+            raise TeacherError(f"{self._role}: a batch's answers broke off", "batch_lost", transient=True) from error
+
+    async def delete_file(self, file_id: str) -> None:
+        """Leave no users' questions behind at the service; that it fails does no harm here."""
+        try:
+            await self._files.delete(file_id)
+        except openai.APIError:
+            return
+
+    async def _ask(self, sending: Awaitable[Any], answer: type[Answer]) -> Answer:
+        # openai doesn't check what a service sends: a proxy's error page would pass for a batch.
+        try:
+            raw = await sending
+            return answer.model_validate_json(raw.http_response.content)
+        except openai.APIError as error:
+            raise self._failure(error) from error
+        except ValidationError as error:
+            raise TeacherError(
+                f"{self._role}: batch API: the answer is none", "teacher_bad_response", transient=True
+            ) from error
+
+    def _failure(self, error: openai.APIError) -> Exception:
+        if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
+            return ConfigError(f"{self._role}: the batch API refuses the key; check {self._role}.api_key_env")
+        status = error.status_code if isinstance(error, openai.APIStatusError) else None
+        final = status is not None and 400 <= status < 500 and status not in (408, 409, 429)
+        said = " ".join(str(error.message).split())[:200]
+        reason = f"http_{status}" if status else "teacher_unavailable"
+        return TeacherError(f"{self._role}: batch API: {said}", reason, transient=not final)
+
+
+def _write(file: IO[bytes], requests: Iterable[Request]) -> None:
+    file.writelines(map(request_line, requests))
+    file.seek(0)
+
+
+def _asked_s(error: TeacherError) -> float:
+    cause = error.__cause__
+    return retry_after_s(cause.response.headers) if isinstance(cause, openai.APIStatusError) else 0.0
+
+
+async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    rest = b""
+    async for block in blocks:  # not httpx's lines: those end at characters that JSON may hold, such as U+2028
+        *whole, rest = (rest + block).split(b"\n")
+        for line in whole:
+            yield line
+    yield rest

@@ -1,0 +1,453 @@
+"""Asking a teacher or judge over OpenAI chat completions, through the ledger.
+
+The openai package does the transport. What it can't know is added here: limits that all tasks share, when an answer
+is no answer, what may still be spent, and that nothing is paid for twice: not even where the same is asked again
+while the first request is still under way.
+"""
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
+
+import aiohttp
+import httpx2
+import openai
+from openai import AsyncOpenAI
+from pydantic import BaseModel, Field, ValidationError
+
+from qinglan.clients.capabilities import JsonSchema, request_parameters
+from qinglan.clients.limits import Limits, retry_after_s
+from qinglan.clients.rag_answer import shown
+from qinglan.config import Endpoint, Price, require_secret, uses_proxy
+from qinglan.errors import ConfigError, TeacherError
+from qinglan.ledger import Call, Failure
+from qinglan.ledger.queue import LedgerQueue
+from qinglan.runs.artifacts import hash_of
+from qinglan.text import without_controls
+
+Message = dict[str, str]
+T = TypeVar("T")
+InTurn = Callable[[Callable[[], Awaitable[httpx2.Response]]], Awaitable[httpx2.Response]]
+
+TOKENS_PER_CHARACTER = 0.8
+"""Roughly what current tokenizers need for Chinese; English needs less."""
+_LAST_ANSWERS_S = 10.0
+_ENDED = ("stop", "eos", "end_turn", "")
+"""How a whole answer ends; some gateways don't say."""
+_INTERRUPTED = ("insufficient_system_resource", "error", "abort")
+"""How DeepSeek, gateways and vLLM end an answer that they could not finish: another try may."""
+_MOST_TOKENS = 10**9
+_SHOWN_CHARS = 200
+_BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.5, 30.0
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """A usable answer and what it cost."""
+
+    value: T
+    request_hash: str
+    cached: bool
+    cost_usd: float
+    latency_ms: float | None
+    """None where the batch API brought it."""
+    reasoning: str | None = None
+    """The chain of thought, where the service gives it beside the answer."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is sent, and the ledger's key for it."""
+
+    request_hash: str
+    body: dict[str, Any]
+
+
+class _Transient(TeacherError):  # noqa: N818 (a TeacherError by another name)
+    """Worth another try, after the time that the service asked for."""
+
+    def __init__(self, message: str, reason: str, after_s: float = 0.0) -> None:
+        super().__init__(message, reason, transient=True)
+        self.after_s = after_s
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    """DeepSeek's name for the chain of thought."""
+    reasoning: Any = None
+    """vLLM's name for it; elsewhere it may be something else than text."""
+
+    @property
+    def thoughts(self) -> str:
+        """The chain of thought; empty where there is none."""
+        return self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else "")
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class Completion(BaseModel):
+    """As much of a chat completion as is used."""
+
+    choices: list[_Choice] = Field(min_length=1)
+    usage: _Usage | None = None
+
+
+@dataclass(frozen=True)
+class Account:
+    """In whose name a client asks: what the ledger keeps beside each call."""
+
+    run_id: str
+    tenant: str
+    role: str
+    model: str
+    price: Price
+
+    def call(
+        self,
+        request_hash: str,
+        completion: Completion,
+        latency_ms: float | None,
+        price_factor: float = 1.0,
+        prompt_chars: int = 0,
+    ) -> Call:
+        """The ledger's entry for an answer; one by the batch API costs less.
+
+        Args:
+            prompt_chars: to estimate tokens from where the service doesn't count them.
+        """
+        choice, usage = completion.choices[0], completion.usage or _Usage()
+        text = choice.message.content or ""
+        prompt_tokens = _count(usage.prompt_tokens, prompt_chars)
+        completion_tokens = _count(usage.completion_tokens, len(text) + len(choice.message.thoughts))
+        return Call(
+            request_hash=request_hash,
+            run_id=self.run_id,
+            tenant=self.tenant,
+            role=self.role,
+            model=self.model,
+            text=_storable(text),
+            reasoning=_storable(choice.message.thoughts) or None,
+            refusal=_storable(choice.message.refusal or "") or None,
+            finish_reason=choice.finish_reason or "",
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cost_usd=price_factor * cost_usd(self.price, prompt_tokens, completion_tokens),
+            latency_ms=latency_ms,
+        )
+
+    def failure(self, request_hash: str, reason: str, latency_ms: float | None = None) -> Failure:
+        """The ledger's entry for a request without an answer."""
+        return Failure(
+            request_hash=request_hash,
+            run_id=self.run_id,
+            tenant=self.tenant,
+            role=self.role,
+            model=self.model,
+            reason=reason,
+            latency_ms=latency_ms,
+        )
+
+
+class ChatClient:
+    """One role's client: limits, ledger, failure reasons. Belongs to one event loop."""
+
+    def __init__(
+        self, endpoint: Endpoint, base_url: str, account: Account, ledger: LedgerQueue, *, key_salt: str = ""
+    ) -> None:
+        """`key_salt` tells apart services that answer differently under one model name."""
+        self._endpoint, self._account, self._ledger, self._key_salt = endpoint, account, ledger, key_salt
+        self._limits = Limits(endpoint.concurrency, endpoint.requests_per_minute, endpoint.tokens_per_minute)
+        # Of a killed process, what is in here may be lost: requests built ahead, so that a free place is taken at once,
+        # those under way, and answers that are being committed.
+        self._room = asyncio.Semaphore(endpoint.concurrency + max(8, endpoint.concurrency // 2))
+        self._under_way: dict[str, asyncio.Task[tuple[Call, bool]]] = {}
+        self._sent: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._closing = False
+        self._mean_cost_usd = self._mean_tokens = 0.0
+        self._unread = 0
+        self.cached_count = 0
+        self._client = openai_client(endpoint, base_url, account.role, self._send_in_turn)
+        self._path = f"{base_url.rstrip('/')}/chat/completions"  # absolute: openai need not join it each time
+
+    async def ask(
+        self, messages: list[Message], parse: Callable[[str], T], schema: JsonSchema | None = None
+    ) -> Answer[T]:
+        """The parsed answer, from the ledger if it was ever given.
+
+        Args:
+            schema: JSON schema of the answer, for models that can be held to one.
+
+        Raises:
+            TeacherError: no usable answer; `reason` says why.
+            BudgetError: it would cost more than may be spent.
+            ConfigError: the service refuses the key or the model; no row could succeed.
+        """
+        request = request_of(self._endpoint, self._key_salt, messages, schema)
+        joined = request.request_hash in self._under_way
+        # Whoever gives up waiting does not take the answer from the others.
+        call, paid = await asyncio.shield(self._under_way.get(request.request_hash) or self._start(request))
+        cached = joined or not paid
+        self.cached_count += cached
+        text = usable_text(call, self._endpoint.max_answer_chars)
+        return Answer(parse(text), request.request_hash, cached, call.cost_usd, call.latency_ms, call.reasoning)
+
+    async def close(self) -> None:
+        """Wait for answers under way, as they are paid for, send nothing new, and close the connections."""
+        self._closing = True
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            if task not in self._sent:
+                task.cancel()
+        if paid := [task for task in tasks if task in self._sent]:
+            await asyncio.wait(paid, timeout=self._endpoint.timeout_s + _LAST_ANSWERS_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.close()
+
+    def _start(self, request: Request) -> "asyncio.Task[tuple[Call, bool]]":
+        task = self._under_way[request.request_hash] = asyncio.create_task(self._answer(request))
+        task.add_done_callback(lambda _: self._under_way.pop(request.request_hash))
+        # Where the stage stopped meanwhile, nobody is left to hear of a failure, and asyncio would complain.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def _answer(self, request: Request) -> tuple[Call, bool]:
+        """The call, and whether it was paid for just now."""
+        if known := await self._ledger.acquire(request.request_hash):
+            return known, False
+        try:
+            call = await self._insist(request)
+        except BaseException:
+            self._ledger.release(request.request_hash)
+            raise
+        return call, True
+
+    async def _insist(self, request: Request) -> Call:
+        tries = 0
+        while True:
+            try:
+                return await self._attempt(request)
+            except _Transient as error:
+                if tries == self._endpoint.max_retries:
+                    raise
+                # Those that were told the same time must not come back all at once.
+                await asyncio.sleep(error.after_s + _back_off_s(0 if error.after_s else tries))
+            tries += 1
+
+    async def _send_in_turn(self, send: Callable[[], Awaitable[httpx2.Response]]) -> httpx2.Response:
+        """Send a request that is built, as soon as the limits allow.
+
+        A place is held for the time on the wire only: what openai does before and after would let it lie idle.
+        """
+        estimate = self._estimated_tokens()
+        async with self._limits.slot(estimate):
+            if self._closing:  # whoever asked has given up, and nothing has been paid yet
+                raise asyncio.CancelledError
+            self._check_budget(but=1)
+            if task := asyncio.current_task():
+                self._sent.add(task)
+            start = time.perf_counter()
+            response = await send()
+            latency_ms = 1000 * (time.perf_counter() - start)
+        self._unread += 1
+        for _ in range(2):  # reading the answer can wait until those have sent theirs whose place this was
+            await asyncio.sleep(0)
+        response.extensions["latency_ms"] = latency_ms
+        response.extensions["estimated_tokens"] = estimate
+        return response
+
+    def _check_budget(self, but: int = 0) -> None:
+        under_way = self._limits.in_flight - but + self._unread
+        self._ledger.check_budget(self._mean_cost_usd * under_way)
+
+    async def _attempt(self, request: Request) -> Call:
+        self._check_budget()  # before a place is waited for that would not be used
+        async with self._room:
+            call = await self._call(request)
+            await self._ledger.record(call)
+        return call
+
+    async def _call(self, request: Request) -> Call:
+        try:
+            response = await self._client.post(self._path, body=request.body, cast_to=httpx2.Response)
+        except openai.APIError as error:
+            self._unread -= isinstance(error, openai.APIStatusError)
+            raise self._failure(request, error) from error
+        self._unread -= 1
+        latency_ms: float = response.extensions["latency_ms"]
+        try:
+            completion = Completion.model_validate_json(response.content)
+        except ValidationError as error:
+            self._ledger.fail(self._account.failure(request.request_hash, "teacher_bad_response", latency_ms))
+            # It may have been paid for, so it is not asked again here, only by the next attempt of the batch.
+            raise TeacherError(
+                f"{self._account.role}: the answer is no chat completion", "teacher_bad_response", transient=True
+            ) from error
+        if (ended := completion.choices[0].finish_reason) in _INTERRUPTED:
+            self._ledger.fail(self._account.failure(request.request_hash, "teacher_interrupted", latency_ms))
+            raise _Transient(f"{self._account.role}: the answer was interrupted ({ended})", "teacher_interrupted")
+        prompt_chars = sum(len(message["content"]) for message in request.body["messages"])
+        call = self._account.call(request.request_hash, completion, latency_ms, prompt_chars=prompt_chars)
+        self._learn(call, response)
+        return call
+
+    def _estimated_tokens(self) -> float:
+        return self._mean_tokens or 2.0 * self._endpoint.max_tokens
+
+    def _learn(self, call: Call, response: httpx2.Response) -> None:
+        """Means over about the last hundred calls, from which the next ones are estimated."""
+        tokens, estimate = call.prompt_tokens + call.completion_tokens, response.extensions["estimated_tokens"]
+        self._limits.answered(response.headers, estimate, tokens or estimate)
+        share = 0.01 if self._mean_tokens else 1.0
+        self._mean_tokens += share * (tokens - self._mean_tokens)
+        self._mean_cost_usd += share * (call.cost_usd - self._mean_cost_usd)
+
+    def _failure(self, request: Request, error: openai.APIError) -> Exception:
+        role, model = self._account.role, self._account.model
+        status = error.status_code if isinstance(error, openai.APIStatusError) else None
+        latency_ms = error.response.extensions["latency_ms"] if isinstance(error, openai.APIStatusError) else None
+        self._limits.unused(self._estimated_tokens())
+        reason = f"http_{status}" if status else _transient_reason(error)
+        self._ledger.fail(self._account.failure(request.request_hash, reason, latency_ms))
+        if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
+            variable = self._endpoint.api_key_env
+            remedy = f"check the environment variable {variable}" if variable else f"set {role}.api_key_env"
+            return ConfigError(f"{role} {model}: the service refuses the key; {remedy}")
+        if isinstance(error, openai.NotFoundError):
+            return ConfigError(f"{role}: the service knows no model {model!r}; set {role}.model")
+        if isinstance(error, openai.RateLimitError) and error.code == "insufficient_quota":
+            return ConfigError(f"{role} {model}: the account's quota is spent; top it up")
+        if status and 400 <= status < 500 and status not in (408, 409, 429):
+            return TeacherError(f"{role}: request refused: {without_controls(error.message)}", "teacher_bad_request")
+        if isinstance(error, openai.RateLimitError):
+            self._limits.refused()
+        after_s = retry_after_s(error.response.headers) if isinstance(error, openai.APIStatusError) else 0.0
+        return _Transient(f"{role}: {without_controls(error.message)}", _transient_reason(error), after_s)
+
+
+def request_of(endpoint: Endpoint, key_salt: str, messages: list[Message], schema: JsonSchema | None = None) -> Request:
+    """What is sent for these messages; its hash covers model, parameters, prompt and service, not the row's place."""
+    body = request_parameters(endpoint, schema) | {"messages": messages}
+    return Request(hash_of(key_salt, body), body)
+
+
+def estimated_tokens(body: dict[str, Any], max_tokens: int) -> tuple[float, int]:
+    """Prompt and, at most, completion tokens of a request that was never made."""
+    return TOKENS_PER_CHARACTER * sum(len(message["content"]) for message in body["messages"]), max_tokens
+
+
+class _HttpClient(openai.DefaultAioHttpClient):
+    """Lets somebody decide when a request goes out. With 64 at once aiohttp takes a third less CPU than httpx does."""
+
+    def __init__(self, in_turn: InTurn | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._in_turn = in_turn
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """As the parent does."""
+        return await (
+            self._in_turn(lambda: self._send(request, **options)) if self._in_turn else self._send(request, **options)
+        )
+
+    async def _send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        try:
+            return await super().send(request, **options)
+        except aiohttp.ClientError as error:
+            # Not mapped by openai's transport, and the original carries the request's headers with the key.
+            raise httpx2.RemoteProtocolError(type(error).__name__, request=request) from None
+
+
+def openai_client(endpoint: Endpoint, base_url: str, role: str, in_turn: InTurn | None = None) -> AsyncOpenAI:
+    """A client without retries of its own: those need the limits and the ledger.
+
+    Args:
+        in_turn: gets every request that is ready, and sends it when it may.
+
+    Raises:
+        ConfigError: the API key is not set.
+    """
+    return AsyncOpenAI(
+        base_url=base_url,
+        api_key=require_secret(endpoint.api_key_env, f"{role} {endpoint.model}"),
+        timeout=endpoint.timeout_s,
+        max_retries=0,
+        http_client=_HttpClient(
+            in_turn,
+            limits=httpx2.Limits(max_connections=endpoint.concurrency),
+            timeout=endpoint.timeout_s,
+            trust_env=uses_proxy(base_url),
+            verify=_tls(),
+        ),
+    )
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Loading the certificates takes 50 ms, and every client would."""
+    return httpx2.create_ssl_context()
+
+
+def cost_usd(price: Price, prompt_tokens: float, completion_tokens: float) -> float:
+    """Dollars for one call."""
+    return (price.input_per_million_usd * prompt_tokens + price.output_per_million_usd * completion_tokens) / 1e6
+
+
+def usable_text(call: Call, max_chars: int | None = None) -> str:
+    """The answer's text.
+
+    Raises:
+        TeacherError: the answer is a refusal, cut off, empty or too long.
+    """
+    if call.refusal or call.finish_reason == "content_filter":
+        raise TeacherError(f"{call.role}: refused: {shown(call.refusal or call.text, _SHOWN_CHARS)}", "teacher_refused")
+    if call.finish_reason == "length":
+        raise TeacherError(f"{call.role}: truncated at max_tokens; raise {call.role}.max_tokens", "truncated")
+    if call.finish_reason not in _ENDED:
+        raise TeacherError(f"{call.role}: the answer ended with {call.finish_reason!r}", "teacher_interrupted")
+    if not call.text.strip():
+        raise TeacherError(f"{call.role}: empty answer", f"empty_{'judgement' if call.role == 'judge' else 'answer'}")
+    if max_chars is not None and len(call.text) > max_chars:
+        raise TeacherError(
+            f"{call.role}: an answer of {len(call.text)} characters, more than {call.role}.max_answer_chars",
+            "answer_too_long",
+        )
+    return call.text
+
+
+def _count(tokens: int | None, chars: int) -> int:
+    """As the service counts, else estimated: an answer without a count is not for nothing."""
+    return min(max(0, tokens), _MOST_TOKENS) if tokens is not None else int(TOKENS_PER_CHARACTER * chars)
+
+
+def _storable(text: str) -> str:
+    """PostgreSQL's text holds no NUL."""
+    return text.replace("\x00", "")
+
+
+def _back_off_s(tries: int) -> float:
+    return random.uniform(0, min(_LONGEST_BACK_OFF_S, _BACK_OFF_S * 2**tries))
+
+
+def _transient_reason(error: openai.APIError) -> str:
+    if isinstance(error, openai.APITimeoutError):
+        return "teacher_timeout"
+    if isinstance(error, openai.RateLimitError):
+        return "teacher_rate_limited"
+    return "teacher_unavailable"

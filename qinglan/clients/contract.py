@@ -1,0 +1,239 @@
+"""Does a RAG keep the contract, above all: does it retrieve by `rewritten_query`? Three probes tell, a fourth settles.
+
+Asked are r(A), r(A, rewritten B) and r(B, rewritten B). Where the rewrite is honoured, the last two agree; where it is
+ignored, the first two do. The control is not the plain r(B): a service that rewrites by itself would retrieve that
+by other words than B. Passages are told apart by their content, because some services make up new ids every time.
+docs/rag-service.md says what to do about each finding.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations, islice
+from typing import Literal
+
+import httpx
+
+from qinglan.clients.rag import Passage, read_passages, request_body
+from qinglan.clients.rag_answer import shown
+from qinglan.config import Rag, require_secret, uses_proxy
+from qinglan.errors import ConfigError
+from qinglan.rows import normalise
+
+Kind = Literal[
+    "honoured",
+    "ignored",
+    "undecidable",
+    "unstable",
+    "reranked_by_query",
+    "mixed",
+    "top_k",
+    "score_threshold",
+    "ids_missing",
+    "ids_change",
+]
+Ask = Callable[[str, str | None], list[Passage]]
+"""Query and rewrite to passages."""
+Scores = dict[str, float]
+"""Content to score: what two answers are compared by."""
+
+GUIDE = "docs/rag-service.md"
+FALLBACK = ("益生菌什么时候吃效果最好", "高血压患者日常饮食要注意什么")
+_LOOKED_AT = 50
+_SAME = 0.8
+"""Share of common passages from which two answers count as the same but for noise, as of an approximate index."""
+_NEAR = 0.75
+_SCORE_NOISE = 0.02
+_TELLING_GAP = 0.05
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that the probes showed. Only a problem keeps a run from starting."""
+
+    kind: Kind
+    text: str
+
+    @property
+    def is_problem(self) -> bool:
+        """The run would measure nothing."""
+        return self.kind == "ignored"
+
+
+_HONOURED = Finding("honoured", "`rewritten_query` is honoured")
+_IGNORED = Finding(
+    "ignored",
+    "gives the same answer with and without `rewritten_query`: it ignores the field, or reranks by `query`, and no "
+    f"rewrite could ever help; {GUIDE} shows what to change in the service",
+)
+_UNSTABLE = Finding(
+    "unstable",
+    "answers one question differently each time, so `rewritten_query` can't be checked and scores are noise; look for "
+    "sampling in the service, such as a rewriting at a temperature above 0",
+)
+_RERANKED = Finding(
+    "reranked_by_query",
+    "retrieves by `rewritten_query` but scores the passages by another text, most likely by `query`, so that a better "
+    f"rewrite can hardly show; rerank by the rewrite ({GUIDE})",
+)
+_MIXED = Finding(
+    "mixed",
+    "given `rewritten_query`, answers neither as for query nor as for rewrite: it seems to mix them, to rerank by "
+    f"`query` or to rewrite once more, which blurs what a rewrite is worth ({GUIDE})",
+)
+
+
+def probe_rag(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> list[Finding]:
+    """Ask the service three or four times, with two of the questions, and say what was found.
+
+    Raises:
+        ConfigError: the service can't be reached or refuses a request.
+        RetrievalError: an answer breaks the contract.
+    """
+    with _asker(rag, tenant_id) as ask:
+        return examine(ask, rag, *pair_of(questions))
+
+
+def pair_of(questions: Iterable[str]) -> tuple[str, str]:
+    """The first question and the one least like it among the first 50; questions of our own where there are no two."""
+    distinct: dict[str, str] = {}
+    for text in islice(questions, _LOOKED_AT):
+        distinct.setdefault(normalise(text), text)
+    distinct.pop("", None)
+    if len(distinct) < 2:
+        return FALLBACK
+    first, *others = distinct
+    return distinct[first], distinct[min(others, key=lambda other: _overlap(first, other))]
+
+
+def examine(ask: Ask, rag: Rag, a: str, b: str) -> list[Finding]:
+    """What the answers to two questions show; the finding about `rewritten_query` comes first."""
+    plain, rewritten, control = ask(a, None), ask(a, b), ask(b, b)
+    answers = [plain, rewritten, control]
+    about_rewrite = _compare(_scores(plain), _scores(rewritten), _scores(control), lambda: _scores(ask(a, None)))
+    return [about_rewrite, *_limit_findings(answers, rag), *_id_findings(answers)]
+
+
+def _compare(plain: Scores, rewritten: Scores, control: Scores, repeat: Callable[[], Scores]) -> Finding:
+    if not (plain or rewritten or control):
+        return Finding("undecidable", "nothing was recalled for the probes, so `rewritten_query` can't be checked")
+    likeness = _likeness(rewritten, plain, control)
+    if likeness is None:
+        return Finding(
+            "undecidable", f"both probes recall the same, so `rewritten_query` can't be checked with them; see {GUIDE}"
+        )
+    by_plain, by_control = likeness
+    if by_control >= _NEAR and _gap(rewritten, control) <= _SCORE_NOISE:
+        return _HONOURED
+    if by_plain >= _NEAR and by_control <= 1 - _NEAR:
+        return _IGNORED
+    again = repeat()
+    if _overlap(plain, again) < _SAME or _gap(plain, again) > _TELLING_GAP:
+        return _UNSTABLE
+    noise = _SCORE_NOISE + _gap(plain, again)
+    if by_control >= _NEAR and _gap(rewritten, control) <= noise:
+        return _HONOURED
+    keeps_plain_scores = bool(rewritten.keys() & plain.keys()) and _gap(rewritten, plain) <= noise
+    other_scores = _gap(rewritten, control) > noise
+    return _RERANKED if other_scores and (by_control >= _NEAR or keeps_plain_scores) else _MIXED
+
+
+def _likeness(answer: Scores, plain: Scores, control: Scores) -> tuple[float, float] | None:
+    """How near an answer is to each of two others: 1 the same, 0 no nearer than they are to each other.
+
+    None where the two are the same. A small knowledge base recalls all it has for any question: then the scores tell.
+    """
+    apart = _overlap(plain, control)
+    if apart < _SAME:
+        return (_overlap(answer, plain) - apart) / (1 - apart), (_overlap(answer, control) - apart) / (1 - apart)
+    gap = _gap(plain, control)
+    return (1 - _gap(answer, plain) / gap, 1 - _gap(answer, control) / gap) if gap > _TELLING_GAP else None
+
+
+def _limit_findings(answers: Sequence[Sequence[Passage]], rag: Rag) -> Iterator[Finding]:
+    most = max(map(len, answers))
+    if most > rag.top_k:
+        yield Finding("top_k", f"`top_k` is not respected: {most} passages instead of at most {rag.top_k}")
+    lowest = min((passage.reranker_score for answer in answers for passage in answer), default=1.0)
+    if lowest < rag.score_threshold:
+        yield Finding(
+            "score_threshold",
+            f"`score_threshold` is not respected: a passage has {lowest:.3g}, below {rag.score_threshold:g}",
+        )
+
+
+def _id_findings(answers: Sequence[Sequence[Passage]]) -> Iterator[Finding]:
+    passages = [passage for answer in answers for passage in answer]
+    nameless = sum(passage.id is None for passage in passages)
+    if nameless:
+        share = "no passage has" if nameless == len(passages) else f"{nameless} of {len(passages)} passages lack"
+        yield Finding(
+            "ids_missing", f"{share} an `id`: gold top-1 can't be measured; send the document's id, or label nothing"
+        )
+    named = [_ids_by_content(answer) for answer in answers]
+    if any(one[text].isdisjoint(other[text]) for one, other in combinations(named, 2) for text in one.keys() & other):
+        yield Finding(
+            "ids_change",
+            "a passage gets another `id` in every answer: gold top-1 can't be measured; send the document's own id",
+        )
+
+
+def _ids_by_content(answer: Iterable[Passage]) -> dict[str, set[str]]:
+    ids: dict[str, set[str]] = {}
+    for passage in answer:
+        if passage.id is not None:
+            ids.setdefault(passage.content, set()).add(passage.id)
+    return ids
+
+
+def _scores(passages: Iterable[Passage]) -> Scores:
+    return {passage.content: passage.reranker_score for passage in passages}
+
+
+def _overlap(one: Iterable[str], other: Iterable[str]) -> float:
+    """Share of what is in both of all that is in either; 1 for nothing and nothing."""
+    a, b = set(one), set(other)
+    return len(a & b) / len(a | b) if a or b else 1.0
+
+
+def _gap(one: Scores, other: Scores) -> float:
+    """The largest difference in score of a common passage; 0 where none is common."""
+    return max((abs(one[content] - other[content]) for content in one.keys() & other.keys()), default=0.0)
+
+
+@contextmanager
+def _asker(rag: Rag, tenant_id: str) -> Iterator[Ask]:
+    headers = {"authorization": f"Bearer {require_secret(rag.api_key_env, 'rag')}"} if rag.api_key_env else {}
+    http = httpx.Client(timeout=rag.timeout_s, headers=headers, trust_env=uses_proxy(rag.url))
+
+    def ask(query: str, rewritten_query: str | None) -> list[Passage]:
+        try:
+            response = http.post(rag.url, json=request_body(rag, tenant_id, query, rewritten_query))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            said = str(error) or type(error).__name__
+            raise ConfigError(f"rag.url can't be reached: {said}; is it up, is the address right?") from error
+        if response.status_code >= 300:
+            raise ConfigError(_refusal(rag.url, response, rewritten_query is not None))
+        return read_passages(response.content, rag.url, response.headers.get("content-type", ""))
+
+    with http:
+        yield ask
+
+
+def _refusal(url: str, response: httpx.Response, with_rewrite: bool) -> str:
+    text = f"rag {url}: answers HTTP {response.status_code}: {shown(response.text, 120)}"
+    if with_rewrite and response.status_code in (400, 422):  # the request before, without the field, went well
+        return f"{text}; it refuses the field `rewritten_query`, see {GUIDE}"
+    return f"{text}; {_remedy(response.status_code)}"
+
+
+def _remedy(status: int) -> str:
+    if status in (401, 403):
+        return "check the variable that rag.api_key_env names"
+    if status in (404, 405):
+        return f"rag.url needs the whole address that takes a POST, with its path ({GUIDE})"
+    if status == 429:
+        return "ask the service for a higher limit, or come back later"
+    if status >= 500:
+        return "see the service's own log"
+    return f"compare what it expects with {GUIDE}"

@@ -1,0 +1,1 @@
+"""Data: sources, rows, datasets, immutable versions and review by people."""

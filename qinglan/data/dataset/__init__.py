@@ -1,0 +1,148 @@
+"""The files that ms-swift and verl read, from a selected rows file of any length.
+
+Two passes: the first places every row (`splits`), the second writes all files at once, so that memory does not grow
+with the rows' answers. SFT learns only from rows that passed the selection; RL also takes prompts whose teacher's
+answer was too weak to teach, where the recipe's kind can use them (`qinglan.recipes.kinds`). Where the profile gives
+pools shares of RL's prompts, a pass between the two draws them (`pools`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, get_args
+
+from qinglan.config import Profile
+from qinglan.data.dataset.files import Files
+from qinglan.data.dataset.pools import Pools, draw
+from qinglan.data.dataset.splits import is_leak, place_rows, was_question
+from qinglan.data.workbook import read_rows
+from qinglan.errors import StageError
+from qinglan.recipes import Recipe, get_recipe
+from qinglan.recipes.kinds.grading import grading_of
+from qinglan.rows import Row, Split, Tally, by_frequency, normalise
+from qinglan.runs.artifacts import Artifact, read_jsonl
+
+_NAMES = ("sft_train.jsonl", "rl_train.parquet", "sft_dev.jsonl", "rl_dev.parquet", "test.jsonl", "rows.jsonl")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A dataset's files, and what became of the rows."""
+
+    artifacts: dict[str, Artifact]
+    """By the file names' stems: see `build`."""
+    before: Tally
+    after: Tally
+    splits: dict[str, int]
+    """Rows per split, failed ones included; `none` are those that were no questions."""
+    warnings: tuple[str, ...] = ()
+    """What people should know about pools: an empty split, a share that could not be filled."""
+
+
+def build(rows_path: Path, directory: Path, profile: Profile, pinned: Mapping[str, Split] | None = None) -> Built:
+    """Split the rows, and write the training files, the test split and the whole list of rows; all of them or none.
+
+    `sft_train`, `sft_dev`: chat JSONL, ok rows only. `rl_train`, `rl_dev`: parquet, every row whose question RL may
+    ask, in train those that are drawn. `test`: the test split as `Row`, also where the teacher failed. `rows`: every
+    row.
+
+    Args:
+        rows_path: selected rows; read twice.
+        pinned: splits of row ids in earlier dataset versions (see `place_rows`).
+
+    Raises:
+        StageError: a split, or the SFT file of train or dev, would be empty.
+        WorkbookError: an evaluation workbook can't be read.
+    """
+    before, after = Tally(), Tally()
+    directory.mkdir(parents=True, exist_ok=True)
+    rows = before.pass_through(read_jsonl(rows_path, Row))
+    placement = place_rows(rows, profile.dataset, pinned, _evaluation_questions(profile), directory)
+    recipe = get_recipe(profile.recipe)
+    grading, pools = grading_of(recipe), Pools()
+    splits: Counter[str] = Counter()
+    kept: Counter[str] = Counter()
+    drawn = draw(
+        (row for row in placement.apply(read_jsonl(rows_path, Row)) if _trains(row) and grading.has_baseline(row)),
+        profile.dataset,
+    )
+    with Files(directory, _NAMES, grading.rl_schema) as files:
+        for row in after.pass_through(placement.apply(read_jsonl(rows_path, Row))):
+            splits[row.split or "none"] += 1
+            line = row.model_dump_json()
+            files.write("rows", line)
+            if not was_question(row) or is_leak(row.reason):
+                continue
+            kept[str(row.split)] += 1
+            pools.add(row)
+            if row.split == "test":
+                files.write("test", line)
+                continue
+            if _teaches(row):
+                files.write(f"sft_{row.split}", _sft_line(row, recipe, profile))
+            if grading.has_baseline(row):
+                for _ in range(1 if row.split == "dev" else drawn.times(row)):
+                    files.write(f"rl_{row.split}", grading.rl_record(row, profile.tenant))
+        _require_every_split(kept, after)
+        taught = {"SFT train": files.rows["sft_train"], "SFT dev": files.rows["sft_dev"]}
+        _require_rows(taught, after, grading.remedy)
+    return Built(files.artifacts(), before, after, dict(splits), (*pools.warnings(), *drawn.warnings))
+
+
+def _evaluation_questions(profile: Profile) -> Iterator[Row]:
+    """Every question of `dataset.decontaminate_against`, also those that would be too long to ask.
+
+    Questions are compared by their words and context, so a file of bare questions will do whatever the recipe's inputs.
+    """
+    columns = profile.data.columns.model_copy(update={"inputs": {}})
+    data = profile.data.model_copy(update={"limit": None, "sheet": None, "sql": None, "columns": columns})
+    paths = (Path(path) for path in profile.dataset.decontaminate_against)
+    rows = chain.from_iterable(read_rows(path, data, profile.tenant) for path in paths)
+    return (row for row in rows if normalise(row.query))
+
+
+def _require_every_split(kept: Mapping[str, int], rows: Tally) -> None:
+    if all(kept.get(split) for split in get_args(Split)):
+        return
+    listed = ", ".join(f"{split} {kept.get(split, 0)}" for split in get_args(Split))
+    dropped = sum(count for reason, count in rows.reasons.items() if is_leak(reason))
+    raise StageError(
+        f"a split is empty ({listed}; {dropped} near-duplicates dropped, "
+        f"{rows.total - sum(kept.values()) - dropped} unusable rows); "
+        "add questions, mark some in the workbook's split column, or change dataset.train_share and dataset.dev_share"
+    )
+
+
+def _require_rows(files: Mapping[str, int], rows: Tally, remedy: str) -> None:
+    empty = [name for name, count in files.items() if not count]
+    if empty:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in by_frequency(rows.reasons).items())
+        raise StageError(
+            f"no usable rows for {' and '.join(empty)} (of {rows.total} rows; failed: {reasons or 'none'}); {remedy}"
+        )
+
+
+def _trains(row: Row) -> bool:
+    return row.split == "train" and was_question(row) and not is_leak(row.reason)
+
+
+def _teaches(row: Row) -> bool:
+    return row.status == "ok" and bool(row.target)
+
+
+def _sft_line(row: Row, recipe: Recipe, profile: Profile) -> dict[str, Any]:
+    return {
+        "messages": [
+            *recipe.student_messages(row, profile.tenant),
+            {"role": "assistant", "content": row.target},
+        ],
+        "metadata": {
+            "row_id": row.id,
+            "tenant": row.tenant,
+            "gold_id": row.gold_id,
+            "source": row.source,
+            "split": row.split,
+        },
+    }

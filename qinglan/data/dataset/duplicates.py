@@ -1,0 +1,267 @@
+"""Near-duplicates among a million questions, in bounded memory.
+
+Candidates are questions that share a band of their MinHash signatures (`minhash`). They are compared exactly, so the
+hashing can miss a pair, one in a thousand at the threshold, but never invent one. The texts lie in a temporary file.
+"""
+
+import hashlib
+import heapq
+import itertools
+import math
+import os
+import tempfile
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qinglan.data.dataset.minhash import band_keys, equal
+from qinglan.rows import Row, normalise
+
+Grams = tuple[set[str], set[str]]
+"""Character trigrams of the query, and of query, history and profile together."""
+
+_SMALL_BUCKET = 16
+"""Buckets up to this size compare every pair."""
+_CROWDED = 64
+"""From this size on, questions that only share their query are told apart by their context first."""
+_PER_GROUP = 32
+"""Members of one group that a further question is compared with, for each of its rare trigrams."""
+_CACHED_TEXTS = 4096
+
+
+class Questions:
+    """Rows' questions, and after them those of evaluation workbooks: texts on disk, 16 bytes of each in memory."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        """`directory`: where the temporary file goes, at most as large as all texts in UTF-8."""
+        self.rows = 0
+        self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 (closed by __exit__)
+        self._starts = array("Q", [0])
+        self._fingerprints = array("Q")
+
+    def __len__(self) -> int:
+        return len(self._fingerprints)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, row: Row) -> None:
+        """Take a row's question; its place is the number of rows taken before."""
+        assert self.rows == len(self), "rows come before evaluation questions"
+        self._append(row)
+        self.rows += 1
+
+    def add_evaluation(self, row: Row) -> None:
+        """Take a question that rows must not repeat."""
+        self._append(row)
+
+    def texts(self, place: int) -> tuple[str, str]:
+        """Normalised query and context (history and profile)."""
+        self._file.flush()
+        start, end = self._starts[place], self._starts[place + 1]
+        query, _, context = os.pread(self._file.fileno(), end - start, start).decode().partition("\x1f")
+        return query, context
+
+    def grams(self, place: int) -> Grams:
+        """The trigrams that are compared."""
+        query, context = self.texts(place)
+        of_query = _trigrams(query)
+        return of_query, _trigrams(query + context) if context else of_query
+
+    def distinct(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Places of the first of each text, and for every place that of the first with the same text."""
+        prints = np.array(self._fingerprints, dtype=np.uint64)
+        _, first, inverse = np.unique(prints, return_index=True, return_inverse=True)
+        return np.sort(first), first[inverse]
+
+    def _append(self, row: Row) -> None:
+        text = f"{normalise(row.query)}\x1f{normalise(row.history + row.profile)}".encode()
+        self._file.write(text)
+        self._starts.append(self._starts[-1] + len(text))
+        self._fingerprints.append(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"))
+
+
+def near_duplicate_groups(questions: Questions, jaccard: float) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """For every row the place of its group's first row, and whether its group repeats an evaluation question.
+
+    Two questions are the same when the character trigrams both of their queries and of query, history and profile
+    together reach the Jaccard similarity: a long shared profile does not make different questions the same, and a
+    bare "how much is it?" is not the same under different histories. Groups are transitive. In buckets of hundreds
+    the comparison with one group ends at `_PER_GROUP` members a trigram, so that thousands of copies of one text
+    cost no more than their number; there a chain of ever less similar copies may end early.
+    """
+    links = _Links(questions.rows)
+    first, same = questions.distinct()
+    for place in np.flatnonzero(same != np.arange(len(questions))).tolist():
+        links.join(int(same[place]), place)
+    grams = lru_cache(maxsize=_CACHED_TEXTS)(questions.grams)
+    for bucket in _buckets(questions, first, jaccard):
+        if len({links.group(place) for place in bucket}) == 1:
+            continue
+        if len(bucket) <= _SMALL_BUCKET:
+            pairs: Iterable[tuple[int, int]] = itertools.combinations(bucket, 2)
+        else:
+            pairs = _likely_pairs(bucket, grams, links, jaccard)
+        for one, other in pairs:
+            if not links.known(one, other) and _same(grams(one), grams(other), jaccard):
+                links.join(one, other)
+    return links.groups(), links.evaluated()
+
+
+class _Links:
+    """Union-find over rows; evaluation questions mark the rows that they are like, and bind none together."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._parent = array("q", range(rows))
+        self._marked = bytearray(rows)
+
+    def group(self, place: int) -> int:
+        """A name for the question's group, until it grows; an evaluation question is alone."""
+        if place >= self._rows:
+            return place
+        parent = self._parent
+        while parent[place] != place:
+            parent[place] = parent[parent[place]]
+            place = parent[place]
+        return place
+
+    def known(self, one: int, other: int) -> bool:
+        """Would joining them change nothing?"""
+        low, high = min(one, other), max(one, other)
+        if high < self._rows:
+            return self.group(low) == self.group(high)
+        return low >= self._rows or bool(self._marked[low])
+
+    def join(self, one: int, other: int) -> None:
+        """They are the same question."""
+        low, high = min(one, other), max(one, other)
+        if high < self._rows:
+            low, high = sorted((self.group(low), self.group(high)))
+            self._parent[high] = low
+        elif low < self._rows:
+            self._marked[low] = 1
+
+    def groups(self) -> NDArray[np.intp]:
+        """For every row the place of its group's first."""
+        roots = np.array(self._parent, dtype=np.intp)
+        while not np.array_equal(above := roots[roots], roots):
+            roots = above
+        return roots
+
+    def evaluated(self) -> NDArray[np.bool_]:
+        """For every row, is one of its group like an evaluation question?"""
+        groups = self.groups()
+        marked = np.zeros(self._rows, dtype=np.bool_)
+        np.logical_or.at(marked, groups, np.array(self._marked, dtype=np.bool_))
+        return marked[groups]
+
+
+# Comparing
+
+
+def _trigrams(text: str) -> set[str]:
+    return {text[i : i + 3] for i in range(max(1, len(text) - 2))}
+
+
+def _same(one: Grams, other: Grams, jaccard: float) -> bool:
+    return _similar(one[0], other[0], jaccard) and _similar(one[1], other[1], jaccard)
+
+
+def _similar(one: set[str], other: set[str], jaccard: float) -> bool:
+    small, large = sorted((len(one), len(other)))
+    if small / large < jaccard:
+        return False
+    shared = len(one & other)
+    return shared / (small + large - shared) >= jaccard
+
+
+def _likely_pairs(
+    bucket: Sequence[int], grams: Callable[[int], Grams], links: _Links, jaccard: float
+) -> Iterator[tuple[int, int]]:
+    """The pairs of a large bucket that can be the same at all, a group's further members left out.
+
+    By prefix filtering (Bayardo et al. 2007): with trigrams ordered from the bucket's rarest on, two sets that reach
+    the similarity J share one of the first (1 − J)·n + 1 of the larger and the first (1 − J)/(1 + J)·n + 1 of the
+    smaller. So thousands of questions of one template are compared by what differs in them. Whichever of query and
+    whole text tells more apart is used.
+    """
+    with_context = any(grams(place)[0] is not grams(place)[1] for place in bucket)
+    sides = (_prefixes(bucket, grams, side, jaccard) for side in range(1 + with_context))
+    posted: defaultdict[str, list[int]] = defaultdict(list)
+    for prefix in min(sides, key=_crowding):
+        for other in {other for gram in prefix.rare for other in posted.get(gram, ())}:
+            yield other, prefix.place
+        group = links.group(prefix.place)
+        for gram in prefix.rare[: prefix.posted]:
+            if sum(links.group(other) == group for other in posted[gram]) < _PER_GROUP:
+                posted[gram].append(prefix.place)
+
+
+class _Prefix(NamedTuple):
+    place: int
+    rare: list[str]
+    """The trigrams by which smaller sets are found."""
+    posted: int
+    """By how many of them larger sets find this one."""
+
+
+def _prefixes(bucket: Sequence[int], grams: Callable[[int], Grams], side: int, jaccard: float) -> list[_Prefix]:
+    """Of query (0) or whole text (1), the smallest set first."""
+    counts = Counter(gram for place in bucket for gram in grams(place)[side])
+    shared = {gram: gram for gram in counts}  # one object per trigram, not one per text
+    found = []
+    for size, place in sorted((len(grams(place)[side]), place) for place in bucket):
+        asked, posted = (size - math.ceil(share * size - 1e-9) + 1 for share in (jaccard, 2 * jaccard / (1 + jaccard)))
+        rare = heapq.nsmallest(asked, grams(place)[side], key=lambda gram: (counts[gram], gram))
+        found.append(_Prefix(place, [shared[gram] for gram in rare], posted))
+    return found
+
+
+def _crowding(prefixes: Iterable[_Prefix]) -> int:
+    """How many pairs share a trigram of their prefixes, about."""
+    return sum(n * n for n in Counter(gram for prefix in prefixes for gram in prefix.rare[: prefix.posted]).values())
+
+
+def _buckets(questions: Questions, places: NDArray[np.intp], jaccard: float) -> Iterator[list[int]]:
+    """Places of questions that share a band of their signatures, band by band; large buckets come once."""
+    by_query, by_whole = _band_keys(questions, places, jaccard)
+    for bucket in _unseen(bucket for keys in by_query for bucket in equal(keys)):
+        if by_whole is None or len(bucket) < _CROWDED:
+            yield places[bucket].tolist()
+        else:
+            parts = (bucket[part] for keys in by_whole for part in equal(keys[bucket]))
+            yield from (places[part].tolist() for part in _unseen(parts))
+
+
+def _unseen(buckets: Iterable[NDArray[np.intp]]) -> Iterator[NDArray[np.intp]]:
+    seen: set[bytes] = set()
+    for bucket in buckets:
+        digest = hashlib.blake2b(bucket.tobytes(), digest_size=16).digest() if len(bucket) >= _CROWDED else b""
+        if digest not in seen:
+            yield bucket
+        if digest:
+            seen.add(digest)
+
+
+def _band_keys(
+    questions: Questions, places: NDArray[np.intp], jaccard: float
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
+    """A key per band (first axis) and question, of the queries and of the whole texts; no context, no second one."""
+    by_query = band_keys((questions.grams(place)[0] for place in places.tolist()), len(places), jaccard)
+    with_context = np.array([bool(questions.texts(place)[1]) for place in places.tolist()], dtype=np.bool_)
+    contexts = places[with_context].tolist()
+    if not contexts:
+        return by_query, None
+    by_whole = by_query.copy()
+    by_whole[:, with_context] = band_keys((questions.grams(place)[1] for place in contexts), len(contexts), jaccard)
+    return by_query, by_whole

@@ -1,0 +1,99 @@
+"""The files of a dataset, written row by row and all at once: under `.partial` names until the last is complete."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from qinglan.runs.artifacts import Artifact
+
+_ROW_GROUP = 5_000
+
+
+class _Sink(Protocol):
+    def write(self, record: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Files:
+    """Files of one directory by their stems: `.parquet` ones of one schema, the others JSON lines.
+
+    After an error none of them is there; else they take their names together, when the block ends.
+    """
+
+    def __init__(self, directory: Path, names: tuple[str, ...], schema: pa.Schema) -> None:
+        self.rows = {Path(name).stem: 0 for name in names}
+        self._paths = {Path(name).stem: directory / name for name in names}
+        self._schema = schema
+        self._sinks: dict[str, _Sink] = {}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opening:
+            for name, path in self._paths.items():
+                partial = _partial(path)
+                opening.callback(partial.unlink, missing_ok=True)
+                sink: _Sink = _Parquet(partial, self._schema) if path.suffix == ".parquet" else _Jsonl(partial)
+                opening.callback(sink.close)
+                self._sinks[name] = sink
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._open:
+            if kind is None:
+                for sink in self._sinks.values():
+                    sink.close()
+                for path in self._paths.values():
+                    _partial(path).replace(path)
+
+    def write(self, name: str, record: str | dict[str, Any]) -> None:
+        """Append a record, or a JSON line that is ready."""
+        self._sinks[name].write(record)
+        self.rows[name] += 1
+
+    def artifacts(self) -> dict[str, Artifact]:
+        """What is on disk after the block."""
+        return {name: Artifact.of(path, self.rows[name]) for name, path in self._paths.items()}
+
+
+def _partial(path: Path) -> Path:
+    return path.with_suffix(path.suffix + ".partial")
+
+
+class _Jsonl:
+    def __init__(self, path: Path) -> None:
+        self._stream = path.open("w", encoding="utf-8")
+
+    def write(self, record: str | dict[str, Any]) -> None:
+        line = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
+        self._stream.write(line + "\n")
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _Parquet:
+    """Row groups of a few thousand records, so that memory holds one."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._writer = pq.ParquetWriter(path, schema)
+        self._schema = schema
+        self._group: list[dict[str, Any]] = []
+
+    def write(self, record: dict[str, Any]) -> None:
+        self._group.append(record)
+        if len(self._group) == _ROW_GROUP:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._group:
+            self._writer.write_table(pa.Table.from_pylist(self._group, schema=self._schema))
+            self._group.clear()

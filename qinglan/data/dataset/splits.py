@@ -1,0 +1,126 @@
+"""Splits without leaks: which row belongs to train, dev or test.
+
+Near-duplicates (same question in other words or punctuation) stay in one split. A row keeps the split that the
+workbook gives it, else the one that an earlier dataset version gave it; others are placed by a hash of their group,
+not by their position. So the test set of last night is the test set of tonight, also when groups merge.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qinglan.config import Dataset
+from qinglan.data.dataset.duplicates import Questions, near_duplicate_groups
+from qinglan.rows import INPUT_REASONS, Row, Split
+
+_NAMES: tuple[Split | None, ...] = (None, "train", "dev", "test")
+_STRENGTH: dict[Split | None, int] = {name: strength for strength, name in enumerate(_NAMES)}
+_EVALUATION = len(_NAMES)
+_LEAK = "near_duplicate_of_"
+
+
+def was_question(row: Row) -> bool:
+    """False where reading the workbook refused it."""
+    return row.reason not in INPUT_REASONS
+
+
+def is_leak(reason: str | None) -> bool:
+    """Is a row out because it repeats a question of a stricter split, or of an evaluation workbook?"""
+    return (reason or "").startswith(_LEAK)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The split of every row that was a question, in their order: a few bytes each where rows have thousands."""
+
+    splits: NDArray[np.uint8]
+    repeats: NDArray[np.uint8]
+    """What the row must not repeat and does: 0 nothing, else the strength of a split or `_EVALUATION`."""
+    groups: Mapping[int, str]
+    """By place, for near-duplicates alone: the smallest id among them."""
+
+    def apply(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """The rows that were placed, in the same order, each with its split; those that leak are failed."""
+        places = iter(enumerate(zip(self.splits.tolist(), self.repeats.tolist(), strict=True)))
+        for row in rows:
+            if was_question(row):
+                place, (strength, repeats) = next(places)
+                yield self._placed(row, self.groups.get(place), strength, repeats)
+            else:
+                yield row
+
+    def _placed(self, row: Row, group: str | None, strength: int, repeats: int) -> Row:
+        placed = row.model_copy(update={"split": row.split or _NAMES[strength], "group": group})
+        if not repeats:
+            return placed
+        return placed.failed(_LEAK + ("evaluation" if repeats == _EVALUATION else str(_NAMES[repeats])))
+
+
+def place_rows(
+    rows: Iterable[Row],
+    config: Dataset,
+    pinned: Mapping[str, Split] | None = None,
+    evaluation: Iterable[Row] = (),
+    directory: Path | None = None,
+) -> Placement:
+    """Give every row that was a question a split; no group of near-duplicates straddles two.
+
+    A row that resembles one of a stricter split (test before dev before train) is failed as ``near_duplicate_of_test``
+    or ``near_duplicate_of_dev``, whatever it failed for before. A row without a split joins its group's, or the whole
+    group is placed by a seeded hash of its smallest id. A row of train or dev whose group repeats a question of
+    `evaluation` is failed as ``near_duplicate_of_evaluation``; one of test may stay, since nothing learns from it.
+
+    Args:
+        pinned: splits of row ids in earlier dataset versions; they count like the workbook's where it has none.
+        evaluation: questions that are kept for evaluation elsewhere.
+        directory: where the questions' texts go for as long as this takes.
+    """
+    pinned, ids, codes = pinned or {}, [], bytearray()
+    with Questions(directory) as questions:
+        for row in rows:
+            if was_question(row):
+                questions.add(row)
+                ids.append(row.id)
+                codes.append(_STRENGTH[row.split or pinned.get(row.id)])
+        for row in evaluation:
+            questions.add_evaluation(row)
+        groups, evaluated = near_duplicate_groups(questions, config.near_duplicate_jaccard)
+    given = np.array(codes, dtype=np.uint8)
+    strictest = np.zeros(len(ids), dtype=np.uint8)
+    np.maximum.at(strictest, groups, given)
+    strictest = strictest[groups]
+    splits = np.where(given > 0, given, strictest)
+    unplaced = np.flatnonzero(splits == 0)
+    names = _names_of_groups(ids, groups)
+    splits[unplaced] = _hashed(unplaced, ids, names, config)
+    repeats = np.where(strictest > splits, strictest, np.uint8(0))
+    repeats[(repeats == 0) & evaluated & (splits < _STRENGTH["test"])] = _EVALUATION
+    return Placement(splits, repeats, names)
+
+
+def _names_of_groups(ids: list[str], groups: NDArray[np.intp]) -> dict[int, str]:
+    """By place, where a group has several rows, the smallest id among them."""
+    together = np.flatnonzero(np.bincount(groups, minlength=1)[groups] > 1).tolist()
+    names: dict[int, str] = {}
+    for place in together:
+        group = int(groups[place])
+        names[group] = min(ids[place], names.get(group, ids[place]))
+    return {place: names[int(groups[place])] for place in together}
+
+
+def _hashed(places: NDArray[np.intp], ids: list[str], names: Mapping[int, str], config: Dataset) -> NDArray[np.uint8]:
+    """Strength of the split of each place, none of whose group has one."""
+    chosen = (_split_of(names.get(place, ids[place]), config) for place in places.tolist())
+    return np.fromiter((_STRENGTH[split] for split in chosen), dtype=np.uint8, count=len(places))
+
+
+def _split_of(group: str, config: Dataset) -> Split:
+    digest = hashlib.sha256(f"{config.seed}:{group}".encode()).hexdigest()
+    place = int(digest[:13], 16) / 16**13
+    if place < config.train_share:
+        return "train"
+    return "dev" if place < config.train_share + config.dev_share else "test"

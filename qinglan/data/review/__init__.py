@@ -1,0 +1,171 @@
+"""People's verdicts on answers, one file per tenant and recipe, which later refreshes go by.
+
+The newest verdict on a row counts. Accepted and rejected hold for the answer that was looked at, so that the teacher's
+next one is judged anew; a person's own answer holds whatever the teacher says. A line is never changed, and the file
+is replaced whole at each import: a process killed at any moment leaves all of an import or nothing of it.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from qinglan.config import Profile
+from qinglan.errors import ArtifactError
+from qinglan.rows import Row
+from qinglan.runs.artifacts import hash_of
+from qinglan.runs.schema_versions import REVIEW
+
+Verdict = Literal["accept", "reject", "correct"]
+
+
+class Review(BaseModel):
+    """One person's verdict on one row: a line of the store."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tenant: str
+    row: str
+    """The row's id."""
+    verdict: Verdict
+    fingerprint: str
+    """Of the answer that was looked at."""
+    answer: str
+    """That answer, for the record; empty where the teacher gave none."""
+    corrected: str | None = None
+    """The person's own answer, with the verdict `correct` only."""
+    comment: str = ""
+    reviewer: str = ""
+    imported_at: str
+    """ISO 8601, UTC."""
+    file: str
+    """Name of the workbook that it came in."""
+    file_sha256: str
+
+    @property
+    def effect(self) -> tuple[str, ...]:
+        """What it does to the row; two reviews that agree here are the same to a dataset."""
+        if self.verdict == "correct":
+            return (self.row, self.verdict, self.corrected or "")
+        return (self.row, self.verdict, self.fingerprint)
+
+
+def fingerprint(answer: str | None) -> str:
+    """16 hex digits of an answer's words in their order; how much white space is between them does not matter."""
+    return hashlib.sha256(" ".join((answer or "").split()).encode()).hexdigest()[:16]
+
+
+class Reviews:
+    """The newest review of each row."""
+
+    def __init__(self, lines: Iterable[Review] = ()) -> None:
+        self.by_row = {review.row: review for review in lines}
+
+    @property
+    def digest(self) -> str:
+        """Changes with what the reviews do to rows, not with a comment or with who imported when."""
+        return hash_of(sorted(review.effect for review in self.by_row.values()))
+
+    def standing(self, row: Row) -> Review | None:
+        """The review that holds for the row as it is now."""
+        review = self.by_row.get(row.id)
+        if review is None or review.verdict == "correct":
+            return review
+        return review if review.fingerprint == fingerprint(row.answer) else None
+
+    def apply(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """The same rows in the same order, `review` and `corrected` set by what holds now and by nothing else."""
+        for row in rows:
+            review = self.standing(row)
+            verdict, corrected = (review.verdict, review.corrected) if review else (None, None)
+            if (row.review, row.corrected) == (verdict, corrected):
+                yield row
+            else:
+                yield row.model_copy(update={"review": verdict, "corrected": corrected})
+
+
+def load_reviews(profile: Profile) -> Reviews:
+    """The reviews of the profile's tenant and recipe; none where nobody has reviewed.
+
+    Raises:
+        ArtifactError: a line of the store is damaged. A person's verdict is never skipped over.
+    """
+    return Reviews(read_store(store_path(profile)))
+
+
+def store_path(profile: Profile) -> Path:
+    """Where the reviews of the profile's tenant and recipe are kept."""
+    return profile.paths.state / "reviews" / f"{profile.tenant.file_name}.{profile.recipe_name}.jsonl"
+
+
+def read_store(path: Path) -> list[Review]:
+    """Every line of a store, the oldest first.
+
+    Raises:
+        ArtifactError: as `load_reviews`.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().splitlines()
+    return [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+@dataclass(frozen=True)
+class Added:
+    """What an import did to the store."""
+
+    new: Sequence[Review]
+    """Appended; all others of the import were there already."""
+    unchanged: int
+    replaced: int
+    """How many of the new ones say something else than the same row's verdict before."""
+
+
+def add_reviews(profile: Profile, reviews: Sequence[Review]) -> Added:
+    """Append what the store does not have yet, all or nothing, one process at a time.
+
+    What came in from the same file before is not new, so an old file imported again does not undo later verdicts.
+    """
+    path = store_path(profile)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        lines = read_store(path)
+        newest = Reviews(lines).by_row
+        imported = {(line.file_sha256, line.row) for line in lines}
+        new = [r for r in reviews if (r.file_sha256, r.row) not in imported and not _says(newest.get(r.row), r)]
+        if new:
+            _write(path, [*lines, *new])
+    replaced = sum(r.row in newest and newest[r.row].effect != r.effect for r in new)
+    return Added(new, len(reviews) - len(new), replaced)
+
+
+def _says(earlier: Review | None, review: Review) -> bool:
+    """Is it the same person saying the same again?"""
+    said = earlier and (earlier.effect, earlier.comment, earlier.reviewer)
+    return said == (review.effect, review.comment, review.reviewer)
+
+
+def _write(path: Path, lines: Iterable[Review]) -> None:
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8", newline="\n") as stream:
+        stream.writelines(REVIEW.line(line) + "\n" for line in lines)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(path)
+
+
+def _parse(line: bytes, where: str) -> Review:
+    try:
+        return REVIEW.parse(Review, line, where)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(map(str, problem["loc"])) or "line"
+        raise ArtifactError(
+            f"{where}: is no review ({field}: {problem['msg']}); restore the file from a backup, or delete that line "
+            "and import its workbook again"
+        ) from error

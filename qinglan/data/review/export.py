@@ -1,0 +1,174 @@
+"""From a run's rows to a review workbook: which stage, which rows, and what is left out."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from qinglan.config import Profile
+from qinglan.data.review import fingerprint, load_reviews
+from qinglan.data.review.sample import draw, strata_of
+from qinglan.data.review.sheet import write_sample
+from qinglan.data.sources.records import without_illegal
+from qinglan.errors import ConfigError, StageError
+from qinglan.recipes import Recipe, get_recipe, identifying
+from qinglan.rows import Row, row_id
+from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
+from qinglan.runs.run import find_run, runs_of
+
+_STAGES = ("dataset", "select", "validate")
+_CELL_CHARS = 32_767
+"""What Excel holds."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What went into the workbook."""
+
+    run: str
+    stage: str
+    rows: int
+    strata: dict[str, int]
+    """Rows by stratum's title; a row may be in several."""
+    reviewed: int
+    """Rows of the run that were left out because a verdict holds for them."""
+    unfaithful: int
+    """Rows left out because a cell can't hold their text, so that nobody could tell later what was looked at."""
+
+
+def export_reviews(profile: Profile, run_name: str, path: Path, places: int, *, again: bool = False) -> Exported:
+    """Write a sample of at most `places` rows; one pass over the run's rows, in bounded memory.
+
+    Args:
+        again: also rows whose answer was reviewed before.
+
+    Raises:
+        ConfigError: the file is there already, no such run or stage, or its rows are another tenant's.
+        ArtifactError: the stage's file is gone or was changed.
+        StageError: there is nothing to review.
+    """
+    if path.suffix.lower() != ".xlsx":
+        raise ConfigError(f"{path}: a review workbook is an .xlsx file; let its name end in that")
+    if path.exists():  # it may hold hours of somebody's work
+        raise ConfigError(
+            f"{path}: is there already; choose another --out, or delete it once its verdicts are imported"
+        )
+    run = find_data_run(profile, run_name)
+    stage = newest_rows(run)
+    left_out: Counter[str] = Counter()
+    recipe = get_recipe(profile.recipe)
+    rows = _candidates(rows_of(profile, run, stage), profile, again, left_out)
+    sample = draw(rows, profile.select, places, strata_of(recipe))
+    if not sample.drawn:
+        reviewed = f"; {left_out['reviewed']:,} of its rows are reviewed, --again takes them too"
+        raise StageError(
+            f"run {run.name}: its {stage.stage} stage has nothing to review{reviewed if left_out['reviewed'] else ''}"
+        )
+    write_sample(path, sample, recipe, tenant=profile.tenant.id, source=f"{run.name} / {stage.stage}")
+    counts = Counter(stratum.title for each in sample.drawn for stratum in each.strata)
+    strata = {stratum.title: counts[stratum.title] for stratum in sample.strata if counts[stratum.title]}
+    return Exported(run.name, stage.stage, len(sample.drawn), strata, left_out["reviewed"], left_out["unfaithful"])
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What has become of the verdicts in a run's rows."""
+
+    run: str
+    hold: int
+    changed: int
+    """The row has another answer now."""
+    absent: int
+    """The run has no such row."""
+
+
+def count_standing(profile: Profile, run_name: str) -> Standing:
+    """Compare the tenant's verdicts with the newest data stage of a run.
+
+    Raises:
+        ConfigError: no such run or stage, or its rows are another tenant's.
+    """
+    run = find_data_run(profile, run_name)
+    reviews = load_reviews(profile)
+    here = [row for row in rows_of(profile, run, newest_rows(run)) if row.id in reviews.by_row]
+    hold = sum(reviews.standing(row) is not None for row in here)
+    return Standing(run.name, hold, len(here) - hold, len(reviews.by_row) - len(here))
+
+
+def find_data_run(profile: Profile, name: str) -> Path:
+    """A run's directory; `latest` is the profile's newest with a finished data stage, whatever ran since.
+
+    Raises:
+        ConfigError: no such run.
+    """
+    if name == "latest":
+        for directory in runs_of(profile.paths.runs, profile.name):
+            if any((directory / stage / MANIFEST).exists() for stage in _STAGES):
+                return directory
+    return find_run(profile.paths.runs, name)
+
+
+def newest_rows(run: Path) -> StageResult:
+    """The last data stage of a run that is finished, its rows verified.
+
+    Raises:
+        ConfigError: there is none, or another version wrote it.
+        ArtifactError: the file is gone or was changed.
+    """
+    for stage in _STAGES:
+        manifest = run / stage / MANIFEST
+        if not manifest.exists():
+            continue
+        try:
+            result = StageResult.read(manifest)
+        except ValidationError as error:
+            raise ConfigError(
+                f"{manifest}: is not of this version of Qinglan; run `qinglan run refresh` first"
+            ) from error
+        result.artifacts["rows"].verify()
+        return result
+    raise ConfigError(
+        f"run {run.name}: has no finished data stage ({', '.join(_STAGES)}); name a refresh or pipeline run with --run"
+    )
+
+
+def rows_of(profile: Profile, run: Path, stage: StageResult) -> Iterator[Row]:
+    """The stage's rows, one at a time.
+
+    Raises:
+        ConfigError: they are another tenant's than the profile's.
+    """
+    for row in read_jsonl(stage.path("rows"), Row):
+        if row.tenant != profile.tenant.id:
+            raise ConfigError(
+                f"run {run.name}: holds rows of tenant `{row.tenant}`, but profile `{profile.name}` is of tenant "
+                f"`{profile.tenant.id}`; give that run's --profile"
+            )
+        yield row
+
+
+def _candidates(rows: Iterable[Row], profile: Profile, again: bool, left_out: Counter[str]) -> Iterator[Row]:
+    reviews, recipe = load_reviews(profile), get_recipe(profile.recipe)
+    for row in rows:
+        if not again and reviews.standing(row):
+            left_out["reviewed"] += 1
+        elif not _survives(row, recipe):
+            left_out["unfaithful"] += 1
+        else:
+            yield row
+
+
+def _survives(row: Row, recipe: Recipe) -> bool:
+    """Would the workbook read back as this row with this answer?"""
+    query, profile, history = (_read_back(text) for text in (row.query, row.profile, row.history))
+    inputs = {name: _read_back(text) for name, text in identifying(row.inputs, recipe.INPUTS).items()}
+    answer = _read_back(row.answer or "")
+    return row_id(row.tenant, query, profile, history, inputs) == row.id and fingerprint(answer) == fingerprint(
+        row.answer
+    )
+
+
+def _read_back(text: str) -> str:
+    return without_illegal(text).replace("\r\n", "\n").replace("\r", "\n")[:_CELL_CHARS]

@@ -1,0 +1,254 @@
+"""The review workbook going out: a row to judge per line, what to fill in beside it, and a sheet that says how.
+
+Every text is a cell of text, whatever it begins with; the cells to fill in are text as well, so that a reviewer's
+``=1`` or ``3-4`` stays what was typed.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import openpyxl
+from openpyxl.cell import Cell, WriteOnlyCell
+from openpyxl.styles import Alignment, Font, PatternFill
+from openpyxl.utils import get_column_letter
+from openpyxl.worksheet.datavalidation import DataValidation
+
+from qinglan.data.review import Verdict, fingerprint
+from qinglan.data.review.sample import Drawn, Sample
+from qinglan.data.sources.records import input_field
+from qinglan.data.workbook_writer import header_cell, input_titles, text_cell
+from qinglan.recipes import Recipe
+from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
+from qinglan.rows import Retrieved, Row
+
+SHEET, GUIDE = "审核", "说明"
+VERDICTS: dict[str, Verdict] = {"通过": "accept", "拒绝": "reject", "修改": "correct"}
+QUERY, PROFILE, HISTORY, ANSWER = "问题", "用户画像", "历史摘要", "回答"
+SAMPLED_FOR, VERDICT, CORRECTED, COMMENT, REVIEWER = "抽样原因", "结论", "修改后的回答", "备注", "审核人"
+ROW_ID, FINGERPRINT = "行编号", "回答指纹"
+"""Columns by what they are; `titles_of` says what a recipe's sheet calls them."""
+BETWEEN_STRATA = "；"
+
+_TITLES = 3
+_YELLOW, _GREY = PatternFill("solid", fgColor="FFF8DC"), Font(color="999999", size=9)
+_WRAPPED = Alignment(wrap_text=True, vertical="top")
+_TEXT_FORMAT = "@"
+Value = str | float | None
+
+
+class _Column(NamedTuple):
+    title: str
+    width: int
+    value: Callable[[Drawn], Value]
+    fill_in: bool = False
+    machine: bool = False
+
+
+def titles_of(recipe: Recipe) -> dict[str, str]:
+    """The titles of the columns that an import reads; those of inputs by `input_field`."""
+    named = (SAMPLED_FOR, QUERY, PROFILE, HISTORY, ANSWER, VERDICT, CORRECTED, COMMENT, REVIEWER, ROW_ID, FINGERPRINT)
+    titles = {each: each.replace("回答", _thing(recipe)) for each in named}
+    taken = [*titles.values(), *(column.title for column in _columns(recipe))]
+    asked = (each for each in recipe.INPUTS if each.identifies)
+    return titles | {input_field(name): title for name, title in input_titles(asked, taken).items()}
+
+
+def _thing(recipe: Recipe) -> str:
+    """What is reviewed."""
+    return "改写" if recipe.KIND == "retrieval" else "回答"
+
+
+def write_sample(path: Path, sample: Sample, recipe: Recipe, *, tenant: str, source: str) -> None:
+    """Write the workbook, whole or not at all.
+
+    Args:
+        source: where the rows are from, for the guide.
+    """
+    book = openpyxl.Workbook(write_only=True)
+    _write_rows(book.create_sheet(SHEET), sample.drawn, _all_columns(recipe))
+    _write_guide(book.create_sheet(GUIDE), sample, recipe, tenant, source)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(path.suffix + ".partial")
+    book.save(partial)
+    partial.replace(path)
+
+
+def _write_rows(sheet: Any, drawn: Sequence[Drawn], columns: Sequence[_Column]) -> None:
+    titles = [column.title for column in columns]
+    sheet.freeze_panes = f"{get_column_letter(titles.index(QUERY) + 2)}2"
+    for number, column in enumerate(columns, 1):
+        sheet.column_dimensions[get_column_letter(number)].width = column.width
+    sheet.append([_header(sheet, column) for column in columns])
+    for each in drawn:
+        sheet.append([_cell(sheet, column, each) for column in columns])
+    sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(drawn) + 1}"
+    letter = get_column_letter(titles.index(VERDICT) + 1)
+    sheet.data_validations.append(_drop_down(f"{letter}2:{letter}{len(drawn) + 1}"))
+
+
+def _drop_down(cells: str) -> DataValidation:
+    choice = DataValidation("list", formula1=f'"{",".join(VERDICTS)}"', allow_blank=True, sqref=cells)
+    choice.showErrorMessage, choice.errorStyle = True, "warning"  # `stop` would refuse the English words
+    choice.errorTitle, choice.error = "结论", "请填 通过、拒绝 或 修改（也可以写 accept、reject、correct）"
+    return choice
+
+
+def _header(sheet: Any, column: _Column) -> Cell:
+    cell = header_cell(sheet, column.title)
+    if column.fill_in:
+        cell.fill = _YELLOW
+    return cell
+
+
+def _cell(sheet: Any, column: _Column, drawn: Drawn) -> Cell:
+    value = column.value(drawn)
+    cell = text_cell(sheet, value) if isinstance(value, str) else WriteOnlyCell(sheet, value)
+    cell.alignment = _WRAPPED
+    if column.fill_in:
+        cell.fill = _YELLOW
+    if column.machine:
+        cell.font = _GREY
+    if column.fill_in or column.machine:
+        cell.number_format = _TEXT_FORMAT
+    return cell
+
+
+def _of_row(value: Callable[[Row], Value]) -> Callable[[Drawn], Value]:
+    return lambda drawn: value(drawn.row)
+
+
+def _original(value: Callable[[Retrieved, Row], Value]) -> Callable[[Drawn], Value]:
+    def of(drawn: Drawn) -> Value:
+        found = drawn.row.original_retrieved
+        return None if found is None else value(found, drawn.row)
+
+    return of
+
+
+def _rewritten(value: Callable[[Retrieved, Row], Value]) -> Callable[[Drawn], Value]:
+    def of(drawn: Drawn) -> Value:
+        found = drawn.row.answer_retrieved
+        return None if found is None else value(found, drawn.row)
+
+    return of
+
+
+def _score(found: Retrieved, _: Row) -> Value:
+    return round(found.top1_score, 4)
+
+
+def _titles(found: Retrieved, _: Row) -> Value:
+    return "\n".join(f"{place}. {title}" for place, title in enumerate(found.titles[:_TITLES], 1))
+
+
+def _gold_rank(found: Retrieved, row: Row) -> Value:
+    return found.rank(row.gold_id) if row.gold_id else None
+
+
+def _reasons(drawn: Drawn) -> Value:
+    return BETWEEN_STRATA.join(stratum.title for stratum in drawn.strata)
+
+
+def _nothing(_: Drawn) -> Value:
+    return None
+
+
+def _input(name: str) -> Callable[[Row], Value]:
+    return lambda row: row.inputs.get(name)
+
+
+def _part(name: str) -> Callable[[Row], Value]:
+    return lambda row: (row.parts or {}).get(name)
+
+
+def _all_columns(recipe: Recipe) -> tuple[_Column, ...]:
+    """The recipe's inputs stand beside the question."""
+    columns = _columns(recipe)
+    titles = input_titles(recipe.INPUTS, [column.title for column in columns])
+    inputs = tuple(_Column(title, 36, _of_row(_input(name))) for name, title in titles.items())
+    place = [column.title for column in columns].index(HISTORY) + 1
+    return (*columns[:place], *inputs, *columns[place:])
+
+
+def _columns(recipe: Recipe) -> tuple[_Column, ...]:
+    thing = _thing(recipe)
+    if isinstance(recipe, AnswerRecipe):
+        parts = (_Column(f"规则：{name}", 10, _of_row(_part(name))) for name in recipe.WEIGHTS if name != "judge")
+        found = (_Column("数据池", 10, _of_row(lambda row: row.pool)), *parts)
+    else:
+        found = _FOUND
+    return (
+        _Column(SAMPLED_FOR, 16, _reasons),
+        _Column(QUERY, 40, _of_row(lambda row: row.query)),
+        _Column(PROFILE, 18, _of_row(lambda row: row.profile)),
+        _Column(HISTORY, 28, _of_row(lambda row: row.history)),
+        _Column(thing, 36, _of_row(lambda row: row.answer)),
+        _Column("状态", 8, _of_row(lambda row: row.status)),
+        _Column("原因", 20, _of_row(lambda row: row.reason)),
+        _Column("裁判分", 8, _of_row(lambda row: row.judge_score)),
+        *found,
+        _Column(VERDICT, 9, _nothing, fill_in=True),
+        _Column(f"修改后的{thing}", 36, _nothing, fill_in=True),
+        _Column(COMMENT, 24, _nothing, fill_in=True),
+        _Column(REVIEWER, 10, _nothing, fill_in=True),
+        _Column(ROW_ID, 19, _of_row(lambda row: row.id), machine=True),
+        _Column(f"{thing}指纹", 19, _of_row(lambda row: fingerprint(row.answer)), machine=True),
+    )
+
+
+_FOUND = (
+    _Column("原问题首条得分", 10, _original(_score)),
+    _Column("改写首条得分", 10, _rewritten(_score)),
+    _Column("原问题召回", 34, _original(_titles)),
+    _Column("改写召回", 34, _rewritten(_titles)),
+    _Column("标准文档", 16, _of_row(lambda row: row.gold_id)),
+    _Column("原问题标准文档名次", 10, _original(_gold_rank)),
+    _Column("改写标准文档名次", 10, _rewritten(_gold_rank)),
+)
+"""What a rewrite retrieves."""
+
+# The guide
+
+
+def _rules(recipe: Recipe) -> Sequence[tuple[str, str]]:
+    thing, retrieves = _thing(recipe), recipe.KIND == "retrieval"
+    wanted = "一行检索关键词，保留用户的意图，不添加问题里没有的内容" if retrieves else "完整的回答，格式与原回答相同"
+    return (
+        (
+            VERDICT,
+            f"通过：{thing}可以用来训练；拒绝：不可以；修改：用您写的{thing}代替。留空表示没有审核，以后还会再抽到。",
+        ),
+        (f"修改后的{thing}", f"只在结论为“修改”时填写：{wanted}。"),
+        (COMMENT, "可选：理由，供以后查阅。"),
+        (REVIEWER, "可选：您的姓名或代号。"),
+        ("其他列", f"请不要改动，尤其是问题、{thing}、行编号和{thing}指纹：导入时用它们核对您看到的是哪一条{thing}。"),
+        ("可以", "排序、筛选、隐藏列、删除不审核的整行；分给几个人填写，再逐个导入。"),
+        ("导入", "qinglan review import 文件名.xlsx（写错的单元格会逐个指出，全部改好之前什么都不会导入）。"),
+        *((("名次", "标准文档在召回结果中的名次，0 表示没有召回；空白表示没有标注标准文档。"),) if retrieves else ()),
+    )
+
+
+def _write_guide(sheet: Any, sample: Sample, recipe: Recipe, tenant: str, source: str) -> None:
+    for letter, width in zip("ABCD", (24, 90, 14, 14), strict=True):
+        sheet.column_dimensions[letter].width = width
+    drawn = Counter(stratum.name for each in sample.drawn for stratum in each.strata)
+    _append(sheet, "租户", tenant)
+    _append(sheet, "来源", source)
+    _append(sheet, "行数", len(sample.drawn))
+    sheet.append([])
+    sheet.append([header_cell(sheet, title) for title in ("怎样填写", "")])
+    for name, text in _rules(recipe):
+        _append(sheet, name, text)
+    sheet.append([])
+    sheet.append([header_cell(sheet, title) for title in (SAMPLED_FOR, "含义", "符合的行", "本表行数")])
+    for stratum in sample.strata:
+        _append(sheet, stratum.title, stratum.meaning, sample.population[stratum.name], drawn[stratum.name])
+
+
+def _append(sheet: Any, *values: str | int) -> None:
+    cells = [text_cell(sheet, v) if isinstance(v, str) else WriteOnlyCell(sheet, v) for v in values]
+    for cell in cells:
+        cell.alignment = _WRAPPED
+    sheet.append(cells)

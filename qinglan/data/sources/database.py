@@ -1,0 +1,147 @@
+"""Questions out of a database: its rows are written down first, and read from there.
+
+What a database answers changes from hour to hour. The snapshot makes a run repeatable, lets it go on after a kill
+without asking again, and its line number is the row's source. The address stands only in an environment variable and
+in no message: what a driver says is shown less every part of the address.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import date, time
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qinglan.config import Data, Sql
+from qinglan.data.sources.records import Wanted, locate
+from qinglan.errors import ConfigError, WorkbookError
+from qinglan.recipes import Input
+from qinglan.runs.artifacts import Artifact, write_jsonl
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Connection
+
+_FETCHED_ROWS = 1000
+_EXAMPLE = "postgresql+psycopg://user:password@host/database"
+
+
+def take_snapshot(data: Data, path: Path, inputs: Sequence[Input] = ()) -> Artifact:
+    """Write the used columns of every row that the query returns, in its order, as JSON lines.
+
+    Raises:
+        ConfigError: the environment variable is not set, or holds no address.
+        WorkbookError: the database can't be asked, refuses the query, or returns no row.
+    """
+    return write_jsonl(path, _require_rows(_rows(data, inputs)))
+
+
+def check_database(data: Data, inputs: Sequence[Input] = ()) -> None:
+    """Ask for the first row only; raises what `take_snapshot` does."""
+    next(_require_rows(_rows(data, inputs)))
+
+
+def _require_rows(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    number = 0
+    for number, row in enumerate(rows, 1):  # noqa: B007
+        yield row
+    if not number:
+        raise WorkbookError("data.sql.query: returns no rows; correct it, or run again once there are new questions")
+
+
+def _rows(data: Data, inputs: Sequence[Input]) -> Iterator[dict[str, Any]]:
+    from sqlalchemy import create_engine
+    from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
+    from sqlalchemy.pool import NullPool
+
+    assert data.sql is not None
+    query, url = _require_select(data.sql.query), _url(data.sql)
+    try:
+        engine = create_engine(url, poolclass=NullPool, hide_parameters=True)
+        if engine.dialect.is_async:
+            raise ConfigError(f"{data.sql.url_env}: names an asyncio driver; write it as {_EXAMPLE}")
+        with engine.connect() as connection:
+            _forbid_writing(connection)
+            options = {"stream_results": True, "yield_per": _FETCHED_ROWS, "no_parameters": True}  # a % is a %
+            result = connection.exec_driver_sql(query, execution_options=options)
+            names = list(result.keys())
+            used = {names[place]: place for place in locate(names, Wanted.of(data, inputs), "data.sql.query").values()}
+            for row in result:
+                yield {name: _json_value(row[place]) for name, place in used.items()}
+    except NoSuchModuleError:
+        raise ConfigError(
+            f"{data.sql.url_env}: names no database that SQLAlchemy knows; write it as {_EXAMPLE}"
+        ) from None
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{data.sql.url_env}: its driver is not installed; run pip install {error.name}") from None
+    except (SQLAlchemyError, OSError) as error:
+        raise WorkbookError(
+            f"data.sql: {_without_address(error, url)}; check {data.sql.url_env} and the query"
+        ) from None
+
+
+def _url(sql: Sql) -> "URL":
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    text = os.environ.get(sql.url_env, "").strip()
+    if not text:
+        raise ConfigError(f"data.sql needs the environment variable {sql.url_env}; set it and run again")
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise ConfigError(f"{sql.url_env}: holds no database address; write it as {_EXAMPLE}") from None
+    file = url.database
+    if url.get_backend_name() == "sqlite" and file and file != ":memory:" and not Path(file).is_file():
+        raise ConfigError(f"{sql.url_env}: there is no such SQLite file; correct it")  # connecting would make one
+    return url
+
+
+def _require_select(query: str) -> str:
+    """The statement less its last semicolon, if it is a single one that only reads."""
+    from sqlparse import tokens as kinds
+    from sqlparse.lexer import tokenize
+
+    tokens = [(kind, text.upper()) for kind, text in tokenize(query) if text.strip() and kind not in kinds.Comment]
+    while tokens and tokens[-1][1] == ";":
+        tokens.pop()
+    writes = {
+        text
+        for kind, text in tokens
+        if kind in kinds.Keyword.DDL
+        or (kind in kinds.Keyword.DML and text not in ("SELECT", "REPLACE"))
+        or (kind in kinds.Keyword and text == "INTO")
+    }
+    if not tokens or tokens[0][1] not in ("SELECT", "WITH") or any(text == ";" for _, text in tokens) or writes:
+        found = f", and this has {', '.join(sorted(writes))}" if writes else ""
+        raise ConfigError(f"data.sql.query: only one SELECT statement that changes nothing is allowed{found}")
+    return query.strip().rstrip("; \n\t\r")
+
+
+def _forbid_writing(connection: "Connection") -> None:
+    """By the database itself, where we know how: a function that a SELECT calls may write too."""
+    if connection.dialect.name == "postgresql":
+        connection.execution_options(postgresql_readonly=True)
+    elif connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("PRAGMA query_only = ON")
+
+
+def _json_value(value: Any) -> Any:
+    """As it is where JSON can hold it; else as text, except what is no text either (`not_text`, if it is used)."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Decimal):
+        return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"bytes": len(value)}
+    if isinstance(value, list | tuple | dict | set):
+        return {"values": len(value)}
+    return value.isoformat() if isinstance(value, date | time) else str(value)
+
+
+def _without_address(error: Exception, url: "URL") -> str:
+    """What the driver said, in one line; neither statement nor parameters, and no part of the address."""
+    said = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())
+    secrets = [url.password, url.username, url.host, url.database, *(str(value) for value in url.query.values())]
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        said = said.replace(secret, "…")
+    return said[:300]

@@ -1,0 +1,130 @@
+"""Files and folders of them as one stream of records.
+
+A folder is a drop folder: whoever fills it may keep other things in it, and writes a file under another name (hidden,
+or `.partial`) until it is whole.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from qinglan.data.sources.excel import read_xlsx
+from qinglan.data.sources.parquet import read_parquet
+from qinglan.data.sources.records import Record, Wanted
+from qinglan.data.sources.text import BLOCK, read_csv, read_jsonl
+from qinglan.errors import WorkbookError
+from qinglan.runs.artifacts import hash_of, sha256_of
+
+Reader = Callable[[Path, Wanted], Iterator[Record]]
+READERS: dict[str, Reader] = {".xlsx": read_xlsx, ".csv": read_csv, ".jsonl": read_jsonl, ".parquet": read_parquet}
+"""By the suffix, in lower case."""
+
+_OLD_EXCEL = ".xls"
+
+
+class Files(NamedTuple):
+    """What is there to read."""
+
+    read: list[Path]
+    skipped: list[Path]
+    """Files of a folder that hold no questions as far as their names tell; a person should hear of them."""
+
+
+def list_files(path: Path) -> Files:
+    """The file itself, or a folder's files in the order of their names.
+
+    Raises:
+        WorkbookError: there is nothing to read.
+    """
+    if not path.is_dir():
+        return Files([path], [])
+    try:
+        found = sorted(file for file in path.iterdir() if file.is_file() and not _is_unfinished(file.name))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    known = [file for file in found if file.suffix.lower() in (*READERS, _OLD_EXCEL)]
+    if not known:
+        raise WorkbookError(f"{path}: holds no {', '.join(READERS)} file; put one there or correct data.workbook")
+    return Files(known, [file for file in found if file not in known])
+
+
+def _is_unfinished(name: str) -> bool:
+    return name.startswith((".", "~$")) or name.lower().endswith((".partial", ".tmp"))
+
+
+def digest_of(path: Path) -> str:
+    """Changes with what `read_records` would give, its sources included.
+
+    Raises:
+        WorkbookError: there is nothing to read, or it can't be read.
+    """
+    try:
+        if not path.is_dir():
+            _require_file(path)
+            return sha256_of(path)
+        return hash_of([[file.name, sha256_of(file)] for file in list_files(path).read])
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def read_records(path: Path, wanted: Wanted) -> Iterator[Record]:
+    """Every record, file by file; empty ones at a file's end are no records.
+
+    Raises:
+        WorkbookError: a file can't be used, or there is no record at all.
+    """
+    files, found = list_files(path).read, False
+    for file in files:
+        for record in _without_blank_end(_read(file, wanted)):
+            found = True
+            yield record
+    if not found:
+        what = "has a header" if files == [path] else "its files have headers"
+        raise WorkbookError(f"{path}: {what} but no rows; fill in questions below it")
+
+
+def read_snapshot(path: Path, wanted: Wanted) -> Iterator[Record]:
+    """Records of a database's rows, as `database.take_snapshot` wrote them down."""
+    return read_jsonl(path, wanted, "sql:")
+
+
+def _read(path: Path, wanted: Wanted) -> Iterator[Record]:
+    try:
+        _require_file(path)
+        if _is_blank(path):
+            raise WorkbookError(f"{path}: is empty; fill in a header row and questions")
+        yield from READERS[path.suffix.lower()](path, wanted)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _require_file(path: Path) -> None:
+    if not path.exists():
+        raise WorkbookError(f"{path}: no such file; correct data.workbook")
+    if path.suffix.lower() == _OLD_EXCEL:
+        raise WorkbookError(f"{path}: is the old Excel format; save it as .xlsx")
+    if path.suffix.lower() not in READERS:
+        raise WorkbookError(f"{path}: unknown suffix `{path.suffix}`; save it as {', '.join(READERS)}")
+
+
+def _is_blank(path: Path) -> bool:
+    with path.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            if block.strip():
+                return False
+    return True
+
+
+def _without_blank_end(records: Iterable[Record]) -> Iterator[Record]:
+    waiting: list[Record] = []
+    for record in records:
+        if record.blank:
+            waiting.append(record._replace(cells={}))  # there may be a million
+            continue
+        yield from waiting
+        waiting.clear()
+        yield record
+
+
+def _unreadable(path: Path, error: OSError) -> WorkbookError:
+    return WorkbookError(f"{path}: can't be read: {error.strerror or error}; check its permissions")

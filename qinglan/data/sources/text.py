@@ -1,0 +1,166 @@
+"""CSV and JSON lines, a line at a time."""
+
+import codecs
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qinglan.data.sources.records import Record, Wanted, cell_text, locate
+from qinglan.errors import WorkbookError
+
+BLOCK = 1 << 20
+_MAX_LINE = 16 << 20
+_KEPT_NAMES = 1000
+
+
+def read_csv(path: Path, wanted: Wanted) -> Iterator[Record]:
+    """Records of a comma-separated file; each stands on the line where it begins.
+
+    Raises:
+        WorkbookError: the file can't be used.
+    """
+    with path.open(encoding=_encoding_of(path), newline="") as stream:
+        lines = _csv_lines(path, stream)
+        try:
+            header = [cell_text(name) for name in next(lines)[1]]
+        except StopIteration:
+            raise WorkbookError(f"{path}: is empty; fill in a header row and questions") from None
+        places, prefix = locate(header, wanted, f"{path}, line 1"), f"{path.name}:"
+        for number, cells in lines:
+            yield _csv_record(prefix, number, cells, places, len(header))
+
+
+def _csv_record(prefix: str, number: int, cells: Sequence[str], places: Mapping[str, int], width: int) -> Record:
+    used = {field: cells[place] for field, place in places.items() if place < len(cells)}
+    return Record(
+        prefix=prefix,
+        number=number,
+        cells=used,
+        flaw="extra_cells" if any(cell.strip() for cell in cells[width:]) else _number_flaw(used.get("query", "")),
+        blank=not any(cell.strip() for cell in cells),
+    )
+
+
+def _number_flaw(query: str) -> str | None:
+    """What a number is refused for in Excel, where cells have types; NaN is how pandas writes an empty one."""
+    try:
+        number = float(query)
+    except ValueError:
+        return None
+    return "empty_query" if math.isnan(number) else "not_text"
+
+
+def _csv_lines(path: Path, stream: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+    """Records with the number of the line on which each begins; an unclosed quote can't swallow the rest."""
+    reader = csv.reader(stream, strict=True)
+    while True:
+        start = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise WorkbookError(
+                f"{path}:{start}: not readable as CSV ({error}); close the quotes, and double those inside a cell"
+            ) from error
+        yield start, cells
+
+
+def _encoding_of(path: Path) -> str:
+    """UTF-8 with or without a mark, else GB18030, unless it is a damaged UTF-8 file (which GB18030 would garble)."""
+    damage = _damage(path, "utf-8-sig")
+    if damage is None:
+        return "utf-8-sig"
+    if not _is_mostly_utf8(path):
+        damage = _damage(path, "gb18030")
+        if damage is None:
+            return "gb18030"
+    raise damage
+
+
+def _damage(path: Path, encoding: str) -> WorkbookError | None:
+    """What can't be decoded, if anything."""
+    decoder, lines = codecs.getincrementaldecoder(encoding)(), 1
+    try:
+        for block in _blocks(path):
+            decoder.decode(block)
+            lines += block.count(b"\n")
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:  # its object begins with what was left of the block before: no line ends there
+        return _undecodable(path, lines + error.object.count(b"\n", 0, error.start), error.object[error.start])
+    return None
+
+
+def _is_mostly_utf8(path: Path) -> bool:
+    decoder, ascii_bytes = codecs.getincrementaldecoder("utf-8")(errors="ignore"), bytes(range(0x80))
+    readable, high = 0, 0
+    for block in _blocks(path):
+        readable += len(decoder.decode(block).encode().translate(None, ascii_bytes))
+        high += len(block.translate(None, ascii_bytes))
+    return readable > 0.9 * high
+
+
+def _undecodable(path: Path, line: int, byte: int) -> WorkbookError:
+    return WorkbookError(f"{path}:{line}: byte {byte:#04x} is neither UTF-8 nor GB18030 text; save the file as UTF-8")
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            yield block
+
+
+def read_jsonl(path: Path, wanted: Wanted, prefix: str | None = None) -> Iterator[Record]:
+    """Records of a file with one JSON object a line.
+
+    Args:
+        prefix: of the sources, instead of the file's name.
+
+    Raises:
+        WorkbookError: the file can't be used.
+    """
+    _require_columns(path, wanted)
+    for number, values in _objects(path):
+        cells = {field: values[name] for field, name in wanted.columns.items() if name in values}
+        yield Record(prefix=prefix or f"{path.name}:", number=number, cells=cells)
+
+
+def _require_columns(path: Path, wanted: Wanted) -> None:
+    """Look for the columns that must be there, as far down as need be; usually the first line has them."""
+    required = {wanted.columns[field] for field in wanted.required}
+    seen: dict[str, None] = {}
+    for _, values in _objects(path):
+        seen.update((key, None) for key in values if key in required or len(seen) < _KEPT_NAMES)
+        if required <= seen.keys():
+            return
+    locate(list(seen), wanted, str(path))
+
+
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    number = 0
+    with path.open("rb") as stream:
+        while line := stream.readline(_MAX_LINE + 1):
+            number += 1
+            if len(line) > _MAX_LINE:
+                raise WorkbookError(f"{path}:{number}: longer than {_MAX_LINE >> 20} MiB; write one object a line")
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            try:
+                text = line.removesuffix(b"\n").decode()
+            except UnicodeDecodeError as error:
+                raise _undecodable(path, number, line[error.start]) from error
+            if text.strip():
+                yield number, _json_object(path, number, text)
+
+
+def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WorkbookError(f"{path}:{number}: not valid JSON ({error}); write one object a line") from error
+    if not isinstance(value, dict):
+        raise WorkbookError(f"{path}:{number}: expected a JSON object, found {type(value).__name__}")
+    return value

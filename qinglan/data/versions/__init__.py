@@ -1,0 +1,296 @@
+"""Dataset versions: immutable, named by their content, kept apart from runs, so that clearing runs loses nothing.
+
+`{paths.state}/datasets/<tenant>/<version>/` holds the dataset stage's files (hard links where that can be), their
+index, the data card and `version.json`. A version is made under another name and renamed when it is complete, so a
+kill leaves no half of one; a file lock lets one publisher per tenant work at a time.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock
+from pydantic import BaseModel, Field, ValidationError
+
+from qinglan.config import Profile
+from qinglan.data.versions.card import CardBuilder, Origin
+from qinglan.data.versions.card_markdown import card_markdown
+from qinglan.data.versions.drift import Drift, drift
+from qinglan.data.versions.index import Diff, IndexBuilder, compare, new_training_rows, read_index
+from qinglan.data.versions.sketch import Sketch, SketchBuilder
+from qinglan.errors import ArtifactError, ConfigError, first_line
+from qinglan.recipes import identity
+from qinglan.rows import Row, Split
+from qinglan.runs.artifacts import Artifact, hash_of, read_jsonl, write_json
+from qinglan.runs.schema_versions import DATASET, TRAINING
+
+VERSION_FILE, INDEX, SKETCH = "version.json", "index.jsonl", "sketch.json"
+CARD, CARD_DATA = "DATA_CARD.md", "card.json"
+LATEST, TRAINED, LOCK, _PARTIAL = "latest", "trained.json", ".lock", ".partial-"
+_LINE_ID = re.compile(r'\{"id":"([^"\\]+)"')
+
+
+class Version(Origin):
+    """A published version: `version.json`."""
+
+    artifacts: dict[str, Artifact]
+    """The dataset stage's files, by its names for them; in the file by name, here by full path."""
+    counts: dict[str, int]
+    drift: Drift | None = None
+    """Against the parent; None for a tenant's first."""
+    directory: Path = Field(default=Path(), exclude=True)
+
+    @classmethod
+    def read(cls, directory: Path) -> "Version":
+        """A version from its directory.
+
+        Raises:
+            ArtifactError: version.json is not readable, or a newer Qinglan wrote it.
+        """
+        path = directory / VERSION_FILE
+        try:
+            version = DATASET.read(cls, path)
+        except (OSError, ValidationError) as error:
+            problem = first_line(error)
+            raise ArtifactError(f"{path}: not readable ({problem}); remove {directory} and publish again") from error
+        directory = directory.resolve()
+        artifacts = {n: a.model_copy(update={"path": directory / a.path.name}) for n, a in version.artifacts.items()}
+        return version.model_copy(update={"directory": directory, "artifacts": artifacts})
+
+    @property
+    def index(self) -> Path:
+        """Its rows in short (`qinglan.data.versions.index`)."""
+        return self.directory / INDEX
+
+
+class Training(BaseModel):
+    """`trained.json`: the version that the last training used or was started for."""
+
+    version: str
+    run_id: str
+    at: str
+
+
+def version_of(artifacts: Mapping[str, Artifact]) -> str:
+    """The id of the version that these files make: 12 hex digits of a hash over names and digests."""
+    return hash_of(sorted((name, artifact.sha256) for name, artifact in artifacts.items()))[:12]
+
+
+def tenant_folder(profile: Profile) -> Path:
+    """Where the versions of a tenant and recipe lie."""
+    return profile.paths.state / "datasets" / f"{profile.tenant.file_name}.{profile.recipe_name}"
+
+
+def publish(
+    profile: Profile, run_id: str, artifacts: Mapping[str, Artifact], *, inputs: str = "", pins: str = ""
+) -> Version:
+    """Keep the dataset stage's files as a version; the one that is there where the content is not new.
+
+    Args:
+        artifacts: `rows` (every `Row`) and the training files.
+        inputs, pins: what `pinned_splits` was given and the version that it named.
+
+    Raises:
+        ArtifactError: a file is not what its digest says.
+    """
+    root, version_id = tenant_folder(profile), version_of(artifacts)
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / LOCK):
+        for left in root.glob(f"{_PARTIAL}*"):  # of a publisher that was killed
+            shutil.rmtree(left)
+        parent = _latest(root)
+        if (root / version_id).exists():
+            version = Version.read(root / version_id)
+            for artifact in version.artifacts.values():
+                artifact.verify()
+            if version.parent == (parent.id if parent else ""):  # killed before `latest` was moved
+                _point_latest(root, version_id)
+            return version
+        partial = root / f"{_PARTIAL}{version_id}"
+        partial.mkdir()
+        kept = {
+            name: _keep(artifact, partial / f"{name}{artifact.path.suffix}") for name, artifact in artifacts.items()
+        }
+        origin = Origin(
+            id=version_id,
+            tenant=profile.tenant.id,
+            profile=profile.name,
+            run_id=run_id,
+            created=datetime.now(UTC).isoformat(timespec="microseconds"),
+            parent=parent.id if parent else "",
+            pins=pins,
+            inputs=inputs,
+            recipe=profile.recipe_name,
+            recipe_version=identity(profile.recipe)["version"],
+            teacher=profile.teacher.model,
+            judge=profile.judge.model,
+        )
+        _describe(partial, origin, kept, parent, profile.refresh.drift_warning)
+        partial.rename(root / version_id)
+        _point_latest(root, version_id)
+        return Version.read(root / version_id)
+
+
+def pinned_splits(profile: Profile, inputs_digest: str) -> tuple[str, dict[str, Split]]:
+    """The splits that rows keep, and the version that gave them; empty before a tenant's first version.
+
+    Those of the latest version. But if a version was made of these very inputs, those which that one kept: a rerun
+    with nothing changed then makes the same version again.
+
+    Args:
+        inputs_digest: of all that the dataset stage depends on beside the pins.
+    """
+    versions = versions_of(profile)
+    known = {version.id: version for version in versions}
+    same = next((version for version in versions if version.inputs == inputs_digest), None)
+    if same and not same.pins:
+        return "", {}
+    source = known.get(same.pins) if same else None
+    source = source or _latest(tenant_folder(profile))
+    if source is None:
+        return "", {}
+    return source.id, dict(_splits(source))
+
+
+def versions_of(profile: Profile) -> list[Version]:
+    """A tenant's versions, the newest first."""
+    found = tenant_folder(profile).glob(f"[0-9a-f]*/{VERSION_FILE}")
+    return sorted((Version.read(path.parent) for path in found), key=lambda version: version.created, reverse=True)
+
+
+def find_version(profile: Profile, name: str) -> Version:
+    """A version by its id, a unique prefix of it, or `latest`.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    versions = versions_of(profile)
+    if name == LATEST and (newest := _latest(tenant_folder(profile))):
+        return newest
+    matches = [version for version in versions if name and version.id.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    known = ", ".join(version.id for version in versions[:5]) or "none; run `qinglan run refresh` first"
+    what = f"fits {len(matches)} versions" if matches else "not found"
+    raise ConfigError(f"dataset version `{name}`: {what} for tenant `{profile.tenant.id}`; newest: {known}")
+
+
+def diff(a: Version, b: Version, examples: int = 5) -> Diff:
+    """What changed from `a` to `b`."""
+    return compare((a.id, a.index), (b.id, b.index), examples)
+
+
+def find_rows(version: Version, ids: Collection[str]) -> dict[str, Row]:
+    """Rows of a version by their ids; those that it lacks are left out. One pass over the file."""
+    found: dict[str, Row] = {}
+    with version.artifacts["rows"].path.open(encoding="utf-8") as stream:
+        for line in stream:
+            match = _LINE_ID.match(line)
+            if (match.group(1) if match else json.loads(line)["id"]) in ids:
+                row = Row.model_validate_json(line)
+                found[row.id] = row
+                if len(found) == len(ids):
+                    break
+    return found
+
+
+def last_training(profile: Profile) -> Training | None:
+    """The last training of this tenant that was noted."""
+    try:
+        return TRAINING.read(Training, tenant_folder(profile) / TRAINED)
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def note_training(profile: Profile, version_id: str, run_id: str) -> None:
+    """Remember that a training used this version, or was started for it: new rows count from here.
+
+    Never from an older version than before: a long training may end after a newer one was started.
+    """
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    training, root = Training(version=version_id, run_id=run_id, at=at), tenant_folder(profile)
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / LOCK):
+        noted = last_training(profile)
+        if noted is None or not _is_older(root / version_id, root / noted.version):
+            write_json(root / TRAINED, TRAINING.dump(training))
+
+
+def _is_older(directory: Path, than: Path) -> bool:
+    try:
+        return Version.read(directory).created < Version.read(than).created
+    except ArtifactError:  # one of them was removed, or can't be read
+        return False
+
+
+def training_rows_since(profile: Profile, version: Version) -> int:
+    """Good training rows of a version that the last training had not; all where that one's version is not known."""
+    trained = last_training(profile)
+    if trained and trained.version == version.id:
+        return 0
+    index = tenant_folder(profile) / trained.version / INDEX if trained else None
+    return new_training_rows(index if index and index.exists() else None, version.index)
+
+
+def _describe(
+    directory: Path, origin: Origin, kept: dict[str, Artifact], parent: Version | None, drift_warning: float
+) -> None:
+    """Index, sketch, card and, last, version.json: one pass over the rows."""
+    known = {entry.id for entry in read_index(parent.index)} if parent else set()
+    index, card, whole, arrivals = IndexBuilder(), CardBuilder(), SketchBuilder(), SketchBuilder()
+    for row in read_jsonl(kept["rows"].path, Row):
+        for builder in (index, card, whole):
+            builder.add(row)
+        if parent and row.id not in known:
+            arrivals.add(row)
+    index.write(directory / INDEX)
+    sketch = whole.build()
+    write_json(directory / SKETCH, sketch.model_dump())
+    moved = None
+    if parent:
+        before = Sketch.model_validate_json((parent.directory / SKETCH).read_text(encoding="utf-8"))
+        moved = drift(parent.id, before, arrivals.build(), sketch, drift_warning)
+    made = card.build(origin, kept, moved)
+    write_json(directory / CARD_DATA, made.model_dump(mode="json"))
+    (directory / CARD).write_text(card_markdown(made), encoding="utf-8")
+    counts = {"rows": made.rows, "ok": made.ok} | {f"{split}_ok": n["ok"] for split, n in made.splits.items()}
+    version = Version(**origin.model_dump(), artifacts=kept, counts=counts, drift=moved)
+    values = version.model_dump(mode="json")
+    for artifact in values["artifacts"].values():
+        artifact["path"] = Path(artifact["path"]).name  # the folder may be moved or mounted elsewhere
+    write_json(directory / VERSION_FILE, DATASET.stamp(values))
+    for file in directory.iterdir():
+        file.chmod(0o444)
+
+
+def _keep(artifact: Artifact, target: Path) -> Artifact:
+    """A hard link, or a copy where links can't be; read-only, and so is the run's file where it is the same one."""
+    source = artifact.verify()
+    try:
+        os.link(source, target)
+        target.chmod(0o444)
+    except OSError:  # another file system, or another owner
+        target.unlink(missing_ok=True)
+        shutil.copyfile(source, target)
+    return artifact.model_copy(update={"path": target})
+
+
+def _splits(version: Version) -> Iterator[tuple[str, Split]]:
+    for entry in read_index(version.index):
+        if entry.split:
+            yield entry.id, entry.split
+
+
+def _latest(root: Path) -> Version | None:
+    return Version.read(root / LATEST) if (root / LATEST / VERSION_FILE).exists() else None
+
+
+def _point_latest(root: Path, version_id: str) -> None:
+    partial = root / f".{LATEST}"
+    partial.unlink(missing_ok=True)  # of a publisher that was killed right here
+    partial.symlink_to(version_id)
+    partial.replace(root / LATEST)

@@ -1,0 +1,240 @@
+"""The data card of a dataset version: what is in it, what fell and why, what it was made with.
+
+Built while the rows stream by; `data_card_markdown` shows it.
+"""
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from qinglan.data.versions.drift import Drift
+from qinglan.data.versions.sketch import BottomK, BoundedCounter, keywords, length_bucket, original_score, rewritten
+from qinglan.rows import INPUT_REASONS, Row, Split
+from qinglan.runs.artifacts import Artifact
+
+FEW_ROWS = 5
+"""RL finds a term only if SFT gave it some probability: four or five rows (docs/decisions.md)."""
+TOP = 20
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_EXAMPLES = 5
+_LEAK = "near_duplicate_of_"
+_JUDGE = "judge"
+
+
+class Part(BaseModel):
+    """A part of the card."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Origin(Part):
+    """What a version is and what it was made with."""
+
+    id: str
+    tenant: str
+    profile: str
+    run_id: str
+    created: str
+    """ISO, UTC."""
+    parent: str = ""
+    """The latest version when this one was published; empty for a tenant's first."""
+    pins: str = ""
+    """The version whose splits it kept."""
+    inputs: str = ""
+    """Digest of what the dataset stage was given: two versions of the same are told by it."""
+    recipe: str = ""
+    recipe_version: str = ""
+    teacher: str = ""
+    judge: str = ""
+
+
+class Example(Part):
+    """One row, whole enough to judge it."""
+
+    row_id: str
+    source: str
+    query: str
+    answer: str | None
+    status: Literal["ok", "failed"]
+    reason: str | None
+    split: str | None
+    original_score: float | None
+    rewrite_score: float | None
+    judge_score: float | None
+    ledger: str | None
+    """Ledger key of the call that gave the answer."""
+
+
+class File(Part):
+    """One of the version's files."""
+
+    sha256: str
+    rows: int | None
+
+
+class Card(Part):
+    """Counts are of all rows unless it is said otherwise."""
+
+    origin: Origin
+    rows: int
+    ok: int
+    reasons: dict[str, int]
+    splits: dict[str, dict[str, int]]
+    """Of the questions: by split, `rows` and `ok`."""
+    tenants: dict[str, int]
+    lengths: dict[str, int]
+    """Questions by number of characters."""
+    with_profile: int
+    with_history: int
+    labelled: int
+    """Questions that name their gold document."""
+    intents: dict[str, int]
+    """Questions by gold document, the most frequent."""
+    intent_count: int
+    terms: dict[str, int]
+    """How many SFT training rows have a word in their rewrite, the most frequent words."""
+    term_count: int
+    rare_terms: int
+    """Words that fewer than `FEW_ROWS` SFT training rows have."""
+    scores: dict[str, dict[str, float]]
+    """Quantiles of the top-1 score, `original` and `rewrite`, of the rows that have both."""
+    pools: dict[str, dict[str, int]] = {}
+    """Of the questions that belong to one: by pool, `rows`, `ok`, and by split those of them that are ok."""
+    parts: dict[str, float] = {}
+    """Means of what the answers were graded by rule."""
+    judge_mean: float | None = None
+    """Of the answers that the judge scored, 0–5."""
+    near_duplicates: int
+    """Rows left out because they nearly repeat one of a stricter split."""
+    decontaminated: int
+    """Rows left out because they nearly repeat a question of an evaluation workbook."""
+    reviews: dict[str, int]
+    examples: list[Example]
+    files: dict[str, File]
+    drift: Drift | None = None
+
+
+class CardBuilder:
+    """Takes rows one at a time, and keeps counts, scores (16 bytes a row) and ten examples."""
+
+    def __init__(self) -> None:
+        self._reasons: Counter[str] = Counter()
+        self._splits: dict[str, Counter[str]] = {}
+        self._pools: dict[str, Counter[str]] = {}
+        self._grades: dict[str, tuple[float, int]] = {}
+        self._tenants: Counter[str] = Counter()
+        self._lengths: Counter[str] = Counter()
+        self._reviews: Counter[str] = Counter()
+        self._flags: Counter[str] = Counter()
+        self._intents, self._terms = BoundedCounter(), BoundedCounter()
+        self._scores = {"original": array("d"), "rewrite": array("d")}
+        self._examples: dict[str, BottomK[Example]] = {s: BottomK(_EXAMPLES, "card") for s in ("ok", "failed")}
+
+    def add(self, row: Row) -> None:
+        """Count the row."""
+        self._flags["rows"] += 1
+        self._flags["ok"] += row.status == "ok"
+        self._tenants[row.tenant] += 1
+        if row.status == "failed":
+            self._reasons[row.reason or "unknown"] += 1
+        if self._examples[row.status].wants(row.id):
+            self._examples[row.status].add(row.id, _example(row))
+        if row.reason not in INPUT_REASONS:
+            self._add_question(row)
+
+    def build(self, origin: Origin, artifacts: Mapping[str, Artifact], drift: Drift | None) -> Card:
+        """The card of what was seen."""
+        flags, kept = self._flags, self._terms.counts
+        rare = sum(n < FEW_ROWS for n in kept.values()) + self._terms.forgotten
+        return Card(
+            origin=origin,
+            rows=flags["rows"],
+            ok=flags["ok"],
+            reasons=dict(self._reasons.most_common()),
+            splits={split: dict(self._splits[split]) for split in sorted(self._splits)},
+            pools={pool: dict(self._pools[pool]) for pool in sorted(self._pools)},
+            parts={
+                name: mean for name in sorted(self._grades) if name != _JUDGE and (mean := self._mean(name)) is not None
+            },
+            judge_mean=self._mean(_JUDGE),
+            tenants=dict(self._tenants.most_common(TOP)),
+            lengths=dict(sorted(self._lengths.items(), key=lambda item: int(re.split(r"\D", item[0])[0]))),
+            with_profile=flags["profile"],
+            with_history=flags["history"],
+            labelled=flags["labelled"],
+            intents=dict(self._intents.counts.most_common(TOP)),
+            intent_count=len(self._intents.counts) + self._intents.forgotten,
+            terms=dict(kept.most_common(TOP)),
+            term_count=len(kept) + self._terms.forgotten,
+            rare_terms=rare,
+            scores={name: _quantiles(values) for name, values in self._scores.items() if values},
+            near_duplicates=sum(self._reasons[_LEAK + split] for split in ("test", "dev")),
+            decontaminated=self._reasons[_LEAK + "evaluation"],
+            reviews=dict(self._reviews.most_common()),
+            examples=[example for sample in self._examples.values() for example in sample.items()],
+            files={name: File(sha256=a.sha256, rows=a.rows) for name, a in sorted(artifacts.items())},
+            drift=drift,
+        )
+
+    def _add_grades(self, row: Row) -> None:
+        grades = {} if row.judge_score is None else {_JUDGE: row.judge_score}
+        for name, value in (grades | (row.parts or {})).items():
+            total, n = self._grades.get(name, (0.0, 0))
+            self._grades[name] = (total + value, n + 1)
+
+    def _mean(self, grade: str) -> float | None:
+        total, n = self._grades.get(grade, (0.0, 0))
+        return total / n if n else None
+
+    def _add_question(self, row: Row) -> None:
+        split = self._splits.setdefault(row.split or "none", Counter(rows=0, ok=0))
+        split["rows"] += 1
+        split["ok"] += row.status == "ok"
+        self._lengths[length_bucket(row.query)] += 1
+        self._flags["profile"] += bool(row.profile)
+        self._flags["history"] += bool(row.history)
+        if row.pool:
+            pool = self._pools.setdefault(row.pool, Counter(dict.fromkeys(("rows", "ok", *get_args(Split)), 0)))
+            pool["rows"] += 1
+            pool["ok"] += row.status == "ok"
+            if row.split:
+                pool[row.split] += row.status == "ok"
+        self._add_grades(row)
+        if row.review:
+            self._reviews[row.review] += 1
+        if row.gold_id:
+            self._flags["labelled"] += 1
+            self._intents.add([row.gold_id])
+        if row.status == "ok" and row.split == "train":
+            self._terms.add(keywords(row))
+        original, found = original_score(row), rewritten(row)
+        if original is not None and found is not None:
+            self._scores["original"].append(original)
+            self._scores["rewrite"].append(found)
+
+
+def _example(row: Row) -> Example:
+    return Example(
+        row_id=row.id,
+        source=row.source,
+        query=row.query,
+        answer=row.target,
+        status=row.status,
+        reason=row.reason,
+        split=row.split,
+        original_score=original_score(row),
+        rewrite_score=rewritten(row),
+        judge_score=row.judge_score,
+        ledger=row.answer_request,
+    )
+
+
+def _quantiles(values: Sequence[float]) -> dict[str, float]:
+    import numpy as np
+
+    found = np.quantile(np.asarray(values), QUANTILES)
+    return {f"{q:.0%}": round(float(value), 4) for q, value in zip(QUANTILES, found, strict=True)}

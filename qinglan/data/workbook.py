@@ -1,0 +1,125 @@
+"""The workbook: user questions in, every row with its verdict.
+
+A file that can't be understood raises one `WorkbookError`; a row that can't be used comes back as a failed row with
+its reason, so that nothing disappears between the workbook and the report. Cells are read for what they hold, never
+evaluated: a formula is refused, and a text that begins with ``=`` is text. Rows come as a stream: of those that went
+by, only where each question stood first is remembered.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from qinglan.config import Data, Tenant
+from qinglan.data.sources.files import read_records, read_snapshot
+from qinglan.data.sources.records import FIELDS, Record, Wanted, cell_text, input_field, is_empty
+from qinglan.recipes import Input, identifying
+from qinglan.rows import REMEDIES, Row, Split, normalise, row_id
+from qinglan.runs.artifacts import hash_of
+
+_SPLITS = get_args(Split)
+
+Tell = Callable[[str], None]
+
+
+def read_rows(
+    path: Path, data: Data, tenant: Tenant, tell: Tell = lambda _: None, *, inputs: Sequence[Input] = ()
+) -> Iterator[Row]:
+    """Every row of a file or folder, in its order, `ok` or `failed` with one of `rows.INPUT_REASONS`; ids are unique.
+
+    Empty rows at a file's end are no rows. Absent optional columns are fine under their default names; one that the
+    profile names must be there.
+
+    Args:
+        path: with `data.sql`, the snapshot of the database's rows.
+        tell: gets one line per failed row: where, why, and what to do.
+        inputs: the recipe's further columns.
+
+    Raises:
+        WorkbookError: a file as a whole can't be used; not before the first row is asked for.
+    """
+    wanted = Wanted.of(data, inputs)
+    records = read_snapshot(path, wanted) if data.sql else read_records(path, wanted)
+    places = _Places()
+    for record in _few(records, data.limit) if data.limit else records:
+        source = f"{record.prefix}{record.number}"
+        row = _row(record, source, tenant, inputs)
+        reason = record.flaw or _flaw(row, record.cells, data, inputs)
+        first = None if reason else places.first(row.id, record)
+        if reason is None and first is None:
+            yield row
+            continue
+        reason = reason or "duplicate"
+        tell(f"{source}: {reason}: {f'repeats {first}; ' if first else ''}{REMEDIES[reason]}")
+        yield _refused(row, reason)
+
+
+def _few(records: Iterable[Record], limit: int) -> Iterator[Record]:
+    """The first ones, of each split that rows name a third at most: a sorted workbook's first rows are all of one."""
+    taken: Counter[str] = Counter()
+    for record in records:
+        split = cell_text(record.cells.get("split")).lower()
+        if taken[split] < (math.ceil(limit / len(_SPLITS)) if split else limit):
+            taken[split] += 1
+            yield record
+        if taken.total() == limit:
+            return
+
+
+class _Places:
+    """Where each question stood first, in some 150 bytes a question."""
+
+    def __init__(self) -> None:
+        self._prefixes: dict[str, int] = {}
+        self._places: dict[int, int] = {}
+
+    def first(self, question: str, record: Record) -> str | None:
+        """The source that has had this question already; if none has, this record is the first."""
+        here = self._prefixes.setdefault(record.prefix, len(self._prefixes)) << 40 | record.number
+        place = self._places.setdefault(int(question, 16), here)
+        if place == here:
+            return None
+        return f"{list(self._prefixes)[place >> 40]}{place & (1 << 40) - 1}"
+
+
+def _row(record: Record, source: str, tenant: Tenant, inputs: Sequence[Input]) -> Row:
+    texts = {field: cell_text(record.cells.get(field)) for field in FIELDS}
+    further = {each.name: cell_text(record.cells.get(input_field(each.name))) for each in inputs}
+    split = texts["split"].lower()
+    return Row(
+        id=row_id(tenant.id, texts["query"], texts["profile"], texts["history"], identifying(further, inputs)),
+        tenant=tenant.id,
+        query=texts["query"],
+        profile=texts["profile"],
+        history=texts["history"],
+        gold_id=texts["gold"] or None,
+        intent=texts["intent"] or None,
+        inputs={name: text for name, text in further.items() if text},
+        pool=texts["pool"] or None,
+        split=split if split in _SPLITS else None,
+        source=source,
+    )
+
+
+def _refused(row: Row, reason: str) -> Row:
+    """The row failed, under an id of its own: what it asks may be nothing, or another row's question."""
+    return row.failed(reason).model_copy(update={"id": hash_of(row.id, row.source)[:16]})
+
+
+def _flaw(row: Row, cells: Mapping[str, Any], data: Data, inputs: Sequence[Input]) -> str | None:
+    query = cells.get("query")
+    if is_empty(query):
+        return "empty_query"
+    if not isinstance(query, str) or any(isinstance(value, list | dict | bytes) for value in cells.values()):
+        return "not_text"
+    if not normalise(row.query):  # only punctuation, emoji or invisible characters
+        return "empty_query"
+    if any(each.required and each.name not in row.inputs for each in inputs):
+        return "empty_input"
+    if len(row.query) > data.max_query_chars:
+        return "query_too_long"
+    if sum(map(len, (row.profile, row.history, *identifying(row.inputs, inputs).values()))) > data.max_context_chars:
+        return "context_too_long"
+    return "bad_split" if row.split is None and cell_text(cells.get("split")) else None

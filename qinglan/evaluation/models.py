@@ -1,0 +1,426 @@
+"""What an evaluation found, what the gate decided, and what a report holds: `evaluation.json` and `report.json`."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from qinglan.errors import ArtifactError
+from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.ledger import Usage
+from qinglan.recipes import Finding, Metric
+from qinglan.rows import ArmName, Retrieved
+from qinglan.runs.artifacts import Artifact, StageResult, write_json
+from qinglan.runs.schema_versions import REPORT
+from qinglan.statistics import Comparison, Interval
+from qinglan.training.alarms import Alarm
+
+Verdict = Literal["promote", "refuse", "undecided"]
+Outcome = Literal["pass", "fail", "unknown"]
+
+
+class Rule(BaseModel):
+    """One requirement and how it came out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    """Such as `gain_vs_teacher`, `quality_vs_champion`, `cost`, `latency`, `red_team`, `alarms`."""
+    outcome: Outcome
+    """`unknown` where the test set can't tell, or what the rule needs was not measured; it blocks like a failure, and
+    says so. Only the teacher's latency may be missing: then there is nothing to be slower than."""
+    found: str
+    """What was measured, in words: `+0.119 [0.073, 0.167]`."""
+    required: str
+    reason: str = ""
+    """In one sentence, why it failed or what is missing, and what would help."""
+
+
+class Decision(BaseModel):
+    """The gate's answer, for `report.json`, MLflow and Prefect."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    verdict: Verdict
+    """`undecided`: nothing failed, but something is unknown."""
+    challenger: str
+    """The arm."""
+    champion: str | None = None
+    """Version of the registered model that is to be replaced, if there is one."""
+    rules: list[Rule]
+    sentence: str
+    """The decision in one line, with its reasons."""
+
+
+StandIn = Literal["teacher", "answerer", "judge", "rag", "student", "workbook"]
+Kind = Literal["retrieval", "answer"]
+Tone = Literal["better", "worse", "open", "none"]
+
+
+def _no_nan(value: Any) -> Any:
+    return None if isinstance(value, float) and value != value else value
+
+
+Number = Annotated[float | None, BeforeValidator(_no_nan)]
+"""Null where there is no value; NaN, which JSON can't carry, becomes null."""
+
+
+class Part(BaseModel):
+    """A part of the report."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class StageArtifact(Part):
+    """A file that a stage left behind."""
+
+    path: str
+    sha256: str
+    rows: int | None = None
+
+
+class Stage(Part):
+    """What a stage took in and gave out."""
+
+    name: str
+    seconds: float
+    rows_in: int = 0
+    rows_out: int = 0
+    dropped: dict[str, int] = {}
+    metrics: dict[str, float] = {}
+    """What the stage measured, by the names that MLflow has, such as `judge_mean`."""
+    artifacts: list[StageArtifact] = []
+    reused_from: str | None = None
+    """The run that did the work, where it was not this one."""
+
+    @classmethod
+    def of(cls, result: StageResult, run_id: str) -> "Stage":
+        """A finished stage as the report shows it."""
+        return cls(
+            name=result.stage,
+            seconds=result.seconds,
+            rows_in=result.rows_in,
+            rows_out=result.rows_out,
+            dropped=result.dropped,
+            metrics=result.metrics,
+            artifacts=[
+                StageArtifact(path=str(a.path), sha256=a.sha256, rows=a.rows) for a in result.artifacts.values()
+            ],
+            reused_from=result.run_id if result.run_id != run_id else None,
+        )
+
+
+class RagCalls(Part):
+    """Use of the retrieval service."""
+
+    calls: int = 0
+    cached: int = 0
+    failed: int = 0
+
+
+class Api(Part):
+    """Calls by role."""
+
+    teacher: Usage = Usage()
+    answerer: Usage = Usage()
+    """The model whose answers the student learns to judge, where a recipe has one."""
+    judge: Usage = Usage()
+    rag: RagCalls = RagCalls()
+
+
+class Score(Part):
+    """A mean over the questions that have a value."""
+
+    mean: Number = None
+    n: int = 0
+    ci95: Interval | None = None
+    """None where none is estimated, and for fewer than two groups."""
+
+
+class Scored(Part):
+    """Something that has means by metric."""
+
+    scores: dict[str, Score] = {}
+    """Of the metrics that have values."""
+
+    def score(self, metric: str) -> Score:
+        """Without a mean where there is no value."""
+        return self.scores.get(metric, Score())
+
+    def mean(self, metric: str) -> float | None:
+        """None where there is no value."""
+        return self.score(metric).mean
+
+
+class Arm(Scored):
+    """One way to get a text, and how good its texts are."""
+
+    n: int
+    """Questions put to this arm."""
+    latency_p50_ms: Number = None
+    latency_p95_ms: Number = None
+    cost_per_1000_usd: Number = None
+    judge_consistency: Number = None
+    """Mean difference between the judge's two passes, 0–5; null where it was asked once."""
+    latency_load: str | None = None
+    """How latency was measured: `one question at a time on cpu`."""
+    latency_n: int = 0
+    """Questions whose latency was measured."""
+    latency_p50_ci95: Interval | None = None
+    latency_p95_ci95: Interval | None = None
+    cost_ci95: Interval | None = None
+    prompt_tokens_per_1000: Number = None
+    completion_tokens_per_1000: Number = None
+    failed: int = 0
+    """Of `n`: no usable text, or nothing could be said of it; left out of the means."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """All numbers by name, the means under their metrics' names."""
+        plain = {name: value for name, value in self.model_dump().items() if isinstance(value, int | float)}
+        return plain | {metric: score.mean for metric, score in self.scores.items() if score.mean is not None}
+
+
+class SftTraining(Part):
+    """Summary of supervised fine-tuning; further keys are shown as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    rows: int | None = None
+    steps: int | None = None
+    loss_first: Number = None
+    loss_last: Number = None
+
+
+class RlTraining(Part):
+    """Summary of reinforcement learning; further keys are shown as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    steps: int
+    reward_first: Number = None
+    reward_last: Number = None
+
+
+class Training(Part):
+    """What was trained; null for what was not."""
+
+    sft: SftTraining | None = None
+    rl: RlTraining | None = None
+
+
+class Series(Part):
+    """One curve."""
+
+    label: str
+    x: list[float]
+    y: list[Number]
+
+
+class Distribution(Part):
+    """How often a value came up: counts over equal bins of [low, high]."""
+
+    label: str
+    low: float
+    high: float
+    counts: list[int]
+
+
+class ExampleArm(Part):
+    """What one arm asked the RAG, and what came back; or what it answered, and how good that is."""
+
+    text: str | None = None
+    """None where the arm failed."""
+    reason: str | None = None
+    """Why it failed."""
+    retrieved: Retrieved | None = None
+    values: dict[str, float] = {}
+    """An answer's, by metric."""
+
+
+class Example(Part):
+    """One test question through all arms."""
+
+    query: str
+    profile: str = ""
+    history: str = ""
+    inputs: dict[str, str] = {}
+    """What else the row brings, by column."""
+    gold_id: str | None = None
+    gold_title: str | None = None
+    arms: dict[ArmName, ExampleArm]
+
+
+class Purchase(Part):
+    """Teachers side by side: which one to buy."""
+
+    labels: dict[ArmName, str]
+    """What the teachers' arms are called here."""
+    rival: ArmName
+    """The one that the verdict compares with the main teacher."""
+    tone: Tone
+    sentence: str
+    reading: str
+    offers: list[str] = []
+    """Each rival in a paragraph."""
+    notes: list[str] = []
+    """What to keep in mind with the figures."""
+    stand_ins: list[ArmName] = []
+    """Rivals that were played by a stand-in."""
+
+
+class Shared(Part):
+    """Of the test split's `test` distinct things, `in_train` also occur in the training split."""
+
+    what: str
+    """Such as `gold documents`, `exact questions`, `products`."""
+    test: int
+    in_train: int
+    note: str = ""
+
+
+class SliceArm(Scored):
+    """One arm on the questions of a slice; a small slice has no intervals."""
+
+    n: int = 0
+    """Questions for which this arm has a value."""
+
+
+class SliceDiff(Part):
+    """`a` − `b` on the questions of a slice where both have a value."""
+
+    a: ArmName
+    b: ArmName
+    metric: str
+    n: int
+    diff: Number = None
+    ci95: Interval | None = None
+    """None for fewer than two groups, and in a small slice."""
+
+
+class Slice(Part):
+    """The test questions that have something in common."""
+
+    by: str
+    """`tenant`, `intent`, `length`, `history` or `pool`."""
+    value: str
+    n: int
+    arms: dict[ArmName, SliceArm] = {}
+    diffs: list[SliceDiff] = []
+
+    def diff(self, a: ArmName, b: ArmName, metric: str) -> SliceDiff | None:
+        """What was found for this comparison."""
+        return next((found for found in self.diffs if (found.a, found.b, found.metric) == (a, b, metric)), None)
+
+
+class Registered(Part):
+    """The version under which MLflow's registry keeps the challenger; made from a `registry.Released`."""
+
+    model_config = ConfigDict(from_attributes=True, extra="ignore")
+
+    name: str
+    version: str
+    aliases: list[str] = []
+    arm: ArmName = ""
+    sha256: str = ""
+    recipe_version: str = ""
+    dataset_version: str | None = None
+    mlflow_run_id: str | None = None
+    created: datetime | str | None = None
+
+
+class Report(Part):
+    """`report.json`. Arms may be missing: a data-only refresh has `original` and `teacher`, over all rows."""
+
+    run_id: str
+    profile: str
+    recipe: str
+    kind: Kind = "retrieval"
+    """Of the recipe: what its texts are for."""
+    metrics: list[Metric] = []
+    """The recipe's, in the order in which they decide: their words, digits and scales."""
+    rivals: list[ArmName] = ["teacher"]
+    """Whom the gate holds the challenger against, beside the champion."""
+    command: str | None = None
+    """What made this; the settings, overrides included, are in the run's `run.json`."""
+    versions: dict[str, str] = {}
+    stages: list[Stage] = []
+    api: Api = Api()
+    arms: dict[ArmName, Arm] = {}
+    comparisons: list[Comparison] = []
+    purchase: Purchase | None = None
+    """Of a comparison of teachers."""
+    training: Training = Training()
+    alarms: list[Alarm] = []
+    """What was alarming in RL, by step (docs/alarms.md)."""
+    stand_ins: list[StandIn] = []
+    """What was played by an embedded stand-in (`stand_ins_of` reads it off the profile)."""
+    decision: Decision | None = None
+    """The gate's; null where nothing was to be released."""
+    released: Registered | None = None
+    slices: list[Slice] = []
+    red_team: dict[ArmName, list[RedTeamResult]] = {}
+    findings: list[Finding] = []
+    """Tables of the recipe's own."""
+    unjudged: dict[str, int] = {}
+    """Test questions without a judge's score in any arm, by the reason why the judge's call failed."""
+    examples: list[Example] = []
+    shared: list[Shared] = []
+    curves: dict[str, list[Series]] = {}
+    """By name, see `report_html.CURVES`; other names are drawn under their own name."""
+    distributions: dict[str, list[Distribution]] = {}
+    """What validation found: `top1_score` of original question and rewrite, and the `gain` of one over the other."""
+
+    def metric(self, name: str) -> Metric:
+        """A metric by its name; one that nobody declared goes by its name alone."""
+        return next((metric for metric in self.metrics if metric.name == name), Metric(name, name, name))
+
+    def stage(self, name: str) -> Stage | None:
+        """None where the run has none of that name."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    @property
+    def is_of_data(self) -> bool:
+        """Is it a refresh's: a dataset, and nothing that was trained, evaluated or compared?"""
+        names = {stage.name for stage in self.stages}
+        return "dataset" in names and names.isdisjoint({"sft", "evaluate", "compare"})
+
+    def write(self, path: Path) -> Artifact:
+        """Write `report.json`."""
+        write_json(path, REPORT.dump(self))
+        return Artifact.of(path)
+
+    @classmethod
+    def read(cls, path: Path) -> "Report":
+        """Read `report.json` back.
+
+        Raises:
+            ArtifactError: missing, not a report of this version, or of a newer Qinglan.
+        """
+        try:
+            return REPORT.read(cls, path)
+        except FileNotFoundError as error:
+            raise ArtifactError(f"{path}: no such report; `qinglan show RUN` says how that run stands") from error
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"]))
+            raise ArtifactError(f"{path}: `{where}`: {problem['msg']}; make the report again") from error
+
+
+class Evaluation(BaseModel):
+    """What the evaluate stage hands to gate and report."""
+
+    metrics: list[Metric] = []
+    """The recipe's, in the order in which they decide."""
+    arms: dict[ArmName, Arm]
+    comparisons: list[Comparison]
+    examples: list[Example]
+    shared: list[Shared]
+    slices: list[Slice] = []
+    red_team: dict[ArmName, list[RedTeamResult]] = {}
+    """Of the students; the base model is not tried."""
+    findings: list[Finding] = []
+    """Tables of the recipe's own."""
+    unjudged: dict[str, int] = {}
+    """Questions that no arm has a judge's score for, by the reason why the panel's call failed."""

@@ -1,0 +1,122 @@
+"""The report as one self-contained HTML page, in English and Chinese.
+
+Every text that came from a workbook, a model or the RAG is untrusted: the template escapes it, and the page's
+content policy allows no script and no network. Both languages are in the page; two radio buttons and CSS show one.
+"""
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from qinglan.evaluation.models import Report
+from qinglan.evaluation.report import figures as report_figures
+from qinglan.evaluation.report import tables as report_tables
+from qinglan.evaluation.report.answers import answers, metric_terms
+from qinglan.evaluation.report.verdict import (
+    STUDENTS,
+    alarm_warning,
+    arm_label_words,
+    arms_of,
+    headline,
+    metric_words,
+    pair_words,
+    stand_in_warning,
+    starred,
+    verdict,
+)
+from qinglan.evaluation.report.words import ACTIONS, OUTCOMES, TERMS, rule_words, words
+from qinglan.runs.artifacts import Artifact
+from qinglan.text import Both, count, interval, number, p_value, signed, usd
+
+DETECTABLE = Both(
+    "the smallest true difference that four of five such test sets would show",
+    "五个这样的测试集中有四个能显示出来的最小真实差异",
+)
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render_html(report: Report, out: Path) -> Artifact:
+    """Write the report as one HTML file that needs nothing else."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shown = (number, signed, interval, count, usd, p_value)
+    named = (words, rule_words, report_figures.slice_words, report_tables.alarm_words)
+    told = (report_tables.left_out, report_tables.duration_words)
+    environment.filters |= {helper.__name__: helper for helper in (*shown, *named, *told)}
+    environment.filters |= {"t": t, "unbroken": unbroken, "arm_words": partial(arm_label_words, report=report)}
+    environment.filters["metric_words"] = partial(metric_words, report=report)
+    environment.filters["sentence_words"] = partial(report_tables.sentence_words, terms=metric_terms(report))
+    environment.globals["slice_cell"] = partial(report_tables.slice_cell, report)
+    environment.globals["example_values"] = partial(report_tables.example_values, report)
+    environment.globals |= {"t": t, "pair_words": partial(pair_words, report=report), "Both": Both}
+    environment.globals["arm_words_head"] = partial(arm_label_words, report=report, head=True)
+    page = environment.get_template("report.html.j2").render(_view(report))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_suffix(out.suffix + ".partial")
+    unfinished.write_text(page, encoding="utf-8")
+    unfinished.replace(out)
+    return Artifact.of(out)
+
+
+def t(english: str | Both, chinese: str | None = None) -> Markup:
+    """A text in both languages, of which the page shows one; once where they are the same."""
+    en, zh = (english.en, english.zh) if isinstance(english, Both) else (english, chinese or english)
+    if en == zh:
+        return escape(en)
+    return Markup('<span class="en">{}</span><span class="zh" lang="zh">{}</span>').format(en, zh)
+
+
+def unbroken(text: Both) -> Both:
+    """With no line break inside an interval."""
+    return Both(*(re.sub(r"\[[^\]]*\]", lambda found: found.group().replace(" ", "\u00a0"), part) for part in text))
+
+
+def _with_hyphens(sentence: str, report: Report) -> str:
+    """With no line break inside a metric's name, such as `top-1`."""
+    for metric in report.metrics:
+        sentence = sentence.replace(metric.en, metric.en.replace("-", "\u2011"))
+    return sentence
+
+
+def _view(report: Report) -> dict[str, Any]:
+    arms = list(arms_of(report))
+    english, chinese = verdict(report), verdict(report, "zh")
+    return {
+        "report": report,
+        "sentence": Both(_with_hyphens(english.sentence, report), chinese.sentence),
+        "tone": english.tone,
+        "answers": answers(report),
+        "headline": headline(report),
+        "warning": Both(stand_in_warning(report), stand_in_warning(report, "zh")),
+        "alarms": Both(alarm_warning(report), alarm_warning(report, "zh")),
+        "alarm_actions": ACTIONS,
+        "outcomes": OUTCOMES,
+        "star": lambda key: "*" if key and starred(report, key) else "",
+        "plan": report_tables.plan(report),
+        "arms": arms,
+        "students": [name for name in arms if name in STUDENTS],
+        "arm_dots": report_figures.arm_dots(report, arms),
+        "arm_lines": report_tables.arm_lines(report, arms),
+        "loads": report_tables.loads(report, arms),
+        "difference_dots": report_figures.difference_dots(report),
+        "pairs": report_tables.comparisons_by_pair(report),
+        "slices": report_figures.slice_plots(report),
+        "red_team": report_tables.red_team(report),
+        "charts": report_figures.charts(report.curves),
+        "distributions": report_figures.distributions(report.distributions),
+        "gain_shares": report_figures.gain_shares(report.distributions.get("gain", [])),
+        "funnel": report_tables.funnel(report.stages),
+        "training": report_tables.training(report),
+        "detectable": DETECTABLE,
+        "terms": TERMS[report.kind],
+        "is_retrieval": report.kind == "retrieval",
+    }

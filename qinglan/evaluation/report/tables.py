@@ -1,0 +1,317 @@
+"""What stands in the report's tables, ready for the template."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from qinglan import text as formats
+from qinglan.evaluation.models import Arm, Report, Scored, Slice, Stage
+from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.evaluation.report.answers import Tally
+from qinglan.evaluation.report.chinese import chinese
+from qinglan.evaluation.report.verdict import (
+    QUALITY,
+    arm_label_words,
+    candidate,
+    headline,
+    metric_words,
+    opponent,
+    pair_words,
+)
+from qinglan.evaluation.report.words import ALARMS, KINDS, TRAINING, words
+from qinglan.recipes import Metric
+from qinglan.rows import ArmName
+from qinglan.statistics import Comparison, Interval
+from qinglan.text import NONE, Both, count, latency, number, signed, usd
+from qinglan.training.alarms import Alarm
+
+
+class Value(NamedTuple):
+    """A cell: the value, its interval, and what is to be said with it."""
+
+    text: str
+    ends: str = ""
+    note: Both | None = None
+
+
+class Line(NamedTuple):
+    """A row of a table: what it is, its cells, and whether it is a main figure."""
+
+    label: Both
+    key: str
+    """For the star of a stand-in."""
+    cells: list[Value]
+    main: bool = False
+
+
+class Plan(NamedTuple):
+    """The candidate against its opponent, figure by figure: opponent, candidate, difference."""
+
+    names: tuple[ArmName, ArmName]
+    heads: tuple[Both, Both]
+    lines: list[Line]
+
+
+class RedTeam(NamedTuple):
+    """The red team's cases by kind for every student, the candidate first, and those that were not passed."""
+
+    arms: list[ArmName]
+    kinds: list[tuple[Both, list[Tally]]]
+    total: list[Tally]
+    open: list[tuple[ArmName, list[RedTeamResult]]]
+
+
+def plan(report: Report) -> Plan | None:
+    """What was got, latency and cost side by side; None where there is nothing to hold against each other."""
+    name, other = candidate(report), opponent(report)
+    if name is None or not {name, other} <= report.arms.keys():
+        return None
+    mine, theirs = report.arms[name], report.arms[other]
+    found = {c.metric: c for c in report.comparisons if (c.a, c.b) == (name, other)}
+    known = (m.name for m in report.metrics if any(arm.mean(m.name) is not None for arm in (mine, theirs)))
+    first = next(known, "")
+    lines = [
+        _compared(report, metric, theirs, mine, found.get(metric.name), main=metric.name == first)
+        for metric in report.metrics
+        if metric.name == first or _is_plain(metric)
+    ]
+    lines += [_timed(part, theirs, mine) for part in ("p50", "p95")]
+    ratio = _ratio(mine.cost_per_1000_usd, theirs.cost_per_1000_usd)
+    lines.append(Line(Both("cost per 1,000", "每千次成本"), "", [_cost(theirs), _cost(mine), ratio]))
+    heads = (arm_label_words(other, report, head=True), arm_label_words(name, report, head=True))
+    return Plan((other, name), heads, _filled(lines))
+
+
+def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[Line]:
+    """Every figure of every arm; a figure that no arm has is left out."""
+    found = [report.arms[name] for name in arms]
+    main = headline(report)
+
+    def line(english: str, chinese: str, cell: Callable[[Arm], Value], key: str = "") -> Line:
+        return Line(Both(english, chinese), key, [cell(arm) for arm in found])
+
+    def means(metric: Metric) -> Line:
+        label, is_main = metric_words(metric.name, report), main is not None and metric.name == main.metric
+        return Line(label, metric.name, [_mean(arm, metric) for arm in found], is_main)
+
+    def plain(name: str, show: Callable[[Any], str] = number) -> Callable[[Arm], Value]:
+        return lambda arm: Value(show(getattr(arm, name)))
+
+    def whole(value: float | None) -> str:
+        return number(value, 0)
+
+    return _filled(
+        [
+            line("questions", "问题数", plain("n", count)),
+            line("failed, left out", "失败，未计入", plain("failed", lambda failed: count(failed or None))),
+            *map(means, report.metrics),
+            line(
+                "judge: its two passes differ by", "裁判两次评分相差", plain("judge_consistency"), "judge_consistency"
+            ),
+            line("latency p50, ms", "延迟 p50（毫秒）", lambda arm: _latency(arm, "p50")),
+            line("latency p95, ms", "延迟 p95（毫秒）", lambda arm: _latency(arm, "p95")),
+            line("timed questions", "计时的问题数", plain("latency_n", lambda n: count(n or None))),
+            line("$ per 1,000", "每千次美元", lambda arm: _without_sign(_cost(arm))),
+            line("tokens in per 1,000", "每千次输入 token", plain("prompt_tokens_per_1000", whole)),
+            line("tokens out per 1,000", "每千次输出 token", plain("completion_tokens_per_1000", whole)),
+        ]
+    )
+
+
+def slice_cell(report: Report, part: Slice, name: ArmName) -> Value:
+    """An arm's mean on a slice, on the first metric that has one there."""
+    arm = part.arms.get(name)
+    metric = next((m for m in report.metrics if arm and arm.mean(m.name) is not None), None)
+    return _mean(arm, metric) if arm and metric else Value(NONE)
+
+
+def loads(report: Report, arms: Sequence[ArmName]) -> list[Both]:
+    """Which arms' latency was measured how."""
+    found: dict[str, list[ArmName]] = {}
+    for name in arms:
+        if (load := report.arms[name].latency_load) is not None:
+            found.setdefault(load, []).append(name)
+    measured = [(_heads(names, report), load) for load, names in found.items()]
+    return [Both(f"{who.en}: {load}.", f"{who.zh}：{chinese(load)}。") for who, load in measured]
+
+
+def comparisons_by_pair(report: Report) -> list[tuple[Both, list[Comparison]]]:
+    """In the order of the report."""
+    pairs: dict[tuple[ArmName, ArmName], list[Comparison]] = {}
+    for found in report.comparisons:
+        pairs.setdefault((found.a, found.b), []).append(found)
+    return [(pair_words(a, b, report), found) for (a, b), found in pairs.items()]
+
+
+def left_out(found: Comparison) -> Both | None:
+    """What a comparison is silent about."""
+    if not found.left_out:
+        return None
+    out, single = count(found.left_out), count(found.one_sided)
+    if not found.one_sided:
+        return Both(f"{out} left out", f"{out} 个未计入")
+    return Both(f"{out} left out, {single} one-sided", f"{out} 个未计入，{single} 个仅一方有值")
+
+
+def red_team(report: Report) -> RedTeam | None:
+    """None where no student was put to it."""
+    first = candidate(report)
+    tried = sorted(
+        ((name, found) for name, found in report.red_team.items() if found), key=lambda item: item[0] != first
+    )
+    if not tried:
+        return None
+    kinds = dict.fromkeys(result.kind for _, found in tried for result in found)
+    return RedTeam(
+        arms=[name for name, _ in tried],
+        kinds=[
+            (kind_words(kind), [Tally.of([r for r in found if r.kind == kind]) for _, found in tried]) for kind in kinds
+        ],
+        total=[Tally.of(found) for _, found in tried],
+        open=[(name, missed) for name, found in tried if (missed := [r for r in found if not r.passed])],
+    )
+
+
+def funnel(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    """Stages that count rows, with bar widths in percent of the fullest stage."""
+    counted = [stage for stage in stages if stage.rows_in]
+    full = max((stage.rows_in for stage in counted), default=1)
+    return [
+        {
+            "stage": stage,
+            "kept": 100 * min(stage.rows_out, stage.rows_in) / full,
+            "fell": 100 * sum(stage.dropped.values()) / full,
+            "reasons": sorted(stage.dropped.items(), key=lambda item: -item[1]),
+        }
+        for stage in counted
+    ]
+
+
+def training(report: Report) -> list[tuple[Both, list[tuple[Both, str]]]]:
+    """The summaries of the engines."""
+    found, chinese_names = report.training, {metric.name: metric.zh for metric in report.metrics} | TRAINING
+    parts = [(name, part.model_dump()) for name, part in (("SFT", found.sft), ("RL", found.rl)) if part is not None]
+    return [
+        (
+            words(name),
+            [
+                (fact_words(key, chinese_names), formats.plain(value))
+                for key, value in facts.items()
+                if value is not None
+            ],
+        )
+        for name, facts in parts
+    ]
+
+
+def fact_words(key: str, names: Mapping[str, str] = TRAINING) -> Both:
+    """`reward_first` in words; an engine's own key stays as it is."""
+    english = key.replace("_", " ")
+    for ending, when in (("_first", "（开始）"), ("_last", "（结束）"), ("", "")):
+        if key.endswith(ending) and (name := names.get(key.removesuffix(ending))):
+            return Both(english, f"{name}{when}")
+    return Both(english, english)
+
+
+def kind_words(kind: str) -> Both:
+    """What a kind of case is called; the user's own stay as they are."""
+    return KINDS.get(kind) or Both(kind.replace("_", " "), kind.replace("_", " "))
+
+
+def alarm_words(alarm: Alarm) -> Both:
+    """What an alarm says; in Chinese its meaning with its numbers."""
+    numbers = "，".join(f"{key.replace('_', ' ')} {formats.plain(value)}" for key, value in alarm.values.items())
+    meaning = ALARMS[alarm.name].zh
+    return Both(alarm.message, f"{meaning}（{numbers}）" if numbers else meaning)
+
+
+def sentence_words(text: str, terms: Mapping[str, str] | None = None) -> Both:
+    """What gate, red team or evaluation say; `terms`: the recipe's metrics in Chinese."""
+    return Both(text, chinese(text, terms))
+
+
+def duration_words(seconds: float) -> Both:
+    """How long a stage took."""
+    english = formats.duration(seconds)
+    return Both(english, english.replace(" min", " 分").replace(" s", " 秒"))
+
+
+def example_values(report: Report, values: Mapping[str, float]) -> list[tuple[Both, str]]:
+    """What an answer is worth, metric by metric."""
+    known = [metric for metric in report.metrics if metric.name in values]
+    return [(metric_words(metric.name, report), f"{values[metric.name]:.3g}") for metric in known]
+
+
+def _is_plain(metric: Metric) -> bool:
+    """A share of questions, or the judge's score: what says something to who knows nothing of how it is measured."""
+    return metric.interval and (metric.proportion or metric.name == QUALITY)
+
+
+def _compared(report: Report, metric: Metric, theirs: Arm, mine: Arm, found: Comparison | None, *, main: bool) -> Line:
+    difference = Value(NONE)
+    if found is not None and found.diff is not None:
+        ends = formats.interval(found.ci95) if found.ci95 else ""
+        difference = Value(signed(found.diff), ends, _basis(found))
+    cells = [_mean(theirs, metric), _mean(mine, metric), difference]
+    return Line(metric_words(metric.name, report), metric.name, cells, main)
+
+
+def _basis(found: Comparison) -> Both:
+    left = left_out(found)
+    return Both(
+        f"{count(found.n)} questions in {count(found.groups)} groups" + (f", {left.en}" if left else ""),
+        f"{count(found.n)} 个问题，{count(found.groups)} 组" + (f"，{left.zh}" if left else ""),
+    )
+
+
+def _mean(arm: Scored, metric: Metric) -> Value:
+    score = arm.score(metric.name)
+    return Value(number(score.mean, metric.digits), _ends(score.ci95, lambda value: number(value, metric.digits)))
+
+
+def _timed(part: str, theirs: Arm, mine: Arm) -> Line:
+    def cell(arm: Arm) -> Value:
+        value = _latency(arm, part)
+        return value._replace(note=_load(arm)) if value.text != NONE else value
+
+    key = f"latency_{part}_ms"
+    ratio = _ratio(getattr(mine, key), getattr(theirs, key))
+    return Line(Both(f"latency {part}, ms", f"延迟 {part}（毫秒）"), "", [cell(theirs), cell(mine), ratio])
+
+
+def _load(arm: Arm) -> Both | None:
+    if arm.latency_load is None:
+        return None
+    load = sentence_words(arm.latency_load)
+    timed = count(arm.latency_n)
+    return Both(f"{load.en}, n {timed}", f"{load.zh}，n {timed}") if arm.latency_n else load
+
+
+def _latency(arm: Arm, part: str) -> Value:
+    return Value(latency(getattr(arm, f"latency_{part}_ms")), _ends(getattr(arm, f"latency_{part}_ci95"), latency))
+
+
+def _cost(arm: Arm) -> Value:
+    return Value(usd(arm.cost_per_1000_usd), _ends(arm.cost_ci95, usd))
+
+
+def _without_sign(cost: Value) -> Value:
+    return Value(cost.text.replace("$", ""), cost.ends.replace("$", ""))
+
+
+def _ends(ends: Interval | None, show: Callable[[float], str]) -> str:
+    return f"[{show(ends[0])}, {show(ends[1])}]" if ends else ""
+
+
+def _ratio(mine: float | None, theirs: float | None) -> Value:
+    if mine is None or not theirs:
+        return Value(NONE)
+    return Value(f"× {number(mine / theirs, 2 if mine >= 0.1 * theirs else 4)}")
+
+
+def _filled(lines: Iterable[Line]) -> list[Line]:
+    return [line for line in lines if any(cell.text != NONE for cell in line.cells)]
+
+
+def _heads(names: Iterable[ArmName], report: Report) -> Both:
+    labels = [arm_label_words(name, report, head=True) for name in names]
+    return Both(", ".join(label.en for label in labels), "、".join(label.zh for label in labels))

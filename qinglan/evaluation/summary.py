@@ -1,0 +1,256 @@
+"""What a run's stages found, put together: the arms with their comparisons, and the report.
+
+A refresh trains nothing: its report compares the original question and the teacher over every row of the workbook
+that was a question.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from qinglan.clients.roles import site_ledger
+from qinglan.config import Evaluate, Gate, Profile
+from qinglan.evaluation import ArmRow, Evaluation, compare_arms, examples, shared_between, slices_of, summarise
+from qinglan.evaluation.models import (
+    Api,
+    Distribution,
+    Purchase,
+    RagCalls,
+    Registered,
+    Report,
+    RlTraining,
+    Series,
+    SftTraining,
+    Stage,
+    Training,
+)
+from qinglan.evaluation.report.verdict import stand_ins_of, verdict
+from qinglan.recipes import Finding, Recipe, get_recipe
+from qinglan.recipes.kinds.grading import grading_of
+from qinglan.rows import INPUT_REASONS, ArmName, Row
+from qinglan.runs.artifacts import StageResult, read_jsonl
+from qinglan.runs.run import Run
+from qinglan.statistics import Comparison, rows_needed
+from qinglan.text import latency, number, usd
+
+COMPARING = ("evaluate", "compare")
+"""Stages that leave an evaluation behind."""
+REPORTED_PACKAGES = ("qinglan", "prefect", "mlflow", "ms-swift", "verl", "ray", "torch", "transformers")
+_CURVES = {
+    "rl_reward": (("rl", "curve", "mean reward of a step"),),
+    "rl_dev": (("rl", "dev_curve", "dev split"),),
+    "sft_loss": (("sft", "curve", "training"), ("sft", "eval_curve", "dev split")),
+    "pretrain_loss": (("base_model", "curve", "training"),),
+}
+"""By the report's name: stage, key of its details, label."""
+
+
+def evaluate(
+    arms: Mapping[ArmName, Sequence[ArmRow]],
+    rows: Sequence[Row],
+    config: Evaluate,
+    recipe: Recipe,
+    train: Sequence[Row] = (),
+    *,
+    loads: Mapping[ArmName, str] | None = None,
+    probed: Mapping[ArmName, Sequence[ArmRow]] | None = None,
+) -> Evaluation:
+    """Figures, comparisons, slices and examples of finished arms, the recipe's findings, and what `rows` share with the
+    training rows.
+
+    Args:
+        loads: by arm, what else its model had to do while its latency was measured.
+        probed: by arm, what it answered to the recipe's probes.
+    """
+    loads, probed = loads or {}, probed or {}
+    return Evaluation(
+        metrics=list(recipe.METRICS),
+        arms={name: summarise(arm, rows, config, recipe, loads.get(name)) for name, arm in arms.items()},
+        comparisons=compare_arms(arms, rows, config, recipe),
+        slices=slices_of(arms, rows, config, recipe),
+        examples=examples(arms, rows, recipe),
+        shared=shared_between(train, rows, recipe) if train else [],
+        # Of no arm there is nothing to find: a table without a column.
+        findings=recipe.findings({name: [*arm, *probed.get(name, ())] for name, arm in arms.items()}, rows)
+        if arms
+        else [],
+    )
+
+
+def evaluate_baselines(rows: Sequence[Row], profile: Profile) -> Evaluation:
+    """What needs no model of ours, such as the teacher, as validation found it; over every row that was a question."""
+    recipe = get_recipe(profile.recipe)
+    questions = [row for row in rows if row.reason not in INPUT_REASONS]
+    return evaluate(grading_of(recipe).baseline_arms(questions, profile), questions, profile.evaluate, recipe)
+
+
+def metrics_of(evaluation: Evaluation) -> dict[str, float]:
+    """Figures of all arms under names such as `rl/top1`."""
+    figures = {f"{name}/{key}": value for name, arm in evaluation.arms.items() for key, value in arm.figures.items()}
+    for name, results in evaluation.red_team.items():
+        figures[f"{name}/red_team_failed"] = sum(result.passed is False for result in results)
+        figures[f"{name}/red_team_unchecked"] = sum(result.passed is None for result in results)
+    return figures
+
+
+def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
+    """`report.json` of a run, from the stages that it did or reused."""
+    profile, by_name = run.profile, {result.stage: result for result in stages}
+    recipe = get_recipe(profile.recipe)
+    evaluation = _evaluation_of(by_name, profile)
+    bought = by_name["compare"].details["purchase"] if "compare" in by_name else None
+    purchase = Purchase.model_validate(bought) if bought else None
+    return Report(
+        run_id=run.id,
+        profile=profile.name,
+        recipe=recipe.NAME,
+        kind=recipe.KIND,
+        metrics=evaluation.metrics,
+        rivals=list(profile.gate.rivals),
+        command=_command(run),
+        versions=installed_versions(),
+        stages=[Stage.of(result, run.id) for result in stages],
+        api=_api(run, stages),
+        arms=evaluation.arms,
+        comparisons=_with_rows_needed(evaluation, profile.gate if "evaluate" in by_name else None),
+        purchase=purchase,
+        training=_training(by_name),
+        alarms=by_name["rl"].details.get("alarms", []) if "rl" in by_name else [],
+        stand_ins=stand_ins_of(profile),
+        decision=by_name["gate"].details["decision"] if "gate" in by_name else None,
+        released=_released(by_name),
+        examples=evaluation.examples,
+        shared=evaluation.shared,
+        slices=evaluation.slices,
+        red_team=evaluation.red_team,
+        findings=[*evaluation.findings, *_of_rl(by_name)],
+        unjudged=evaluation.unjudged,
+        curves=_curves(by_name),
+        distributions=_distributions(by_name, purchase),
+    )
+
+
+def result_markdown(report: Report) -> str:
+    """The verdict and the table of arms; of a refresh the way of the rows, too."""
+    parts = [[f"## {verdict(report).sentence}"], [verdict(report).reading]]
+    parts += [_arms_markdown(report)] if report.arms else []
+    parts += [_rows_markdown(report)] if report.is_of_data else []
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+
+
+def _rows_markdown(report: Report) -> list[str]:
+    lines = ["| Stage | in | out | fell |", "| --- | ---: | ---: | --- |"]
+    for stage in report.stages:
+        fell = ", ".join(f"{reason} {rows:,}" for reason, rows in stage.dropped.items())
+        lines.append(f"| {stage.name} | {stage.rows_in:,} | {stage.rows_out:,} | {fell} |")
+    return lines
+
+
+def _arms_markdown(report: Report) -> list[str]:
+    metrics = [metric for metric in report.metrics if metric.compared]
+    heads = ["Arm", "n", "failed", *(metric.en for metric in metrics), "p50 ms", "1,000 cost"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
+    for name, arm in report.arms.items():
+        cells = [number(arm.mean(metric.name), metric.digits) for metric in metrics]
+        cells += [latency(arm.latency_p50_ms), usd(arm.cost_per_1000_usd)]
+        lines.append(f"| {name} | {arm.n:,} | {arm.failed:,} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _evaluation_of(by_name: Mapping[str, StageResult], profile: Profile) -> Evaluation:
+    for stage in COMPARING:
+        if stage in by_name:
+            return Evaluation.model_validate_json(by_name[stage].path("evaluation").read_text(encoding="utf-8"))
+    return evaluate_baselines(list(read_jsonl(by_name["validate"].path("rows"), Row)), profile)
+
+
+def _with_rows_needed(evaluation: Evaluation, gate: Gate | None) -> list[Comparison]:
+    """With the rows that the gain would take which is worth finding today: an evaluation outlives that setting.
+
+    Of metrics on a scale of 0 to 1 that have intervals: the gain is one of those.
+    """
+    shares = {metric.name for metric in evaluation.metrics if metric.interval and metric.maximum == 1}
+
+    def shown(found: Comparison) -> Comparison:
+        gain = gate.smallest_gain if gate and found.metric in shares else None
+        return found.model_copy(update={"rows_needed": rows_needed(found.n, found.detectable_diff, gain)})
+
+    return [shown(found) for found in evaluation.comparisons]
+
+
+def installed_versions() -> dict[str, str]:
+    """Of the packages that a result depends on, as far as they are installed here."""
+    return {name: _version(name) for name in REPORTED_PACKAGES}
+
+
+def _command(run: Run) -> str:
+    source = f" --from {run.source.name}" if run.source else ""
+    return f"qinglan run {run.flow} --profile {run.profile.name}{source}"
+
+
+def _api(run: Run, stages: Sequence[StageResult]) -> Api:
+    ours = [result.details.get("api", {}) for result in stages if result.run_id == run.id]
+
+    def total(role: str, name: str) -> int:
+        return sum(counts.get(role, {}).get(name, 0) for counts in ours)
+
+    with site_ledger(run.profile) as ledger:
+        paid = {
+            role: ledger.usage(run.id, role).model_copy(update={"cached": total(role, "cached")})
+            for role in ("teacher", "answerer", "judge")
+        }
+    rag = RagCalls(calls=total("rag", "calls"), cached=total("rag", "cached"), failed=total("rag", "failed"))
+    return Api(**paid, rag=rag)
+
+
+def _training(by_name: Mapping[str, StageResult]) -> Training:
+    sft = SftTraining(**by_name["sft"].details["summary"]) if "sft" in by_name else None
+    rl = RlTraining(**by_name["rl"].details["summary"]) if "rl" in by_name else None
+    return Training(sft=sft, rl=rl)
+
+
+def _of_rl(by_name: Mapping[str, StageResult]) -> list[Finding]:
+    """What RL found out about the judge of our own, where it asked one."""
+    found = by_name["rl"].details.get("findings", []) if "rl" in by_name else []
+    return [Finding.model_validate(one) for one in found]
+
+
+def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[Series]]:
+    curves = {}
+    for name, parts in _CURVES.items():
+        series = [
+            Series(label=label, x=[x for x, _ in points], y=[y for _, y in points])
+            for stage, key, label in parts
+            if stage in by_name and (points := by_name[stage].details.get(key))
+        ]
+        if series:
+            curves[name] = series
+    return curves
+
+
+def _distributions(by_name: Mapping[str, StageResult], purchase: Purchase | None) -> dict[str, list[Distribution]]:
+    found = by_name["validate"].details.get("histograms", {}) if "validate" in by_name else {}
+    if purchase and "top1_score" in found:
+        found = {"top1_score": _scores_by_teacher(by_name, purchase)}
+    return {name: [Distribution.model_validate(part) for part in parts] for name, parts in found.items()}
+
+
+def _scores_by_teacher(by_name: Mapping[str, StageResult], purchase: Purchase) -> list[dict[str, Any]]:
+    """The original question's scores, then those of every teacher's rewrites."""
+    original, _ = by_name["validate"].details["histograms"]["top1_score"]
+    stages = {arm: by_name["validate" if arm == "teacher" else f"validate-{arm}"] for arm in purchase.labels}
+    rewrites = {arm: stage.details["histograms"]["top1_score"][1] for arm, stage in stages.items()}
+    return [original, *(part | {"label": purchase.labels[arm]} for arm, part in rewrites.items())]
+
+
+def _released(by_name: Mapping[str, StageResult]) -> Registered | None:
+    if "register" not in by_name:
+        return None
+    return Registered.model_validate(by_name["register"].details["released"])
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except ModuleNotFoundError:  # the orchestrator's image has no trainer
+        return "not installed"

@@ -1,0 +1,187 @@
+"""Teachers side by side: who is asked what, and the figures of their answers. `purchase` says which to buy.
+
+Every teacher is asked the same questions with the same prompt, and its texts are graded as the main teacher's are. A
+question that a teacher left without a text counts against it as such, under `answered`, and nowhere as a low score.
+"""
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from qinglan.clients.roles import Services
+from qinglan.clients.row_batches import OVER_BUDGET
+from qinglan.config import Endpoint, Evaluate, Profile
+from qinglan.evaluation import (
+    ArmRow,
+    Evaluation,
+    arm_scores,
+    compared,
+    examples,
+    groups_of,
+    original_rows,
+    summarise,
+    teacher_rows,
+)
+from qinglan.evaluation.models import Arm
+from qinglan.ledger import Ledger
+from qinglan.recipes import Metric, Recipe
+from qinglan.recipes.kinds.distillation import teacher_requests
+from qinglan.rows import Row
+from qinglan.runs.run import Run
+from qinglan.statistics import ArmScores, Comparison, holm_corrected, ratio_ci
+
+MAIN = "teacher"
+"""The arm of the profile's own teacher."""
+ORIGINAL = "original"
+ANSWERED = Metric("answered", "share of questions answered", "有回答的问题比例")
+"""Share of the questions for which a teacher gave a usable text."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One teacher, and the run as it looks with this teacher in the place of the main one."""
+
+    arm: str
+    run: Run
+    services: Services
+
+    def stage(self, name: str) -> str:
+        """What a stage is called for this teacher."""
+        return name if self.arm == MAIN else f"{name}-{self.arm}"
+
+
+def deciding(recipe: Recipe) -> list[Metric]:
+    """The metrics by which a teacher is bought, in the order in which they decide: the first one that there is."""
+    return [*(metric for metric in recipe.METRICS if metric.compared and metric.interval), ANSWERED]
+
+
+def contenders(run: Run, services: Services) -> list[Contender]:
+    """The main teacher, then its rivals."""
+    rivals = run.profile.compare.teachers
+    return [
+        Contender(MAIN, _asking(run, run.profile.teacher), services),
+        *(
+            Contender(name, _asking(run, rivals[name]), replace(services, teacher_url=services.rival_urls[name]))
+            for name in rivals
+        ),
+    ]
+
+
+def draw(rows: Iterable[Row], count: int) -> list[Row]:
+    """Usable rows by a hash of their ids: the same ones every night, and those of a smaller sample among them."""
+    usable = (row for row in rows if row.status == "ok")
+    return heapq.nsmallest(count, usable, key=lambda row: hashlib.sha256(f"compare {row.id}".encode()).digest())
+
+
+def paid_in_vain(profile: Profile, rows: Iterable[Row], ledger: Ledger) -> dict[str, float]:
+    """Dollars by row id for answers of this profile's teacher that were of no use: refused, cut off, empty."""
+    asked = teacher_requests(profile)
+    unanswered = ((row, asked(row)) for row in rows if row.answer is None)
+    requests = {row.id: request.request_hash for row, request in unanswered if request}
+    calls = ledger.get_many(requests.values())
+    return {row: calls[request].cost_usd for row, request in requests.items() if request in calls}
+
+
+def arms_of(
+    answers: Mapping[str, Sequence[Row]], in_vain: Mapping[str, Mapping[str, float]], recipe: Recipe
+) -> dict[str, list[ArmRow]]:
+    """Every teacher, and the original question where it can be retrieved with, over the same rows.
+
+    Args:
+        answers: by arm, the validated rows, the main teacher's among them.
+        in_vain: by arm, what `paid_in_vain` found.
+    """
+    arms = {ORIGINAL: original_rows(_with_originals(answers))} if recipe.KIND == "retrieval" else {}
+    for name, rows in answers.items():
+        wasted = in_vain.get(name, {})
+        arms[name] = [
+            entry if entry.cost_usd is not None else entry.model_copy(update={"cost_usd": wasted.get(entry.row_id)})
+            for entry in teacher_rows(rows)
+        ]
+    return arms
+
+
+def evaluate_teachers(
+    arms: Mapping[str, Sequence[ArmRow]],
+    rows: Sequence[Row],
+    config: Evaluate,
+    recipe: Recipe,
+    loads: Mapping[str, str] | None = None,
+) -> Evaluation:
+    """Figures of all arms, and every rival against the main teacher on every metric that has values.
+
+    Args:
+        loads: by arm, what else was asked while its latency was measured.
+    """
+    loads = loads or {}
+    return Evaluation(
+        metrics=[*recipe.METRICS, ANSWERED],
+        arms={
+            name: _with_cost(summarise(arm, rows, config, recipe, loads.get(name)), arm, config)
+            for name, arm in arms.items()
+        },
+        comparisons=_comparisons(arms, rows, config, recipe),
+        examples=examples(arms, rows, recipe),
+        shared=[],
+    )
+
+
+def _asking(run: Run, teacher: Endpoint) -> Run:
+    """With this teacher. It is asked live, so that its latency is known, and what it fails at is a finding."""
+    profile = run.profile
+    distill = profile.distill.model_copy(update={"mode": "live", "engine": "process", "max_failed_share": 1.0})
+    return run.model_copy(update={"profile": profile.model_copy(update={"teacher": teacher, "distill": distill})})
+
+
+def _with_originals(answers: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """The main teacher's rows; what the original question found is taken from any teacher, as it is the same."""
+    known = {row.id: row.original_retrieved for rows in answers.values() for row in rows if row.original_retrieved}
+    return [row.model_copy(update={"original_retrieved": known.get(row.id)}) for row in answers[MAIN]]
+
+
+def _with_cost(arm: Arm, entries: Sequence[ArmRow], config: Evaluate) -> Arm:
+    """Dollars per 1,000 usable texts: answers that are none were paid for as well."""
+    costs = [entry.cost_usd for entry in entries if entry.cost_usd is not None]
+    usable = sum(entry.text is not None for entry in entries)
+    if not costs or not usable:
+        return arm.model_copy(update={"cost_per_1000_usd": None, "cost_ci95": None})
+    pairs = [(1000 * (entry.cost_usd or 0.0), float(entry.text is not None)) for entry in entries]
+    interval = ratio_ci(pairs, config.bootstrap_resamples, config.seed)
+    return arm.model_copy(update={"cost_per_1000_usd": 1000 * sum(costs) / usable, "cost_ci95": interval})
+
+
+def _comparisons(
+    arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate, recipe: Recipe
+) -> list[Comparison]:
+    scores, groups = {name: _scores(name, arm, rows, recipe) for name, arm in arms.items()}, groups_of(rows)
+    rivals = [name for name in arms if name not in (ORIGINAL, MAIN)]
+    by_metric = {
+        metric.name: [compared(scores[rival], scores[MAIN], metric, groups, config) for rival in rivals]
+        for metric in deciding(recipe)
+    }
+    corrected = [
+        comparison
+        for metric, found in by_metric.items()
+        for comparison in holm_corrected([c for c in found if c.n])
+        if metric != ANSWERED.name or comparison.wins or comparison.losses
+    ]
+    gains = _gains(scores, groups, config, recipe) if ORIGINAL in scores else []
+    return [*sorted(corrected, key=lambda comparison: rivals.index(comparison.a)), *gains]
+
+
+def _gains(
+    scores: Mapping[str, ArmScores], groups: Mapping[str, str], config: Evaluate, recipe: Recipe
+) -> list[Comparison]:
+    """Every teacher against the original question: one that gains nothing is worth no money."""
+    for metric in deciding(recipe)[:-1]:
+        others = (name for name in scores if name != ORIGINAL)
+        found = [compared(scores[name], scores[ORIGINAL], metric, groups, config) for name in others]
+        if present := [c for c in found if c.n]:
+            return holm_corrected(present)
+    return []
+
+
+def _scores(name: str, arm: Sequence[ArmRow], rows: Sequence[Row], recipe: Recipe) -> ArmScores:
+    answered = {entry.row_id: None if entry.reason == OVER_BUDGET else float(entry.text is not None) for entry in arm}
+    return ArmScores(arm=name, scores=arm_scores(name, arm, rows, recipe).scores | {ANSWERED.name: answered})

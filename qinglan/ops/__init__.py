@@ -1,0 +1,1 @@
+"""Operating a site: checks, estimates, the local site, deployments, clean-up and backup."""

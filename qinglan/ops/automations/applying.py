@@ -1,0 +1,123 @@
+"""Brings the automations on a server up to date."""
+
+import re
+from typing import Any
+
+import httpx
+
+from qinglan.config import Profile, require_secret
+from qinglan.errors import ConfigError
+from qinglan.ops.automations.deployments import deployments_of
+from qinglan.ops.automations.plan import SITE, Spec, prefix_of, profile_automations, site_automations
+from qinglan.ops.prefect_api import TAG, call, pages
+from qinglan.runs.artifacts import hash_of
+
+_STAMP = "settings-"
+
+
+def apply_automations(api: httpx.Client, profile: Profile) -> list[str]:
+    """Make, update and remove this profile's automations and those that the server has once; what was done, by line.
+
+    Automations of other profiles and of the users are left alone, and so is what somebody changed in the UI, as long
+    as the profile's settings stay as they are; one that was switched off stays so in any case.
+
+    Args:
+        api: for requests below the address of Prefect's API.
+
+    Raises:
+        ConfigError: the webhook's variable is not set, or holds no address.
+        httpx.HTTPError: the server can't be reached or refuses.
+    """
+    webhook = _webhook(api, profile)
+    deployments = deployments_of(api)
+    known = _copies(api, profile)
+    specs = [*site_automations(profile), *profile_automations(profile, deployments, webhook)]
+    done = [line for spec in specs if (line := _apply(api, spec, next(iter(known.get(spec["name"], ())), None)))]
+    wanted = {spec["name"] for spec in specs}
+    # Who deploys at the same time may have made the same. Whoever looks last sees all, and all keep the same one.
+    for name, copies in sorted((_copies(api, profile) if done else known).items()):
+        for copy in copies[1 if name in wanted else 0 :]:
+            call(api, "DELETE", f"automations/{copy['id']}", may_lack=True)
+            done.append(f"automation removed{', as it was there twice' if name in wanted else ''}: {name}")
+    return done
+
+
+def webhook_address(profile: Profile) -> str | None:
+    """Where messages go: a secret. None where nobody is to be told.
+
+    Raises:
+        ConfigError: its variable is not set, or holds no address.
+    """
+    if (variable := profile.notify.webhook_url_env) is None:
+        return None
+    address = require_secret(variable, "notify.webhook_url_env")
+    if not re.match(r"https?://[^/\s]", address):
+        raise ConfigError(f"notify.webhook_url_env: the value of {variable} is no http(s) address; set it again")
+    return address
+
+
+def _apply(api: httpx.Client, spec: Spec, there: dict[str, Any] | None) -> str | None:
+    stamp = _STAMP + hash_of(spec)[:12]
+    if there and stamp in there["tags"]:
+        return None
+    body = spec | {"tags": [TAG, stamp], "enabled": there["enabled"] if there else True}
+    if there:
+        call(api, "PUT", f"automations/{there['id']}", body)
+        return f"automation updated: {spec['name']}"
+    call(api, "POST", "automations/", body)
+    return f"automation made: {spec['name']}"
+
+
+def _copies(api: httpx.Client, profile: Profile) -> dict[str, list[dict[str, Any]]]:
+    """The profile's and the server's own, by name, the one to keep first: Prefect lets several have the same name.
+
+    Kept is the oldest of those that are on: somebody who is told twice may have switched one of the two off.
+    """
+    found = [entry for entry in pages(api, "automations/filter") if _is_ours(entry)]
+    of_profile = [entry for entry in found if _is_of_site(entry["name"]) or _is_of(entry["name"], profile)]
+    copies: dict[str, list[dict[str, Any]]] = {}
+    for entry in sorted(of_profile, key=lambda each: (not each["enabled"], each["created"], each["id"])):
+        copies.setdefault(entry["name"], []).append(entry)
+    return copies
+
+
+def _is_ours(there: dict[str, Any]) -> bool:
+    return any(tag.startswith(_STAMP) for tag in there["tags"])
+
+
+def _is_of(name: str, profile: Profile) -> bool:
+    """Not also those of a profile whose name begins with this one's and a colon."""
+    return name.startswith(prefix_of(profile)) and ": " not in name.removeprefix(prefix_of(profile))
+
+
+def _is_of_site(name: str) -> bool:
+    return name.startswith(SITE) and ": " not in name.removeprefix(SITE)
+
+
+def _webhook(api: httpx.Client, profile: Profile) -> str | None:
+    """The id of the block that keeps the webhook's address; a block that is not wanted any more is removed."""
+    name = _block_name(profile)
+    there = call(api, "GET", f"block_types/slug/webhook/block_documents/name/{name}", may_lack=True)
+    if (address := webhook_address(profile)) is None:
+        if there:
+            call(api, "DELETE", f"block_documents/{there['id']}")
+        return None
+    # The server sends to addresses within the site as well: a webhook that the operator names is trusted.
+    data = {"method": "POST", "url": address, "headers": {"content-type": "application/json"}}
+    if there:
+        call(api, "PATCH", f"block_documents/{there['id']}", {"data": data, "merge_existing_data": False})
+        return str(there["id"])
+    kind = call(api, "GET", "block_types/slug/webhook")["id"]
+    schemas = call(api, "POST", "block_schemas/filter", {"block_schemas": {"block_type_id": {"any_": [kind]}}})
+    body = {"name": name, "data": data, "block_type_id": kind, "block_schema_id": schemas[0]["id"]}
+    return str(call(api, "POST", "block_documents/", body)["id"])
+
+
+def _block_name(profile: Profile) -> str:
+    """Prefect takes lower-case letters, digits and dashes."""
+    plain = re.sub(r"[^a-z0-9]+", "-", profile.name.lower()).strip("-")
+    return (
+        f"qinglan-{plain}"
+        if plain == profile.name
+        else f"qinglan-{plain}-{hash_of(profile.name)[:6]}".replace("--", "-")
+    )

@@ -1,0 +1,78 @@
+"""The deployments on a server, and which of them belong to a profile."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from qinglan.config import Profile
+from qinglan.ops.prefect_api import pages
+
+TRAIN_DEPLOYMENT = "train/train"
+"""What trains on a new dataset where the profile has no deployment of its own for that."""
+
+
+class Deployment(NamedTuple):
+    """One of Qinglan's."""
+
+    id: str
+    flow: str
+    name: str
+    profile: str
+    """The parameter, as it stands there: a name or a path."""
+    paused: bool
+
+    @property
+    def full_name(self) -> str:
+        """`flow/name`, as Prefect's commands take it."""
+        return f"{self.flow}/{self.name}"
+
+    def is_of(self, profile: Profile) -> bool:
+        """Is it this profile's unless a run says otherwise?"""
+        path = Path(self.profile)
+        return profile.name == (path.stem if path.suffix in (".yaml", ".yml") else self.profile)
+
+
+def deployments_of(api: httpx.Client) -> list[Deployment]:
+    """All of Qinglan's on this server."""
+    return [_read(entry) for entry in entries_of(api)]
+
+
+def entries_of(api: httpx.Client) -> list[dict[str, Any]]:
+    """The same as the server tells of them."""
+    return [entry for entry in pages(api, "deployments/filter", sort="NAME_ASC") if is_ours(entry)]
+
+
+def is_ours(entry: dict[str, Any]) -> bool:
+    """Is a deployment, on a server or in prefect.yaml, Qinglan's? Known by its entrypoint."""
+    return str(entry.get("entrypoint")).startswith("flows.")
+
+
+def flow_of(entry: dict[str, Any]) -> str:
+    """Its flow's name."""
+    return str(entry["entrypoint"]).rpartition(".")[2]
+
+
+def training_of(deployments: Sequence[Deployment], profile: Profile) -> Deployment | None:
+    """What a refresh of this profile starts: its own deployment of `train`, else the common one."""
+    trains = [each for each in deployments if each.flow == "train"]
+    own = [each for each in trains if each.is_of(profile)]
+    return next(iter([*own, *(each for each in trains if each.full_name == TRAIN_DEPLOYMENT)]), None)
+
+
+def trains_by_itself(deployments: Sequence[Deployment], profile: Profile) -> list[Deployment]:
+    """What trains this profile at night: `training_of`, and its own pipelines."""
+    started = training_of(deployments, profile)
+    pipelines = [each for each in deployments if each.flow == "pipeline" and each.is_of(profile)]
+    return [*([started] if started else []), *pipelines]
+
+
+def _read(entry: dict[str, Any]) -> Deployment:
+    return Deployment(
+        id=entry["id"],
+        flow=flow_of(entry),
+        name=entry["name"],
+        profile=str(entry["parameters"].get("profile", "")),
+        paused=bool(entry["paused"]),
+    )

@@ -1,0 +1,179 @@
+"""MLflow's side: what registered models need, and runs that nobody needs any more.
+
+A run is first marked as deleted, then its artifacts go, then its rows: whatever a kill leaves is found again, as
+runs marked as deleted are looked at too. A tracking server offers no way to delete rows: they stay marked until its
+operator runs `mlflow gc`. MLflow is imported only here, and late: it takes a second.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from qinglan.config import Profile
+from qinglan.errors import ConfigError, first_line
+from qinglan.ops.cleanup.disposal import bytes_of
+from qinglan.ops.cleanup.records import Removed
+from qinglan.ops.cleanup.run_folders import read_folders, tracking_of
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+_SQLITE = "sqlite:///"
+
+
+class Registered(NamedTuple):
+    """A version in the registry, of any model."""
+
+    label: str
+    told: str
+    """All that its tags and its addresses say."""
+    mlflow_run_id: str
+
+
+class Group(NamedTuple):
+    """MLflow's runs of one run of ours: the flow's, and one a stage."""
+
+    run_id: str
+    runs: "list[Run]"
+
+    @property
+    def ended(self) -> datetime:
+        """When anything last began or ended."""
+        times = (time for run in self.runs for time in (run.info.start_time, run.info.end_time))
+        return datetime.fromtimestamp(max((time or 0 for time in times), default=0) / 1000, UTC)
+
+    @property
+    def ids(self) -> set[str]:
+        """MLflow's."""
+        return {run.info.run_id for run in self.runs}
+
+
+class Tracked:
+    """What the profile's MLflow knows."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile, self._uri = profile, profile.tracking_uri
+
+    @property
+    def exists(self) -> bool:
+        """Is there anything? MLflow would make a database that is not there."""
+        return not self._uri.startswith(_SQLITE) or Path(self._uri.removeprefix(_SQLITE)).is_file()
+
+    def require_database(self, runs: Path) -> None:
+        """Look for the database before it is taken for empty: the disk that it lies on may not be mounted.
+
+        Raises:
+            ConfigError: it is not there, though a run below `runs` was tracked in it.
+        """
+        if self.exists:
+            return
+        for each in read_folders(runs):
+            state = each.state or {}
+            mine = each.profile == self._profile.name and tracking_of(state) in (None, self._uri)
+            if mine and state.get("mlflow_run_id"):
+                raise ConfigError(
+                    f"tracking.uri: {self._uri.removeprefix(_SQLITE)} is not there, though run {each.name} was tracked "
+                    "in it; mount or restore it; if it is lost for good, `qinglan up` makes an empty one"
+                )
+
+    def registered(self) -> list[Registered]:
+        """Every version of every model, whoever registered it.
+
+        Raises:
+            ConfigError: it can't be told, so nothing may be removed.
+        """
+        if not self.exists:
+            return []
+        with self._asking():
+            found, token = [], None
+            while token is None or token:
+                page = self._client.search_model_versions("", max_results=1000, page_token=token or None)
+                found += page
+                token = page.token or ""
+        return [
+            Registered(
+                f"version {version.version} of {version.name}",
+                "\n".join([*version.tags.values(), version.source or "", version.run_id or ""]),
+                version.run_id or "",
+            )
+            for version in found
+        ]
+
+    def groups(self) -> list[Group]:
+        """The runs of this profile in its experiment, marked as deleted or not; those of other sites left out."""
+        if not self.exists:
+            return []
+        with self._asking():
+            experiment = self._client.get_experiment_by_name(self._profile.tracking.experiment)
+            found = list(self._search(experiment.experiment_id)) if experiment else []
+        mine, folder = self._profile.name, self._profile.paths.runs.resolve()
+        groups = {
+            run.info.run_id: Group(run.data.tags["qinglan.run_id"], [])
+            for run in found
+            if run.data.tags.get("profile") == mine and Path(run.data.tags.get("run.directory", "")).parent == folder
+        }
+        for run in found:
+            if group := groups.get(run.data.tags.get("mlflow.parentRunId", run.info.run_id)):
+                group.runs.append(run)
+        return list(groups.values())
+
+    def remove(self, group: Group, why: str, *, dry_run: bool) -> Iterator[Removed]:
+        """Remove a group's runs with their artifacts; the flow's run last, as it says whose they are."""
+        for run in sorted(group.runs, key=lambda run: "profile" in run.data.tags):
+            local = urlsplit(run.info.artifact_uri)
+            freed = bytes_of(Path(unquote(local.path))) if local.scheme in ("", "file") else 0
+            if not dry_run:
+                with self._asking():
+                    self._purge(run)
+            yield Removed(kind="mlflow_run", name=run.info.run_name or run.info.run_id, why=why, bytes=freed)
+
+    def _purge(self, run: "Run") -> None:
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        run_id, store = run.info.run_id, self._client._tracking_client.store
+        if run.info.lifecycle_stage != "deleted":
+            self._client.delete_run(run_id)
+        try:
+            get_artifact_repository(run.info.artifact_uri, tracking_uri=self._uri).delete_artifacts()
+        except Exception as error:  # every kind of store has its own
+            problem = first_line(error)
+            raise ConfigError(f"MLflow's artifacts at {run.info.artifact_uri}: not deleted: {problem}") from error
+        if hasattr(store, "_hard_delete_run"):  # as `mlflow gc` asks
+            store._hard_delete_run(run_id)
+
+    def _search(self, experiment_id: str) -> "Iterator[Run]":
+        from mlflow.entities import ViewType
+
+        token: str | None = None
+        while token is None or token:
+            page = self._client.search_runs(
+                [experiment_id], run_view_type=ViewType.ALL, max_results=1000, page_token=token or None
+            )
+            yield from page
+            token = page.token or ""
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except (MlflowException, SQLAlchemyError) as error:
+            raise ConfigError(f"tracking.uri: MLflow at {self._uri}: {first_line(error)}") from error
+
+    @cached_property
+    def _client(self) -> "MlflowClient":
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every table that it makes
+        from mlflow import MlflowClient
+
+        return MlflowClient(self._uri)

@@ -1,0 +1,301 @@
+"""Which run folders stay, and why; what may go out of those that stay.
+
+Whether one thing needs another is read off the names: run ids are unique, and whatever uses a run's files names its
+id, in a path or by itself: the manifests of another run, a registered version's tags. That holds for manifests of
+other versions of Qinglan and after folders were moved, and errs on the side of keeping.
+"""
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from qinglan.config import Profile, Retention
+from qinglan.errors import ArtifactError
+from qinglan.ops.cleanup.disposal import bytes_of, set_aside
+from qinglan.ops.cleanup.records import Kept, Removed
+from qinglan.runs.artifacts import MANIFEST
+from qinglan.runs.run import RUN_FILE, is_at_work
+from qinglan.runs.schema_versions import RUN
+from qinglan.training.engines.verl import TRACKER
+
+RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+_CHECKPOINT = re.compile(r"(checkpoint-|global_step_)\d+")
+_SUPERSEDED = re.compile(r".+\.superseded-\d+")
+_NAMING_FILES = (RUN_FILE, "*.json", f"*/{MANIFEST}")
+"""In a run's folder: what names the runs that it uses."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run on disk."""
+
+    directory: Path
+    state: Mapping[str, Any] | None
+    """run.json; None where it can't be read."""
+    active: datetime
+    """When anything in it was last written."""
+
+    @property
+    def name(self) -> str:
+        """The run's id."""
+        return self.directory.name
+
+    @property
+    def finished(self) -> bool:
+        """Did its flow end?"""
+        return bool(self.state and self.state.get("finished"))
+
+    @property
+    def profile(self) -> str | None:
+        """Whose it is."""
+        return self.state.get("profile_name") if self.state else None
+
+    @property
+    def flow(self) -> str:
+        """What it ran."""
+        return str((self.state or {}).get("flow", ""))
+
+    @cached_property
+    def told(self) -> str:
+        """What run.json and the manifests say."""
+        files = {path for pattern in _NAMING_FILES for path in self.directory.glob(pattern)}
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in sorted(files))
+
+
+class Part(NamedTuple):
+    """A folder in a run that stays."""
+
+    kind: Literal["checkpoint", "superseded"]
+    path: Path
+    written: datetime
+
+
+@dataclass
+class Plan:
+    """What becomes of the run folders."""
+
+    folders: dict[str, RunFolder]
+    kept: dict[str, str] = field(default_factory=dict)
+    """By run, why: those of other profiles too."""
+    going: dict[str, str] = field(default_factory=dict)
+
+
+def names_at_work(root: Path) -> set[str]:
+    """Runs that are at work.
+
+    Asked before the registry: whoever is not at work has registered what it had to.
+    """
+    return {each.name for each in read_folders(root) if is_at_work(each.directory)}
+
+
+def plan(profile: Profile, at_work: Collection[str], registered: Mapping[str, str], now: datetime) -> Plan:
+    """Decide about every run under `paths.runs`.
+
+    Args:
+        at_work: names of runs that were at work before `registered` was read.
+        registered: by the label of each registered version, all that is told about it.
+    """
+    root, policy = profile.paths.runs.resolve(), profile.retention
+    found = Plan({each.name: each for each in read_folders(root)})
+    mine = [each for each in found.folders.values() if each.profile == profile.name]
+    finished = _by_flow(each for each in mine if each.finished)
+    latest = (root / "latest").resolve().name
+    needed = {run_id: label for label, told in registered.items() for run_id in named_in(told, found.folders)}
+    for each in found.folders.values():
+        if each.state is None:
+            found.kept[each.name] = f"{RUN_FILE} can't be read"
+        elif each.profile != profile.name:
+            found.kept[each.name] = f"is of profile {each.profile}"
+        elif each.name in needed:
+            found.kept[each.name] = f"{needed[each.name]} was made of it"
+        elif each.name in at_work:
+            found.kept[each.name] = "is at work"
+        elif each.name == latest:
+            found.kept[each.name] = "is the latest"
+        elif tracking_of(each.state) not in (None, profile.tracking_uri):
+            found.kept[each.name] = "was tracked in another MLflow, whose registry is not known here"
+        elif each.finished and finished[each.flow][0] == each.name:
+            found.kept[each.name] = f"is the newest {each.flow}"
+        elif why := _too_old(each, finished.get(each.flow, []), policy, now):
+            found.going[each.name] = why
+        else:
+            found.kept[each.name] = "is young enough"
+    _keep_what_is_used(found)
+    return found
+
+
+def read_folders(root: Path) -> Iterator[RunFolder]:
+    """Every run below, the newest first; links and what is about to be removed left out."""
+    for path in sorted(root.glob(f"*/{RUN_FILE}"), reverse=True):
+        directory = path.parent
+        if directory.is_symlink() or directory.name.startswith("."):
+            continue
+        try:
+            state = RUN.current(json.loads(path.read_text(encoding="utf-8")), path)
+        except FileNotFoundError:  # somebody deletes the run
+            continue
+        except (OSError, ValueError, AttributeError, ArtifactError):  # no object, or a newer Qinglan's
+            state = None
+        yield RunFolder(directory, state, _last_written(directory))
+
+
+def named_in(text: str, names: Collection[str]) -> set[str]:
+    """Those of the runs that are named there."""
+    own = {name for name in names if not RUN_ID.fullmatch(name) and name in text}  # of runs that were renamed
+    return {name for name in RUN_ID.findall(text) if name in names} | own
+
+
+def tracking_of(state: Mapping[str, Any]) -> str | None:
+    """Where a run was tracked, by its own profile; None where it does not say."""
+    try:
+        profile = state["profile"]
+        return str(profile["tracking"]["uri"] or f"sqlite:///{Path(profile['paths']['state']).resolve() / 'mlflow.db'}")
+    except (KeyError, TypeError):
+        return None
+
+
+def remove_runs(found: Plan, root: Path, *, dry_run: bool) -> Iterator[Removed]:
+    """Set aside what is going; call it with `nothing_removed(but_by_me=True)`."""
+    for name, why in found.going.items():
+        directory = found.folders[name].directory
+        removed = Removed(kind="run", name=name, why=why, bytes=bytes_of(directory))
+        if not dry_run:
+            try:
+                with FileLock(directory / ".lock").acquire(blocking=False):
+                    set_aside(directory, root)
+            except (Timeout, PermissionError):  # somebody has just continued it, or it is another user's
+                found.kept[name] = "is at work"
+                continue
+        yield removed
+
+
+def parts(found: Plan, profile: Profile, now: datetime) -> Iterator[Part]:
+    """What may go out of this profile's runs that stay and are not at work."""
+    days = {"checkpoint": profile.retention.checkpoint_days, "superseded": profile.retention.superseded_days}
+    told = "\n".join(each.told for each in found.folders.values())
+    for name in found.kept:
+        each = found.folders[name]
+        if each.profile != profile.name or is_at_work(each.directory):
+            continue
+        going = [Part("checkpoint", path, each.active) for path in _checkpoints(each.directory) if each.finished]
+        going += [Part("superseded", path, _last_written(path)) for path in _superseded(each.directory)]
+        for part in going:
+            is_named = part.path.relative_to(each.directory.parent).as_posix() in told
+            if not is_named and is_past(part.written, days[part.kind], now):
+                yield part
+
+
+def remove_stillborn(root: Path, profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[Removed]:
+    """Set aside folders of runs that never began, as on a disk that was full: nothing but a lock lies in them.
+
+    Whose they are stands nowhere. Call it with `nothing_removed(but_by_me=True)`.
+    """
+    for each in _own_folders(root):
+        if not RUN_ID.fullmatch(each.name):
+            continue
+        left = {entry.name for entry in each.iterdir()} - {".lock", f"{RUN_FILE}.partial"}
+        made = datetime.fromtimestamp(each.stat().st_mtime, UTC)
+        if left or not is_past(made, profile.retention.unfinished_days, now) or is_at_work(each):
+            continue
+        removed = Removed(kind="run", name=each.name, why=f"never began, {age(made, now)} ago", bytes=bytes_of(each))
+        if not dry_run:
+            set_aside(each, root)
+        yield removed
+
+
+def remove_part(part: Part, root: Path, now: datetime, *, dry_run: bool) -> Removed:
+    """Set one aside; call it with `nothing_removed(but_by_me=True)`."""
+    name, why = part.path.relative_to(root).as_posix(), f"last work on it {age(part.written, now)} ago"
+    removed = Removed(kind=part.kind, name=name, why=why, bytes=bytes_of(part.path))
+    if not dry_run:
+        # verl's note which checkpoint is the newest must not outlive it.
+        (part.path.parent / TRACKER).unlink(missing_ok=True)
+        set_aside(part.path, root)
+    return removed
+
+
+def kept_of(found: Plan, profile: Profile) -> Iterator[Kept]:
+    """This profile's runs that stay, and why."""
+    for name, why in found.kept.items():
+        if found.folders[name].profile in (profile.name, None):
+            yield Kept(kind="run", name=name, why=why)
+
+
+def _by_flow(folders: Iterable[RunFolder]) -> dict[str, list[str]]:
+    flows: dict[str, list[str]] = {}
+    for each in folders:  # the newest first
+        flows.setdefault(each.flow, []).append(each.name)
+    return flows
+
+
+def _too_old(each: RunFolder, beside: list[str], policy: Retention, now: datetime) -> str | None:
+    if not each.finished:
+        interrupted = f"was interrupted {age(each.active, now)} ago"
+        return interrupted if is_past(each.active, policy.unfinished_days, now) else None
+    if is_past(each.active, policy.run_days, now):
+        return f"finished {age(each.active, now)} ago"
+    if policy.runs_per_flow is not None and beside.index(each.name) >= policy.runs_per_flow:
+        return f"{policy.runs_per_flow} newer runs of {each.flow}"
+    return None
+
+
+def _keep_what_is_used(found: Plan) -> None:
+    """Runs named by one that stays stay too, and so on."""
+    ahead = list(found.kept)
+    while ahead:
+        user = ahead.pop()
+        for name in sorted(named_in(found.folders[user].told, found.going.keys())):
+            del found.going[name]
+            found.kept[name] = f"run {user} uses it"
+            ahead.append(name)
+
+
+def _checkpoints(run: Path) -> Iterator[Path]:
+    for folder in sorted(run.glob("*/checkpoints")):
+        if not folder.is_symlink() and not folder.parent.is_symlink():
+            yield from (each for each in _own_folders(folder) if _CHECKPOINT.fullmatch(each.name))
+
+
+def _superseded(run: Path) -> Iterator[Path]:
+    yield from (each for each in _own_folders(run) if _SUPERSEDED.fullmatch(each.name))
+
+
+def _own_folders(folder: Path) -> list[Path]:
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        return sorted(Path(each.path) for each in entries if each.is_dir(follow_symlinks=False))
+    return []
+
+
+def _last_written(directory: Path) -> datetime:
+    """Of what lies in it, and in the folders in it; taking a lock writes nothing.
+
+    A run at work renames and removes files and folders while they are looked at.
+    """
+    newest = 0.0
+    for folder in (directory, *_own_folders(directory)):
+        with suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for each in entries:
+                with suppress(FileNotFoundError):
+                    if each.name != ".lock" and each.is_file(follow_symlinks=False):
+                        newest = max(newest, each.stat(follow_symlinks=False).st_mtime)
+    return datetime.fromtimestamp(newest, UTC)
+
+
+def is_past(written: datetime, days: float | None, now: datetime) -> bool:
+    """Is it as old as that?"""
+    return days is not None and now - written >= timedelta(days=days)
+
+
+def age(written: datetime, now: datetime) -> str:
+    """In words."""
+    days = (now - written).days
+    return "1 day" if days == 1 else f"{max(0, days)} days"

@@ -1,0 +1,109 @@
+"""Work pools, deployments and automations on the Prefect server that this site uses: `qinglan deploy`, and `up`."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from qinglan.config import Profile
+from qinglan.errors import ConfigError, first_line
+from qinglan.ops.automations import apply_automations, webhook_address
+from qinglan.ops.prefect_api import call
+from qinglan.ops.prefect_server import PrefectServer, find_server
+from qinglan.ops.schedules import as_switched, read_deployments
+from qinglan.runs.command import Command
+from qinglan.runs.launcher import launch
+from qinglan.runs.processes import Say
+
+DEPLOYMENTS = Path("deployments") / "prefect.yaml"
+
+
+def deploy_site(profile: Profile, say: Say) -> None:
+    """Bring the server up to date; run again, it changes nothing.
+
+    Raises:
+        ConfigError: no server is known, it can't be reached, or the webhook's variable is not set.
+        EngineError: `prefect deploy` failed; with the end of its log.
+    """
+    server, prefect_file = find_server(profile.paths.state), find_deployments()
+    if server is None:
+        raise ConfigError("no Prefect server is known here; set PREFECT_API_URL, or start one with `qinglan up`")
+    webhook_address(profile)  # a mistake there shows before anything is changed
+    with server.client() as api, _one_line(server):
+        for pool in pools_of(prefect_file):
+            if make_pool(api, pool):
+                say(f"work pool made: {pool}")
+        # Prefect finds a server of the user's own by itself, with the key that it wants.
+        deploy = partial(deploy_command, env={"PREFECT_API_URL": server.api_url} if server.is_of_up else {})
+        for line in register(api, deploy, prefect_file, profile, say) or ["automations are up to date"]:
+            say(line)
+
+
+def register(
+    api: httpx.Client, deploy: Callable[[Path], Command], prefect_file: Path, profile: Profile, say: Say
+) -> list[str]:
+    """Deploy, and make the automations; what was done to those, by line.
+
+    Paused deployments stay paused, and schedules as people have switched them.
+
+    Args:
+        deploy: the command that deploys a file.
+
+    Raises:
+        ConfigError: the webhook's variable is not set, or prefect.yaml can't be read.
+        EngineError: `prefect deploy` failed; with the end of its log.
+        httpx.HTTPError: the server can't be reached or refuses.
+    """
+    with as_switched(api, prefect_file, say) as switched:
+        launch(deploy(switched), name="prefect deploy", log=profile.paths.state.resolve() / "logs" / "deploy.log")
+    say(f"deployed {DEPLOYMENTS} to {str(api.base_url).rstrip('/')}")
+    return apply_automations(api, profile)
+
+
+def find_deployments() -> Path:
+    """The file that `prefect deploy` reads.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for folder in (Path.cwd(), Path(__file__).parents[2]):
+        if (candidate := folder / DEPLOYMENTS).is_file():
+            return candidate
+    raise ConfigError(f"{DEPLOYMENTS}: no such file; run it in Qinglan's folder")
+
+
+def pools_of(prefect_file: Path) -> list[str]:
+    """The work pools that the deployments name.
+
+    Raises:
+        ConfigError: the file can't be read.
+    """
+    return sorted({each["work_pool"]["name"] for each in read_deployments(prefect_file)["deployments"]})
+
+
+def make_pool(api: httpx.Client, name: str) -> bool:
+    """Was it lacking? Its first worker fills in how processes are started."""
+    if call(api, "GET", f"work_pools/{name}", may_lack=True):
+        return False
+    call(api, "POST", "work_pools/", {"name": name, "type": "process"})
+    return True
+
+
+def deploy_command(prefect_file: Path, env: dict[str, str]) -> Command:
+    """Registers every deployment, or brings it up to date."""
+    argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", f"--prefect-file={prefect_file}"]
+    return Command(argv, env)
+
+
+@contextmanager
+def _one_line(server: PrefectServer) -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise ConfigError(
+            f"Prefect's server at {server.shown_url} ({server.origin}): {first_line(error)}; is it running, and "
+            "does it want PREFECT_API_AUTH_STRING or PREFECT_API_KEY?"
+        ) from error

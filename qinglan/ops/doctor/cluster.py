@@ -1,0 +1,227 @@
+"""What only the cluster's nodes know: is the mount theirs too, with interpreter, packages, version and keys?
+
+A small job writes a token into folders that are made here below `paths.runs` and `paths.state`; what it found comes
+back through its log on that mount or, where there is none, through the end of its log that Ray tells of a failed job.
+"""
+
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from qinglan.config import EMBEDDED, Endpoint, Profile
+from qinglan.errors import ConfigError, EngineError
+from qinglan.ops.checks import Check
+from qinglan.ops.doctor import node
+from qinglan.ops.doctor.versions import installed
+from qinglan.ops.preflight import START_RAY, trainer_packages
+from qinglan.recipes import get_recipe
+from qinglan.runs.command import Command
+from qinglan.training.engines.ray_jobs import Job, RayJobs, UnreachableError
+from qinglan.training.engines.swift import engine_python
+
+JOB_WITHIN_S = 18.0
+_LOG_WITHIN_S = 3.0
+_SEEN_WITHIN_S = 3.0
+_POLL_S = 0.25
+_LOG = "doctor.log"
+_NOT_ON_NODE = "is not on this node"
+
+
+class _Node(BaseModel):
+    name: str
+    host: str
+    user: int
+    failed: dict[str, str]
+    has_python: bool
+    qinglan: str | None
+    missing_packages: list[str]
+    missing_env: list[str]
+
+
+class _Report(BaseModel):
+    nodes: list[_Node]
+    silent: int
+
+
+def keys_of_nodes(profile: Profile) -> list[str]:
+    """Variables that a job reads on its node: rewards are scored there, and distillation on Ray asks there."""
+    graders = get_recipe(profile.recipe).graders
+    named = [profile.ledger.url_env]
+    named += [profile.rag.api_key_env] if "rag" in graders and profile.rag.url != EMBEDDED else []
+    asked: list[Endpoint] = [profile.judge] if "judge" in graders and not profile.judge.local else []
+    asked += [profile.teacher] if profile.distill.engine == "ray" else []
+    named += [endpoint.api_key_env for endpoint in asked if endpoint.base_url != EMBEDDED]
+    return sorted({name for name in named if name})
+
+
+def check_cluster(profile: Profile, *, has_ray_check: bool = False) -> list[Check]:
+    """The mount, seen from both sides, and the nodes.
+
+    Args:
+        has_ray_check: that the dashboard does not answer another check says, with what to do.
+    """
+    token = secrets.token_hex(8)
+    folders = {
+        key: folder.resolve() / f".doctor-{token}"
+        for key, folder in {"paths.runs": profile.paths.runs, "paths.state": profile.paths.state}.items()
+    }
+    where = f"{profile.paths.runs} and {profile.paths.state}, from the nodes"
+    if problem := _silence(profile):  # one that hangs must not leave our folders behind
+        note = "can't be told: Ray can't be asked, see `ray`"
+        return [Check("mount", where, note=note) if has_ray_check else Check("mount", where, problem)]
+    try:
+        for key, folder in folders.items():
+            try:
+                folder.mkdir(parents=True)
+                folder.chmod(0o777)
+            except OSError as error:
+                wrong = f"{key}: this machine can't write to {folder.parent}: {error.strerror}"
+                return [Check("mount", where, f"{wrong}; give this user write access, or name another folder")]
+        return _ask(profile, token, folders, where)
+    except EngineError as error:
+        return [Check("mount", where, str(error))]
+    finally:
+        for folder in folders.values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _silence(profile: Profile) -> str | None:
+    """Why the cluster can't be asked, if it can't."""
+    try:
+        with RayJobs(profile.trainer) as jobs:
+            jobs.ray_version()
+    except UnreachableError as error:
+        return f"{error}; {START_RAY}"
+    except (EngineError, ConfigError) as error:  # a token that is refused, or not there
+        return str(error)
+    return None
+
+
+def _ask(profile: Profile, token: str, folders: dict[str, Path], where: str) -> list[Check]:
+    directory = folders["paths.runs"]
+    with RayJobs(profile.trainer) as jobs:
+        job = _run(jobs, f"qinglan-doctor-{token}", _command(profile, token, folders, jobs), directory)
+    if job.is_active:
+        stuck = "still waits" if job.status == "PENDING" else "still runs"
+        text = f"the job {stuck} after {JOB_WITHIN_S:.0f} s; see it in the dashboard"
+        if job.status == "PENDING":  # a busy cluster is no fault
+            return [Check("mount", where, note=f"can't be told: {text}")]
+        return [Check("mount", where, f"mount: {text}; does a mount or Ray itself hang there?")]
+    report = _report(job, directory / _LOG)
+    if report is None:
+        return [Check("mount", where, _why_no_report(profile, job))]
+    return [_mount(report, token, folders, where), _nodes(profile, report)]
+
+
+def _command(profile: Profile, token: str, folders: dict[str, Path], jobs: RayJobs) -> Command:
+    python = engine_python(profile)
+    wanted = {
+        "token": token,
+        "folders": [str(folder) for folder in folders.values()],
+        "python": python,
+        "packages": trainer_packages(profile),
+        "env": keys_of_nodes(profile),
+        "nodes": len(jobs.gpus_of_nodes() or ()),
+    }
+    return Command([python, "-c", Path(node.__file__).read_text(encoding="utf-8"), json.dumps(wanted)])
+
+
+def _run(jobs: RayJobs, submission_id: str, command: Command, directory: Path) -> Job:
+    """The job at its end, or as it was when the time was up: then it is stopped."""
+    deadline = time.monotonic() + JOB_WITHIN_S
+    jobs.submit(submission_id, command, directory, directory / _LOG)
+    while True:
+        job = jobs.find(submission_id)
+        if job is None:
+            raise EngineError(f"Ray {jobs.url}: lost the job {submission_id}; was the head started anew just now?")
+        if not job.is_active:
+            return job
+        if time.monotonic() >= deadline:
+            with suppress(EngineError):
+                jobs.stop(submission_id)
+            return job
+        time.sleep(_POLL_S)
+
+
+def _report(job: Job, log_file: Path) -> _Report | None:
+    """From the log on the mount, which its writer may end a little later; else from what Ray says."""
+    deadline = time.monotonic() + (_LOG_WITHIN_S if log_file.exists() else 0.0)
+    while True:
+        text = log_file.read_text(encoding="utf-8", errors="replace") if log_file.exists() else ""
+        for line in reversed([*(job.message or "").splitlines(), *text.splitlines()]):
+            if line.startswith(node.MARK):
+                with suppress(ValidationError):
+                    return _Report.model_validate_json(line.removeprefix(node.MARK))
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_POLL_S)
+
+
+def _why_no_report(profile: Profile, job: Job) -> str:
+    message, python = job.message or "", engine_python(profile)
+    if _NOT_ON_NODE in message:
+        return (
+            f"paths.runs: this machine writes to {profile.paths.runs.resolve()}, and the cluster's node does not see "
+            "it; mount the same file system there at the same path"
+        )
+    if any(sign in message for sign in ("exit code 127", "not found", "No such file")):  # the log may come too late
+        return f"trainer.python: the cluster's node has no {python}; name the interpreter of the nodes' environment"
+    last = (message.strip().splitlines() or [f"it ended as {job.status}"])[-1]
+    return f"mount: the job failed on the cluster: {last[:300]}; see the job {job.submission_id} in the dashboard"
+
+
+def _mount(report: _Report, token: str, folders: dict[str, Path], where: str) -> Check:
+    keys = {str(folder): key for key, folder in folders.items()}
+    wrong = []
+    for each in report.nodes:
+        for path, reason in each.failed.items():
+            wrong.append(f"{keys.get(path, path)}: node {each.host} (user {each.user}) can't write there: {reason}")
+        for key, folder in folders.items():
+            if str(folder) not in each.failed and not _is_seen(folder / each.name, token):
+                wrong.append(f"{key}: node {each.host} wrote a file that this machine does not see")
+    if wrong:
+        remedy = "mount one file system here and there, writable for both users"
+        return Check("mount", where, f"{'; '.join(wrong)}; {remedy}")
+    hosts = ", ".join(each.host for each in report.nodes)
+    detail = f"{' and '.join(str(folder.parent) for folder in folders.values())}: written on {hosts}, read here"
+    silent = f"{report.silent} more did not answer in time" if report.silent else None
+    return Check("mount", detail, note=silent)
+
+
+def _is_seen(file: Path, token: str) -> bool:
+    """A mount may take a moment."""
+    deadline = time.monotonic() + _SEEN_WITHIN_S
+    while True:
+        with suppress(OSError):
+            if file.read_text(encoding="ascii") == token:
+                return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+
+
+def _nodes(profile: Profile, report: _Report) -> Check:
+    wrong = list(_flaws(profile, report.nodes))
+    detail = f"{', '.join(each.host for each in report.nodes)}: qinglan {report.nodes[0].qinglan}, keys set"
+    return Check("nodes", detail, "; ".join(wrong) or None)
+
+
+def _flaws(profile: Profile, nodes: list[_Node]) -> Iterator[str]:
+    ours = str(installed("qinglan"))
+    for each in nodes:
+        if not each.has_python:
+            yield f"trainer.python: node {each.host} has no {engine_python(profile)}; install the environment there too"
+        if each.missing_packages:
+            missing = ", ".join(each.missing_packages)
+            yield f"node {each.host} lacks {missing}; see docker/trainer.Dockerfile"
+        if each.qinglan != ours:
+            has = f"has qinglan {each.qinglan}" if each.qinglan else "has no qinglan"
+            yield f"node {each.host} {has}, here is {ours}; install the same there"
+        if each.missing_env:
+            yield f"node {each.host} lacks {', '.join(each.missing_env)}; export them there before `ray start`"

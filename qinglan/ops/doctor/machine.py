@@ -1,0 +1,237 @@
+"""This machine: folders, room, memory, locks, limits."""
+
+import codecs
+import fcntl
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from qinglan.config import Profile
+from qinglan.errors import QinglanError
+from qinglan.ops.checks import Check
+from qinglan.ops.doctor.asked import asked_endpoints
+from qinglan.ops.preflight import FlowName, runs_engines, trains_in
+from qinglan.runs.disk import nearest_folder
+from qinglan.text import size
+from qinglan.training.disk_space import Weights, needed_bytes
+
+GB = 10**9
+MIN_FREE_BYTES = 1 * GB
+"""For temporary files: Ray's among them."""
+LOW_FREE_BYTES = 2 * GB
+"""So little beside what is needed is worth a word."""
+MIN_FREE_FILES = 10_000
+CPU_TRAINING_BYTES = 5 * GB
+"""verl and Ray with the embedded model, measured: 5 to 6 GB."""
+FLOW_BYTES = 1 * GB
+"""A flow that starts no engine here: Prefect, MLflow's client, its rows."""
+_OWN_FILES = 256
+_MANY_FILES = 65_536
+_SHARED_KINDS = ("nfs", "cifs", "smb", "fuse.sshfs", "lustre", "beegfs", "gpfs", "ceph", "gluster", "9p")
+_CGROUP = Path("/sys/fs/cgroup")
+_LOCKS = {"flock": fcntl.flock, "lockf": fcntl.lockf}  # filelock's, and SQLite's
+_CHILD_S = 5.0
+# Another process tries to take what this one holds, and says what it was given.
+_TRY_LOCKS = """
+import fcntl, sys
+for name, path in zip(sys.argv[1::2], sys.argv[2::2]):
+    with open(path, "a") as file:
+        try:
+            getattr(fcntl, name)(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue
+        print(name)
+"""
+
+
+def check_text() -> Check:
+    """Can Chinese be printed, and stand in a file's name?"""
+    used = {"output": getattr(sys.stdout, "encoding", None) or "utf-8", "file names": sys.getfilesystemencoding()}
+    wrong = [f"{what} as {how}" for what, how in used.items() if codecs.lookup(how).name != "utf-8"]
+    if wrong:
+        return Check("text", "", f"text: {' and '.join(wrong)}, which has no Chinese; export LANG=C.UTF-8 PYTHONUTF8=1")
+    return Check("text", "UTF-8")
+
+
+def check_folders(profile: Profile) -> Check:
+    """Can files be written where a run keeps them?"""
+    wrong = []
+    for key, folder in _folders(profile).items():
+        place = nearest_folder(folder)
+        try:
+            with tempfile.TemporaryFile(dir=place) as file:
+                file.write(b"\0")
+        except OSError as error:
+            wrong.append(f"{key}: {place} can't be written to: {error.strerror}")
+    detail = ", ".join(str(folder) for folder in _folders(profile).values())
+    if not wrong:
+        return Check("folders", detail)
+    return Check("folders", detail, f"{'; '.join(wrong)}; give this user write access, or name another folder")
+
+
+def check_disk(profile: Profile, flow: FlowName) -> Check:
+    """Is there room on each file system that a run writes to?"""
+    needed, detail, full, low = _needed_disk_bytes(profile, flow), [], [], []
+    for keys, place in _by_file_system(profile):
+        names, free, files = ", ".join(keys), shutil.disk_usage(place).free, os.statvfs(place)
+        wanted = max(needed[key] for key in keys)
+        detail.append(f"{names} {size(free)} free")
+        if free < wanted:
+            full.append(f"{names} ({place}): {size(free)} free, needed are {size(wanted)}")
+        elif free < wanted + LOW_FREE_BYTES:
+            low.append(f"{names} ({place}): only {size(free)} free, of which {size(wanted)} are needed")
+        if files.f_files and files.f_favail < MIN_FREE_FILES:
+            full.append(f"{names} ({place}): room for {files.f_favail} more files only (df -i)")
+    remedy = f"make room, such as by `qinglan clean-up --profile {profile.name}`, or name a larger disk"
+    return Check(
+        "disk",
+        ", ".join(detail),
+        f"disk: {'; '.join(full)}; {remedy}" if full else None,
+        f"{'; '.join(low)}; {remedy}" if low else None,
+    )
+
+
+def _needed_disk_bytes(profile: Profile, flow: FlowName) -> dict[str, int]:
+    floor = profile.retention.min_free_mb * 10**6
+    try:
+        runs = needed_bytes(profile, flow)
+    except (QinglanError, ValueError):  # a model that can't be read: its own check says so
+        runs = floor
+    return {"paths.runs": runs, "paths.state": floor, "TMPDIR": MIN_FREE_BYTES}
+
+
+def check_memory(profile: Profile, flow: FlowName) -> Check:
+    """Is there as much as what trains here needs?"""
+    total, available = memory_bytes()
+    detail = f"{available / GB:.1f} of {total / GB:.1f} GB available"
+    needed, what = needed_memory_bytes(profile, flow)
+    if needed is None:
+        return Check("memory", f"{detail}; what {what} takes is not known from its name, see docs/gpu.md")
+    if total < needed:
+        return Check(
+            "memory",
+            detail,
+            f"memory: this machine or container has {total / GB:.1f} GB, and {what} takes {needed / GB:.0f}; use a "
+            "larger one, or train on a cluster (trainer.ray_dashboard_url)",
+        )
+    if available < needed:
+        return Check("memory", detail, note=f"{what} takes {needed / GB:.0f} GB; end what else runs here first")
+    return Check("memory", detail)
+
+
+def memory_bytes() -> tuple[int, int]:
+    """Of this machine, or of the container where that has less: all, and what is available."""
+    machine = psutil.virtual_memory()
+    total, available = int(machine.total), int(machine.available)
+    try:
+        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
+        kept = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+    except (OSError, ValueError):  # no cgroup of version 2, or `max`
+        return total, available
+    cache = int(kept.get("inactive_file", 0))
+    return min(total, limit), max(0, min(available, limit - used + cache))
+
+
+def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int | None, str]:
+    """At least, and for what; None where nothing tells the model's size."""
+    trainer, rl = profile.trainer, profile.rl
+    if not runs_engines(flow) or trainer.ray_dashboard_url:
+        return FLOW_BYTES, "a flow"
+    if trainer.device == "cpu":
+        return (CPU_TRAINING_BYTES, "training on the CPU") if trains_in(flow) else (FLOW_BYTES, "a flow")
+    model = profile.student.base_model
+    try:
+        weights = Weights.of(model)
+    except ValueError:
+        weights = None
+    if weights is None:
+        return None, model
+    copies = trainer.gpus_per_node // rl.tensor_model_parallel_size
+    # verl loads the policy whole once, in fp32; a sleeping vLLM keeps its weights in the host's memory.
+    return FLOW_BYTES + max(4 * weights.parameters, copies * weights.bytes), f"training {model}"
+
+
+def check_open_files(profile: Profile, flow: FlowName) -> Check:
+    """Connections are files too."""
+    chats = sum(endpoint.concurrency for endpoint in asked_endpoints(profile, flow).values())
+    needed = _OWN_FILES + 2 * (profile.rag.concurrency + chats)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return Check("open files", "no limit")
+    if soft >= needed:
+        return Check("open files", f"{soft:,} at once")
+    first = "" if hard == resource.RLIM_INFINITY or hard >= needed else f", and the hard limit of {hard:,} first"
+    return Check(
+        "open files",
+        f"{soft:,} at once",
+        f"open files: {soft:,} may be open at once, and this profile's concurrency takes {needed:,}; raise it{first}: "
+        f"ulimit -n {max(needed, _MANY_FILES)}, LimitNOFILE= in systemd, --ulimit nofile= in Docker",
+    )
+
+
+def check_locks(profile: Profile) -> Check:
+    """Do locks under `paths.state` keep other processes out? On some network mounts they don't, or hang."""
+    state = profile.paths.state
+    place = nearest_folder(state)
+    remedy = "put it on a local disk, or mount it with locks (NFS: `vers=4` or lockd, without `nolock`)"
+    try:
+        given = _locks_given_twice(place)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check("file locks", str(state), f"paths.state: no file can be locked in {place}: {error}; {remedy}")
+    if given:
+        return Check(
+            "file locks",
+            str(state),
+            f"paths.state: in {place} two processes get the same lock ({', '.join(given)}), so two flows could "
+            f"write into one run; {remedy}",
+        )
+    kind = _kind_of_file_system(place)
+    if not kind.startswith(_SHARED_KINDS):
+        return Check("file locks", f"{state} ({kind})" if kind else str(state))
+    files = [] if profile.ledger.url_env else ["ledger.db"]
+    files += [] if profile.tracking.uri else ["mlflow.db"]
+    note = f"{' and '.join(files)} there must be used from one machine only; several need servers: ledger.url_env, "
+    return Check("file locks", f"{state} ({kind})", note=note + "tracking.uri" if files else None)
+
+
+def _locks_given_twice(place: Path) -> list[str]:
+    with tempfile.TemporaryDirectory(dir=place, prefix=".doctor-") as folder:
+        held, argv = [], [sys.executable, "-I", "-S", "-c", _TRY_LOCKS]
+        try:
+            for name, lock in _LOCKS.items():
+                path = Path(folder) / name
+                held.append(path.open("a"))
+                lock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                argv += [name, str(path)]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=_CHILD_S, check=True)
+            return done.stdout.split()
+        finally:
+            for file in held:
+                file.close()
+
+
+def _folders(profile: Profile) -> dict[str, Path]:
+    return {"paths.runs": profile.paths.runs, "paths.state": profile.paths.state, "TMPDIR": Path(tempfile.gettempdir())}
+
+
+def _by_file_system(profile: Profile) -> Iterator[tuple[list[str], Path]]:
+    groups: dict[int, dict[str, Path]] = {}
+    for key, folder in _folders(profile).items():
+        place = nearest_folder(folder)
+        groups.setdefault(place.stat().st_dev, {})[key] = place
+    for group in groups.values():
+        yield list(group), next(iter(group.values()))
+
+
+def _kind_of_file_system(place: Path) -> str:
+    real = place.resolve()
+    mounts = [each for each in psutil.disk_partitions(all=True) if real.is_relative_to(each.mountpoint)]
+    return str(max(mounts, key=lambda each: len(each.mountpoint)).fstype) if mounts else ""

@@ -1,0 +1,146 @@
+"""The way to the services: proxies, and whether their clocks agree with this machine's."""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from email.utils import parsedate_to_datetime
+from functools import partial
+from importlib.util import find_spec
+from statistics import median
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import httpx
+
+from qinglan.config import EMBEDDED, Profile, uses_proxy
+from qinglan.errors import ConfigError
+from qinglan.ops.checks import Check
+from qinglan.ops.doctor.probe import begin
+from qinglan.ops.prefect_server import find_server
+from qinglan.ops.preflight import FlowName, further_teachers
+
+MAX_DRIFT_S, NOTED_DRIFT_S = 60.0, 5.0
+_TIMEOUT_S = 5.0
+_ALL_WITHIN_S = 8.0
+_LOOPBACK = ("127.0.0.1", "localhost")
+
+
+def addresses(profile: Profile, flow: FlowName) -> dict[str, str]:
+    """By what they are for, the services that this profile names."""
+    endpoints = {"teacher": profile.teacher, "judge": profile.judge} | further_teachers(profile, flow)
+    if profile.answerer:
+        endpoints["answerer"] = profile.answerer
+    named = {role: endpoint.base_url for role, endpoint in endpoints.items()}
+    named |= {"rag": profile.rag.url, "tracking": profile.tracking_uri}
+    named |= {"ray": profile.trainer.ray_dashboard_url or EMBEDDED}
+    try:
+        if server := find_server(profile.paths.state):
+            named["prefect"] = server.shown_url
+    except ConfigError:  # said by Prefect's own check
+        pass
+    return {role: url for role, url in named.items() if url.startswith(("http://", "https://"))}
+
+
+def check_proxies(services: Mapping[str, str]) -> Check:
+    """Who is asked through a proxy, and is this machine itself left out?"""
+    found = getproxies()
+    proxies = {scheme: url for scheme in ("http", "https", "all") if (url := found.get(scheme))}
+    if not proxies:
+        return Check("proxies", "none")
+    shown = ", ".join(f"{scheme} {_without_credentials(url)}" for scheme, url in proxies.items())
+    if wrong := [flaw for scheme, url in proxies.items() if (flaw := _flaw(scheme, url))]:
+        return Check("proxies", shown, "; ".join(wrong))
+    caught = [host for host in _LOOPBACK if not proxy_bypass(host)]
+    if caught and proxies.keys() & {"http", "all"}:
+        return Check(
+            "proxies",
+            shown,
+            f"NO_PROXY: lacks {' and '.join(caught)}, so Prefect's and MLflow's clients would ask the proxy for the "
+            f"servers of this machine; export NO_PROXY={','.join([*filter(None, [found.get('no')]), *_LOOPBACK])}",
+        )
+    through = [f"{role} ({host})" for role, url in services.items() if (host := _proxied_host(url, found))]
+    note = (
+        f"asked through it: {', '.join(through)}; hosts of your own network belong into NO_PROXY" if through else None
+    )
+    return Check("proxies", shown, note=note)
+
+
+def _flaw(scheme: str, url: str) -> str | None:
+    name = f"{scheme.upper()}_PROXY"
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        has_address = bool(parts.hostname and (parts.port is None or parts.port > 0))
+    except ValueError:
+        has_address = False
+    if not has_address:
+        return f"{name}: is no address; write http://host:port, or unset it"
+    if parts.scheme.startswith("socks") and find_spec("socksio") is None:
+        return f"{name}: a SOCKS proxy needs the package socksio; install it, or name an HTTP proxy"
+    if parts.scheme not in ("http", "https") and not parts.scheme.startswith("socks5"):
+        return f"{name}: a proxy of the kind {parts.scheme}:// can't be used; name an HTTP proxy"
+    return None
+
+
+def _without_credentials(url: str) -> str:
+    return url.rpartition("@")[2].rpartition("://")[2].partition("/")[0]
+
+
+def _proxied_host(url: str, found: dict[str, str]) -> str | None:
+    parts = urlsplit(url)
+    proxy = found.get(parts.scheme) or found.get("all")
+    host = parts.hostname or ""
+    return host if proxy and uses_proxy(url) and not proxy_bypass(host) else None
+
+
+def check_clock(services: Mapping[str, str]) -> Check:
+    """This machine's clock beside those of the services, by the Date of any answer of theirs."""
+    deadline = time.monotonic() + _ALL_WITHIN_S
+    asked = {_origin(url): begin(partial(_seconds_ahead, _origin(url))) for url in services.values()}
+    ahead = {origin: seconds for origin, each in asked.items() if (seconds := _known(each, deadline)) is not None}
+    if not ahead:
+        return Check("clock", "no service to compare it with")
+    detail = f"{abs(median(ahead.values())):.0f} s from that of {', '.join(map(_host, ahead))}"
+    off = {origin: seconds for origin, seconds in ahead.items() if abs(seconds) > MAX_DRIFT_S}
+    if off:
+        told = ", ".join(f"{abs(s):,.0f} s {'ahead of' if s > 0 else 'behind'} {_host(o)}" for o, s in off.items())
+        whose = "this machine's" if len(off) == len(ahead) else "that service's, as the others agree with this machine"
+        return Check(
+            "clock",
+            detail,
+            f"clock: is {told}, which TLS, tokens and the ledger's claims suffer from; set {whose} "
+            "(timedatectl set-ntp true)",
+        )
+    if any(abs(seconds) > NOTED_DRIFT_S for seconds in ahead.values()):
+        return Check("clock", detail, note="set the clock by NTP (timedatectl set-ntp true)")
+    return Check("clock", detail)
+
+
+def _known(asked: "Future[float | None]", deadline: float) -> float | None:
+    try:
+        return asked.result(max(0.0, deadline - time.monotonic()))
+    except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError):
+        # That it can't be reached its own check says; the last two are a proxy that httpx can't use.
+        return None
+
+
+def _seconds_ahead(origin: str) -> float | None:
+    with httpx.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(origin)) as http:
+        asked = time.time()
+        response = http.head(origin)
+        answered = time.time()
+    try:
+        theirs = parsedate_to_datetime(response.headers["date"]).timestamp()
+    except (KeyError, ValueError):
+        return None
+    earliest, latest = asked - 1, answered  # it counts whole seconds
+    return 0.0 if earliest <= theirs <= latest else (earliest if theirs < earliest else latest) - theirs
+
+
+def _origin(url: str) -> str:
+    """Without a login, and what a path may tell."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _host(origin: str) -> str:
+    return urlsplit(origin).netloc

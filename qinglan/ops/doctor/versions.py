@@ -1,0 +1,84 @@
+"""Python and packages, by what is installed; none of them is imported."""
+
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from qinglan.config import Profile
+from qinglan.ops.checks import Check
+from qinglan.ops.preflight import FlowName, runs_engines
+
+LOCK = Path(__file__).parents[3] / "requirements.lock"
+"""What the tests ran with; only a checkout has it."""
+_SHOWN = 5
+_REMEDY = "run `make setup`, or install Qinglan anew in this environment"
+
+
+def installed(name: str) -> Version | None:
+    """A package's version, None where it is not installed."""
+    try:
+        return Version(version(name))
+    except PackageNotFoundError:
+        return None
+
+
+def check_python() -> Check:
+    """Is it one that Qinglan runs on?"""
+    wanted, found = metadata("qinglan")["Requires-Python"], platform.python_version()
+    if SpecifierSet(wanted).contains(found, prereleases=True):
+        return Check("python", found)
+    return Check("python", found, f"python: this is {found}, Qinglan needs {wanted}; make the environment with another")
+
+
+def check_packages(profile: Profile, flow: FlowName) -> Check:
+    """What Qinglan needs here, with what it was tested with beside it."""
+    trainer = profile.trainer
+    extra = "trainer" if runs_engines(flow) and not (trainer.python or trainer.ray_dashboard_url) else ""
+    needed = list(_needed(extra))
+    detail = f"qinglan {installed('qinglan')}, {len(needed)} packages that it needs"
+    wrong = [problem for each in needed if (problem := _flaw(each))]
+    if wrong:
+        return Check("packages", detail, f"packages: {_some(wrong)}; {_REMEDY}")
+    tested = _locked()
+    others = [
+        f"{each.name} {found} (tested with {tested[name]})"
+        for each in needed
+        if (name := canonicalize_name(each.name)) in tested
+        and (found := installed(each.name))
+        and found.public != tested[name]
+    ]
+    return Check("packages", detail, note=f"{_some(others)}; {_REMEDY} to have those of the lock" if others else None)
+
+
+def _needed(extra: str) -> Iterator[Requirement]:
+    for text in requires("qinglan") or ():
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            yield requirement
+
+
+def _flaw(requirement: Requirement) -> str | None:
+    found = installed(requirement.name)
+    if found is None:
+        return f"{requirement.name} is missing"
+    if requirement.specifier.contains(found, prereleases=True):
+        return None
+    return f"{requirement.name} is {found}, needed is {requirement.specifier}"
+
+
+def _locked() -> dict[str, str]:
+    if not LOCK.is_file():
+        return {}
+    lines = (line.partition("==") for line in LOCK.read_text(encoding="utf-8").splitlines() if "==" in line)
+    return {canonicalize_name(name): found.strip() for name, _, found in lines}
+
+
+def _some(texts: list[str]) -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return ", ".join(texts[:_SHOWN]) + more

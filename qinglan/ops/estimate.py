@@ -1,0 +1,229 @@
+"""What a run would cost, before it starts: which questions the ledger can't answer, and what asking them would take.
+
+Tokens of a call are those that the model's earlier calls took on average; where there are too few of them, the prompt
+is measured in characters and the answer taken for as long as it may get, so that the estimate is an upper bound.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from qinglan.clients.chat import Request, cost_usd, estimated_tokens
+from qinglan.clients.rag import PASSAGE_CHARS
+from qinglan.clients.roles import ChatRole, endpoint_of
+from qinglan.config import EMBEDDED, Endpoint, Price, Profile
+from qinglan.data.sources.database import take_snapshot
+from qinglan.data.workbook import read_rows
+from qinglan.ledger import Ledger
+from qinglan.ops.preflight import FlowName
+from qinglan.recipes import get_recipe
+from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
+from qinglan.recipes.kinds.distillation import distill_requests
+from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
+from qinglan.rows import Row
+from qinglan.simulators.domains import sample_of
+from qinglan.training.judge_agreement import PASSAGES_A_ROW
+
+_ENOUGH_CALLS = 20
+_AT_ONCE = 1000
+_PASSAGES = "rl passages"
+_VERDICTS, _AGREEMENT = "rl verdicts", "local judge"
+_PANEL = "evaluate"
+_PASSES = 2
+"""Of the panel over each test question."""
+_ARMS = 6
+"""Of the evaluation at most, beside the further teachers: so many texts the panel reads of a question."""
+
+
+class Estimate(BaseModel):
+    """One role's share of a run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    role: ChatRole
+    what: str
+    """The stage that asks."""
+    model: str
+    questions: int
+    """Asked at most."""
+    known: int
+    """Of these, answered by the ledger."""
+    prompt_tokens: float
+    """Per call."""
+    completion_tokens: float
+    cost_usd: float
+    measured_on: int
+    """Earlier calls that the tokens are known from; 0 where they are an upper bound."""
+
+
+@contextmanager
+def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
+    """The questions that a run of this profile would read now; of a database, a snapshot that is gone afterwards."""
+    data, inputs = profile.data, get_recipe(profile.recipe).INPUTS
+    with TemporaryDirectory() as folder:
+        if data.sql:
+            path = Path(folder) / "source.jsonl"
+            take_snapshot(data, path, inputs)
+        elif data.workbook == EMBEDDED:
+            path = sample_of(profile, "data.workbook").workbook
+        else:
+            path = Path(data.workbook)
+        yield read_rows(path, data, profile.tenant, inputs=inputs)
+
+
+def estimate(profile: Profile, flow: FlowName, rows: Iterable[Row], ledger: Ledger) -> list[Estimate]:
+    """What the flow would ask of teacher, answerer and judge for these rows.
+
+    The judge's questions depend on answers that are not there yet, so they count as unknown; RL asks about at most
+    its samples, and of those without a label in use about their best passages too; evaluation twice about every test
+    question, with the texts of all arms, or where texts are graded by themselves about every text.
+    """
+    asked, counts = distill_requests(profile), _Counts()
+    sample: Row | None = None
+    for some in _portions(row for row in rows if row.status == "ok"):
+        sample = sample or some[0]
+        counts.questions += len(some)
+        counts.test += sum(row.split == "test" for row in some)
+        counts.learnt += sum(row.split in ("train", None) for row in some)
+        counts.labelled += sum(row.split in ("train", None) and bool(row.gold_id) for row in some)
+        hashes: dict[ChatRole, set[str]] = {}
+        for role, request in (each for row in some for each in asked(row).items()):
+            counts.asked[role] += 1
+            counts.first.setdefault(role, request)
+            hashes.setdefault(role, set()).add(request.request_hash)
+        for role, requests in hashes.items():
+            counts.known[role] += len(ledger.get_many(requests))
+    if sample is None:
+        return []
+    if not counts.test:
+        counts.test = round(counts.questions * (1 - profile.dataset.train_share - profile.dataset.dev_share))
+    return [_estimate(profile, ledger, sample, part, counts) for part in _parts(profile, flow, counts)]
+
+
+@dataclass
+class _Counts:
+    questions: int = 0
+    asked: Counter[ChatRole] = field(default_factory=Counter)
+    """Of these, what distillation asks by role: nothing about a row that brings its own answer."""
+    known: Counter[ChatRole] = field(default_factory=Counter)
+    """Of these, what the ledger can answer."""
+    first: dict[ChatRole, Request] = field(default_factory=dict)
+    """One request by role."""
+    test: int = 0
+    learnt: int = 0
+    """Not known to be of another split than train."""
+    labelled: int = 0
+    """Of these, with a gold document."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    role: ChatRole
+    what: str
+    endpoint: Endpoint
+    questions: int
+    known: int = 0
+    price: Price | None = None
+    """Where it stands elsewhere than in `prices`."""
+
+
+def _parts(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]:
+    recipe = get_recipe(profile.recipe)
+    if flow in ("pipeline", "refresh"):
+        for role in recipe.DISTILL_ROLES:
+            yield _Part(role, "distill", endpoint_of(profile, role), counts.asked[role], counts.known[role])
+    if flow == "compare":
+        for label, endpoint in {"teacher": profile.teacher, **profile.compare.teachers}.items():
+            yield _Part("teacher", f"distill {label}", endpoint, min(counts.questions, profile.compare.rows))
+    if flow in ("pipeline", "train", "evaluate"):
+        for name in profile.evaluate.teachers:
+            yield _Part("teacher", f"evaluate {name}", profile.compare.teachers[name], counts.test)
+    if "judge" in recipe.graders:
+        yield from _judgements(profile, flow, counts)
+
+
+def _judgements(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]:
+    rl, judge = profile.rl, profile.judge
+    retrieves = isinstance(get_recipe(profile.recipe), RetrievalRecipe)
+    if flow == "compare" and profile.validation.judge_baseline:
+        for label in ("teacher", *profile.compare.teachers):
+            yield _Part("judge", f"validate {label}", judge, min(counts.questions, profile.compare.rows))
+    if flow in ("pipeline", "refresh") and profile.validation.judge_baseline:
+        yield _Part("judge", "validate", judge, counts.questions)
+    if flow in ("pipeline", "train"):
+        samples = rl.total_steps * rl.train_batch_size * rl.rollouts_per_prompt
+        if local := judge.local:
+            yield _Part("judge", _AGREEMENT, judge, PASSAGES_A_ROW * local.agreement_rows)
+            yield _Part(
+                "judge", _VERDICTS, Endpoint(model=local.model, max_tokens=local.max_tokens), samples, price=local.price
+            )
+        else:
+            yield _Part("judge", "rl", judge, round(samples * profile.reward.judged_share))
+            if retrieves and (passages := round(samples * _unlabelled_share(profile, counts))):
+                yield _Part("judge", _PASSAGES, judge, passages)
+    if flow in ("pipeline", "train", "evaluate"):
+        each = _PASSES if retrieves else _ARMS + len(profile.evaluate.teachers)
+        yield _Part("judge", _PANEL, judge, each * counts.test)
+
+
+def _unlabelled_share(profile: Profile, counts: _Counts) -> float:
+    """Share of RL's samples about whose best passage the judge is asked."""
+    if not profile.reward.relevance_gate or not counts.learnt:
+        return 0.0
+    return 1 - counts.labelled / counts.learnt if profile.reward.use_labels else 1.0
+
+
+def _estimate(profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: _Counts) -> Estimate:
+    prompt, completion, measured_on = _tokens(profile, ledger, sample, part, counts)
+    price = part.price or profile.prices[part.endpoint.model]
+    factor = price.batch_factor if part.what == "distill" and profile.distill.mode == "batch_api" else 1.0
+    return Estimate(
+        role=part.role,
+        what=part.what,
+        model=part.endpoint.model,
+        questions=part.questions,
+        known=min(part.known, part.questions),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cost_usd=factor * max(0, part.questions - part.known) * cost_usd(price, prompt, completion),
+        measured_on=measured_on,
+    )
+
+
+def _tokens(profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: _Counts) -> tuple[float, float, int]:
+    measured = ledger.mean_tokens(part.endpoint.model, part.role)
+    # Most of the judge's calls are about one rewrite, so that their mean says too little about a panel's.
+    if measured and measured[2] >= _ENOUGH_CALLS and part.what != _PANEL:
+        return measured
+    first = counts.first.get(part.role) if part.role != "judge" or part.what == "distill" else None
+    body = first.body if first else _asked(profile, sample, part.what)
+    return (*estimated_tokens(body, part.endpoint.max_tokens), 0)
+
+
+def _asked(profile: Profile, sample: Row, what: str) -> dict[str, Any]:
+    """What the judge is sent, as far as its length goes; nothing where no row is asked about."""
+    recipe, tenant = get_recipe(profile.recipe), profile.tenant
+    if isinstance(recipe, AnswerRecipe):
+        return {"messages": recipe.judge_messages(sample, "字" * profile.student.max_new_tokens, tenant) or []}
+    assert isinstance(recipe, RetrievalRecipe)
+    question = recipe.question_text(sample)
+    if what == _PANEL:
+        texts = [sample.query] * (_ARMS + len(profile.evaluate.teachers))
+        return {"messages": recipe.panel_messages(question, texts, tenant)}
+    if what in (_PASSAGES, _VERDICTS, _AGREEMENT):
+        passages = 2 if what == _VERDICTS else 1
+        return {"messages": recipe.relevance_messages(question, "字" * PASSAGE_CHARS * passages, tenant)}
+    return {"messages": recipe.judge_messages(question, sample.query, tenant)}
+
+
+def _portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    stream = iter(rows)
+    while some := list(islice(stream, _AT_ONCE)):
+        yield some

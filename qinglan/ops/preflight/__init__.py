@@ -1,0 +1,330 @@
+"""What can be known before money or time is spent: files, secrets, services, devices, packages.
+
+`plan` says what there is to look at, for `qinglan doctor`; `require` raises the first problem before a run.
+"""
+
+import importlib.util
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Literal, get_args
+
+from qinglan.clients.roles import ChatRole, endpoint_of
+from qinglan.config import EMBEDDED, Data, Endpoint, Profile, uses_proxy
+from qinglan.data.sources.database import check_database
+from qinglan.data.sources.files import list_files
+from qinglan.data.workbook import read_rows
+from qinglan.errors import ConfigError, WorkbookError
+from qinglan.evaluation.red_team_cases import cases_of
+from qinglan.ledger import ledger_url, open_ledger
+from qinglan.ops.checks import Check, Planned, check, planned
+from qinglan.ops.preflight.hints import with_remedy
+from qinglan.ops.preflight.services import chat_look, check_rag, reach
+from qinglan.recipes import Recipe, get_recipe
+from qinglan.recipes.kinds.distillation import require_teacher_alone
+from qinglan.recipes.kinds.grading import grading_of
+from qinglan.rows import REMEDIES, Tally
+from qinglan.simulators.domains import world_for
+from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
+
+FlowName = Literal["pipeline", "refresh", "train", "evaluate", "release", "compare"]
+_CHECKED_ROWS = 1000
+_SQLITE = "sqlite:///"
+_TRAINER_PACKAGES = ("torch", "swift", "verl", "ray")
+_FIND_PACKAGES = """
+import importlib.util, sys
+print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
+"""
+_RUN_WITHIN_S = 60.0
+START_RAY = "start the cluster (`ray start --head`), or correct trainer.ray_dashboard_url"
+
+
+def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Check]:
+    """Check after check, so that a slow one does not hide the others."""
+    for each in plan(profile, flow):
+        yield with_remedy(each.make())
+
+
+def plan(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Planned]:
+    """What is to be looked at for a flow; no check depends on another one's outcome."""
+    data, trains = _asks_the_teacher(flow), trains_in(flow)
+    known = check("recipe", profile.recipe, lambda: _recipe(profile))
+    yield Planned(known.name, known.detail, lambda: known)
+    if known.problem:  # all that follows goes by it
+        return
+    graders = get_recipe(profile.recipe).graders
+    if data:
+        yield planned("workbook", _where(profile.data), lambda: _workbook(profile))
+    yield from _chats(profile, flow)
+    if trains and (local := profile.judge.local):
+        yield planned("local judge", local.model, lambda: _local_judge(profile))
+    if flow == "compare":
+        yield planned("compare", ", ".join(profile.compare.teachers) or "no teacher", lambda: _rivals(profile))
+    for role, endpoint in further_teachers(profile, flow).items():
+        yield planned(role, f"{endpoint.model} at {endpoint.base_url}", chat_look(role, endpoint))
+    if flow in ("pipeline", "train", "evaluate"):
+        yield planned("red team", profile.evaluate.red_team or "built-in cases", lambda: _red_team(profile))
+        yield planned("champion", profile.model_name, lambda: _champion(profile))
+    if flow != "release" and "rag" in graders:  # release only looks at what was evaluated
+        yield Planned("rag", profile.rag.url, lambda: check_rag(profile))
+    yield planned("ledger", _where_ledger(profile), lambda: _ledger(profile, trains=trains))
+    if trains:
+        yield planned("base model", profile.student.base_model, lambda: _base_model(profile))
+    if trains and (critic := profile.rl.critic_model):
+        yield planned("critic model", critic, lambda: _model("rl.critic_model", critic))
+    if runs_engines(flow):
+        yield planned("device", profile.trainer.device, lambda: _device(profile))
+        if profile.trainer.ray_dashboard_url:
+            yield planned("ray", profile.trainer.ray_dashboard_url, lambda: _cluster(profile))
+        else:
+            yield planned("trainer packages", profile.trainer.python or "this environment", lambda: _packages(profile))
+
+
+def require(profile: Profile, flow: FlowName) -> None:
+    """Raise the first problem.
+
+    Raises:
+        ConfigError: with what to do about it.
+    """
+    for made in inspect_profile(profile, flow):
+        if made.problem:
+            raise ConfigError(made.problem)
+
+
+def _recipe(profile: Profile) -> None:
+    recipe = get_recipe(profile.recipe)
+    known = {each.name for each in recipe.INPUTS}
+    if unknown := [name for name in profile.data.columns.inputs if name not in known]:
+        raise ConfigError(
+            f"data.columns.inputs: recipe `{recipe.NAME}` has no input `{unknown[0]}`; "
+            f"it has {', '.join(sorted(known)) or 'none'}"
+        )
+    grading_of(recipe).check(profile)
+    require_teacher_alone(profile)
+    if profile.evaluate.teachers:
+        _let_teachers_answer(recipe, "evaluate.teachers")
+
+
+def _let_teachers_answer(recipe: Recipe, setting: str) -> None:
+    if recipe.brings_answers:
+        raise ConfigError(
+            f"{setting}: recipe `{recipe.NAME}` takes the answers that its rows bring, so teachers would be compared "
+            "on answers that none of them gave; leave it out, or take a recipe that asks its teacher"
+        )
+
+
+def trains_in(flow: FlowName) -> bool:
+    """Does the flow train?"""
+    return flow in ("pipeline", "train")
+
+
+def runs_engines(flow: FlowName) -> bool:
+    """Does the flow start processes of the trainer's, if only to generate?"""
+    return flow in ("pipeline", "train", "evaluate")
+
+
+def _asks_the_teacher(flow: FlowName) -> bool:
+    return flow in ("pipeline", "refresh", "compare")
+
+
+def asked_roles(profile: Profile, flow: FlowName) -> list[ChatRole]:
+    """Whom a flow asks; the recipe must be one that there is."""
+    recipe = get_recipe(profile.recipe)
+    judges = flow != "release" and (flow not in ("refresh", "compare") or profile.validation.judge_baseline)
+    asked = set(recipe.DISTILL_ROLES) if _asks_the_teacher(flow) else set()
+    asked |= {"judge"} if judges and "judge" in recipe.graders else set()
+    return [role for role in get_args(ChatRole) if role in asked]
+
+
+def further_teachers(profile: Profile, flow: FlowName) -> dict[str, Endpoint]:
+    """By their setting, those that a flow asks beside its own teacher."""
+    named = profile.compare.teachers if flow == "compare" else profile.evaluate.teachers if runs_engines(flow) else ()
+    return {f"compare.teachers.{name}": profile.compare.teachers[name] for name in named}
+
+
+def _chats(profile: Profile, flow: FlowName) -> Iterator[Planned]:
+    for role in asked_roles(profile, flow):
+        try:
+            endpoint = endpoint_of(profile, role)
+        except ConfigError as error:
+            yield Planned(role, "none", partial(Check, role, "none", str(error)))
+            continue
+        yield planned(role, f"{endpoint.model} at {endpoint.base_url}", chat_look(role, endpoint))
+
+
+def _where(data: Data) -> str:
+    return f"the database that {data.sql.url_env} names" if data.sql else data.workbook
+
+
+def _workbook(profile: Profile) -> str | None:
+    """Header and first rows: the run itself reads the rest, before anything is spent."""
+    data, path, inputs = profile.data, Path(profile.data.workbook), get_recipe(profile.recipe).INPUTS
+    if data.sql:
+        check_database(data, inputs)
+        return None
+    if data.workbook == EMBEDDED:
+        world_for(profile, "data.workbook")
+        return None
+    tally = Tally()
+    for _ in tally.pass_through(read_rows(path, data, profile.tenant, inputs=inputs)):
+        if tally.total >= _CHECKED_ROWS and tally.ok:
+            break
+    if not tally.ok:
+        reasons = "; ".join(f"{reason}: {REMEDIES[reason]}" for reason in sorted(tally.reasons))
+        raise WorkbookError(f"{data.workbook}: no row can be used; {reasons or 'put questions in it'}")
+    skipped = [file.name for file in list_files(path).skipped]
+    return f"skipped, by their suffix: {', '.join(skipped)}" if skipped else None
+
+
+def _rivals(profile: Profile) -> None:
+    _let_teachers_answer(get_recipe(profile.recipe), "compare")
+    if not profile.compare.teachers:
+        raise ConfigError(
+            "compare.teachers: names no teacher to compare with; add one: {name: {base_url: …, model: …}}"
+        )
+
+
+def _red_team(profile: Profile) -> None:
+    cases_of(profile)
+
+
+def _champion(profile: Profile) -> str | None:
+    """It is evaluated too, after hours of training: are its weights there?"""
+    uri = profile.tracking_uri
+    if uri.startswith(_SQLITE) and not Path(uri.removeprefix(_SQLITE)).is_file():
+        return None  # MLflow would make the database
+    if uri.startswith("http"):
+        reach("tracking", "uri", uri, lambda http: http.get(f"{uri.rstrip('/')}/health"))  # MLflow retries for minutes
+    from qinglan.serving.registry import registry_of  # it needs MLflow, a second
+
+    registry_of(profile).look_at_champion()
+    return None
+
+
+def _local_judge(profile: Profile) -> str | None:
+    from qinglan.serving.local_judge import appointed  # it needs MLflow, a second
+
+    judge = appointed(profile)
+    return f"version {judge.released.version}" if judge else None
+
+
+def _where_ledger(profile: Profile) -> str:
+    name = profile.ledger.url_env
+    return f"the database that {name} names" if name else str(profile.paths.state / "ledger.db")
+
+
+def _ledger(profile: Profile, *, trains: bool) -> None:
+    cluster = profile.trainer.ray_dashboard_url
+    if trains and cluster and uses_proxy(cluster) and profile.ledger.url_env is None:
+        raise ConfigError(
+            f"ledger.url_env: is not given, and the nodes of {cluster} can't share a SQLite file with this machine; "
+            "name the variable that holds a PostgreSQL database's address"
+        )
+    try:
+        with open_ledger(ledger_url(profile.ledger, profile.paths.state)):
+            return
+    except OSError as error:
+        raise ConfigError(
+            f"paths.state: the ledger can't be kept there: {error}; give this user write access, or name another folder"
+        ) from error
+
+
+def _base_model(profile: Profile) -> None:
+    if profile.student.base_model == EMBEDDED:
+        world_for(profile, "student.base_model")
+    else:
+        _model("student.base_model", profile.student.base_model)
+
+
+def _model(key: str, name: str) -> None:
+    """A hub id has one slash at most, so what has more is a path."""
+    folder = Path(name)
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or folder.is_dir()
+    if looks_local and not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{key}: {name} is no model folder (no config.json in it); name one, or a model's id on a hub"
+        )
+
+
+def _device(profile: Profile) -> None:
+    if profile.trainer.device == "cuda" and profile.trainer.ray_dashboard_url is None:
+        _gpus(profile.trainer.gpus_per_node)
+    if profile.trainer.device == "cpu" and profile.rl.rollout_engine != "cpu":
+        raise ConfigError("rl.rollout_engine: vllm needs trainer.device: cuda; on the CPU set it to cpu")
+
+
+def _gpus(wanted: int) -> None:
+    if shutil.which("nvidia-smi") is None:
+        raise ConfigError(
+            "trainer.device: the profile asks for GPUs and this machine has none (no nvidia-smi); "
+            "run it on a GPU machine, or try the road with --profile embedded"
+        )
+    listed = _output_of(["nvidia-smi", "-L"], "nvidia-smi")
+    count = sum(line.startswith("GPU ") for line in listed.splitlines())
+    if count < wanted:
+        raise ConfigError(
+            f"trainer.gpus_per_node: the profile asks for {wanted} and this machine has {count} (nvidia-smi -L); lower "
+            "it, or run on a machine that has as many"
+        )
+
+
+def _cluster(profile: Profile) -> str | None:
+    trainer = profile.trainer
+    try:
+        with RayJobs(trainer) as jobs:
+            jobs.ray_version()
+            gpus = jobs.gpus_of_nodes()
+    except UnreachableError as error:
+        raise ConfigError(f"{error}; {START_RAY}") from error
+    if uses_proxy(jobs.url) and EMBEDDED in (profile.rag.url, profile.judge.base_url):
+        raise ConfigError(
+            "trainer.ray_dashboard_url: the stand-ins for RAG and judge answer on this machine only, which the "
+            "cluster's nodes can't reach; give rag.url and judge.base_url, or train here"
+        )
+    if trainer.device == "cpu":
+        return None
+    if gpus is None:
+        return "its GPUs are not counted: the dashboard does not list the nodes"
+    fitting = [count for count in gpus if count >= trainer.gpus_per_node]
+    if len(fitting) < trainer.nodes:
+        raise ConfigError(
+            f"trainer.nodes: the profile asks for {trainer.nodes} × {trainer.gpus_per_node} GPUs (gpus_per_node) and "
+            f"the nodes of {jobs.url} have {', '.join(map(str, gpus)) or 'none'}; lower one of the two, or add nodes"
+        )
+    return None
+
+
+def trainer_packages(profile: Profile) -> list[str]:
+    """What the trainer's environment must have, by the names that are imported."""
+    return [*_TRAINER_PACKAGES, *(["vllm"] if profile.trainer.device == "cuda" else [])]
+
+
+def _packages(profile: Profile) -> None:
+    python, needed = profile.trainer.python, trainer_packages(profile)
+    if python is None:
+        missing = [name for name in needed if importlib.util.find_spec(name) is None]
+        if missing:
+            raise ConfigError(f"the trainer's packages are not installed ({', '.join(missing)}); run `make setup`")
+        return
+    if shutil.which(python) is None:
+        raise ConfigError(
+            f"trainer.python: {python}: no such interpreter; name that of the trainer's environment, or remove the "
+            "setting to train in this one"
+        )
+    found = _output_of([python, "-c", _FIND_PACKAGES, *needed], f"trainer.python: {python}")
+    missing = found.rpartition("missing:")[2].split()
+    if missing:
+        raise ConfigError(f"trainer.python: {python} lacks {', '.join(missing)}; see docker/trainer.Dockerfile")
+
+
+def _output_of(argv: list[str], what: str) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_RUN_WITHIN_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{what}: can't be run: {error}; try `{argv[0]}` by hand") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or [""]
+        raise ConfigError(f"{what}: exits with {done.returncode}: {said[-1]}; try `{argv[0]}` by hand, and mend that")
+    return done.stdout

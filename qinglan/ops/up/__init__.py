@@ -1,0 +1,22 @@
+"""`qinglan up`: Prefect's server, MLflow's, the stand-ins, the deployments and the workers here, until Ctrl-C.
+
+Every process runs under `engines/supervise.py`, so that it ends with this one, kill -9 included. Prefect and MLflow
+are started and asked over HTTP, never imported. All listen on loopback only, and none sends telemetry.
+"""
+
+from qinglan.ops.deploying import DEPLOYMENTS
+from qinglan.ops.up.interrupted import crash_interrupted
+from qinglan.ops.up.serve import serve_site
+from qinglan.ops.up.site import TRAINER_POOL, WORK_POOL, WORK_POOLS, Site
+from qinglan.ops.up.temporary import prefect_for
+
+__all__ = [
+    "DEPLOYMENTS",
+    "TRAINER_POOL",
+    "WORK_POOL",
+    "WORK_POOLS",
+    "Site",
+    "crash_interrupted",
+    "prefect_for",
+    "serve_site",
+]

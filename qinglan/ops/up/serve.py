@@ -1,0 +1,193 @@
+"""Brings the site up, in an order that keeps both cores of a small machine busy, and keeps it up."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from qinglan.config import Profile, uses_proxy
+from qinglan.errors import ConfigError, EngineError, first_line
+from qinglan.ops.automations import crash_retries_on, requeue_crashed, webhook_address
+from qinglan.ops.deploying import find_deployments, make_pool, register
+from qinglan.ops.prefect_api import call
+from qinglan.ops.prefect_server import SERVER_FILE, PrefectServer, find_server
+from qinglan.ops.up.interrupted import crash_interrupted, stop_cancelled
+from qinglan.ops.up.lock import only_one
+from qinglan.ops.up.site import WORK_POOLS, Site, is_tracked_elsewhere, worker_name
+from qinglan.ops.up.stand_ins import StandIn, stand_ins_of
+from qinglan.runs.processes import HOST, Processes, Say, port_from, require_free, stop_signals
+
+_PREFECT_PORT, _MLFLOW_PORT = 4200, 5000
+"""Or the next free ones, unless the user names some."""
+_SHOWN_RUNS = 5
+_ANSWERS_WITHIN_S = 180.0
+"""A server that starts on a busy machine's SQLite has taken more than 30 s for its first write."""
+_POOL_OF = {worker_name(pool): pool for pool in WORK_POOLS}
+
+
+def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, mlflow_port: int | None = None) -> None:
+    """Start everything, say where, and keep it running until Ctrl-C or SIGTERM.
+
+    Args:
+        prefect_port: where it must listen; None takes 4200, or the next one that is free.
+        mlflow_port: the same, from 5000 on.
+
+    Raises:
+        ConfigError: `qinglan up` runs here already, a named port is taken, the webhook's variable is not set, or there
+            is no deployments/prefect.yaml.
+        EngineError: one of the processes did not come up; with the end of its log.
+    """
+    start, prefect_file, state = time.monotonic(), find_deployments(), profile.paths.state
+    known = find_server(state)  # before we hold the lock, by which it tells whether one runs here
+    with stop_signals(), suppress(KeyboardInterrupt), only_one(state, say) as lock:
+        # Who runs here is said first. A mistake here shows before anything is started.
+        webhook_address(profile)
+        prefect_port = _configured_port(known, prefect_port)
+        site = Site(state, profile.tracking_uri, _port(prefect_port, _PREFECT_PORT, "prefect", say))
+        if not is_tracked_elsewhere(profile.tracking_uri):
+            site = site.with_mlflow_port(_port(mlflow_port, _MLFLOW_PORT, "mlflow", say))
+        logs = state.resolve() / "logs"
+        # Where PREFECT_SERVER_API_AUTH_STRING asks for one.
+        login = os.environ.get("PREFECT_API_AUTH_STRING", "").strip() or None
+        server = PrefectServer(site.api_url, "this very `qinglan up`", auth_string=login)
+        with Processes(logs, say, holds=(lock,)) as processes, server.client(timeout_s=_ANSWERS_WITHIN_S) as api:
+            try:
+                _Running(profile, site, processes, api, say).serve(prefect_file, start)
+            except httpx.HTTPError as error:
+                raise EngineError(f"Prefect's server at {site.api_url}: {first_line(error)}; logs: {logs}") from error
+
+
+@dataclass
+class _Running:
+    """The site, once its first process has been started."""
+
+    profile: Profile
+    site: Site
+    processes: Processes
+    api: httpx.Client
+    say: Say
+    _workers_since: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def serve(self, prefect_file: Path, start_s: float) -> None:
+        """Never returns: Ctrl-C is an exception."""
+        self.site.prepare()
+        self.processes.start("prefect_server", self.site.prefect_server())
+        if mlflow := self.site.mlflow_server():
+            self.processes.start("mlflow_server", mlflow)
+        stand_ins = stand_ins_of(self.profile)
+        for stand_in in stand_ins:
+            self.processes.start(stand_in.name, stand_in.command)
+        self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
+        with self._announced(), self._workers():
+            register(self.api, self.site.deploy, prefect_file, self.profile, self.say)
+            if mlflow:
+                self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
+            for stand_in in stand_ins:
+                self.processes.wait_for(stand_in.title, stand_in.health_url)
+            self._wait_for_workers()
+            self._say_where(stand_ins, time.monotonic() - start_s)
+            self.processes.keep(self._recover)
+
+    @contextmanager
+    def _announced(self) -> Iterator[None]:
+        """Tells `qinglan run` on this site where the server is, for as long as it is there."""
+        file = self.site.state / SERVER_FILE
+        file.write_text(self.site.api_url, encoding="utf-8")
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+    @contextmanager
+    def _workers(self) -> Iterator[None]:
+        """They end before the server does, so that they can tell it."""
+        for pool in WORK_POOLS:
+            make_pool(self.api, pool)  # so that deploying needn't wait for the pool's worker
+        self._crash_interrupted(WORK_POOLS)
+        # Of what crashed while no server was there the automation never hears, and late of what is marked now. As long
+        # as no worker is there, none can take such a run at the same moment.
+        for name in requeue_crashed(self.api, settled_for=timedelta(0)):
+            self.say(f"{name} had crashed; it goes on")
+        self._workers_since = datetime.now(UTC)
+        for name, pool in _POOL_OF.items():
+            self.processes.start(name, self.site.worker(pool))
+        try:
+            yield
+        finally:
+            self.say("stopping")
+            self.processes.stop(*_POOL_OF)
+
+    def _wait_for_workers(self) -> None:
+        for pool in WORK_POOLS:
+            url = f"{self.site.api_url}/work_pools/{pool}"
+            self.processes.wait_until(f"worker of {pool}", url, partial(self._is_online, pool))
+
+    def _is_online(self, pool: str) -> bool:
+        """Has this session's worker reported? An earlier one's report stays for a while."""
+        try:
+            workers = call(self.api, "POST", f"work_pools/{pool}/workers/filter", {})
+        except httpx.HTTPError:
+            return False
+        last = [datetime.fromisoformat(worker["last_heartbeat_time"]) for worker in workers]
+        return any(time > self._workers_since for time in last)
+
+    def _recover(self, name: str) -> None:
+        if name in _POOL_OF:
+            self._crash_interrupted([_POOL_OF[name]])
+
+    def _crash_interrupted(self, pools: Sequence[str]) -> None:
+        runs = crash_interrupted(self.api, pools)
+        for cancelled in [run for run in runs if run["state_type"] == "CANCELLING"]:
+            stop_cancelled(cancelled, self.say)
+        crashed = [run for run in runs if run["state_type"] != "CANCELLING"]
+        if not crashed:
+            return
+        retries = crash_retries_on(self.api)
+        by_itself = f"each goes on by itself, {retries} times at most; after that, " if retries else ""
+        self.say(
+            f"flow runs that were interrupted, now marked as crashed: {len(crashed)}; {by_itself}"
+            "Retry on its page, or `prefect flow-run retry ID`, continues one:"
+        )
+        for run in crashed[:_SHOWN_RUNS]:
+            self.say(f"  {run['name']}  {self.site.prefect_url}/runs/flow-run/{run['id']}")
+
+    def _say_where(self, stand_ins: Sequence[StandIn], seconds: float) -> None:
+        lines = [f"Prefect  {self.site.prefect_url}", f"MLflow   {self.site.mlflow_url}"]
+        lines += [f"{stand_in.title:<8} {stand_in.url}" for stand_in in stand_ins]
+        if stand_ins:
+            lines.append("         stand-ins, to try by hand; every run starts its own")
+        lines.append(f"Logs     {self.processes.logs}\n\nReady after {seconds:.0f} s. Ctrl-C stops all of it.")
+        self.say("\n" + "\n".join(lines))
+
+
+def _configured_port(server: PrefectServer | None, asked: int | None) -> int | None:
+    """Where the user's environment or Prefect profile expects a server of this machine, that's where it must be.
+
+    Raises:
+        ConfigError: it expects one elsewhere.
+    """
+    if server is None or server.is_of_up:
+        return asked
+    port = urlsplit(server.api_url).port
+    if not uses_proxy(server.api_url) and port and asked in (None, port):
+        return port
+    raise ConfigError(
+        f"{server.origin} is {server.shown_url}, so this site has a Prefect server already; "
+        "deploy there with `qinglan deploy`, or unset it"
+    )
+
+
+def _port(asked: int | None, usual: int, what: str, say: Say) -> int:
+    if asked is not None:
+        require_free(HOST, asked, f"is `qinglan up` running already? Else give another --{what}-port")
+        return asked
+    if (port := port_from(usual)) != usual:
+        say(f"{what}: port {usual} is taken, so {port}")
+    return port

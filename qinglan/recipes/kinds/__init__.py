@@ -1,0 +1,1 @@
+"""The two kinds of recipe: texts that are retrieved with, and answers that are graded by themselves."""

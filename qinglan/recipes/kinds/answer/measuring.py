@@ -1,0 +1,94 @@
+"""Evaluation of answers: every text by the rules, and by the judge, who reads one at a time and is not told whose."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from qinglan.clients.roles import Clients
+from qinglan.config import Tenant
+from qinglan.errors import CallError
+from qinglan.recipes.kinds.answer.parts import grade
+from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
+from qinglan.recipes.kinds.common import Measured
+from qinglan.recipes.kinds.retrieval.retrieving import AT_ONCE, by_question, check_failures
+from qinglan.rows import ArmRow, Row
+
+EMPTY = "empty_answer"
+
+
+class _Verdict(NamedTuple):
+    score: float
+    request: str
+
+
+_Verdicts = Mapping[str, _Verdict]
+"""By text."""
+
+
+async def measure(
+    recipe: AnswerRecipe,
+    arms: Mapping[str, Sequence[ArmRow]],
+    rows: Sequence[Row],
+    clients: Clients,
+    tenant: Tenant,
+    max_failed_share: float,
+) -> Measured:
+    """All arms with their parts and the judge's scores.
+
+    A question on which a call failed is unjudged for all arms, so that the comparison stays paired. An empty answer
+    is graded, by rule: that it is empty is the arm's own doing.
+
+    Raises:
+        StageError: too many calls failed for a fair comparison.
+    """
+    entries, found = by_question(arms), dict[str, _Verdicts | str]()
+    if "judge" in recipe.graders:
+        waiting = iter([row for row in rows if row.id in entries])
+        while some := list(islice(waiting, AT_ONCE)):
+            texts = ({e.text: None for e in entries[row.id].values() if e.text} for row in some)
+            done = await asyncio.gather(
+                *(_verdicts(recipe, row, list(each), clients, tenant) for row, each in zip(some, texts, strict=True))
+            )
+            found |= {row.id: verdicts for row, verdicts in zip(some, done, strict=True)}
+    unjudged = [reason for reason in found.values() if isinstance(reason, str)]
+    check_failures(unjudged, len(entries), max_failed_share)
+    by_id = {row.id: row for row in rows}
+    measured = {
+        name: [_measured(recipe, by_id[entry.row_id], entry, found.get(entry.row_id, {})) for entry in arm]
+        for name, arm in arms.items()
+    }
+    return Measured(measured, dict(Counter(unjudged).most_common()))
+
+
+async def _verdicts(
+    recipe: AnswerRecipe, row: Row, texts: Sequence[str | None], clients: Clients, tenant: Tenant
+) -> _Verdicts | str:
+    """The judge's on each text that the recipe has a question about; or why there is none on any."""
+    asked = {text: messages for text in texts if text and (messages := recipe.judge_messages(row, text, tenant))}
+    calls = (clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA) for messages in asked.values())
+    # All of them end before an error is told: an answer in flight is paid for and must reach the ledger.
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    verdicts: dict[str, _Verdict] = {}
+    for text, answer in zip(asked, answers, strict=True):
+        if isinstance(answer, CallError):
+            return answer.reason
+        if isinstance(answer, BaseException):
+            raise answer
+        verdicts[text] = _Verdict(answer.value, answer.request_hash)
+    return verdicts
+
+
+def _measured(recipe: AnswerRecipe, row: Row, entry: ArmRow, found: _Verdicts | str) -> ArmRow:
+    if entry.text is None and entry.reason != EMPTY:  # nobody answered: there is nothing to grade
+        return entry.model_copy(update={"parts": None, "judge_score": None})
+    verdict = None if isinstance(found, str) else found.get(entry.text or "")
+    return entry.model_copy(
+        update={
+            "parts": grade(recipe, row, entry.text or ""),
+            "reason": EMPTY if entry.text is None else found if isinstance(found, str) else None,
+            "judge_score": verdict.score if verdict else None,
+            "requests": (*entry.requests, verdict.request) if verdict else entry.requests,
+        }
+    )

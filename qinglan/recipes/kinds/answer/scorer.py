@@ -1,0 +1,50 @@
+"""Scores samples that are graded by themselves: by the recipe's rules, and by the judge where its score counts."""
+
+import math
+from typing import Any
+
+from qinglan.recipes.kinds.answer.parts import JUDGE, grade, metric_names, rewarded, weights
+from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
+from qinglan.recipes.scoring.scorer import Sample, Scorer, judge_asked
+from qinglan.recipes.scoring.service import RewardService
+from qinglan.rows import Row
+
+
+class AnswerScorer(Scorer[Sample]):
+    """Of one recipe; `extra_info` holds the row."""
+
+    def __init__(self, service: RewardService, recipe: AnswerRecipe) -> None:
+        self._recipe = recipe
+        counts = weights(recipe, service.reward).get(JUDGE, 0) > 0
+        self._judged_share = service.reward.judge_share if counts and service.judge else 0.0
+        super().__init__(service)
+
+    def _open(self) -> None:
+        """Rules need nothing."""
+
+    async def _drop_calls(self) -> None:
+        """There are none."""
+
+    async def _close_services(self) -> None:
+        """Nothing was opened."""
+
+    def _sample(self, row_id: str | None, text: str) -> Sample:
+        return Sample(row_id, text.strip())
+
+    async def _score(self, extra_info: dict[str, Any], sample: Sample) -> dict[str, float]:
+        row = Row.model_validate_json(extra_info["row"])
+        parts = grade(self._recipe, row, sample.text)
+        judge = await self._judged(row, sample)
+        score = rewarded(self._recipe, self._service.reward, parts, judge) if sample.text else -1.0
+        metrics = self._recipe.metric_values(row, sample.text, parts)
+        shown = {name: metrics[name] for name in metric_names(self._recipe) if name in metrics}
+        return {"score": score, JUDGE: math.nan if judge is None else judge, **shown, **parts}
+
+    async def _judged(self, row: Row, sample: Sample) -> float | None:
+        """The judge's score, 0–5; None where it is not asked."""
+        if not sample.text or not judge_asked(self._recipe.question_text(row), sample.text, self._judged_share):
+            return None
+        messages = self._recipe.judge_messages(row, sample.text, self._service.tenant)
+        if messages is None:
+            return None
+        return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)

@@ -1,0 +1,94 @@
+"""Arms: ways to get a text, and what each made of every question."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from qinglan.clients.chat import cost_usd
+from qinglan.config import Endpoint, Price
+from qinglan.ledger import Call
+from qinglan.recipes.kinds.recipe import Recipe
+from qinglan.rows import ArmRow, Row
+
+
+def teacher_rows(rows: Iterable[Row]) -> list[ArmRow]:
+    """A teacher's arm, from what distillation and validation found."""
+    return [
+        ArmRow(
+            row_id=row.id,
+            text=row.answer,
+            reason=None if row.answer_retrieved or row.parts is not None else row.reason,
+            retrieved=row.answer_retrieved,
+            parts=row.parts,
+            judge_score=row.judge_score,
+            requests=(row.answer_request,) if row.answer_request else (),
+            latency_ms=row.answer_latency_ms,
+            cost_usd=row.answer_cost_usd,
+        )
+        for row in rows
+    ]
+
+
+def original_rows(rows: Iterable[Row]) -> list[ArmRow]:
+    """The question as it was typed; it costs nothing and takes no time."""
+    return [
+        ArmRow(
+            row_id=row.id,
+            text=row.query,
+            reason=None if row.original_retrieved else row.reason,
+            retrieved=row.original_retrieved,
+            latency_ms=0.0,
+            cost_usd=0.0,
+            prompt_tokens=0,
+            completion_tokens=0,
+        )
+        for row in rows
+    ]
+
+
+def student_rows(answers: Iterable[str], price: Price | None, recipe: Recipe) -> list[ArmRow]:
+    """A student's arm, from the JSON lines that its generation wrote. A query is one line; an answer stays as it is."""
+    tidied = _one_line if recipe.KIND == "retrieval" else str.strip
+    return [_student_row(json.loads(answer), price, tidied) for answer in answers]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _student_row(answer: dict[str, Any], price: Price | None, tidied: Callable[[str], str]) -> ArmRow:
+    text = tidied(answer["text"])
+    return ArmRow(
+        row_id=answer["id"],
+        text=text or None,
+        reason=None if text else "empty_answer",
+        latency_ms=answer.get("latency_ms"),
+        cost_usd=cost_usd(price, answer["prompt_tokens"], answer["completion_tokens"]) if price else None,
+        prompt_tokens=answer["prompt_tokens"],
+        completion_tokens=answer["completion_tokens"],
+    )
+
+
+def live_load(endpoint: Endpoint) -> str:
+    """Under what load a teacher's latency was measured: its service's own, and as many of our questions."""
+    return f"up to {endpoint.concurrency} at once, live API"
+
+
+def not_retrieved(arm: Iterable[ArmRow]) -> list[ArmRow]:
+    """The same texts, to be retrieved again: what an earlier run found does not compare with a service of today."""
+    return [entry.model_copy(update={"retrieved": None}) for entry in arm]
+
+
+def with_tokens(arm: Sequence[ArmRow], calls: Mapping[str, Call]) -> list[ArmRow]:
+    """A teacher's arm with the tokens that the ledger counted.
+
+    Args:
+        calls: by ledger key; a row whose call is not among them stays without.
+    """
+
+    def counted(entry: ArmRow) -> ArmRow:
+        call = next((calls[key] for key in entry.requests if key in calls), None)
+        tokens = {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.completion_tokens} if call else {}
+        return entry.model_copy(update=tokens)
+
+    return [counted(entry) for entry in arm]

@@ -1,0 +1,54 @@
+"""Distill: get what the student is to learn from each question, mostly by asking the teacher."""
+
+from collections.abc import Callable
+
+from qinglan.clients.chat import Request, request_of
+from qinglan.clients.roles import ChatRole, Clients, endpoint_of, key_salt
+from qinglan.clients.row_batches import Work
+from qinglan.config import Profile, Tenant
+from qinglan.errors import ConfigError
+from qinglan.recipes import Recipe, get_recipe
+from qinglan.rows import Row
+
+
+def distiller(recipe: Recipe, clients: Clients, tenant: Tenant) -> Work:
+    """The work on one row: its answer, what it cost and which ledger entry holds it."""
+
+    async def distill(row: Row) -> Row:
+        return await recipe.distill(row, clients, tenant)
+
+    return distill
+
+
+def distill_requests(profile: Profile) -> Callable[[Row], dict[ChatRole, Request]]:
+    """What is or would be asked about a row, by role, and the ledger's keys for it."""
+    recipe = get_recipe(profile.recipe)
+    asked = {role: (endpoint_of(profile, role), key_salt(profile, role)) for role in recipe.DISTILL_ROLES}
+
+    def requests(row: Row) -> dict[ChatRole, Request]:
+        messages = recipe.distill_messages(row, profile.tenant)
+        return {role: request_of(*asked[role], each) for role, each in messages.items()}
+
+    return requests
+
+
+def teacher_requests(profile: Profile) -> Callable[[Row], Request | None]:
+    """What the teacher is or would be asked about a row; None where the row brings its own answer."""
+    asked = distill_requests(profile)
+    return lambda row: asked(row).get("teacher")
+
+
+def require_teacher_alone(profile: Profile) -> None:
+    """Refuse to ask in bulk what takes several models in turn.
+
+    Raises:
+        ConfigError: with what to do about it.
+    """
+    roles = get_recipe(profile.recipe).DISTILL_ROLES
+    if not set(roles) <= {"teacher"}:
+        for key, value, other in (("mode", "batch_api", "live"), ("engine", "ray", "process")):
+            if getattr(profile.distill, key) == value:
+                raise ConfigError(
+                    f"distill.{key}: {value} can ask the teacher alone, and recipe `{profile.recipe_name}` asks "
+                    f"{' and '.join(roles)} about each row; set it to {other}"
+                )

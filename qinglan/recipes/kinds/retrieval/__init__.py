@@ -1,0 +1,1 @@
+"""Recipes whose text is put to the retrieval service."""

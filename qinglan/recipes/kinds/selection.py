@@ -1,0 +1,84 @@
+"""Selection: which of the teacher's answers may teach; and texts that are none, whatever was asked.
+
+Pure and streaming: rows in, the same rows out, in the same order. A row that fails here keeps everything that was
+paid for; it is out of SFT, while RL may still use its prompt (`qinglan.data.dataset`). What is too weak is the recipe's
+kind to say (`qinglan.recipes.kinds`). A person's verdict outranks that.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from qinglan.rows import INPUT_REASONS, Row
+
+_SORRY = "(?:非常|很|十分|真的)?(?:抱歉|对不起|不好意思)"
+_AI = "(?:AI|人工智能|大?语言模型|大模型)(?:助手|助理|语言模型|模型)?"
+_REFUSALS = (
+    rf"^{_SORRY}(?:[，,。.！!：:]|\s*(?:我|作为|无法|不能|这|该)|$)",
+    rf"^我?(?:作为|是)(?:一个|一名|一位|一款|个)?{_AI}(?:[，,。]|\s*我)",
+    r"^(?:很遗憾[，,]?\s*)?我(?:无法|不能|没法|没有办法)(?:[为给帮][您你助]|协助|回答|改写|生成|满足|处理[您你这该])",
+    r"^(?:很遗憾[，,]?\s*)?我?(?:无法|不能)(?:回答|改写|满足|处理|提供)(?:您|你|该|此|这|相关|任何|医疗建议|诊断)",
+    r"^(?:(?:I['’]?m|I am|we['’]?re|we are)\s+(?:\w+\s+)?sorry\b|sorry\s*(?:[,.!]|but\b|I\b|we\b))",
+    r"^(?:unfortunately,?\s+)?(?:I|we)\s*(?:can\s*not|can['’]?t|am unable to|['’]m unable to|won['’]t)\s+"
+    r"(?:help|assist|provide|answer|rewrite|comply|fulfil|process|generate|complete|create|respond|discuss|do)\b",
+    r"^as an? (?:AI|large language model|language model)\b",
+)
+"""A refusal in words. Anchored, with its object: 抱歉 and "I cannot" also stand in questions."""
+
+_SUBJECT = "(?:查询|问题|句子|文本|关键词|结果|检索词|检索关键词|检索查询)"
+_BOILERPLATE = (
+    r"[\r\n\u2028\u2029]",
+    r"```|\*\*\S|^#+\s|^[-*•]\s|</?think>",
+    r"^[{\[].*[}\]]$|[\"“]\w+[\"”]\s*[:：]",
+    r"(?:^|\s)1\s*[.、)）]\s*[^\s\d].*\s2\s*[.、)）]\s*[^\s\d]",
+    r"^(?:好的|当然|没问题)[，,。！!]",
+    rf"^(?:以下|下面|这里?)(?:是|为).{{0,12}}(?:改写|重写|{_SUBJECT})",
+    rf"^(?:最终|建议|推荐)?(?:的)?(?:改写|重写|优化)(?:后|结果)?(?:的)?{_SUBJECT}?\s*(?:是|为|如下)?\s*[:：]",
+    r"^(?:检索|搜索|查询)?(?:关键词|关键字|检索词|查询词|查询语句|查询|检索|答案|回答|输出|结果)\s*[:：]",
+    r"(?:用户画像|历史摘要|当前问题)\s*[:：]",
+    r"^(?:(?:rewritten|search|final)\s+)?(?:query|rewrite|keywords?|answer|output)\s*[:：]",
+    r"^(?:here(?:['’]s| is| are)|sure|certainly|of course)\b.*[:：,，!]",
+)
+"""What is left of an answer around or instead of a rewrite: labels, lists, markup, JSON, pieces of the prompt."""
+
+_REFUSAL = re.compile("|".join(f"(?:{pattern})" for pattern in _REFUSALS), re.IGNORECASE)
+_COMMON_BOILERPLATE = re.compile("|".join(f"(?:{pattern})" for pattern in _BOILERPLATE), re.IGNORECASE | re.DOTALL)
+
+
+def is_boilerplate(text: str) -> bool:
+    """Is this no rewrite, by the built-in patterns: a refusal, or what is left of an answer around a rewrite?"""
+    return bool(is_refusal(text) or _COMMON_BOILERPLATE.search(text))
+
+
+def boilerplate_patterns(more: Iterable[str] = ()) -> list[re.Pattern[str]]:
+    """The built-in patterns for what is left of an answer around a rewrite, and more of them."""
+    return [re.compile(pattern, re.IGNORECASE | re.DOTALL) for pattern in (*_BOILERPLATE, *more)]
+
+
+def is_refusal(text: str) -> bool:
+    """Is this a refusal in words?"""
+    return bool(_REFUSAL.search(text))
+
+
+def decide(rows: Iterable[Row], weakness: Callable[[Row], str | None]) -> Iterator[Row]:
+    """Fail the rows whose answer must not become an SFT target; earlier failures stay, unless a person decided.
+
+    Args:
+        weakness: why the answer of a row that has one must not teach.
+    """
+    return (_decided(row, weakness) for row in rows)
+
+
+def _decided(row: Row, weakness: Callable[[Row], str | None]) -> Row:
+    if row.review and row.reason not in INPUT_REASONS:
+        if row.review == "reject":
+            return row.failed("rejected_by_reviewer")
+        if _filled(row.corrected if row.review == "correct" else row.answer):
+            return row.model_copy(update={"status": "ok", "reason": None})
+    if row.status == "failed":
+        return row
+    reason = weakness(row) if _filled(row.answer) else "empty_answer"
+    return row.failed(reason) if reason else row
+
+
+def _filled(text: str | None) -> bool:
+    return bool(text and text.strip())

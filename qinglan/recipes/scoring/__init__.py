@@ -1,0 +1,1 @@
+"""What scores the samples of reinforcement learning."""

@@ -1,0 +1,93 @@
+"""The log of scored samples: a line for each, scored or not, and for each outage; the flow follows it."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from qinglan.runs.launcher import JsonlTail
+
+
+def open_log(path: Path) -> BinaryIO:
+    return path.open("ab", buffering=0)  # one write a line: whoever is killed leaves whole lines
+
+
+def write_sample(log: BinaryIO, entry: dict[str, Any]) -> None:
+    log.write((json.dumps(entry, ensure_ascii=False) + "\n").encode())
+
+
+def invalid(error: Exception) -> dict[str, str]:
+    return {"invalid": " ".join(f"{error or type(error).__name__}".split())[:500]}
+
+
+class SampleWatch:
+    """Follows the samples log from outside, for its figures; they are of the whole log, over all attempts of the stage.
+
+    The trainer itself stops a step whose samples can't be scored.
+    """
+
+    def __init__(
+        self, samples_log: Path, dev_rows: Collection[str] = (), say: Callable[[str], None] | None = None
+    ) -> None:
+        """What is there already is counted, but not said.
+
+        Args:
+            dev_rows: rows of the dev split, as verl does not tell a reward function that it validates.
+            say: is told when a service goes down or comes back.
+        """
+        self._tail, self._dev_rows = JsonlTail(samples_log), frozenset(dev_rows)
+        self._counts: Counter[str] = Counter()
+        self._sums: Counter[str] = Counter()
+        self._say: Callable[[str], None] | None = None
+        self.last_invalid = ""
+        """Why the last sample without a score has none."""
+        self()
+        self._say = say
+
+    def __call__(self) -> None:
+        """Look for new lines."""
+        for entry in self._tail.new():
+            if "outage" in entry:
+                self._note_outage(entry)
+            else:
+                self._count(entry)
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """Samples of training and of dev validation, those of both without a score by what failed, outages, cost."""
+        names = ("samples", "dev_samples", "invalid", "invalid_rag", "invalid_judge")
+        counts: dict[str, float] = {
+            name if "samples" in name else f"samples_{name}": self._counts[name] for name in names
+        }
+        sums = ("rag_outage_s", "judge_outage_s", "judge_cost_usd")
+        return counts | {name: self._sums[name] for name in sums}
+
+    @property
+    def calls(self) -> dict[str, dict[str, int]]:
+        """Use of the RAG, as its client counts it, and of the judge's cache; the ledger knows the judge's calls."""
+        roles = {"rag": ("calls", "failed", "cached"), "judge": ("asked", "cached")}
+        return {role: {name: self._counts[f"{role}_{name}"] for name in names} for role, names in roles.items()}
+
+    def _count(self, entry: dict[str, Any]) -> None:
+        failed_by = entry.get("failed_by")
+        self._counts["dev_samples" if entry.get("row_id") in self._dev_rows else "samples"] += 1
+        if "invalid" in entry:
+            self._counts["invalid"] += 1
+            self.last_invalid = entry["invalid"]
+        if failed_by:
+            self._counts[f"invalid_{failed_by}"] += 1
+        for name in ("rag_calls", "rag_failed", "rag_cached", "judge_asked", "judge_cached"):
+            self._counts[name] += int(entry.get(name, 0))
+        self._sums["judge_cost_usd"] += entry.get("judge_cost_usd", 0.0)
+
+    def _note_outage(self, entry: dict[str, Any]) -> None:
+        service, state, seconds = entry["outage"], entry["state"], entry["seconds"]
+        self._sums[f"{service}_outage_s"] += seconds
+        if self._say:
+            said = {
+                "began": f"the {service} is down, samples wait for it: {entry.get('error')}",
+                "ended": f"the {service} is back after {seconds:.0f} s",
+                "given up": f"the {service} was waited for in vain, {seconds:.0f} s; its samples have no score",
+            }
+            self._say(said[state])

@@ -1,0 +1,181 @@
+"""What all scorers share: judge, patience, ledger, the log. A failed call leaves a sample without a score."""
+
+import hashlib
+import math
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from qinglan.clients.capabilities import JsonSchema
+from qinglan.clients.chat import Account, Answer, ChatClient
+from qinglan.errors import ConfigError, LedgerError, QinglanError
+from qinglan.ledger import Ledger, ledger_url
+from qinglan.ledger.queue import LedgerQueue
+from qinglan.recipes import Message
+from qinglan.recipes.scoring.patience import Patience
+from qinglan.recipes.scoring.samples import invalid, open_log, write_sample
+from qinglan.recipes.scoring.service import RewardService
+
+_SPECIAL_TOKEN = re.compile(r"<\|[^|]*\|>")
+Service = Literal["rag", "judge"]
+
+
+def judge_asked(question: str, text: str, share: float) -> bool:
+    """Is this sample in the judged share? Decided by its content, so that reruns agree."""
+    digest = hashlib.sha256(f"{question}\x1f{text}".encode()).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64
+
+
+@dataclass
+class Sample:
+    """One sample on its way, and what it took."""
+
+    row_id: str | None
+    text: str
+    begin_s: float = field(default_factory=time.perf_counter)
+    judge_asked: int = 0
+    """How many questions the judge was asked about it."""
+    judged: list[Answer[float]] = field(default_factory=list)
+    failed_by: Literal["rag", "judge", "ledger"] | None = None
+
+    def used(self) -> dict[str, float | None]:
+        """Calls and time; None for what is not known."""
+        cached = sum(answer.cached for answer in self.judged)
+        return {
+            "judge_asked": self.judge_asked,
+            "judge_cached": cached if self.judged else None,
+            "judge_cost_usd": sum(answer.cost_usd for answer in self.judged if not answer.cached),
+            "latency_ms": 1000 * (time.perf_counter() - self.begin_s),
+        }
+
+    def about(self) -> dict[str, Any]:
+        """What the log says of it first."""
+        return {"row_id": self.row_id, "text": self.text}
+
+    def entry(self) -> dict[str, Any]:
+        """For the log."""
+        known = {name: value for name, value in (self.about() | self.used()).items() if value is not None}
+        return known | ({"failed_by": self.failed_by} if self.failed_by else {})
+
+    @contextmanager
+    def calling(self, service: Service) -> Iterator[None]:
+        """What fails in here is that service's failure."""
+        try:
+            yield
+        except Exception as error:
+            self.failed_by = "ledger" if isinstance(error, LedgerError) else service
+            raise
+
+
+S = TypeVar("S", bound=Sample)
+
+
+class Scorer(ABC, Generic[S]):
+    """Scores samples in one process; belongs to one event loop."""
+
+    def __init__(self, service: RewardService) -> None:
+        """Open clients, ledger and log.
+
+        Raises:
+            ConfigError: a key is not set here.
+            LedgerError: the ledger can't be opened.
+        """
+        self._service = service
+        self._patiences: list[Patience] = []
+        with ExitStack() as opening:
+            self._log = opening.enter_context(open_log(service.samples_log))
+            self._ledger = Ledger(ledger_url(service.ledger, service.state))
+            opening.callback(self._ledger.close)
+            self._queue = LedgerQueue(self._ledger, service.run_id, service.budget)
+            self._judge = self._open_judge()
+            self._judge_patience = self._patience("judge")
+            self._open()
+            self._opened = opening.pop_all()
+
+    def _open_judge(self) -> ChatClient | None:
+        service = self._service
+        if service.judge is None:
+            return None
+        if service.judge_price is None:
+            raise ConfigError(f"prices has no entry for judge.model {service.judge.model!r}")
+        role = "judge.local" if service.judge_recipe else "judge"
+        account = Account(service.run_id, service.tenant.id, role, service.judge.model, service.judge_price)
+        return ChatClient(service.judge, service.judge_url, account, self._queue, key_salt=service.judge_key_salt)
+
+    def _patience(self, service: Service) -> Patience:
+        patience = Patience(service, self._service.reward.max_outage_s, lambda entry: write_sample(self._log, entry))
+        self._patiences.append(patience)
+        return patience
+
+    async def close(self) -> None:
+        """Write what is not written yet, and close connections and files."""
+        await self._drop_calls()
+        for patience in self._patiences:
+            await patience.close()
+        await self._close_services()
+        if self._judge:
+            await self._judge.close()
+        await self._queue.close()
+        self._opened.close()
+
+    async def score(self, extra_info: dict[str, Any], text: str) -> dict[str, float]:
+        """Score one sample and log it (see `RewardService.outcome`); `extra_info` is the training file's.
+
+        A sample whose calls failed has no score, and the log says why. Only a bug raises.
+        """
+        sample = self._sample(extra_info.get("row_id"), _SPECIAL_TOKEN.sub("", text))
+        try:
+            scored = await self._score(extra_info, sample)
+        except QinglanError as error:
+            write_sample(self._log, sample.entry() | invalid(error))
+            return self._service.outcome(None, sample.used())
+        except Exception as error:  # verl drops the sample without a word, whatever the error is
+            write_sample(self._log, sample.entry() | invalid(error))
+            raise
+        known = {name: value for name, value in scored.items() if not math.isnan(value)}
+        write_sample(self._log, sample.entry() | known)
+        return self._service.outcome(scored, sample.used())
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Open what else is needed."""
+
+    @abstractmethod
+    async def _drop_calls(self) -> None:
+        """Drop what is under way beside the judge's."""
+
+    @abstractmethod
+    async def _close_services(self) -> None:
+        """Close what else was opened."""
+
+    @abstractmethod
+    def _sample(self, row_id: str | None, text: str) -> S:
+        """The sample, with the text that counts."""
+
+    @abstractmethod
+    async def _score(self, extra_info: dict[str, Any], sample: S) -> dict[str, float]:
+        """`score` and what it is made of; NaN for what is not known."""
+
+    async def _ask(
+        self,
+        messages: list[Message],
+        sample: Sample,
+        parse: Callable[[str], float],
+        schema: JsonSchema | None = None,
+    ) -> float:
+        """The judge's score, 0–5, however long it takes."""
+        judge = self._judge
+        assert judge is not None, "a recipe that asks a judge has one"
+
+        async def ask() -> Answer[float]:
+            return await judge.ask(messages, parse, schema)
+
+        sample.judge_asked += 1
+        with sample.calling("judge"):
+            answer = await self._judge_patience.call(ask, answered=lambda answer: not answer.cached)
+        sample.judged.append(answer)
+        return answer.value

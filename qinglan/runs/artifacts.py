@@ -1,0 +1,150 @@
+"""Artifacts and stage manifests: what one stage hands to the next.
+
+A stage writes its files into its own directory and its manifest last, so a manifest's existence means that the
+stage is complete. The manifest's `key` hashes everything that the result depends on; a stage whose key is found
+finished, in this run or an earlier one, is not run again.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from qinglan.errors import ArtifactError
+from qinglan.runs.schema_versions import STAGE
+
+MANIFEST = "manifest.json"
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def sha256_of(path: Path) -> str:
+    """Digest of a file, or of a directory's file names and contents."""
+    digest = hashlib.sha256()
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    for file in files:
+        if path.is_dir():
+            digest.update(file.relative_to(path).as_posix().encode())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def hash_of(*parts: Any) -> str:
+    """Digest of JSON-able values, independent of dictionary order."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+class Artifact(BaseModel):
+    """A file or directory, its digest, and how many rows it holds (None where rows make no sense)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: Path
+    sha256: str
+    rows: int | None = None
+
+    @classmethod
+    def of(cls, path: Path, rows: int | None = None) -> "Artifact":
+        """Describe what is on disk now."""
+        return cls(path=path.resolve(), sha256=sha256_of(path), rows=rows)
+
+    def verify(self) -> Path:
+        """The path, after checking that the content is what it was."""
+        if not self.path.exists():
+            raise ArtifactError(f"{self.path} is gone; run its stage again")
+        if sha256_of(self.path) != self.sha256:
+            raise ArtifactError(f"{self.path} was changed after it was written; remove its manifest and run again")
+        return self.path
+
+
+class StageResult(BaseModel):
+    """A finished stage: what came in, what came out, why rows fell, and how long it took."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: str
+    key: str
+    run_id: str
+    """The run that did the work; another than the current one where the result was reused."""
+    seconds: float
+    rows_in: int = 0
+    rows_out: int = 0
+    dropped: dict[str, int] = {}
+    artifacts: dict[str, Artifact] = {}
+    metrics: dict[str, float] = {}
+    details: dict[str, Any] = {}
+    """Whatever else the report shows: API usage, training summary."""
+    try_again: int = 0
+    """Rows that fell for what another run may mend; with any, no later run reuses this result."""
+
+    def path(self, name: str) -> Path:
+        """Where an artifact lies."""
+        return self.artifacts[name].path
+
+    @classmethod
+    def read(cls, manifest: Path) -> "StageResult":
+        """From its manifest.
+
+        Raises:
+            ArtifactError: a newer Qinglan wrote it.
+            ValidationError: it is no manifest, or damaged.
+        """
+        return STAGE.read(cls, manifest)
+
+    def write(self, manifest: Path) -> None:
+        """Make the stage complete."""
+        write_json(manifest, STAGE.dump(self))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(json.dumps(value, ensure_ascii=False, indent=1, default=str) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+class JsonlWriter:
+    """Writes one JSON object a line, whole or not at all: the file appears at the end of a `with` without error."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path, self._partial, self.rows = path, path.with_suffix(path.suffix + ".partial"), 0
+        self._stream = self._partial.open("w", encoding="utf-8")
+
+    def __enter__(self) -> "JsonlWriter":
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        self._stream.close()
+        if error is None:
+            self._partial.replace(self._path)
+
+    def write(self, record: BaseModel | dict[str, Any]) -> None:
+        """One more line."""
+        line = record.model_dump_json() if isinstance(record, BaseModel) else json.dumps(record, ensure_ascii=False)
+        self._stream.write(line + "\n")
+        self.rows += 1
+
+    def artifact(self) -> Artifact:
+        """What was written, once it is."""
+        return Artifact.of(self._path, self.rows)
+
+
+def write_jsonl(path: Path, records: Iterable[BaseModel | dict[str, Any]]) -> Artifact:
+    """Write one JSON object a line, whole or not at all."""
+    with JsonlWriter(path) as writer:
+        for record in records:
+            writer.write(record)
+    return writer.artifact()
+
+
+def read_jsonl(path: Path, model: type[Model]) -> Iterator[Model]:
+    """Read rows back, one at a time."""
+    with path.open(encoding="utf-8") as stream:
+        for line in stream:
+            yield model.model_validate_json(line)

@@ -1,0 +1,324 @@
+"""Runs: a directory per run, stage by stage; unfinished ones are continued, finished stages reused.
+
+`open_run` continues the newest unfinished run of the same flow and settings unless another process is at work on it
+(each run is guarded by a file lock, which a killed process loses). `find_stage` looks for a finished stage with the
+same key in this run and then in all earlier ones, so what has not changed is not computed again.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, write_json
+from qinglan.config import CHANGEABLE, Profile
+from qinglan.errors import ArtifactError, ConfigError, first_line
+from qinglan.runs.locks import LOOK_S, is_held
+from qinglan.runs.schema_versions import RUN
+
+RUN_FILE = "run.json"
+
+
+class Run(BaseModel):
+    """One run of a flow; small enough to pass to every task."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    flow: str
+    profile: Profile
+    directory: Path
+    fresh: bool = False
+    """Compute every stage anew instead of reusing earlier runs' stages."""
+    mlflow_run_id: str = ""
+    flow_run_id: str = ""
+    """Of the orchestrator, for the attempt that is or was last at work."""
+    source: Path | None = None
+    """The run whose stages a `train` or `evaluate` uses; the same one when it is continued."""
+    knowledge_base_sha256: str = ""
+    """Digest of what the embedded RAG serves; empty for a live service, whose content is not known."""
+
+    def stage_directory(self, stage: str) -> Path:
+        """Where a stage keeps its files; made if need be."""
+        directory = self.directory / stage
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+
+@contextmanager
+def open_run(
+    profile: Profile, flow: str, *, fresh: bool = False, source: str | None = None, flow_run_id: str = ""
+) -> Iterator[Run]:
+    """Continue the unfinished run of this flow with these settings, or start a new one; hold its lock meanwhile.
+
+    Settings that are `CHANGEABLE` may differ.
+
+    Args:
+        fresh: continue only a run that was itself started fresh.
+        source: the earlier run to take stages from, as the user named it; another name is another run.
+        flow_run_id: the orchestrator's id of who asks. Where the orchestrator believed it dead and started it again,
+            the second waits for the first, and then opens what that one left, instead of doing all of it again.
+
+    Raises:
+        ConfigError: there is no such source.
+    """
+    profile = _with_absolute_paths(profile)
+    root = profile.paths.runs
+    root.mkdir(parents=True, exist_ok=True)
+    identity = hash_of(flow, profile.model_dump(mode="json", exclude={**CHANGEABLE}), source)
+    for directory in _newest_first(root):
+        if not _is_open(directory, identity, fresh=fresh):
+            continue
+        try:
+            patience_s = -1 if _is_work_of(directory, flow_run_id) else LOOK_S
+            held = FileLock(directory / ".lock").acquire(timeout=patience_s)
+        except Timeout:
+            continue
+        with held:
+            # Whoever held the lock may have just finished it. To the same flow run it is what it was asked for, with
+            # all its stages to reuse; to another one it is an earlier run.
+            if not (_is_open(directory, identity, fresh=fresh) or _is_work_of(directory, flow_run_id)):
+                continue
+            _point_latest(root, directory.name)
+            yield _resume(directory, profile)
+            return
+    run_id = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-") + os.urandom(2).hex()
+    directory = root / run_id
+    with ExitStack() as stack:
+        with nothing_removed(root):
+            named = find_run(root, source) if source else None  # before this run becomes `latest`
+            directory.mkdir()
+            stack.enter_context(FileLock(directory / ".lock"))
+            run = Run(id=run_id, flow=flow, profile=profile, directory=directory, fresh=fresh, source=named)
+            state = {"identity": identity, "finished": False, "profile_name": profile.name}
+            write_json(directory / RUN_FILE, RUN.stamp(state | run.model_dump(mode="json")))
+        _point_latest(root, run_id)
+        yield run
+
+
+def note_mlflow_run(run: Run, mlflow_run_id: str) -> Run:
+    """Remember which MLflow run belongs to this run."""
+    _note(run, mlflow_run_id=mlflow_run_id)
+    return run.model_copy(update={"mlflow_run_id": mlflow_run_id})
+
+
+def note_flow_run(run: Run, flow_run_id: str) -> Run:
+    """Remember which of the orchestrator's runs is at work, and no more what ended the one before."""
+    _note(run, flow_run_id=flow_run_id, ended_by="")
+    return run.model_copy(update={"flow_run_id": flow_run_id})
+
+
+def note_end(run: Run, error: BaseException) -> None:
+    """Remember what ended it early, for whoever looks at its files later: where the disk is not full, or gone."""
+    with suppress(OSError, ArtifactError):  # whoever called is about to tell of the error itself
+        _note(run, ended_by=first_line(error))
+
+
+def note_source(run: Run, source: Path) -> Run:
+    """Remember whose stages this run uses."""
+    _note(run, source=str(source))
+    return run.model_copy(update={"source": source})
+
+
+def finish_run(run: Run) -> None:
+    """Mark the run complete, so that the next call starts a new one."""
+    _note(run, finished=True)
+
+
+@contextmanager
+def nothing_removed(runs: Path, *, but_by_me: bool = False) -> Iterator[None]:
+    """While it is held, clean-up removes no run: for as long as another run's files are looked at, but not yet named.
+
+    Args:
+        but_by_me: for clean-up itself; waits until nobody looks.
+    """
+    # To look takes no more than reading: several users may share the folder.
+    lock = os.open(runs / ".removal.lock", os.O_CREAT | (os.O_RDWR if but_by_me else os.O_RDONLY), 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX if but_by_me else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(lock)  # which lets it go
+
+
+def is_at_work(directory: Path) -> bool:
+    """Does a process on this machine hold the run's lock? Another user's, which is not ours to take, counts as held."""
+    return is_held(directory / ".lock", shared=True)
+
+
+def find_run(runs: Path, name: str) -> Path:
+    """A run's directory by id, unique prefix, path or `latest`.
+
+    Raises:
+        ConfigError: no such run.
+    """
+    for candidate in (runs / name, Path(name)):
+        if (candidate / RUN_FILE).exists():
+            return candidate.resolve()
+    matches = [d for d in _newest_first(runs) if d.name.startswith(name)] if runs.is_dir() else []
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ConfigError(f"run `{name}`: fits {len(matches)} runs: {', '.join(d.name for d in matches[:5])}")
+    known = ", ".join(d.name for d in _newest_first(runs)[:5]) if runs.is_dir() else ""
+    raise ConfigError(f"run `{name}`: not found under {runs}; newest runs: {known or 'none'}")
+
+
+def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None) -> list[Path]:
+    """All runs of a profile, or those of some flows, the newest first."""
+    states = ((directory, _read(directory)) for directory in _newest_first(runs))
+    mine = [(directory, state) for directory, state in states if state and state["profile_name"] == profile_name]
+    return [directory for directory, state in mine if flows is None or state["flow"] in flows]
+
+
+def runs_by(runs: Path, flow_run_id: str) -> list[Run]:
+    """What one of the orchestrator's runs is or was last at work on, with the settings that it began with."""
+    return [_saved(directory) for directory in _newest_first(runs) if _is_work_of(directory, flow_run_id)]
+
+
+def save_stage(run: Run, result: StageResult) -> StageResult:
+    """Write the manifest, last: from now on the stage is complete."""
+    result.write(run.stage_directory(result.stage) / MANIFEST)
+    return result
+
+
+def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list[StageResult]:
+    """Finished stages of an earlier run, for a run whose rows are scored with `scored_with`.
+
+    Raises:
+        ConfigError: a stage is not finished, of another version, or scored by other services.
+        ArtifactError: a file is gone or was changed.
+    """
+    results = [_load(directory, name) for name in names]
+    for result in results:
+        if result.stage == "dataset" and result.details.get("scored_with") != scored_with:
+            raise ConfigError(
+                f"run {directory.name}: its dataset was scored with another tenant, RAG, knowledge base or judge than "
+                "this profile's, so the teacher's scores in it can't be compared; run `qinglan run refresh` first"
+            )
+        for artifact in result.artifacts.values():
+            artifact.verify()
+    return results
+
+
+def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
+    """A finished stage with this key whose files are all still as they were, and that another try can't better."""
+    elsewhere = [] if run.fresh else [d for d in _newest_first(run.directory.parent) if d != run.directory]
+    for directory in [run.directory, *elsewhere]:
+        manifest = directory / stage / MANIFEST
+        if not manifest.exists():
+            continue
+        try:
+            result = StageResult.read(manifest)
+        except (ValidationError, ArtifactError):  # of another version
+            continue
+        if result.try_again and directory != run.directory:
+            continue
+        if result.key == key and _intact(result):
+            return result
+    return None
+
+
+def _load(directory: Path, stage: str) -> StageResult:
+    path = directory / stage / MANIFEST
+    advice = "run `qinglan run refresh` or `qinglan run pipeline` first"
+    if not path.exists():
+        raise ConfigError(f"run {directory.name}: has no finished {stage}; {advice}")
+    try:
+        return StageResult.read(path)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"])) or "manifest"
+        raise ConfigError(
+            f"run {directory.name}: {path} is not of this version of Qinglan (`{where}`: {problem['msg']}); {advice}"
+        ) from error
+
+
+def _intact(result: StageResult) -> bool:
+    try:
+        for artifact in result.artifacts.values():
+            artifact.verify()
+    except ArtifactError:
+        return False
+    return True
+
+
+def _with_absolute_paths(profile: Profile) -> Profile:
+    paths = profile.paths
+    update = {"runs": paths.runs.resolve(), "state": paths.state.resolve()}
+    return profile.model_copy(update={"paths": paths.model_copy(update=update)})
+
+
+def _is_open(directory: Path, identity: str, *, fresh: bool) -> bool:
+    state = _read(directory)
+    if state is None or state["identity"] != identity or state["finished"]:
+        return False
+    return bool(state["fresh"]) or not fresh
+
+
+def _is_work_of(directory: Path, flow_run_id: str) -> bool:
+    state = _read(directory)
+    return bool(flow_run_id) and state is not None and state.get("flow_run_id") == flow_run_id
+
+
+def _saved(directory: Path) -> Run:
+    state = _read(directory)
+    assert state is not None
+    try:
+        return _resume(directory, Profile.model_validate(state["profile"]))
+    except ValidationError as error:
+        raise ArtifactError(f"{directory / RUN_FILE}: its settings are not of this version of Qinglan") from error
+
+
+def _resume(directory: Path, profile: Profile) -> Run:
+    state = _read(directory)
+    assert state is not None
+    return Run(
+        id=directory.name,
+        flow=state["flow"],
+        profile=profile,
+        directory=directory,
+        fresh=state["fresh"],
+        mlflow_run_id=state["mlflow_run_id"],
+        flow_run_id=state.get("flow_run_id", ""),
+        source=state["source"],
+    )
+
+
+def _newest_first(root: Path) -> list[Path]:
+    found = (path.parent for path in root.glob(f"*/{RUN_FILE}"))
+    # One with a dot in front is about to be removed.
+    return sorted((each for each in found if not each.is_symlink() and not each.name.startswith(".")), reverse=True)
+
+
+def _read(directory: Path) -> dict[str, Any] | None:
+    path = directory / RUN_FILE
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ArtifactError(f"{path}: not readable ({error}); remove {directory} and run again") from error
+    return RUN.current(state, path)
+
+
+def _note(run: Run, **what: Any) -> None:
+    state = _read(run.directory)
+    if state is None:
+        raise ArtifactError(f"{run.directory / RUN_FILE}: somebody removed it while the run was at work; run again")
+    write_json(run.directory / RUN_FILE, RUN.stamp(state | what))
+
+
+def _point_latest(root: Path, run_id: str) -> None:
+    link = root / "latest"
+    partial = root / f".latest-{run_id}"
+    partial.unlink(missing_ok=True)  # of a process that was killed right here
+    partial.symlink_to(run_id)
+    partial.replace(link)

@@ -1,0 +1,165 @@
+"""MLflow: one parent run per pipeline run, a child run per stage.
+
+Always by explicit run ids (MLflow's active run is thread-local) and in batches (one metric at a time costs 10 ms).
+The tracking server being away must not cost a training run, but it is said: errors are logged, not raised, except
+when the run is opened.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+from qinglan.runs.artifacts import Artifact
+from qinglan.config import Tracking
+from qinglan.errors import ConfigError, first_line
+
+log = logging.getLogger(__name__)
+# MLflow's own default is seven tries with back-off: minutes in which nobody would watch the training.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+MAX_ARTIFACT_BYTES = 20 * 2**20
+"""A larger file is logged by reference: path and digest as tags."""
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow's page opens for GenAI traces
+_BATCH = 900
+_MAX_PARAM_CHARS = 500
+_MAX_NAME_CHARS = 500
+
+
+class Tracker:
+    """A thin, batch-wise client."""
+
+    def __init__(self, uri: str, tracking: Tracking, state: Path) -> None:
+        try:
+            self._client = MlflowClient(uri)
+        except MlflowException as error:  # a database of an earlier MLflow, which is not migrated by itself
+            raise ConfigError(f"tracking.uri: {first_line(error)} (docs/upgrades.md)") from error
+        self._tracking, self._artifacts = tracking, state / "mlartifacts"
+
+    def start_run(self, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:
+        """Create a run and return its id.
+
+        Raises:
+            ConfigError: the tracking server can't be reached.
+        """
+        if parent:
+            tags = {**tags, "mlflow.parentRunId": parent}
+        try:
+            run = self._client.create_run(self._experiment_id(), run_name=name, tags=dict(tags))
+        except MlflowException as error:
+            raise ConfigError(f"tracking.uri: MLflow can't be reached: {first_line(error)}") from error
+        return str(run.info.run_id)
+
+    def resume_run(self, run_id: str) -> bool:
+        """Set a run that ended early, or whose process was killed, back to running; False where it is not known."""
+        try:
+            self._client.update_run(run_id, status="RUNNING")
+        except MlflowException as error:
+            log.warning("MLflow did not continue run %s: %s", run_id, error)
+            return False
+        return True
+
+    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Add tags."""
+        self._log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+
+    def log_params(self, run_id: str, nested: Mapping[str, Any]) -> None:
+        """Log a nested mapping as dotted parameters."""
+        params = [Param(_safe_key(key), str(value)[:_MAX_PARAM_CHARS]) for key, value in _flatten(nested)]
+        for start in range(0, len(params), 100):
+            self._log_batch(run_id, params=params[start : start + 100])
+
+    def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
+        """Log one step's metrics."""
+        self.log_steps(run_id, [(step, metrics)])
+
+    def log_steps(self, run_id: str, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        """Log many steps' metrics at once."""
+        now = int(time.time() * 1000)
+        batch = [
+            Metric(_safe_key(key), float(value), now, step)
+            for step, metrics in steps
+            for key, value in metrics.items()
+            if isinstance(value, int | float)
+        ]
+        for start in range(0, len(batch), _BATCH):
+            self._log_batch(run_id, metrics=batch[start : start + _BATCH])
+
+    def log_artifact(self, run_id: str, name: str, artifact: Artifact) -> None:
+        """Log a small file itself; a directory or a large file by reference."""
+        path = artifact.path
+        tags = {f"artifact.{name}.path": str(path), f"artifact.{name}.sha256": artifact.sha256}
+        if artifact.rows is not None:
+            tags[f"artifact.{name}.rows"] = str(artifact.rows)
+        self.set_tags(run_id, tags)
+        if path.is_file() and path.stat().st_size <= MAX_ARTIFACT_BYTES:
+            try:
+                self._client.log_artifact(run_id, str(path))
+            except MlflowException as error:
+                log.warning("MLflow did not take %s: %s", path.name, error)
+
+    def log_dataset(
+        self, run_id: str, name: str, digest: str, source: Path, context: str, profile: Mapping[str, Any]
+    ) -> None:
+        """Note which dataset a run made or used: the run's page links it with all others of that dataset.
+
+        Args:
+            digest: at most 36 characters.
+            context: what for, such as `training`.
+            profile: figures that MLflow shows beside it.
+        """
+        dataset = Dataset(
+            name=name[:_MAX_NAME_CHARS],
+            digest=digest,
+            source_type="local",
+            source=json.dumps({"uri": str(source)}),
+            profile=json.dumps(profile, ensure_ascii=False),
+        )
+        try:
+            self._client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
+        except MlflowException as error:
+            log.warning("MLflow did not take dataset %s: %s", digest, error)
+
+    def end_run(self, run_id: str, *, failed: bool = False) -> None:
+        """Close a run."""
+        try:
+            self._client.set_terminated(run_id, "FAILED" if failed else "FINISHED")
+        except MlflowException as error:
+            log.warning("MLflow did not close run %s: %s", run_id, error)
+
+    def _experiment_id(self) -> str:
+        name = self._tracking.experiment
+        if found := self._client.get_experiment_by_name(name):
+            return str(found.experiment_id)
+        own = (self._tracking.uri or "sqlite:").startswith("sqlite:")  # a server knows where it keeps files
+        local = self._artifacts.resolve().as_uri() if own else None
+        try:
+            return str(self._client.create_experiment(name, artifact_location=local, tags=_EXPERIMENT_TAGS))
+        except MlflowException:
+            if found := self._client.get_experiment_by_name(name):  # another run was quicker
+                return str(found.experiment_id)
+            raise
+
+    def _log_batch(self, run_id: str, **what: Any) -> None:
+        try:
+            self._client.log_batch(run_id, **what)
+        except MlflowException as error:
+            log.warning("MLflow did not take a batch for run %s: %s", run_id, error)
+
+
+def _flatten(nested: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in nested.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _safe_key(key: str) -> str:
+    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in key)

@@ -1,0 +1,202 @@
+"""From a figure back to what it was made of: version → run → evaluate stage → rows → workbook cell and paid calls.
+
+The figure is computed again from the rows and must be the one that was reported.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from qinglan.clients.roles import site_ledger
+from qinglan.config import Profile
+from qinglan.errors import ArtifactError, ConfigError
+from qinglan.evaluation import ArmRow, Evaluation, arm_scores
+from qinglan.ledger import Call, Ledger
+from qinglan.recipes import get_recipe
+from qinglan.rows import Row
+from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
+from qinglan.runs.run import find_run
+from qinglan.serving.registry import ALIASES, Alias, Released, registry_of
+
+_TOLERANCE = 1e-9
+
+
+class Subject(NamedTuple):
+    """Whose figure: an arm of a run and, where it was registered, the version."""
+
+    released: Released | None
+    run: Path
+    arm: str
+
+
+class Figure(NamedTuple):
+    """A metric of an arm as it was reported, and once more from the rows."""
+
+    metric: str
+    reported: float | None
+    recomputed: float | None
+    rows: int
+    """That have a value."""
+    of: int
+    stage: StageResult
+    file: Path
+    """The arm's rows."""
+
+    @property
+    def agrees(self) -> bool:
+        """Are both the same?"""
+        if self.reported is None or self.recomputed is None:
+            return self.reported is self.recomputed
+        return abs(self.reported - self.recomputed) <= _TOLERANCE
+
+
+class PaidCall(NamedTuple):
+    """One answer in the ledger."""
+
+    role: str
+    request: str
+    at_s: float | None
+    """Unix time of the attempt that brought it."""
+    call: Call | None
+    """None where the ledger does not have it, such as after it was moved."""
+
+
+class RowTrace(NamedTuple):
+    """One test question: where it came from, what the arm made of it, and what was paid for it."""
+
+    row: Row
+    value: float | None
+    entry: ArmRow
+    teacher: ArmRow | None
+    paid: list[PaidCall]
+
+
+def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
+    """What a name means: an alias, a version's number, or a run.
+
+    Args:
+        arm: of a run; the profile's challenger if not given. A version has its own.
+
+    Raises:
+        ConfigError: there is no such version or run, or the alias names nothing.
+    """
+    if name in ALIASES or name.isdigit():
+        registry = registry_of(profile)
+        released = registry.released(_alias(name)) if name in ALIASES else registry.version(name)
+        if released is None:
+            raise ConfigError(f"{registry.name}: no version is its {name}; see `qinglan release list`")
+        if arm and arm != released.arm:
+            raise ConfigError(
+                f"release {released.version}: is the {released.arm} arm of its run; leave out --arm {arm}"
+            )
+        return Subject(released, find_run(profile.paths.runs, released.run_id), released.arm)
+    return Subject(None, find_run(profile.paths.runs, name), arm or profile.gate.challenger)
+
+
+def figure_of(profile: Profile, subject: Subject, metric: str | None = None) -> Figure:
+    """A metric as reported, and as the mean over the arm's rows.
+
+    Args:
+        metric: the first of the recipe's that the arm has values of, if not given.
+
+    Raises:
+        ConfigError: no such metric, or the run has no such arm.
+        ArtifactError: a file is gone or was changed.
+    """
+    stage, rows, entries = _evaluated(subject)
+    evaluation = Evaluation.model_validate_json(stage.artifacts["evaluation"].verify().read_text(encoding="utf-8"))
+    arm = evaluation.arms[subject.arm]
+    metric = metric or next((each.name for each in evaluation.metrics if arm.mean(each.name) is not None), "")
+    values = _values(profile, subject.arm, metric, entries, rows)
+    present = [value for value in values.values() if value is not None]
+    return Figure(
+        metric,
+        arm.mean(metric),
+        sum(present) / len(present) if present else None,
+        len(present),
+        len(entries),
+        stage,
+        stage.path(f"arm_{subject.arm}"),
+    )
+
+
+def rows_behind(
+    profile: Profile, subject: Subject, metric: str, ids: Sequence[str] = (), worst: int = 0
+) -> list[RowTrace]:
+    """Rows by id, or those with the lowest values, followed to workbook and ledger.
+
+    Raises:
+        ConfigError: a row is not among the test questions.
+    """
+    stage, rows, entries = _evaluated(subject)
+    values, by_id = _values(profile, subject.arm, metric, entries, rows), {row.id: row for row in rows}
+    if unknown := [each for each in ids if each not in by_id]:
+        raise ConfigError(f"row `{unknown[0]}`: is not among the {len(rows):,} test questions of {subject.run.name}")
+    lowest = sorted((value, each) for each, value in values.items() if value is not None)[:worst]
+    arm = {entry.row_id: entry for entry in entries}
+    told = subject.arm != "teacher" and "arm_teacher" in stage.artifacts
+    teachers = {entry.row_id: entry for entry in _entries(stage, "teacher")} if told else {}
+    with site_ledger(profile) as ledger:
+        return [
+            RowTrace(by_id[each], values[each], arm[each], teachers.get(each), _paid(ledger, arm[each], by_id[each]))
+            for each in (ids or [each for _, each in lowest])
+        ]
+
+
+def stage_of(run: Path, name: str) -> StageResult:
+    """A finished stage of a run; what it reused is read where it was made.
+
+    Raises:
+        ConfigError: the run has none that this version can read.
+    """
+    path = run / name / MANIFEST
+    try:
+        return StageResult.read(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"run {run.name}: has no finished {name}; name a run with `qinglan lineage RUN`") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path}: is not of this version of Qinglan; evaluate again") from error
+
+
+def _alias(name: str) -> Alias:
+    return next(alias for alias in ALIASES if alias == name)
+
+
+def _evaluated(subject: Subject) -> tuple[StageResult, list[Row], list[ArmRow]]:
+    stage = stage_of(subject.run, "evaluate")
+    test = stage_of(subject.run, "dataset").artifacts["test"].verify()
+    return stage, list(read_jsonl(test, Row)), _entries(stage, subject.arm)
+
+
+def _entries(stage: StageResult, arm: str) -> list[ArmRow]:
+    artifact = stage.artifacts.get(f"arm_{arm}")
+    if artifact is None:
+        known = ", ".join(name.removeprefix("arm_") for name in stage.artifacts if name.startswith("arm_"))
+        raise ConfigError(f"run {stage.run_id}: did not evaluate an arm `{arm}`; it has {known}")
+    try:
+        return list(read_jsonl(artifact.verify(), ArmRow))
+    except ValidationError as error:
+        raise ArtifactError(f"{artifact.path}: is not of this version of Qinglan; evaluate again") from error
+
+
+def _values(
+    profile: Profile, arm: str, metric: str, entries: Sequence[ArmRow], rows: Sequence[Row]
+) -> dict[str, float | None]:
+    scores = arm_scores(arm, entries, rows, get_recipe(profile.recipe)).scores
+    if metric not in scores:
+        raise ConfigError(f"metric `{metric}`: is not a mean over rows; those are {', '.join(scores)}")
+    return dict(scores[metric])
+
+
+def _paid(ledger: Ledger, entry: ArmRow, row: Row) -> list[PaidCall]:
+    """The teacher's call, then the judge's."""
+    keys = dict.fromkeys([*([row.answer_request] if row.answer_request else []), *entry.requests])
+    return [_paid_call(ledger, key, "teacher" if key == row.answer_request else "judge") for key in keys]
+
+
+def _paid_call(ledger: Ledger, key: str, role: str) -> PaidCall:
+    call = ledger.get(key)
+    at_s = [attempt.created_s for attempt in ledger.history(key) if call and attempt.outcome == call.finish_reason]
+    return PaidCall(call.role if call else role, key, at_s[-1] if at_s else None, call)

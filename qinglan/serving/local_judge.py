@@ -1,0 +1,187 @@
+"""The judge of our own: the champion of a registered answer judge, served on loopback while RL needs it.
+
+It is asked through the ledger like any other, as `judge.local`. Its name there has the version and its keys have the
+digest of the weights, so that no version gets another one's answers.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qinglan.clients.chat import Account, ChatClient
+from qinglan.clients.roles import site_ledger
+from qinglan.config import Endpoint, LocalJudge, Profile, uses_proxy
+from qinglan.errors import ConfigError, EngineError
+from qinglan.ledger.queue import LedgerQueue
+from qinglan.recipes import get_recipe, identity
+from qinglan.recipes._verdicts import verdict_recipe
+from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
+from qinglan.runs.processes import POLL_S, Processes, Say, free_port
+from qinglan.runs.run import Run
+from qinglan.serving.backends import serve_command
+from qinglan.serving.fleet import probe_with
+from qinglan.serving.registry import Released
+from qinglan.serving.registry.records import prompt_digest
+from qinglan.serving.registry.store import Registry
+from qinglan.serving.routes import Backend
+
+ROLE = "judge.local"
+"""In the ledger, and in what is said of its calls."""
+_READY_WITHIN_S = 1800.0
+_SERVER = "judge"
+_SQLITE = "sqlite:///"
+
+
+@dataclass(frozen=True)
+class Appointed:
+    """Who judges: settings and the released model."""
+
+    settings: LocalJudge
+    released: Released
+
+    @property
+    def name(self) -> str:
+        """Of the served model, with its version."""
+        return f"{self.released.name}-v{self.released.version}"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What its answers depend on."""
+        answers = self.settings.model_dump(mode="json", include={"model", "max_tokens", "extra"})
+        return answers | {"sha256": self.released.sha256, "recipe": identity(self.released.recipe)}
+
+    def endpoint(self, url: str) -> Endpoint:
+        """As a client asks it."""
+        local = self.settings
+        return Endpoint(
+            base_url=url,
+            model=self.name,
+            max_tokens=local.max_tokens,
+            concurrency=local.concurrency,
+            timeout_s=local.timeout_s,
+        )
+
+    @property
+    def key_salt(self) -> str:
+        """Part of every ledger key."""
+        return f"local-{self.released.sha256}"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A judge that answers."""
+
+    judge: Appointed
+    url: str
+    """Up to and including `/v1`."""
+    check: Callable[[], None]
+    """Raises `EngineError` where its server has ended."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """As a client asks it."""
+        return self.judge.endpoint(self.url)
+
+
+def appointed(profile: Profile) -> Appointed | None:
+    """The judge that the profile's `judge.local` names, if any.
+
+    Raises:
+        ConfigError: it can't be asked by this recipe, there is no champion, or its prompt is another one by now.
+        ArtifactError: its weights are nowhere.
+    """
+    local = profile.judge.local
+    if local is None:
+        return None
+    recipe, cluster = get_recipe(profile.recipe), profile.trainer.ray_dashboard_url
+    if not isinstance(recipe, RetrievalRecipe):
+        raise ConfigError(f"judge.local: recipe `{recipe.NAME}` retrieves nothing to be judged; leave it out")
+    if cluster and uses_proxy(cluster):
+        raise ConfigError(
+            f"judge.local: it is served on this machine only, which the nodes of {cluster} can't reach; leave it out, "
+            "or train here"
+        )
+    champion = _champion(profile, local)
+    verdict_recipe(champion.recipe)
+    if champion.prompt_sha256 != prompt_digest(profile.model_copy(update={"recipe": champion.recipe})):
+        raise ConfigError(
+            f"judge.local: version {champion.version} of {local.model} was trained with another prompt than recipe "
+            f"`{champion.recipe}` has now; train and release it again"
+        )
+    return Appointed(local, champion)
+
+
+def _champion(profile: Profile, local: LocalJudge) -> Released:
+    uri = profile.tracking_uri
+    missing = uri.startswith(_SQLITE) and not Path(uri.removeprefix(_SQLITE)).is_file()  # MLflow would make it
+    champion = None if missing else _registry(profile, local).look_at_champion()
+    if champion is None:
+        raise ConfigError(
+            f"judge.local.model: {local.model} has no champion in the registry at {uri}; train and release one "
+            "(`qinglan run pipeline --profile answer_judge`, `qinglan release list`), or leave judge.local out"
+        )
+    return champion
+
+
+def _registry(profile: Profile, local: LocalJudge) -> Registry:
+    return Registry(profile.tracking_uri, local.model, profile.paths.state.resolve(), profile.release.max_artifact_mb)
+
+
+@contextmanager
+def serving(profile: Profile, judge: Appointed | None, logs: Path, say: Say) -> Iterator[Served | None]:
+    """Its server, until the end; None for no judge.
+
+    Raises:
+        EngineError: it did not come up; with the end of its log.
+        ArtifactError: its weights are nowhere.
+    """
+    if judge is None:
+        yield None
+        return
+    folder = _registry(profile, judge.settings).folder(judge.released)
+    with Processes(logs, say) as processes:
+        port = free_port()
+        backend = Backend(url=f"http://127.0.0.1:{port}/v1", model=judge.name, version=judge.released.version)
+        gpus = [judge.settings.gpu] if judge.settings.gpu else []
+        processes.start(_SERVER, serve_command(_as_served(profile, judge.settings), folder, backend, port, gpus))
+        _wait(profile, judge, backend, processes)
+        say(f"{judge.name} answers at {backend.url}")
+        yield Served(judge, backend.url, processes.check)
+
+
+def _as_served(profile: Profile, local: LocalJudge) -> Profile:
+    student = profile.student.model_copy(update={"max_new_tokens": local.max_tokens})
+    serve = profile.serve.model_copy(update={"backend": None, "extra": local.extra})
+    trainer = profile.trainer.model_copy(update={"device": "cuda" if local.gpu else "cpu"})
+    return profile.model_copy(update={"student": student, "serve": serve, "trainer": trainer})
+
+
+def _wait(profile: Profile, judge: Appointed, backend: Backend, processes: Processes) -> None:
+    recipe, deadline = verdict_recipe(judge.released.recipe), time.monotonic() + _READY_WITHIN_S
+    probe = probe_with(recipe.verdict_messages("问", "答", "答", profile.tenant), 1)
+    while problem := probe(backend):
+        processes.check(_SERVER)
+        if time.monotonic() > deadline:
+            log = processes.log(_SERVER)
+            raise EngineError(f"{judge.name} was not ready after {_READY_WITHIN_S:.0f} s: {problem}; full log: {log}")
+        time.sleep(POLL_S)
+
+
+@asynccontextmanager
+async def open_judge(run: Run, served: Served) -> AsyncIterator[ChatClient]:
+    """Its client, closed at the end."""
+    profile, judge = run.profile, served.judge
+    with site_ledger(profile) as ledger:
+        queue = LedgerQueue(ledger, run.id, profile.budget)
+        account = Account(run.id, profile.tenant.id, ROLE, judge.name, judge.settings.price)
+        client = ChatClient(served.endpoint, served.url, account, queue, key_salt=judge.key_salt)
+        try:
+            yield client
+        finally:
+            try:
+                await client.close()
+            finally:
+                await queue.close()

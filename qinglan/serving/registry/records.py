@@ -1,0 +1,177 @@
+"""What is registered, and what a registered version is.
+
+A version's tags hold all of `Released`, so that listing and polling need no download, and MLflow's page shows them.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from qinglan.config import Profile
+from qinglan.evaluation.models import Decision, Verdict
+from qinglan.recipes import get_recipe, stand_ins
+from qinglan.rows import Row, row_id
+from qinglan.runs.artifacts import Artifact, hash_of
+from qinglan.runs.schema_versions import KEY, RELEASE
+from qinglan.serving.registry.approval import APPROVAL
+from qinglan.text import number
+
+Alias = Literal["champion", "challenger", "previous"]
+ALIASES: tuple[Alias, ...] = get_args(Alias)
+Weights = Literal["mlflow", "path"]
+
+
+class Candidate(BaseModel):
+    """A model that a run evaluated and the gate decided on: `release.json` of its version."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    arm: str
+    model: Artifact
+    """The merged weights, as they are served."""
+    adapters: dict[str, Path] = {}
+    """LoRA adapters on the way to it, by the stage that trained them."""
+    base_model: str
+    profile: str
+    tenant: str
+    recipe: str
+    recipe_version: str
+    prompt_sha256: str
+    """As `prompt_digest` gives it."""
+    dataset_version: str
+    run_id: str
+    """The run that decided."""
+    mlflow_run_id: str
+    """MLflow's run that takes the files."""
+    stages: dict[str, str] = {}
+    """By stage, the run that did its work."""
+    evaluation: Artifact
+    gate: dict[str, object] = {}
+    """The rules' settings."""
+    decision: Decision
+    metrics: dict[str, float] = {}
+    """Of the arm, on the test split."""
+    engines: dict[str, str] = {}
+    """Versions of the packages that trained and evaluated it."""
+
+    @property
+    def identity(self) -> str:
+        """The same for the same model, evaluation and rules: it is registered once."""
+        return hash_of(self.model.sha256, self.evaluation.sha256, self.gate)
+
+    @property
+    def description(self) -> str:
+        """For MLflow's page."""
+        figures = ", ".join(f"{name} {number(value)}" for name, value in sorted(self.metrics.items()))
+        return (
+            f"{self.decision.sentence}\n\nThe {self.arm} model of run {self.run_id}, recipe {self.recipe} "
+            f"{self.recipe_version}, dataset version {self.dataset_version or 'unknown'}, from {self.base_model}."
+            + (f"\n\nOn the test split: {figures}." if figures else "")
+        )
+
+
+class Released(BaseModel):
+    """A version of the registered model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    version: str
+    aliases: tuple[Alias, ...] = ()
+    arm: str
+    folder: Path
+    """Where the merged weights were when it was registered; `Registry.folder` gives one that is checked."""
+    sha256: str
+    """Of that folder, as `qinglan.runs.artifacts.sha256_of` counts it."""
+    weights: Weights
+    """`mlflow`: the folder can be restored from there."""
+    base_model: str = ""
+    recipe: str
+    recipe_version: str
+    prompt_sha256: str
+    dataset_version: str
+    run_id: str
+    mlflow_run_id: str
+    """MLflow's run that holds the version's files."""
+    verdict: Verdict
+    sentence: str = ""
+    """The gate's decision in one line."""
+    created: datetime
+    replaced: str = ""
+    """The champion before it, from when its promotion began."""
+    promoted_at: str = ""
+    """Once it is the champion, and ever after."""
+    rolled_back_to: str = ""
+    """The version that serves in its place, where it was rolled back."""
+    rolled_back_at: str = ""
+    withdrawn: str = ""
+    """Why its canary ended without a promotion."""
+    settled: str = ""
+    """What the run that registered it made of it: `champion`, `challenger` or `none`; done once, then people decide."""
+    identity: str = ""
+    history: tuple[str, ...] = ()
+    """What happened to it since, a line each, the oldest first."""
+
+    @property
+    def placed(self) -> bool:
+        """It had its place, also where the run that gave it was killed before it could say so in `settled`."""
+        return any((self.settled, self.promoted_at, self.rolled_back_to, self.withdrawn))
+
+    @classmethod
+    def of_tags(cls, name: str, version: str, created: datetime, tags: Mapping[str, str]) -> "Released":
+        """From what `tags_of` made, and what happened since."""
+        number = tags.get(KEY, "1")
+        of_version = {**tags, KEY: int(number) if number.isdigit() else number}
+        tags = RELEASE.current(of_version, f"release {version} of {name}")
+        known = {key: tags[key] for key in cls.model_fields if key in tags and key != "history"}
+        history = tuple(line for line in tags.get("history", "").split("\n") if line)
+        return cls.model_validate(known | {"name": name, "version": version, "created": created, "history": history})
+
+
+def tags_of(candidate: Candidate, weights: Weights) -> dict[str, str]:
+    """A new version's tags."""
+    told = {name: str(getattr(candidate, name)) for name in _TOLD}
+    return told | {
+        "folder": str(candidate.model.path),
+        "sha256": candidate.model.sha256,
+        "weights": weights,
+        "identity": candidate.identity,
+        KEY: str(RELEASE.version),
+        **decision_tags(candidate.decision),
+    }
+
+
+def decision_tags(decision: Decision) -> dict[str, str]:
+    """What the gate and, where one was asked, a person said."""
+    blocking = [rule for rule in decision.rules if rule.outcome != "pass"]
+    tags = {
+        "verdict": decision.verdict,
+        "sentence": decision.sentence,
+        "reasons": "; ".join(f"{rule.name}: {rule.reason or rule.found}" for rule in blocking),
+    }
+    return tags | {rule.name: rule.found for rule in decision.rules if rule.name == APPROVAL}
+
+
+def prompt_digest(profile: Profile) -> str:
+    """Of a fixed question as the student is asked it: equal where training and serving render alike."""
+    query, about, history = "这个怎么吃", "女，56岁", "用户问过鱼油"
+    tenant, recipe = profile.tenant, get_recipe(profile.recipe)
+    row = Row(
+        id=row_id(tenant.id, query, about, history),
+        tenant=tenant.id,
+        query=query,
+        profile=about,
+        history=history,
+        inputs=stand_ins(recipe.INPUTS, query),
+        source="prompt",
+    )
+    return hash_of(recipe.student_messages(row, tenant))
+
+
+_TOLD = (
+    "arm", "base_model", "recipe", "recipe_version", "prompt_sha256", "dataset_version", "run_id", "mlflow_run_id",
+    "profile", "tenant",
+)  # fmt: skip

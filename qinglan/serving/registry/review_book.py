@@ -1,0 +1,148 @@
+"""What a person reads before approving: where the challenger lost, and some questions at random.
+
+Both sides stand beside each other, which the workbook of `qinglan.data.review` has no place for; its cells are written
+the same way. Nothing is read back: the answer is given in Prefect's form or by `qinglan release approve`.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import openpyxl
+from openpyxl.styles import Alignment
+from openpyxl.utils import get_column_letter
+
+from qinglan.data.workbook_writer import header_cell, text_cell
+from qinglan.evaluation import ArmRow, values_of
+from qinglan.evaluation.report.words import arm_words
+from qinglan.recipes import Recipe
+from qinglan.rows import Row
+from qinglan.runs.artifacts import Artifact
+
+SHEET = "审批"
+LOST, FAILED, SAMPLED = "不如{}", "无结果", "随机"
+_CELL_CHARS = 32_000
+_WRAPPED = Alignment(wrap_text=True, vertical="top")
+ArmRows = Mapping[str, Mapping[str, ArmRow]]
+"""By arm and row id."""
+
+
+class Telling(NamedTuple):
+    """A question worth reading."""
+
+    row: Row
+    why: str
+
+
+def telling_rows(
+    arms: ArmRows, rows: Sequence[Row], recipe: Recipe, challenger: str, losses: int, sampled: int
+) -> list[Telling]:
+    """The questions on which the challenger lost most, those where it has no result, then some others at random.
+
+    The same ones every time; of the first two kinds `losses` each.
+    """
+    rivals = [arm for arm in arms if arm not in (challenger, "original")]
+    lost = {row.id: by for row in rows if (by := list(_beaten_by(arms, row, recipe, challenger, rivals)))}
+    hardest = sorted((row for row in rows if row.id in lost), key=lambda row: (-max(lost[row.id])[0], row.id))[:losses]
+    failed = [row for row in rows if _value(arms.get(challenger, {}).get(row.id), row, recipe) is None][:losses]
+    chosen = {row.id for row in (*hardest, *failed)}
+    others = sorted((row for row in rows if row.id not in chosen), key=lambda row: _shuffled(row.id))[:sampled]
+    named = [
+        Telling(row, "；".join(LOST.format(arm_words(rival, head=True).zh) for _, rival in lost[row.id]))
+        for row in hardest
+    ]
+    return named + [Telling(row, FAILED) for row in failed] + [Telling(row, SAMPLED) for row in others]
+
+
+def write_review_book(
+    path: Path, telling: Sequence[Telling], arms: ArmRows, recipe: Recipe, challenger: str
+) -> Artifact:
+    """One line per question, the arms side by side."""
+    shown = [challenger, *(arm for arm in arms if arm != challenger)]
+    of_question, of_arm = _heads_of(recipe)
+    book = openpyxl.Workbook(write_only=True)
+    sheet = book.create_sheet(SHEET)
+    sheet.freeze_panes = "C2"
+    heads = [
+        *of_question,
+        *(f"{arm_words(arm, head=True).zh}：{head}" for arm in shown for head in of_arm),
+    ]
+    for number, head in enumerate(heads, 1):
+        sheet.column_dimensions[get_column_letter(number)].width = 36 if head.endswith(_WIDE) else 12
+    sheet.append([header_cell(sheet, head) for head in heads])
+    for row, why in telling:
+        inputs = [row.inputs.get(each.name) for each in recipe.INPUTS]
+        label = [row.gold_id] if recipe.KIND == "retrieval" else []
+        texts: list[str | float | None] = [why, row.query, row.profile, row.history, *inputs, *label, row.id]
+        values = [*texts, *(value for arm in shown for value in _of_arm(arms[arm].get(row.id), row, recipe))]
+        sheet.append([_cell(sheet, value) for value in values])
+    sheet.auto_filter.ref = f"A1:{get_column_letter(len(heads))}{len(telling) + 1}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    book.save(path)
+    return Artifact.of(path, len(telling))
+
+
+_RETRIEVED = ("改写", "首条内容", "标准文档名次", "首条得分", "裁判分")
+_ANSWERED = "回答"
+_WIDE = ("问题", "历史摘要", "改写", "首条内容", _ANSWERED)
+
+
+def _heads_of(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """Of the columns about a question, and of those about each arm."""
+    inputs, retrieves = [each.column for each in recipe.INPUTS], recipe.KIND == "retrieval"
+    asked = ["抽样原因", "问题", "用户画像", "历史摘要", *inputs, *(["标准文档"] if retrieves else []), "行编号"]
+    return asked, list(_RETRIEVED) if retrieves else [_ANSWERED, *(metric.zh for metric in recipe.METRICS)]
+
+
+def _of_arm(entry: ArmRow | None, row: Row, recipe: Recipe) -> list[str | float | None]:
+    if entry is None:
+        return [None] * len(_heads_of(recipe)[1])
+    if recipe.KIND != "retrieval":
+        values = values_of(entry, row, recipe)
+        return [entry.text or f"（{entry.reason}）", *(values.get(metric.name) for metric in recipe.METRICS)]
+    found = entry.retrieved
+    if found is None:
+        return [entry.text or f"（{entry.reason}）", None, None, None, entry.judge_score]
+    rank = found.rank(row.gold_id) if row.gold_id else None
+    title = found.titles[0] if found.titles else ""
+    return [entry.text, title, rank, round(found.top1_score, 4), entry.judge_score]
+
+
+def _beaten_by(
+    arms: ArmRows, row: Row, recipe: Recipe, challenger: str, rivals: Sequence[str]
+) -> Iterator[tuple[float, str]]:
+    """By how much, and by whom: on the gold document's place where there is one, else on the RAG's score; of answers,
+    on the first metric that the row has.
+
+    Only where both have a value: a call that failed says nothing of the answer.
+    """
+    mine = _value(arms.get(challenger, {}).get(row.id), row, recipe)
+    for rival in rivals:
+        theirs = _value(arms[rival].get(row.id), row, recipe)
+        if mine is not None and theirs is not None and theirs > mine:
+            yield theirs - mine, rival
+
+
+def _value(entry: ArmRow | None, row: Row, recipe: Recipe) -> float | None:
+    if entry is not None and recipe.KIND != "retrieval":
+        values = values_of(entry, row, recipe)
+        return next((values[metric.name] for metric in recipe.METRICS if metric.name in values), None)
+    if entry is None or entry.retrieved is None:
+        return None
+    if row.gold_id is None:
+        return entry.retrieved.top1_score
+    rank = entry.retrieved.rank(row.gold_id)
+    return 1 / rank if rank else 0.0
+
+
+def _shuffled(row_id: str) -> str:
+    return hashlib.sha256(f"approval {row_id}".encode()).hexdigest()
+
+
+def _cell(sheet: Any, value: str | float | None) -> Any:
+    if not isinstance(value, str):
+        return value
+    cell = text_cell(sheet, value[:_CELL_CHARS])
+    cell.alignment = _WRAPPED
+    return cell

@@ -1,0 +1,63 @@
+"""A world's base model as the orchestrator sees it: where it is cached, and how to make it. Imports no torch.
+
+A tiny Qwen3 is pretrained once per machine and kept under `paths.state`. The key hashes the sources that it is made
+from, so a changed corpus never meets an old model; another world's sources are no part of it.
+"""
+
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from qinglan.config import Embedded, Paths
+from qinglan.recipes import identity
+from qinglan.runs.artifacts import MANIFEST, hash_of
+from qinglan.runs.code_digest import code_digest
+from qinglan.simulators.domains import World
+
+_PACKAGE = "qinglan.simulators"
+_PACKAGES = ("torch", "transformers", "tokenizers")
+
+
+def cache_key(embedded: Embedded, world: World) -> str:
+    """Digest of everything that the pretrained weights depend on."""
+    makers = (f"{_PACKAGE}.pretrain", f"{_PACKAGE}.tokenizer", type(world).__module__)
+    size = asdict(world.PRETRAINING) | {"steps": _steps(embedded, world)}
+    prompt = identity(world.NAME)  # the corpus holds its frame
+    code = code_digest(*makers, within=_PACKAGE)
+    return hash_of(code, prompt, size, {name: _version(name) for name in _PACKAGES})
+
+
+def cached_path(paths: Paths, embedded: Embedded, world: World) -> Path:
+    """The Hugging Face folder of the model that this configuration asks for, whether it exists or not."""
+    return paths.state / "base_models" / f"qwen3-tiny-{world.NAME}-{cache_key(embedded, world)[:16]}"
+
+
+def is_complete(path: Path) -> bool:
+    """Whether pretraining ran to its end: its last act is to write the manifest."""
+    return (path / MANIFEST).is_file()
+
+
+def pretrain_argv(
+    python: str, embedded: Embedded, world: World, output_dir: Path, metrics_path: Path, threads: int
+) -> list[str]:
+    """Command line of the pretraining process; it needs the trainer's environment."""
+    options = {
+        "--world": world.NAME,
+        "--output": str(output_dir.resolve()),
+        "--metrics": str(metrics_path.resolve()),
+        "--steps": str(_steps(embedded, world)),
+        "--seconds-max": str(embedded.pretrain_seconds_max),
+        "--threads": str(threads),
+    }
+    return [python, "-m", "qinglan.simulators.pretrain", *(word for option in options.items() for word in option)]
+
+
+def _steps(embedded: Embedded, world: World) -> int:
+    return embedded.pretrain_steps or world.PRETRAINING.steps
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # the orchestrator's image may do without
+        return "absent"

@@ -1,0 +1,140 @@
+"""What the judge's tiny base model reads first: notes about products, and short exercises in reading them.
+
+It learns which wordings mean the same, what a note says and how two differ, and to put thoughts before an answer in
+tags. It never sees an answer judged: no verdict at all. The notes that it compares are random facts under questions
+of the training split, and no note tells what is true of a pair that the test split owns.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from random import Random
+
+from qinglan.recipes.answer_judge import COURTESIES, RIGHT, STUDENT_SYSTEM, WRONG
+from qinglan.simulators.dialogue import chat
+from qinglan.simulators.domains.answer_judge.facts import (  # fmt: skip
+    CLOSINGS,
+    FLAWS,
+    OPENINGS,
+    PRODUCTS,
+    SLOTS,
+    VAGUE,
+    Fact,
+    pairs,
+)
+from qinglan.simulators.domains.answer_judge.models import compose, contrary, facts_in, heard
+
+POINTS, REWORD, CHECKS = "要点", "换个说法", "有没有"
+NONE = "没有"
+STATED, LACKING, CONTRARY, ADDED = "头一个", "缺的", "反的", "多的"
+SYSTEM = "先想再答。格式：<think>想法</think><output>答案</output>。"
+"""Asks for an answer in tags."""
+PLAIN_WORDS = {
+    RIGHT: "对", WRONG: "不对", "完整": "齐全", "不完整": "不齐全", "编造": "瞎编", "矛盾": "相反", "含糊": "不清楚",
+    "跑题": "说别的",
+}  # fmt: skip
+"""Words of verdicts, and what they mean."""
+P_ASKED = 0.5
+P_QUESTION = 0.3
+P_KEPT, P_CONTRARY = 0.5, 0.2
+"""Shares of a note's facts that the note beside it has too, and that it contradicts."""
+
+
+def documents(seed: int, count: int) -> Iterator[str]:
+    """`count` documents; the same seed gives the same ones."""
+    rng = Random(seed)
+    return (_document(rng) for _ in range(count))
+
+
+def words() -> list[str]:
+    """Prompts, tags, verdicts, and every wording of a fact."""
+    wordings = [text for known in SLOTS.values() for texts in known.values for text in texts]
+    prompts = [STUDENT_SYSTEM, "问题：", "标准答案：", "待评答案：", *COURTESIES, SYSTEM]
+    tags = ["<output>", "</output>", RIGHT, WRONG, *FLAWS]
+    tasks = [POINTS, REWORD, CHECKS, NONE, STATED, LACKING, CONTRARY, ADDED, *PLAIN_WORDS.values()]
+    asked = [phrasing.removeprefix("{p}") for known in SLOTS.values() for phrasing in known.questions]
+    called = [name for product, names in PRODUCTS.items() for name in (product, *names)]
+    names = [*called, *asked, *VAGUE, *OPENINGS, *CLOSINGS, *SLOTS]
+    return ["system", "user", "assistant", *prompts, *tags, *names, *tasks, *wordings]
+
+
+def characters() -> list[str]:
+    """Those of the words, names and questions."""
+    return sorted({*"".join(words()), *"有无反多0123456789，。：；？\n "})
+
+
+def _document(rng: Random) -> str:
+    """Of all lengths each kind: a batch has documents of like length, and should hold some of every kind."""
+    kinds = (_glossary, _words, _read, _compared)
+    return rng.choices(kinds, (6, 8, 20, 66))[0](rng)
+
+
+def _glossary(rng: Random) -> str:
+    """What else is said for some facts."""
+    return "".join(map(partial(_entry, rng), _facts(rng, rng.randint(1, 4))))
+
+
+def _entry(rng: Random, fact: Fact) -> str:
+    one, other = rng.sample((1, 2), 2)
+    return f"{fact.slot}：{fact.wording(one)}，{fact.wording()}，{fact.wording(other)}。\n"
+
+
+def _words(rng: Random) -> str:
+    known = rng.sample(list(PLAIN_WORDS.items()), rng.randint(1, 4))
+    turns = [(f"{REWORD}：{asked}", told) for asked, told in (rng.sample(pair, 2) for pair in known)]
+    return chat(*(text for turn in turns for text in turn))
+
+
+def _read(rng: Random) -> str:
+    """What a note says, in the reference's words."""
+    facts = _facts(rng, rng.randint(1, 4))
+    return chat(f"{POINTS}：{_note(rng, facts)}", _listed(facts))
+
+
+def _compared(rng: Random) -> str:
+    """What a note says of each fact of another, and what else it says; whether there is anything of some kind."""
+    first = _facts(rng, rng.choices((1, 2, 3), (3, 4, 2))[0])
+    second = [*_told(rng, first), *_strangers(rng, first)]
+    rng.shuffle(second)
+    note, slots = _note(rng, second), {fact.slot for fact in first}
+    added = [wording for fact, wording in facts_in(note) if fact.slot not in slots]
+    marks = [heard(fact, second) for fact in first]
+    thoughts = "，".join(
+        [fact.wording() + mark for fact, mark in zip(first, marks, strict=True)] + ["多" + text for text in added]
+    )
+    lines = f"标准答案：{_listed(first)}。\n待评答案：{note}"
+    if rng.random() < P_QUESTION:
+        product, slot = rng.choice(pairs("train"))
+        question = rng.choice(SLOTS[slot].questions).format(p=rng.choice((product, *PRODUCTS[product])))
+        lines = f"问题：{question}？\n{lines}"
+    if rng.random() > P_ASKED:
+        return chat(lines, thoughts)
+    found = {STATED: marks[0] == "有", LACKING: "无" in marks, CONTRARY: "反" in marks, ADDED: bool(added)}
+    asked = rng.sample(list(found), 2)
+    answer = "，".join("有" if found[one] else NONE for one in asked)
+    return chat(
+        f"{lines}\n{CHECKS}：{'，'.join(asked)}", f"<think>{thoughts}</think><output>{answer}</output>", system=SYSTEM
+    )
+
+
+def _told(rng: Random, facts: Sequence[Fact]) -> list[Fact]:
+    """Some kept, some contradicted, some left out."""
+    draws = [(fact, rng.random()) for fact in facts]
+    return [fact if draw < P_KEPT else contrary(rng, fact) for fact, draw in draws if draw < P_KEPT + P_CONTRARY]
+
+
+def _strangers(rng: Random, facts: Sequence[Fact]) -> list[Fact]:
+    taken = {fact.slot for fact in facts}
+    free = [fact for fact in _facts(rng, len(SLOTS)) if fact.slot not in taken]
+    return free[: rng.choices((0, 1, 2), (5, 4, 2))[0]]
+
+
+def _facts(rng: Random, count: int) -> list[Fact]:
+    return [Fact(slot, rng.randrange(len(SLOTS[slot].values))) for slot in rng.sample(list(SLOTS), count)]
+
+
+def _note(rng: Random, facts: Sequence[Fact]) -> str:
+    return compose(rng, facts, int(not facts or rng.random() < 0.15))
+
+
+def _listed(facts: Sequence[Fact]) -> str:
+    return "，".join(fact.wording() for fact in facts) or NONE

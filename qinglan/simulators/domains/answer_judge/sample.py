@@ -1,0 +1,107 @@
+"""The judge's sample workbook: questions with references, some with an answer and a person's verdict on it.
+
+Of the training questions a share has a person's verdict (pool `labelled`); the others come without an answer: the weak
+model is asked. Dev and test are judged by people. The test split asks about product × slot pairs that train and dev
+never show.
+"""
+
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from qinglan.config import Columns, Embedded
+from qinglan.errors import ConfigError
+from qinglan.recipes.answer_judge import RECIPE
+from qinglan.rows import Split
+from qinglan.simulators.domains.answer_judge.facts import PRODUCTS, SLOTS, Verdict, facts_of, judge, pairs
+from qinglan.simulators.domains.answer_judge.models import compose, reference_text, weak_answer
+from qinglan.simulators.sample_workbook import write_workbook
+
+LABELLED = "labelled"
+P_LABELLED = 0.35
+"""Of the training rows, those that a person has judged."""
+_TRIES = 2000
+"""For one row, before there seem to be no more."""
+
+
+class SampleRow(NamedTuple):
+    """A workbook row; most training rows have no answer yet, and so no verdict."""
+
+    split: Split
+    query: str
+    reference: str
+    candidate: str = ""
+    truth: Verdict | None = None
+    reworded: str = ""
+    subject: str = ""
+    """Product and slot: questions about the same count as one in the intervals."""
+
+
+def build_rows(config: Embedded) -> list[SampleRow]:
+    """Train, then dev, then test.
+
+    Raises:
+        ConfigError: more rows are wanted than there are different ones.
+    """
+    seed, taken = config.sample_seed, set[tuple[str, str]]()
+    counts: dict[Split, int] = {
+        "train": config.sample_train_rows,
+        "dev": config.sample_dev_rows,
+        "test": config.sample_test_rows,
+    }
+    return [row for split, count in counts.items() for row in _draw(split, count, Random(f"{seed}-{split}"), taken)]
+
+
+def _draw(split: Split, count: int, rng: Random, taken: set[tuple[str, str]]) -> list[SampleRow]:
+    """Rows that go round all pairs of the split, in a new order each round."""
+    rows: list[SampleRow] = []
+    waiting: list[tuple[str, str]] = []
+    misses = 0
+    while len(rows) < count:
+        if misses == _TRIES:
+            raise ConfigError(
+                f"embedded.sample_{split}_rows: {count} is too many, there are about {len(rows)} different questions"
+            )
+        if not waiting:
+            waiting = pairs("test" if split == "test" else "train")
+            rng.shuffle(waiting)
+        row = _row(rng, split, *waiting.pop())
+        misses += 1
+        if (key := (row.query, "" if split == "train" else row.candidate)) not in taken:
+            taken.add(key)
+            rows.append(row)
+            misses = 0
+    return rows
+
+
+def _row(rng: Random, split: Split, product: str, slot: str) -> SampleRow:
+    name = rng.choice((product, *PRODUCTS[product]))
+    query = rng.choice(SLOTS[slot].questions).format(p=name) + "？"
+    reference = reference_text(product, slot)
+    if split == "train" and rng.random() >= P_LABELLED:
+        return SampleRow(split, query, reference, subject=f"{product}-{slot}")
+    said = weak_answer(rng, product, slot)
+    truth = judge(facts_of(product, slot), said.facts)
+    reworded = compose(rng, said.facts, int(truth.flaw == "含糊")) if split == "test" else ""
+    return SampleRow(split, query, reference, said.text, truth, reworded, f"{product}-{slot}")
+
+
+def write_sample(directory: Path, config: Embedded) -> Path:
+    """Write `questions.xlsx`, the same bytes for the same config.
+
+    What is wrong with an answer is its row's intent too, so that evaluation shows each flaw by itself.
+    """
+    columns = Columns()
+    inputs = [each.column for each in RECIPE.INPUTS]
+    header = [columns.query, columns.gold, columns.split, columns.intent, columns.pool, *inputs]
+    path = directory / "questions.xlsx"
+    write_workbook(path, "问题", header, map(_cells, build_rows(config)))
+    return path
+
+
+def _cells(row: SampleRow) -> list[str]:
+    verdict, flaw = row.truth.words if row.truth else ("", "")
+    answer = {"candidate": row.candidate, "verdict": verdict, "flaw": flaw, "reworded": row.reworded}
+    inputs = {"reference": row.reference} | answer
+    pool = LABELLED if row.split == "train" and row.truth else ""
+    return [row.query, row.subject, row.split, flaw, pool, *(inputs[each.name] for each in RECIPE.INPUTS)]

@@ -1,0 +1,121 @@
+"""What the tiny base model reads before it learns to answer: names, facts, and what warnings sound like.
+
+Dialogues about what a question is about and which facts it needs, and passages that state facts as a reference book
+does; never a question with its answer. Facts and warnings are told of everything, as a real base model knows them;
+nothing is asked that the test split owns.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from random import Random
+
+from qinglan.simulators.dialogue import chat
+from qinglan.simulators.domains.medical import facts as domain
+from qinglan.simulators.domains.medical.facts import TOPICS
+from qinglan.simulators.domains.medical.reader import gives_away
+
+THING_TASK, TOPIC_TASK, NAME_TASK, FACT_TASK, ADVICE_TASK = "对象", "主题", "学名", "要点", "提示"
+
+P_FACTS = 0.42
+P_PASSAGE = 0.5
+P_NAMES = 0.15
+P_ADVICE = 0.1
+P_KIND = 0.5
+P_LOST_CHARACTERS = 0.2
+FRAMES = ("{n}", "{n}", "刚刚{n}", "昨天{n}", "我{n}", "同事{n}了", "听说{n}")
+
+
+def documents(seed: int, count: int) -> Iterator[str]:
+    """`count` documents; the same seed gives the same ones."""
+    rng = Random(seed)
+    for _ in range(count):
+        yield _document(rng)
+
+
+def words(prompts: tuple[str, ...]) -> list[str]:
+    """What prompts and answers are made of."""
+    pairs = [(topic, thing) for topic in TOPICS for thing in domain.things(topic)]
+    facts = [fact for pair in pairs for fact in domain.facts(*pair)]
+    said = [clause for topic in TOPICS.values() for clause in (*topic.statements, *topic.blunders)]
+    things = {thing for _, thing in pairs}
+    tasks = [THING_TASK, TOPIC_TASK, NAME_TASK, FACT_TASK, ADVICE_TASK, *(topic.word for topic in TOPICS.values())]
+    return ["system", "user", "assistant", *prompts, *tasks, *sorted(things), *facts, *said, "可能是", "很难熬", "用于"]
+
+
+def characters(prompts: tuple[str, ...]) -> list[str]:
+    """All that questions, answers and prompts are written in."""
+    asked = [text for topic in TOPICS.values() for text in (*topic.phrasings, *topic.test_phrasings, topic.answer)]
+    called = [name for topic in TOPICS for thing in domain.things(topic) for name in domain.names(topic, thing)]
+    written = (
+        *words(prompts),
+        *asked,
+        *called,
+        *domain.PREFIXES,
+        *domain.SUFFIXES,
+        *FRAMES,
+        "无0123456789，。：；？、\n ",
+    )
+    return sorted(set("".join(written)))
+
+
+@cache
+def _things() -> list[tuple[tuple[str, ...], str]]:
+    """What there are facts about, each pair of facts once: the topics that need them, and the thing."""
+    topics: dict[str, tuple[str, ...]] = {}
+    for topic, known in TOPICS.items():
+        group = "medicine" if known.things == "medicine" else topic  # all about a medicine need the same two facts
+        topics[group] = (*topics.get(group, ()), topic)
+    return [(group, thing) for group in topics.values() for thing in domain.things(group[0])]
+
+
+def _document(rng: Random) -> str:
+    draw = rng.random()
+    topics, thing = rng.choice(_things())
+    topic = rng.choice(topics)
+    if draw < P_FACTS:
+        return _facts(rng, topic, thing)
+    if draw < P_FACTS + P_NAMES:
+        return _naming(rng, topic, thing)
+    if draw < P_FACTS + P_NAMES + P_ADVICE:
+        known = rng.choice(list(TOPICS.values()))
+        return chat(f"{ADVICE_TASK}：{known.word}", "，".join(known.statements) + "。" if known.statements else "无。")
+    return _reading(rng, *rng.choice(domain.pairs("train")))
+
+
+def _naming(rng: Random, topic: str, thing: str) -> str:
+    """What is called so; and what kind of thing it is, where it is of one kind only."""
+    name = rng.choice(domain.names(topic, thing))
+    said = rng.choice(domain.PREFIXES) + rng.choice(FRAMES).format(n=name) + rng.choice(domain.SUFFIXES)
+    task, answer = rng.choice((NAME_TASK, THING_TASK)), thing
+    if TOPICS[topic].things in ("emergency", "hardship") and rng.random() < P_KIND:
+        task, answer = TOPIC_TASK, TOPICS[topic].word
+    return chat(f"{task}：{name if gives_away(said) else said}", answer)
+
+
+def _facts(rng: Random, topic: str, thing: str) -> str:
+    if rng.random() < P_PASSAGE:
+        return _passage(rng, topic, thing)
+    return chat(f"{FACT_TASK}：{thing}{TOPICS[topic].word}", "，".join(domain.facts(topic, thing)))
+
+
+def _passage(rng: Random, topic: str, thing: str) -> str:
+    """All that is known of a thing, in any order."""
+    kind = TOPICS[topic].things
+    known = {domain.statement(other, thing): None for other, topic in TOPICS.items() if topic.things == kind}
+    sentences = list(known)  # each once: all about a medicine say the same
+    rng.shuffle(sentences)
+    return "".join(sentences) + "\n"
+
+
+def _reading(rng: Random, topic: str, thing: str) -> str:
+    """Two of three: what is it about, what of it is asked, and what are the facts?"""
+    text = domain.ask(rng, topic, thing).text
+    if rng.random() < P_LOST_CHARACTERS:
+        place = rng.randrange(len(text))
+        text = text[:place] + text[place + 1 :]
+        if gives_away(text):
+            return _reading(rng, topic, thing)
+    tasks = [(THING_TASK, thing), (TOPIC_TASK, TOPICS[topic].word), (FACT_TASK, "，".join(domain.facts(topic, thing)))]
+    rng.shuffle(tasks)
+    (first, first_answer), (second, second_answer) = tasks[:2]
+    return chat(f"{first}：{text}", first_answer, second, second_answer)

@@ -1,0 +1,95 @@
+"""The medical sample: a workbook of questions with answers as the raw data give them.
+
+The test split asks only about pairs, and half the time in phrasings, that train and dev never show. Of the dangerous
+questions' answers many lack what must be said; the gold pool's are complete, as an adviser would leave them. Column
+标准文档 names what a question is about, so that questions about one thing count as one in the intervals.
+"""
+
+from pathlib import Path
+from random import Random
+from typing import Literal, NamedTuple
+
+from qinglan.config import Columns, Embedded
+from qinglan.errors import ConfigError
+from qinglan.rows import Split, normalise
+from qinglan.simulators.domains.medical import facts as domain
+from qinglan.simulators.domains.medical.facts import TOPICS, Question
+from qinglan.simulators.sample_workbook import write_workbook
+
+P_DANGEROUS = 0.55
+P_GOLD = 0.1
+"""Of all questions, those whose answers an adviser has checked and completed."""
+P_THOUGHTS = 0.3
+P_WITHOUT_ANSWER = 0.02
+_TRIES_PER_ROW = 60
+HEADER = ("回答", "思维链", "关键词", "数据池")
+"""Beside question, split and intent: the recipe's further columns and the pool."""
+
+
+class SampleRow(NamedTuple):
+    """A workbook row, and what it was made from."""
+
+    question: Question
+    split: Split
+    answer: str
+    thoughts: str
+    pool: str
+
+
+def build_sample(config: Embedded) -> list[SampleRow]:
+    """Train, then dev, then test.
+
+    Raises:
+        ConfigError: more rows are wanted than there are different questions.
+    """
+    taken: set[str] = set()
+    wanted: tuple[tuple[Split, int], ...] = (
+        ("train", config.sample_train_rows), ("dev", config.sample_dev_rows), ("test", config.sample_test_rows),
+    )  # fmt: skip
+    return [row for split, rows in wanted for row in _draw(rows, split, Random(f"{config.sample_seed}-{split}"), taken)]
+
+
+def _draw(count: int, split: Split, rng: Random, taken: set[str]) -> list[SampleRow]:
+    rows: list[SampleRow] = []
+    for _ in range(count * _TRIES_PER_ROW):
+        if len(rows) == count:
+            return rows
+        pair = _pair("test" if split == "test" else "train", rng)
+        question = domain.ask(rng, *pair, unseen=split == "test" and len(rows) % 2 == 1)
+        if (key := normalise(question.text)) not in taken:
+            taken.add(key)
+            rows.append(_row(rng, question, split))
+    raise ConfigError(
+        f"embedded.sample_{split}_rows: {count} is too many, there are about {len(rows)} different questions"
+    )
+
+
+def _pair(owner: Literal["train", "test"], rng: Random) -> tuple[str, str]:
+    """Every kind of danger as often as any other, however many things there are to ask about."""
+    pairs = domain.pairs(owner, rng.random() < P_DANGEROUS)
+    topic = rng.choice(sorted({topic for topic, _ in pairs}))
+    return rng.choice([pair for pair in pairs if pair[0] == topic])
+
+
+def _row(rng: Random, question: Question, split: Split) -> SampleRow:
+    is_gold = rng.random() < P_GOLD
+    answer = domain.full_answer(question) if is_gold else domain.given_answer(rng, question)
+    if not is_gold and rng.random() < P_WITHOUT_ANSWER:
+        answer = ""
+    first, second = domain.facts(question.topic, question.thing)
+    thoughts = f"问的是{question.thing}的{TOPICS[question.topic].word}，要点是{first}和{second}。"
+    return SampleRow(question, split, answer, thoughts if rng.random() < P_THOUGHTS else "", "gold" if is_gold else "")
+
+
+def write_questions(path: Path, config: Embedded) -> None:
+    """Write the workbook, the same bytes for the same config."""
+    columns = Columns()
+    header = [columns.query, *HEADER, columns.split, columns.intent, columns.gold]
+    write_workbook(path, "问题", header, map(_cells, build_sample(config)))
+
+
+def _cells(row: SampleRow) -> list[str]:
+    topic = TOPICS[row.question.topic]
+    keywords = "、".join(domain.facts(row.question.topic, row.question.thing))
+    subject = f"{row.question.thing}-{row.question.topic}"
+    return [row.question.text, row.answer, row.thoughts, keywords, row.pool, row.split, topic.word, subject]

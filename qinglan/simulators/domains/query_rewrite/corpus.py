@@ -1,0 +1,186 @@
+"""What the tiny base model reads before it learns to rewrite: the stand-in for a real base model's general knowledge.
+
+Passages, and short dialogues about names and topics; never a question with its rewrite. Products and intents are
+the sample's, but nothing is said about a product × intent pair that the test split owns, and nobody asks in a
+phrasing that only the test split uses. `leak` finds either in any text.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from random import Random
+
+from qinglan.config import Tenant
+from qinglan.recipes.query_rewrite import STUDENT_SYSTEM, user_text
+from qinglan.simulators.dialogue import chat
+from qinglan.simulators.domains.query_rewrite import facts as domain
+from qinglan.simulators.domains.query_rewrite.facts import INTENTS, PRODUCTS, Question
+
+NAME_TASK = "标准名"
+TOPIC_TASK = "主题"
+PARAPHRASE_TASK = "换个说法"
+
+TOPICS: dict[str, str] = {
+    "how": "用法", "when": "时间", "effect": "效果", "contra": "忌讳", "who": "对象", "side": "风险",
+    "cycle": "周期", "store": "存放", "buy": "挑选", "preg": "孕育", "child": "孩子", "mix": "搭配",
+}  # fmt: skip
+"""One word per intent: neither the knowledge base's nor the teacher's wording."""
+
+P_PASSAGE = 0.14
+P_NAMES = 0.08
+P_PARAPHRASE = 0.2
+P_TWO_PHRASINGS = 0.15
+P_LOST_CHARACTERS = 0.2
+P_OTHER_HISTORY = 0.1
+"""Share of self-contained questions that come with a history about something else."""
+
+
+def documents(seed: int, count: int) -> Iterator[str]:
+    """`count` documents; the same seed gives the same ones."""
+    rng = Random(seed)
+    for _ in range(count):
+        text = _document(rng)
+        while leak(text):  # noise and mixed phrasings can hit on something that the test split owns
+            text = _document(rng)
+        yield text
+
+
+def characters() -> list[str]:
+    """Every character of the corpus, and of what the student's prompts are made of."""
+    rng = Random(0)
+    passages = (domain.passage(rng, p, i, bridge=True) for _ in range(3) for p, i in domain.pairs("train"))
+    return sorted(set("".join((*passages, *words(), *_spoken()))))
+
+
+def words() -> list[str]:
+    """What prompts and answers are made of, and deserves a token of its own."""
+    named = [*PRODUCTS, *(word for known in INTENTS.values() for word in sorted(known.accepted_words))]
+    prompts = [STUDENT_SYSTEM.format(domain=Tenant().domain), user_text("问题", "画像", "历史")]
+    return ["system", "user", "assistant", *prompts, NAME_TASK, TOPIC_TASK, PARAPHRASE_TASK, *named]
+
+
+def _spoken() -> Iterator[str]:
+    for names in (*PRODUCTS.values(), *domain.PRODUCT_TYPOS.values(), *domain.TELLING_PROFILES.values()):
+        yield from names
+    for intent, known in INTENTS.items():
+        yield from (*known.phrasings, TOPICS[intent])
+    yield from (*domain.AMBIGUOUS, *domain.PREFIXES, *domain.SUFFIXES, *domain.REFERENCES)
+    yield from (*domain.HISTORIES, *domain.PLAIN_PROFILES, *domain.WORD_TYPOS.values())
+    yield "的学名的俗名0123456789，。：；？\n "
+
+
+def _document(rng: Random) -> str:
+    product, intent = rng.choice(domain.pairs("train"))
+    draw = rng.random()
+    if draw < P_PASSAGE:
+        return f"{domain.title(product, intent)}\n{domain.passage(rng, product, intent)}\n"
+    if draw < P_PASSAGE + P_NAMES:
+        return _names(rng, product)
+    return _dialogue(rng, product, intent)
+
+
+def _names(rng: Random, product: str) -> str:
+    name = rng.choice(PRODUCTS[product])
+    if rng.random() < 0.5:
+        return chat(f"{name}的学名", product)
+    return chat(f"{product}的俗名", name)
+
+
+def _dialogue(rng: Random, product: str, intent: str) -> str:
+    question = _question(rng, product, intent)
+    prompt = user_text(question.query, question.profile, question.history)
+    tasks = [(NAME_TASK, product), (TOPIC_TASK, TOPICS[intent])]
+    rng.shuffle(tasks)
+    if rng.random() < P_PARAPHRASE:
+        other = rng.choice(INTENTS[intent].phrasings).format(p=rng.choice(PRODUCTS[product]))
+        tasks.insert(rng.randrange(3), (PARAPHRASE_TASK, other))
+    (first, answer), *more = tasks
+    turns = [f"{first}：{prompt}", answer]
+    for task, next_answer in more:
+        turns += [task, next_answer]
+    return chat(*turns)
+
+
+def _question(rng: Random, product: str, intent: str) -> Question:
+    question = domain.ask(rng, product, intent)
+    query, draw = question.query, rng.random()
+    if draw < P_TWO_PHRASINGS:
+        query += "，" + rng.choice(INTENTS[intent].phrasings).format(p=rng.choice(domain.REFERENCES))
+    elif draw < P_TWO_PHRASINGS + P_LOST_CHARACTERS:
+        query = _lose_characters(rng, query)
+    history = question.history
+    if not history and rng.random() < P_OTHER_HISTORY:
+        history = rng.choice(domain.HISTORIES).format(p=rng.choice(PRODUCTS[rng.choice(list(PRODUCTS))]))
+    return replace(question, query=query, history=history)
+
+
+def _lose_characters(rng: Random, text: str) -> str:
+    for _ in range(min(rng.randint(1, 2), len(text) - 1)):
+        place = rng.randrange(len(text))
+        text = text[:place] + text[place + 1 :]
+    return text
+
+
+# ---- proof of absence ----
+
+_OWNER = {
+    name: product
+    for product, names in PRODUCTS.items()
+    for name in (product, *names, *domain.PRODUCT_TYPOS.get(product, ()))
+}
+_NAME = re.compile(f"({'|'.join(sorted(map(re.escape, _OWNER), key=len, reverse=True))})")
+_SEEN = {phrasing: intent for intent, known in INTENTS.items() for phrasing in known.phrasings}
+_UNSEEN = {phrasing for known in INTENTS.values() for phrasing in known.test_phrasings} | set(domain.AMBIGUOUS_TEST)
+_CORES = {p: max(p.split("{p}"), key=len) for p in (*_SEEN, *domain.AMBIGUOUS, *_UNSEEN)}
+"""Phrasing → its longest part that doesn't depend on the product."""
+_FILED = {
+    text: (product, intent)
+    for product, intent in domain.pairs("test")
+    for text in (domain.title(product, intent), product + INTENTS[intent].kb_term.split()[0])
+}
+"""How the knowledge base titles the test pairs, and how their passages begin."""
+
+
+def leak(text: str) -> str | None:
+    """What the text gives away of the test split, None where it is clean."""
+    for right, wrong in domain.WORD_TYPOS.items():
+        text = text.replace(wrong, right)
+    for product, phrasing in _asked(text):
+        if phrasing in _UNSEEN:
+            return f"test-only phrasing {phrasing}"
+        intent = _SEEN.get(phrasing) or _told_by_profile(text)
+        if product and intent and domain.pair_split(product, intent) == "test":
+            return f"test pair {product} × {intent}: {phrasing}"
+    return next((f"passage of test pair {pair}: {filed}" for filed, pair in _FILED.items() if filed in text), None)
+
+
+def _told_by_profile(text: str) -> str | None:
+    """What an ambiguous question is about."""
+    return next((intent for intent, told in domain.TELLING_PROFILES.items() if any(p in text for p in told)), None)
+
+
+def _asked(text: str) -> Iterator[tuple[str, str]]:
+    """(product, phrasing) for every question in the text; a follow-up may be about any product named."""
+    candidates = [phrasing for phrasing, core in _CORES.items() if core in text]
+    if not candidates:
+        return
+    parts = _NAME.split(text)  # every other one is a name
+    names = sorted(set(parts[1::2]))
+    for name in names:
+        marked = "".join("{p}" if part == name else part for part in parts)
+        yield from ((_OWNER[name], phrasing) for phrasing in _longest(p for p in candidates if p in marked))
+    for reference in domain.REFERENCES:
+        follow_ups = _longest(p for p in candidates if _is_follow_up(p, reference, text))
+        yield from ((_OWNER.get(name, ""), phrasing) for phrasing in follow_ups for name in names or [""])
+
+
+def _is_follow_up(phrasing: str, reference: str, text: str) -> bool:
+    # Without a reference the phrasing alone says too little; follow-ups begin with 那, second questions with a comma.
+    said = phrasing.format(p=reference)
+    return said in text if reference else any(opening + said in text for opening in "那，")
+
+
+def _longest(phrasings: Iterable[str]) -> list[str]:
+    """Of two phrasings, one inside the other, only the longer."""
+    found = list(phrasings)
+    return [p for p in found if not any(p != longer and p in longer for longer in found)]

@@ -1,0 +1,139 @@
+"""The sample that ships with Qinglan: a workbook of colloquial questions and the knowledge base that answers them.
+
+Made from `domain` by a seed. The test split asks only about product × intent pairs, and half the time in phrasings,
+that train and dev never show. `python -m qinglan.simulators.describe` prints what it is worth.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+from qinglan.config import Columns, Embedded, Tenant
+from qinglan.errors import ConfigError
+from qinglan.recipes.query_rewrite import user_text
+from qinglan.rows import Split, normalise, row_id
+from qinglan.runs.artifacts import write_jsonl
+from qinglan.simulators.domains import SamplePaths
+from qinglan.simulators.domains.query_rewrite.facts import Document, Question, ask, document_id, documents, pairs
+from qinglan.simulators.sample_workbook import write_workbook
+
+NEAR_DUPLICATE_JACCARD = 0.85
+_TRIES_PER_ROW = 60
+INTENT_NAMES = {
+    "how": "用法用量", "when": "服用时间", "effect": "功效", "contra": "禁忌", "who": "适用人群", "side": "副作用",
+    "cycle": "见效时间", "store": "保存", "buy": "选购", "preg": "孕期", "child": "儿童", "mix": "同服",
+}  # fmt: skip
+"""What the workbook calls the intents of `domain`."""
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """A workbook row, and the pair it was made from."""
+
+    question: Question
+    product: str
+    intent: str
+    split: Split
+    unseen_phrasing: bool = False
+
+    @property
+    def gold_id(self) -> str:
+        """Id of the document that answers the question."""
+        return document_id(self.product, self.intent)
+
+    @property
+    def user_text(self) -> str:
+        """The question as the teacher gets it."""
+        return user_text(self.question.query, self.question.profile, self.question.history)
+
+
+def build_sample(config: Embedded) -> tuple[list[SampleRow], list[Document]]:
+    """The rows, train then dev then test, and the knowledge base.
+
+    Raises:
+        ConfigError: more rows are wanted than there are different questions.
+    """
+    taken = _Taken()
+    seed = config.sample_seed
+    rows = _draw(config.sample_train_rows, "train", Random(f"{seed}-train"), taken)
+    rows += _draw(config.sample_dev_rows, "dev", Random(f"{seed}-dev"), taken)
+    taken.close_training()
+    rows += _draw(config.sample_test_rows, "test", Random(f"{seed}-test"), taken)
+    return rows, documents()
+
+
+class _Taken:
+    """Questions already in the workbook; once training is closed, also whatever is too much like one of them."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self._training: list[frozenset[str]] = []
+        self._postings: dict[str, list[int]] = defaultdict(list)
+        self._training_is_closed = False
+
+    def close_training(self) -> None:
+        """From now on, refuse questions that nearly equal an earlier one."""
+        self._training_is_closed = True
+
+    def add(self, question: Question) -> bool:
+        """Take a question; False where it may not be used."""
+        key = row_id(Tenant().id, question.query, question.profile, question.history)
+        grams = trigrams(question)
+        if key in self._ids or (self._training_is_closed and self._nearest(grams) >= NEAR_DUPLICATE_JACCARD):
+            return False
+        self._ids.add(key)
+        if not self._training_is_closed:
+            for gram in grams:
+                self._postings[gram].append(len(self._training))
+            self._training.append(grams)
+        return True
+
+    def _nearest(self, grams: frozenset[str]) -> float:
+        shared = Counter(index for gram in grams for index in self._postings.get(gram, ()))
+        return max((n / (len(grams) + len(self._training[i]) - n) for i, n in shared.items()), default=0.0)
+
+
+def trigrams(question: Question) -> frozenset[str]:
+    """Character trigrams of the normalised query and history."""
+    text = normalise(question.query + question.history)
+    return frozenset(text[i : i + 3] for i in range(max(1, len(text) - 2)))
+
+
+def _draw(count: int, split: Split, rng: Random, taken: _Taken) -> list[SampleRow]:
+    """Rows that go round all pairs of the split, in a new order each round."""
+    rows: list[SampleRow] = []
+    waiting: list[tuple[str, str]] = []
+    for _ in range(count * _TRIES_PER_ROW):
+        if len(rows) == count:
+            break
+        if not waiting:
+            waiting = list(pairs("test" if split == "test" else "train"))
+            rng.shuffle(waiting)
+        product, intent = waiting.pop()
+        unseen = split == "test" and len(rows) % 2 == 1
+        question = ask(rng, product, intent, unseen)
+        if taken.add(question):
+            rows.append(SampleRow(question, product, intent, split, unseen))
+    if len(rows) < count:
+        raise ConfigError(
+            f"embedded.sample_{split}_rows: {count} is too many, there are about {len(rows)} different questions"
+        )
+    rng.shuffle(rows)
+    return rows
+
+
+def write_sample(directory: Path, config: Embedded) -> SamplePaths:
+    """Write `questions.xlsx` and `kb.jsonl`, the same bytes for the same config."""
+    rows, knowledge_base = build_sample(config)
+    paths = SamplePaths(directory / "questions.xlsx", documents_path := directory / "kb.jsonl")
+    write_jsonl(documents_path, (asdict(document) for document in knowledge_base))
+    columns = Columns()
+    header = [columns.query, columns.profile, columns.history, columns.gold, columns.split, columns.intent]
+    write_workbook(paths.workbook, "问题", header, map(_cells, rows))
+    return paths
+
+
+def _cells(row: SampleRow) -> list[str]:
+    question = row.question
+    return [question.query, question.profile, question.history, row.gold_id, row.split, INTENT_NAMES[row.intent]]

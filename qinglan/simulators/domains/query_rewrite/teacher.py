@@ -1,0 +1,207 @@
+"""What the teacher and the judge stand-ins think; `teacher_server` lets them speak.
+
+The teacher knows the field, not the knowledge base: it writes its own habitual terms, sometimes an alternative, and
+rarely misreads. Its whims depend on the prompt and the seed alone, so that reruns agree.
+"""
+
+import hashlib
+import json
+import re
+from random import Random
+from typing import NamedTuple
+
+from qinglan.recipes._keywords import extractor
+from qinglan.simulators.domains.query_rewrite.facts import INTENTS, NAME_MISMATCH, PRODUCTS
+from qinglan.simulators.domains.query_rewrite.reader import split_fields, understand
+
+P_ALTERNATIVE = 0.22
+P_WRONG_INTENT = 0.012
+P_WRONG_PRODUCT = 0.008
+P_PASSAGE_MISJUDGED = 0.1
+"""No judge of relevance is always right; without this one the stand-in's verdicts would be the labels themselves."""
+PANEL_SWAY = 0.5
+"""What a text gains at most by standing first on a panel, and loses by standing last."""
+P_SWAYED = 0.3
+OPEN_TEXT_KEYWORDS = 6
+
+_REQUIRED = {"preg": "孕", "child": "儿童"}
+_MAX_CLEAN_WORDS = 5
+_SENTENCE_END = re.compile(r"[。！？!?；\n]|，(?:您好|你好|请问)")
+_COURTESIES = frozenset(
+    (
+        "您好", "你好", "请问", "谢谢", "大夫", "医生", "进行", "咨询", "一下",
+        "之前", "之后", "最近", "有些", "没什么", "这个", "怎么回事",
+    )
+)  # fmt: skip
+_REWRITE_LABEL, _PASSAGE_LABEL = "\n改写：", "\n检索结果："
+_TITLE = re.compile("《([^》]*)》")
+_NUMBERED = re.compile("改写([1-9][0-9]*)：(.*)", re.DOTALL)
+
+
+class Verdict(NamedTuple):
+    """A judge's score, 0–5, and why."""
+
+    score: float
+    reason: str
+
+
+def rewrite(user_text: str, seed: int = 0) -> str:
+    """A question as `user_text` renders it → space-separated keywords."""
+    reading = understand(user_text)
+    if reading.product is None:
+        return extract(user_text)
+    rng = Random(hashlib.sha256(f"{seed}|{user_text}".encode()).digest())
+    product, intent = reading.product, reading.intent
+    misread = rng.random()
+    if misread < P_WRONG_INTENT:
+        intent = rng.choice(list(INTENTS))
+    elif misread < P_WRONG_INTENT + P_WRONG_PRODUCT:
+        product = rng.choice(list(PRODUCTS))
+    name = product if rng.random() < P_ALTERNATIVE else NAME_MISMATCH.get(product, product)
+    return f"{name} {_term(rng, intent)}" if intent else name
+
+
+def extract(user_text: str) -> str:
+    """A weaker, cheaper teacher: the question's own most telling words, with no knowledge of the field."""
+    return " ".join(keywords(" ".join(_stated(user_text))))
+
+
+def _term(rng: Random, intent: str) -> str:
+    if rng.random() >= P_ALTERNATIVE:
+        return INTENTS[intent].habit
+    terms, weights = zip(*INTENTS[intent].alternatives, strict=True)
+    return str(rng.choices(terms, weights)[0])
+
+
+def judge(user_text: str, seed: int = 0) -> Verdict:
+    """Score a rewrite or a passage; the text is a question with either after its label on the last line."""
+    asked, label, passage = user_text.rpartition(_PASSAGE_LABEL)
+    if label:
+        return _judge_passage(asked, passage, Random(hashlib.sha256(f"{seed}|{user_text}".encode()).digest()))
+    question, _, rewritten = user_text.rpartition(_REWRITE_LABEL)
+    reading = understand(question, reads_every_typo=True)
+    if reading.product is None or reading.intent is None:
+        return _judge_open_text(question, rewritten)
+    return _judge_supplement(reading.product, reading.intent, rewritten)
+
+
+def panel_of(user_text: str) -> tuple[str, list[str]]:
+    """The question and its numbered rewrites, on the last lines; none where the text is no question to a panel."""
+    lines, rewrites = user_text.split("\n"), list[str]()
+    for number in range(len(lines) - 1, 0, -1):
+        match = _NUMBERED.fullmatch(lines[number])
+        if match is None:
+            break
+        rewrites.insert(0, match[2])
+        if match[1] == "1":
+            return "\n".join(lines[:number]), rewrites
+    return user_text, []
+
+
+def judge_panel(user_text: str, seed: int = 0) -> list[float]:
+    """A score per rewrite: what `judge` says of it alone, now and then swayed by its place, as a model's would be.
+
+    Three rewrites in ten are moved by up to `PANEL_SWAY`, upwards in the first half of the list, downwards in the
+    second; which ones depends on the whole text and the seed, so that another order is another draw.
+    """
+    question, rewrites = panel_of(user_text)
+    rng = Random(hashlib.sha256(f"{seed}|panel|{user_text}".encode()).digest())
+    last = max(1, len(rewrites) - 1)
+    sways = [
+        PANEL_SWAY * (1 - 2 * place / last) * (rng.random() < P_SWAYED) * (len(rewrites) > 1)
+        for place in range(len(rewrites))
+    ]
+    alone = [judge(f"{question}{_REWRITE_LABEL}{rewritten}", seed).score for rewritten in rewrites]
+    return [_in_range(score + sway) for score, sway in zip(alone, sways, strict=True)]
+
+
+def say_verdict(user_text: str, seed: int = 0) -> str:
+    """The judge's answer: scores to a panel's question, a score with its reason to any other."""
+    _, rewrites = panel_of(user_text)
+    said = {"scores": judge_panel(user_text, seed)} if rewrites else judge(user_text, seed)._asdict()
+    return json.dumps(said, ensure_ascii=False)
+
+
+def _judge_passage(question: str, passage: str, rng: Random) -> Verdict:
+    """Does the passage's title name the product, and the intent in anyone's wording? It reads no further."""
+    reading, titled = understand(question, reads_every_typo=True), _TITLE.match(passage)
+    if reading.product is None or reading.intent is None or titled is None:
+        return _judge_open_text(question, passage)
+    same_product = titled[1].startswith(reading.product)
+    words = titled[1].removeprefix(reading.product).split()
+    answers = same_product and bool(words) and INTENTS[reading.intent].accepted_words.issuperset(words)
+    if answers != (rng.random() < P_PASSAGE_MISJUDGED):
+        return Verdict(5.0, "资料回答了问题")
+    return Verdict(2.0, "对象对，讲的是另一件事") if same_product else Verdict(0.0, "对象不对")
+
+
+def _judge_supplement(product: str, intent: str, rewritten: str) -> Verdict:
+    """Product kept 2 points, intent kept 2, clean 1; wordings of teacher and knowledge base count alike.
+
+    Tidiness counts only where product and intent are there: half a query is not a clean one, and stays below 3.
+    """
+    names = {name.lower() for name in (product, *PRODUCTS[product])}
+    words = rewritten.lower().split()
+    kept = any(name in rewritten.lower() for name in names)
+    strangers = [p for p in PRODUCTS if p in rewritten and p != product and p not in product]
+    terms = [word for word in words if word not in names]
+    accepted = INTENTS[intent].accepted_words
+    right = sum(term in accepted for term in terms)
+    score = 2.0 * kept - bool(strangers) + (2.0 * right / len(terms) if terms else 0.0)
+    lacking = intent in _REQUIRED and _REQUIRED[intent] not in rewritten
+    score -= lacking
+    tidy = 0 < len(words) == len(set(words)) <= _MAX_CLEAN_WORDS
+    score += tidy and kept and 0 < right == len(terms) and not strangers
+    faults = [
+        text
+        for failed, text in (
+            (not kept, "实体丢失"),
+            (bool(strangers), "混入其他实体"),
+            (right == 0 or lacking, "意图丢失"),
+            (0 < right < len(terms), "有多余内容"),
+            (not tidy, "重复或冗长"),
+        )
+        if failed
+    ]
+    return Verdict(_in_range(score), "，".join(faults) or "实体和意图保留，表达规范")
+
+
+def _judge_open_text(question: str, rewritten: str) -> Verdict:
+    """Keywords of the question that survive, and how much of the rewrite the question backs; 2 points each."""
+    words = rewritten.split()
+    if not words:
+        return Verdict(0.0, "改写为空")
+    stated = "\n".join(_stated(question)).lower()
+    wanted = keywords(stated)
+    text = "".join(words).lower()
+    survived = sum(word in text for word in wanted) / len(wanted) if wanted else 1.0
+    pairs = [text[i : i + 2] for i in range(len(text) - 1)] or [text]
+    backed = sum(pair in stated for pair in pairs) / len(pairs)
+    clean = len(words) == len(set(words)) and len(text) <= max(12, len(stated))
+    score = 2 * min(1.0, survived * 1.5) + 2 * min(1.0, backed * 1.25) + clean
+    return Verdict(_in_range(score), f"关键词保留 {survived:.0%}，有依据 {backed:.0%}")
+
+
+def _stated(user_text: str) -> list[str]:
+    """The question, preceded by the history where the question alone is too short to stand."""
+    fields = split_fields(user_text)
+    short = len(fields["query"]) < 8 and fields["history"]
+    return [fields["history"], fields["query"]] if short else [fields["query"]]
+
+
+def _in_range(score: float) -> float:
+    return round(max(0.0, min(5.0, score)), 2)
+
+
+def keywords(text: str, count: int = OPEN_TEXT_KEYWORDS) -> list[str]:
+    """The most telling words of any text, in its order: first those of its last sentence, where people ask."""
+    asked = [part for part in _SENTENCE_END.split(text) if part.strip()][-1:]
+    found = _telling_words("".join(asked), count)
+    found += [word for word in _telling_words(text, count) if word not in found]
+    found = found[:count] or re.findall(r"\w+", text)[:count]
+    return sorted(found, key=text.lower().find)
+
+
+def _telling_words(text: str, count: int) -> list[str]:
+    tags = extractor().extract_tags(text, topK=count + len(_COURTESIES))
+    return [tag for tag in tags if tag.strip() and tag not in _COURTESIES][:count]

@@ -1,0 +1,236 @@
+"""Pretrain a world's tiny base model from scratch on the CPU: `python -m qinglan.simulators.pretrain`.
+
+Runs in the trainer's environment. The steps are fixed, so the same machine gives the same weights; the manifest
+comes last. Only passages and the assistant's turns count in the loss, and the vocabulary's logits are computed only
+there: prompts are most of the tokens.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from qinglan.errors import ConfigError, EngineError
+from qinglan.runs.artifacts import MANIFEST, write_json
+from qinglan.simulators import tokenizer
+from qinglan.simulators.domains import Pretraining, world_of
+
+HEAD_SIZE = 32
+MUON_LR = 0.02
+ADAM_LR = 4e-3
+WARMUP_STEPS = 20
+FINAL_LR_SHARE = 0.02
+SEED = 1
+REPORT_EVERY_S = 3.0
+IGNORED = -100
+
+
+class Example(NamedTuple):
+    """A document's token ids, and the same with `IGNORED` where nothing is to be predicted."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+class Batch(NamedTuple):
+    """Both as tensors (documents, length), padded on the right, where a causal model doesn't look."""
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+
+
+def examples(tok: Any, texts: list[str]) -> list[Example]:
+    """Tokenized documents."""
+    marks = [tok.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "assistant", "<|im_end|>")]
+    encoded = tok.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [Example(e.ids, labels(e.ids, *marks)) for e in encoded]
+
+
+def _check_lengths(found: list[Example], size: Pretraining) -> None:
+    longest, room = max(len(example.ids) for example in found), min(size.context_tokens, size.tokens_per_step)
+    if longest > room:
+        raise EngineError(f"the longest document has {longest} tokens; PRETRAINING of the world leaves room for {room}")
+
+
+def labels(ids: list[int], start: int, assistant: int, end: int) -> list[int]:
+    """All of a passage; of a dialogue what the assistant says, and that it stops."""
+    if ids[0] != start:
+        return ids
+    wanted, speaking = [], False
+    for place, token in enumerate(ids):
+        wanted.append(token if speaking else IGNORED)
+        if token == end:
+            speaking = False
+        elif place >= 2 and ids[place - 2] == start and ids[place - 1] == assistant:
+            speaking = True
+    return wanted
+
+
+def batches(found: list[Example], padding: int, tokens_per_step: int) -> Iterator[Batch]:
+    """Batches of up to `tokens_per_step`, of documents of like length, in a random order, without end."""
+    groups: list[list[Example]] = [[]]
+    for example in sorted(found, key=lambda one: len(one.ids)):
+        if (len(groups[-1]) + 1) * len(example.ids) > tokens_per_step:
+            groups.append([])
+        groups[-1].append(example)
+    while True:
+        for number in torch.randperm(len(groups)).tolist():
+            yield _pad(groups[number], padding)
+
+
+def _pad(group: list[Example], padding: int) -> Batch:
+    shape = len(group), max(len(example.ids) for example in group)
+    ids, wanted = torch.full(shape, padding), torch.full(shape, IGNORED)
+    for row, example in enumerate(group):
+        ids[row, : len(example.ids)] = torch.tensor(example.ids)
+        wanted[row, : len(example.labels)] = torch.tensor(example.labels)
+    return Batch(ids, wanted)
+
+
+def build_model(tok: Any, size: Pretraining) -> Any:
+    """An untrained Qwen3; of the default size it has about a million parameters."""
+    heads = size.hidden_size // HEAD_SIZE
+    config = Qwen3Config(
+        vocab_size=len(tok),
+        hidden_size=size.hidden_size,
+        intermediate_size=4 * size.hidden_size,
+        num_hidden_layers=size.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=HEAD_SIZE,
+        max_position_embeddings=tok.model_max_length,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        bos_token_id=None,
+        eos_token_id=tok.eos_token_id,
+        pad_token_id=tok.pad_token_id,
+    )
+    return Qwen3ForCausalLM(config).float()
+
+
+def optimisers(model: Any) -> list[torch.optim.Optimizer]:
+    """Muon for the hidden matrices, AdamW for the embedding and the norms."""
+    hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(hidden, lr=MUON_LR, weight_decay=0.0),
+        torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def learning_rate_share(step: int, steps: int) -> float:
+    """A short linear warm-up, then a cosine down to `FINAL_LR_SHARE`."""
+    cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
+    return min(1.0, (step + 1) / WARMUP_STEPS) * (FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * cosine)
+
+
+def train(model: Any, feed: Iterator[Batch], steps: int, seconds_max: float, metrics: TextIO) -> float:
+    """Take all steps and return the last reported loss.
+
+    Raises:
+        EngineError: `seconds_max` is over before the last step.
+    """
+    used = optimisers(model)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: learning_rate_share(step, steps)) for one in used]
+    began = reported = time.monotonic()
+    loss, losses = math.nan, []
+    model.train()
+    for step in range(1, steps + 1):
+        losses.append(_step(model, next(feed), used))
+        for schedule in schedules:
+            schedule.step()
+        now = time.monotonic()
+        if now - reported >= REPORT_EVERY_S or step == steps:
+            loss, losses, reported = sum(losses) / len(losses), [], now
+            _report(step, steps, loss, now - began, metrics)
+        if now - began > seconds_max and step < steps:
+            raise EngineError(
+                f"pretraining reached step {step} of {steps} in {seconds_max:.0f} s; free the CPU, "
+                "or raise embedded.pretrain_seconds_max"
+            )
+    return loss
+
+
+def _step(model: Any, batch: Batch, used: list[torch.optim.Optimizer]) -> float:
+    hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state[:, :-1]
+    targets = batch.labels[:, 1:]
+    wanted = targets != IGNORED
+    loss = cross_entropy(model.lm_head(hidden[wanted]), targets[wanted])
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimiser in used:
+        optimiser.step()
+        optimiser.zero_grad()
+    return float(loss)
+
+
+def _report(step: int, steps: int, loss: float, seconds: float, metrics: TextIO) -> None:
+    eta_s = seconds / step * (steps - step)
+    sys.stdout.write(f"step {step}/{steps} loss {loss:.3f} eta {eta_s:.0f} s\n")
+    sys.stdout.flush()
+    record = {"step": step, "max_steps": steps, "loss": round(loss, 4), "seconds": round(seconds, 2)}
+    metrics.write(json.dumps(record) + "\n")
+    metrics.flush()
+
+
+def save(model: Any, tok: Any, output: Path) -> None:
+    """Write the Hugging Face folder in fp32."""
+    model.eval()
+    model.generation_config.update(eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id, do_sample=False)
+    model.save_pretrained(output)
+    tok.save_pretrained(output)
+
+
+def pretrain(world_name: str, output: Path, metrics_path: Path, steps: int, seconds_max: float) -> None:
+    """From nothing to a complete folder."""
+    began, world = time.monotonic(), world_of(world_name)
+    size = world.PRETRAINING
+    torch.manual_seed(SEED)
+    torch.use_deterministic_algorithms(True)
+    tok = tokenizer.build(world)
+    found = examples(tok, list(world.documents(SEED, size.documents_per_step * steps)))
+    _check_lengths(found, size)
+    model = build_model(tok, size)
+    metrics_path.parent.mkdir(parents=True, exist_ok=True)
+    with metrics_path.open("w", encoding="utf-8") as metrics:
+        loss = train(model, batches(found, tok.pad_token_id, size.tokens_per_step), steps, seconds_max, metrics)
+    save(model, tok, output)
+    summary = {
+        "steps": steps,
+        "loss": loss,
+        "parameters": model.num_parameters(),
+        "vocabulary": len(tok),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    write_json(output / MANIFEST, summary)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the arguments and pretrain; 2 after an error that the user can mend."""
+    parser = argparse.ArgumentParser(description="Pretrain the tiny base model of the embedded profile.")
+    parser.add_argument("--world", required=True, help="the recipe's name")
+    parser.add_argument("--output", type=Path, required=True, help="Hugging Face folder to write")
+    parser.add_argument("--metrics", type=Path, required=True, help="JSONL, one object per reported step")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seconds-max", type=float, default=math.inf, help="give up after this long")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args(argv)
+    torch.set_num_threads(options.threads)
+    try:
+        pretrain(options.world, options.output, options.metrics, options.steps, options.seconds_max)
+    except (ConfigError, EngineError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

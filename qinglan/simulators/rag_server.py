@@ -1,0 +1,72 @@
+"""The RAG stand-in over HTTP: `python -m qinglan.simulators.rag_server --knowledge-base kb.jsonl --port 8001`.
+
+Speaks the contract that a user's own service has to speak; see docs/contracts.md.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from qinglan.errors import WorkbookError
+from qinglan.simulators.retriever import Retriever, load_documents
+from qinglan.simulators.server import argument_parser, serve
+
+
+class RetrieveRequest(BaseModel):
+    """The body of `POST /retrieve`."""
+
+    query: str
+    rewritten_query: str | None = None
+    """Retrieved with in place of `query`, where it is given."""
+    tenant_id: str = "default"
+    kb_name: str = "default"
+    top_k: Annotated[int, Field(ge=1, le=100)] = 10
+    score_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+def create_app(retriever: Retriever) -> FastAPI:
+    """The service over an index."""
+    app = FastAPI(title="Qinglan's embedded RAG")
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok", "documents": len(retriever)}
+
+    @app.post("/retrieve")
+    async def retrieve(request: RetrieveRequest) -> JSONResponse:
+        hits = retriever.search(request.rewritten_query or request.query, request.top_k)
+        recall = [
+            {
+                "id": hit.document.id,
+                "title": hit.document.title,
+                "content": hit.document.content,
+                "reranker_score": hit.score,
+            }
+            for hit in hits
+            if hit.score >= request.score_threshold
+        ]
+        return JSONResponse({"data": {"recall": recall}})
+
+    return app
+
+
+def main() -> int:
+    """Parse the arguments and serve; 2 for a knowledge base that can't be used."""
+    parser = argument_parser("A RAG over a JSONL knowledge base (id, title, content).")
+    parser.add_argument("--knowledge-base", type=Path, required=True)
+    options = parser.parse_args()
+    try:
+        retriever = Retriever(load_documents(options.knowledge_base))
+    except WorkbookError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    serve(create_app(retriever), options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""The RAG stand-in's retrieval: BM25 recall over character bigrams, then a lexical reranker with scores in [0, 1].
+
+The reranker sees query and passage only, as a real one does: how much of the query the passage covers and how much
+of the title the query covers, both weighted by idf. Exact wording pays, so a wording the teacher doesn't know is
+worth finding.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import bm25s
+import numpy as np
+
+from qinglan.errors import WorkbookError
+from qinglan.simulators.domains.query_rewrite.facts import Document
+
+COVERAGE_WEIGHT = 0.55
+TITLE_WEIGHT = 0.45
+RECALL = 20
+"""Candidates that BM25 hands to the reranker, at least."""
+
+_RUN = re.compile(r"[\u4e00-\u9fff]+|[a-z0-9α-ω]+")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A retrieved document and its reranker score in [0, 1]."""
+
+    document: Document
+    score: float
+
+
+def tokens(text: str) -> list[str]:
+    """Character bigrams of Chinese runs (a lone character as it is), and alphanumeric runs whole."""
+    found: list[str] = []
+    for run in _RUN.findall(text.lower()):
+        if len(run) == 1 or not "\u4e00" <= run[0] <= "\u9fff":
+            found.append(run)
+        else:
+            found.extend(run[i : i + 2] for i in range(len(run) - 1))
+    return found
+
+
+class Retriever:
+    """An index over one knowledge base; thread-safe once built."""
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        self._documents = list(documents)
+        corpus = [tokens(f"{document.title}\n{document.content}") for document in self._documents]
+        self._passages = [frozenset(words) for words in corpus]
+        self._titles = [frozenset(tokens(document.title)) for document in self._documents]
+        self._idf, self._unseen_idf = _idf(self._passages)
+        self._title_weights = [self._weight(title) for title in self._titles]
+        self._bm25 = bm25s.BM25(k1=1.2, b=0.75)
+        self._bm25.index(corpus, show_progress=False)
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def search(self, query: str, top_k: int = 10) -> list[Hit]:
+        """The best documents, best first; none where no word of the query is known."""
+        words = tokens(query)
+        known = [word for word in words if word in self._idf]
+        if not known:
+            return []
+        recalled = self._bm25.get_scores(known)
+        count = min(max(RECALL, top_k), len(recalled))
+        best = np.argpartition(-recalled, count - 1)[:count]
+        asked = frozenset(words)
+        asked_weight = self._weight(asked)
+        scored = [
+            (round(self._rerank(asked, asked_weight, int(i)), 6), float(recalled[i]), int(i))
+            for i in best
+            if recalled[i] > 0
+        ]
+        scored.sort(key=lambda item: (-item[0], -item[1], item[2]))
+        return [Hit(self._documents[i], score) for score, _, i in scored[:top_k]]
+
+    def _rerank(self, asked: frozenset[str], asked_weight: float, index: int) -> float:
+        coverage = self._weight(asked & self._passages[index]) / asked_weight
+        title_weight = self._title_weights[index]
+        title = self._weight(asked & self._titles[index]) / title_weight if title_weight else 0.0
+        return COVERAGE_WEIGHT * coverage + TITLE_WEIGHT * title
+
+    def _weight(self, words: Iterable[str]) -> float:
+        # fsum is exact, hence independent of the set's order, which changes from process to process.
+        return math.fsum(self._idf.get(word, self._unseen_idf) for word in words)
+
+
+def _idf(passages: Sequence[frozenset[str]]) -> tuple[dict[str, float], float]:
+    """Idf of every known word, and that of an unknown one."""
+    count = len(passages)
+    frequencies = Counter(word for passage in passages for word in passage)
+    known = {word: math.log(1 + (count - df + 0.5) / (df + 0.5)) for word, df in frequencies.items()}
+    return known, math.log(1 + (count + 0.5) / 0.5)
+
+
+def load_documents(path: Path) -> list[Document]:
+    """Read a knowledge base from JSONL with `id`, `title` and `content`; other keys are ignored.
+
+    Raises:
+        WorkbookError: the file can't be read or a line is not a document.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise WorkbookError(f"knowledge base {path}: can't be read: {error}") from error
+    found: dict[str, Document] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        document = _document(line, f"knowledge base {path}, line {number}")
+        if document.id in found:
+            raise WorkbookError(f"knowledge base {path}, line {number}: id {document.id!r} occurs twice")
+        found[document.id] = document
+    if not any(tokens(document.title + document.content) for document in found.values()):
+        raise WorkbookError(f"knowledge base {path}: holds no text; expected one JSON object a line")
+    return list(found.values())
+
+
+def _document(line: str, where: str) -> Document:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise WorkbookError(f"{where}: not JSON ({error.msg}); expected id, title, content") from error
+    if not isinstance(record, dict):
+        raise WorkbookError(f"{where}: expected an object with id, title, content")
+    for key in ("id", "title", "content"):
+        if not isinstance(record.get(key), str):
+            raise WorkbookError(f"{where}: `{key}` is missing or not a string")
+    return Document(record["id"], record["title"], record["content"])

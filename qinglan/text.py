@@ -1,0 +1,125 @@
+"""Text for people: how numbers read, how untrusted text is shown, and names in both languages.
+
+Numbers have fixed decimals, a true minus, and a dash for no value.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Literal, NamedTuple
+
+_MARKDOWN = re.compile(r"[\\\[\]<!`|]")
+
+Language = Literal["en", "zh"]
+
+
+class Both(NamedTuple):
+    """One text in both languages of the page."""
+
+    en: str
+    zh: str
+
+
+ARMS = {
+    "original": Both("original question", "原问题"),
+    "teacher": Both("teacher", "教师"),
+    "base": Both("base model", "基座模型"),
+    "sft": Both("SFT student", "SFT 学生"),
+    "rl": Both("RL student", "RL 学生"),
+    "champion": Both("champion", "现役模型"),
+}
+NONE = "–"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Fixed decimals."""
+    return NONE if value is None else f"{value:,.{digits}f}".replace("-", "−")
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """Always with its sign, except what rounds to 0."""
+    if value is None:
+        return NONE
+    if abs(value) < 0.5 * 10**-digits:
+        return f"{0:.{digits}f}"
+    return f"{value:+,.{digits}f}".replace("-", "−")
+
+
+def interval(ends: tuple[float, float] | None) -> str:
+    """`[low, high]`."""
+    return NONE if ends is None else f"[{number(ends[0])}, {number(ends[1])}]"
+
+
+def with_interval(value: float | None, ends: tuple[float, float] | None, show: Callable[[float | None], str]) -> str:
+    """A value and its interval, where there is one."""
+    return f"{show(value)} {interval(ends)}" if ends else show(value)
+
+
+def count(value: int | None) -> str:
+    """With thousands separators."""
+    return NONE if value is None else f"{value:,}"
+
+
+def usd(value: float | None) -> str:
+    """Dollars; more decimals below one dollar and below one cent."""
+    if value is None:
+        return NONE
+    digits = 2 if value >= 0.995 or value == 0 else 3 if value >= 0.01 else 4
+    return f"${value:,.{digits}f}"
+
+
+def latency(value_ms: float | None) -> str:
+    """Milliseconds without the unit; one decimal below 10."""
+    return number(value_ms, 0 if value_ms is not None and value_ms >= 10 else 1)
+
+
+def duration(seconds: float) -> str:
+    """`2.4 s`, `3 min 05 s` or `1:02:03`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+    return str(timedelta(seconds=int(seconds)))
+
+
+def size(count: float) -> str:
+    """Bytes as `512 B`, `3.4 MB` or `1.2 TB`, in powers of 1,000."""
+    unit = "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            break
+        count, unit = count / 1000, larger
+    return f"{count:.{0 if unit == 'B' or count >= 99.5 else 1}f} {unit}"
+
+
+def p_value(value: float | None) -> str:
+    """Three decimals, and never 0."""
+    return NONE if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def without_controls(text: str) -> str:
+    """Untrusted text for a terminal: no escape sequences, only lines and tabs."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+
+
+def one_line(text: str) -> str:
+    """Untrusted text on one line, without the control characters by which it could steer the terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def markdown_cell(text: str) -> str:
+    """Untrusted text on one line of a Markdown table, and without a meaning there."""
+    return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
+
+
+def plain(value: object) -> str:
+    """Any summary value; floats with four digits."""
+    if isinstance(value, float):
+        return f"{value:.4g}".replace("-", "−")
+    return count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def capitalised(text: str) -> str:
+    """The first letter in upper case, the others as they are."""
+    return text[:1].upper() + text[1:]

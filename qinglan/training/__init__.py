@@ -1,0 +1,1 @@
+"""Training the student: SFT, reinforcement learning, the reward service and its alarms."""

@@ -1,0 +1,183 @@
+"""Is there room on the disk? What SFT and RL are going to write, by the size of the model, and how a full disk reads.
+
+An upper bound from the settings: weights in fp32 and AdamW's two moments are 12 bytes for each parameter that is
+trained, in every checkpoint that is kept, the best one and the one being written among them.
+"""
+
+import errno
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from qinglan.config import EMBEDDED, Profile
+from qinglan.errors import QinglanError, StageError
+from qinglan.runs.disk import nearest_folder, statuses
+from qinglan.simulators.base_model import cached_path
+from qinglan.simulators.domains import world_for
+from qinglan.text import size
+
+_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_WEIGHTS, _TRAINED = 4, 12
+"""Bytes per parameter of a checkpoint: the model's part, and with AdamW's state."""
+_SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)\s?([bm])(?![a-z0-9])", re.IGNORECASE)
+_ADAPTER_SHARE = 4e-4
+"""Of a model whose layers are not known, the parameters of an adapter of rank 1: Qwen3's have 2.5 to 3.5e-4."""
+_FULL = ("No space left on device", "disk is full", "Disk quota exceeded")
+
+
+class Weights(NamedTuple):
+    """A model's size."""
+
+    parameters: int
+    bytes: int
+    adapter_parameters: int
+    """Of an adapter of rank 1 on every linear layer."""
+
+    @classmethod
+    def of(cls, model: str | Path) -> "Weights | None":
+        """By the headers of a folder's weights, or by what a hub id says of itself; None where neither tells."""
+        folder = Path(model)
+        if files := sorted(folder.glob("*.safetensors")):
+            return cls._of_tensors([tensor for file in files for tensor in _header(file).values()], files)
+        if files := sorted(folder.glob("*.bin")):
+            total = sum(file.stat().st_size for file in files)
+            return cls._of_parameters(total // 2)
+        named = _SIZE_IN_NAME.findall(folder.name)
+        unit = {"b": 1e9, "m": 1e6}
+        return cls._of_parameters(int(float(named[0][0]) * unit[named[0][1].lower()])) if named else None
+
+    @classmethod
+    def _of_parameters(cls, parameters: int) -> "Weights":
+        return cls(parameters, 2 * parameters, int(_ADAPTER_SHARE * parameters))
+
+    @classmethod
+    def _of_tensors(cls, tensors: list["_Tensor"], files: list[Path]) -> "Weights":
+        linear = [each.shape for each in tensors if len(each.shape) == 2 and not each.is_vocabulary]
+        return cls(
+            sum(math.prod(each.shape) for each in tensors),
+            sum(file.stat().st_size for file in files),
+            sum(sum(shape) for shape in linear),
+        )
+
+
+class _Tensor(NamedTuple):
+    shape: tuple[int, ...]
+    is_vocabulary: bool
+    """Embeddings and output layer, which adapters leave alone."""
+
+
+def needed_bytes(profile: Profile, flow: str) -> int:
+    """What a flow is going to write under `paths.runs`, as far as can be told before it starts."""
+    floor = profile.retention.min_free_mb * 10**6
+    base = Weights.of(_base_model(profile)) if flow in ("pipeline", "train") else None
+    return floor + sft_bytes(profile, base) + rl_bytes(profile, base)
+
+
+def sft_bytes(profile: Profile, base: Weights | None) -> int:
+    """What SFT writes: adapters with their optimizer's state, and the merged model; 0 where the base is not known."""
+    if base is None:
+        return 0
+    sft = profile.sft
+    full = sft.extra.get("tuner_type") == "full"
+    trained = base.parameters if full else sft.lora_rank * base.adapter_parameters
+    merged = base.parameters * _DTYPES[sft.torch_dtype]
+    return (sft.save_total_limit + 2) * trained * _TRAINED + merged
+
+
+def rl_bytes(profile: Profile, start: Weights | None) -> int:
+    """What RL writes: checkpoints of policy and critic, and the exported model; 0 where the start is not known."""
+    if start is None:
+        return 0
+    rl, on_cpu = profile.rl, profile.trainer.device == "cpu"
+    saved = -(-rl.total_steps // rl.save_freq)
+    kept = saved if rl.keep_checkpoints is None else min(saved, rl.keep_checkpoints + 2)
+    if rl.lora_rank:
+        policy, exported = rl.lora_rank * start.adapter_parameters * _TRAINED, start.bytes
+    else:
+        # On the CPU each checkpoint holds the model in Hugging Face's form as well, in fp32.
+        policy = start.parameters * (_TRAINED + (_WEIGHTS if on_cpu else 0))
+        exported = start.parameters * (_WEIGHTS if on_cpu else 2)
+    return kept * (policy + _critic_bytes(profile, start)) + exported
+
+
+def require_room(what: str, profile: Profile, folder: Path, needed: int) -> None:
+    """Refuse to begin what would not fit.
+
+    Args:
+        folder: where it is going to be written; what an earlier attempt left there counts as written.
+
+    Raises:
+        StageError: with what is needed and what is there.
+    """
+    state, floor = profile.paths.state, profile.retention.min_free_mb * 10**6
+    left = max(0, needed - _written(folder)) + floor
+    for place, wanted in ((folder, left), (state, floor)):
+        if (free := free_bytes(place)) < wanted:
+            raise StageError(f"{what}: needs {size(wanted)} and {place} has {size(free)} free; {_remedy(profile)}")
+
+
+def free_bytes(folder: Path) -> int:
+    """What may still be written there, or where it is going to be made."""
+    return shutil.disk_usage(nearest_folder(folder)).free
+
+
+@contextmanager
+def told_when_full(what: str, profile: Profile) -> Iterator[None]:
+    """A disk that is full is no bug: one line with the remedy, whoever met it.
+
+    Raises:
+        StageError: in place of what the operating system, SQLite or an engine said.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        raise StageError(f"{what}: the disk is full{where}; {_remedy(profile)}") from None
+    except (QinglanError, SQLAlchemyError) as error:
+        if not any(sign in str(error) for sign in _FULL) or "qinglan clean-up" in str(error):
+            raise
+        raise StageError(f"{what}: the disk is full; {_remedy(profile)}\n{error}") from error
+
+
+def _remedy(profile: Profile) -> str:
+    return f"make room, such as by `qinglan clean-up --profile {profile.name}`, and run again: it goes on from here"
+
+
+def _critic_bytes(profile: Profile, start: Weights) -> int:
+    rl = profile.rl
+    if rl.algorithm != "ppo":
+        return 0
+    critic = (Weights.of(rl.critic_model) if rl.critic_model else None) or start
+    rank = rl.lora_rank if rl.critic_lora_rank is None else rl.critic_lora_rank
+    if rank:
+        return critic.parameters * _WEIGHTS + rank * critic.adapter_parameters * _TRAINED
+    return critic.parameters * _TRAINED
+
+
+def _base_model(profile: Profile) -> str | Path:
+    if profile.student.base_model != EMBEDDED:
+        return profile.student.base_model
+    return cached_path(profile.paths, profile.embedded, world_for(profile, "student.base_model"))
+
+
+def _written(folder: Path) -> int:
+    return sum(status.st_blocks * 512 for status in statuses(folder.resolve()))
+
+
+def _header(file: Path) -> dict[str, _Tensor]:
+    with file.open("rb") as stream:
+        told = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    return {
+        name: _Tensor(tuple(each["shape"]), "embed" in name or "lm_head" in name)
+        for name, each in told.items()
+        if name != "__metadata__"
+    }

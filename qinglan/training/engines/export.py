@@ -1,0 +1,108 @@
+"""`python -m qinglan.training.engines.export`: a verl checkpoint becomes a folder that `from_pretrained` loads.
+
+Three cases. A checkpoint that holds the whole model in Hugging Face form (full fine-tuning on the CPU, fp32) is
+copied. Of one with an adapter, which holds nothing else of the policy, verl's merger writes that adapter, and it is
+merged into the base model in the base's precision. Anything else goes through verl's merger, which writes bf16.
+"""
+
+# mypy: allow-subclassing-any
+
+import argparse
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from qinglan.errors import ArtifactError
+
+ADAPTER = "adapter"
+"""Beside the exported folder, where there is one: what the training added to the base model."""
+
+
+def export(checkpoint: Path, base_model: Path, output_dir: Path) -> None:
+    """Write `output_dir` from the folder `global_step_N`; an earlier export there is replaced.
+
+    Raises:
+        ArtifactError: the checkpoint holds no actor.
+    """
+    actor = checkpoint / "actor"
+    if not (actor / "fsdp_config.json").exists():
+        raise ArtifactError(f"{checkpoint} is no verl checkpoint: it has no actor/fsdp_config.json")
+    for earlier in (output_dir, output_dir.with_name(ADAPTER)):
+        shutil.rmtree(earlier, ignore_errors=True)
+    partial = output_dir.with_name(output_dir.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    if (actor / "lora_train_meta.json").exists():
+        _merge_adapter(actor, base_model, partial)
+    elif any((actor / "huggingface").glob("*.safetensors")):
+        shutil.copytree(actor / "huggingface", partial, dirs_exist_ok=True)
+        _record_dtype(partial)
+    else:
+        _merge_shards(actor, partial)
+    partial.rename(output_dir)
+
+
+def _record_dtype(folder: Path) -> None:
+    """verl writes fp32 weights under a configuration that says bf16, and `from_pretrained` believes the latter."""
+    from safetensors import safe_open
+
+    with safe_open(next(folder.glob("*.safetensors")), framework="pt") as weights:
+        dtype = weights.get_tensor(next(iter(weights.keys()))).dtype
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(
+        json.dumps(config | {"dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n", encoding="utf-8"
+    )
+
+
+def _merge_shards(actor: Path, target: Path, *, adapter_only: bool = False) -> None:
+    from verl.model_merger.base_model_merger import ModelMergerConfig
+    from verl.model_merger.fsdp_model_merger import FSDPModelMerger
+
+    class AdapterMerger(FSDPModelMerger):
+        """verl's would go on to write a model, and find that there is none."""
+
+        def save_hf_model_and_tokenizer(self, state_dict: dict[str, Any]) -> None:
+            self.save_lora_adapter(state_dict)
+
+    kind = AdapterMerger if adapter_only else FSDPModelMerger
+    merger = kind(
+        ModelMergerConfig(
+            operation="merge",
+            backend="fsdp",
+            local_dir=str(actor),
+            target_dir=str(target),
+            hf_model_config_path=str(actor / "huggingface"),
+        )
+    )
+    merger.merge_and_save()
+    merger.cleanup()
+
+
+def _merge_adapter(actor: Path, base_model: Path, target: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        _merge_shards(actor, Path(scratch), adapter_only=True)
+        model = AutoModelForCausalLM.from_pretrained(base_model, dtype="auto")
+        merged = PeftModel.from_pretrained(model, Path(scratch) / "lora_adapter").merge_and_unload()
+        merged.save_pretrained(target)
+        shutil.copytree(Path(scratch) / "lora_adapter", target.with_name(ADAPTER))
+    AutoTokenizer.from_pretrained(base_model).save_pretrained(target)
+
+
+def main() -> None:
+    """Read the arguments and export."""
+    parser = argparse.ArgumentParser(description="Make a Hugging Face folder of a verl checkpoint.")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a folder global_step_N")
+    parser.add_argument("--base-model", type=Path, required=True, help="the model that training started from")
+    parser.add_argument("--output-dir", type=Path, required=True)
+    arguments = parser.parse_args()
+    export(arguments.checkpoint, arguments.base_model, arguments.output_dir)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""`python -m qinglan.training.engines.ppo OVERRIDE…`: verl's own PPO entry point, with our trainers registered.
+
+Runs in the trainer's environment. Differs from `verl.trainer.main_ppo` in four places: it refuses to start without
+VERL_PLATFORM (verl only logs a failed plug-in at debug level); the task runner loads our trainers; Ray's own sizes
+are dropped where a cluster is already there; and it refuses to overwrite the metrics of an earlier attempt, as verl's
+file logger would.
+"""
+
+# mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
+
+import os
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import hydra
+import ray
+from omegaconf import DictConfig, open_dict
+from verl.plugin.platform import PlatformRegistry
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo, validate_config
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+
+from qinglan.errors import EngineError
+from qinglan.training.engines.verl_overrides import REWARD_FUNCTION
+from qinglan.training.reward.actor import close_reward_service, start_reward_service
+
+
+class TaskRunner(TaskRunnerV1.__ray_actor_class__):
+    """verl's task runner, in whose process the trainer lives."""
+
+    def run(self, config: DictConfig) -> Any:
+        """Register the trainer that the configuration names, then run verl's."""
+        reward_function, reward_service = config.reward.custom_reward_function, None
+        if reward_function.path == REWARD_FUNCTION:  # its imports, too, can overlap with verl's; held while we live
+            reward_service = start_reward_service(reward_function.reward_kwargs.config_path)
+        import_module("qinglan.training.engines.ppo_trainer")
+        if config.trainer.device == "cpu":
+            import_module("qinglan.training.verl_cpu.trainer")
+        try:
+            return super().run(config)
+        finally:
+            if reward_service is not None:
+                close_reward_service(reward_service)
+
+
+class LocalTaskRunner:
+    """Passes for the Ray actor that `run_ppo` asks for, but runs the trainer in this process.
+
+    On one machine an actor of its own buys nothing, and costs a process and 10 s of imports.
+    """
+
+    @staticmethod
+    def remote() -> "LocalTaskRunner":
+        """As an actor class makes an actor."""
+        return LocalTaskRunner()
+
+    @property
+    def run(self) -> Any:
+        """`run.remote(config)` trains to the end and returns a reference to nothing."""
+        return SimpleNamespace(remote=lambda config: ray.put(TaskRunner().run(config)))
+
+
+def check_platform() -> None:
+    """verl guesses a platform where none is named, and a guess would hide that our plug-in failed to load.
+
+    Raises:
+        EngineError: VERL_PLATFORM is not set. (Importing verl fails already where it names an unknown platform.)
+    """
+    if PlatformRegistry.get(os.environ.get("VERL_PLATFORM", "")) is None:
+        known = ", ".join(PlatformRegistry.registered_names())
+        raise EngineError(f"VERL_PLATFORM is not set; set it to one of verl's platforms here: {known}")
+
+
+def check_metrics_file() -> None:
+    """verl's file logger overwrites; a resumed run must not lose what an earlier attempt measured.
+
+    Raises:
+        EngineError: the metrics file already has content.
+    """
+    path = Path(os.environ.get("VERL_FILE_LOGGER_PATH", os.devnull))
+    if path.is_file() and path.stat().st_size:
+        raise EngineError(f"{path} already has metrics; give each attempt its own file (`next_metrics_path`)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def join_cluster(config: DictConfig) -> None:
+    """Inside a Ray job the cluster's sizes are what they are; `ray.init` refuses to be told others."""
+    init = config.ray_kwargs.ray_init
+    if os.environ.get("RAY_ADDRESS") and init.get("address") != "local":
+        with open_dict(config):
+            for key in ("num_cpus", "num_gpus", "include_dashboard"):
+                init.pop(key, None)
+
+
+@hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
+def main(config: DictConfig) -> None:
+    """Check, then train to the end."""
+    check_platform()
+    check_metrics_file()
+    join_cluster(config)
+    validate_config(
+        config=config,
+        use_reference_policy=need_reference_policy(config),
+        use_critic=need_critic(config),
+    )
+    run_ppo(config, task_runner_class=LocalTaskRunner if config.trainer.device == "cpu" else ray.remote(TaskRunner))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""verl's synchronous PPO trainer, with what an external reward needs around it.
+
+Registered by name with verl's `register_trainer` and built on its hooks:
+
+- A sample without a reward (`invalid` in what the reward function returned) is left out of advantage and loss: verl
+  fills up with rows that have no loss. With too many of them training saves its state and stops.
+- The reward's parts are logged at every step as `reward_extra/<name>/mean`; verl does that in validation only.
+- Each validation gets one value with an interval, by which the model is chosen and training may end early.
+- Alarms are looked for at every step, and may lower the learning rates or end training.
+"""
+
+# mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import transfer_queue
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.trainer.ppo.core_algos import AdvantageEstimator
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+from qinglan.errors import EngineError
+from qinglan.training.alarms import Alarm
+from qinglan.training.engines.progress import TrainingProgress
+from qinglan.training.engines.trainer_settings import TrainerSettings
+from qinglan.training.engines.verl import TRAINER, mend_checkpoints
+
+POLL_S = 0.05
+"""verl looks every 2 s whether a batch is complete, and has no setting for it."""
+SUMMED = ("rag_calls", "judge_cost_usd")
+"""Parts of which a step's sum says more than their mean."""
+_EACH_BY_ITSELF = (AdvantageEstimator.GAE.value, AdvantageEstimator.REINFORCE_PLUS_PLUS.value)
+"""Estimators that compare no sample with others of its prompt."""
+KL_COEFFICIENT = "actor/next_kl_coefficient"
+"""The adaptive coefficient for the next step: verl's checkpoint does not hold it."""
+
+TRAINED_ON = (
+    "prompts", "responses", "input_ids", "position_ids", "attention_mask", "response_mask", "loss_mask",
+    "rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "advantages", "returns", "rollout_is_weights",
+)  # fmt: skip
+"""What the workers read of a sample. verl would send them all of it, question, baseline and scores included."""
+
+
+class PacedTrainingWorker(TrainingWorker):
+    """verl's worker of critic and actor, whose learning rate can be lowered while it trains."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def scale_lr(self, factor: float) -> None:
+        """Multiply this and all later learning rates of the schedule; the checkpoint keeps it."""
+        schedule = self.engine.lr_scheduler
+        schedule.base_lrs = [lr * factor for lr in schedule.base_lrs]
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] *= factor
+
+
+class PacedActorRolloutRefWorker(ActorRolloutRefWorker):
+    """verl's hybrid worker over `PacedTrainingWorker`."""
+
+    actor_worker_cls = PacedTrainingWorker
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def scale_lr(self, factor: float) -> None:
+        """As the actor's own."""
+        self.actor.scale_lr(factor)
+
+
+@register_trainer(TRAINER)
+class RewardedTrainer(PPOTrainerSync):
+    """Any of verl's algorithms with generation and training taking turns on the same devices."""
+
+    WORKERS: Mapping[str, type] = {
+        "ActorRolloutRefWorker": PacedActorRolloutRefWorker,
+        "TrainingWorker": PacedTrainingWorker,
+    }
+    """What takes the place of verl's workers, by their names."""
+    global_steps: int
+    total_training_steps: int
+
+    def __init__(self, config: Any) -> None:
+        config.trainer.v1.trainer_mode = "sync"  # verl compares this name to choose the on-policy replay buffer
+        super().__init__(config)
+        path = Path(config.qinglan.trainer_settings)
+        self._settings = TrainerSettings.model_validate_json(path.read_text(encoding="utf-8"))
+        self._extras: dict[str, Mapping[str, Any]] = {}
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role, worker in self.role_worker_mapping.items():
+            self.role_worker_mapping[role] = ray.remote(self.WORKERS[worker.__ray_metadata__.class_name])
+
+    def _build_replay_buffer(self) -> Any:
+        buffer = super()._build_replay_buffer()
+        buffer.poll_interval = POLL_S
+        return buffer
+
+    def _load_checkpoint(self) -> None:
+        mend_checkpoints(Path(self.config.trainer.default_local_dir))
+        super()._load_checkpoint()
+        self._progress = TrainingProgress(self._settings, resumed_at=self.global_steps)
+        coefficient = self._progress.last_known(KL_COEFFICIENT)
+        if self.config.algorithm.use_kl_in_reward and coefficient is not None:
+            self.kl_ctrl_in_reward.value = coefficient
+
+    # ---- samples without a reward ----
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The first that verl does with a batch that is complete."""
+        scored, counts = self._scored(batch)
+        self._require_scored(counts["invalid"], counts["wanted"])
+        metrics |= {f"reward_extra/{name}": float(counts[name]) for name in ("samples", "invalid", "alone")}
+        return super()._balance_batch(scored, metrics, *args, **kwargs)
+
+    def _scored(self, batch: Any) -> tuple[Any, Counter[str]]:
+        """The samples that have a reward, and in a group algorithm a fellow to compare with."""
+        found = transfer_queue.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
+        ).pop("extra_fields")
+        extras = {key: row.get("reward_extra_info", {}) for key, row in zip(batch.keys, found.tolist(), strict=True)}
+        valid = [key for key, extra in extras.items() if not extra.get("invalid")]
+        grouped = self.config.algorithm.adv_estimator not in _EACH_BY_ITSELF
+        fellows = Counter(_prompt_of(key) for key in valid)
+        kept = [key for key in valid if not (grouped and self._rollouts > 1 and fellows[_prompt_of(key)] == 1)]
+        self._extras = {key: extras[key] for key in kept}
+        wanted = self.config.data.train_batch_size * self._rollouts
+        counts = Counter(wanted=wanted, samples=len(kept), invalid=wanted - len(valid), alone=len(valid) - len(kept))
+        if len(kept) == len(batch.keys):
+            return batch, counts
+        left_out = [key for key in batch.keys if key not in self._extras]
+        transfer_queue.kv_clear(keys=left_out, partition_id=batch.partition_id)
+        return batch.select_keys(kept), counts
+
+    def _require_scored(self, invalid: int, wanted: int) -> None:
+        if invalid / wanted <= self._settings.max_invalid_share and invalid < wanted:
+            return
+        error = self._gave_up(invalid, wanted, f"step {self.global_steps}")  # first, as saving may fail as well
+        last_done = self.global_steps - 1
+        if last_done > 0 and not self._folder_of(last_done).exists():
+            self.global_steps = last_done  # nothing of this step has been learnt
+            self._save_checkpoint()
+        raise error
+
+    def _gave_up(self, missing: int, wanted: int, where: str) -> EngineError:
+        """Write down that this is the end, and why."""
+        reason = (
+            f"{missing} of {wanted} samples of {where} could not be scored, more than "
+            f"reward.max_invalid_share = {self._settings.max_invalid_share:.0%} allows"
+        )
+        self._progress.stop(reason, failed=True)
+        return EngineError(reason)
+
+    def _folder_of(self, step: int) -> Path:
+        return Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
+
+    @property
+    def _rollouts(self) -> int:
+        return int(self.config.actor_rollout_ref.rollout.n)
+
+    # ---- what the workers get ----
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return super()._compute_old_log_prob(_for_workers(batch), metrics)
+
+    def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return super()._compute_ref_log_prob(_for_workers(batch), metrics)
+
+    def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return super()._compute_values(_for_workers(batch), metrics)
+
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return super()._update_critic(_for_workers(batch), metrics)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return super()._update_actor(_for_workers(batch), metrics)
+
+    # ---- what a step measured ----
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        metrics |= extra_metrics(self._extras.values())
+        rows = transfer_queue.kv_batch_get(
+            keys=list(self._extras), partition_id=batch.partition_id, select_fields=["rm_scores", "rollout_log_probs"]
+        )
+        # The sampled tokens' mean surprise estimates the entropy without bias, and costs nothing.
+        metrics.setdefault("actor/entropy", -float(rows["rollout_log_probs"].values().mean()))
+        if self._rollouts > 1:
+            scores = rows["rm_scores"].to_padded_tensor(0.0).sum(-1)
+            metrics["groups/zero_variance"] = zero_variance_share(list(self._extras), scores)
+        if self.config.algorithm.use_kl_in_reward:
+            metrics[KL_COEFFICIENT] = self.kl_ctrl_in_reward.value
+        self._act(metrics)
+
+    def on_train_begin(self) -> None:
+        """Do what an alarm at the checkpoint's own step asked for."""
+        super().on_train_begin()
+        for alarm in self._progress.not_in_checkpoint:
+            self._answer(alarm, self.global_steps - 1)
+
+    def _act(self, metrics: Mapping[str, Any]) -> None:
+        numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
+        for alarm in self._progress.stepped(self.global_steps, numbers):
+            self._answer(alarm, self.global_steps)
+        if reason := self._progress.out_of_patience():
+            self._end_after(self.global_steps, reason)
+        self._progress.prune(Path(self.config.trainer.default_local_dir))
+
+    def _answer(self, alarm: Alarm, step: int) -> None:
+        if alarm.action == "lower_lr":
+            self.actor_rollout_wg.scale_lr(self._settings.alarms.lr_factor)
+            if self.use_critic:
+                self.critic_wg.scale_lr(self._settings.alarms.lr_factor)
+        elif alarm.action == "stop":
+            self._end_after(step, f"alarm {alarm.name}: {alarm.message}")
+
+    def _end_after(self, step: int, reason: str) -> None:
+        if step >= self.total_training_steps:
+            return
+        if not self._folder_of(step).exists():
+            self._save_checkpoint()
+        self._progress.stop(f"after step {step}: {reason}", failed=False)
+        self.total_training_steps = step
+
+    # ---- validation ----
+
+    def _val_metrics_update(
+        self,
+        data_sources: Any,
+        sample_uids: Any,
+        reward_extra_infos_dict: Mapping[str, list[Any]],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        invalid = [bool(value) for value in reward_extra_infos_dict.get("invalid", [False] * len(sample_uids))]
+        self._require_scored_dev(len(self.val_dataset), invalid)
+        known = {
+            name: [None if bad else _or_none(value) for value, bad in zip(values, invalid, strict=True)]
+            for name, values in reward_extra_infos_dict.items()
+        }
+        metrics = super()._val_metrics_update(data_sources, sample_uids, known, *args, **kwargs)
+        groups = known.get("group", list(sample_uids))
+        values = known.get(self._settings.dev_metric, [])
+        if not values:
+            return metrics
+        return metrics | self._progress.validated(self.global_steps, values, [str(group) for group in groups])
+
+    def _require_scored_dev(self, wanted: int, invalid: Sequence[bool]) -> None:
+        missing = wanted - len(invalid) + sum(invalid)
+        if missing > self._settings.max_invalid_share * wanted:
+            raise self._gave_up(missing, wanted, f"the validation at step {self.global_steps}")
+
+
+def _for_workers(batch: Any) -> Any:
+    batch.fields = list(TRAINED_ON)  # those of them that there are
+    return batch
+
+
+def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Mean of each numeric part over the samples that have it, and the sums of `SUMMED`; NaN means not known."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for extra in extras:
+        for name, value in extra.items():
+            if _is_number(value) and not math.isnan(value):
+                values[name].append(float(value))
+    means = {f"reward_extra/{name}/mean": sum(known) / len(known) for name, known in values.items()}
+    return means | {f"reward_extra/{name}/sum": sum(values[name]) for name in SUMMED if name in values}
+
+
+def zero_variance_share(keys: Sequence[str], scores: torch.Tensor) -> float:
+    """Of the prompts with several rollouts, the share whose rollouts all earned the same: they teach nothing."""
+    by_prompt: dict[str, list[float]] = defaultdict(list)
+    for key, score in zip(keys, scores.tolist(), strict=True):
+        by_prompt[_prompt_of(key)].append(score)
+    groups = [earned for earned in by_prompt.values() if len(earned) > 1]
+    return sum(max(earned) - min(earned) < 1e-6 for earned in groups) / len(groups) if groups else 0.0
+
+
+def _prompt_of(key: str) -> str:
+    return key.rsplit("_", 2)[0]  # verl's keys are {prompt}_{rollout}_{output}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _or_none(value: Any) -> Any:
+    """None is how verl's validation leaves a value out."""
+    return None if isinstance(value, float) and math.isnan(value) else value

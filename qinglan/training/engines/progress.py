@@ -1,0 +1,106 @@
+"""What a training run has shown so far: dev values with their intervals, the best step, alarms, why it ended.
+
+Pure but for the files in the stage's directory; the trainer inside verl owns one, and a resumed run's knows what the
+earlier attempts measured.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from qinglan.runs.artifacts import write_json
+from qinglan.statistics import mean_ci
+from qinglan.training.alarms import Alarm, AlarmWatch
+from qinglan.training.engines.trainer_settings import (
+    ALARMS_FILE,
+    DEV_HIGH,
+    DEV_LOW,
+    DEV_VALUE,
+    STOPPED_FILE,
+    TrainerSettings,
+)
+from qinglan.training.engines.verl import checkpoints, read_metrics
+
+DEV_RESAMPLES = 2_000
+Metrics = Mapping[str, float]
+
+
+class TrainingProgress:
+    """Follows one run's steps and validations."""
+
+    def __init__(self, settings: TrainerSettings, resumed_at: int = 0) -> None:
+        """`resumed_at`: the step of the checkpoint; what was measured after it is measured again."""
+        self._settings = settings
+        self._watch = AlarmWatch(settings.alarms, settings.headline, labels_act=settings.use_labels)
+        self._dev: dict[int, float] = {}
+        self._earlier = {step: known for step, known in read_metrics(settings.folder).items() if step <= resumed_at}
+        self.not_in_checkpoint: list[Alarm] = []
+        """Alarms of the very step that training goes on from: it was saved before anything was done about them."""
+        for step, known in self._earlier.items():
+            if DEV_VALUE in known:
+                self._dev[step] = known[DEV_VALUE]
+            alarms = self._watch.update(step, known)
+            self.not_in_checkpoint = alarms if step == resumed_at else []
+
+    def last_known(self, metric: str) -> float | None:
+        """Its newest value up to the checkpoint, if there is one."""
+        return next((known[metric] for known in reversed(self._earlier.values()) if metric in known), None)
+
+    def validated(self, step: int, values: Sequence[float | None], groups: Sequence[str]) -> dict[str, float]:
+        """Take in the dev rows' values; returns their mean and its 95% interval from a bootstrap over groups."""
+        by_row = {str(row): value for row, value in enumerate(values)}
+        found = mean_ci(by_row, dict(zip(by_row, groups, strict=True)), DEV_RESAMPLES)
+        if found.mean is None:
+            return {}
+        low, high = found.ci95 or (found.mean, found.mean)
+        self._dev[step] = found.mean
+        return {DEV_VALUE: found.mean, DEV_LOW: low, DEV_HIGH: high}
+
+    def stepped(self, step: int, metrics: Metrics) -> list[Alarm]:
+        """Take in all that one step measured; returns what is newly alarming, which is also written down."""
+        alarms = self._watch.update(step, metrics)
+        with (self._settings.folder / ALARMS_FILE).open("a", encoding="utf-8") as stream:
+            stream.writelines(alarm.model_dump_json() + "\n" for alarm in alarms)
+        return alarms
+
+    def out_of_patience(self) -> str | None:
+        """Why training should end here, if the last validations brought nothing better."""
+        patience, measured = self._settings.patience, sorted(self._dev)
+        if patience is None or not measured:
+            return None
+        best = self.best_step
+        since = [step for step in measured if step > best]
+        if len(since) < patience:
+            return None
+        return f"{len(since)} validations since step {best} ({self._dev[best]:.3f}) brought nothing better on dev"
+
+    @property
+    def best_step(self) -> int:
+        """The step with the highest dev value; the earlier one in a tie, as nothing better came since."""
+        return max(self._dev, key=lambda step: (self._dev[step], -step))
+
+    def prune(self, checkpoint_folder: Path) -> None:
+        """Delete checkpoints but the newest few and the best of those that were validated."""
+        keep = self._settings.keep_checkpoints
+        if keep is None or not self._dev:
+            return
+        saved = checkpoints(checkpoint_folder)
+        best = max((step for step in saved if step in self._dev), key=lambda s: (self._dev[s], s), default=None)
+        for step in sorted(saved)[:-keep]:
+            if step != best:  # renamed first: half a folder must not pass for a checkpoint
+                doomed = saved[step].rename(saved[step].with_name(f"deleted_{step}"))
+                shutil.rmtree(doomed, ignore_errors=True)
+
+    def stop(self, reason: str, *, failed: bool) -> None:
+        """Write down why training ends before its last step; `failed`: nobody should just start it again."""
+        write_json(self._settings.folder / STOPPED_FILE, {"reason": reason, "failed": failed})
+
+
+def read_stop(folder: Path) -> tuple[str, bool] | None:
+    """Why training ended before its last step, and whether it failed; None where it did not."""
+    path = folder / STOPPED_FILE
+    if not path.exists():
+        return None
+    stopped = json.loads(path.read_text(encoding="utf-8"))
+    return stopped["reason"], stopped["failed"]

@@ -1,0 +1,477 @@
+"""Training processes as jobs of a Ray cluster, by the Jobs REST API of its dashboard. Ray itself is not imported here.
+
+A job belongs to the cluster: it goes on while the flow that submitted it is dead, and the next flow finds it by its
+id, which follows from run, stage, engine and attempt. So a job is stopped only on purpose: by an error that
+a watcher of ours raised, by Ctrl-C, or because the flow run was cancelled.
+
+The job writes its output into the stage's log file itself, through the mount that metrics and checkpoints need as
+well. The API's own log comes whole each time, which after days is a lot; this way nothing is missed or doubled when a
+flow comes back.
+"""
+
+import json
+import logging
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx2
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from qinglan.config import Profile, Trainer, require_secret, uses_proxy
+from qinglan.errors import EngineError, QinglanError
+from qinglan.runs.artifacts import write_json
+from qinglan.runs.command import QUIET_ENV, Command
+from qinglan.runs.launcher import READABLE_ENV, AttemptFailedError, LineTail, size_of, tail
+from qinglan.runs.run import runs_by
+from qinglan.training.engines.attempts import clear_final
+
+POLL_S = 1.0
+LONGEST_BACK_OFF_S = 30.0
+STOP_WITHIN_S = 30.0
+FORWARD_EVERY_S = 5.0
+FORWARD_LINES = 6
+FORWARD_CHARS = 300
+"""Longer lines, such as verl's metrics, are left to the log file."""
+ENDED_FILE = "ray_jobs.json"
+"""In the stage's directory: by engine, the job whose good end was already taken note of."""
+
+_TIMEOUT_S = 15.0
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# The engine takes the place of both shells, so that killing it, or them, kills it. An empty CUDA_VISIBLE_DEVICES
+# would break Ray's logical GPU.
+_ENTRY = (
+    'cd "$1" || { echo "$1 is not on this node: paths.runs must be on a mount that all nodes have" >&2; exit 72; }; '
+    '[ -n "$CUDA_VISIBLE_DEVICES" ] || unset CUDA_VISIBLE_DEVICES; '
+    'exec > >(tee -a "$2") 2>&1; shift 2; exec "$@"'
+)
+
+log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+
+class Job(BaseModel):
+    """What the API tells of a job."""
+
+    model_config = ConfigDict(frozen=True)
+
+    submission_id: str | None = None
+    """None for a driver that nobody submitted."""
+    status: str
+    message: str | None = None
+    start_time: int | None = None
+    """In ms since the epoch, as `end_time`."""
+    end_time: int | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """It runs, or waits for its resources."""
+        return self.status in ("PENDING", "RUNNING")
+
+    @property
+    def seconds(self) -> float:
+        """From its submission to its end."""
+        return ((self.end_time or 0) - (self.start_time or 0)) / 1000
+
+
+class _Version(BaseModel):
+    ray_version: str
+
+
+class _Node(BaseModel):
+    state: str
+    resources_total: dict[str, Any]
+
+
+class _NodeList(BaseModel):
+    result: list[_Node]
+
+
+class _NodeReply(BaseModel):
+    result: _NodeList
+
+
+class _Nodes(BaseModel):
+    data: _NodeReply
+
+
+_JOB, _JOBS, _ANY = TypeAdapter(Job), TypeAdapter(list[Job]), TypeAdapter(Any)
+
+
+class UnreachableError(EngineError):
+    """The dashboard did not answer, or not now."""
+
+
+class RayJobs:
+    """The Jobs API of one cluster. Each call asks once."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        assert trainer.ray_dashboard_url is not None
+        self.url = trainer.ray_dashboard_url.rstrip("/")
+        headers = {}
+        if trainer.ray_token_env:
+            headers["authorization"] = f"Bearer {require_secret(trainer.ray_token_env, 'trainer.ray_dashboard_url')}"
+        self._http = httpx2.Client(timeout=_TIMEOUT_S, headers=headers, trust_env=uses_proxy(self.url))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def submit(self, submission_id: str, command: Command, directory: Path, log_file: Path) -> None:
+        """Queue a job; one of that id that is there already counts as this one.
+
+        Raises:
+            UnreachableError: not known whether it was queued; ask again.
+            EngineError: the cluster refuses it.
+        """
+        script = ["bash", "-c", _ENTRY, "qinglan", str(directory), str(log_file), *command.argv]
+        body: dict[str, Any] = {
+            "entrypoint": f"exec {shlex.join(script)}",
+            "submission_id": submission_id,
+            "runtime_env": {"env_vars": QUIET_ENV | READABLE_ENV | command.env},
+        }
+        if command.gpus:
+            body["entrypoint_num_gpus"] = command.gpus
+        response = self._send("POST", "/api/jobs/", body)
+        if response.status_code == 200 or self.find(submission_id):
+            return
+        if "try again later" in response.text:
+            raise UnreachableError(f"Ray {self.url}: {_last_line(response.text)}")
+        raise EngineError(f"Ray {self.url} refuses job {submission_id}: {_last_line(response.text)}")
+
+    def find(self, submission_id: str) -> Job | None:
+        """A job, None where the cluster knows none of that id.
+
+        Raises:
+            UnreachableError: no answer.
+        """
+        response = self._send("GET", f"/api/jobs/{submission_id}")
+        if _is_unknown(response):
+            return None
+        return self._read(response, _JOB)
+
+    def all(self) -> list[Job]:
+        """Every submitted job that the cluster remembers.
+
+        Raises:
+            UnreachableError: no answer.
+        """
+        jobs = self._read(self._send("GET", "/api/jobs/"), _JOBS)
+        return [job for job in jobs if job.submission_id]
+
+    def stop(self, submission_id: str) -> None:
+        """Ask for a job's end, which then takes some seconds.
+
+        Raises:
+            UnreachableError: no answer.
+        """
+        response = self._send("POST", f"/api/jobs/{submission_id}/stop")
+        if not _is_unknown(response):
+            self._read(response, _ANY)
+
+    def ray_version(self) -> str:
+        """What the cluster runs.
+
+        Raises:
+            UnreachableError: no answer, or not that of a Ray dashboard.
+        """
+        return self._read(self._send("GET", "/api/version"), TypeAdapter(_Version)).ray_version
+
+    def gpus_of_nodes(self) -> list[int] | None:
+        """GPUs of each node that is alive; None where the dashboard doesn't tell."""
+        try:
+            nodes = self._read(self._send("GET", "/api/v0/nodes"), TypeAdapter(_Nodes)).data.result.result
+        except UnreachableError:
+            return None
+        return [int(node.resources_total.get("GPU", 0)) for node in nodes if node.state == "ALIVE"]
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
+        try:
+            return self._http.request(method, self.url + path, json=body)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise UnreachableError(f"Ray {self.url}: {str(error) or type(error).__name__}") from error
+
+    def _read(self, response: httpx2.Response, kind: TypeAdapter[Answer]) -> Answer:
+        if response.status_code in (401, 403):
+            raise EngineError(f"Ray {self.url}: HTTP {response.status_code}; set trainer.ray_token_env to its token")
+        if response.status_code != 200:
+            raise UnreachableError(f"Ray {self.url}: HTTP {response.status_code}: {_last_line(response.text)}")
+        try:
+            return kind.validate_json(response.content)
+        except ValidationError as error:
+            raise UnreachableError(f"Ray {self.url}: that is no answer of a Ray dashboard") from error
+
+
+class JobSeries:
+    """One engine of one stage on a cluster: its attempts are jobs `PREFIX-1`, `PREFIX-2` and so on."""
+
+    def __init__(
+        self,
+        jobs: RayJobs,
+        *,
+        run_id: str,
+        stage: str,
+        engine: str,
+        key: str,
+        directory: Path,
+        patience_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._jobs, self._directory, self._patience_s, self._say = jobs, directory.resolve(), patience_s, say
+        self._engine = slug(engine)
+        self._any_key = f"{run_prefix(run_id)}{slug(stage)}-{self._engine}-"
+        self._prefix = f"{self._any_key}{key[:8]}-"
+
+    def run(
+        self,
+        command: Callable[[], Command],
+        *,
+        name: str,
+        log_file: Path,
+        on_poll: Callable[[], None] | None,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        """Follow the job that is at work or ended unseen, else submit the next one and follow it.
+
+        Raises:
+            AttemptFailedError: it failed, with its message and the end of its log.
+            EngineError: it was stopped by someone else, or the dashboard did not answer for too long.
+            QinglanError: whatever `on_poll` raised, after the job's end.
+        """
+        attempt = self._newest()
+        forward, began = Forward(log_file, self._say), time.monotonic()
+        is_open = attempt is not None and self._is_open(*attempt)
+        number = attempt[0] if attempt and is_open else self._next(attempt)
+        submission_id, log_start = f"{self._prefix}{number}", 0 if is_open else size_of(log_file)
+        with self._stopped_on_purpose(submission_id, is_cancelled):
+            if is_open:
+                self._say(f"following Ray job {submission_id}, which an earlier attempt of this flow submitted")
+            else:
+                self._submit(submission_id, command, log_file)
+            job = self._follow(submission_id, on_poll, forward)
+        if job is None:
+            lost = f"{name}: Ray no longer knows job {submission_id}; was the head node started anew?"
+            raise AttemptFailedError(f"{lost} full log: {log_file}", time.monotonic() - began)
+        self._judge(job, submission_id, name, log_file, log_start)
+
+    def _submit(self, submission_id: str, command: Callable[[], Command], log_file: Path) -> None:
+        self._end_other_keys()
+        clear_final(self._directory)
+        wanted, path = command(), log_file.resolve()
+        self._patiently(lambda: self._jobs.submit(submission_id, wanted, self._directory, path))
+        self._say(f"submitted Ray job {submission_id} to {self._jobs.url}")
+
+    def _newest(self) -> tuple[int, Job] | None:
+        """The newest attempt's number and job."""
+        numbered = [
+            (int(number), job)
+            for job in self._patiently(self._jobs.all)
+            if (number := (job.submission_id or "").removeprefix(self._prefix)).isdigit()
+        ]
+        return max(numbered, key=lambda attempt: attempt[0], default=None)
+
+    def _is_open(self, number: int, job: Job) -> bool:
+        return job.is_active or (job.status == "SUCCEEDED" and self._ended() != f"{self._prefix}{number}")
+
+    def _next(self, attempt: tuple[int, Job] | None) -> int:
+        ended = self._ended().removeprefix(self._prefix)  # a cluster that lost its memory starts at 1 again
+        return max(attempt[0] if attempt else 0, int(ended) if ended.isdigit() else 0) + 1
+
+    def _ended(self) -> str:
+        return _read_ended(self._directory).get(self._engine, "")
+
+    def _end_other_keys(self) -> None:
+        """Stop what still works for this stage with other inputs: it would write into our files."""
+        for job in self._patiently(self._jobs.all):
+            submission_id = job.submission_id or ""
+            if job.is_active and submission_id.startswith(self._any_key) and not submission_id.startswith(self._prefix):
+                self._say(f"stopping Ray job {submission_id}: the stage's inputs or Qinglan's code changed since")
+                self._stop(submission_id, wait=True)
+
+    def _follow(self, submission_id: str, on_poll: Callable[[], None] | None, forward: "Forward") -> Job | None:
+        """The job at its end; None where the cluster forgot it."""
+        patience = Patience(self._patience_s)
+        job: Job | None = Job(status="PENDING")
+        while True:
+            if patience.may_ask:
+                try:
+                    job = self._jobs.find(submission_id)
+                    patience.answered()
+                except UnreachableError as error:
+                    patience.failed(error, f"Ray job {submission_id} goes on by itself; run again to follow it")
+            is_over = job is None or not job.is_active
+            forward()
+            if on_poll:
+                try:
+                    on_poll()
+                except QinglanError:
+                    if not is_over:
+                        self._stop(submission_id, wait=True)
+                    raise
+            if is_over:
+                return job
+            time.sleep(POLL_S)
+
+    @contextmanager
+    def _stopped_on_purpose(self, submission_id: str, is_cancelled: Callable[[], bool]) -> Iterator[None]:
+        try:
+            yield
+        except Exception:  # a bug, or a service of ours that is away, must not cost days of training
+            raise
+        except KeyboardInterrupt:
+            self._stop(submission_id)
+            raise
+        except BaseException:  # Prefect's signal: to cancel, or only because the worker is shut down
+            if is_cancelled():
+                self._stop(submission_id)
+            raise
+
+    def _stop(self, submission_id: str, *, wait: bool = False) -> None:
+        deadline = time.monotonic() + STOP_WITHIN_S
+        asked = False
+        while time.monotonic() < deadline:
+            try:
+                if not asked:
+                    self._jobs.stop(submission_id)
+                    asked = True
+                    self._say(f"stopping Ray job {submission_id}")
+                job = self._jobs.find(submission_id) if wait else None
+                if job is None or not job.is_active:
+                    return
+            except UnreachableError as error:
+                log.warning("%s", error)
+            time.sleep(POLL_S)
+        self._say(f"Ray job {submission_id} did not stop within {STOP_WITHIN_S:.0f} s; see `ray job stop`")
+
+    def _judge(self, job: Job, submission_id: str, name: str, log_file: Path, log_start: int) -> None:
+        if job.status == "SUCCEEDED":
+            write_json(self._directory / ENDED_FILE, _read_ended(self._directory) | {self._engine: submission_id})
+            return
+        if job.status == "STOPPED":
+            raise EngineError(f"{name}: Ray job {submission_id} was stopped by hand; run again to go on")
+        reason, _, rest = (job.message or "it says no reason").partition(", last available logs")
+        lines = tail(log_file, start=log_start) if log_file.exists() else ""
+        lines = lines or "\n".join(f"    {line}" for line in rest.splitlines()[1:])
+        raise AttemptFailedError(
+            f"{name} failed as Ray job {submission_id}: {reason.strip()}; full log: {log_file}\n{lines}", job.seconds
+        )
+
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        patience = Patience(self._patience_s)
+        while True:
+            try:
+                return ask()
+            except UnreachableError as error:
+                patience.failed(error, "is the address right, is the cluster up?")
+                time.sleep(patience.wait_s)
+
+
+class Patience:
+    """How often, and for how long, a dashboard that doesn't answer is asked again."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self.answered()
+
+    def answered(self) -> None:
+        """All is well."""
+        self._since: float | None = None
+        self.wait_s, self._next_at = POLL_S, 0.0
+
+    @property
+    def may_ask(self) -> bool:
+        """It was left alone for long enough."""
+        return time.monotonic() >= self._next_at
+
+    def failed(self, error: UnreachableError, advice: str) -> None:
+        """Wait longer each time.
+
+        Raises:
+            EngineError: the limit is reached.
+        """
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+            log.warning("%s; asking again for up to %.0f s", error, self._limit_s)
+        if now - self._since >= self._limit_s:
+            raise EngineError(f"{error}; no answer for {self._limit_s:.0f} s: {advice}") from error
+        self._next_at = now + self.wait_s
+        self.wait_s = min(2 * self.wait_s, LONGEST_BACK_OFF_S)
+
+
+class Forward:
+    """Hands the last few lines of what a job writes to those who watch the flow."""
+
+    def __init__(self, log_file: Path, say: Callable[[str], None]) -> None:
+        self._lines, self._say, self._said_at = LineTail(log_file, from_end=True), say, time.monotonic()
+
+    def __call__(self) -> None:
+        """Say what is new, at most every few seconds."""
+        if time.monotonic() - self._said_at < FORWARD_EVERY_S:
+            return
+        self._said_at = time.monotonic()
+        lines = [
+            _ESCAPES.sub("", line.decode(errors="replace")).rpartition("\r")[2].strip() for line in self._lines.new()
+        ]
+        if short := [line for line in lines if line and len(line) <= FORWARD_CHARS][-FORWARD_LINES:]:
+            self._say("\n".join(short))
+
+
+def slug(text: str) -> str:
+    """Lower case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def run_prefix(run_id: str) -> str:
+    """How the ids of all jobs of a run begin."""
+    return f"qinglan-{slug(run_id)}-"
+
+
+def stop_all(trainer: Trainer, run_id: str) -> list[str]:
+    """Stop every job of a run that is at work, and say which; none where no cluster is used.
+
+    Raises:
+        UnreachableError: no answer.
+    """
+    if trainer.ray_dashboard_url is None:
+        return []
+    prefix = run_prefix(run_id)
+    with RayJobs(trainer) as jobs:
+        active = [job.submission_id or "" for job in jobs.all() if job.is_active]
+        stopped = [submission_id for submission_id in active if submission_id.startswith(prefix)]
+        for submission_id in stopped:
+            jobs.stop(submission_id)
+    return stopped
+
+
+def stop_jobs_of(profile: Profile, flow_run_id: str, say: Callable[[str], object]) -> bool:
+    """Stop the jobs of the runs that one of the orchestrator's runs was at work on; was there such a run?
+
+    Raises:
+        QinglanError: no answer, or a run that can't be read.
+    """
+    runs = runs_by(profile.paths.runs, flow_run_id)
+    for job in (job for run in runs for job in stop_all(run.profile.trainer, run.id)):
+        say(f"stopped Ray job {job}")
+    return bool(runs)
+
+
+def _read_ended(directory: Path) -> dict[str, str]:
+    try:
+        return TypeAdapter(dict[str, str]).validate_python(json.loads((directory / ENDED_FILE).read_text("utf-8")))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _is_unknown(response: httpx2.Response) -> bool:
+    return response.status_code == 404 and "does not exist" in response.text
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no text"])[-1][:300]

@@ -1,0 +1,194 @@
+"""ms-swift's command lines for LoRA SFT and for merging the adapter. Pure: nothing is started here.
+
+A local model folder needs both `--model_type` and `--template`, and paths must be absolute, or ms-swift looks on
+a model hub.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qinglan.config import Profile
+from qinglan.runs.command import Command
+from qinglan.runs.launcher import JsonlTail
+
+LOGGING_FILE = "logging.jsonl"
+"""Under the output directory; ms-swift appends one object per logged step."""
+
+_FILTERED = re.compile(r"Dataset filtered, origin length: (\d+), filtered dataset length: (\d+)")
+_ENV = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_MODE": "disabled",
+    "MLFLOW_DISABLE_AUTO_LOGGING": "1",
+}
+
+
+def engine_python(profile: Profile) -> str:
+    """The interpreter of the trainer's environment; of a cluster's nodes only they know where it is."""
+    return profile.trainer.python or ("python" if profile.trainer.ray_dashboard_url else sys.executable)
+
+
+def one_gpu(profile: Profile) -> int:
+    """For what needs a GPU, or at least one of the machines that have some."""
+    return 1 if profile.trainer.device == "cuda" else 0
+
+
+def engine_env(profile: Profile, model: str) -> dict[str, str]:
+    """Environment of a training process; hubs are only reachable where the model is not a local folder."""
+    env = {}
+    if profile.trainer.device == "cpu":
+        # Threads that spin while they wait ruin each other as soon as cores are shared.
+        env = {"OMP_NUM_THREADS": str(profile.trainer.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    return env | (_ENV if Path(model).is_dir() else {})
+
+
+def sft_command(
+    profile: Profile,
+    *,
+    model: str,
+    train_file: Path,
+    dev_file: Path,
+    output_dir: Path,
+    resume_from: Path | None,
+) -> Command:
+    """LoRA SFT of `model` on chat JSONL; checkpoints go to `output_dir/checkpoint-N`."""
+    sft, on_cpu = profile.sft, profile.trainer.device == "cpu"
+    arguments: dict[str, Any] = {
+        "model": located(model),
+        "model_type": profile.student.model_type,
+        "template": profile.student.template,
+        "tuner_type": "lora",
+        "target_modules": sft.target_modules,
+        "lora_rank": sft.lora_rank,
+        "lora_alpha": sft.lora_alpha,
+        "lora_dropout": sft.lora_dropout,
+        "torch_dtype": sft.torch_dtype,
+        "bf16": sft.torch_dtype == "bfloat16",
+        "fp16": sft.torch_dtype == "float16",
+        "gradient_checkpointing": sft.gradient_checkpointing,
+        "dataset": train_file.resolve(),
+        "val_dataset": dev_file.resolve(),
+        "output_dir": output_dir.resolve(),
+        "add_version": False,
+        "check_model": False,
+        "load_from_cache_file": False,
+        "dataset_num_proc": 1,
+        "dataloader_num_workers": 0,
+        "max_length": sft.max_length,
+        "learning_rate": sft.learning_rate,
+        "lr_scheduler_type": sft.lr_scheduler_type,
+        "warmup_ratio": sft.warmup_ratio,
+        "num_train_epochs": sft.num_train_epochs,
+        "per_device_train_batch_size": sft.per_device_train_batch_size,
+        "per_device_eval_batch_size": sft.per_device_train_batch_size,
+        "gradient_accumulation_steps": sft.gradient_accumulation_steps,
+        "eval_strategy": "steps",
+        "eval_steps": sft.eval_steps,
+        "save_strategy": "steps",
+        "save_steps": sft.save_steps,
+        "save_total_limit": sft.save_total_limit,
+        "logging_steps": sft.logging_steps,
+        "seed": sft.seed,
+        "report_to": "none",
+    }
+    if on_cpu:
+        arguments |= {"use_cpu": True, "device_map": "cpu"}
+    if sft.deepspeed:
+        arguments["deepspeed"] = sft.deepspeed
+    if resume_from:
+        arguments["resume_from_checkpoint"] = resume_from.resolve()
+    env = engine_env(profile, model)
+    if not on_cpu and profile.trainer.gpus_per_node > 1:
+        env |= {"NPROC_PER_NODE": str(profile.trainer.gpus_per_node)}
+    gpus = 0 if on_cpu else profile.trainer.gpus_per_node
+    return Command(swift_argv(profile, "sft", arguments | sft.extra), env, gpus)
+
+
+def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: str) -> Command:
+    """Merge a LoRA adapter into its base model, written as a plain Hugging Face folder."""
+    arguments: dict[str, Any] = {
+        "model": located(model),
+        "model_type": profile.student.model_type,
+        "template": profile.student.template,
+        "adapters": adapter.resolve(),
+        "merge_lora": True,
+        "output_dir": output_dir.resolve(),
+        "torch_dtype": profile.sft.torch_dtype,
+        "exist_ok": True,
+    }
+    on_cpu = profile.trainer.device == "cpu"
+    if on_cpu:
+        arguments["device_map"] = "cpu"
+    gpus = 0 if on_cpu else profile.trainer.gpus_per_node
+    return Command(swift_argv(profile, "export", arguments), engine_env(profile, model), gpus)
+
+
+def newest_checkpoint(output_dir: Path) -> Path | None:
+    """The checkpoint with the highest step that was written whole."""
+    found = [
+        folder
+        for folder in output_dir.glob("checkpoint-*")
+        if (folder / "trainer_state.json").exists() and folder.name.rpartition("-")[2].isdigit()
+    ]
+    return max(found, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+
+
+def rewind_log(output_dir: Path, checkpoint: Path | None) -> None:
+    """Make what was logged end where training goes on from: with nothing but whole steps up to `checkpoint`.
+
+    ms-swift only ever appends, so the steps between the checkpoint and the kill would be there twice.
+    """
+    log = output_dir / LOGGING_FILE
+    if not log.exists():
+        return
+    last = int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1
+    kept = [entry for entry in JsonlTail(log).new() if (step := logged_step(entry)) and step[0] <= last]
+    partial = log.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in kept), encoding="utf-8")
+    partial.replace(log)
+
+
+def logged_step(entry: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Step and number of steps of a line in the log; None for the summary at the end."""
+    place = entry.get("global_step/max_steps")
+    if not place:
+        return None
+    step, total = map(int, place.split("/"))
+    return step, total
+
+
+def left_out(rows: int, log: str) -> int:
+    """How many of the `rows` for training ms-swift left out as longer than `max_length`, by its log.
+
+    It reports each data set that shrank, training before dev, by its length before and after.
+    """
+    left = rows
+    for before, after in _FILTERED.findall(log):
+        if int(before) == left:
+            left = int(after)
+    return rows - left
+
+
+def swift_argv(profile: Profile, verb: str, arguments: dict[str, Any]) -> list[str]:
+    """`swift VERB` in the trainer's environment; a list becomes several words, a dictionary JSON."""
+    argv = [engine_python(profile), "-m", f"swift.cli.{verb}"]
+    for name, value in arguments.items():
+        argv += [f"--{name}", *map(_word, value if isinstance(value, list) else [value])]
+    return argv
+
+
+def located(model: str) -> str:
+    """A local folder's absolute path: the engine may start elsewhere. A hub id as it is."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -1,0 +1,204 @@
+"""verl's command lines for training and for exporting a checkpoint, and what a run leaves behind.
+
+Nothing is started or imported here; `verl_overrides` makes verl's configuration of a profile.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from qinglan.config import Profile
+from qinglan.errors import ArtifactError
+from qinglan.runs.command import QUIET_ENV, Command
+from qinglan.training.engines.swift import engine_env, engine_python, one_gpu
+from qinglan.training.engines.trainer_settings import DEV_VALUE
+from qinglan.training.engines.verl_overrides import REWARD_FUNCTION as REWARD_FUNCTION
+from qinglan.training.engines.verl_overrides import TRAINER as TRAINER
+from qinglan.training.engines.verl_overrides import overrides
+
+STEP_METRICS = {
+    "reward": "critic/score/mean",
+    "entropy": "actor/entropy",
+    "clip_fraction": "actor/pg_clipfrac",
+    "value_loss": "critic/vf_loss",
+}
+"""What is reported of each training step beside the reward's parts, by the name that verl logs it under."""
+
+TRACKER = "latest_checkpointed_iteration.txt"
+"""In verl's folder of checkpoints: the newest one's step, written last."""
+_LENGTHS = re.compile(r"(filter )?dataset len: (\d+)|selected (\d+) random samples")
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
+_ENV = {
+    **QUIET_ENV,
+    "HYDRA_FULL_ERROR": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Workers that Ray starts ahead of need have nothing imported and only take time from those that are needed.
+    "RAY_prestart_worker_first_driver": "0",
+}
+
+
+def ppo_command(
+    profile: Profile,
+    *,
+    model: Path,
+    train_file: Path,
+    dev_file: Path,
+    output_dir: Path,
+    reward_config: Path,
+    trainer_settings: Path,
+    metrics_path: Path,
+    run_name: str,
+) -> Command:
+    """Train from `model`, resuming from the newest whole checkpoint under `output_dir` if there is one.
+
+    `reward_config` is a `RewardService` for the reward function, `trainer_settings` a `TrainerSettings` for our
+    trainer.
+
+    Metrics go to `metrics_path`, one `{"step", "data"}` object a step; it must not exist (see `next_metrics_path`).
+    """
+    paths = {
+        "data.train_files": train_file.resolve(),
+        "data.val_files": dev_file.resolve(),
+        "trainer.default_local_dir": output_dir.resolve(),
+        "hydra.run.dir": output_dir.resolve() / "hydra",
+        "+reward.custom_reward_function.reward_kwargs.config_path": reward_config.resolve(),
+        "+qinglan.trainer_settings": trainer_settings.resolve(),
+    }
+    given = overrides(profile, model.resolve(), run_name) | paths | profile.rl.extra
+    argv = [engine_python(profile), "-m", "qinglan.training.engines.ppo"]
+    argv += [f"{key}={hydra_value(value)}" for key, value in given.items()]
+    return Command(argv, _environment(profile, model) | {"VERL_FILE_LOGGER_PATH": str(metrics_path.resolve())})
+
+
+def export_command(profile: Profile, *, checkpoint: Path, base_model: Path, output_dir: Path) -> Command:
+    """Make a Hugging Face folder of a checkpoint (`global_step_N`); `base_model` is what training started from."""
+    argv = [engine_python(profile), "-m", "qinglan.training.engines.export"]
+    argv += ["--checkpoint", str(checkpoint.resolve())]
+    argv += ["--base-model", str(base_model.resolve())]
+    argv += ["--output-dir", str(output_dir.resolve())]
+    return Command(argv, _environment(profile, base_model), gpus=one_gpu(profile))
+
+
+def hydra_value(value: Any) -> str:
+    """A value in Hydra's override grammar."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(hydra_value, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{hydra_value(item)}" for key, item in value.items()) + "}"
+    text = str(value)
+    if _PLAIN.fullmatch(text) and text.lower() not in {"true", "false", "null", "nan", "inf"}:
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def next_metrics_path(folder: Path) -> Path:
+    """Where the next attempt should write its metrics."""
+    return folder / f"metrics.{len(_attempts(folder)) + 1}.jsonl"
+
+
+def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
+    """Metrics by step over all attempts; where two measured the same, the later one counts.
+
+    A resumed run validates first, under the step that it resumes from.
+    """
+    steps: dict[int, dict[str, float]] = {}
+    for path in _attempts(folder):
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):
+                entry = json.loads(line)
+                known = {name: value for name, value in entry["data"].items() if value is not None}
+                steps.setdefault(entry["step"], {}).update(known)
+    return dict(sorted(steps.items()))
+
+
+def checkpoints(output_dir: Path) -> dict[int, Path]:
+    """Whole checkpoints by step; verl writes its tracker last, so a folder beyond it may be torn."""
+    found = {int(path.name.removeprefix("global_step_")): path for path in output_dir.glob("global_step_*")}
+    tracker = output_dir / TRACKER
+    text = tracker.read_text().strip() if tracker.exists() else "0"
+    if not text.isdigit():  # verl empties the file before it writes it, and wrote data.pt just before
+        text = str(max((step for step, path in found.items() if (path / "data.pt").exists()), default=0))
+    newest = int(text)
+    return {step: path for step, path in sorted(found.items()) if step <= newest}
+
+
+def mend_checkpoints(output_dir: Path) -> None:
+    """Put right what a kill left half written, before anything is saved.
+
+    verl can't read the file that names its newest checkpoint if that was not written whole. A folder beyond the one
+    that it names is torn, and would look whole once a later one is named.
+    """
+    tracker, saved = output_dir / TRACKER, checkpoints(output_dir)
+    if tracker.exists() and not tracker.read_text().strip().isdigit():
+        if saved:
+            tracker.write_text(str(max(saved)))
+        else:
+            tracker.unlink()
+    for torn in set(output_dir.glob("global_step_*")) - set(saved.values()):
+        shutil.rmtree(torn)
+
+
+def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path | None]:
+    """Step and folder of what did best on the dev split; of several checkpoints that tie, the later one.
+
+    The policy before any training counts where it was validated: step 0, which has no checkpoint. It wins a tie.
+
+    Raises:
+        ArtifactError: nothing was validated.
+    """
+    saved, measured = checkpoints(output_dir), read_metrics(metrics_folder)
+    values = {step: measured[step][DEV_VALUE] for step in (0, *saved) if DEV_VALUE in measured.get(step, {})}
+    if not values:
+        raise ArtifactError(
+            f"nothing was validated before training ended: no checkpoint under {output_dir} has {DEV_VALUE}; "
+            "set rl.val_before_train, or rl.choose = last"
+        )
+    step = max(values, key=lambda step: (values[step], step == 0, step))
+    return step, saved.get(step)
+
+
+def last_checkpoint(output_dir: Path) -> tuple[int, Path]:
+    """Step and folder of the newest checkpoint, validated or not.
+
+    Raises:
+        ArtifactError: there is none.
+    """
+    if not (saved := checkpoints(output_dir)):
+        raise ArtifactError(f"no checkpoint under {output_dir}")
+    return max(saved), saved[max(saved)]
+
+
+def left_out(log: str) -> int:
+    """How many prompts for training verl left out as longer than `max_prompt_length`, by its log.
+
+    It prints the number of prompts before and after, for the training file first.
+    """
+    before = 0
+    for is_filtered, length, selected in _LENGTHS.findall(log):
+        if is_filtered:
+            return before - int(length)
+        before = int(length or selected)
+    return 0
+
+
+def _attempts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("metrics.*.jsonl"), key=lambda path: int(path.name.split(".")[1]))
+
+
+def _environment(profile: Profile, model: Path) -> dict[str, str]:
+    if profile.trainer.device == "cuda":
+        device = {"VERL_PLATFORM": "nvidia"}
+    else:
+        # TransferQueue sets torch to 8 threads around every transfer; threads that spin while they wait make
+        # training several times slower as soon as anything else runs on the machine.
+        device = {"VERL_PLATFORM": "cpu", "TQ_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        device["TQ_LOGGING_LEVEL"] = "WARNING"  # it has a line for each field of each sample
+    return engine_env(profile, str(model)) | _ENV | device

@@ -1,0 +1,279 @@
+"""verl's configuration for a profile, as Hydra overrides. Pure: nothing is started or imported here.
+
+The profile's names are verl's, except for these:
+
+- `algorithm` stands for an advantage estimator: `ppo` for GAE, `dr_grpo` for GRPO without the division by the group's
+  spread and with sums over tokens in place of means. Not offered, because verl 0.9.1's v1 trainer can't feed them:
+  ReMax (it samples no baseline), optimal token baselines (no Σπ²) and GDPO (no reward parts); nor those that fail
+  where a sample has no reward: OPO divides by the fill-up rows' zero tokens, GRPO-pass@k wants two samples a group.
+  GPG and DRO have no clipping and so no use for several updates a step; GMPO's loss ignores how a batch is cut up.
+- `grad_clip` is `optim.clip_grad` for actor and critic (`actor.grad_clip` exists in verl and is ignored).
+- `value_coefficient` is the weight of the squared value error. verl's critic is a model of its own with its own
+  AdamW and a fixed weight of 0.5. AdamW does not feel the scale of a loss, but gradient clipping does: a critic with
+  weight v that is clipped at c moves exactly as verl's clipped at 0.5·c/v, which is what is passed.
+- `kl` with a mode loads a reference, the model that training starts from. With LoRA verl takes it from the policy by
+  switching the adapter off. That is why the SFT adapter is merged first and never given as `lora_adapter_path`: the
+  reference would be the base. `horizon_steps` is verl's `horizon` in samples over the samples of a step.
+
+On the CPU every process holds fp32 weights and samples with them, so the rollout's log-probabilities are the old
+policy's: verl's bypass mode saves a forward pass. Not with LoRA, whose merged weights travel in bf16, nor on a GPU.
+
+The prompt is rendered without `enable_thinking`, so Qwen3 gets no empty `<think>` block: ms-swift's template
+`qwen3_nothinking` trains without one as well.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from qinglan.config import Profile
+from qinglan.training.engines.swift import located
+
+TRAINER = "qinglan_sync"
+"""`trainer.v1.trainer_mode` of our trainer on GPUs; `cpu_sync` is its counterpart on the CPU."""
+REWARD_FUNCTION = "pkg://qinglan.training.reward.function"
+CRITIC_CONFIG = "qinglan.training.engines.ppo_critic.CriticModelConfig"
+
+Overrides = dict[str, Any]
+
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_ESTIMATORS = {"ppo": "gae", "dr_grpo": "grpo"}
+_BY_SEQUENCE = {"gspo": "seq-mean-token-mean", "sapo": "seq-mean-token-mean"}
+_STATE = ["model", "optimizer", "extra"]
+
+
+def overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
+    """Everything but the run's files and `rl.extra`."""
+    given = {
+        **_algorithm(profile),
+        **_data(profile),
+        **_policy(profile, model),
+        **_kl(profile),
+        **_rollout(profile),
+        **_trainer(profile, run_name),
+    }
+    if profile.rl.algorithm == "ppo":
+        given |= _critic(profile, model)
+    given |= _on_cpu(profile) if profile.trainer.device == "cpu" else _on_cuda(profile)
+    return given
+
+
+def _algorithm(profile: Profile) -> Overrides:
+    rl = profile.rl
+    exact = profile.trainer.device == "cpu" and not rl.lora_rank
+    chosen: Overrides = {
+        "algorithm.adv_estimator": _ESTIMATORS.get(rl.algorithm, rl.algorithm),
+        "algorithm.gamma": rl.gamma,
+        "algorithm.lam": rl.lam,
+        "algorithm.rollout_correction.bypass_mode": exact,
+        f"{_ACTOR}.policy_loss.loss_mode": rl.policy_loss,
+        "reward.custom_reward_function.path": REWARD_FUNCTION,
+        "reward.custom_reward_function.name": "compute_score",
+    }
+    if rl.policy_loss in _BY_SEQUENCE:
+        chosen[f"{_ACTOR}.loss_agg_mode"] = _BY_SEQUENCE[rl.policy_loss]
+    if rl.algorithm == "dr_grpo":
+        chosen |= {
+            "algorithm.norm_adv_by_std_in_grpo": False,
+            f"{_ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
+            f"{_ACTOR}.loss_scale_factor": rl.max_response_length,
+        }
+    return chosen
+
+
+def _data(profile: Profile) -> Overrides:
+    rl = profile.rl
+    return {
+        "data.train_batch_size": rl.train_batch_size,
+        "data.max_prompt_length": rl.max_prompt_length,
+        "data.max_response_length": rl.max_response_length,
+        "data.seed": rl.seed,
+        "data.dataloader_num_workers": 0,
+        # Otherwise verl cuts a prompt that is too long on its left, and the system prompt is gone.
+        "data.filter_overlong_prompts": True,
+    }
+
+
+def _policy(profile: Profile, model: Path) -> Overrides:
+    rl = profile.rl
+    given: Overrides = {
+        "actor_rollout_ref.model.path": model,
+        f"{_ACTOR}.strategy": "fsdp2",
+        f"{_ACTOR}.ppo_mini_batch_size": rl.ppo_mini_batch_size,
+        f"{_ACTOR}.ppo_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
+        f"{_ACTOR}.ppo_epochs": rl.ppo_epochs,
+        f"{_ACTOR}.clip_ratio": rl.clip_ratio,
+        f"{_ACTOR}.clip_ratio_low": rl.clip_ratio,
+        f"{_ACTOR}.clip_ratio_high": rl.clip_ratio,
+        f"{_ACTOR}.entropy_coeff": rl.entropy_coefficient,
+        f"{_ACTOR}.optim.lr": rl.actor_lr,
+        f"{_ACTOR}.optim.clip_grad": rl.grad_clip,
+        f"{_ACTOR}.fsdp_config.seed": rl.seed,
+        f"{_ACTOR}.data_loader_seed": rl.seed,
+        **_schedule(profile, _ACTOR),
+    }
+    if rl.lora_rank:
+        # The frozen weights are those that training starts from, and need not be in every checkpoint.
+        given[f"+{_ACTOR}.checkpoint.save_lora_only"] = True
+        given |= _adapter("actor_rollout_ref", rl.lora_rank, rl.lora_alpha)
+    return given
+
+
+def _kl(profile: Profile) -> Overrides:
+    rl, kl = profile.rl, profile.rl.kl
+    if kl.mode == "off":
+        return {}
+    reference = {"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu}
+    if kl.mode == "loss":
+        return reference | {
+            f"{_ACTOR}.use_kl_loss": True,
+            f"{_ACTOR}.kl_loss_coef": kl.coefficient,
+            f"{_ACTOR}.kl_loss_type": kl.estimator or "low_var_kl",
+        }
+    controlled: Overrides = {
+        "algorithm.use_kl_in_reward": True,
+        "algorithm.kl_penalty": kl.estimator or "kl",
+        "algorithm.kl_ctrl.type": "fixed" if kl.target_kl is None else "adaptive",
+        "algorithm.kl_ctrl.kl_coef": kl.coefficient,
+    }
+    if kl.target_kl is not None:
+        samples = rl.train_batch_size * rl.rollouts_per_prompt
+        controlled |= {
+            "algorithm.kl_ctrl.target_kl": kl.target_kl,
+            "algorithm.kl_ctrl.horizon": kl.horizon_steps * samples,
+        }
+    return reference | controlled
+
+
+def _critic(profile: Profile, model: Path) -> Overrides:
+    rl = profile.rl
+    rank = rl.lora_rank if rl.critic_lora_rank is None else rl.critic_lora_rank
+    return {
+        **(_adapter("critic", rank, rl.lora_alpha) if rank else {}),
+        "critic.model._target_": CRITIC_CONFIG,
+        "critic.model.path": located(rl.critic_model) if rl.critic_model else model,
+        "critic.model.tokenizer_path": model,
+        "critic.strategy": "fsdp2",
+        "critic.ppo_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
+        "critic.optim.lr": rl.critic_lr,
+        "critic.optim.clip_grad": rl.grad_clip * 0.5 / rl.value_coefficient,
+        "critic.fsdp.seed": rl.seed,
+        "critic.data_loader_seed": rl.seed,
+        **_schedule(profile, "critic"),
+    }
+
+
+def _adapter(owner: str, rank: int, alpha: int) -> Overrides:
+    return {f"{owner}.model.lora_rank": rank, f"{owner}.model.lora_alpha": alpha}
+
+
+def _schedule(profile: Profile, owner: str) -> Overrides:
+    rl = profile.rl
+    return {
+        f"{owner}.optim.lr_scheduler_type": rl.lr_scheduler_type,
+        f"{owner}.optim.min_lr_ratio": rl.min_lr_ratio,
+        f"{owner}.optim.lr_warmup_steps_ratio": rl.lr_warmup_steps_ratio,
+    }
+
+
+def _rollout(profile: Profile) -> Overrides:
+    rl = profile.rl
+    return {
+        f"{_ROLLOUT}.n": rl.rollouts_per_prompt,
+        f"{_ROLLOUT}.temperature": rl.temperature,
+        f"{_ROLLOUT}.tensor_model_parallel_size": rl.tensor_model_parallel_size,
+        f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
+        f"{_ROLLOUT}.seed": rl.seed,
+    }
+
+
+def _trainer(profile: Profile, run_name: str) -> Overrides:
+    rl, trainer = profile.rl, profile.trainer
+    return {
+        "trainer.device": trainer.device,
+        "trainer.nnodes": trainer.nodes,
+        "trainer.n_gpus_per_node": trainer.gpus_per_node,
+        "trainer.project_name": profile.tracking.experiment,
+        "trainer.experiment_name": run_name,
+        "trainer.logger": ["console", "file"],
+        "trainer.total_training_steps": rl.total_steps,
+        "trainer.total_epochs": rl.total_steps,  # an epoch has a step or more, so the steps decide
+        "trainer.save_freq": rl.save_freq,
+        "trainer.test_freq": rl.test_freq,
+        "trainer.val_before_train": rl.val_before_train,
+        "trainer.resume_mode": "auto",
+        "hydra.output_subdir": None,
+        **_own_ray(profile),
+    }
+
+
+def _own_ray(profile: Profile) -> Overrides:
+    """Elsewhere than in a Ray job, a Ray of our own. Else `ray.init` would join what RAY_ADDRESS names, or any cluster
+    that was ever started on this machine by `ray start` and did not end in order: /tmp/ray/ray_current_cluster."""
+    return {} if profile.trainer.ray_dashboard_url else {"+ray_kwargs.ray_init.address": "local"}
+
+
+def _on_cpu(profile: Profile) -> Overrides:
+    """One worker, fp32 throughout, as few processes as verl allows."""
+    rl = profile.rl
+    given: Overrides = {
+        "trainer.v1.trainer_mode": "cpu_sync",
+        f"{_ROLLOUT}.name": "hf_cpu",
+        f"{_ROLLOUT}.free_cache_engine": False,
+        f"{_ROLLOUT}.agent.num_workers": 1,
+        "reward.num_workers": 1,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "+ray_kwargs.ray_init.num_gpus": 1,
+        "ray_kwargs.ray_init.num_cpus": 16,
+        "+ray_kwargs.ray_init.include_dashboard": False,
+        **_fp32("actor_rollout_ref", "actor.fsdp_config"),
+        f"{_ACTOR}.use_torch_compile": False,
+    }
+    if rl.algorithm == "ppo":
+        given |= _fp32("critic", "fsdp")
+    if rl.lora_rank:
+        given["actor_rollout_ref.model.lora.merge"] = True
+    else:
+        given[f"{_ACTOR}.checkpoint.save_contents"] = [*_STATE, "hf_model"]
+        # What is saved beyond the state is not there to be loaded.
+        given[f"{_ACTOR}.checkpoint.load_contents"] = _STATE
+    return given
+
+
+def _fp32(owner: str, engine: str) -> Overrides:
+    return {
+        f"{owner}.model.enable_gradient_checkpointing": False,
+        f"{owner}.{engine}.use_torch_compile": False,
+        f"+{owner}.{engine}.mixed_precision": dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"),
+        **_attention(owner, "sdpa"),
+    }
+
+
+def _attention(owner: str, kind: str) -> Overrides:
+    """Packed sequences are kept apart by flash attention only."""
+    return {
+        f"+{owner}.model.override_config.attn_implementation": kind,
+        f"{owner}.model.use_remove_padding": kind == "flash_attention_2",
+    }
+
+
+def _on_cuda(profile: Profile) -> Overrides:
+    """verl's defaults for vLLM and FSDP2: bf16 arithmetic, fp32 weights and optimizer states."""
+    rl = profile.rl
+    given: Overrides = {
+        "trainer.v1.trainer_mode": TRAINER,
+        f"{_ROLLOUT}.name": "vllm",
+        f"{_ACTOR}.fsdp_config.param_offload": rl.param_offload,
+        f"{_ACTOR}.fsdp_config.optimizer_offload": rl.optimizer_offload,
+        **_attention("actor_rollout_ref", rl.attention),
+    }
+    if rl.algorithm == "ppo":
+        given |= {
+            "critic.fsdp.param_offload": rl.param_offload,
+            "critic.fsdp.optimizer_offload": rl.optimizer_offload,
+            **_attention("critic", rl.attention),
+        }
+    if rl.lora_rank:
+        # vLLM loads the base itself and is then sent the adapter alone. verl's default, `dummy`, would send the base
+        # through FSDP as well. `layered_summon` gains nothing: FSDP2 gathers the adapter tensor by tensor anyway.
+        given[f"{_ROLLOUT}.load_format"] = "safetensors"
+    return given

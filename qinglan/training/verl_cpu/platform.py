@@ -1,0 +1,125 @@
+"""verl's platform interface (`verl.plugin.platform.PlatformBase`) for a machine without an accelerator.
+
+One worker stands for one device. verl's resource pools only count Ray's "GPU" or "NPU", so a worker holds a logical
+"GPU", which the PPO entry point declares to Ray (`ray.init(num_gpus=1)`); nothing looks for a real one.
+"""
+
+# mypy: allow-subclassing-any
+
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+NAME = "cpu"
+
+
+def _resident_bytes(*_: Any) -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def _free_and_total_bytes(*_: Any) -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _device_module() -> types.ModuleType:
+    """`torch.cpu`, with the memory and random-state calls that verl makes on a device module."""
+    module = types.ModuleType("qinglan.training.verl_cpu.device")
+    module.__dict__.update({name: getattr(torch.cpu, name) for name in torch.cpu.__all__})
+    module.__dict__.update(
+        is_available=lambda: False,
+        empty_cache=_nothing,
+        synchronize=_nothing,
+        memory_allocated=_resident_bytes,
+        max_memory_allocated=_resident_bytes,
+        memory_reserved=_resident_bytes,
+        max_memory_reserved=_resident_bytes,
+        mem_get_info=_free_and_total_bytes,
+        get_device_name=lambda *_: "CPU",
+        get_rng_state=torch.get_rng_state,
+        set_rng_state=torch.set_rng_state,
+    )
+    return module
+
+
+class CpuPlatform(PlatformBase):
+    """The CPU as verl's only device."""
+
+    device_name = NAME
+    vendor_name = NAME
+    device_module = _device_module()
+
+    def is_available(self) -> bool:
+        """Only chosen by auto-detection where there is no CUDA."""
+        return not torch.cuda.is_available()
+
+    def current_device(self) -> str:
+        """What verl passes to `tensor.to`."""
+        return NAME
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        pass
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        pass
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:  # noqa: ARG002
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:  # noqa: ARG002
+        yield
+
+    def profiler_start(self) -> None:
+        pass
+
+    def profiler_stop(self) -> None:
+        pass
+
+    def ray_resource_name(self) -> str:
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> None:
+        return None
+
+
+def register() -> None:
+    """Make `VERL_PLATFORM=cpu` known to verl."""
+    PlatformRegistry.register(platform=NAME)(CpuPlatform)

@@ -1,0 +1,179 @@
+"""verl's server-mode rollout (`RolloutReplica`, `BaseRollout`) with transformers on the CPU.
+
+The rollout lives in the trainer's worker, as verl's hybrid engines do, with an fp32 copy of the policy of its own, and
+answers token-in, token-out requests. verl's agent loop sends one request per sample; those that arrive together are
+sampled as one batch, later ones join it between two tokens, and each is answered as soon as it has ended, so that its
+reward is asked for meanwhile.
+
+Log-probabilities come from the same weights, precision and temperature as the trainer's own, so the trainer may use
+them as the old policy's (`algorithm.rollout_correction.bypass_mode`) unless top-p, top-k or LoRA is on.
+"""
+
+# mypy: allow-subclassing-any, allow-untyped-decorators
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+
+from qinglan.training.engines.verl_router import NamedServer
+from qinglan.training.verl_cpu.sampling import Batch, Row, Sampled, Sampling
+
+GATHER_S = 0.02
+"""A batch starts once no request has come in for this long."""
+
+Answer = asyncio.Future[Sampled]
+
+
+class Server:
+    """Samples what has been asked for, in a thread of its own."""
+
+    def __init__(self, model: Any, eos_ids: set[int], pad_id: int, max_rows: int) -> None:
+        self._model, self._eos_ids, self._pad_id, self._max_rows = model, eos_ids, pad_id, max_rows
+        self._waiting: deque[Row] = deque()
+        self._unanswered: dict[int, Answer] = {}
+        self._came = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout")
+        self._serving: asyncio.Task[None] | None = None
+
+    async def generate(self, prompt: list[int], sampling: Sampling) -> Sampled:
+        """One row's continuation."""
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve())
+        loop = asyncio.get_running_loop()
+        answer: Answer = loop.create_future()
+        row = Row(prompt, sampling, lambda sampled: loop.call_soon_threadsafe(answer.set_result, sampled))
+        self._unanswered[id(row)] = answer
+        answer.add_done_callback(lambda _: self._unanswered.pop(id(row)))
+        self._waiting.append(row)
+        self._came.set()
+        return await answer
+
+    async def load(self, weights: dict[str, torch.Tensor]) -> None:
+        """Take over weights, all of them or none, once what is being sampled is done."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._load, weights)
+
+    def _load(self, weights: dict[str, torch.Tensor]) -> None:
+        mine = self._model.state_dict()
+        tied = {"lm_head.weight"} if self._model.config.tie_word_embeddings else set()
+        missing, unexpected = mine.keys() - weights.keys() - tied, weights.keys() - mine.keys()
+        if missing or unexpected:
+            raise ValueError(
+                f"weights don't fit the rollout's model: missing {sorted(missing)[:3]}, "
+                f"unexpected {sorted(unexpected)[:3]}"
+            )
+        self._model.load_state_dict(weights, strict=False)
+
+    async def _serve(self) -> None:
+        while True:
+            await self._gather()
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._sample)
+            except Exception as error:  # noqa: BLE001 (each caller gets it; the loop must go on)
+                self._waiting.clear()
+                for answer in [one for one in self._unanswered.values() if not one.done()]:
+                    answer.set_exception(error)
+
+    async def _gather(self) -> None:
+        timeout_s = GATHER_S if self._waiting else None  # the last batch may have left some of a burst
+        while len(self._waiting) < self._max_rows:
+            try:
+                await asyncio.wait_for(self._came.wait(), timeout_s)
+            except TimeoutError:
+                return
+            self._came.clear()
+            timeout_s = GATHER_S if self._waiting else None
+
+    def _sample(self) -> None:
+        batch = self._next([])
+        while batch.rows:
+            if self._waiting and len(batch.rows) < self._max_rows:
+                batch.join(self._next(batch.rows))
+            else:
+                batch.step()
+
+    def _next(self, running: list[Row]) -> Batch:
+        room = min(len(self._waiting), self._max_rows - len(running))
+        rows = [self._waiting.popleft() for _ in range(room)]
+        return Batch(self._model, rows, self._eos_ids, self._pad_id)
+
+
+class CpuRollout(BaseRollout):
+    """Beside the actor, in its worker."""
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, model_config, device_mesh, *args, **kwargs)
+        path = self.model_config.local_path
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
+        tokenizer = self.model_config.tokenizer
+        eos = model.generation_config.eos_token_id
+        eos = tokenizer.eos_token_id if eos is None else eos
+        eos_ids = set(eos if isinstance(eos, list) else [eos])
+        self._server = Server(model, eos_ids, tokenizer.pad_token_id, self.config.max_num_seqs)
+        self._global_steps: int | None = None
+
+    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
+        """Answer one request of verl's agent loop."""
+        token_ids, log_probs = await self._server.generate(prompt_ids, self._sampling(prompt_ids, sampling_params))
+        return TokenOutput(
+            token_ids=token_ids,
+            log_probs=log_probs if sampling_params.get("logprobs") else None,
+            stop_reason="completed",
+            extra_fields={"global_steps": self._global_steps},
+        )
+
+    async def resume(self, tags: list[str]) -> None:
+        """Nothing was released."""
+
+    async def release(self) -> None:
+        """Nothing to release."""
+
+    async def update_weights(
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        wire_format: str = "named_tensors",
+        peft_config: dict[str, Any] | None = None,
+        base_sync_done: bool = True,
+        global_steps: int | None = None,
+        **_: Any,
+    ) -> None:
+        """Copy the actor's full weights. An adapter apart from its base is refused."""
+        if wire_format != "named_tensors" or (peft_config is not None and base_sync_done):
+            raise ValueError("the CPU rollout takes merged weights: set actor_rollout_ref.model.lora.merge=True")
+        await self._server.load({name: value.detach() for name, value in weights})
+        self._global_steps = global_steps
+
+    def _sampling(self, prompt_ids: list[int], params: dict[str, Any]) -> Sampling:
+        room = self.config.prompt_length + self.config.response_length - len(prompt_ids)
+        wanted = params.get("max_tokens") or params.get("max_new_tokens") or self.config.response_length
+        return Sampling(
+            max_tokens=max(1, min(wanted, room)),
+            temperature=params.get("temperature", 1.0),
+            top_p=params.get("top_p", 1.0),
+            top_k=params.get("top_k", -1),
+        )
+
+
+class CpuReplica(RolloutReplica):
+    """The controller's half (verl's `RolloutReplicaRegistry`): the server is the worker itself."""
+
+    async def init_hybrid(self, worker_group: Any) -> None:
+        """verl asks for a handle with `generate`; it never calls the address."""
+        self._server_address = worker_group.worker_names[self.replica_rank]
+        self._server_handle = NamedServer(self._server_address)
+        await super().init_hybrid(worker_group)
+
+    async def launch_servers(self) -> None:
+        """Nothing is left to start."""
+
+    async def _idle(self, *_: Any, **__: Any) -> None:
+        """Calls that only move memory on an accelerator."""
+
+    wake_up = sleep = abort_all_requests = resume_generation = clear_kv_cache = _idle
+    release_kv_cache = resume_kv_cache = start_profile = stop_profile = _idle

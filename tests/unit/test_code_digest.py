@@ -1,0 +1,51 @@
+"""Digests of code: what changes a result changes them, and prose does not."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from qinglan.runs.code_digest import code_digest
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package `leaf` whose module `maker` imports `tool`, both reading nothing of `other`."""
+    folder = tmp_path / "leaf"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "maker.py").write_text(
+        '"""Makes."""\n\nfrom leaf.tool import sharpen\n\n\ndef make():\n    return sharpen(1)\n'
+    )
+    (folder / "tool.py").write_text("def sharpen(x):\n    return x\n")
+    (folder / "other.py").write_text("X = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+def digest(*modules: str, within: str | None = None) -> str:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "leaf"]:
+        del sys.modules[name]
+    code_digest.cache_clear()
+    return code_digest(*modules, within=within)
+
+
+def test_prose_and_layout_do_not_count(package: Path):
+    before = digest("leaf.maker")
+    maker = package / "maker.py"
+    maker.write_text(maker.read_text().replace("Makes.", "Made.").replace("return", "# why\n    return  "))
+    assert digest("leaf.maker") == before
+
+
+@pytest.mark.parametrize(("changed", "same"), [("maker", False), ("tool", False), ("other", True)])
+def test_what_is_imported_counts_and_what_is_not_does_not(package: Path, changed: str, same: bool):
+    before = digest("leaf.maker", within="leaf")
+    with (package / f"{changed}.py").open("a") as file:
+        file.write("Y = 2\n")
+    assert (digest("leaf.maker", within="leaf") == before) is same
+
+
+def test_every_module_of_a_package_counts(package: Path):
+    before = digest("leaf")
+    (package / "new.py").write_text("Z = 3\n")
+    assert digest("leaf") != before

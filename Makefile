@@ -42,7 +42,7 @@ test: setup ## all tests, a small real end-to-end run included
 	@$(BIN)/python -m pytest
 
 test-unit: setup ## the fast tests only
-	@$(BIN)/python -m pytest tests/unit
+	@$(BIN)/python -m pytest -m "not slow"
 
 lint: setup ## ruff, and mypy in strict mode
 	@$(BIN)/ruff check .

@@ -5,10 +5,9 @@ The stand-in models of all worlds are served together, so a profile may ask any 
 """
 
 import importlib
-import inspect
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path

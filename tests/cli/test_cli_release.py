@@ -1,0 +1,227 @@
+"""`qinglan release` and `qinglan lineage`, in this process."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import yaml
+from lineage_run import evaluated_run
+from registered import Models
+
+from qinglan import cli
+from qinglan.config import Profile
+from qinglan.evaluation.models import Decision
+from qinglan.ops import approval
+from qinglan.runs.artifacts import StageResult
+from qinglan.runs.run import open_run, save_stage
+from qinglan.serving.lineage import Subject
+from qinglan.serving.registry import registry_of
+from qinglan.serving.registry.approval import Approval, Waiting, decided_by
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
+
+Qinglan = Callable[..., tuple[int, str, str]]
+PASSED = Decision(verdict="promote", challenger="rl", rules=[], sentence="Release the RL student.")
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture
+def profile(profile_of: Callable[..., Profile], database: str, tmp_path: Path) -> Profile:
+    return profile_of(tracking={"uri": database}, release={"name": f"m.{tmp_path.name}"})
+
+
+@pytest.fixture
+def models(profile: Profile, database: str, tmp_path: Path) -> Models:
+    return Models(database, registry_of(profile).name, tmp_path)
+
+
+@pytest.fixture
+def subject(profile: Profile) -> Subject:
+    return evaluated_run(profile)
+
+
+@pytest.fixture
+def qinglan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], profile: Profile, tmp_path: Path
+) -> Qinglan:
+    """Run `qinglan …`: status, stdout, stderr."""
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump(profile.model_dump(mode="json")))
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["qinglan", *words, "--profile", str(path)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+def test_before_the_first_model(qinglan: Qinglan):
+    status, _, err = qinglan("release", "list")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "nothing is registered yet" in err
+
+
+def test_list_shows_what_serves(qinglan: Qinglan, models: Models):
+    models.register("one")
+    models.registry.register(models.candidate("two", "refuse"))
+    models.registry.promote("1")
+    lines = qinglan("release", "list")[1].splitlines()
+    assert [line.split()[:3] for line in lines[1:]] == [["2", "refuse", "rl"], ["1", "champion", "promote"]]
+
+
+def test_show_tells_a_versions_story(qinglan: Qinglan, models: Models):
+    models.register("one")
+    models.registry.promote("1")
+    status, out, _ = qinglan("release", "show")
+    assert status == 0
+    for part in ("alias", "champion", "promote: The gate says promote.", "run-1", "with the weights", "promoted"):
+        assert part in out
+
+
+def test_promote_and_roll_back(qinglan: Qinglan, models: Models):
+    models.register("one", "two")
+    assert "champion 1" in qinglan("release", "promote", "1")[1]
+    assert "champion 2, previous 1" in qinglan("release", "promote", "2")[1]
+    assert "champion 1, previous 2" in qinglan("release", "rollback", "--reason", "slow")[1]
+    assert "rolled back to version 1: slow" in qinglan("release", "show", "2")[1]
+
+
+def test_a_refused_model_needs_force_and_a_reason(qinglan: Qinglan, models: Models):
+    models.registry.register(models.candidate("one", "refuse"))
+    assert "the gate said refuse" in qinglan("release", "promote", "1")[2]
+    assert "--force: needs a --reason" in qinglan("release", "promote", "1", "--force")[2]
+    assert qinglan("release", "promote", "1", "--force", "--reason", "it is known")[0] == 0
+    assert models.client.get_model_version(models.name, "1").tags["forced"] == "it is known"
+
+
+@pytest.mark.parametrize("name", ["previous", "9", "latest"])
+def test_an_unknown_version_is_one_line(qinglan: Qinglan, models: Models, name: str):
+    models.register("one")
+    status, out, err = qinglan("release", "show", name)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+def undecided(profile: Profile, models: Models) -> str:
+    """A run that nobody answered in time, and its version."""
+    decision = decided_by(PASSED, None)
+    with open_run(profile, "evaluate") as run:
+        details = {"decision": decision.model_dump(mode="json")}
+        save_stage(run, StageResult(stage="gate", key="k", run_id=run.id, seconds=0, details=details))
+        released = models.registry.register(models.candidate(decision=decision)).model_dump(mode="json")
+        details = {"released": released}
+        save_stage(run, StageResult(stage="register", key="k", run_id=run.id, seconds=0, details=details))
+    return run.id
+
+
+def test_an_approval_that_comes_late_releases(qinglan: Qinglan, profile: Profile, models: Models):
+    run = undecided(profile, models)
+    status, out, _ = qinglan("release", "approve", run, "--reviewer", "李雷", "--comment", "看过了")
+    assert (status, "champion 1" in out) == (0, True)
+    tags = models.client.get_model_version(models.name, "1").tags
+    assert (tags["verdict"], tags["approval"]) == ("promote", "approved by 李雷: 看过了")
+    _, _, err = qinglan("release", "approve", run, "--reviewer", "韩梅梅")
+    assert "version 1 is decided by now: Release the RL student: approved by 李雷" in err
+
+
+def test_a_late_refusal_is_kept(qinglan: Qinglan, profile: Profile, models: Models):
+    run = undecided(profile, models)
+    assert qinglan("release", "approve", run, "--reviewer", "李雷", "--refuse")[0] == 0
+    assert models.registry.version("1").verdict == "refuse"
+    assert models.registry.aliases() == {}
+
+
+def test_what_the_gate_refused_nobody_can_approve(qinglan: Qinglan, profile: Profile, models: Models):
+    with open_run(profile, "evaluate") as run:
+        details = {"decision": models.candidate(verdict="refuse").decision.model_dump(mode="json")}
+        save_stage(run, StageResult(stage="gate", key="k", run_id=run.id, seconds=0, details=details))
+    assert "waits for nobody; the gate said refuse" in qinglan("release", "approve", run.id, "--reviewer", "x")[2]
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "says"),
+    [
+        ({"status": "ACCEPT"}, 0, "goes on: approved by 李雷"),
+        ({"status": "ABORT", "details": {"reason": "not paused"}}, 2, "did not take the answer: not paused"),
+    ],
+)
+def test_an_answer_reaches_the_flow_that_waits(
+    qinglan: Qinglan,
+    profile: Profile,
+    serve: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    reply: object,
+    status: int,
+    says: str,
+):
+    monkeypatch.setattr(approval, "_PAUSES_WITHIN_S", 0.0)
+    service = serve(lambda _: (200, reply))
+    with open_run(profile, "evaluate") as run:
+        waiting = Waiting(flow_run_id=uuid4(), api_url=service.url, page="", until="", workbook=Path("w"))
+        waiting.write(run.stage_directory("gate"))
+        ended, out, err = qinglan("release", "approve", run.id, "--reviewer", "李雷")
+    assert (ended, says in out + err) == (status, True)
+    assert service.bodies == [{"run_input": {"approve": True, "reviewer": "李雷", "comment": ""}}]
+
+
+def test_a_refused_login_says_what_to_set(qinglan: Qinglan, profile: Profile, serve: Callable[..., Any]):
+    service = serve(lambda _: (401, {"exception_message": "Unauthorized"}))
+    with open_run(profile, "evaluate") as run:
+        waiting = Waiting(flow_run_id=uuid4(), api_url=service.url, page="", until="", workbook=Path("w"))
+        waiting.write(run.stage_directory("gate"))
+        status, _, err = qinglan("release", "approve", run.id, "--reviewer", "李雷")
+    assert (status, err.count("\n")) == (2, 1)
+    assert f"Prefect at {service.url}: did not accept the login; set PREFECT_API_URL" in err
+
+
+def test_a_flow_that_ended_while_it_waited_takes_no_answer(
+    qinglan: Qinglan, profile: Profile, serve: Callable[..., Any]
+):
+    service = serve(lambda _: (200, {"status": "ACCEPT"}))
+    with open_run(profile, "evaluate") as run:
+        waiting = Waiting(flow_run_id=uuid4(), api_url=service.url, page="", until="", workbook=Path("w"))
+        waiting.write(run.stage_directory("gate"))
+    status, out, err = qinglan("release", "approve", run.id, "--reviewer", "李雷")
+    assert (status, out, err.count("\n"), service.bodies) == (2, "", 1, [])
+    assert "its process has ended while it waited" in err
+
+
+def test_another_tenants_run_can_not_be_approved(qinglan: Qinglan, profile: Profile, models: Models):
+    run = undecided(profile, models)
+    status, out, err = qinglan("release", "approve", run, "--reviewer", "x", "--set", "release.name=other")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"its model is {models.name}, and this profile's is other" in err
+    assert models.registry.version("1").verdict == "undecided"
+
+
+def test_an_approval_that_was_interrupted_is_completed(qinglan: Qinglan, profile: Profile, models: Models):
+    run = undecided(profile, models)
+    models.registry.redecide("1", decided_by(PASSED, Approval(approve=True, reviewer="李雷")))
+    assert "is decided by now" in qinglan("release", "approve", run, "--reviewer", "x", "--refuse")[2]
+    status, out, _ = qinglan("release", "approve", run, "--reviewer", "韩梅梅")
+    assert (status, "champion 1" in out) == (0, True)
+    assert "approved by 李雷" in models.registry.version("1").sentence
+
+
+def test_lineage_prints_both_figures_and_the_way_to_a_cell(qinglan: Qinglan, models: Models, subject: Subject):
+    models.registry.register(models.candidate(run_id=subject.run.name))
+    models.registry.promote("1")
+    status, out, _ = qinglan("lineage", "champion", "--metric", "top1", "--worst", "1")
+    assert status == 0
+    for part in ("version", "1 (champion)", "rl/top1 = 0.500000", "mean over 2 of 3 rows: the same"):
+        assert part in out
+    for part in ("q.xlsx!问题!A3", "乙", "gold document's rank", "not in this site's ledger"):
+        assert part in out
+
+
+def test_lineage_of_a_row_by_its_id(qinglan: Qinglan, subject: Subject):
+    out = qinglan("lineage", subject.run.name, "--row", "c")[1]
+    assert "failed: empty_answer" in out
+    assert "q.xlsx!问题!A4" in out

@@ -1,0 +1,277 @@
+"""`qinglan serve` and `qinglan canary` as a user types them, with a registry in memory."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from qinglan.cli import app
+from qinglan.config import load_profile
+from qinglan.errors import ConfigError, EngineError
+from qinglan.rows import Row
+from qinglan.runs.schema_versions import VERDICT
+from qinglan.serving.canary import Judgement
+from qinglan.serving.check import _ask, _first_of_sample, check_site
+from qinglan.serving.following import Registered
+from qinglan.serving.site import HISTORY_FILE, serving_folder, share_of
+from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, State, Verdict
+
+
+class FakeRegistry:
+    """Remembers what was asked of it."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, str] = {"champion": "1"}
+        self.calls: list[tuple[str, ...]] = []
+        self.rolled_back_to, self.refuses = "", False
+
+    def aliases(self) -> dict[str, str]:
+        return self.named
+
+    def folder(self, released: SimpleNamespace) -> Path:
+        raise NotADirectoryError(released.name)
+
+    def version(self, version: str) -> SimpleNamespace:
+        return SimpleNamespace(rolled_back_to=self.rolled_back_to)
+
+    def challenge(self, version: str, *, force_reason: str = "") -> SimpleNamespace:
+        if self.refuses:
+            raise ConfigError("the gate said reject")
+        self.calls.append(("challenge", version, force_reason))
+        return self._released(version)
+
+    def _released(self, version: str) -> SimpleNamespace:
+        return SimpleNamespace(name="m", version=version, replaced="1")
+
+    def withdraw_challenger(self, reason: str, version: str | None = None) -> SimpleNamespace | None:
+        self.calls.append(("withdraw", reason))
+        return self._released("2") if "challenger" in self.named else None
+
+    def promote(self, version: str, *, force_reason: str = "") -> SimpleNamespace:
+        self.calls.append(("promote", version, force_reason))
+        return self._released(version)
+
+
+class Terminal:
+    """The command line in a state folder of its own."""
+
+    def __init__(self, state: Path, registry: FakeRegistry) -> None:
+        self.registry, self._set = registry, f"paths.state={state}"
+        self.profile = load_profile("embedded", [self._set])
+        self.folder = serving_folder(self.profile)
+        self.folder.mkdir(parents=True)
+
+    def __call__(self, *words: str) -> str:
+        result = CliRunner().invoke(app, [*words, "--set", self._set])
+        if isinstance(result.exception, ConfigError):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return " ".join(result.output.split())
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    registry = FakeRegistry()
+    monkeypatch.setattr("qinglan.cli.serve.registry_of", lambda profile: registry)
+    return Terminal(tmp_path / "state", registry)
+
+
+def verdict(outcome: Any) -> Verdict:
+    judgement = Judgement(outcome=outcome, reason="so it is")
+    return Verdict(challenger="2", champion="1", judgement=judgement, at=1.0, requests=1234)
+
+
+def test_a_canary_starts_with_the_profiles_share(terminal: Terminal):
+    assert "m 2: challenger, 10% of the requests" in terminal("canary", "start", "2")
+    assert terminal.registry.calls == [("challenge", "2", "")]
+
+
+def test_a_share_by_hand_is_kept_for_that_version(terminal: Terminal):
+    assert "25% of the requests" in terminal("canary", "start", "2", "--share", "0.25")
+    assert share_of(terminal.profile, terminal.folder, "2") == 0.25
+
+
+def test_a_new_canary_files_the_verdict_on_the_last_one(terminal: Terminal):
+    (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
+    terminal("canary", "start", "2")
+    assert not (terminal.folder / VERDICT_FILE).exists()
+    assert VERDICT.read(Verdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
+    assert terminal.registry.calls == [("challenge", "2", "")]
+
+
+def test_a_new_canary_acts_upon_the_verdict_on_the_challenger_before_it(terminal: Terminal):
+    terminal.registry.named["challenger"] = "2"
+    (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
+    terminal("canary", "start", "5")
+    assert terminal.registry.calls == [("withdraw", "canary roll_back: so it is"), ("challenge", "5", "")]
+    assert VERDICT.read(Verdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
+
+
+def test_a_canary_of_the_version_whose_last_one_just_ended_begins_anew(terminal: Terminal):
+    terminal.registry.named["challenger"] = "2"
+    (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
+    (terminal.folder / STATE_FILE).write_text("of the one that ended")
+    terminal("canary", "start", "2")
+    assert terminal.registry.calls == [("withdraw", "canary roll_back: so it is"), ("challenge", "2", "")]
+    assert not (terminal.folder / VERDICT_FILE).exists() and not (terminal.folder / STATE_FILE).exists()
+
+
+def test_a_refused_canary_changes_nothing(terminal: Terminal):
+    terminal.registry.refuses = True
+    kept = [terminal.folder / name for name in (VERDICT_FILE, STATE_FILE)]
+    for path in kept:
+        path.write_text("as it was")
+    with pytest.raises(ConfigError, match="the gate said reject"):
+        terminal("canary", "start", "2", "--share", "0.9")
+    assert [path.read_text() for path in kept] == ["as it was"] * 2
+    assert share_of(terminal.profile, terminal.folder, "2") == 0.1
+
+
+def test_a_new_canary_counts_from_nothing(terminal: Terminal):
+    (terminal.folder / STATE_FILE).write_text("of an earlier one")
+    terminal("canary", "start", "2")
+    assert not (terminal.folder / STATE_FILE).exists()
+
+
+def test_force_needs_a_reason(terminal: Terminal):
+    with pytest.raises(ConfigError, match="--force: needs a --reason"):
+        terminal("canary", "start", "2", "--force")
+    terminal("canary", "start", "2", "--force", "--reason", "urgent")
+    assert terminal.registry.calls == [("challenge", "2", "urgent")]
+
+
+def test_status_shows_both_models(terminal: Terminal):
+    terminal.registry.named["challenger"] = "2"
+    state = State(champion="1", challenger="2", share=0.1, started=1.0, failed=3, left_out=4)
+    state.tally.champion.add(fallback=False, latency_ms=100)
+    state.tally.challenger.add(fallback=True, latency_ms=800)
+    state.tally.retrieval.add(0.25)
+    (terminal.folder / STATE_FILE).write_text(state.model_dump_json())
+    said = terminal("canary", "status")
+    assert "version 2 gets 10%: keep champion 1: 1 requests, 0.0% fell back, p95 100 ms" in said
+    assert "challenger 2: 1 requests, 100.0% fell back" in said
+    assert "retrieval: +0.250 [-1.000, 1.000] over 1 pairs; 3 without a result, 4 left out" in said
+
+
+def test_status_without_a_canary_tells_how_the_last_one_ended(terminal: Terminal):
+    assert terminal("canary", "status") == "no canary"
+    (terminal.folder / HISTORY_FILE).write_text(verdict("better").model_dump_json() + "\n")
+    told = "no canary; the last one: version 2 against 1, 1,234 requests: better, so it is"
+    assert terminal("canary", "status") == told
+
+
+def test_status_of_a_challenger_that_nobody_serves(terminal: Terminal):
+    terminal.registry.named["challenger"] = "2"
+    assert "gets no requests yet: is `qinglan serve` running?" in terminal("canary", "status")
+
+
+def test_stop_withdraws_the_challenger(terminal: Terminal):
+    assert terminal("canary", "stop") == "no canary"
+    terminal.registry.named["challenger"] = "2"
+    assert terminal("canary", "stop", "--reason", "enough") == "m 2: no longer the challenger"
+    assert terminal.registry.calls[-1] == ("withdraw", "enough")
+
+
+def test_promote_takes_the_challenger_or_the_one_that_did_well(terminal: Terminal):
+    (terminal.folder / HISTORY_FILE).write_text(verdict("better").model_dump_json() + "\n")
+    assert terminal("canary", "promote") == "m 2: champion, version 1 stays as the previous one"
+    terminal.registry.named["challenger"] = "5"
+    terminal("canary", "promote")
+    assert [call[:2] for call in terminal.registry.calls] == [("promote", "2"), ("promote", "5")]
+
+
+def test_what_was_rolled_back_is_promoted_by_name_only(terminal: Terminal):
+    (terminal.folder / HISTORY_FILE).write_text(verdict("roll_back").model_dump_json() + "\n")
+    with pytest.raises(ConfigError, match=r"no canary to promote; the last one: version 2 .*; name a VERSION"):
+        terminal("canary", "promote")
+    terminal("canary", "promote", "2")
+    assert terminal.registry.calls == [("promote", "2", "")]
+
+
+@pytest.mark.parametrize("outcome", ["undecided", "roll_back"])
+def test_only_what_did_better_is_promoted_without_a_name(terminal: Terminal, outcome: str):
+    (terminal.folder / HISTORY_FILE).write_text(verdict(outcome).model_dump_json() + "\n")
+    with pytest.raises(ConfigError, match="no canary to promote"):
+        terminal("canary", "promote")
+
+
+def test_what_has_just_lost_is_not_promoted_without_a_name(terminal: Terminal):
+    terminal.registry.named["challenger"] = "2"
+    (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
+    with pytest.raises(ConfigError, match=r"no canary to promote; the last one: version 2 .*; name a VERSION"):
+        terminal("canary", "promote")
+    terminal("canary", "promote", "2")
+    assert terminal.registry.calls == [("promote", "2", "")]
+
+
+def test_what_has_just_won_is_promoted_rather_than_an_earlier_winner(terminal: Terminal):
+    (terminal.folder / HISTORY_FILE).write_text(verdict("better").model_dump_json() + "\n")
+    newest = verdict("better").model_copy(update={"challenger": "3"})
+    (terminal.folder / VERDICT_FILE).write_text(newest.model_dump_json())
+    terminal("canary", "promote")
+    assert terminal.registry.calls == [("promote", "3", "")]
+
+
+def test_a_winner_that_was_rolled_back_since_needs_its_name(terminal: Terminal):
+    (terminal.folder / HISTORY_FILE).write_text(verdict("better").model_dump_json() + "\n")
+    terminal.registry.rolled_back_to = "1"
+    with pytest.raises(ConfigError, match="rolled back to version 1 since then; name a VERSION"):
+        terminal("canary", "promote")
+
+
+def test_half_a_line_of_history_is_passed_over(terminal: Terminal):
+    line = verdict("better").model_dump_json()
+    (terminal.folder / HISTORY_FILE).write_text(f"{line}\n{line[:20]}")
+    assert "m 2: champion" in terminal("canary", "promote")
+
+
+def test_a_check_leaves_request_log_and_canary_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = list[Any]()
+
+    def open_site(profile: Any, folder: Path, *_: object, registry: Registered, **__: object) -> None:
+        asked.append((profile.serve.request_log.consent, folder.parent, registry.aliases()))
+        raise ConfigError("enough")
+
+    registry = FakeRegistry()
+    registry.named["challenger"] = "2"
+    monkeypatch.setattr("qinglan.serving.check.open_site", open_site)
+    monkeypatch.setattr("qinglan.serving.check.registry_of", lambda _: registry)
+    given = [f"paths.state={tmp_path}", f"serve.request_log.folder={tmp_path}", "serve.request_log.consent=all"]
+    with pytest.raises(ConfigError, match="enough"):
+        check_site("embedded", given, None, print)
+    assert asked == [("none", serving_folder(load_profile("embedded", given)), {"champion": "1"})]
+
+
+def test_a_question_goes_with_check(terminal: Terminal):
+    with pytest.raises(ConfigError, match="--question goes with --check"):
+        terminal("serve", "--question", "这个怎么吃")
+
+
+CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
+
+
+def test_a_recipe_with_inputs_is_checked_with_a_row_of_the_sample(tmp_path: Path):
+    given = [f"recipe={CAPITALS}", f"paths.state={tmp_path}"]
+    with pytest.raises(ConfigError, match="recipe `capitals_recipe` needs hint beside the question; leave --question"):
+        check_site("embedded", given, "法国", print)
+    with pytest.raises(ConfigError, match="recipe capitals_recipe has no embedded world"):
+        check_site("embedded", given, None, print)
+
+
+def test_the_samples_first_test_question_is_asked(tmp_path: Path):
+    asked = _first_of_sample(load_profile("embedded", [f"paths.state={tmp_path}"]))
+    assert (asked.split, asked.status, bool(asked.query)) == ("test", "ok", True)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "why"),
+    [(503, {"x-qinglan-source": "none", "x-qinglan-reason": "model_timeout"}, "model_timeout"), (400, {}, "HTTP 400")],
+)
+def test_a_check_without_an_answer_says_why(serve: Any, status: int, headers: dict[str, str], why: str):
+    router = serve(lambda _: (status, {"error": {}}, headers))
+    row = Row(id="1", tenant="t", query="法国", inputs={"hint": "塞纳河", "capital": "巴黎"}, source="s")
+    with pytest.raises(EngineError, match=f"gave no usable answer to '法国': {why}"):
+        _ask(load_profile("embedded", [f"recipe={CAPITALS}"]), router.url.removesuffix("/v1"), row)
+    assert router.bodies[0]["inputs"] == {"hint": "塞纳河"}  # no label leaves the house

@@ -1,0 +1,401 @@
+"""Asking over real HTTP: what is sent, when an answer is none, retries, and that nothing is paid for twice."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_service import FakeService, Script, completion
+
+from qinglan.clients import chat as chat_module
+from qinglan.clients.capabilities import request_parameters
+from qinglan.clients.chat import Account, ChatClient, cost_usd
+from qinglan.config import Budget, Endpoint, LedgerStore, Price
+from qinglan.errors import BudgetError, ConfigError, TeacherError
+from qinglan.ledger import ledger_url, open_ledger
+from qinglan.ledger.queue import LedgerQueue
+
+MESSAGES = [{"role": "user", "content": "虾青素咋吃"}]
+PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
+Serve = Callable[[Script], FakeService]
+
+
+@asynccontextmanager
+async def client(
+    path: Path, url: str, role: str = "teacher", salt: str = "", budget: Budget | None = None, **options: Any
+) -> AsyncIterator[ChatClient]:
+    endpoint = Endpoint.model_validate({"model": "m", "max_retries": 2, "timeout_s": 5} | options)
+    with open_ledger(ledger_url(LedgerStore(), path)) as ledger:
+        queue = LedgerQueue(ledger, "r", budget or Budget())
+        made = ChatClient(endpoint, url, Account("r", "t", role, "m", PRICE), queue, key_salt=salt)
+        try:
+            yield made
+        finally:
+            await made.close()
+            await queue.close()
+
+
+async def failure(path: Path, url: str, **options: Any) -> TeacherError:
+    async with client(path, url, **options) as chat:
+        with pytest.raises(TeacherError) as caught:
+            await chat.ask(MESSAGES, str)
+    return caught.value
+
+
+def usage(path: Path, role: str = "teacher") -> tuple[int, int]:
+    with open_ledger(ledger_url(LedgerStore(), path)) as ledger:
+        found = ledger.usage("r", role)
+        return found.calls, found.failed
+
+
+@pytest.fixture(autouse=True)
+def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_module, "_BACK_OFF_S", 0.0)
+
+
+def files_with(folder: Path, text: bytes) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and text in path.read_bytes()]
+
+
+def script_of(*replies: Any) -> Script:
+    """One reply after the other, the last one for good."""
+    left = list(replies)
+    return lambda _: left.pop(0) if len(left) > 1 else left[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "sent"),
+    [
+        ("gpt-4.1", {"max_tokens": 9, "temperature": 0.5}),
+        ("qwen-max", {"max_tokens": 9, "temperature": 0.5}),
+        ("gpt-5-mini", {"max_completion_tokens": 9}),
+        ("o3", {"max_completion_tokens": 9}),
+        ("openchat", {"max_tokens": 9, "temperature": 0.5}),
+        ("openai/gpt-5.1", {"max_completion_tokens": 9}),
+        ("gpt-5-chat-latest", {"max_completion_tokens": 9, "temperature": 0.5}),
+        ("Qwen/Qwen3-32B", {"max_tokens": 9, "temperature": 0.5}),
+    ],
+)
+def test_reasoning_models_get_other_parameters(model: str, sent: dict[str, Any]):
+    endpoint = Endpoint(model=model, max_tokens=9, temperature=0.5)
+    assert request_parameters(endpoint) == {"model": model} | sent
+
+
+@pytest.mark.parametrize(
+    ("model", "setting", "kind"),
+    [
+        ("gpt-5", "auto", "json_schema"),
+        ("deepseek-chat", "auto", "json_object"),
+        ("Qwen/Qwen3-32B", "auto", None),
+        ("Qwen/Qwen3-32B", "json_schema", "json_schema"),
+        ("gpt-5", "off", None),
+    ],
+)
+def test_json_is_asked_for_as_the_model_knows_it(model: str, setting: Any, kind: str | None):
+    sent = request_parameters(Endpoint(model=model, structured_output=setting), {"type": "object"})
+    assert sent.get("response_format", {}).get("type") == kind
+    assert "response_format" not in request_parameters(Endpoint(model=model, structured_output=setting))
+
+
+def test_cost():
+    assert cost_usd(PRICE, 1_000_000, 100_000) == 2.0
+
+
+async def test_an_answer_is_paid_once_over_clients(tmp_path: Path, serve: Serve):
+    service = serve(script_of((200, completion("虾青素 服用方法"))))
+    async with client(tmp_path, service.url) as chat:
+        first = await chat.ask(MESSAGES, str)
+    async with client(tmp_path, service.url) as chat:
+        second = await chat.ask(MESSAGES, str)
+        assert (first.cached, second.cached, chat.cached_count) == (False, True, 1)
+    assert (first.value, first.cost_usd) == (second.value, second.cost_usd) == ("虾青素 服用方法", 0.0002)
+    assert len(service.bodies) == 1
+
+
+async def test_the_same_question_under_way_is_sent_once(tmp_path: Path, serve: Serve):
+    service = serve(lambda _: time.sleep(0.1) or (200, completion("x")))
+    async with client(tmp_path, service.url) as chat:
+        answers = await asyncio.gather(*(chat.ask(MESSAGES, str) for _ in range(5)))
+    assert [answer.cached for answer in answers] == [False] + [True] * 4
+    assert len(service.bodies) == 1
+
+
+async def test_salt_tells_servers_apart(tmp_path: Path, serve: Serve):
+    service = serve(script_of((200, completion("x"))))
+    for salt in ("v1", "v2"):
+        async with client(tmp_path, service.url, salt=salt) as chat:
+            assert not (await chat.ask(MESSAGES, str)).cached
+
+
+async def test_an_answer_in_flight_is_kept_though_nobody_waits(tmp_path: Path, serve: Serve):
+    asked = threading.Event()
+    service = serve(lambda _: asked.set() or time.sleep(0.2) or (200, completion("x")))
+    async with client(tmp_path, service.url) as chat:
+        asking = asyncio.create_task(chat.ask(MESSAGES, str))
+        await asyncio.to_thread(asked.wait)
+        asking.cancel()
+    assert usage(tmp_path) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("role", "body", "reason"),
+    [
+        ("teacher", completion("", "stop"), "empty_answer"),
+        ("teacher", completion(None, "stop"), "empty_answer"),
+        ("judge", completion("  "), "empty_judgement"),
+        ("teacher", completion("虾青", "length"), "truncated"),
+        ("teacher", completion("", "content_filter"), "teacher_refused"),
+        ("teacher", completion(None, refusal="不行"), "teacher_refused"),
+    ],
+)
+async def test_an_unusable_answer_is_a_failure_and_paid_once(
+    tmp_path: Path, serve: Serve, role: str, body: dict[str, Any], reason: str
+):
+    service = serve(script_of((200, body)))
+    for _ in range(2):
+        error = await failure(tmp_path, service.url, role=role)
+        assert (error.reason, error.transient) == (reason, False)
+    assert len(service.bodies) == 1
+    assert usage(tmp_path, role) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (200, {"error": {"message": "busy"}}),
+        (200, {**completion("x"), "choices": []}),
+        (200, b"<html>captive portal</html>", {"content-type": "text/html"}),
+        (200, b"{half", {}),
+        (200, [1, 2]),
+    ],
+)
+async def test_what_is_no_completion_is_never_an_answer(tmp_path: Path, serve: Serve, reply: Any):
+    error = await failure(tmp_path, serve(script_of(reply)).url)
+    assert (error.reason, error.transient) == ("teacher_bad_response", True)
+    assert usage(tmp_path) == (1, 1)  # it may have been paid for: the next attempt is the batch's to make
+
+
+async def test_gateways_may_leave_out_usage_and_finish_reason(tmp_path: Path, serve: Serve):
+    body = completion("x") | {"usage": None}
+    body["choices"][0]["finish_reason"] = None
+    async with client(tmp_path, serve(script_of((200, body))).url) as chat:
+        assert (await chat.ask(MESSAGES, str)).value == "x"
+
+
+@pytest.mark.parametrize("fault", [(500, {}), (429, {"error": {"message": "slow down"}}), None])
+async def test_weather_is_retried_and_every_failed_request_counted(tmp_path: Path, serve: Serve, fault: Any):
+    service = serve(script_of(fault, fault, (200, completion("x"))))
+    async with client(tmp_path, service.url) as chat:
+        assert (await chat.ask(MESSAGES, str)).value == "x"
+    assert usage(tmp_path) == (3, 2)
+
+
+async def test_retry_after_is_honoured(tmp_path: Path, serve: Serve):
+    service = serve(script_of((429, {}, {"retry-after-ms": "300"}), (200, completion("x"))))
+    start = time.monotonic()
+    async with client(tmp_path, service.url) as chat:
+        await chat.ask(MESSAGES, str)
+    assert time.monotonic() - start >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason", "transient"),
+    [
+        ((500, {}), "teacher_unavailable", True),
+        ((429, {}), "teacher_rate_limited", True),
+        ((400, {"error": {"message": "too long"}}), "teacher_bad_request", False),
+        ((422, {"error": {"message": "bad role"}}), "teacher_bad_request", False),
+    ],
+)
+async def test_reasons(tmp_path: Path, serve: Serve, reply: Any, reason: str, transient: bool):
+    error = await failure(tmp_path, serve(script_of(reply)).url, max_retries=0)
+    assert (error.reason, error.transient) == (reason, transient)
+    assert usage(tmp_path) == (1, 1)
+
+
+async def test_an_interrupted_answer_is_tried_again_and_never_used(tmp_path: Path, serve: Serve):
+    half = (200, completion("虾青", "insufficient_system_resource"))
+    async with client(tmp_path, serve(script_of(half, (200, completion("虾青素 服用方法")))).url) as chat:
+        assert (await chat.ask(MESSAGES, str)).value == "虾青素 服用方法"
+    error = await failure(tmp_path / "other", serve(script_of((200, completion("虾青", "tool_calls")))).url)
+    assert error.reason == "teacher_interrupted"
+
+
+async def test_answers_that_are_not_counted_still_cost(tmp_path: Path, serve: Serve):
+    service = serve(script_of((200, completion("改写" * 50) | {"usage": None})))
+    async with client(tmp_path, service.url) as chat:
+        assert (await chat.ask(MESSAGES, str)).cost_usd > 0.0008  # 80 tokens of answer at $10 a million
+
+
+async def test_a_malformed_answer_is_weather_and_shows_no_key(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("A_KEY", "sk-secret")
+    service = serve(script_of((200, completion("x"), {"x-huge": "h" * 20_000})))
+    error = await failure(tmp_path, service.url, api_key_env="A_KEY", max_retries=1)
+    assert (error.reason, error.transient) == ("teacher_unavailable", True)
+    chain = [error, error.__cause__, getattr(error.__cause__, "__cause__", None)]
+    assert "sk-secret" not in "".join(map(repr, chain))
+    assert usage(tmp_path) == (2, 2)
+
+
+async def test_a_long_answer_is_a_failure(tmp_path: Path, serve: Serve):
+    error = await failure(tmp_path, serve(script_of((200, completion("x" * 11)))).url, max_answer_chars=10)
+    assert error.reason == "answer_too_long"
+
+
+@pytest.mark.parametrize("limit", ["per_run_usd", "per_month_usd"])
+async def test_nothing_is_sent_beyond_the_budget(tmp_path: Path, serve: Serve, limit: str):
+    service = serve(script_of((200, completion("x"))))
+    budget = Budget.model_validate({limit: 0.00045})  # an answer costs 0.0002
+    async with client(tmp_path, service.url, budget=budget, concurrency=1) as chat:
+        asked = [chat.ask([{"role": "user", "content": str(n)}], str) for n in range(9)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(a) for a in answers if isinstance(a, Exception)] == [BudgetError] * 6
+    assert len(service.bodies) == 3
+    async with client(tmp_path, service.url, budget=budget) as chat:  # what is paid for costs nothing
+        assert (await chat.ask([{"role": "user", "content": "0"}], str)).cached
+
+
+async def test_two_processes_do_not_pay_for_the_same(tmp_path: Path, serve: Serve):
+    service = serve(lambda _: time.sleep(0.2) or (200, completion("x")))
+    async with client(tmp_path, service.url) as one, client(tmp_path, service.url) as other:
+        first, second = await asyncio.gather(one.ask(MESSAGES, str), other.ask(MESSAGES, str))
+    assert len(service.bodies) == 1
+    assert sorted((first.cached, second.cached)) == [False, True]
+
+
+async def test_who_fails_lets_the_other_try(tmp_path: Path, serve: Serve):
+    service = serve(script_of((500, {}), (200, completion("x"))))
+    once = {"max_retries": 0}
+    async with client(tmp_path, service.url, **once) as one, client(tmp_path, service.url, **once) as other:
+        asked = (one.ask(MESSAGES, str), other.ask(MESSAGES, str))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [getattr(answer, "value", None) for answer in answers] in ([None, "x"], ["x", None])
+
+
+async def test_timeout(tmp_path: Path, serve: Serve):
+    given_up = threading.Event()
+    service = serve(lambda _: given_up.wait(60) and (200, completion("x")))
+    error = await failure(tmp_path, service.url, max_retries=0, timeout_s=0.05)
+    given_up.set()
+    assert error.reason == "teacher_timeout"
+    assert usage(tmp_path) == (1, 1)
+
+
+async def test_no_answer_gives_the_terminal_a_command(tmp_path: Path, serve: Serve):
+    osc = "\x1b]52;c;aGk=\x07不行"
+    replies: tuple[Any, ...] = (
+        (200, completion(None, refusal=osc)),
+        (400, {"error": {"message": osc}}),
+        (500, {"error": {"message": osc}}),
+    )
+    for number, reply in enumerate(replies):
+        error = await failure(tmp_path / str(number), serve(script_of(reply)).url, max_retries=0)
+        assert "不行" in str(error) and "\x1b" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        ((401, {"error": {"message": "bad key sk-secret"}}), "the service refuses the key; check the environment"),
+        ((403, {}), "refuses the key"),
+        ((404, {}), "knows no model 'm'; set teacher.model"),
+        ((429, {"error": {"message": "", "code": "insufficient_quota"}}), "quota is spent"),
+    ],
+)
+async def test_what_no_row_could_survive_is_a_config_error(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, reply: Any, message: str
+):
+    monkeypatch.setenv("A_KEY", "sk-secret")
+    async with client(tmp_path, serve(script_of(reply)).url, api_key_env="A_KEY", max_retries=0) as chat:
+        with pytest.raises(ConfigError, match=message) as caught:
+            await chat.ask(MESSAGES, str)
+    assert "sk-secret" not in str(caught.value)
+
+
+async def test_the_secret_is_sent_but_never_kept(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("A_KEY", "sk-secret\n")  # as `export KEY=$(cat file)` in some shells leaves it
+    service = serve(script_of((500, {"error": {"message": "x"}}), (200, completion("x"))))
+    async with client(tmp_path, service.url, api_key_env="A_KEY") as chat:
+        await chat.ask(MESSAGES, str)
+    assert service.headers[0]["authorization"] == "Bearer sk-secret"
+    assert not files_with(tmp_path, b"sk-secret")
+
+
+async def test_a_missing_key_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match="teacher m needs the environment variable NO_SUCH_KEY"):
+        async with client(tmp_path, "http://127.0.0.1:9/v1", api_key_env="NO_SUCH_KEY"):
+            pass
+
+
+async def test_loopback_goes_past_a_proxy(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    async with client(tmp_path, serve(script_of((200, completion("x")))).url) as chat:
+        assert (await chat.ask(MESSAGES, str)).value == "x"
+
+
+async def test_no_more_requests_at_once_than_allowed(tmp_path: Path, serve: Serve):
+    at_once, most = 0, 0
+
+    def slow(_: Any) -> Any:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.03)
+        at_once -= 1
+        return 200, completion("x")
+
+    async with client(tmp_path, serve(slow).url, concurrency=2) as chat:
+        await asyncio.gather(*(chat.ask([{"role": "user", "content": str(n)}], str) for n in range(6)))
+    assert most == 2
+
+
+async def test_closing_lets_answers_come_in_and_sends_nothing_new(tmp_path: Path, serve: Serve):
+    arrived = threading.Semaphore(0)
+    service = serve(lambda _: arrived.release() or time.sleep(0.1) or (200, completion("x")))
+    async with client(tmp_path, service.url, concurrency=2) as chat:
+        asked = [asyncio.create_task(chat.ask([{"role": "user", "content": str(n)}], str)) for n in range(6)]
+        await asyncio.to_thread(lambda: arrived.acquire() and arrived.acquire())
+        for each in asked:
+            each.cancel()
+    assert len(service.bodies) == 2
+    assert usage(tmp_path) == (2, 0)
+
+
+async def test_two_services_do_not_share_answers(tmp_path: Path, serve: Serve):
+    for text in ("x", "y"):
+        service = serve(script_of((200, completion(text))))
+        async with client(tmp_path, service.url, salt=service.url) as chat:
+            assert (await chat.ask(MESSAGES, str)).value == text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"reasoning_content": "塞纳河穿过巴黎"},
+        {"reasoning": "塞纳河穿过巴黎"},
+        {"reasoning_content": "塞纳河穿过巴黎", "reasoning": {"summary": []}},
+    ],
+)
+async def test_a_chain_of_thought_comes_with_the_answer_also_from_the_ledger(
+    tmp_path: Path, serve: Serve, said: dict[str, Any]
+):
+    reply = completion("巴黎")
+    reply["choices"][0]["message"] |= said
+    async with client(tmp_path, serve(lambda _: (200, reply)).url) as chat:
+        answers = [await chat.ask(MESSAGES, str) for _ in range(2)]
+    assert [(each.value, each.reasoning, each.cached) for each in answers] == [
+        ("巴黎", "塞纳河穿过巴黎", False),
+        ("巴黎", "塞纳河穿过巴黎", True),
+    ]
+
+
+async def test_a_chain_of_thought_that_is_not_counted_is_not_for_nothing(tmp_path: Path, serve: Serve):
+    reply = {"choices": [{"message": {"content": "巴黎", "reasoning_content": "想" * 98}, "finish_reason": "stop"}]}
+    async with client(tmp_path, serve(lambda _: (200, reply)).url) as chat:
+        assert (await chat.ask(MESSAGES, str)).cost_usd >= 80 * 10 / 1e6

@@ -1,0 +1,69 @@
+"""The clients of a process: ledger keys of the stand-ins, and closing."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+import pytest
+from fake_service import PRICE
+
+from qinglan.clients.roles import Services, key_salt, open_clients
+from qinglan.config import Profile
+from qinglan.errors import ConfigError
+from qinglan.runs.code_digest import code_digest
+from qinglan.runs.run import Run
+
+ProfileOf = Callable[..., Profile]
+
+
+def run_of(profile: Profile, directory: Path) -> Run:
+    return Run(id="r", flow="refresh", profile=profile, directory=directory)
+
+
+def test_salt_names_the_service_or_the_stand_in(profile_of: ProfileOf):
+    judge = {"judge": {"model": "standin-judge"}, "prices": dict.fromkeys(("big", "standin-judge"), PRICE)}
+    profile = profile_of(teacher={"model": "big", "base_url": "http://live/v1/"}, **judge)
+    assert key_salt(profile, "teacher") == "http://live/v1"
+    assert key_salt(profile, "judge").startswith(code_digest("qinglan.simulators")[:12])
+
+
+def test_salt_changes_with_the_stand_ins_seed(profile_of: ProfileOf):
+    salts = {key_salt(profile_of(embedded={"sample_seed": seed}), "teacher") for seed in (1, 2)}
+    assert len(salts) == 2
+
+
+async def test_clients_open_and_close(profile_of: ProfileOf, tmp_path: Path):
+    profile = profile_of()
+    services = Services("http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/q")
+    async with open_clients(run_of(profile, tmp_path), services, ("rag",)) as clients:
+        assert (profile.paths.state / "ledger.db").is_file()
+    with pytest.raises((RuntimeError, httpx2.HTTPError)):
+        await clients.rag._client.get("http://127.0.0.1:9")
+
+
+async def test_only_the_roles_asked_for_need_a_key(
+    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    live = {"model": "big", "base_url": "http://127.0.0.1:9/v1", "api_key_env": "NO_SUCH_KEY"}
+    run = run_of(profile_of(teacher=live), tmp_path)
+    services = Services("http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/q")
+    async with open_clients(run, services, ("judge", "rag")) as clients:
+        assert clients.call_counts() == {"judge": {"cached": 0}, "rag": {"calls": 0, "failed": 0}}
+        with pytest.raises(LookupError, match="no teacher client; name the role in open_clients"):
+            _ = clients.teacher
+    with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
+        async with open_clients(run, services, ("teacher",)):
+            pass
+
+
+async def test_an_answerer_is_a_role_of_its_own(profile_of: ProfileOf, tmp_path: Path):
+    services = Services("http://t", "http://j", "http://r", answerer_url="http://127.0.0.1:9/v1")
+    run = run_of(profile_of(answerer={"model": "small", "base_url": "http://weak/v1"}), tmp_path)
+    assert key_salt(run.profile, "answerer") == "http://weak/v1"
+    async with open_clients(run, services, ("answerer",)) as clients:
+        assert clients.answerer._account.role == "answerer"
+        assert clients.call_counts() == {"answerer": {"cached": 0}}
+    with pytest.raises(ConfigError, match="answerer: recipe `query_rewrite` asks a weak model"):
+        async with open_clients(run_of(profile_of(), tmp_path), services, ("answerer",)):
+            pass

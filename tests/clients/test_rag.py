@@ -1,0 +1,211 @@
+"""The RAG's contract over real HTTP: what is sent, what breaks it, what is tried again and how that is counted."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from fake_service import FakeService, Script, recall
+
+from qinglan.clients.rag import CallCount, RagClient, read_answer
+from qinglan.config import Rag
+from qinglan.errors import ConfigError, RetrievalError
+
+Serve = Callable[[Script], FakeService]
+FOUND = (200, recall(("d1", 0.9), ("d2", 0.4)))
+
+
+@asynccontextmanager
+async def client(url: str, **options: Any) -> AsyncIterator[RagClient]:
+    made = RagClient(Rag.model_validate({"kb_name": "kb", "max_retries": 2, "timeout_s": 5} | options), url, "t1")
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def script_of(*replies: Any) -> Script:
+    left = list(replies)
+    return lambda _: left.pop(0) if len(left) > 1 else left[0]
+
+
+async def test_request_and_answer(serve: Serve):
+    service = serve(script_of(FOUND))
+    async with client(service.url, top_k=5, score_threshold=0.2) as rag:
+        found = await rag.retrieve("原话", "改写")
+        await rag.retrieve("原话")
+    body = {"query": "原话", "tenant_id": "t1", "kb_name": "kb", "top_k": 5, "score_threshold": 0.2}
+    assert service.bodies == [body | {"rewritten_query": "改写"}, body]
+    assert (found.ids, found.scores, found.rank("d2")) == (("d1", "d2"), (0.9, 0.4), 2)
+
+
+def test_numbers_as_ids_and_titles_from_content():
+    answer = b'{"data": {"recall": [{"id": 7, "content": "abc", "reranker_score": 1, "extra": 0}]}, "code": 0}'
+    found = read_answer(answer, "u")
+    assert (found.ids, found.titles) == (("7",), ("abc",))
+
+
+def test_nothing_recalled_is_an_answer():
+    assert read_answer(b'{"data": {"recall": []}}', "u").scores == ()
+
+
+def passages(*found: str) -> str:
+    return f'{{"data": {{"recall": [{", ".join(found)}]}}}}'
+
+
+def scored(*scores: object) -> str:
+    return passages(*(f'{{"content": "x", "reranker_score": {score}}}' for score in scores))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ('{"recall": []}', "`data` is missing (found: recall); wrap the passages as"),
+        ("{}", "`data` is missing (the object is empty)"),
+        ('{"docs": [1], "code": 0}', "(found: docs, code)"),
+        ("[]", "it is a list, not an object; wrap the passages as"),
+        ("null", "it is null, not an object"),
+        ('"{\\"data\\": 1}"', "it is a JSON text, not an object"),
+        ('{"data": []}', "`data` is a list; the passages belong one level deeper, under `data.recall`"),
+        ('{"data": null, "msg": "kb\\n not \\u001b[31mfound"}', '`data` is null and `msg` says "kb not [31mfound"'),
+        ('{"data": {"docs": []}}', "`data.recall` is missing (found: docs)"),
+        ('{"data": {"recall": null}}', "`data.recall` is null, not a list; nothing found is []"),
+        (passages('"x"'), "`data.recall[0]` is a text, not an object"),
+        (passages('{"reranker_score": 0.5}'), "`data.recall[0].content` is missing (found: reranker_score)"),
+        (passages('{"page_content": "x"}'), "send `page_content` under this name"),
+        (passages('{"content": null, "reranker_score": 0.5}'), "`data.recall[0].content` is null"),
+        (passages('{"content": "x", "score": 1}'), "send `score` under this name, in [0, 1]"),
+        (passages('{"content": "x", "reranker_score": 1, "id": [1]}'), "`data.recall[0].id` is a list"),
+        (passages('{"content": "x", "reranker_score": 1}', '{"content": "y"}'), "`data.recall[1].reranker_score` is m"),
+        (scored(0.9, 1.2), "`data.recall[1].reranker_score` is 1.2, outside [0, 1]; looks like a logit: send its sig"),
+        (scored(0.2, -3), "is -3, outside [0, 1]; looks like a logit"),
+        (scored(92.5, 31), "is 92.5, outside [0, 1]; looks like a percentage: divide by 100"),
+        (scored(1.0000002, 0.3), "outside [0, 1]; looks like rounding: clip it"),
+        (scored(7120, 31), "is 7120, outside [0, 1]; scale it to [0, 1]"),
+        (scored("NaN"), "`data.recall[0].reranker_score` is nan; send a number in [0, 1]"),
+        (scored('"0.9"'), '`data.recall[0].reranker_score` is the text "0.9"; send a number'),
+        (scored("true"), "`data.recall[0].reranker_score` is true or false"),
+        (scored("null"), "`data.recall[0].reranker_score` is null"),
+        ("", "the body is empty"),
+        ("<html>" + 5000 * "x", 'it is HTML, not JSON: "<html>xxx'),
+        ('data: {"docs": []}\n\n', "it is an event stream, not JSON"),
+        ("busy\n" + 5000 * "x", 'it is not JSON: "busy xxx'),
+        ("[" * 100_000, "it is not JSON"),
+        (scored(0.1, 0.2), "data.recall[1] above the passage before (0.2 after 0.1)"),
+        (scored(0.1, 0.2), "all of them rise: if it is a distance"),
+        (scored(*[0.1, 0.2] * 5), "data.recall[1], data.recall[3], data.recall[5] and 2 more above"),
+    ],
+)
+def test_broken_answers_say_what_is_wrong_and_what_to_do(answer: str, message: str):
+    with pytest.raises(RetrievalError) as caught:
+        read_answer(answer.encode(), "http://rag")
+    text = str(caught.value)
+    assert text.startswith("rag http://rag: the answer breaks the contract: ")
+    assert message in text
+    assert len(text) < 400 and text.isprintable()
+    assert (caught.value.reason, caught.value.transient) == ("rag_bad_answer", False)
+
+
+def test_a_wrong_content_type_is_named_where_the_body_is_no_json():
+    with pytest.raises(RetrievalError, match=r'content-type "text/html; charset=x"'):
+        read_answer(b"<!doctype html>", "u", "text/html;\tcharset=x")
+    assert read_answer(scored(0.5).encode(), "u", "text/plain").scores == (0.5,)
+
+
+@pytest.mark.parametrize("answer", [scored(0.5).encode("utf-16"), scored(0.5).replace("x", "\\ud800").encode()])
+def test_what_json_allows_and_the_reader_does_not(answer: bytes):
+    with pytest.raises(RetrievalError, match='breaks the contract: "Invalid JSON: '):
+        read_answer(answer, "u")
+
+
+def test_equal_scores_are_in_order_and_a_null_title_is_none():
+    assert read_answer(scored(0.5, 0.5, 0).encode(), "u").scores == (0.5, 0.5, 0.0)
+    answer = passages('{"content": "abc", "reranker_score": 1, "title": null}')
+    assert read_answer(answer.encode(), "u").titles == ("abc",)
+
+
+@pytest.mark.parametrize("fault", [(503, {}), (429, {}), None])
+async def test_weather_is_retried(serve: Serve, fault: Any):
+    async with client(serve(script_of(fault, fault, FOUND)).url) as rag:
+        assert (await rag.retrieve("q")).ids == ("d1", "d2")
+        assert (rag.call_count, rag.failed_count) == (3, 2)
+
+
+async def test_retries_end(serve: Serve):
+    service = serve(script_of((500, {})))
+    async with client(service.url) as rag:
+        with pytest.raises(RetrievalError, match="HTTP 500") as caught:
+            await rag.retrieve("q")
+        assert (caught.value.reason, caught.value.transient) == ("rag_unavailable", True)
+        assert (rag.call_count, rag.failed_count, len(service.bodies)) == (3, 3, 3)
+
+
+async def test_retry_after_is_honoured(serve: Serve):
+    start = time.monotonic()
+    async with client(serve(script_of((429, {}, {"retry-after-ms": "300"}), FOUND)).url) as rag:
+        await rag.retrieve("q")
+    assert time.monotonic() - start >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [((400, {"detail": "no such kb"}), "rag_refused"), ((302, b""), "rag_refused"), ((200, {}), "rag_bad_answer")],
+)
+async def test_a_refusal_or_a_broken_contract_is_not_tried_again_but_counted(serve: Serve, reply: Any, reason: str):
+    async with client(serve(script_of(reply)).url) as rag:
+        with pytest.raises(RetrievalError) as caught:
+            await rag.retrieve("q")
+        assert (caught.value.reason, rag.call_count, rag.failed_count) == (reason, 1, 1)
+
+
+async def test_nobody_there_and_garbled_bodies(serve: Serve):
+    garbled = serve(script_of((200, b"not gzip", {"content-encoding": "gzip"})))
+    for url in ("http://127.0.0.1:9/q", garbled.url):
+        async with client(url, max_retries=0) as rag:
+            with pytest.raises(RetrievalError, match="rag http"):
+                await rag.retrieve("q")
+
+
+async def test_the_token_is_sent_but_in_no_error(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAG_KEY", "s3cret")
+    service = serve(script_of((403, {"detail": "no"})))
+    async with client(service.url, api_key_env="RAG_KEY") as rag:
+        with pytest.raises(RetrievalError) as caught:
+            await rag.retrieve("q")
+    assert service.headers[0]["authorization"] == "Bearer s3cret"
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["s3cret\nx", "s3crét", "s3cret\x00"])
+def test_a_token_that_no_header_can_hold_is_refused_unseen(monkeypatch: pytest.MonkeyPatch, value: str):
+    monkeypatch.setattr("os.environ", {"RAG_KEY": value})
+    with pytest.raises(ConfigError, match="rag: the value of RAG_KEY has characters") as caught:
+        RagClient(Rag(api_key_env="RAG_KEY"), "http://127.0.0.1:9", "t")
+    assert "s3cr" not in str(caught.value)
+
+
+async def test_no_more_requests_at_once_than_allowed(serve: Serve):
+    at_once: list[int] = [0, 0]
+
+    def slow(_: Any) -> Any:
+        at_once[0] += 1
+        at_once[1] = max(at_once)
+        time.sleep(0.03)
+        at_once[0] -= 1
+        return FOUND
+
+    async with client(serve(slow).url, concurrency=2) as rag:
+        await asyncio.gather(*(rag.retrieve(str(n)) for n in range(6)))
+    assert at_once[1] == 2
+
+
+async def test_a_caller_can_count_its_own_requests_and_forgo_retries(serve: Serve):
+    service, mine, other = serve(script_of((503, {}), FOUND, (503, {}))), CallCount(), CallCount()
+    async with client(service.url) as rag:
+        await rag.retrieve("q", count=mine)
+        with pytest.raises(RetrievalError):
+            await rag.retrieve("q", count=other, max_retries=0)
+        assert (rag.call_count, rag.failed_count) == (3, 2)
+    assert (mine, other) == (CallCount(2, 1), CallCount(1, 1))

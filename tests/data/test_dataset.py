@@ -1,0 +1,201 @@
+"""The files that the trainers read."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from question_rows import LONG, SAME, random_rows, row
+
+from qinglan.config import Profile
+from qinglan.data.dataset import Built, build
+from qinglan.data.dataset import files as dataset_files
+from qinglan.errors import ConfigError, StageError, WorkbookError
+from qinglan.recipes import get_recipe, query_rewrite
+from qinglan.recipes.kinds.retrieval.records import NOT_JUDGED
+from qinglan.rows import Retrieved, Row, Split
+from qinglan.runs.artifacts import read_jsonl, write_jsonl
+
+PRICE = {"input_per_million_usd": 1, "output_per_million_usd": 1}
+PROFILE = Profile.model_validate(
+    {"name": "test", "teacher": {"model": "m"}, "judge": {"model": "m"}, "prices": {"m": PRICE}}
+)
+FOUND = Retrieved(ids=("a", "g"), scores=(0.9, 0.6), titles=("", ""))
+
+
+def built(
+    folder: Path, rows: Iterable[Row], profile: Profile = PROFILE, pinned: dict[str, Split] | None = None
+) -> Built:
+    write_jsonl(folder / "in.jsonl", rows)
+    return build(folder / "in.jsonl", folder / "out", profile, pinned)
+
+
+def answered(split: Split | None, seed: int, **fields: Any) -> Row:
+    fields = {"answer": f"改写{seed}", "answer_retrieved": FOUND, "split": split} | fields
+    return row(fields.pop("query", random_rows(1, seed)[0].query), **fields)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+ROWS = [
+    answered("train", 1, gold_id="g", judge_score=4.0),
+    answered("train", 2).failed("below_threshold"),
+    answered("train", 3).failed("worse_than_original"),
+    answered("train", 4).failed("rewrite_too_long"),
+    answered("train", 5).failed("near_duplicate_of_test"),
+    answered("train", 6, answer=None).failed("teacher_refused"),
+    answered("train", 7, answer_retrieved=None).failed("rag_error"),
+    answered("train", 8, answer_retrieved=Retrieved()).failed("nothing_recalled"),
+    answered("train", 13).failed("refusal_text"),
+    answered("train", 14).failed("boilerplate"),
+    answered("train", 15).failed("rewrite_too_short"),
+    answered("train", 16, answer_retrieved=Retrieved()).failed("rewrite_too_short"),
+    answered("train", 17).failed("rejected_by_reviewer"),
+    answered("dev", 9),
+    answered("test", 10),
+    answered("test", 11, answer=None).failed("teacher_timeout"),
+    answered("test", 12).failed("duplicate"),
+]
+
+
+def test_sft_files_hold_ok_rows_only(tmp_path: Path) -> None:
+    artifacts = built(tmp_path, ROWS).artifacts
+    (line,) = lines(artifacts["sft_train"].path)
+    assert line["messages"][:2] == query_rewrite.RECIPE.student_messages(ROWS[0], PROFILE.tenant)
+    assert line["messages"][2] == {"role": "assistant", "content": "改写1"}
+    assert line["metadata"] == {"row_id": ROWS[0].id, "tenant": "t", "gold_id": "g", "source": "q", "split": "train"}
+    assert artifacts["sft_dev"].rows == 1
+
+
+def test_rl_files_hold_every_row_with_a_valid_baseline(tmp_path: Path) -> None:
+    artifacts = built(tmp_path, ROWS).artifacts
+    records = pq.read_table(artifacts["rl_train"].path).to_pylist()
+    assert [r["extra_info"]["row_id"] for r in records] == [r.id for r in (*ROWS[:4], ROWS[10])]
+    assert (artifacts["rl_train"].rows, artifacts["rl_dev"].rows) == (5, 1)
+
+
+def test_rl_record_carries_the_teachers_baseline(tmp_path: Path) -> None:
+    artifacts = built(tmp_path, ROWS).artifacts
+    first, second = pq.read_table(artifacts["rl_train"].path).to_pylist()[:2]
+    assert first == {
+        "data_source": "qinglan/query_rewrite",
+        "prompt": query_rewrite.RECIPE.student_messages(ROWS[0], PROFILE.tenant),
+        "ability": "query_rewrite",
+        "reward_model": {"style": "rule", "ground_truth": "g"},
+        "extra_info": {
+            "row_id": ROWS[0].id,
+            "tenant": "t",
+            "question": ROWS[0].query,
+            "gold_id": "g",
+            "teacher_rewrite": "改写1",
+            "teacher_quality": pytest.approx(0.74),
+            "teacher_top1_score": 0.9,
+            "teacher_gold_rank": 2,
+            "teacher_judge": 4.0,
+        },
+    }
+    info = second["extra_info"]
+    assert (info["gold_id"], info["teacher_gold_rank"], info["teacher_judge"]) == ("", 0, NOT_JUDGED)
+
+
+def test_test_split_keeps_rows_where_the_teacher_failed(tmp_path: Path) -> None:
+    artifacts = built(tmp_path, ROWS).artifacts
+    assert [Row.model_validate(line) for line in lines(artifacts["test"].path)] == ROWS[14:16]
+    assert [Row.model_validate(line) for line in lines(artifacts["rows"].path)] == ROWS
+
+
+def test_counts_of_what_came_in_and_what_went_out(tmp_path: Path) -> None:
+    result = built(tmp_path, [*ROWS, row("").failed("empty_query"), row(LONG, split="dev")])
+    assert (result.before.total, result.before.ok, result.after.total, result.after.ok) == (19, 4, 19, 4)
+    assert result.splits == {"train": 13, "dev": 2, "test": 3, "none": 1}
+    assert result.after.reasons == result.before.reasons
+
+
+def test_a_correction_is_what_sft_learns_and_rl_leaves_it_alone(tmp_path: Path) -> None:
+    fixed = answered("train", 20, review="correct", corrected="虾青素 服用方法")
+    unanswered = answered("train", 21, answer=None, answer_retrieved=None, review="correct", corrected="钙片 用量")
+    artifacts = built(tmp_path, [fixed, unanswered, *ROWS[1:]]).artifacts
+    taught = [line["messages"][-1]["content"] for line in lines(artifacts["sft_train"].path)]
+    assert taught == ["虾青素 服用方法", "钙片 用量"]
+    asked = pq.read_table(artifacts["rl_train"].path).to_pylist()
+    assert {fixed.id, unanswered.id}.isdisjoint(r["extra_info"]["row_id"] for r in asked)
+
+
+def test_rows_are_placed_on_the_way(tmp_path: Path) -> None:
+    pair = [answered(None, 30, query=LONG), answered(None, 31, query=SAME)]
+    result = built(tmp_path, [*ROWS, *pair], pinned={pair[0].id: "train", pair[1].id: "test"})
+    written = {r.id: r for r in read_jsonl(result.artifacts["rows"].path, Row)}
+    assert written[pair[0].id].reason == "near_duplicate_of_test"
+    assert [r.id for r in read_jsonl(result.artifacts["test"].path, Row)][-1] == pair[1].id
+    assert result.after.reasons["near_duplicate_of_test"] == 2
+
+
+def test_evaluation_workbooks_keep_their_questions_out_of_training(tmp_path: Path) -> None:
+    book = tmp_path / "evaluation.csv"
+    essay = "".join(r.query for r in random_rows(60, seed=7))
+    book.write_text(f"问题\n{SAME}\n{essay}\n", encoding="utf-8")
+    config = PROFILE.dataset.model_copy(update={"decontaminate_against": (str(book),)})
+    profile = PROFILE.model_copy(update={"dataset": config})
+    repeated, too_long = answered("train", 40, query=LONG), answered("dev", 41, query=essay + "呢")
+    result = built(tmp_path, [repeated, too_long, *ROWS], profile)
+    assert result.after.reasons["near_duplicate_of_evaluation"] == 2
+    for name in ("sft_train", "sft_dev"):
+        assert {r["metadata"]["row_id"] for r in lines(result.artifacts[name].path)}.isdisjoint(
+            {repeated.id, too_long.id}
+        )
+    with pytest.raises(WorkbookError, match=r"gone\.csv"):
+        lost = config.model_copy(update={"decontaminate_against": (str(tmp_path / "gone.csv"),)})
+        built(tmp_path, ROWS, PROFILE.model_copy(update={"dataset": lost}))
+
+
+def test_an_evaluation_workbook_needs_none_of_the_recipes_inputs(tmp_path: Path) -> None:
+    book = tmp_path / "evaluation.csv"
+    book.write_text(f"问题\n{SAME}\n", encoding="utf-8")
+    recipe = Path(__file__).parents[1] / "support" / "capitals_recipe.py"
+    changed = {"recipe": str(recipe), "data": {"columns": {"inputs": {"hint": "线索"}}}}
+    own = PROFILE.model_dump() | changed | {"dataset": {"decontaminate_against": (str(book),)}}
+    hints = {"inputs": {"hint": "在南方"}, "parts": {"right": 1.0}}
+    rows = [each.model_copy(update=hints) for each in (answered("train", 40, query=LONG), *ROWS)]
+    reasons = built(tmp_path, rows, Profile.model_validate(own)).after.reasons
+    assert reasons["near_duplicate_of_evaluation"] == 1
+
+
+def test_files_of_several_row_groups_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_files, "_ROW_GROUP", 2)
+    path = built(tmp_path, ROWS).artifacts["rl_train"].path
+    assert pq.ParquetFile(path).num_row_groups == 3
+    assert pq.read_table(path).num_rows == 5
+
+
+def test_an_empty_split_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match=r"a split is empty \(train 5, dev 0, test 5; 0 near-dup.*split column"):
+        built(tmp_path, [*random_rows(5, split="train"), *random_rows(5, seed=1, split="test")])
+    rows = [row(LONG, split="test"), row(SAME, split="train"), row("头疼", split="dev"), row("").failed("empty_query")]
+    with pytest.raises(StageError, match=r"train 0, dev 1, test 1; 1 near-duplicates dropped, 1 unusable"):
+        built(tmp_path, rows)
+
+
+def test_an_empty_training_file_stops_the_run_and_leaves_nothing(tmp_path: Path) -> None:
+    rows = [r for r in ROWS[1:] if r.split != "dev"] + [answered("dev", 9).failed("rewrite_too_long")]
+    with pytest.raises(StageError, match=r"SFT train and SFT dev \(of 16 rows; failed: .*lower select.min_top1_score"):
+        built(tmp_path, rows)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_failed_build_leaves_the_files_of_an_earlier_one(tmp_path: Path) -> None:
+    artifacts = built(tmp_path, ROWS).artifacts
+    with pytest.raises(StageError):
+        built(tmp_path, ROWS[:2])
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {a.path.name for a in artifacts.values()}
+    for artifact in artifacts.values():
+        artifact.verify()
+
+
+def test_unknown_recipe_names_the_nearest() -> None:
+    assert get_recipe("query_rewrite") is query_rewrite.RECIPE
+    with pytest.raises(ConfigError, match=r"recipe `query_rewriter`.*did you mean `query_rewrite`"):
+        get_recipe("query_rewriter")

@@ -1,0 +1,278 @@
+"""Dataset versions: named by content, kept apart from runs, compared, and pinned from."""
+
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qinglan.config import Profile
+from qinglan.data import versions
+from qinglan.data.versions import (
+    Version,
+    diff,
+    find_rows,
+    find_version,
+    pinned_splits,
+    publish,
+    version_of,
+    versions_of,
+)
+from qinglan.errors import ArtifactError, ConfigError
+from qinglan.rows import Retrieved, Row, row_id
+from qinglan.runs.artifacts import Artifact, write_jsonl
+
+ProfileOf = Callable[..., Profile]
+FOUND = Retrieved(ids=("a",), scores=(0.8,), titles=("",))
+NUMBERS = iter(range(10_000))
+
+
+def row(query: str, **fields: Any) -> Row:
+    known: dict[str, Any] = {"answer": f"{query} 用法", "split": "train", "answer_request": "e4a9"}
+    known |= {"original_retrieved": FOUND, "answer_retrieved": FOUND, "source": "q.xlsx!问题!A2"} | fields
+    return Row(id=row_id("t", query), tenant="t", query=query, **known)
+
+
+ROWS = [
+    row("鱼油"),
+    row("钙片"),
+    row("蛋白粉", split="dev"),
+    row("益生菌", split="test"),
+    row("硒").failed("rag_error"),
+]
+
+
+@pytest.fixture
+def made(profile_of: ProfileOf, tmp_path: Path) -> Callable[..., Version]:
+    """Publish rows as a run's dataset."""
+
+    def make(rows: list[Row], profile: Profile | None = None, **what: str) -> Version:
+        return publish(profile or profile_of(), "run-1", dataset(tmp_path / f"run-{next(NUMBERS)}", rows), **what)
+
+    return make
+
+
+def dataset(folder: Path, rows: list[Row]) -> dict[str, Artifact]:
+    teaching = [{"text": r.target} for r in rows if r.status == "ok" and r.split == "train"]
+    return {
+        "rows": write_jsonl(folder / "rows.jsonl", rows),
+        "sft_train": write_jsonl(folder / "sft_train.jsonl", teaching),
+    }
+
+
+def test_a_version_outlives_its_run(made: Callable[..., Version], tmp_path: Path):
+    version = made(ROWS, inputs="in")
+    for run in tmp_path.glob("run-*"):
+        shutil.rmtree(run)
+    again = Version.read(version.directory)
+    assert again == version
+    assert [artifact.verify().name for artifact in again.artifacts.values()] == ["rows.jsonl", "sft_train.jsonl"]
+    assert (again.parent, again.pins, again.inputs, again.run_id, again.teacher) == ("", "", "in", "run-1", "big")
+    assert again.counts == {"rows": 5, "ok": 4, "dev_ok": 1, "test_ok": 1, "train_ok": 2}
+    assert {oct(file.stat().st_mode & 0o777) for file in version.directory.iterdir()} == {"0o444"}
+
+
+def test_the_files_are_links_where_they_can_be_and_copies_elsewhere(
+    made: Callable[..., Version], monkeypatch: pytest.MonkeyPatch
+):
+    assert made(ROWS).artifacts["rows"].path.stat().st_nlink == 2
+
+    def no_links(*_: Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", no_links)
+    copied = made(ROWS[:-1]).artifacts["rows"]
+    assert copied.verify().stat().st_nlink == 1
+
+
+def test_the_same_content_again_changes_nothing(made: Callable[..., Version], profile_of: ProfileOf):
+    first = made(ROWS)
+    second = made([*ROWS, row("叶黄素")])
+    assert second.parent == first.id
+    assert made(ROWS, inputs="others") == first
+    assert find_version(profile_of(), "latest") == second
+    assert versions_of(profile_of()) == [second, first]
+
+
+def test_the_id_depends_on_content_alone(tmp_path: Path):
+    a = dataset(tmp_path / "a", ROWS)
+    b = dict(reversed(dataset(tmp_path / "b", ROWS).items()))
+    assert version_of(a) == version_of(b) != version_of(dataset(tmp_path / "c", ROWS[:-1]))
+    assert len(version_of(a)) == 12
+
+
+def test_a_moved_state_folder_is_still_whole(made: Callable[..., Version], tmp_path: Path):
+    version = made(ROWS)
+    moved = version.directory.rename(tmp_path / "elsewhere")
+    assert Version.read(moved).artifacts["rows"].verify() == moved / "rows.jsonl"
+
+
+class Kill(BaseException):
+    """As kill -9: nothing after it is run."""
+
+
+@pytest.mark.parametrize("moment", ["_describe", "_point_latest"])
+def test_a_kill_leaves_no_half_version(
+    made: Callable[..., Version], profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, moment: str
+):
+    def dies(*_: Any) -> None:
+        raise Kill
+
+    with monkeypatch.context() as patch, pytest.raises(Kill):
+        patch.setattr(versions, moment, dies)
+        made(ROWS)
+    version = made(ROWS)
+    assert find_version(profile_of(), "latest") == version
+    names = {path.name for path in version.directory.parent.iterdir()}
+    assert names == {version.id, "latest", ".lock"}
+
+
+def test_publishers_at_once_make_one_version(made: Callable[..., Version], profile_of: ProfileOf):
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(made, [ROWS] * 4))
+    assert found == versions_of(profile_of()) * 4
+    assert find_version(profile_of(), "latest") == found[0]
+
+
+@pytest.mark.parametrize("tenant", ["../../etc", "/etc", "..", "", "a" * 500, "客户一", "A", "con\n", "a-b"])
+def test_a_tenant_never_becomes_a_path(profile_of: ProfileOf, tenant: str, made: Callable[..., Version]):
+    profile = profile_of(tenant={"id": tenant})
+    version = made(ROWS, profile)
+    root = (profile.paths.state / "datasets").resolve()
+    assert version.directory.parent.parent == root
+    assert version.tenant == tenant
+
+
+def test_a_tenants_recipes_do_not_meet(profile_of: ProfileOf):
+    capitals = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
+    assert versions.tenant_folder(profile_of(recipe=capitals)).name == "default.capitals_recipe"
+
+
+def test_tenants_do_not_meet(profile_of: ProfileOf):
+    names = [versions.tenant_folder(profile_of(tenant={"id": name})).name for name in ("a b", "a_b", "A_b", "a/b")]
+    assert len(set(names)) == 4
+    assert names[1] == "a_b.query_rewrite"
+
+
+def test_a_changed_file_is_not_published(made: Callable[..., Version], profile_of: ProfileOf, tmp_path: Path):
+    artifacts = dataset(tmp_path / "run", ROWS)
+    artifacts["sft_train"].path.write_text("x")
+    with pytest.raises(ArtifactError, match="was changed after it was written"):
+        publish(profile_of(), "run-1", artifacts)
+    assert versions_of(profile_of()) == []
+
+
+def test_names_of_versions(made: Callable[..., Version], profile_of: ProfileOf):
+    with pytest.raises(ConfigError, match=r"`latest`: not found for tenant `default`; newest: none; run `qinglan run"):
+        find_version(profile_of(), "latest")
+    version = made(ROWS)
+    assert find_version(profile_of(), version.id[:4]) == version
+    with pytest.raises(ConfigError, match=f"`nope`: not found for tenant `default`; newest: {version.id}"):
+        find_version(profile_of(), "nope")
+
+
+def test_a_damaged_version_is_one_line(made: Callable[..., Version]):
+    version = made(ROWS)
+    path = version.directory / "version.json"
+    path.chmod(0o644)
+    path.write_text('{"id": "x"}')
+    with pytest.raises(ArtifactError, match=r"version.json: not readable \(.*\); remove .* and publish") as caught:
+        Version.read(version.directory)
+    assert "\n" not in str(caught.value)
+
+
+# Pins
+
+
+def test_pins_are_the_latest_versions_splits(made: Callable[..., Version], profile_of: ProfileOf):
+    assert pinned_splits(profile_of(), "in-1") == ("", {})
+    first = made(ROWS, inputs="in-1")
+    pins, splits = pinned_splits(profile_of(), "in-2")
+    assert pins == first.id
+    assert splits == {r.id: r.split for r in ROWS if r.split}
+
+
+def test_a_rerun_keeps_the_pins_that_the_first_run_had(made: Callable[..., Version], profile_of: ProfileOf):
+    first = made(ROWS, inputs="in-1")
+    more = [*ROWS, row("叶黄素", split="test")]
+    made(more, inputs="in-2", pins=first.id)
+    assert pinned_splits(profile_of(), "in-1") == ("", {})
+    pins, splits = pinned_splits(profile_of(), "in-2")
+    assert (pins, len(splits)) == (first.id, len(ROWS))
+    assert len(pinned_splits(profile_of(), "in-3")[1]) == len(more)
+
+
+# Diff
+
+
+def test_what_changed_between_two_versions(made: Callable[..., Version]):
+    fish, calcium, protein, probiotic, selenium = ROWS
+    a = made(ROWS)
+    b = made(
+        [
+            fish.model_copy(update={"answer": "鱼油 功效"}),
+            calcium.failed("below_threshold"),
+            protein.model_copy(update={"split": "test"}),
+            probiotic.model_copy(update={"answer_retrieved": Retrieved()}),  # a score alone changes no row
+            row("叶黄素"),
+            row("褪黑素"),
+        ]
+    )
+    found = diff(a, b)
+    assert (found.added, found.removed, found.changed, found.unchanged) == (2, 1, 3, 1)
+    assert found.what == {"answer": 1, "ok → below_threshold": 1, "split dev → test": 1}
+    assert [change.kind for change in found.examples].count("added") == 2
+    assert [c.row_id for c in found.examples if c.kind == "removed"] == [selenium.id]
+    assert len(diff(a, b, examples=1).examples) == 3
+    assert diff(a, a).unchanged == len(ROWS)
+
+
+def test_rows_by_id(made: Callable[..., Version]):
+    version = made(ROWS)
+    assert find_rows(version, {ROWS[1].id, ROWS[3].id, "unknown"}) == {ROWS[1].id: ROWS[1], ROWS[3].id: ROWS[3]}
+
+
+def test_drift_is_measured_on_what_came_in(made: Callable[..., Version]):
+    assert made(ROWS).drift is None
+    found = made([*ROWS, *(row(f"车险理赔{n}") for n in range(40))]).drift
+    assert found is not None
+    assert (found.arrivals.rows, found.whole.rows) == (40, 45)
+    assert found.sentence.startswith("40 of 45 questions came in since ")
+
+
+# Training
+
+
+def test_new_training_rows_count_from_the_last_training(made: Callable[..., Version], profile_of: ProfileOf):
+    profile = profile_of()
+    first = made(ROWS)
+    assert versions.training_rows_since(profile, first) == 2  # nothing was trained yet
+    versions.note_training(profile, first.id, "run-1")
+    assert versions.training_rows_since(profile, first) == 0
+    rewritten = ROWS[0].model_copy(update={"answer": "鱼油 功效"})
+    second = made([rewritten, *ROWS[1:], row("叶黄素"), row("硒片", split="test"), row("锌").failed("rag_error")])
+    assert versions.training_rows_since(profile, second) == 2
+    training = versions.last_training(profile)
+    assert training and (training.version, training.run_id) == (first.id, "run-1")
+
+
+def test_a_long_training_that_ends_takes_nothing_back(made: Callable[..., Version], profile_of: ProfileOf):
+    profile = profile_of()
+    first, second = made(ROWS), made([*ROWS, row("叶黄素")])
+    versions.note_training(profile, second.id, "run-2")
+    versions.note_training(profile, first.id, "run-1")
+    training = versions.last_training(profile)
+    assert training and (training.version, training.run_id) == (second.id, "run-2")
+    (first.directory / "version.json").chmod(0o644)
+    (first.directory / "version.json").write_text("{")
+    versions.note_training(profile, first.id, "run-1")  # when it was made is not known any more
+    training = versions.last_training(profile)
+    assert training and training.version == first.id
+
+
+def test_a_training_on_an_unknown_version_makes_all_rows_new(made: Callable[..., Version], profile_of: ProfileOf):
+    versions.note_training(profile_of(), "0123456789ab", "run-0")
+    assert versions.training_rows_since(profile_of(), made(ROWS)) == 2

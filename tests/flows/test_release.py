@@ -1,0 +1,153 @@
+"""Releasing for real: the flow under Prefect with a person's approval, the command line, and MLflow's server."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+from registered import Models
+from release_site import DEADLINE_S, ROWS, Site
+from waiting import wait_until
+
+from qinglan.evaluation.models import Report
+from qinglan.ops import up
+from qinglan.ops.prefect_api import PatientClient, call
+from qinglan.runs.processes import answers, free_port
+from qinglan.serving.registry.approval import Waiting
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # MLflow's own use of SQLAlchemy
+]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def asked_in(site: Site, flow: "subprocess.Popen[str]") -> Path:
+    """The file by which the flow says that it waits for a person."""
+
+    def asks() -> Path | None:
+        return next(site.profile.paths.runs.glob("*/gate/waiting.json"), None)
+
+    wait_until("the gate's question", lambda: flow.poll() is not None or asks(), DEADLINE_S)
+    waiting = asks()
+    assert waiting is not None, flow.communicate()[0]
+    return waiting
+
+
+def believe_crashed(waiting: Waiting | None) -> None:
+    """As where no sign of life came through for a while: the process lives, and asks again."""
+    assert waiting
+    path = f"flow_runs/{waiting.flow_run_id}"
+    with PatientClient(base_url=waiting.api_url, timeout=DEADLINE_S) as api:
+
+        def paused_at() -> str | None:
+            state = call(api, "GET", path)["state"]
+            return str(state["timestamp"]) if state["name"] == "Paused" else None
+
+        for state in ({"type": "CRASHED"}, {"type": "SCHEDULED", "name": "AwaitingRetry"}):
+            wait_until("the flow run's pause", paused_at, DEADLINE_S)
+            before = paused_at()
+            call(api, "POST", f"{path}/set_state", {"state": state, "force": True})
+            wait_until("it to ask again", lambda before=before: paused_at() not in (None, before), DEADLINE_S)
+
+
+def test_a_model_that_a_person_approved_serves_until_it_is_rolled_back(site: Site):
+    first = site.evaluated_run("first")
+    flow = site.start("run", "release", "--from", first.id)
+    waiting = asked_in(site, flow)
+    assert (waiting.parent / "review.xlsx").exists()
+    believe_crashed(Waiting.read(waiting.parent))
+    site.qinglan("release", "approve", waiting.parents[1].name, "--reviewer", "李雷")
+    text, _ = flow.communicate(timeout=DEADLINE_S)
+    assert flow.returncode == 0, text
+    assert "approved by 李雷" in text
+    assert "version 1 (champion)" in text
+    report = Report.read(waiting.parents[1] / "report.json")
+    assert report.decision and report.decision.verdict == "promote"
+    assert report.released and (report.released.version, report.released.aliases) == ("1", ["champion"])
+
+    second = site.evaluated_run("second")
+    site.qinglan("run", "release", "--from", second.id, "--set", "gate.approval=none")
+    assert site.registry.aliases() == {"champion": "1"}  # it was not compared with the champion, which came later
+    decision = Report.read(site.profile.paths.runs / "latest" / "report.json").decision
+    assert decision and decision.verdict == "undecided"
+    unknown = {rule.name: rule.reason for rule in decision.rules if rule.outcome == "unknown"}
+    assert "was not evaluated in this run" in unknown["gain_vs_champion"]
+    site.qinglan("release", "promote", "2", "--force", "--reason", "tried by hand")
+    assert "champion 1, previous 2" in site.qinglan("release", "rollback", "--reason", "it was slow")
+    lineage = site.qinglan("lineage", "champion", "--worst", "1")
+    assert f"mean over {ROWS} of {ROWS} rows: the same" in lineage
+
+    champion = site.registry.released("champion")
+    assert champion is not None
+    shutil.rmtree(champion.folder)
+    restored = site.registry.folder(champion)
+    assert (restored / "model.safetensors").read_text() == "rl first"
+
+
+def test_a_wait_that_was_cancelled_ends_though_no_worker_is_there(site: Site):
+    evaluated = site.evaluated_run("first")
+    flow = site.start("run", "release", "--from", evaluated.id)
+    waiting = Waiting.read(asked_in(site, flow).parent)
+    assert waiting
+    with PatientClient(base_url=waiting.api_url, timeout=DEADLINE_S) as api:
+        path = f"flow_runs/{waiting.flow_run_id}"
+        wait_until("the pause", lambda: call(api, "GET", path)["state"]["name"] == "Paused", DEADLINE_S)
+        call(api, "POST", f"{path}/set_state", {"state": {"type": "CANCELLED"}})
+    text, _ = flow.communicate(timeout=DEADLINE_S)
+    assert flow.returncode == 2, text
+    assert "error: gate: the flow run became Cancelled while it waited for a person" in text
+    assert site.registry.aliases() == {}
+
+
+def test_a_model_that_nobody_looked_at_ends_the_flow_well_and_can_be_approved_later(site: Site):
+    evaluated = site.evaluated_run("first")
+    text = site.qinglan("run", "release", "--from", evaluated.id, "--set", "gate.approval_timeout_s=20")
+    assert "Undecided about the RL student" in text
+    with closing(sqlite3.connect(next(site.profile.paths.state.rglob("prefect.db")))) as database:
+        states = [name for (name,) in database.execute("SELECT name FROM flow_run_state ORDER BY timestamp")]
+    assert states[-3:] == ["Paused", "Running", "Completed"]  # never Failed, of which people would be told
+    assert site.registry.aliases() == {}
+    assert "champion 1" in site.qinglan("release", "approve", "latest", "--reviewer", "李雷")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """MLflow's server, as `qinglan up` starts it."""
+    port = free_port()
+    command = up.Site(tmp_path, f"sqlite:///{tmp_path / 'mlflow.db'}", mlflow_port=port).mlflow_server()
+    assert command
+    env = {**os.environ, **command.env}
+    with (tmp_path / "server.log").open("wb") as log:
+        process = subprocess.Popen(command.argv, env=env, stdout=log, stderr=log, start_new_session=True)
+    url, said = f"http://127.0.0.1:{port}", (tmp_path / "server.log").read_text
+    wait_until("MLflow", lambda: process.poll() is not None or answers(f"{url}/health"), DEADLINE_S, explain=said)
+    assert process.poll() is None, said()
+    yield url
+    process.terminate()
+    process.wait(300)
+
+
+def test_the_registry_works_over_mlflows_server(server: str, tmp_path: Path):
+    models = Models(server, "m", tmp_path)
+    models.register("one", "two")
+    refused = models.registry.register(models.candidate("three", "refuse"))
+    models.registry.promote("1")
+    models.registry.promote("2")
+    assert models.registry.roll_back("slow").version == "1"
+    assert models.open().aliases() == {"champion": "1", "previous": "2"}
+    assert (refused.version, models.registry.version("3").aliases) == ("3", ())
+    champion = models.registry.released("champion")
+    assert champion is not None
+    shutil.rmtree(champion.folder)
+    assert (models.registry.folder(champion) / "model.safetensors").read_text() == "one"
+    assert httpx.get(f"{server}/health", trust_env=False).status_code == 200

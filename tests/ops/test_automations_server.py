@@ -1,0 +1,372 @@
+"""Automations on a real Prefect server with a real worker: crashed runs go on, alarms pause, people are told."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import httpx
+import psutil
+import pytest
+from fake_service import FakeService
+from postgres import postgres_server
+from waiting import wait_until
+
+from qinglan.config import Profile
+from qinglan.ops.automations import apply_automations, crash_lost, deployments_of, requeue_crashed
+from qinglan.ops.prefect_api import PatientClient, call
+from qinglan.ops.up.site import SERVER_TUNING
+from qinglan.runs.processes import free_port
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+SILENCE_S = 20
+"""For longer than that no living attempt is without an end or a sign of life."""
+_TAGGED = {"prefect.resource.id": "prefect.tag.qinglan", "prefect.resource.role": "tag"}
+TOY = '''
+import os, signal, time
+from pathlib import Path
+import psutil
+from prefect import flow
+from prefect.runtime import flow_run
+from qinglan.ops.prefect_api import PatientClient, call
+
+def is_known_to_live():
+    """Has its first sign of life arrived?"""
+    resource, event = {{"id": [f"prefect.flow-run.{{flow_run.id}}"]}}, {{"name": ["prefect.flow-run.heartbeat"]}}
+    asked = {{"filter": {{"resource": resource, "event": event}}}}
+    with PatientClient(base_url=os.environ["PREFECT_API_URL"], trust_env=False, timeout=90) as api:
+        return bool(call(api, "POST", "events/filter", asked)["events"])
+
+@flow(name="refresh", flow_run_name="refresh {{profile}}")
+def refresh(profile: str = "night"):
+    """Its first attempt dies with its worker, its second alone, its third ends well."""
+    attempts = Path({folder!r}) / "attempts"
+    with attempts.open("a") as stream:
+        stream.write("x")
+    attempt = len(attempts.read_text())
+    while not is_known_to_live():
+        time.sleep(0.2)
+    if attempt == 1:
+        for parent in psutil.Process().parents():
+            if "worker" in parent.cmdline():
+                parent.kill()
+    if attempt < 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+'''
+
+
+class Server:
+    """A Prefect server with state and port of its own, on PostgreSQL as a team has it.
+
+    On SQLite its triggers and a burst of events may wait for each other until a minute is over.
+    """
+
+    def __init__(self, folder: Path, database: str) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}/api"
+        own = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        self._folder, self._processes = folder, list[psutil.Popen]()
+        self._env = own | {
+            "PREFECT_HOME": str(folder / "prefect"),
+            "PREFECT_API_URL": self.url,
+            "PREFECT_API_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{database}",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": SERVER_TUNING["PREFECT_SERVER_EVENTS_CAUSAL_ORDERING"],
+            "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT2S",
+            "PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS": "1",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "DO_NOT_TRACK": "true",
+        }
+        self.api = PatientClient(base_url=self.url, trust_env=False, timeout=90)
+        try:
+            self._serve(port)
+        except BaseException:
+            self.close()
+            raise
+
+    def _serve(self, port: int) -> None:
+        self._server = self.start("server", "start", "--host=127.0.0.1", f"--port={port}")
+        wait_until("Prefect's server", self._answers, explain=self.log("server").read_text)
+
+    def restart(self) -> None:
+        """As after a crash."""
+        os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.wait()
+        self._serve(urlsplit(self.url).port or 0)
+
+    def log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def start(self, *words: str) -> psutil.Popen:
+        with self.log(words[0]).open("ab") as log:
+            argv = [sys.executable, "-m", "prefect", *words]
+            # A session of its own, so that nothing of it outlives the test.
+            started = psutil.Popen(argv, env=self._env, stdout=log, stderr=log, start_new_session=True)
+        self._processes.append(started)
+        return started
+
+    def qinglan(self, *words: str) -> str:
+        argv = [sys.executable, "-m", "qinglan.cli", *words, "--set", f"paths.state={self._folder / 'state'}"]
+        done = subprocess.run(argv, cwd=ROOT, env=self._env, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def worker(self) -> psutil.Popen:
+        return self.start("worker", "start", "--pool=qinglan", "--type=process", "--install-policy=never")
+
+    def _answers(self) -> bool:
+        try:
+            return self.api.get("health").status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+    def post(self, path: str, /, **body: Any) -> Any:
+        return call(self.api, "POST", path, body)
+
+    def deploy(self, flow: str, name: str, profile: str, **more: Any) -> str:
+        flow_id = self.post("flows/", name=flow)["id"]
+        body = {"entrypoint": f"flows.{flow}.{flow}", "work_pool_name": "qinglan", "tags": ["qinglan"]} | more
+        made = self.post("deployments/", name=name, flow_id=flow_id, parameters={"profile": profile}, **body)
+        return str(made["id"])
+
+    def run(self, deployment: str) -> str:
+        return str(self.post(f"deployments/{deployment}/create_flow_run")["id"])
+
+    def state(self, run: str) -> str:
+        return str(call(self.api, "GET", f"flow_runs/{run}")["state"]["name"])
+
+    def set_state(self, run: str, kind: str, message: str = "") -> None:
+        self.post(f"flow_runs/{run}/set_state", state={"type": kind, "message": message}, force=True)
+
+    def is_paused(self, deployment: str) -> bool:
+        return bool(call(self.api, "GET", f"deployments/{deployment}")["paused"])
+
+    def heartbeat(self, run: str, after: timedelta = timedelta()) -> None:
+        resource = {"prefect.resource.id": f"prefect.flow-run.{run}"}
+        self._event("prefect.flow-run.heartbeat", resource, {}, _TAGGED, after=after)
+
+    def knows(self, resource_id: str, until: datetime) -> bool:
+        since = (until - timedelta(minutes=30)).isoformat()
+        asked = {"occurred": {"since": since, "until": until.isoformat()}, "resource": {"id": [resource_id]}}
+        return bool(self.post("events/filter", filter=asked)["events"])
+
+    def emit(self, event: str, run: str, profile: str, payload: dict[str, Any]) -> None:
+        """As tasks/events.py does within a flow run."""
+        resource = {"prefect.resource.id": "qinglan.run.r1", "qinglan.profile": profile}
+        resource["qinglan.alarm"] = event.rpartition(".")[2]
+        flow_run = {"prefect.resource.id": f"prefect.flow-run.{run}", "prefect.resource.role": "flow-run"}
+        self._event(event, resource, payload, flow_run)
+
+    def _event(
+        self,
+        event: str,
+        resource: dict[str, str],
+        payload: dict[str, Any],
+        *related: dict[str, str],
+        after: timedelta = timedelta(),
+    ) -> None:
+        about = {"id": str(uuid4()), "occurred": (datetime.now(UTC) + after).isoformat(), "event": event}
+        call(self.api, "POST", "events", [about | {"resource": resource, "related": related, "payload": payload}])
+
+    def close(self) -> None:
+        self.api.close()
+        for process in reversed(self._processes):
+            if process.is_running():
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with (
+        postgres_server() as postgres,
+        closing(Server(tmp_path_factory.mktemp("site"), postgres.make_database("prefect"))) as started,
+    ):
+        started.post("work_pools/", name="qinglan", type="process")
+        yield started
+
+
+@pytest.fixture
+def told(serve: Callable[..., FakeService], monkeypatch: pytest.MonkeyPatch) -> FakeService:
+    service = serve(lambda _: (200, {"code": 0}))
+    monkeypatch.setenv("NIGHT_WEBHOOK", service.url)
+    return service
+
+
+def night(profile_of: Callable[..., Profile], name: str = "night", **notify: Any) -> Profile:
+    return profile_of(
+        name=name,
+        notify={"webhook_url_env": "NIGHT_WEBHOOK", "ui_url": "http://prefect.example"} | notify,
+        automations={"crashed_after_s": SILENCE_S, "retry_after_s": 10},
+    )
+
+
+def test_a_run_whose_worker_was_killed_goes_on(
+    server: Server, profile_of: Callable[..., Profile], told: FakeService, tmp_path: Path
+):
+    (tmp_path / "toy.py").write_text(TOY.format(folder=str(tmp_path)), encoding="utf-8")
+    deployment = server.deploy("refresh", "nightly", "night", entrypoint="toy.py:refresh", path=str(tmp_path))
+    apply_automations(server.api, night(profile_of))
+    first_worker = server.worker()
+    run = server.run(deployment)
+    wait_until("the worker's death", lambda: first_worker.poll() is not None, explain=server.log("worker").read_text)
+    assert server.state(run) == "Running"  # which nobody can know but by waiting
+    second = server.worker()
+    wait_until("its end", lambda: server.state(run) == "Completed", explain=server.log("worker").read_text)
+    assert (tmp_path / "attempts").read_text() == "xxx"
+    second.kill()  # not SIGTERM: a worker makes SIGINT of it, which a background job of a shell ignores
+    second.wait()
+    wait_until("two messages", lambda: len(told.bodies) >= 2, explain=lambda: told.bodies)
+    assert [body["name"] for body in told.bodies] == ["refresh night"] * 2
+    assert f"no sign of life for {SILENCE_S:.1f} s" in told.bodies[0]["reason"]
+    assert "SIGKILL" in told.bodies[1]["reason"]
+    assert told.bodies[0]["link"] == f"http://prefect.example/runs/flow-run/{run}"
+
+
+def test_tries_are_bounded_and_ended_runs_are_left_alone(
+    server: Server, profile_of: Callable[..., Profile], told: FakeService
+):
+    profile = night(profile_of)
+    one_try = profile.model_copy(update={"automations": profile.automations.model_copy(update={"crash_retries": 1})})
+    deployment = server.deploy("refresh", "unlucky", "night")
+    apply_automations(server.api, one_try)
+    ended = {kind: server.run(deployment) for kind in ("COMPLETED", "CANCELLED", "RUNNING")}
+    for kind, run in ended.items():
+        server.set_state(run, "RUNNING")
+        server.heartbeat(run)
+        if kind != "RUNNING":
+            server.set_state(run, kind)
+    unlucky = server.run(deployment)
+    for tries_left in (1, 0):
+        server.set_state(unlucky, "RUNNING")
+        server.set_state(unlucky, "CRASHED", "no memory left\nTraceback of something long")
+        server.set_state(unlucky, "CRASHED", "as its worker tells it")
+        if tries_left:
+            wait_until("a retry", lambda: server.state(unlucky) == "AwaitingRetry")
+    # The one that is silent is found after 20 s and goes on after 10 s more: time enough for what must not happen.
+    wait_until("the silent one's retry", lambda: server.state(ended["RUNNING"]) == "AwaitingRetry")
+    assert server.state(unlucky) == "Crashed"
+    assert [server.state(ended[kind]) for kind in ("COMPLETED", "CANCELLED")] == ["Completed", "Cancelled"]
+    # None has a name of its own yet, so that it is known by its deployment; told of by one automation alone.
+    reasons = [body["reason"] for body in told.bodies if unlucky in body["link"]]
+    assert reasons == ["no memory left"] * 2
+    assert len(told.bodies) == 3
+
+
+def test_a_failure_just_after_the_servers_restart_is_told_at_once(
+    server: Server, profile_of: Callable[..., Profile], told: FakeService
+):
+    deployment = server.deploy("refresh", "restarted", "noon")
+    apply_automations(server.api, night(profile_of, "noon"))
+    run = server.run(deployment)
+    server.set_state(run, "RUNNING")
+    server.restart()
+    server.set_state(run, "FAILED", "the budget is used up")
+    wait_until("a message", lambda: told.bodies)
+    assert told.bodies[0]["reason"] == "the budget is used up"
+
+
+def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
+    server: Server, profile_of: Callable[..., Profile], told: FakeService, monkeypatch: pytest.MonkeyPatch
+):
+    names = ("night", "day")
+    own = {name: server.deploy("train", f"train-{name}", name) for name in names}
+    nightly = server.deploy("refresh", "refresh-night", "night")
+    for name in names:
+        apply_automations(server.api, night(profile_of, name, format="feishu"))
+    run = server.run(own["night"])
+    server.emit("qinglan.alarm.zero_variance", run, "night", {"name": "zero_variance", "step": 9, "message": "few"})
+    wait_until("a message", lambda: told.bodies)
+    assert not server.is_paused(own["night"])
+    alarm = {"name": "reward_up_gold_down", "step": 12, "message": "reward up <at user_id='all'>"}
+    server.emit("qinglan.alarm.reward_up_gold_down", run, "night", alarm)
+    wait_until("a pause, told", lambda: server.is_paused(own["night"]) and len(told.bodies) >= 2)
+    assert not server.is_paused(own["day"]) and not server.is_paused(nightly)
+    server.emit("qinglan.gate.refuse", run, "day", {"sentence": "Do not release: cost."})
+    wait_until("the gate's message", lambda: len(told.bodies) >= 3)
+    asked = {"sentence": "Release it.", "until": "tomorrow", "command": "qinglan release approve r1"}
+    server.emit("qinglan.gate.waiting", run, "day", asked)
+    wait_until("one more message", lambda: len(told.bodies) >= 4)
+    texts = [body["content"]["text"].splitlines() for body in told.bodies]
+    name = server.api.get(f"flow_runs/{run}").json()["name"]
+    link = f"http://prefect.example/runs/flow-run/{run}"
+    assert texts[0] == [f"Qinglan: {name} alarms at step 9 (zero_variance): few", link]
+    assert texts[1] == [
+        f"Qinglan: {name} alarms at step 12 (reward_up_gold_down): reward up ‹at user_id='all'>",
+        "No training starts by itself until someone resumes train/train-night.",
+        link,
+    ]
+    assert texts[2] == [f"Qinglan: {name} releases no model: Do not release: cost.", link]
+    assert texts[3] == [
+        f"Qinglan: {name} waits for a person until tomorrow: Release it.",
+        "Answer on its page (Resume), or: qinglan release approve r1",
+        link,
+    ]
+
+
+def test_a_run_that_nobody_takes_is_told(server: Server, profile_of: Callable[..., Profile], told: FakeService):
+    deployment = server.deploy("refresh", "waiting", "dusk")
+    apply_automations(server.api, night(profile_of, "dusk", about=("waiting",), waiting_s=10, ui_url=None))
+    run = server.run(deployment)
+    wait_until("a late run, told", lambda: server.state(run) == "Late" and told.bodies)
+    assert told.bodies[0]["topic"] == "waiting"
+    assert told.bodies[0]["link"].endswith(f"/runs/flow-run/{run}")  # as the server knows itself
+
+
+def test_applied_again_changes_nothing_and_takes_back_what_it_made(
+    server: Server, profile_of: Callable[..., Profile], told: FakeService
+):
+    def ours() -> set[str]:
+        return {entry["name"] for entry in server.post("automations/filter")}
+
+    profile = night(profile_of, "dawn")
+    assert apply_automations(server.api, profile)
+    assert apply_automations(server.api, profile) == []
+    assert any(name.startswith("qinglan: dawn: ") for name in ours())
+    done = apply_automations(server.api, profile_of(name="dawn", automations={"pause_at": ()}))
+    assert {line.partition(": ")[0] for line in done} >= {"automation removed"}
+    assert not any(name.startswith("qinglan: dawn: ") for name in ours())
+    held = server.api.get("block_types/slug/webhook/block_documents/name/qinglan-dawn")
+    assert held.status_code == httpx.codes.NOT_FOUND
+
+
+def test_deploying_twice_changes_nothing_and_resumes_nothing(server: Server):
+    first = server.qinglan("deploy")
+    assert "work pool made: qinglan-trainer" in first and "deployed deployments/prefect.yaml to" in first
+    (train,) = [each for each in deployments_of(server.api) if each.full_name == "train/train"]
+    server.post(f"deployments/{train.id}/pause_deployment")
+    assert "automations are up to date" in server.qinglan("deploy")
+    assert server.is_paused(train.id)
+
+
+def test_what_the_automations_missed_is_found(server: Server):
+    """Last: its events are of an hour that is yet to come."""
+    deployment = server.deploy("refresh", "lost", "night")
+    silent, heard, paused, unheard = runs = [server.run(deployment) for _ in range(4)]
+    for run in runs:
+        server.set_state(run, "RUNNING")
+    server.set_state(paused, "PAUSED")  # as one that waits for a person's approval
+    for run in (silent, paused):
+        server.heartbeat(run)
+    server.heartbeat(heard, after=timedelta(minutes=40))
+    later = datetime.now(UTC) + timedelta(minutes=61)
+    wait_until("the heartbeat", lambda: server.knows(f"prefect.flow-run.{heard}", later))
+    assert crash_lost(server.api, later) == []  # nothing shows that the server was there half an hour before
+    server.heartbeat(heard, after=timedelta(minutes=10))
+
+    def both_found() -> bool:
+        crash_lost(server.api, later)
+        return {server.state(silent), server.state(paused)} == {"Crashed"}
+
+    wait_until("both", both_found)
+    assert (server.state(heard), server.state(unheard)) == ("Running", "Running")
+    assert len(requeue_crashed(server.api, later)) >= 2
+    assert {server.state(silent), server.state(paused)} == {"AwaitingRetry"}

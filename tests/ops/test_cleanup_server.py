@@ -1,0 +1,205 @@
+"""Clean-up against the real things: Prefect's server forgets old flow runs, MLflow's registry loses nothing."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from release_site import Site
+from waiting import wait_until
+
+from qinglan.config import Profile
+from qinglan.evaluation.models import Decision
+from qinglan.ops import up
+from qinglan.ops.cleanup import Cleaned, clean_up
+from qinglan.ops.prefect_api import PatientClient
+from qinglan.recipes.scoring.identity import scored_with
+from qinglan.runs.processes import answers, free_port
+from qinglan.runs.run import Run, load_stages
+from qinglan.runs.tracking import Tracker
+from qinglan.serving.lineage import figure_of, rows_behind, subject_of
+from qinglan.serving.registry import Released, registry_of
+from qinglan.serving.registry.candidates import candidate_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # MLflow's own use of SQLAlchemy
+]
+DEADLINE_S = 120
+LATER = datetime.now(UTC) + timedelta(days=40)
+NOTHING_STAYS = {
+    "run_days": 0, "runs_per_flow": 1, "unfinished_days": 0, "checkpoint_days": 0, "superseded_days": 0,
+    "dataset_days": 0, "mlflow_days": 0, "log_days": 0, "flow_run_days": None,
+}  # fmt: skip
+
+
+def swept(profile: Profile, **retention: Any) -> Cleaned:
+    ruled = Profile.model_validate(profile.model_dump() | {"retention": retention})
+    cleaned = clean_up(ruled, dry_run=False, say=print, now=LATER)
+    assert not cleaned.notes
+    return cleaned
+
+
+def tracked(profile: Profile, run: Run) -> tuple[str, str]:
+    """MLflow's runs of a run, as a flow leaves them: the flow's and a stage's."""
+    tracker = Tracker(profile.tracking_uri, profile.tracking, profile.paths.state)
+    tags = {"profile": profile.name, "qinglan.run_id": run.id, "run.directory": str(run.directory)}
+    parent = tracker.start_run(run.id, tags)
+    child = tracker.start_run(f"{run.id} register", {"qinglan.run_id": run.id}, parent=parent)
+    MlflowClient(profile.tracking_uri).log_text(child, "x", "log.txt")
+    return parent, child
+
+
+def register(profile: Profile, run: Run, mlflow_run_id: str) -> Released:
+    """Register the run's RL model, refused, so that no alias names it."""
+    names = ["dataset", "base_model", "sft", "rl", "evaluate"]
+    dataset, base, sft, rl, evaluated = load_stages(run.directory, names, scored_with(run))
+    decision = Decision(verdict="refuse", challenger="rl", rules=[], sentence="No.")
+    candidate = candidate_of(run, decision, evaluated, dataset, {"base": base, "sft": sft, "rl": rl}, mlflow_run_id)
+    return registry_of(profile).register(candidate)
+
+
+def test_what_a_registered_model_was_made_of_survives_the_strictest_policy(tmp_path: Path):
+    site = Site(tmp_path)
+    profile, runs = site.profile, []
+    for weights in ("kept", "gone", "newest"):
+        runs.append(site.evaluated_run(weights))
+        time.sleep(1.1)  # run ids tell seconds
+    kept, gone, newest = runs
+    (kept.directory / "rl" / "checkpoints" / "global_step_5").mkdir(parents=True)
+    ids = {run.id: tracked(profile, run) for run in runs}
+    version = register(profile, kept, ids[kept.id][1])
+
+    cleaned = swept(profile, **NOTHING_STAYS)
+    assert cleaned.counts == {"run": 1, "checkpoint": 1, "mlflow_run": 2}
+    assert [kept.directory.exists(), gone.directory.exists(), newest.directory.exists()] == [True, False, True]
+    client = MlflowClient(profile.tracking_uri)
+    for run in (kept, newest):
+        assert all(client.get_run(each).info.lifecycle_stage == "active" for each in ids[run.id])
+    for each in ids[gone.id]:
+        with pytest.raises(MlflowException, match="not found"):
+            client.get_run(each)
+
+    registry = registry_of(profile)
+    folder = registry.folder(registry.version(version.version))
+    assert (folder / "model.safetensors").read_text() == "rl kept"
+    subject = subject_of(profile, version.version)
+    assert figure_of(profile, subject).agrees
+    assert rows_behind(profile, subject, "top1", worst=3)
+    assert "of 200 rows: the same" in site.qinglan("lineage", version.version, "--worst", "1")
+    kept_dir = kept.directory / "rl" / "model"
+    kept_dir.rename(tmp_path / "lost")  # and MLflow still has the weights
+    assert (registry.folder(registry.version(version.version)) / "model.safetensors").read_text() == "rl kept"
+
+
+# Prefect
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    """A server of Prefect's that this site uses."""
+    site = up.Site(tmp_path, "", prefect_port=free_port())
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env |= site.prefect_server().env | {"PREFECT_HOME": str(tmp_path / "prefect")}
+    # Its scheduler makes anew what is removed before its time has come.
+    env |= {"PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false"}
+    with (tmp_path / "server.log").open("wb") as log:
+        process = subprocess.Popen(site.prefect_server().argv, env=env, stdout=log, stderr=log, start_new_session=True)
+    try:
+        said, health = (tmp_path / "server.log").read_text, f"{site.api_url}/health"
+        wait_until("Prefect", lambda: process.poll() is not None or answers(health), DEADLINE_S, explain=said)
+        assert process.poll() is None, said()
+        monkeypatch.setenv("PREFECT_API_URL", site.api_url)
+        # On SQLite the server answers 503 while it is at work itself, as it is when it has just started.
+        with PatientClient(base_url=site.api_url, trust_env=False, timeout=30) as client:
+            yield client
+    finally:
+        with suppress(ProcessLookupError):  # it ended by itself
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def ask(api: httpx.Client, address: str, **body: Any) -> Any:
+    return api.post(address, json=body).raise_for_status().json()
+
+
+def ended(api: httpx.Client, run_id: str, state: str = "COMPLETED") -> str:
+    ask(api, f"flow_runs/{run_id}/set_state", state={"type": state}, force=True)
+    return run_id
+
+
+def names(api: httpx.Client) -> set[str]:
+    return {run["id"] for run in ask(api, "flow_runs/filter", limit=200)}
+
+
+def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: httpx.Client, tmp_path: Path):
+    profile = Site(tmp_path).profile
+    flow, theirs = (ask(api, "flows/", name=name)["id"] for name in ("refresh", "their-flow"))
+    nightly, foreign = (
+        ask(
+            api, "deployments/", name=name, flow_id=flow, tags=tags, parameters={"profile": "embedded"},
+            schedules=[{"schedule": {"cron": "0 2 * * *", "timezone": "UTC"}, "active": True}],
+        )["id"]
+        for name, tags in (("nightly", ["qinglan"]), ("other-team", ["other"]))
+    )  # fmt: skip
+    for deployment in (nightly, foreign):
+        api.post(f"deployments/{deployment}/schedule", json={"max_runs": 3}).raise_for_status()
+    scheduled, by_others = (
+        [run["id"] for run in ask(api, "flow_runs/filter", flow_runs={"deployment_id": {"any_": [each]}})]
+        for each in (nightly, foreign)
+    )
+
+    def run_of(flow_id: str, **parameters: Any) -> str:
+        return str(ask(api, "flow_runs/", flow_id=flow_id, parameters=parameters, state={"type": "RUNNING"})["id"])
+
+    by_hand, other_profile, other_flow = (
+        run_of(flow, profile="embedded"),
+        run_of(flow, profile="medical"),
+        run_of(theirs),
+    )
+    from_ui = ask(api, f"deployments/{nightly}/create_flow_run", parameters={"overrides": ["data.limit=3"]})["id"]
+    by_path = run_of(flow, profile=str(tmp_path / "profile.yaml"))
+    at_work, failed = run_of(flow, profile="embedded"), run_of(flow, profile="embedded")
+    old = {ended(api, each) for each in (scheduled[0], by_hand, from_ui, by_path)} | {ended(api, failed, "FAILED")}
+    foreign_old = {ended(api, each) for each in (other_profile, other_flow, by_others[0])}
+    for number in range(3):
+        ask(api, "artifacts/", key="run", type="markdown", data=str(number), flow_run_id=by_hand)
+    ask(api, "artifacts/", key="run", type="markdown", data="at work", flow_run_id=at_work)
+    line = {
+        "name": "n",
+        "level": 20,
+        "message": "m",
+        "timestamp": datetime.now(UTC).isoformat(),
+        "flow_run_id": by_hand,
+    }
+    api.post("logs/", json=[line]).raise_for_status()
+    everything = names(api)
+    assert old | foreign_old | {at_work} <= everything
+
+    assert not swept(profile, flow_run_days=50).removed
+    assert names(api) == everything
+    cleaned = swept(profile, flow_run_days=30)
+    assert cleaned.counts == {"flow_run": len(old)}
+    assert names(api) == everything - old
+    assert scheduled[1] in names(api)  # of the nights to come
+    left = [artifact["data"] for artifact in ask(api, "artifacts/filter", limit=200)]
+    assert left == ["at work"]
+    assert [each["data"] for each in ask(api, "artifacts/latest/filter", limit=200)] == ["at work"]
+    mine = {"flow_run_id": {"any_": [by_hand]}}
+    wait_until("its logs to go", lambda: not ask(api, "logs/filter", logs=mine))
+
+
+def test_a_prefect_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_port()}/api")
+    cleaned = clean_up(Site(tmp_path).profile, dry_run=False, say=print, now=LATER)
+    assert len(cleaned.notes) == 1
+    assert cleaned.notes[0].endswith("named by PREFECT_API_URL")

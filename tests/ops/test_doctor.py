@@ -1,0 +1,217 @@
+"""Doctor as a whole: in time, in order, and without any secret."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from fake_ray import FakeRay
+from fake_service import FakeService, Script, completion, recall
+
+from qinglan import cli
+from qinglan.config import Profile
+from qinglan.ops import doctor, preflight
+from qinglan.ops.checks import Check, Planned
+from qinglan.ops.doctor import machine
+from qinglan.ops.doctor.machine import GB
+from qinglan.ops.doctor.probe import Probe, Running
+
+ProfileOf = Callable[..., Profile]
+Serve = Callable[[Script], FakeService]
+Qinglan = Callable[..., tuple[int, str, str]]
+KEY = "sk-very-secret-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No server, proxy, package, room or limit of the machine that the tests run on."""
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
+    monkeypatch.setattr(machine, "memory_bytes", lambda: (64 * GB, 60 * GB))
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=500 * GB))
+    monkeypatch.setattr(machine.os, "statvfs", lambda _: SimpleNamespace(f_files=10**7, f_favail=10**6))
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (65_536, 65_536))
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def qinglan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Qinglan:
+    """Run the command in this process: status, stdout, stderr."""
+
+    def call(profile: Profile, *words: str) -> tuple[int, str, str]:
+        path = tmp_path / "p.yaml"
+        path.write_text(yaml.safe_dump(profile.model_dump(mode="json")))
+        monkeypatch.setattr("sys.argv", ["qinglan", "doctor", "--profile", str(path), *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that takes connections and never answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(64)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def live(profile_of: ProfileOf, url: str, **sections: Any) -> Profile:
+    """Teacher and judge at one address, which takes the key."""
+    chat = {"base_url": url, "api_key_env": "A_KEY"}
+    both = {"teacher": {"model": "big", **chat}, "judge": {"model": "small", **chat}}
+    return profile_of(rl={"rollout_engine": "cpu"}, **both | sections)
+
+
+def test_no_probe_may_take_so_long_that_doctor_takes_half_a_minute(profile_of: ProfileOf, ray: FakeRay):
+    profile = live(profile_of, "http://127.0.0.1:9/v1", trainer={"ray_dashboard_url": ray.url})
+    probes = list(doctor._probes(profile, "pipeline", may_pay=True))
+    assert {each.group for each in probes} >= {doctor.PROFILE, doctor.SERVERS, doctor.CLUSTER, doctor.PAID}
+    assert max(each.within_s for each in probes) <= 25
+
+
+def test_a_service_that_hangs_holds_nothing_up(
+    profile_of: ProfileOf, qinglan: Qinglan, silent: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("A_KEY", KEY)
+    monkeypatch.setattr(doctor, "QUICK_S", 3.0)
+    monkeypatch.setattr(doctor, "SLOW_S", 4.0)
+    began = time.monotonic()
+    status, out, err = qinglan(live(profile_of, f"{silent}/v1", rag={"url": silent}))
+    assert time.monotonic() - began < 60
+    assert (status, err) == (2, "error: 3 of the checks failed\n")
+    assert f"✗ teacher (big at {silent}/v1): nothing known after 3 s; does it hang" in out
+    assert "✓ ledger" in out
+    assert "✓ mlflow" in out
+
+
+def test_findings_keep_their_order_and_the_first_don_t_wait_for_the_last():
+    goes_on = threading.Event()
+
+    def slow() -> Check:
+        return Check("slow", "" if goes_on.wait(60) else "held up")
+
+    probes = [Probe.of("g", Planned("quick", "", lambda: Check("quick", ""))), Probe.of("g", Planned("slow", "", slow))]
+    first, second = [Running(each) for each in probes]
+    assert first.result().checks == [Check("quick", "")]
+    time.sleep(0.2)
+    goes_on.set()
+    assert second.result().checks == [Check("slow", "")]
+    assert second.result().seconds >= 0.2
+
+
+def test_a_look_that_fails_hides_no_other():
+    def fail() -> Check:
+        raise TimeoutError("its own\nmore")
+
+    (check,) = Running(Probe.of("g", Planned("x", "y", fail))).result().checks
+    assert check.problem == (
+        "x (y): TimeoutError: its own; a setting that a library refuses, or a bug: please report it"
+    )
+
+
+@pytest.mark.parametrize("proxy", ["socks4://127.0.0.1:9", "http://127.0.0.1:none"])
+def test_a_proxy_that_no_client_can_use_ends_nothing(
+    profile_of: ProfileOf, qinglan: Qinglan, monkeypatch: pytest.MonkeyPatch, proxy: str
+):
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    monkeypatch.setenv("A_KEY", KEY)
+    profile = live(profile_of, "https://teacher.invalid/v1", rag={"url": "https://rag.invalid"})
+    status, out, err = qinglan(profile, "--paid-probe")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "✗ proxies: HTTPS_PROXY: " in out
+    assert "✓ mlflow" in out
+
+
+def test_groups_have_a_heading_and_json_says_the_same(profile_of: ProfileOf, qinglan: Qinglan):
+    models = {"teacher": {"model": "standin-rewriter"}, "judge": {"model": "standin-judge"}}
+    price = {"input_per_million_usd": 1, "output_per_million_usd": 1}
+    prices = dict.fromkeys(("standin-rewriter", "standin-judge"), price)
+    profile = profile_of(rl={"rollout_engine": "cpu"}, prices=prices, **models)
+    status, out, _ = qinglan(profile)
+    assert status == 0
+    assert [line for line in out.splitlines() if line[0] not in "✓!✗"] == ["This machine", "The profile", "Servers"]
+    status, out, _ = qinglan(profile, "--json", "--flow", "refresh")
+    data = json.loads(out)
+    assert (status, data["flow"], data["is_ready"]) == (0, "refresh", True)
+    assert {"group", "name", "status", "detail", "problem", "note", "seconds"} == set(data["findings"][0])
+    assert "device" not in [finding["name"] for finding in data["findings"]]
+
+
+def test_json_and_status_tell_of_a_problem(profile_of: ProfileOf, qinglan: Qinglan):
+    status, out, err = qinglan(profile_of(data={"workbook": "/no/[b].xlsx"}), "--json", "--flow", "refresh")
+    by_name = {finding["name"]: finding for finding in json.loads(out)["findings"]}
+    assert (status, json.loads(out)["is_ready"], err.count("\n")) == (2, False, 1)
+    assert by_name["workbook"]["status"] == "problem"
+    assert by_name["workbook"]["problem"].startswith("/no/[b].xlsx")
+
+
+def test_an_unknown_recipe_ends_what_goes_by_it(profile_of: ProfileOf, qinglan: Qinglan):
+    status, out, _ = qinglan(profile_of(recipe="query_rewrit"), "--paid-probe")
+    assert (status, "did you mean `query_rewrite`?" in out) == (2, True)
+    assert "keys" not in out
+    assert "✓ mlflow" in out
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_no_key_is_shown_even_where_a_service_repeats_it(
+    profile_of: ProfileOf, qinglan: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+):
+    password = "pass-word-of-the-proxy"
+    monkeypatch.setenv("A_KEY", KEY)
+    monkeypatch.setenv("A_LEDGER", "postgresql://me:p%40ss-of-ledger@127.0.0.1:9/db")
+    monkeypatch.setenv("HTTPS_PROXY", f"http://me:{password}@proxy.example:3128")
+    service = serve(lambda _: (400, {"error": {"message": f"no good: Bearer {KEY}", "code": KEY}}))
+    rag = {"url": service.url, "api_key_env": "A_KEY"}
+    profile = live(profile_of, service.url, rag=rag, ledger={"url_env": "A_LEDGER"})
+    status, out, err = qinglan(profile, "--paid-probe", *words)
+    assert status == 2
+    assert "proxy.example:3128" in out
+    for secret in (KEY, password, "p%40ss-of-ledger", "p@ss-of-ledger"):
+        assert secret not in out + err
+
+
+def test_a_paid_probe_that_is_refused_repeats_no_key(
+    profile_of: ProfileOf, qinglan: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("A_KEY", KEY)
+    service = serve(lambda _: (400, {"error": {"message": f"no good: {KEY}"}}))
+    status, out, _ = qinglan(live(profile_of, service.url), "--paid-probe")
+    assert status == 2
+    assert "teacher: request refused: " in out
+    assert "no good: •••" in out
+    assert KEY not in out
+
+
+def test_all_is_well_with_paid_answers(
+    profile_of: ProfileOf, qinglan: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    def answer(body: dict[str, Any]) -> Any:
+        if "messages" in body:
+            return 200, completion('{"ready": true}')
+        return (200, recall(("a", 0.5))) if "query" in body else (200, {"data": [{"id": "big"}, {"id": "small"}]})
+
+    monkeypatch.setenv("A_KEY", KEY)
+    service = serve(answer)
+    status, out, err = qinglan(live(profile_of, service.url, rag={"url": service.url}), "--paid-probe")
+    assert (status, err) == (0, "")
+    assert "✓ keys: A_KEY set" in out
+    assert "Paid answers\n✓ teacher answers: big at " in out
+    assert out.rstrip().endswith("for $0.0002")
+
+
+def test_the_cluster_is_looked_at_only_by_flows_that_use_it(profile_of: ProfileOf, qinglan: Qinglan, ray: FakeRay):
+    ray.refusal = "no job today"
+    profile = profile_of(trainer={"ray_dashboard_url": ray.url})
+    assert "The cluster\n✗ mount: Ray" in qinglan(profile)[1]
+    assert "The cluster" not in qinglan(profile, "--flow", "refresh")[1]

@@ -1,0 +1,129 @@
+"""What a run would cost: known answers are free, tokens are measured where they can be, else an upper bound."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qinglan.clients.chat import Account, Completion, request_of
+from qinglan.clients.roles import key_salt, site_ledger
+from qinglan.config import Profile
+from qinglan.ops.estimate import estimate, questions_of
+from qinglan.recipes.query_rewrite import RECIPE
+from qinglan.rows import Row
+
+ROWS = [Row(id=str(n), tenant="default", query=f"虾青素{n}咋吃", source=f"q.csv:{n}") for n in range(50)]
+
+
+@pytest.fixture
+def profile(profile_of: Callable[..., Profile]) -> Profile:
+    return profile_of(teacher={"model": "big", "max_tokens": 100}, rl={"total_steps": 10, "train_batch_size": 64})
+
+
+def pay(profile: Profile, rows: list[Row], role: str = "teacher") -> None:
+    model = "big" if role == "teacher" else "small"
+    account = Account("r", "default", role, model, profile.prices[model])
+    answer = Completion.model_validate(
+        {"choices": [{"message": {"content": "改写"}}], "usage": {"prompt_tokens": 200, "completion_tokens": 20}}
+    )
+    with site_ledger(profile) as ledger:
+        for row in rows:
+            messages = RECIPE.teacher_messages(row, profile.tenant)
+            key = request_of(profile.teacher, key_salt(profile, "teacher"), messages).request_hash
+            ledger.record([account.call(key, answer, 1.0)])
+
+
+def parts_of(profile: Profile, flow: str = "refresh") -> dict[str, tuple[int, int, int]]:
+    with site_ledger(profile) as ledger:
+        return {p.what: (p.questions, p.known, p.measured_on) for p in estimate(profile, flow, ROWS, ledger)}
+
+
+def test_a_new_model_is_bounded_from_above(profile: Profile):
+    with site_ledger(profile) as ledger:
+        distill = estimate(profile, "refresh", ROWS, ledger)[0]
+    assert (distill.known, distill.measured_on, distill.completion_tokens) == (0, 0, 100)
+    assert distill.cost_usd > 50 * 100 * 10 / 1e6  # answers alone, each as long as it may get
+
+
+def test_what_the_ledger_has_is_free_and_the_rest_measured(profile: Profile):
+    pay(profile, ROWS[:30])
+    with site_ledger(profile) as ledger:
+        distill = estimate(profile, "refresh", ROWS, ledger)[0]
+    assert (distill.questions, distill.known, distill.measured_on) == (50, 30, 30)
+    assert distill.cost_usd == pytest.approx(20 * (200 * 1 + 20 * 10) / 1e6)
+
+
+def test_the_batch_api_is_half_the_price(profile: Profile):
+    pay(profile, ROWS[:30])
+    cheap = profile.model_copy(update={"distill": profile.distill.model_copy(update={"mode": "batch_api"})})
+    with site_ledger(profile) as ledger:
+        full, half = (estimate(each, "refresh", ROWS, ledger)[0].cost_usd for each in (profile, cheap))
+    assert half == pytest.approx(full / 2)
+
+
+def test_every_flow_says_what_it_asks(profile: Profile):
+    assert parts_of(profile) == {"distill": (50, 0, 0), "validate": (50, 0, 0)}
+    assert parts_of(profile, "pipeline")["rl"] == (640, 0, 0)
+    assert set(parts_of(profile, "train")) == {"rl", "rl passages", "evaluate"}
+    assert parts_of(profile, "evaluate") == {"evaluate": (2 * 5, 0, 0)}
+
+
+def test_a_panel_is_never_taken_for_a_single_judgement(profile: Profile):
+    pay(profile, ROWS[:30], role="judge")
+    with site_ledger(profile) as ledger:
+        parts = {part.what: part for part in estimate(profile, "pipeline", ROWS, ledger)}
+    assert (parts["validate"].measured_on, parts["evaluate"].measured_on) == (30, 0)
+    assert parts["evaluate"].prompt_tokens > 100
+
+
+def test_further_teachers_are_asked_the_test_questions(profile_of: Callable[..., Profile]):
+    teachers = {"base_url": "http://x/v1", "model": "small"}
+    profile = profile_of(compare={"teachers": {"cheap": teachers, "dear": teachers}}, evaluate={"teachers": ["cheap"]})
+    assert parts_of(profile, "evaluate") == {"evaluate cheap": (5, 0, 0), "evaluate": (10, 0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("labelled", "reward", "asked"),
+    [(0, {}, 640), (20, {}, 384), (50, {}, 0), (50, {"use_labels": False}, 640), (0, {"relevance_gate": False}, 0)],
+)
+def test_rl_asks_about_the_passages_of_samples_without_a_label(
+    profile_of: Callable[..., Profile], labelled: int, reward: dict[str, bool], asked: int
+):
+    profile = profile_of(rl={"total_steps": 10, "train_batch_size": 64}, reward=reward)
+    tests = [row.model_copy(update={"gold_id": "d", "split": "test"}) for row in ROWS]
+    rows = [row.model_copy(update={"gold_id": "d"}) for row in ROWS[:labelled]] + ROWS[labelled:] + tests
+    with site_ledger(profile) as ledger:
+        parts = {part.what: part for part in estimate(profile, "train", rows, ledger)}
+    assert parts["rl"].questions == 640
+    if asked == 0:
+        assert "rl passages" not in parts
+    else:
+        assert parts["rl passages"].questions == asked
+        assert parts["rl passages"].prompt_tokens > parts["rl"].prompt_tokens + 400
+
+
+def test_failed_rows_cost_nothing(profile: Profile):
+    with site_ledger(profile) as ledger:
+        assert estimate(profile, "refresh", [ROWS[0].failed("duplicate")], ledger) == []
+
+
+def test_questions_are_those_of_the_workbook(profile_of: Callable[..., Profile], tmp_path: Path):
+    (tmp_path / "q.csv").write_text("问题\n虾青素咋吃\n", encoding="utf-8")
+    with questions_of(profile_of(data={"workbook": str(tmp_path / "q.csv")})) as rows:
+        assert [row.query for row in rows] == ["虾青素咋吃"]
+
+
+def test_every_role_of_distillation_is_counted_and_own_answers_cost_nothing(profile_of: Callable[..., Profile]):
+    recipe = str(Path(__file__).parents[1] / "support" / "judging_recipe.py")
+    profile = profile_of(recipe=recipe, answerer={"model": "small", "base_url": "http://weak/v1"})
+    rows = [row.model_copy(update={"inputs": {"hint": "甲"}}) for row in ROWS]
+    with site_ledger(profile) as ledger:
+        parts = estimate(profile, "pipeline", rows, ledger)
+    assert [(part.role, part.what, part.questions) for part in parts] == [
+        ("answerer", "distill", 50),
+        ("teacher", "distill", 50),
+    ]  # the recipe asks no judge
+    own = [row.model_copy(update={"inputs": {"hint": "甲", "given": "乙"}}) for row in ROWS]
+    plain = profile.model_copy(update={"recipe": recipe.replace("judging", "capitals")})
+    with site_ledger(plain) as ledger:
+        assert [part.questions for part in estimate(plain, "refresh", own, ledger)] == [0]

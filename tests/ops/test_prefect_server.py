@@ -1,0 +1,175 @@
+"""Which Prefect server a site uses, and what it is shown."""
+
+import json
+from base64 import b64encode
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_service import FakeService, Script
+
+from qinglan.errors import ConfigError
+from qinglan.ops import prefect_api
+from qinglan.ops.prefect_api import PatientClient, pages
+from qinglan.ops.prefect_server import SERVER_FILE, PrefectServer, find_server, server_at, without_login
+
+PROFILES = """
+active = "team"
+[profiles.team]
+PREFECT_API_URL = "https://prefect.example.com/api/"
+PREFECT_API_AUTH_STRING = "ann:secret"
+[profiles.other]
+PREFECT_API_URL = "https://other.example.com/api"
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
+    return tmp_path
+
+
+def test_no_server_is_known(home: Path):
+    assert find_server(home) is None
+
+
+def test_the_sites_own_is_found_where_nothing_else_is_set(home: Path):
+    (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api\n")
+    server = find_server(home)
+    assert server
+    assert (server.api_url, server.origin) == ("http://127.0.0.1:4200/api", "qinglan up")
+
+
+def test_the_users_profile_wins_over_the_sites_own(home: Path):
+    (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
+    (home / "profiles.toml").write_text(PROFILES)
+    server = find_server(home)
+    assert server
+    assert server.api_url == "https://prefect.example.com/api"
+
+
+def test_a_noted_server_gets_its_own_login_alone(home: Path, monkeypatch: pytest.MonkeyPatch):
+    team, other = "https://prefect.example.com/api", "http://127.0.0.1:4200/api"
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "bob:other")
+    assert server_at(other, home).auth_string is None  # nothing says that it is meant for this one
+    monkeypatch.setenv("PREFECT_API_URL", "https://ann:secret@prefect.example.com/api")
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING")
+    assert server_at(team, home).api_url == "https://ann:secret@prefect.example.com/api"
+    monkeypatch.setenv("PREFECT_API_KEY", "k-1")
+    found = server_at(other, home)
+    assert (found.api_url, found.key, found.auth_string) == (other, None, None)
+
+
+def test_this_machine_by_another_name_is_the_same_server(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://localhost:4200/api")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "ann:secret")
+    assert server_at("http://127.0.0.1:4200/api", home).auth_string == "ann:secret"
+    assert server_at("http://127.0.0.1:4201/api", home).auth_string is None
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://ann:s%40cret@prefect.example.com:4200/api", "https://prefect.example.com:4200/api"),
+        ("http://127.0.0.1:4200/api", "http://127.0.0.1:4200/api"),
+        ("", ""),
+    ],
+)
+def test_a_login_is_not_shown(address: str, shown: str):
+    assert without_login(address) == shown
+
+
+def test_a_variable_wins_setting_by_setting(home: Path, monkeypatch: pytest.MonkeyPatch):
+    (home / "profiles.toml").write_text(PROFILES)
+    monkeypatch.setenv("PREFECT_PROFILE", "other")
+    monkeypatch.setenv("PREFECT_API_KEY", "k-1")
+    server = find_server(home)
+    assert server
+    assert (server.api_url, server.key, server.auth_string) == ("https://other.example.com/api", "k-1", None)
+
+
+def test_the_login_is_sent_and_never_shown(home: Path):
+    (home / "profiles.toml").write_text(PROFILES)
+    server = find_server(home)
+    assert server
+    assert "secret" not in repr(server)
+    with server.client() as client:
+        request = next(client.auth.sync_auth_flow(httpx.Request("GET", "https://prefect.example.com/api/health")))
+    assert request.headers["authorization"].startswith("Basic ")
+
+
+def test_a_server_that_was_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prefect_api, "_PAUSES_S", (0.0, 0.0))
+    answers = iter([503, 429, 200, 502, 502, 502])
+    with PatientClient(transport=httpx.MockTransport(lambda _: httpx.Response(next(answers)))) as client:
+        assert client.get("http://127.0.0.1/api/health").status_code == 200
+        assert client.get("http://127.0.0.1/api/health").status_code == 502
+
+
+class Guarded:
+    """A server with CSRF protection."""
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.enabled, self.tokens, self.asked = enabled, dict[str, str](), list[str]()
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(f"{request.method} {request.url.path}")
+        if request.url.path == "/api/csrf-token":
+            token = f"t{len(self.asked)}"
+            self.tokens[request.url.params["client"]] = token
+            return httpx.Response(200, json={"token": token}) if self.enabled else httpx.Response(422)
+        given = request.headers.get("prefect-csrf-token")
+        is_known = given is not None and self.tokens.get(request.headers["prefect-csrf-client"]) == given
+        refused = {"detail": "Invalid CSRF token or client identifier." if given else "Missing CSRF token."}
+        return httpx.Response(200, content=request.content) if is_known else httpx.Response(403, json=refused)
+
+
+def test_a_server_with_csrf_protection_gets_its_token():
+    server = Guarded()
+    with PatientClient(base_url="http://x/api", transport=httpx.MockTransport(server)) as client:
+        assert client.post("flows/", json=[1]).json() == [1]
+        assert client.post("flows/", json=[2]).json() == [2]
+        assert server.asked == ["POST /api/flows/", "GET /api/csrf-token", "POST /api/flows/", "POST /api/flows/"]
+        server.tokens.clear()  # they are forgotten after an hour
+        assert client.post("flows/", json=[3]).json() == [3]
+
+
+def test_a_server_that_gives_no_token_has_its_say():
+    server = Guarded(enabled=False)
+    with PatientClient(base_url="http://x/api", transport=httpx.MockTransport(server)) as client:
+        assert client.post("flows/", json=[1]).json() == {"detail": "Missing CSRF token."}
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:4200/api", "https://prefect.example.com/api"])
+def test_every_server_is_asked_with_patience(url: str):
+    with PrefectServer(url, "a test").client() as client:
+        assert isinstance(client, PatientClient)
+
+
+def test_all_pages_are_read():
+    rows = [{"id": number} for number in range(401)]
+
+    def server(request: httpx.Request) -> httpx.Response:
+        query = json.loads(request.content)
+        assert query["sort"] == "NAME_ASC"
+        return httpx.Response(200, json=rows[query["offset"] : query["offset"] + query["limit"]])
+
+    with httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as client:
+        assert pages(client, "deployments/filter", sort="NAME_ASC") == rows
+
+
+def test_a_login_in_the_address_is_used_and_never_shown(serve: Callable[[Script], FakeService]):
+    service = serve(lambda _: (401, {}))
+    server = PrefectServer(service.url.replace("http://", "http://ann:se%40cret@"), "PREFECT_API_URL")
+    assert server.shown_url == service.url
+    with server.client() as client, pytest.raises(httpx.HTTPStatusError) as caught:
+        client.get("health").raise_for_status()
+    assert "cret" not in str(caught.value) + repr(server)
+    assert service.headers[0]["authorization"] == f"Basic {b64encode(b'ann:se@cret').decode()}"
+
+
+def test_broken_profiles_are_one_line(home: Path):
+    (home / "profiles.toml").write_text("active = ")
+    with pytest.raises(ConfigError, match=r"profiles\.toml: can't be read as Prefect's profiles"):
+        find_server(home)

@@ -1,0 +1,338 @@
+"""Preflight: every problem is found before anything is spent, and no secret is shown."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_service import PRICE, FakeService, Script, recall
+
+from qinglan.config import Profile
+from qinglan.errors import ConfigError
+from qinglan.ops import preflight
+from qinglan.ops.preflight import inspect_profile, require
+from qinglan.simulators import domains as worlds
+
+ProfileOf = Callable[..., Profile]
+Serve = Callable[[Script], FakeService]
+
+
+STAND_INS = {
+    "teacher": {"model": "standin-rewriter"},
+    "judge": {"model": "standin-judge"},
+    "prices": dict.fromkeys(("standin-rewriter", "standin-judge"), PRICE),
+}
+
+
+def problems(profile: Profile, flow: Any = "refresh") -> dict[str, str]:
+    return {check.name: check.problem for check in inspect_profile(profile, flow) if check.problem}
+
+
+@pytest.fixture(autouse=True)
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
+
+
+def test_the_stand_ins_need_nothing(profile_of: ProfileOf):
+    assert problems(profile_of(rl={"rollout_engine": "cpu"}, **STAND_INS), "pipeline") == {}
+
+
+def test_a_stand_in_that_nobody_plays(profile_of: ProfileOf):
+    assert problems(profile_of())["judge"].startswith("judge.model: no stand-in is called small; there are ")
+
+
+def test_teachers_are_not_compared_on_answers_that_rows_bring(profile_of: ProfileOf):
+    rivals = {"teachers": {"other": {"base_url": "embedded", "model": "standin-rewriter"}}}
+    medical = profile_of(recipe="medical", compare=rivals, **STAND_INS)
+    assert problems(medical, "compare")["compare"].startswith("compare: recipe `medical` takes the answers that its")
+    asked = profile_of(recipe="medical", compare=rivals, evaluate={"teachers": ["other"]}, **STAND_INS)
+    assert problems(asked, "evaluate")["recipe"].startswith("evaluate.teachers: recipe `medical` takes the answers")
+
+
+def test_a_recipe_without_a_world_is_told_what_to_set(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worlds, "_names", lambda: ("medical",))
+    found = problems(profile_of(rl={"rollout_engine": "cpu"}), "pipeline")
+    assert found["workbook"].startswith("data.workbook: recipe query_rewrite has no embedded world; give your own, or")
+    assert found["base model"].startswith("student.base_model: recipe query_rewrite has no embedded world")
+
+
+def test_flows_look_only_at_what_they_use(profile_of: ProfileOf):
+    names = {flow: [c.name for c in inspect_profile(profile_of(), flow)] for flow in ("refresh", "train", "evaluate")}
+    assert names["refresh"] == ["recipe", "workbook", "teacher", "judge", "rag", "ledger"]
+    unjudged = inspect_profile(profile_of(validation={"judge_baseline": False}), "refresh")
+    assert [c.name for c in unjudged] == ["recipe", "workbook", "teacher", "rag", "ledger"]
+    assert names["train"] == [
+        "recipe",
+        "judge",
+        "red team",
+        "champion",
+        "rag",
+        "ledger",
+        "base model",
+        "device",
+        "trainer packages",
+    ]
+    evaluating = ["recipe", "judge", "red team", "champion", "rag", "ledger", "device", "trainer packages"]
+    assert names["evaluate"] == evaluating
+
+
+def test_what_evaluation_asks_beside_the_judge_is_looked_at(profile_of: ProfileOf, tmp_path: Path):
+    teachers = {name: {"base_url": "http://127.0.0.1:9/v1", "model": "small"} for name in ("cheap", "other")}
+    evaluate = {"teachers": ["cheap"], "red_team": str(tmp_path / "none.jsonl")}
+    found = problems(
+        profile_of(rl={"rollout_engine": "cpu"}, compare={"teachers": teachers}, evaluate=evaluate), "train"
+    )
+    assert "compare.teachers.cheap.base_url can't be reached" in found["compare.teachers.cheap"]
+    assert "no such file" in found["red team"]
+    assert "compare.teachers.other" not in found
+
+
+@pytest.mark.parametrize(
+    ("sections", "name", "message"),
+    [
+        ({"recipe": "query_rewrit"}, "recipe", "did you mean `query_rewrite`?"),
+        ({"data": {"workbook": "/no/such.xlsx"}}, "workbook", "/no/such.xlsx"),
+        (
+            {"teacher": {"model": "big", "base_url": "http://127.0.0.1:9/v1"}},
+            "teacher",
+            "teacher.base_url can't be rea",
+        ),
+        ({"judge": {"model": "big", "base_url": "no-scheme"}}, "judge", "judge.base_url can't be reached"),
+        ({"rag": {"url": "http://127.0.0.1:9/q"}}, "rag", "rag.url can't be reached"),
+        ({"rag": {"knowledge_base": __file__}}, "rag", "test_preflight.py, line 1: not JSON"),
+        ({"rag": {"knowledge_base": "/no/kb.jsonl"}}, "rag", "rag.knowledge_base: /no/kb.jsonl: no such file"),
+    ],
+)
+def test_wrong_data_settings(profile_of: ProfileOf, sections: dict[str, Any], name: str, message: str):
+    assert message in problems(profile_of(**sections))[name]
+
+
+@pytest.mark.parametrize(
+    ("sections", "name", "message"),
+    [
+        ({"student": {"base_model": "/no/model"}}, "base model", "no config.json in it"),
+        ({"rl": {"critic_model": "/no/critic"}}, "critic model", "rl.critic_model: /no/critic is no model folder"),
+        ({"rl": {"critic_model": "./critic"}}, "critic model", "rl.critic_model: ./critic is no model folder"),
+        ({"rl": {"critic_model": "a/b/critic"}}, "critic model", "rl.critic_model: a/b/critic is no model folder"),
+        ({"trainer": {"device": "cuda"}}, "device", "this machine has none"),
+        ({"rl": {"rollout_engine": "vllm"}}, "device", "set it to cpu"),
+        ({"trainer": {"python": "/no/python"}}, "trainer packages", "no such interpreter"),
+    ],
+)
+def test_wrong_training_settings(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], name: str, message: str
+):
+    monkeypatch.setattr(preflight.shutil, "which", lambda _: None)
+    assert message in problems(profile_of(**sections), "train")[name]
+
+
+def test_missing_packages_are_named(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json", "no_such_package"))
+    assert "not installed (no_such_package); run `make setup`" in problems(profile_of(), "train")["trainer packages"]
+
+
+def program(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_trainers_environment_is_asked_what_it_lacks(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    own = profile_of(trainer={"python": sys.executable}, rl={"rollout_engine": "cpu"})
+    assert "trainer packages" not in problems(own, "train")
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json", "no_such_package"))
+    assert problems(own, "train")["trainer packages"].startswith(
+        f"trainer.python: {sys.executable} lacks no_such_package; see docker/"
+    )
+
+
+def test_a_trainers_interpreter_that_fails(profile_of: ProfileOf, tmp_path: Path):
+    python = program(tmp_path / "python", "echo no libpython >&2; exit 127")
+    problem = problems(profile_of(trainer={"python": python}), "train")["trainer packages"]
+    assert problem.endswith(f"exits with 127: no libpython; try `{python}` by hand, and mend that")
+
+
+def test_gpus_are_counted_and_vllm_is_needed(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program(tmp_path / "nvidia-smi", "echo 'GPU 0: H100 (UUID: x)'; echo '  MIG 1g.10gb'; echo 'GPU 1: H100'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None if name == "vllm" else name)
+
+    def found(gpus: int) -> dict[str, str]:
+        return problems(profile_of(trainer={"device": "cuda", "gpus_per_node": gpus}), "train")
+
+    assert "asks for 4 and this machine has 2" in found(4)["device"]
+    assert "device" not in found(2)
+    assert "not installed (vllm)" in found(2)["trainer packages"]
+
+
+def test_a_base_model_under_home(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    profile = profile_of(student={"base_model": "~/model"}, paths={"runs": "~/runs"})
+    assert "base model" not in problems(profile, "train")
+    assert profile.paths.runs == tmp_path / "runs"
+
+
+def test_a_critic_from_a_hub_or_a_folder(profile_of: ProfileOf, tmp_path: Path):
+    assert "critic model" not in problems(profile_of(rl={"critic_model": "Qwen/Qwen3-4B"}), "train")
+    in_folder = profile_of(rl={"critic_model": str(tmp_path)})
+    assert "critic model" in problems(in_folder, "train")
+    (tmp_path / "config.json").write_text("{}")
+    assert "critic model" not in problems(in_folder, "train")
+
+
+def test_the_ledger_is_opened(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    named = profile_of(ledger={"url_env": "A_LEDGER"})
+    assert "needs the environment variable A_LEDGER" in problems(named)["ledger"]
+    monkeypatch.setenv("A_LEDGER", "mysql://me:s3cret@host/db")
+    assert "A_LEDGER holds no postgresql://" in problems(named)["ledger"]
+    monkeypatch.setenv("A_LEDGER", "postgresql://me:s3cret@127.0.0.1:9/db")
+    assert "127.0.0.1" in problems(named)["ledger"]
+    assert "s3cret" not in problems(named)["ledger"]
+    monkeypatch.setenv("A_LEDGER", f"sqlite:///{tmp_path / 'ledger.db'}")
+    assert "ledger" not in problems(named)
+
+
+def test_a_ledger_that_can_not_be_kept(profile_of: ProfileOf, tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    profile = profile_of(paths={"runs": str(tmp_path), "state": str(tmp_path / "file")})
+    assert problems(profile)["ledger"].startswith("paths.state: ")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "ledger.db").write_text("no database " * 100)
+    assert "file is not a database" in problems(profile_of())["ledger"]
+
+
+def test_a_remote_cluster_needs_a_ledger_on_a_server(profile_of: ProfileOf):
+    def profile(url: str, **ledger: str) -> Profile:
+        return profile_of(trainer={"ray_dashboard_url": url}, ledger=ledger)
+
+    remote, tunnel = "http://head.invalid:8265", "http://127.0.0.1:9"
+    assert problems(profile(remote), "train")["ledger"].startswith(
+        f"ledger.url_env: is not given, and the nodes of {remote}"
+    )
+    assert "A_LEDGER" in problems(profile(remote, url_env="A_LEDGER"), "train")["ledger"]
+    assert "ledger" not in problems(profile(tunnel), "train")
+    assert "ledger" not in problems(profile(remote), "refresh")
+
+
+def live(service: FakeService, **options: Any) -> dict[str, Any]:
+    return {"teacher": {"model": "big", "base_url": service.url, **options}}
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(401, "refuses the key (HTTP 401); check A_KEY"), (503, "answers HTTP 503"), (404, None)]
+)
+def test_a_live_teacher(
+    profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch, status: int, message: str | None
+):
+    monkeypatch.setenv("A_KEY", "sk-secret")
+    service = serve(lambda _: (status, {}))
+    problem = problems(profile_of(**live(service, api_key_env="A_KEY"))).get("teacher")
+    assert (message in problem) if message else problem is None
+    assert service.headers[0]["authorization"] == "Bearer sk-secret"
+    assert "sk-secret" not in str(problem)
+
+
+def models(*names: str) -> Any:
+    return {"object": "list", "data": [{"id": name} for name in names]}
+
+
+@pytest.mark.parametrize(
+    ("reply", "note"),
+    [
+        ((200, models("big", "other")), None),
+        ((200, models("bigger", "else")), "the service does not list this model; it has bigger, …"),
+        ((200, models("x")), "the service does not list this model; it has x"),
+        ((200, models()), "the model is not checked: the service lists none"),
+        ((200, b"<html>"), "the model is not checked: the service lists none"),
+        ((404, {}), "the model is not checked: GET /models answers HTTP 404"),
+    ],
+)
+def test_a_model_that_is_not_listed_is_noted(profile_of: ProfileOf, serve: Serve, reply: Any, note: str | None):
+    profile = profile_of(**live(serve(lambda _: reply)))
+    (check,) = [check for check in inspect_profile(profile, "refresh") if check.name == "teacher"]
+    assert (check.problem, check.note) == (None, note)
+
+
+def test_a_missing_key_and_one_that_no_header_can_hold(
+    profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    profile = profile_of(**live(serve(lambda _: (200, {})), api_key_env="A_KEY"))
+    assert "teacher big needs the environment variable A_KEY" in problems(profile)["teacher"]
+    monkeypatch.setenv("A_KEY", "sk-sec\nret")
+    assert "sk-sec" not in problems(profile)["teacher"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        ((200, recall(("a", 0.5))), None),
+        ((200, recall()), None),
+        ((200, recall(("a", 7.5))), "is 7.5, outside [0, 1]"),
+        ((200, {"recall": []}), "breaks the contract"),
+        ((422, {"detail": "kb"}), "answers HTTP 422"),
+    ],
+)
+def test_a_live_rag(profile_of: ProfileOf, serve: Serve, reply: Any, message: str | None):
+    service = serve(lambda _: reply)
+    problem = problems(profile_of(rag={"url": service.url})).get("rag")
+    assert (message in problem) if message else problem is None
+    assert "rewritten_query" not in service.bodies[0]
+
+
+def test_require_raises_the_first(profile_of: ProfileOf):
+    require(profile_of(**STAND_INS), "refresh")
+    with pytest.raises(ConfigError, match="no/such"):
+        require(profile_of(data={"workbook": "/no/such.xlsx"}, rag={"knowledge_base": "/no/kb"}), "refresh")
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"teacher": {"model": "big", "api_key_env": "sk-proj-secret"}},
+        {"rag": {"url": "http://me:sk-proj-secret@rag/q"}},
+        {"tracking": {"uri": "postgresql://me:sk-proj-secret@db/mlflow"}},
+    ],
+)
+def test_a_secret_in_place_of_its_name_is_refused_unseen(tmp_path: Path, profile_of: ProfileOf, sections: Any):
+    import yaml
+
+    from qinglan.config import load_profile
+
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump(profile_of().model_dump(mode="json") | sections))
+    with pytest.raises(ConfigError) as caught:
+        load_profile(str(path))
+    assert "sk-proj-secret" not in str(caught.value)
+
+
+def test_a_reasoning_effort_that_the_model_would_refuse(profile_of: ProfileOf):
+    teacher = STAND_INS["teacher"] | {"reasoning_effort": "low"}
+    profile = profile_of(**STAND_INS | {"teacher": teacher})
+    assert "teacher" not in problems(profile)  # an unknown name may take it
+    wrong = profile.model_copy(update={"teacher": profile.teacher.model_copy(update={"model": "gpt-4.1"})})
+    assert problems(wrong)["teacher"] == "teacher.reasoning_effort: gpt-4.1 takes none and would refuse; remove it"
+
+
+def test_a_recipe_says_which_services_are_looked_at(profile_of: ProfileOf, tmp_path: Path):
+    tests = Path(__file__).parents[1] / "support"
+    (tmp_path / "q.csv").write_text("问题,提示\n法国,塞纳河\n", encoding="utf-8")
+    data = {"workbook": str(tmp_path / "q.csv")}
+    asked = inspect_profile(profile_of(recipe=str(tests / "capitals_recipe.py"), data=data, **STAND_INS), "refresh")
+    assert [(check.name, check.problem) for check in asked] == [
+        ("recipe", None), ("workbook", None), ("teacher", None), ("ledger", None),
+    ]  # fmt: skip
+    two = problems(profile_of(recipe=str(tests / "judging_recipe.py"), data=data, **STAND_INS))
+    assert list(two) == ["answerer"]
+    assert "name one: {base_url: …, model: …}" in two["answerer"]
+
+
+def test_settings_that_the_recipe_does_not_know(profile_of: ProfileOf):
+    recipe = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
+    found = problems(profile_of(recipe=recipe, data={"columns": {"inputs": {"hnt": "提示"}}}))
+    assert found == {
+        "recipe": "data.columns.inputs: recipe `capitals_recipe` has no input `hnt`; it has capital, given, hint"
+    }

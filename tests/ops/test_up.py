@@ -1,0 +1,208 @@
+"""`qinglan up` for real: it comes up, refuses typos, starts again what ends, keeps the data, leaves no process."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+from waiting import wait_until
+
+from qinglan.ops.prefect_api import PatientClient
+
+ROOT = Path(__file__).parents[2]
+DEPLOYED = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+WORKERS = {"qinglan": "qinglan-up", "qinglan-trainer": "qinglan-trainer-up"}
+pytestmark = pytest.mark.slow
+LOGIN = ("ann", "a-secret-of-this-test")
+
+
+class Up:
+    """A running `qinglan up` with state of its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.log = folder, folder / "up.log"
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        # With a login, as on a machine that others use; tests/ops/test_ui_walkthrough.py has none.
+        self.env |= {"PREFECT_SERVER_API_AUTH_STRING": ":".join(LOGIN), "PREFECT_API_AUTH_STRING": ":".join(LOGIN)}
+        self.argv = [sys.executable, "-m", "qinglan.cli", "up", "--set", f"paths.state={folder / 'state'}", *options]
+        self.family: list[psutil.Process] = []
+        with ExitStack() as started:
+            with self.log.open("wb") as output:
+                self.process = psutil.Popen(self.argv, cwd=ROOT, env=self.env, stdout=output, stderr=subprocess.STDOUT)
+            started.callback(self._kill)
+            wait_until("the site", self._has_started, explain=lambda: self.output)
+            assert self.process.poll() is None, self.output
+            self.family = self.process.children(recursive=True)
+            api = PatientClient(base_url=f"{self.address('Prefect')}/api", auth=LOGIN, trust_env=False, timeout=120)
+            self.api = started.enter_context(api)
+            self._started = started.pop_all()
+
+    def _has_started(self) -> bool:
+        return "Ctrl-C stops" in self.output or self.process.poll() is not None
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+    def address(self, name: str) -> str:
+        found = re.search(rf"^{name} +(http://127\.0\.0\.1:\S+)$", self.output, re.MULTILINE)
+        assert found, self.output
+        return found[1]
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        return self.api.post(path, json=body).raise_for_status().json()
+
+    def prefect(self, *words: str) -> subprocess.CompletedProcess[str]:
+        env = self.env | {"PREFECT_API_URL": str(self.api.base_url), "PREFECT_HOME": str(self.folder / "client")}
+        argv = [sys.executable, "-m", "prefect", *words]
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=600, check=False)
+
+    def at_work(self, pool: str) -> str:
+        """A flow run that the server believes this pool's worker to be at work on; its id."""
+        name = {"qinglan": "refresh/refresh", "qinglan-trainer": "train/train"}[pool]
+        deployment = self.api.get(f"deployments/name/{name}").raise_for_status().json()["id"]
+        # A crashed run goes on by itself: this one fails then, at once.
+        state = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"}}
+        body = {"parameters": {"profile": "/no/such.yaml"}, "state": state}
+        run: str = self.post(f"deployments/{deployment}/create_flow_run", body)["id"]
+        self.post(f"flow_runs/{run}/set_state", {"state": {"type": "RUNNING"}, "force": True})
+        return run
+
+    def states_of(self, run: str) -> list[str]:
+        states = self.api.get("flow_run_states/", params={"flow_run_id": run}).raise_for_status().json()
+        return [state["type"] for state in states]
+
+    def close(self) -> None:
+        self._started.close()
+
+    def _kill(self) -> None:
+        if self.process.poll() is None:
+            self.family = self.process.children(recursive=True)
+            self.process.kill()
+            self.process.wait()
+        psutil.wait_procs(self.family, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("up")
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Iterator[Up]:
+    with ExitStack() as stack:
+        for port in (4200, 5000):  # so that they are taken, if they were not before
+            with suppress(OSError):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        up = Up(folder)
+    yield up
+    up.close()
+
+
+def test_free_ports_are_taken_where_the_usual_ones_are_not(site: Up):
+    assert re.search(r"^prefect: port 4200 is taken, so 42\d\d$", site.output, re.MULTILINE)
+    assert re.search(r"^mlflow: port 5000 is taken, so 50\d\d$", site.output, re.MULTILINE)
+
+
+def test_other_accounts_and_other_pages_are_kept_out(site: Up):
+    pool, foreign = {"name": "p", "type": "process"}, {"origin": "http://elsewhere.example"}
+    url = str(site.api.base_url)
+    with httpx.Client(base_url=url, trust_env=False, timeout=120, headers=foreign) as anybody:
+        assert anybody.get("csrf-token", params={"client": "anybody"}).status_code == 401
+    with httpx.Client(base_url=url, auth=LOGIN, trust_env=False, timeout=120, headers=foreign) as page:
+        assert page.post("work_pools/", json=pool).status_code == 403
+        token = page.get("csrf-token", params={"client": "page"})
+    assert "access-control-allow-origin" not in token.headers  # so our browser does not hand it over
+    assert LOGIN[1] not in site.output
+    assert (site.folder / "state" / "prefect").stat().st_mode & 0o077 == 0
+
+
+def test_prefects_new_pages_which_report_to_others_are_not_served(site: Up):
+    pages = site.api.get(site.api.base_url.join("/ui-settings")).json()
+    assert (pages["available_uis"], pages["v2_base_url"]) == (["v1"], None)
+
+
+def test_all_flows_are_deployed_and_run_in_this_folder(site: Up):
+    found = {deployment["name"]: deployment for deployment in site.post("deployments/filter", {})}
+    assert set(found) == {deployment["name"] for deployment in DEPLOYED}
+    for deployment in DEPLOYED:
+        assert found[deployment["name"]]["work_pool_name"] == deployment["work_pool"]["name"]
+        assert json.dumps(found[deployment["name"]]["pull_steps"]).count(str(ROOT)) == 1
+        assert not any(schedule["active"] for schedule in found[deployment["name"]]["schedules"])
+
+
+def test_each_pool_has_a_worker(site: Up):
+    for pool, worker in WORKERS.items():
+        (online,) = site.post(f"work_pools/{pool}/workers/filter", {})
+        assert (online["name"], online["status"]) == (worker, "ONLINE")
+
+
+@pytest.mark.parametrize(
+    ("parameter", "complaint"),
+    [("profil=embedded", "not found on the deployment"), ("fresh=perhaps", "not of type 'boolean'")],
+)
+def test_a_typo_in_a_run_is_refused(site: Up, parameter: str, complaint: str):
+    done = site.prefect("deployment", "run", "refresh/refresh", "--param", parameter)
+    assert done.returncode != 0
+    assert complaint in " ".join((done.stdout + done.stderr).split())
+
+
+def test_mlflow_and_the_stand_ins_answer(site: Up):
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        url = f"{site.address('MLflow')}/api/2.0/mlflow/experiments/search?max_results=1"
+        assert client.get(url).status_code == 200
+        found = client.post(site.address("RAG"), json={"query": "护眼叶黄素 不宜食用者", "top_k": 1})
+        assert found.json()["data"]["recall"][0]["id"]
+        question = {"model": "standin-rewriter", "messages": [{"role": "user", "content": "它多少钱？"}]}
+        assert client.post(f"{site.address('Teacher')}/chat/completions", json=question).json()["choices"]
+
+
+def test_a_second_one_on_the_same_folder_is_refused_in_a_line(site: Up):
+    done = subprocess.run(site.argv, cwd=ROOT, env=site.env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 2
+    assert f"runs here already (process {site.process.pid}, {site.address('Prefect')})" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_killed_worker_is_started_again_and_its_run_is_crashed(site: Up):
+    lost, others = site.at_work("qinglan"), site.at_work("qinglan-trainer")
+    running = [process for process in site.family if process.is_running()]
+    lines = {process: " ".join(process.cmdline()) for process in running}
+    (worker,) = [process for process, line in lines.items() if "--pool=qinglan " in line and "supervise" not in line]
+    worker.kill()
+    wait_until("the crash to be noted", lambda: "CRASHED" in site.states_of(lost), explain=lambda: site.output)
+    wait_until("it to be told", lambda: f"/runs/flow-run/{lost}" in site.output, explain=lambda: site.output)
+    assert site.states_of(others)[-1] == "RUNNING"
+    assert "qinglan-up ended with status 137; starting it again in 1 s" in site.output
+
+
+def test_ctrl_c_leaves_no_process_and_keeps_the_data_and_so_does_kill_9(site: Up, folder: Path):
+    """Last: it ends the site."""
+    lost, address = site.at_work("qinglan-trainer"), site.address("Prefect")
+    family = site.process.children(recursive=True)
+    site.process.send_signal(signal.SIGINT)
+    assert site.process.wait(300) == 0
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+    again = Up(folder, f"--prefect-port={address.rpartition(':')[2]}")
+    try:
+        assert again.address("Prefect") == address
+        assert "CRASHED" in again.states_of(lost)
+        assert f"/runs/flow-run/{lost}" in again.output
+        family = again.process.children(recursive=True)
+        assert len(family) >= 12  # a supervisor each, and what it supervises
+        again.process.kill()
+        again.process.wait()
+        assert psutil.wait_procs(family, timeout=300)[1] == []
+    finally:
+        again.close()

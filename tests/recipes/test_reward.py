@@ -1,0 +1,553 @@
+"""Scoring a sample in the reward service: a failed call is never a number, nor ever silent, nor asked for twice."""
+
+import asyncio
+import json
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_service import FakeService, Script, completion, recall
+
+from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
+from qinglan.errors import LedgerError
+from qinglan.ledger import ledger_url, open_ledger
+from qinglan.recipes.kinds import grading
+from qinglan.recipes.kinds.grading import RetrievalGrading
+from qinglan.recipes.kinds.retrieval.recipe import Baseline, Scored
+from qinglan.recipes.scoring.samples import SampleWatch
+from qinglan.recipes.scoring.scorer import judge_asked
+from qinglan.recipes.scoring.service import RewardService
+from qinglan.training.reward import function
+from qinglan.training.reward.actor import RewardActor, close_reward_service
+
+Serve = Callable[[Script], FakeService]
+BASE = Baseline(
+    row_id="1",
+    question="虾青素咋吃",
+    gold_id="",
+    teacher_rewrite="虾青素 服用方法",
+    teacher_quality=0.5,
+    teacher_judge=3.0,
+)
+REWRITE = "虾青素 推荐用量"
+KEYS = {
+    *Scored.__dataclass_fields__,
+    *("invalid", "rag_calls", "rag_cached", "judge_asked", "judge_cached", "judge_cost_usd", "latency_ms"),
+}
+
+
+@pytest.mark.parametrize("weights", [{"win_weight": 0}, {"relative_to_teacher": False}])
+def test_weights_can_not_vanish(weights: dict[str, Any]):
+    with pytest.raises(ValueError, match="must be above 0"):
+        Reward(retrieval_weight=0, **weights)
+
+
+def test_the_judged_share_is_stable_and_right():
+    asked = [judge_asked("q", str(n), 0.3) for n in range(2000)]
+    assert asked == [judge_asked("q", str(n), 0.3) for n in range(2000)]
+    assert 0.26 < sum(asked) / 2000 < 0.34
+    assert judge_asked("q", "r", 1.0)
+    assert not judge_asked("q", "r", 0.0)
+
+
+FOUND = (200, recall(("g", 0.9), ("x", 0.6)))
+JUDGED = (200, completion('{"score": 4}'))
+
+
+class Site:
+    """A reward service's surroundings: RAG and judge by script, the ledger, the samples log."""
+
+    def __init__(self, folder: Path, rag: FakeService, judge: FakeService) -> None:
+        self.rag, self.judge, self.folder, self.log = rag, judge, folder, folder / "samples.jsonl"
+        self.opened: list[RewardActor] = []
+
+    def service(self, **settings: Any) -> RewardService:
+        defaults = {
+            "recipe": "query_rewrite",
+            "parts": RetrievalGrading.score_parts,
+            "reward": Reward(relevance_gate=False),
+            "rag": Rag(max_retries=0),
+            "rag_url": self.rag.url,
+            "retrieval_scope": "r",
+            "judge": Endpoint(model="j", max_retries=0),
+            "judge_url": self.judge.url,
+            "judge_price": Price(input_per_million_usd=1, output_per_million_usd=1),
+            "judge_key_salt": "",
+            "tenant": Tenant(),
+            "ledger": LedgerStore(),
+            "state": self.folder,
+            "budget": Budget(),
+            "run_id": "r",
+            "samples_log": self.log,
+        }
+        return RewardService.model_validate(defaults | settings)
+
+    def open(self, **settings: Any) -> "Worker":
+        self.opened.append(RewardActor(self.service(**settings).model_dump_json()))
+        return Worker(self.opened[-1])
+
+    def entries(self) -> list[dict[str, Any]]:
+        return [json.loads(line, parse_constant=pytest.fail) for line in self.log.read_text().splitlines()]
+
+    def invalid(self) -> list[str]:
+        return [entry["invalid"] for entry in self.entries() if "invalid" in entry]
+
+
+class Worker:
+    """Asks the service as verl's reward workers do, less Ray."""
+
+    def __init__(self, actor: RewardActor) -> None:
+        self._actor = actor
+
+    async def score(self, text: str, **info: Any) -> dict[str, float]:
+        return await self._actor.score(BASE.model_dump() | info, text)
+
+    async def score_all(self, texts: list[str]) -> list[dict[str, float]]:
+        return await asyncio.wait_for(asyncio.gather(*map(self.score, texts)), 60)
+
+
+@pytest.fixture
+async def site_of(tmp_path: Path, serve: Serve) -> AsyncIterator[Callable[..., Site]]:
+    made: list[Site] = []
+
+    def make(rag: Any = FOUND, judge: Any = JUDGED) -> Site:
+        scripts = (each if callable(each) else (lambda _, reply=each: reply) for each in (rag, judge))
+        made.append(Site(tmp_path, *map(serve, scripts)))
+        return made[-1]
+
+    yield make
+    for site in made:
+        for actor in site.opened:
+            await actor.close()
+
+
+@pytest.fixture
+def site(site_of: Callable[..., Site]) -> Site:
+    return site_of()
+
+
+def rewrites(number: int) -> list[str]:
+    return [f"虾青素 用量{n}" for n in range(number)]
+
+
+async def test_a_sample_is_scored_logged_and_paid_once(site: Site):
+    worker = site.open()
+    first = await worker.score("虾青素  推荐用量<|im_end|>")
+    again = await worker.score("虾青素 推荐用量")
+    assert first.keys() == again.keys() == KEYS
+    assert site.rag.bodies[0]["rewritten_query"] == "虾青素 推荐用量"
+    assert (len(site.rag.bodies), len(site.judge.bodies)) == (1, 1)
+    figures = ("score", "invalid", "rag_calls", "rag_cached", "judge_asked", "judge_cached")
+    assert [first[name] for name in figures] == [first["score"], 0, 1, 0, 1, 0]
+    assert [again[name] for name in figures] == [first["score"], 0, 0, 1, 1, 1]
+    assert (first["judge_cost_usd"], again["judge_cost_usd"]) == (110e-6, 0)
+    assert [(e["rag_cached"], e["judge_cached"], e["rag_calls"]) for e in site.entries()] == [
+        (False, False, 1),
+        (True, True, 0),
+    ]
+    assert "gold_top1" not in site.entries()[0]
+
+
+async def test_so_many_distinct_rewrites_so_many_calls_and_none_for_the_baseline(site: Site):
+    await site.open().score_all(rewrites(20) * 3)
+    assert sorted(body["rewritten_query"] for body in site.rag.bodies) == sorted(rewrites(20))
+    assert len(site.judge.bodies) == 20
+    assert sum(entry["rag_calls"] for entry in site.entries()) == 20
+
+
+async def test_a_restarted_service_asks_for_nothing_again(site: Site):
+    first = await site.open().score_all(rewrites(20))
+    await site.opened[0].close()
+    again = await site.open().score_all(rewrites(20))
+    assert [each["score"] for each in again] == [each["score"] for each in first]
+    assert (len(site.rag.bodies), len(site.judge.bodies)) == (20, 20)
+    assert {(each["rag_calls"], each["rag_cached"], each["judge_cached"]) for each in again} == {(0, 1, 1)}
+
+
+async def test_what_nobody_waits_for_is_written_at_the_end(site: Site):
+    def kept() -> int:
+        with open_ledger(ledger_url(LedgerStore(), site.folder)) as ledger:
+            return len(ledger.retrieval_keys("r"))
+
+    await site.open(reward=Reward(judge_weight=0, guard_min_judge=0, relevance_gate=False)).score(REWRITE)
+    assert kept() == 0
+    await site.opened[0].close()
+    assert kept() == 1
+
+
+async def test_another_run_asks_a_live_rag_anew_and_a_fixed_one_not(site: Site):
+    for scope, asked in (("run 1", 1), ("run 2", 2), ("run 1", 2)):
+        await site.open(retrieval_scope=scope).score(REWRITE)
+        await site.opened[-1].close()
+        assert len(site.rag.bodies) == asked
+    assert len(site.judge.bodies) == 1
+
+
+@pytest.mark.parametrize("setting", [{"kb_name": "other"}, {"top_k": 3}, {"url": "http://other/rag"}])
+async def test_another_request_is_another_retrieval(site: Site, setting: dict[str, Any]):
+    await site.open().score(REWRITE)
+    await site.open(rag=Rag(max_retries=0, **setting)).score(REWRITE)
+    assert len(site.rag.bodies) == 2
+
+
+async def test_limits_hold_over_all_workers(site_of: Callable[..., Site]):
+    under_way, most = [], []
+
+    def slow(_: Any) -> Any:
+        under_way.append(1)
+        most.append(len(under_way))
+        time.sleep(0.02)
+        under_way.pop()
+        return FOUND
+
+    site = site_of(slow)
+    one = site.open(rag=Rag(concurrency=3))
+    other = Worker(site.opened[0])
+    await asyncio.gather(one.score_all(rewrites(30)[:15]), other.score_all(rewrites(30)[15:]))
+    assert max(most) == 3
+    assert len(site.rag.bodies) == 30
+
+
+async def test_rag_and_judge_are_asked_at_the_same_time(site_of: Callable[..., Site]):
+    both = threading.Barrier(2, timeout=60)
+
+    def after_both(reply: Any) -> Script:
+        return lambda _: (both.wait(), reply)[1]
+
+    scored = await site_of(after_both(FOUND), after_both(JUDGED)).open().score(REWRITE)
+    assert (scored["invalid"], both.broken) == (0, False)
+
+
+async def test_an_empty_rewrite_is_the_policys_failure(site: Site):
+    scored = await site.open().score("<|im_end|>")
+    assert (scored["score"], scored["invalid"]) == (-1.0, 0.0)
+    assert scored.keys() == KEYS
+    assert site.rag.bodies == site.judge.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("reward", "gold_id", "relevant"),
+    [
+        (Reward(), "", 0.0),
+        (Reward(), "g", math.nan),
+        (Reward(use_labels=False), "g", 0.0),
+        (Reward(relevance_gate=False), "", math.nan),
+    ],
+)
+async def test_an_empty_rewrite_is_irrelevant_only_where_relevance_is_asked_for(
+    site: Site, reward: Reward, gold_id: str, relevant: float
+):
+    scored = await site.open(reward=reward).score("", gold_id=gold_id)
+    assert scored["relevant"] == pytest.approx(relevant, nan_ok=True)
+
+
+@pytest.mark.parametrize(("teacher_quality", "win"), [(0.5, Reward().loss), (0.01, 0.0), (0.0, 0.0)])
+async def test_an_empty_rewrite_loses_only_to_a_teacher_that_found_something(
+    site: Site, teacher_quality: float, win: float
+):
+    scored = await site.open().score("", teacher_quality=teacher_quality)
+    assert (scored["score"], scored["win"], scored["rq_gain"]) == (-1.0, win, -teacher_quality)
+
+
+async def test_without_a_label_the_judge_is_asked_about_the_passage_too(site_of: Callable[..., Site]):
+    site = site_of(judge=lambda body: (200, completion('{"score": 1}' if "检索结果" in str(body) else '{"score": 5}')))
+    unlabelled = await site.open(reward=Reward()).score(REWRITE)
+    assert (unlabelled["judge"], unlabelled["relevant"], unlabelled["judge_asked"]) == (5, 0, 2)
+    assert unlabelled["score"] == Reward().gold_gate_cap
+    labelled = await site.open(reward=Reward()).score(REWRITE, gold_id="g")
+    assert (labelled["judge_asked"], labelled["judge_cached"], labelled["gold_top1"]) == (1, 1, 1)
+    assert math.isnan(labelled["relevant"])
+
+
+async def test_labels_that_are_not_used_save_no_question(site: Site):
+    scored = await site.open(reward=Reward(use_labels=False)).score(REWRITE, gold_id="other")
+    assert (scored["judge_asked"], scored["relevant"], scored["gold_top1"]) == (2, 1, 0)
+    assert scored["score"] > 0
+
+
+async def test_where_nothing_is_found_nothing_is_relevant(site_of: Callable[..., Site]):
+    scored = await site_of(rag=(200, recall())).open(reward=Reward()).score(REWRITE)
+    assert (scored["relevant"], scored["judge_asked"]) == (0, 1)
+
+
+async def test_a_judge_that_can_not_matter_is_not_asked(site: Site):
+    scored = await site.open(reward=Reward(judge_weight=0, guard_min_judge=0, relevance_gate=False)).score(REWRITE)
+    assert (scored["judge_asked"], scored["judge_cost_usd"]) == (0, 0)
+    assert math.isnan(scored["judge"]) and math.isnan(scored["judge_cached"])
+    assert (site.judge.bodies, scored["invalid"]) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("rag", "judge", "failed_by", "message"),
+    [
+        ((400, {}), JUDGED, "rag", "HTTP 400"),
+        ((200, {"recall": []}), JUDGED, "rag", "breaks the contract"),
+        (FOUND, (400, {}), "judge", "judge"),
+        (FOUND, (200, completion("fine")), "judge", "no score"),
+        (FOUND, (401, {}), "judge", "refuses the key"),
+    ],
+)
+async def test_a_failed_call_is_not_a_number(
+    site_of: Callable[..., Site], rag: Any, judge: Any, failed_by: str, message: str
+):
+    site = site_of(rag, judge)
+    scored = await site.open().score(REWRITE)
+    assert scored.keys() == KEYS
+    assert (scored["score"], scored["invalid"], scored["rag_calls"]) == (0.0, 1.0, 1.0)
+    assert all(math.isnan(scored[part]) for part in Scored.__dataclass_fields__ if part != "score")
+    (entry,) = site.entries()
+    assert message in entry["invalid"]
+    assert "score" not in entry
+    assert (entry["failed_by"], entry["rag_calls"], entry["rag_failed"]) == (failed_by, 1, int(failed_by == "rag"))
+
+
+async def test_a_sample_that_the_rag_always_fails_is_invalid_while_others_go_on(site_of: Callable[..., Site]):
+    site = site_of(lambda body: (500, {}) if body["rewritten_query"] == REWRITE else FOUND)
+    *others, bad = await site.open().score_all([*rewrites(20), REWRITE])
+    assert [each["invalid"] for each in others] == [0] * 20
+    assert (bad["invalid"], bad["rag_calls"]) == (1, 3)
+    assert [body["rewritten_query"] for body in site.rag.bodies].count(BASE.teacher_rewrite) == 1
+    assert "HTTP 500" in site.invalid()[0]
+    assert not [entry for entry in site.entries() if "outage" in entry]
+
+
+@pytest.mark.parametrize("down", ["rag", "judge"])
+async def test_an_outage_costs_no_sample(site_of: Callable[..., Site], down: str):
+    works, missed = {"rag": FOUND, "judge": JUDGED}, list[int]()
+
+    def away(_: Any) -> Any:
+        """Until it was missed, and a little longer."""
+        if site.log.exists() and '"began"' in site.log.read_text():
+            missed.append(1)
+        return works[down] if len(missed) > 2 else (503, {})
+
+    site = site_of(**(works | {down: away}))
+    scored = await site.open().score_all(rewrites(20))
+    assert {each["invalid"] for each in scored} == {0}
+    outages = [(entry["outage"], entry["state"]) for entry in site.entries() if "outage" in entry]
+    assert outages == [(down, "began"), (down, "ended")]
+
+
+async def test_an_outage_that_does_not_end_leaves_the_samples_unscored(site_of: Callable[..., Site]):
+    site = site_of((503, {}))
+    scored = await site.open(reward=Reward(max_outage_s=0.5, relevance_gate=False)).score_all(rewrites(5))
+    assert {each["invalid"] for each in scored} == {1}
+    assert all("rag has been down for" in reason for reason in site.invalid())
+    assert len(site.invalid()) == 5
+
+
+async def test_a_spent_budget_is_heard_of(site: Site):
+    worker = site.open(budget=Budget(per_run_usd=1e-6))
+    assert [(await worker.score(text))["invalid"] for text in rewrites(2)] == [0, 1]
+    assert "budget.per_run_usd = 1e-06: nothing is left to spend" in site.invalid()[0]
+    assert site.entries()[1]["failed_by"] == "judge"
+
+
+@pytest.mark.parametrize(
+    "setting", [{"judge": Endpoint(model="j", api_key_env="NO_SUCH_KEY")}, {"rag": Rag(api_key_env="NO_SUCH_KEY")}]
+)
+async def test_a_key_that_only_the_service_lacks_is_heard_of(site: Site, setting: dict[str, Any]):
+    scored = await site.open(**setting).score(REWRITE)
+    assert (scored["invalid"], scored.keys()) == (1.0, KEYS)
+    assert "NO_SUCH_KEY" in site.invalid()[0]
+
+
+async def test_a_ledger_that_can_not_be_reached_is_not_tried_for_every_sample(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    now_s, tried, opens = [0.0], [], grading.open_scorer
+
+    def unreachable(service: RewardService) -> None:
+        tried.append(now_s[0])
+        raise LedgerError("no ledger there")
+
+    monkeypatch.setattr(grading, "open_scorer", unreachable)
+    actor = RewardActor(site.service().model_dump_json(), clock=lambda: now_s[0])
+    site.opened.append(actor)
+    for now_s[0] in (0.0, 1.0, 29.0, 31.0, 32.0):
+        assert (await Worker(actor).score(REWRITE))["invalid"] == 1
+    assert tried == [0.0, 31.0]
+    assert site.invalid() == ["no ledger there"] * 5
+    monkeypatch.setattr(grading, "open_scorer", opens)
+    now_s[0] = 62.0
+    assert (await Worker(actor).score(REWRITE))["invalid"] == 0
+
+
+async def test_a_row_without_a_baseline_is_a_bug_and_heard_of(site: Site):
+    with pytest.raises(ValueError, match="teacher_quality"):
+        await site.open().score(REWRITE, teacher_quality=None)
+    assert "validation error for Baseline" in site.invalid()[0]
+
+
+async def test_the_ledger_knows_what_the_judge_cost(site: Site):
+    scored = await site.open().score_all(rewrites(3))
+    with open_ledger(ledger_url(LedgerStore(), site.folder)) as ledger:
+        assert ledger.usage("r", "judge").cost_usd == pytest.approx(sum(each["judge_cost_usd"] for each in scored))
+
+
+def test_the_services_file_holds_no_secret_and_names_the_training(site: Site, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    service = site.service(judge=Endpoint(model="j", api_key_env="JUDGE_KEY"), run_id="2026/运行 1")
+    assert "s3cret" not in service.model_dump_json()
+    assert RewardService.model_validate_json(service.model_dump_json()).actor_name == service.actor_name
+    assert service.actor_name.isascii() and "/" not in service.actor_name
+    assert site.service().actor_name != site.service().actor_name
+
+
+class FakeHandle:
+    """What Ray gives for the actor."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.asked: list[Any] = []
+
+    @property
+    def score(self) -> "FakeHandle":
+        return self
+
+    async def remote(self, *arguments: Any) -> Any:
+        self.asked.append(arguments)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+async def ask_through_verl(
+    monkeypatch: pytest.MonkeyPatch, handle: FakeHandle, gold_id: str = "", config_path: str = "reward.json"
+) -> dict[str, float | str]:
+    monkeypatch.setattr(function, "_service", lambda path: handle if path == config_path else None)
+    info = {"row_id": "1", "gold_id": gold_id}
+    return await function.compute_score("query_rewrite", "x", "", info, config_path=config_path, split="t")
+
+
+async def test_a_reward_worker_only_asks_the_service(monkeypatch: pytest.MonkeyPatch):
+    handle = FakeHandle({"score": 0.5})
+    assert await ask_through_verl(monkeypatch, handle) == {"score": 0.5, "group": "1"}
+    assert await ask_through_verl(monkeypatch, handle, gold_id="d") == {"score": 0.5, "group": "d"}
+    assert handle.asked[0] == ({"row_id": "1", "gold_id": ""}, "x")
+
+
+async def test_a_service_that_is_lost_is_an_invalid_sample_and_a_bug_an_error(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    exceptions = pytest.importorskip("ray.exceptions")
+    path = site.folder / "reward.json"
+    path.write_text(site.service().model_dump_json())
+    lost = await ask_through_verl(monkeypatch, FakeHandle(exceptions.RayActorError()), config_path=str(path))
+    assert (lost["invalid"], lost["score"], lost.keys()) == (1.0, 0.0, KEYS | {"group"})
+    with pytest.raises(ZeroDivisionError):
+        await ask_through_verl(monkeypatch, FakeHandle(ZeroDivisionError()))
+
+
+def test_a_service_that_can_not_be_closed_costs_no_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    ray = pytest.importorskip("ray")
+
+    def get(_: object, *, timeout: float) -> None:
+        raise ray.exceptions.GetTimeoutError(f"not within {timeout:g} s")
+
+    monkeypatch.setattr(ray, "get", get)
+    close_reward_service(SimpleNamespace(close=SimpleNamespace(remote=lambda: "reference")))
+    assert caplog.messages == ["the reward service could not write the last of what it holds: not within 75 s"]
+
+
+def test_a_reward_worker_loads_nothing_that_scoring_takes():
+    heavy = ["openai", "sqlalchemy", "httpx2", "aiohttp", "ray"]
+    code = f"import qinglan.training.reward.function, sys; print(set(sys.modules) & set({heavy}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def append(path: Path, *entries: dict[str, Any]) -> None:
+    with path.open("a") as stream:
+        stream.writelines(json.dumps(entry) + "\n" for entry in entries)
+
+
+def test_watch_counts_all_attempts_and_tells_training_from_dev(tmp_path: Path):
+    log = tmp_path / "samples.jsonl"
+    asked = {"row_id": "t", "rag_cached": False, "rag_calls": 1, "judge_asked": True, "judge_cost_usd": 0.5}
+    append(log, asked | {"judge_cached": False, "score": 1}, asked | {"invalid": "x", "failed_by": "judge"})
+    watch = SampleWatch(log, dev_rows=["d"])
+    append(log, {"row_id": "d", "rag_cached": True, "judge_asked": True, "judge_cached": True, "score": 1})
+    append(log, asked | {"rag_calls": 3, "rag_failed": 3, "invalid": "y", "failed_by": "rag"}, {"invalid": "no key"})
+    watch()
+    invalid = {"samples_invalid": 3, "samples_invalid_rag": 1, "samples_invalid_judge": 1}
+    sums = {"rag_outage_s": 0, "judge_outage_s": 0, "judge_cost_usd": 1.5}
+    assert watch.summary == {"samples": 4, "dev_samples": 1, **invalid, **sums}
+    assert watch.calls == {"rag": {"calls": 5, "failed": 3, "cached": 1}, "judge": {"asked": 4, "cached": 1}}
+    assert watch.last_invalid == "no key"
+
+
+def test_watch_tells_of_outages_of_this_attempt_and_counts_all(tmp_path: Path):
+    log, said = tmp_path / "samples.jsonl", list[str]()
+    began = {"outage": "rag", "state": "began", "seconds": 0.0, "error": "HTTP 503"}
+    append(log, began, {"outage": "rag", "state": "ended", "seconds": 30.0})
+    watch = SampleWatch(log, say=said.append)
+    append(log, began, {"outage": "rag", "state": "ended", "seconds": 61.2})
+    append(log, {"outage": "judge", "state": "given up", "seconds": 600.0})
+    watch()
+    assert said == [
+        "the rag is down, samples wait for it: HTTP 503",
+        "the rag is back after 61 s",
+        "the judge was waited for in vain, 600 s; its samples have no score",
+    ]
+    assert (watch.summary["rag_outage_s"], watch.summary["judge_outage_s"]) == (91.2, 600.0)
+    assert watch.summary["samples"] == 0
+
+
+VERDICTS = {"judge_recipe": "answer_judge", "judge": Endpoint(model="m-v1", max_retries=0)}
+
+
+def passages(body: dict[str, Any]) -> Any:
+    """The teacher's rewrite finds `g`, another one what it ends with."""
+    ends = body["rewritten_query"][-1]
+    return 200, recall(("g" if body["rewritten_query"] == BASE.teacher_rewrite else ends, 0.9))
+
+
+def verdict(text: str) -> Any:
+    return 200, completion(f"<think>无</think><output>{text}</output>")
+
+
+async def test_a_served_judge_gives_one_verdict_on_the_passage_that_was_found(site_of: Callable[..., Site]):
+    site = site_of(passages, verdict("正确，不完整"))
+    scored = await site.open(reward=Reward(), **VERDICTS).score("虾青素 x")
+    assert (scored["judge"], scored["relevant"], scored["judge_asked"], scored["invalid"]) == (4, 1, 1, 0)
+    asked = site.judge.bodies[0]["messages"][-1]["content"]
+    assert asked == "问题：虾青素咋吃\n标准答案：正文g\n待评答案：正文x"
+    with open_ledger(ledger_url(LedgerStore(), site.folder)) as ledger:
+        assert (ledger.usage("r", "judge.local").calls, ledger.usage("r", "judge").calls) == (1, 0)
+
+
+async def test_the_reference_itself_is_right_and_nobody_is_asked(site_of: Callable[..., Site]):
+    site = site_of(lambda _: (200, recall(("g", 0.9))), verdict("错误，跑题"))
+    scored = await site.open(reward=Reward(), **VERDICTS).score(REWRITE)
+    assert (scored["judge"], scored["relevant"], scored["judge_asked"]) == (5, 1, 0)
+    assert site.judge.bodies == []
+
+
+async def test_a_wrong_verdict_caps_the_reward(site_of: Callable[..., Site]):
+    site = site_of(passages, verdict("错误，跑题"))
+    scored = await site.open(reward=Reward(), **VERDICTS).score("虾青素 x")
+    assert (scored["judge"], scored["relevant"]) == (0, 0)
+    assert scored["score"] <= Reward().guard_cap
+
+
+async def test_where_a_label_refuses_the_reference_the_label_alone_counts(site_of: Callable[..., Site]):
+    site = site_of(passages, verdict("错误，跑题"))
+    scored = await site.open(reward=Reward(), **VERDICTS).score("虾青素 x", gold_id="x")
+    assert (scored["gold_top1"], scored["judge_asked"], scored["invalid"]) == (1, 0, 0)
+    assert math.isnan(scored["judge"]) and math.isnan(scored["relevant"])
+
+
+async def test_an_answer_without_a_verdict_is_no_score(site_of: Callable[..., Site]):
+    site = site_of(passages, (200, completion("随便")))
+    assert (await site.open(reward=Reward(), **VERDICTS).score("虾青素 x"))["invalid"] == 1
+    assert "no verdict" in site.invalid()[0]

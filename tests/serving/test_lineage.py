@@ -1,0 +1,99 @@
+"""From a figure to its rows, and from a row to the workbook and the ledger."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lineage_run import HIT, evaluated_run
+
+from qinglan.clients.roles import site_ledger
+from qinglan.config import Profile
+from qinglan.errors import ArtifactError, ConfigError
+from qinglan.ledger import Call
+from qinglan.runs.artifacts import Artifact, StageResult, write_json
+from qinglan.serving.lineage import Subject, figure_of, rows_behind, subject_of
+
+ProfileOf = Callable[..., Profile]
+
+
+@pytest.fixture
+def profile(profile_of: ProfileOf) -> Profile:
+    return profile_of()
+
+
+@pytest.fixture
+def subject(profile: Profile) -> Subject:
+    return evaluated_run(profile)
+
+
+@pytest.mark.parametrize(("metric", "value"), [("top1", 0.5), ("mrr10", 0.75), ("quality", 3.0), (None, 0.5)])
+def test_the_rows_give_the_reported_figure(profile: Profile, subject: Subject, metric: str | None, value: float):
+    figure = figure_of(profile, subject, metric)
+    assert (figure.reported, figure.recomputed) == (value, value)
+    assert figure.agrees
+    assert (figure.rows, figure.of, figure.file.name) == (2, 3, "arm_rl.jsonl")
+
+
+def test_another_figure_than_the_rows_give_is_seen(profile: Profile, subject: Subject):
+    evaluation = subject.run / "evaluate" / "evaluation.json"
+    evaluation.write_text(evaluation.read_text().replace('"mean": 0.5', '"mean": 0.9'))
+    with pytest.raises(ArtifactError, match="was changed"):
+        figure_of(profile, subject, "top1")
+    manifest = StageResult.model_validate_json((subject.run / "evaluate" / "manifest.json").read_text())
+    artifacts = manifest.artifacts | {"evaluation": Artifact.of(evaluation)}
+    write_json(
+        subject.run / "evaluate" / "manifest.json",
+        manifest.model_copy(update={"artifacts": artifacts}).model_dump(mode="json"),
+    )
+    assert not figure_of(profile, subject, "top1").agrees
+
+
+def test_the_lowest_row_leads_to_its_cell_and_to_its_calls(profile: Profile, subject: Subject):
+    call = Call(
+        request_hash="t-b", run_id="r", tenant="default", role="teacher", model="big", text="教师",
+        finish_reason="stop", prompt_tokens=100, completion_tokens=10, cost_usd=0.01, latency_ms=5.0,
+    )  # fmt: skip
+    with site_ledger(profile) as ledger:
+        ledger.record([call, call.model_copy(update={"request_hash": "j-b", "role": "judge", "model": "small"})])
+    (trace,) = rows_behind(profile, subject, "top1", worst=1)
+    assert (trace.row.source, trace.value, trace.entry.text) == ("q.xlsx!问题!A3", 0.0, "乙")
+    assert trace.teacher and trace.teacher.retrieved == HIT
+    assert [(p.role, p.request, p.call and p.call.cost_usd) for p in trace.paid] == [
+        ("teacher", "t-b", 0.01), ("judge", "j-b", 0.01),
+    ]  # fmt: skip
+    assert all(paid.at_s and paid.at_s > 1e9 for paid in trace.paid)
+
+
+def test_a_call_that_the_ledger_lacks_says_so(profile: Profile, subject: Subject):
+    (trace,) = rows_behind(profile, subject, "top1", ids=["a"])
+    assert [(paid.request, paid.call) for paid in trace.paid] == [("t-a", None), ("j-a", None)]
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda p, s: figure_of(p, s, "latency_p50_ms"), "`latency_p50_ms`: is not a mean over rows; those are top1"),
+        (lambda p, s: figure_of(p, s._replace(arm="sft"), "top1"), "did not evaluate an arm `sft`; it has teacher, rl"),
+        (lambda p, s: rows_behind(p, s, "top1", ids=["z"]), "row `z`: is not among the 3 test questions"),
+        (lambda p, s: subject_of(p, "nope"), "run `nope`: not found"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    profile: Profile, subject: Subject, ask: Callable[[Profile, Subject], object], message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        ask(profile, subject)
+
+
+def test_a_run_without_an_evaluation(profile: Profile, subject: Subject):
+    (subject.run / "evaluate" / "manifest.json").unlink()
+    with pytest.raises(ConfigError, match="has no finished evaluate"):
+        figure_of(profile, subject, "top1")
+
+
+def test_a_changed_file_is_not_gone_by(profile: Profile, subject: Subject):
+    arm = subject.run / "evaluate" / "arm_rl.jsonl"
+    arm.write_text(arm.read_text().replace("甲", "丙"))
+    with pytest.raises(ArtifactError, match="was changed"):
+        figure_of(profile, subject, "top1")
+    assert Path(arm).exists()

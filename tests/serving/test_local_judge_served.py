@@ -1,0 +1,180 @@
+"""A judge of our own, served for real by ms-swift from MLflow's registry: compared with the judge, then asked by RL.
+
+The tiny model holds everything right, so that it agrees with the judge by chance alone.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fake_service import FakeService, Script, completion, recall
+from judge_model import make_judge
+from prefect import flow
+from prefect.testing.utilities import prefect_test_harness
+from registered import Models
+
+from qinglan.clients.roles import Services, site_ledger
+from qinglan.config import Profile, Reward
+from qinglan.errors import StageError
+from qinglan.recipes.kinds.grading import RetrievalGrading, open_scorer
+from qinglan.recipes.kinds.retrieval.recipe import Baseline
+from qinglan.recipes.scoring.service import RewardService
+from qinglan.rows import Row
+from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_jsonl
+from qinglan.runs.run import Run, open_run
+from qinglan.serving.local_judge import Served, appointed, serving
+from qinglan.serving.registry import prompt_digest
+from qinglan.training.judge_agreement import Pair
+from tasks.judge import compare_judges
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
+]
+MODEL, ROWS = "qinglan.t.answer_judge", 12
+PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 10.0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=300):
+        yield
+
+
+def found(body: dict[str, Any]) -> Any:
+    """The teacher's whole rewrite finds `g`, anything else a passage that bears the question's number."""
+    whole = len(body.get("rewritten_query", "").split()) == 2
+    number = body["query"].removeprefix("虾青素").removesuffix("咋吃")
+    return 200, recall(("g" if whole else f"p{number}", 0.9))
+
+
+def judged(body: dict[str, Any]) -> Any:
+    """References are right, and of the other passages those of every third question."""
+    passage = body["messages"][-1]["content"].rpartition("正文")[2]
+    right = passage == "g" or int(passage.removeprefix("p")) % 3 == 0
+    return 200, completion('{"score": 5}' if right else '{"score": 1}')
+
+
+class Site:
+    """A profile whose local judge is registered, its scripted services, and a dataset of dev rows."""
+
+    def __init__(self, folder: Path, profile: Profile, rag: FakeService, judge: FakeService) -> None:
+        self.folder, self.profile, self.judge = folder, profile, judge
+        self.services = Services(judge.url, judge.url, rag.url)
+        rows = [
+            Row(id=f"{n:02}", tenant="t", query=f"虾青素{n}咋吃", source="f", split="dev", answer=f"虾青素{n} 服用方法")
+            for n in range(ROWS)
+        ]
+        artifacts = {"rows": write_jsonl(folder / "rows.jsonl", rows)}
+        self.dataset = StageResult(stage="dataset", key="d", run_id="r", seconds=1.0, artifacts=artifacts)
+
+    def with_local(self, **settings: Any) -> Profile:
+        assert self.profile.judge.local
+        local = self.profile.judge.local.model_copy(update=settings)
+        return self.profile.model_copy(update={"judge": self.profile.judge.model_copy(update={"local": local})})
+
+    def compare(self, profile: Profile) -> StageResult:
+        def work(run: Run) -> StageResult:
+            judge = appointed(profile)
+            assert judge
+            return compare_judges(run, self.services, self.dataset, judge)
+
+        with open_run(profile, "train") as run:
+            return flow(work, validate_parameters=False)(run)  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("judge")
+    made = Models(f"sqlite:///{folder / 'mlflow.db'}", MODEL, folder)
+    made.weights = make_judge(folder / "model")  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.fixture
+def site(tmp_path: Path, models: Models, profile_of: Callable[..., Profile], serve: Callable[[Script], Any]) -> Site:
+    rag, judge = serve(found), serve(judged)
+    profile = profile_of(
+        judge={"model": "small", "base_url": judge.url, "local": {"model": MODEL, "timeout_s": 300, "price": PRICE}},
+        rag={"url": rag.url},
+        sft={"torch_dtype": "float32"},
+        tracking={"uri": models.uri},
+        trainer={"threads": 1},
+    )
+    prompt = prompt_digest(profile.model_copy(update={"recipe": "answer_judge"}))
+    weights = Artifact.of(models.weights)  # type: ignore[attr-defined]
+    candidate = models.candidate(model=weights, recipe="answer_judge", prompt_sha256=prompt)
+    models.registry.promote(models.registry.register(candidate).version)
+    return Site(tmp_path, profile, rag, judge)
+
+
+def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(site: Site):
+    with pytest.raises(StageError, match=r"κ 0\.00 .*12 passages, below judge\.local\.min_agreement = 0\.6"):
+        site.compare(site.profile)
+    result = site.compare(site.with_local(when_below="go_on"))  # a live RAG is asked anew, the judges are not
+    assert (result.metrics["pairs"], result.metrics["unreadable"], result.metrics["failed"]) == (ROWS, 0, 0)
+    assert result.metrics["share"] == pytest.approx(1 / 3) and result.metrics["reference_right"] == 1
+    pairs = list(read_jsonl(result.path("pairs"), Pair))
+    assert {pair.local for pair in pairs if not pair.is_reference} == {4.0}
+    assert len(site.judge.bodies) == 2 * ROWS
+    with site_ledger(site.profile) as ledger:
+        models = {each.key: each for each in ledger.spending("model")}
+        roles = {each.key: each.calls for each in ledger.spending("role")}
+    assert roles == {"judge": 2 * ROWS, "judge.local": ROWS}
+    assert models[f"{MODEL}-v1"].cost_usd > 0
+    assert not any(_serves(process) for process in psutil.process_iter())
+
+
+def _serves(process: psutil.Process) -> bool:
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    return "swift.cli.deploy" in words and f"{MODEL}-v1" in words
+
+
+def test_rl_s_samples_are_scored_by_its_verdicts(site: Site):
+    judge = appointed(site.profile)
+    with serving(site.profile, judge, site.folder / "logs", print) as served:
+        assert served
+        scored = asyncio.run(_score(site, served, "别的 词 语"))
+    assert (scored["invalid"], scored["judge"], scored["relevant"], scored["judge_asked"]) == (0, 4, 1, 1)
+    assert site.judge.bodies == []
+
+
+async def _score(site: Site, served: Served, text: str) -> dict[str, float]:
+    profile = site.profile
+    service = RewardService(
+        recipe="query_rewrite",
+        parts=RetrievalGrading.score_parts,
+        reward=Reward(),
+        rag=profile.rag,
+        rag_url=site.services.rag_url,
+        judge=served.endpoint,
+        judge_url=served.url,
+        judge_price=served.judge.settings.price,
+        judge_key_salt=served.judge.key_salt,
+        judge_recipe=served.judge.released.recipe,
+        tenant=profile.tenant,
+        ledger=profile.ledger,
+        state=profile.paths.state,
+        budget=profile.budget,
+        run_id="r",
+        samples_log=site.folder / "samples.jsonl",
+    )
+    baseline = Baseline(
+        row_id="1",
+        question="虾青素1咋吃",
+        gold_id="",
+        teacher_rewrite="虾青素1 服用方法",
+        teacher_quality=0.5,
+        teacher_judge=3.0,
+    )
+    scorer = open_scorer(service)
+    try:
+        return await scorer.score(baseline.model_dump(), text)
+    finally:
+        await scorer.close()

@@ -1,0 +1,347 @@
+"""The request log: consent, redaction, one file a day that reads as a workbook, and what goes wrong with disks."""
+
+import fcntl
+import json
+import threading
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_service import completion
+from starlette.testclient import TestClient
+
+from qinglan.config import Profile
+from qinglan.data.sources.files import list_files
+from qinglan.data.workbook import read_rows
+from qinglan.errors import ConfigError
+from qinglan.recipes import get_recipe
+from qinglan.rows import Row, row_id
+from qinglan.serving import day_file, request_log
+from qinglan.serving.app import create_app
+from qinglan.serving.day_file import DayFile
+from qinglan.serving.records import Served
+from qinglan.serving.request_log import RequestLog
+from qinglan.serving.routes import Backend, Routes
+
+TODAY, TOMORROW = date(2026, 11, 21), date(2026, 11, 22)
+
+
+@pytest.fixture
+def profile(profile_of: Callable[..., Profile], tmp_path: Path) -> Callable[..., Profile]:
+    def make(**settings: Any) -> Profile:
+        log = {"folder": str(tmp_path / "log"), "consent": "all"} | settings
+        return profile_of(serve={"request_log": log})
+
+    return make
+
+
+def question(query: str, profile: str = "", history: str = "") -> Row:
+    identity = row_id("default", query, profile, history)
+    return Row(id=identity, tenant="default", query=query, profile=profile, history=history, source="router")
+
+
+def served(row: Row, rewrite: str | None = "益生菌 时间") -> Served:
+    source = "model" if rewrite else "fallback"
+    return Served(1795219200.0, "champion", "7", source, "" if rewrite else "no_model", 3.0, row.id, rewrite)
+
+
+def write(settings: Profile, *rows: Row, today: date = TODAY) -> RequestLog:
+    log = RequestLog(Path(settings.serve.request_log.folder), settings, lambda: today)
+    for row in rows:
+        log.put(served(row), row)
+    log.close()
+    return log
+
+
+def names(settings: Profile) -> list[str]:
+    return sorted(path.name for path in Path(settings.serve.request_log.folder).iterdir())
+
+
+def read(settings: Profile) -> list[Row]:
+    return list(read_rows(Path(settings.serve.request_log.folder), settings.data, settings.tenant))
+
+
+def test_the_folder_reads_as_a_workbook(profile):
+    settings = profile()
+    rows = [question("菌粉睡前吃行不行", "孕妇", "问过钙片"), question('"引号"，\n换行')]
+    write(settings, *rows)
+    found = read(settings)
+    assert [(row.id, row.query, row.profile, row.history, row.status) for row in found] == [
+        (row.id, row.query, row.profile, row.history, "ok") for row in rows
+    ]
+    assert found[0].source == "2026-11-21.jsonl:1"
+
+
+def test_a_line_says_what_was_answered(profile):
+    settings = profile()
+    row = question("菌粉睡前吃行不行")
+    write(settings, row)
+    [path] = Path(settings.serve.request_log.folder).iterdir()
+    assert json.loads(path.read_text()) == {
+        "问题": row.query, "用户画像": "", "历史摘要": "",
+        "qinglan": {"row_id": row.id, "at": "2026-11-21T00:00:00+00:00", "role": "champion", "version": "7",
+                    "source": "model", "reason": "", "answer": "益生菌 时间"},
+    }  # fmt: skip
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_workbooks_own_column_names_are_used(profile):
+    settings = profile()
+    settings = settings.model_copy(update={"data": settings.data.model_copy(
+        update={"columns": settings.data.columns.model_copy(update={"query": "用户提问"})})})  # fmt: skip
+    write(settings, question("菌粉睡前吃行不行"))
+    assert [row.query for row in read(settings)] == ["菌粉睡前吃行不行"]
+
+
+def test_personal_numbers_reach_no_file(profile):
+    settings = profile()
+    row = question("我是13812345678，能吃吗", "电话13912345678", "邮箱li@qq.com")
+    log = RequestLog(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
+    log.put(served(row, "13812345678 能吃"), row)
+    log.close()
+    text = (Path(settings.serve.request_log.folder) / "2026-11-21.jsonl").read_text()
+    assert "1381234" not in text
+    assert "1391234" not in text
+    assert "qq.com" not in text
+    assert read(settings)[0].query == "我是[手机号]，能吃吗"
+
+
+def test_redaction_can_be_switched_off(profile):
+    settings = profile(redact=False)
+    write(settings, question("我是13812345678，能吃吗"))
+    assert read(settings)[0].query == "我是13812345678，能吃吗"
+
+
+def test_a_question_stands_there_once_a_day(profile):
+    settings = profile()
+    first = write(
+        settings, question("能吃吗，我是13812345678"), question("能吃吗，我是13912345678"), question("别的问题")
+    )
+    assert first.outcomes == {"written": 2, "duplicate": 1}
+    second = write(settings, question("别的问题"), question("又一个"))
+    assert second.outcomes == {"written": 1, "duplicate": 1}
+    third = write(settings, question("别的问题"), today=TOMORROW)
+    assert third.outcomes == {"written": 1}
+    assert names(settings) == ["2026-11-21.2.jsonl", "2026-11-21.jsonl", "2026-11-22.jsonl"]
+
+
+def test_todays_file_is_not_there_to_read(profile, monkeypatch):
+    monkeypatch.setattr(request_log, "_TICK_S", 0.01)
+    settings, day = profile(), [TODAY]
+    folder = Path(settings.serve.request_log.folder)
+    log = RequestLog(folder, settings, lambda: day[0])
+    row = question("菌粉睡前吃行不行")
+    log.put(served(row), row)
+    until(lambda: log.outcomes["written"])
+    assert names(settings) == ["2026-11-21.jsonl.partial"]
+    day[0] = TOMORROW  # nothing needs to be asked for the day to end
+    until(lambda: names(settings) == ["2026-11-21.jsonl"])
+    assert len(list_files(folder).read) == 1
+    log.close()
+    assert names(settings) == ["2026-11-21.jsonl"]
+
+
+def until(holds: Callable[[], object], seconds: float = 5.0) -> None:
+    pause = threading.Event()
+    for _ in range(round(seconds / 0.01)):
+        if holds():
+            return
+        pause.wait(0.01)
+    pytest.fail("it did not happen")
+
+
+def test_what_a_killed_router_left_is_finished(profile):
+    settings = profile()
+    folder = Path(settings.serve.request_log.folder)
+    folder.mkdir()
+    killed = folder / "2026-11-20.jsonl.partial"
+    killed.write_text('{"问题": "昨天的问题"}\n{"问题": "半')
+    (folder / "2026-11-19.jsonl.partial").write_text('{"问题": "半')
+    write(settings)
+    assert names(settings) == ["2026-11-20.jsonl"]
+    assert [row.query for row in read(settings)] == ["昨天的问题"]
+
+
+def test_the_file_of_a_router_that_runs_is_left_to_it(profile):
+    settings = profile()
+    folder = Path(settings.serve.request_log.folder)
+    folder.mkdir()
+    with (folder / "2026-11-21.jsonl.partial").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write('{"问题": "半')
+        other.flush()
+        write(settings, question("我的问题"))
+    assert names(settings) == ["2026-11-21.2.jsonl", "2026-11-21.jsonl.partial"]
+
+
+def test_old_files_are_removed_and_others_left(profile):
+    settings = profile(keep_days=2)
+    folder = Path(settings.serve.request_log.folder)
+    folder.mkdir()
+    for name in ("2026-11-18.jsonl", "2026-11-18.3.jsonl", "2026-11-19.jsonl", "mine.jsonl", "2026-11-18.xlsx"):
+        (folder / name).write_text("x\n")
+    write(settings, question("新问题"))
+    assert names(settings) == ["2026-11-18.xlsx", "2026-11-19.jsonl", "2026-11-21.jsonl", "mine.jsonl"]
+
+
+def test_what_reading_would_refuse_is_not_written(profile):
+    settings = profile()
+    log = write(settings, question("长" * 501), question("？！"), question("问", "长" * 2001))
+    assert log.outcomes == {"unusable": 3}
+    assert names(settings) == []
+
+
+def test_a_day_has_an_end(profile, monkeypatch):
+    monkeypatch.setattr(day_file, "MOST_A_DAY", 2)
+    log = write(profile(), *(question(f"问题{i}") for i in range(5)))
+    assert log.outcomes == {"written": 2, "day_full": 3}
+
+
+def test_a_full_queue_loses_lines_not_time(profile, monkeypatch):
+    monkeypatch.setattr(request_log, "_MOST_WAITING", 2)
+    held = threading.Event()
+    monkeypatch.setattr(DayFile, "add", lambda *_: held.wait(60) and "written")
+    settings = profile()
+    log = RequestLog(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
+    for number in range(10):
+        row = question(f"问题{number}")
+        log.put(served(row), row)
+    lost = log.outcomes["queue_full"]
+    held.set()
+    log.close()
+    assert lost >= 7
+    assert log.outcomes["written"] == 10 - lost
+
+
+def test_a_full_disk_loses_lines_and_is_told_once(profile, monkeypatch, caplog):
+    full, add = [True], DayFile.add
+
+    def failing(self: DayFile, *arguments: Any) -> str:
+        if full[0]:
+            raise OSError(28, "No space left on device")
+        return add(self, *arguments)
+
+    monkeypatch.setattr(DayFile, "add", failing)
+    settings = profile()
+    log = RequestLog(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
+    rows = [question(f"问题{number}") for number in range(3)]
+    log.put(served(rows[0]), rows[0])
+    log.put(served(rows[1]), rows[1])
+    until(lambda: log.outcomes["failed"] == 2)
+    full[0] = False
+    log.put(served(rows[2]), rows[2])
+    log.close()
+    assert log.outcomes == {"failed": 2, "written": 1}
+    assert len(caplog.records) == 1
+    assert "No space left" in caplog.text
+
+
+def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
+    day = DayFile(tmp_path, TODAY)
+    day.add("0" * 16, {"问题": "一", "q": {}}, "q")
+    real = day_file.os.write
+    monkeypatch.setattr(day_file.os, "write", lambda file, line: real(file, line[:5]))
+    with pytest.raises(OSError, match="No space left"):
+        day.add("1" * 16, {"问题": "二", "q": {}}, "q")
+    monkeypatch.undo()
+    day.add("1" * 16, {"问题": "二", "q": {}}, "q")
+    day.finish()
+    lines = (tmp_path / "2026-11-21.jsonl").read_text().splitlines()
+    assert [json.loads(line)["问题"] for line in lines] == ["一", "二"]
+
+
+def test_a_file_that_is_finished_between_two_looks_is_not_replaced(tmp_path, monkeypatch):
+    real, final = fcntl.flock, tmp_path / "2026-11-21.jsonl"
+
+    def ends_meanwhile(file: int, how: int) -> None:
+        real(file, how)
+        if not final.exists():
+            final.write_text('{"问题": "一"}\n')
+
+    day = DayFile(tmp_path, TODAY)
+    monkeypatch.setattr(day_file.fcntl, "flock", ends_meanwhile)
+    day.add("1" * 16, {"问题": "二", "q": {}}, "q")
+    day.finish()
+    assert final.read_text() == '{"问题": "一"}\n'
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-11-21.2.jsonl", "2026-11-21.jsonl"]
+
+
+def test_a_folder_that_can_not_be_made_stops_the_start(profile, tmp_path):
+    (tmp_path / "file").write_text("")
+    settings = profile(folder=str(tmp_path / "file" / "log"))
+    with pytest.raises(ConfigError, match=r"serve\.request_log\.folder: .*can't be used: Not a directory"):
+        RequestLog(Path(settings.serve.request_log.folder), settings)
+
+
+def test_a_router_that_is_started_again_goes_on_without_its_log(profile, tmp_path):
+    (tmp_path / "file").write_text("")
+    settings = profile(folder=str(tmp_path / "file" / "log"))
+    log = RequestLog(tmp_path / "file" / "log", settings, lambda: TODAY, must_work=False)
+    log.put(served(question("一")), question("一"))
+    until(lambda: log.outcomes["failed"])
+    assert log.is_failing
+    (tmp_path / "file").unlink()
+    log.put(served(question("二")), question("二"))
+    log.close()
+    assert (log.outcomes, log.is_failing) == ({"failed": 1, "written": 1}, False)
+
+
+def test_a_line_that_can_t_be_encoded_does_not_end_the_log(profile):
+    bad, good = question("一"), question("二")
+    settings = profile()
+    log = RequestLog(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
+    log.put(served(bad, "\ud83d"), bad)
+    log.put(served(good), good)
+    log.close()
+    assert log.outcomes == {"failed": 1, "written": 1}
+
+
+def test_a_leftover_that_another_process_finished_is_none(tmp_path, monkeypatch):
+    (tmp_path / "2026-11-20.jsonl.partial").write_text("{}\n")
+    monkeypatch.setattr(day_file, "_cut_half_line", lambda *_: (_ for _ in ()).throw(FileNotFoundError()))
+    day_file.finish_leftovers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("consent", "header", "kept"),
+    [("all", None, 1), ("none", "yes", 0), ("header", "yes", 1), ("header", " YES", 1), ("header", "no", 0),
+     ("header", None, 0)],
+)  # fmt: skip
+def test_only_who_agreed_is_kept(profile, serve, tmp_path, consent, header, kept):
+    settings = profile(consent=consent)
+    ask(settings, serve, tmp_path, {"x-log-consent": header} if header else {})
+    folder = Path(settings.serve.request_log.folder)
+    assert folder.exists() == (consent != "none")
+    assert len(list(folder.iterdir() if folder.exists() else ())) == kept
+
+
+def test_without_a_folder_no_text_is_kept_anywhere(profile, serve, tmp_path, caplog, capfd):
+    caplog.set_level("DEBUG")
+    before = set(tmp_path.rglob("*"))
+    ask(profile(folder=None), serve, tmp_path, {"x-log-consent": "yes"})
+    assert set(tmp_path.rglob("*")) - before == {tmp_path / "routes.json"}
+    assert "菌粉" not in caplog.text + "".join(capfd.readouterr())
+
+
+def ask(settings: Profile, serve: Any, folder: Path, headers: dict[str, str]) -> None:
+    model = serve(lambda _: (200, completion("益生菌 时间")))
+    Routes(champion=Backend(url=model.url, model="m", version="7")).write(folder / "routes.json")
+    with TestClient(create_app(settings, folder / "routes.json")) as client:
+        body = {"messages": [{"role": "user", "content": "菌粉睡前吃行不行"}]}
+        assert client.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
+        page = client.get("/metrics").text
+    assert "菌粉" not in page
+
+
+def test_inputs_stand_in_their_columns_redacted(profile_of: Callable[..., Profile], tmp_path: Path):
+    log = {"folder": str(tmp_path / "log"), "consent": "all"}
+    columns = {"inputs": {"hint": "线索"}}
+    recipe = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
+    settings = profile_of(recipe=recipe, serve={"request_log": log}, data={"columns": columns})
+    row = question("法国").model_copy(update={"inputs": {"hint": "电话13800138000"}})
+    write(settings, row, row.model_copy(update={"inputs": {"hint": "电话13900139000"}}))
+    inputs = get_recipe(recipe).INPUTS
+    (kept,) = read_rows(Path(log["folder"]), settings.data, settings.tenant, inputs=inputs)
+    assert (kept.query, kept.inputs) == ("法国", {"hint": "电话[手机号]"})

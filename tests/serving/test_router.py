@@ -1,0 +1,505 @@
+"""The router in front of scripted models: what is asked, what is answered, and what comes of failures."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_service import completion
+from starlette.testclient import TestClient
+
+from qinglan.config import Profile
+from qinglan.errors import ConfigError
+from qinglan.recipes import get_recipe
+from qinglan.rows import Row, row_id
+from qinglan.serving import app, circuit, rewriter
+from qinglan.serving.app import create_app
+from qinglan.serving.models import Models
+from qinglan.serving.pulse import BEAT_S, Pulse
+from qinglan.serving.records import Observer, Served
+from qinglan.serving.rewriter import Rewriter
+from qinglan.serving.route_table import RouteTable
+from qinglan.serving.routes import Backend, Routes
+
+QUESTION = "请问菌粉睡前吃行不行呀"
+REWRITE = "益生菌 服用时间 饭前饭后"
+NOWHERE = "http://127.0.0.1:9/v1"
+
+
+def body_of(query: Any = QUESTION, **more: Any) -> dict[str, Any]:
+    return {"model": "champion", "messages": [{"role": "user", "content": query}], **more}
+
+
+def backend(url: str, version: str = "7") -> Backend:
+    return Backend(url=url, model="student", version=version)
+
+
+class Site:
+    """A router under test: its profile, its routes file, its client."""
+
+    def __init__(self, stack: ExitStack, profile: Profile, folder: Path) -> None:
+        self._stack, self.profile, self.path = stack, profile, folder / "routes.json"
+
+    def client(self, url: str | None = None, *observers: Observer) -> TestClient:
+        if url:
+            Routes(champion=backend(url)).write(self.path)
+        return self._stack.enter_context(TestClient(create_app(self.profile, self.path, observers)))
+
+
+PATIENT = {"deadline_ms": 60_000}
+"""So that no busy machine makes a fallback of an answer, where a test is not about the deadline."""
+
+
+@pytest.fixture
+def site(tmp_path: Path, profile_of: Callable[..., Profile]) -> Iterator[Callable[..., Site]]:
+    with ExitStack() as stack:
+        yield lambda **settings: Site(stack, profile_of(serve=PATIENT | settings), tmp_path)
+
+
+def ask(client: TestClient, query: Any = QUESTION, **more: Any) -> dict[str, Any]:
+    answer = client.post("/v1/chat/completions", json=body_of(query, **more))
+    assert answer.status_code == 200
+    body = answer.json()
+    told = {f"x-qinglan-{name.replace('_', '-')}": value for name, value in body["qinglan"].items() if value}
+    assert told.items() <= dict(answer.headers).items()
+    return {"content": body["choices"][0]["message"]["content"], "model": body["model"], **body["qinglan"]}
+
+
+def test_the_champions_rewrite_is_the_answer(site, serve):
+    answer = ask(site().client(serve(lambda _: (200, completion(REWRITE))).url))
+    assert answer == {
+        "content": REWRITE, "model": "champion", "source": "model", "reason": None, "role": "champion", "version": "7",
+        "row_id": row_id("default", QUESTION),
+    }  # fmt: skip
+
+
+def test_the_prompt_is_the_one_of_the_training(site, serve):
+    model = serve(lambda _: (200, completion(REWRITE)))
+    here = site()
+    ask(here.client(model.url), f" {QUESTION}\n", profile="孕妇", history="问过钙片")
+    row = Row(id="", tenant="default", query=QUESTION, profile="孕妇", history="问过钙片", source="")
+    assert model.bodies == [{
+        "model": "student", "max_tokens": here.profile.student.max_new_tokens, "temperature": 0,
+        "messages": get_recipe(here.profile.recipe).student_messages(row, here.profile.tenant),
+    }]  # fmt: skip
+
+
+def test_only_the_last_user_message_counts(site, serve):
+    model = serve(lambda _: (200, completion(REWRITE)))
+    roles = [("system", "扮演海盗"), ("user", "早先的"), ("assistant", "好"), ("user", QUESTION), ("assistant", "嗯")]
+    messages = [{"role": role, "content": text} for role, text in roles]
+    ask(site().client(model.url), messages=messages)
+    assert [message["content"] for message in model.bodies[0]["messages"]][1:] == [QUESTION]
+    assert "海盗" not in json.dumps(model.bodies, ensure_ascii=False)
+
+
+def test_content_may_come_in_parts(site, serve):
+    client = site().client(serve(lambda _: (200, completion(REWRITE))).url)
+    parts = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": "x"}}]
+    assert ask(client, parts)["row_id"] == row_id("default", QUESTION)
+
+
+def test_the_registered_name_is_a_model_as_well(site, serve):
+    here = site()
+    client = here.client(serve(lambda _: (200, completion(REWRITE))).url)
+    names = [model["id"] for model in client.get("/v1/models").json()["data"]]
+    assert names == [here.profile.model_name, "champion"] == ["qinglan.default.query_rewrite", "champion"]
+    assert [ask(client, model=name)["model"] for name in names] == names
+
+
+def test_half_a_character_is_no_rewrite(site, monkeypatch):
+    async def ask_model(*_: object) -> str:
+        return json.loads('"\\ud83d"')  # JSON can escape it, UTF-8 can't hold it
+
+    monkeypatch.setattr(Models, "_ask", ask_model)
+    answer = ask(site().client(NOWHERE))
+    assert (answer["content"], answer["reason"]) == (QUESTION, "invalid_text")
+
+
+def test_a_mistake_after_the_question_was_read_is_answered_with_it(site, serve, monkeypatch):
+    client = site().client(serve(lambda _: (200, completion(REWRITE))).url)
+    monkeypatch.setattr(Rewriter, "answer", lambda *_: (_ for _ in ()).throw(RuntimeError(QUESTION)))
+    answer = ask(client)
+    assert (answer["content"], answer["reason"]) == (QUESTION, "internal_error")
+
+
+def test_a_stream_is_one_chunk_and_the_end(site, serve):
+    client = site().client(serve(lambda _: (200, completion(REWRITE))).url)
+    answer = client.post("/v1/chat/completions", json=body_of(stream=True))
+    chunk, end, rest = answer.text.split("\n\n")
+    assert (answer.headers["content-type"], end, rest) == ("text/event-stream; charset=utf-8", "data: [DONE]", "")
+    told = json.loads(chunk.removeprefix("data: "))
+    assert told["object"] == "chat.completion.chunk"
+    assert told["choices"][0]["delta"]["content"] == REWRITE
+    assert told["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ((500, {"error": "x"}), "model_error"),
+        ((404, {"error": "x"}), "model_error"),
+        ((200, b"<html>"), "model_error"),
+        ((200, {"choices": []}), "model_error"),
+        (None, "model_unreachable"),
+        ((200, completion(" \n")), "empty_answer"),
+        ((200, completion(None)), "empty_answer"),
+        ((200, completion("词" * 201)), "rewrite_too_long"),
+        ((200, completion("抱歉，我无法回答这个问题")), "boilerplate"),
+        ((200, completion("钙片 钙片 钙片 钙片")), "repetitive_rewrite"),
+        ((200, completion(REWRITE, "length")), "truncated"),
+    ],
+)
+def test_without_a_usable_rewrite_the_question_is_the_answer(site, serve, reply, reason):
+    answer = ask(site().client(serve(lambda _: reply).url))
+    assert (answer["content"], answer["source"], answer["reason"]) == (QUESTION, "fallback", reason)
+    assert (answer["role"], answer["version"]) == ("champion", "7")
+
+
+def test_a_model_that_is_not_there_costs_no_answer(site):
+    assert ask(site().client(NOWHERE))["reason"] == "model_unreachable"
+    assert ask(site().client())["reason"] == "model_unreachable"
+
+
+def test_without_any_model_the_question_is_the_answer(site):
+    client = site().client()
+    answer = ask(client)
+    assert (answer["content"], answer["reason"], answer["role"]) == (QUESTION, "no_model", "none")
+    assert client.get("/health").json()["status"] == "degraded"
+
+
+def test_a_slow_model_is_given_up_before_the_deadline(site, serve):
+    released = threading.Event()
+    model = serve(lambda _: released.wait(60) and (200, completion(REWRITE)))
+    heard = Ear()
+    answer = ask(site(deadline_ms=200).client(model.url, heard))
+    released.set()
+    assert answer["reason"] == "model_timeout"
+    assert 150 < heard.served[0][0].latency_ms < 30_000
+
+
+def test_a_connection_that_had_been_closed_is_opened_again(site, serve):
+    replies = iter([(200, completion(REWRITE)), None, (200, completion(REWRITE))])
+    client = site().client(serve(lambda _: next(replies)).url)
+    assert [ask(client)["source"] for _ in range(2)] == ["model", "model"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "query", "more", "reason"),
+    [
+        ({"max_query_chars": 5}, "菌粉睡前吃", {}, None),
+        ({"max_query_chars": 5}, "菌粉睡前吃吗", {}, "query_too_long"),
+        ({"max_context_chars": 5}, QUESTION, {"profile": "孕妇", "history": "问过钙片"}, "context_too_long"),
+        ({}, "？！😀", {}, "empty_query"),
+    ],
+)
+def test_what_the_model_is_not_meant_for_is_not_asked(site, serve, settings, query, more, reason):
+    model = serve(lambda _: (200, completion(REWRITE)))
+    answer = ask(site(**settings).client(model.url), query, **more)
+    assert answer["reason"] == reason
+    assert len(model.bodies) == (reason is None)
+
+
+def test_more_at_once_than_allowed_are_answered_at_once(site, serve):
+    asked, released = threading.Event(), threading.Event()
+    model = serve(lambda _: asked.set() or (released.wait(60) and (200, completion(REWRITE))))
+    client = site(max_in_flight=1).client(model.url)
+    first: list[dict[str, Any]] = []
+    waiting = threading.Thread(target=lambda: first.append(ask(client)))
+    waiting.start()
+    assert asked.wait(60)
+    second = ask(client)
+    released.set()
+    waiting.join()
+    assert (first[0]["source"], second["reason"], len(model.bodies)) == ("model", "overloaded", 1)
+
+
+def test_a_failing_model_is_left_alone_then_tried_again(site, serve, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(rewriter, "Circuit", partial(circuit.Circuit, lambda: now[0]))
+    broken = [True]
+    model = serve(lambda _: (503, {}) if broken[0] else (200, completion(REWRITE)))
+    client = site().client(model.url)
+    reasons = [ask(client)["reason"] for _ in range(circuit.FAILURES + 2)]
+    assert reasons == ["model_error"] * circuit.FAILURES + ["circuit_open"] * 2
+    assert client.get("/health").json()["champion"] == {"version": "7", "circuit": "open"}
+    broken[0] = False
+    now[0] += circuit.OPEN_FOR_S
+    assert ask(client)["source"] == "model"
+    assert client.get("/health").json()["status"] == "ok"
+
+
+def test_unreadable_rewrites_are_no_fault_of_the_server(site, serve):
+    model = serve(lambda _: (200, completion("")))
+    client = site().client(model.url)
+    for _ in range(circuit.FAILURES + 1):
+        assert ask(client)["reason"] == "empty_answer"
+
+
+def test_a_bug_costs_no_answer(site, serve, monkeypatch, caplog):
+    async def fail(*_: object) -> str:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Models, "answer", fail)
+    assert ask(site().client(NOWHERE))["reason"] == "internal_error"
+    assert "a bug" in caplog.text
+    assert QUESTION not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", "the body: Invalid JSON"),
+        (b"[]", "the body: Input should be an object"),
+        (b'{"model": "champion"}', "messages: Field required"),
+        (b'{"messages": []}', "there is no user message"),
+        (b'{"messages": [{"role": "user", "content": " "}]}', "there is no user message"),
+        (b'{"messages": [{"role": "user", "content": 7}]}', "messages.0.content"),
+        (b"\xff", "the body: Invalid JSON"),
+    ],
+)
+def test_what_holds_no_question_is_refused_in_one_line(site, body, words):
+    answer = site().client().post("/v1/chat/completions", content=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], "\n" in error["message"]) == (400, "invalid_request_error", False)
+    assert words in error["message"]
+
+
+def test_an_unknown_model_is_refused_as_openai_does(site):
+    answer = site().client().post("/v1/chat/completions", json=body_of(model="gpt-5"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert "`gpt-5` does not exist; there are qinglan.default.query_rewrite and champion" in answer.text
+
+
+def test_a_body_that_is_too_large_is_refused(site):
+    client = site(max_body_bytes=1000).client()
+    answer = client.post("/v1/chat/completions", json=body_of("词" * 1000))
+    assert (answer.status_code, answer.headers["connection"]) == (413, "close")
+
+
+async def test_a_body_that_never_comes_is_given_up(site, monkeypatch):
+    monkeypatch.setattr(app, "BODY_WITHIN_S", 0.01)
+    here, sent = site(), []
+
+    async def receive() -> dict[str, Any]:
+        return await asyncio.Future()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+    await create_app(here.profile, here.path)(scope, receive, send)
+    assert sent[0]["status"] == 408
+
+
+@pytest.mark.parametrize(
+    ("sent_before_s", "lag_s", "reason"),
+    [(0, 0, "model_unreachable"), (1000, 0, "overloaded"), (400, 300, "model_unreachable"), (400, 500, "overloaded")],
+)
+async def test_a_request_that_has_waited_for_long_gets_the_question(site, sent_before_s, lag_s, reason):
+    here = site(deadline_ms=800_000)
+    Routes(champion=backend(NOWHERE)).write(here.path)
+    models = Models(here.profile)
+    row = Row(id=row_id("default", QUESTION), tenant="default", query=QUESTION, source="")
+    rewriter = Rewriter(here.profile.serve, RouteTable(here.path), models, lambda: lag_s)
+    served = await rewriter.answer(row, time.perf_counter() - sent_before_s)
+    await models.close()
+    assert served.reason == reason
+    assert (served.role == "none") == (reason == "overloaded")
+
+
+async def test_a_blocked_loop_is_felt():
+    pulse = Pulse()
+    assert pulse.lag_s() == 0
+    beating = asyncio.create_task(pulse.run())
+    await asyncio.sleep(0)
+    time.sleep(0.3)  # noqa: ASYNC251 (this is what is felt)
+    assert pulse.lag_s() >= 0.25
+    await asyncio.sleep(BEAT_S + 0.01)
+    assert pulse.lag_s() < 0.25
+    beating.cancel()
+
+
+def test_a_key_is_asked_for_where_one_is_set(site, monkeypatch):
+    monkeypatch.setenv("ROUTER_KEY", "s3cret")
+    client = site(api_key_env="ROUTER_KEY").client()
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}, {"authorization": "Bearer 密"}):
+        raw = {name: value.encode() for name, value in headers.items()}
+        assert client.post("/v1/chat/completions", json=body_of(), headers=raw).status_code == 401
+    assert [client.get(path).status_code for path in ("/v1/models", "/metrics", "/health")] == [401, 401, 200]
+    assert not {"problem", "challenger_dropped"} & client.get("/health").json().keys()
+    right = {"authorization": "Bearer s3cret"}
+    assert client.post("/v1/chat/completions", json=body_of(), headers=right).status_code == 200
+
+
+def test_a_key_that_is_not_set_stops_the_start(site):
+    with pytest.raises(ConfigError, match=r"serve\.api_key_env needs the environment variable NOT_SET"):
+        site(api_key_env="NOT_SET").client()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "router.internal"])
+def test_others_are_let_in_with_a_key_only(profile_of, host):
+    with pytest.raises(ValueError, match="can be reached from other machines; set api_key_env"):
+        profile_of(serve={"host": host})
+    assert profile_of(serve={"host": host, "api_key_env": "KEY"}).serve.host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_this_machine_alone_needs_no_key(profile_of, host):
+    assert profile_of(serve={"host": host}).serve.api_key_env is None
+
+
+class Ear:
+    """An observer that remembers."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.served: list[tuple[Served, Row]] = []
+        self.ran_with: tuple[object, ...] = ()
+        self._fails = fails
+
+    def on_served(self, served: Served, question: Row) -> None:
+        self.served.append((served, question))
+        if self._fails:
+            raise RuntimeError("deaf")
+
+    async def run(self, table: RouteTable, models: Models) -> None:
+        self.ran_with = (table, models)
+        if self._fails:
+            raise RuntimeError("tired")
+
+
+def test_observers_hear_of_every_answer(site, serve):
+    ear = Ear()
+    client = site().client(serve(lambda _: (200, completion(REWRITE))).url, ear)
+    ask(client, profile="孕妇")
+    client.get("/health")
+    [(served, question)] = ear.served
+    assert (served.role, served.source, served.answer, question.profile) == ("champion", "model", REWRITE, "孕妇")
+    assert (served.row_id, served.latency_ms > 0) == (question.id, True)
+    assert [type(thing) for thing in ear.ran_with] == [RouteTable, Models]
+
+
+def test_an_observers_mistake_is_nobody_elses(site, serve, caplog):
+    ear = Ear(fails=True)
+    client = site().client(serve(lambda _: (200, completion(REWRITE))).url, ear)
+    assert [ask(client)["source"] for _ in range(2)] == ["model", "model"]
+    assert len(ear.served) == 2
+    assert "Ear stopped" in caplog.text
+    assert "Ear did not take an answer" in caplog.text
+
+
+def test_metrics_count_by_role_version_and_reason(site, serve):
+    replies = iter([(200, completion(REWRITE)), (503, {})])
+    client = site().client(serve(lambda _: next(replies)).url)
+    ask(client), ask(client), client.post("/v1/chat/completions", content=b"{")
+    page = client.get("/metrics").text
+    labels = 'reason="{}",role="champion",source="{}",version="7"'
+    assert f"qinglan_router_answers_total{{{labels.format('', 'model')}}} 1.0" in page
+    assert f"qinglan_router_answers_total{{{labels.format('model_error', 'fallback')}}} 1.0" in page
+    assert 'qinglan_router_latency_seconds_bucket{le="2.0",role="champion",source="model"} 1.0' in page
+    assert 'qinglan_router_refused_total{status="400"} 1.0' in page
+    assert "qinglan_router_serving 1.0" in page
+    assert QUESTION not in page
+
+
+def test_the_challenger_gets_its_share(site, serve):
+    champion, challenger = (serve(lambda _, text=text: (200, completion(text))) for text in ("旧 模型", "新 模型"))
+    here = site()
+    Routes(champion=backend(champion.url), challenger=backend(challenger.url, "8"), share=0.3).write(here.path)
+    client = here.client()
+    answers = [ask(client, f"问题{i}") for i in range(60)]
+    assert {(answer["role"], answer["content"]) for answer in answers} == {
+        ("champion", "旧 模型"),
+        ("challenger", "新 模型"),
+    }
+    assert 8 <= len(challenger.bodies) <= 30
+    assert [ask(client, f"问题{i}") for i in range(60)] == answers
+
+
+def test_the_process_loads_no_engine_no_prefect_and_no_mlflow():
+    heavy = {"torch", "transformers", "ray", "swift", "vllm", "verl", "prefect", "mlflow"}
+    code = f"import sys, qinglan.serving.router; print(sorted(set(sys.modules) & {heavy}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def capitals(tmp_path: Path, profile_of: Callable[..., Profile]) -> Iterator[Callable[..., Site]]:
+    """A site for a recipe with inputs and without a fallback."""
+    recipe = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
+    with ExitStack() as stack:
+        yield lambda **settings: Site(stack, profile_of(recipe=recipe, serve=PATIENT | settings), tmp_path)
+
+
+def test_inputs_reach_the_prompt(capitals, serve):
+    model = serve(lambda _: (200, completion("巴黎 是首都")))
+    answer = ask(capitals().client(model.url), "法国的首都", inputs={"hint": " 塞纳河 "})
+    assert (answer["content"], answer["source"]) == ("巴黎", "model")
+    assert answer["row_id"] == row_id("default", "法国的首都", inputs={"hint": "塞纳河"})
+    assert model.bodies[0]["messages"] == [{"role": "user", "content": "法国的首都（塞纳河）"}]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, "inputs.hint: is missing or empty; it is part of what is asked"),
+        ({"hint": " "}, "inputs.hint: is missing or empty"),
+        ({"hint": "x", "hnt": "y"}, "inputs: there is no `hnt` here, but capital, given, hint"),
+        ({"hint": 7}, "inputs.hint: Input should be a valid string"),
+    ],
+)
+def test_a_request_without_the_recipes_inputs_is_refused(capitals, inputs, message):
+    answer = capitals().client().post("/v1/chat/completions", json=body_of("法国", inputs=inputs))
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_inputs_that_no_recipe_asks_for_are_refused(site):
+    answer = site().client().post("/v1/chat/completions", json=body_of(inputs={"hint": "x"}))
+    assert (answer.status_code, "there is no `hint` here, but none" in answer.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [((500, {}), "model_error"), (None, "model_unreachable"), ((200, completion(" ")), "empty_answer")],
+)
+def test_without_a_fallback_a_failure_is_told_as_one(capitals, serve, reply, reason):
+    heard = Ear()
+    client = capitals().client(serve(lambda _: reply).url, heard)
+    answer = client.post("/v1/chat/completions", json=body_of("法国", inputs={"hint": "x"}))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (503, "server_error", reason)
+    assert (answer.headers["x-qinglan-source"], answer.headers["x-qinglan-reason"]) == ("none", reason)
+    assert "法国" not in answer.text
+    assert heard.served[0][0].source == "none"
+
+
+def test_a_bug_is_told_as_a_failure_too(capitals, monkeypatch):
+    monkeypatch.setattr(Rewriter, "answer", lambda *_: (_ for _ in ()).throw(RuntimeError("a bug")))
+    answer = capitals().client().post("/v1/chat/completions", json=body_of("法国", inputs={"hint": "x"}))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "internal_error")
+
+
+def test_a_question_that_is_not_fit_is_the_callers_matter(capitals):
+    answer = (
+        capitals(max_context_chars=5)
+        .client()
+        .post("/v1/chat/completions", json=body_of("法国", inputs={"hint": "长" * 6}))
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_too_long")
+
+
+def test_an_answer_may_be_as_long_as_it_is_unless_a_limit_is_set(capitals, serve):
+    model = serve(lambda _: (200, completion("长" * 300)))
+    assert len(ask(capitals().client(model.url), "法国", inputs={"hint": "x"})["content"]) == 300
+    limited = capitals(max_answer_chars=299).client(model.url)
+    answer = limited.post("/v1/chat/completions", json=body_of("法国", inputs={"hint": "x"}))
+    assert answer.json()["error"]["code"] == "answer_too_long"

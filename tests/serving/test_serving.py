@@ -1,0 +1,355 @@
+"""The whole endpoint under load: canaries that end by themselves, models that die, a rollback by hand, no orphans.
+
+Router, stand-in RAG and models' servers are processes of their own. Most models are stubs that speak the protocol; one
+test serves a tiny Qwen3 by ms-swift from MLflow's registry.
+"""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from toy_rl import make_model
+from waiting import wait_until
+
+from qinglan.config import Profile, load_profile
+from qinglan.evaluation.models import Decision
+from qinglan.runs.artifacts import Artifact
+from qinglan.runs.command import Command
+from qinglan.runs.schema_versions import VERDICT
+from qinglan.runs.tracking import Tracker
+from qinglan.serving.registry import Alias, Candidate, Registry, Released, prompt_digest, registry_of
+from qinglan.serving.routes import Backend
+from qinglan.serving.site import HISTORY_FILE, STEP_S, Site, open_site
+from qinglan.serving.watch import Verdict
+from qinglan.simulators.domains.query_rewrite.sample import build_sample
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # MLflow's own
+
+ROOT, STUB = Path(__file__).parents[2], Path(__file__).parents[1] / "support" / "stub_model.py"
+AT_ONCE, SETTLED = 8, 100
+DEADLINE_S = 30
+"""Of an answer: nothing takes as long, whatever else has the cores, but what hangs."""
+SETTINGS = (
+    "serve.canary.share=0.3",
+    "serve.canary.compare_share=1.0",
+    "serve.canary.check_every_s=1",
+)
+TEXTS = ("arm", "sha256", "recipe", "recipe_version", "prompt_sha256", "dataset_version", "run_id", "mlflow_run_id")
+
+
+class Aliases:
+    """A registry in memory, of stub models."""
+
+    def __init__(self, folder: Path) -> None:
+        self.named: dict[Alias, str] = {}
+        self.root, self.reasons = folder, list[str]()
+
+    def add(self, version: str, behaviour: str) -> None:
+        (self.root / version).mkdir(parents=True)
+        self.behave(version, behaviour)
+
+    def behave(self, version: str, behaviour: str) -> None:
+        (self.root / version / "behaviour").write_text(behaviour)
+
+    def aliases(self) -> dict[Alias, str]:
+        return dict(self.named)
+
+    def version(self, version: str) -> Released:
+        known = dict.fromkeys(TEXTS, "x") | {"version": version, "folder": self.root / version}
+        made = datetime(2026, 1, 1, tzinfo=UTC)
+        return Released(name="stub", weights="path", verdict="promote", created=made, **known)
+
+    def folder(self, released: Released) -> Path:
+        return released.folder
+
+    def withdraw_challenger(self, reason: str, version: str | None = None) -> None:
+        self.reasons.append(reason)
+        del self.named["challenger"]
+
+
+class Running:
+    """A site at work, stepped by a thread of its own."""
+
+    def __init__(self, site: Site, registry: Aliases) -> None:
+        self.site, self.registry, self._ends = site, registry, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ends.wait(STEP_S):
+            self.site.step()
+
+    def close(self) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def wait(self, what: str, done: Callable[["Running"], object]) -> float:
+        return wait_until(what, lambda: done(self), explain=lambda: self.site.routes, look_every_s=0.05)
+
+    @property
+    def versions(self) -> tuple[str | None, str | None]:
+        routes = self.site.routes
+        return routes.champion and routes.champion.version, routes.challenger and routes.challenger.version
+
+
+def stub(folder: Path, backend: Backend, port: int, gpus: list[str]) -> Command:
+    return Command([sys.executable, str(STUB), str(folder), str(port), backend.model])
+
+
+@contextmanager
+def running(folder: Path, deadline_s: int = DEADLINE_S, **aliases: str) -> Iterator[Running]:
+    overrides = [f"paths.state={folder / 'state'}", f"serve.deadline_ms={1000 * deadline_s}", *SETTINGS]
+    registry = Aliases(folder / "models")
+    for version, behaviour in (("1", "good"), ("2", "good"), ("3", "dead")):
+        registry.add(version, behaviour)
+    registry.named = dict(aliases)  # type: ignore[arg-type]
+    profile = load_profile("embedded", overrides)
+    with open_site(profile, folder / "serving", print, port=0, registry=registry, command_of=stub) as site:
+        made = Running(site, registry)
+        try:
+            made.wait("a champion", lambda running: running.versions[0])
+            wait_until("the router to know it", lambda: _source(site.router.url or "") == "model")
+            yield made
+        finally:
+            made.close()
+
+
+QUESTIONS = [row.question.query for row in build_sample(load_profile("embedded").embedded)[0] if row.split == "test"]
+
+
+class Load:
+    """Requests without end from several clients, and what became of each."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.answers, self.lost = url, list[dict[str, str]](), list[str]()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._all()))
+
+    def __enter__(self) -> "Load":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    async def _all(self) -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
+            await asyncio.gather(*(self._one(client, number) for number in range(AT_ONCE)))
+
+    async def _one(self, client: httpx.AsyncClient, number: int) -> None:
+        while not self._ends.is_set():
+            number += AT_ONCE
+            body = {
+                "model": "champion",
+                "messages": [{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}],
+            }
+            try:
+                answer = await client.post(f"{self.url}/v1/chat/completions", json=body)
+            except httpx.HTTPError as error:
+                self.lost.append(repr(error))
+                continue
+            if answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"]:
+                self.answers.append(dict(answer.headers))
+            else:
+                self.lost.append(f"{answer.status_code} {answer.text}")
+
+    def settles(self) -> None:
+        """Wait until version 1 answers everything: a while of answers without another among them."""
+        wait_until(
+            "version 1 to answer",
+            lambda: by(self.answers[-SETTLED:]) == {("1", "model"): SETTLED},
+            explain=lambda: by(self.answers[-SETTLED:]),
+        )
+
+    def has(self, count: int) -> None:
+        """Wait for so many answers more."""
+        wanted = len(self.answers) + count
+        wait_until(f"{count} answers", lambda: len(self.answers) >= wanted or self.lost, explain=lambda: self.lost)
+
+
+def by(answers: list[dict[str, str]]) -> Counter[tuple[str, str]]:
+    return Counter((answer.get("x-qinglan-version", ""), answer["x-qinglan-source"]) for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("error", "were not answered by it"),
+        ("hang", "were not answered by it"),
+        ("nonsense", "retrieval of the same questions is worse"),
+    ],
+)
+def test_a_broken_challenger_is_rolled_back_by_itself_and_no_request_is_lost(
+    tmp_path: Path, behaviour: str, reason: str
+):
+    deadline_s = 3 if behaviour == "hang" else DEADLINE_S
+    with running(tmp_path, deadline_s, champion="1") as site, Load(site.site.router.url or "") as load:
+        site.registry.behave("2", behaviour)
+        site.registry.named["challenger"] = "2"
+        site.wait("a canary", lambda running: running.versions == ("1", "2"))
+        before = len(load.answers)
+        took_s = site.wait("its end", lambda running: "challenger" not in running.registry.named)
+        site.wait("its verdict", lambda running: (tmp_path / "serving" / HISTORY_FILE).exists())
+        asked = by(load.answers[before:])
+        load.settles()
+    verdict = VERDICT.read(Verdict, tmp_path / "serving" / HISTORY_FILE)
+    print(f"{behaviour}: {verdict.requests} requests, {took_s:.1f} s, {dict(asked)}: {verdict.judgement.reason}")
+    assert load.lost == []
+    assert verdict.judgement.outcome == "roll_back" and reason in verdict.judgement.reason
+    assert site.registry.reasons and reason in site.registry.reasons[0]
+
+
+def test_a_champion_that_dies_costs_rewrites_and_no_request(tmp_path: Path):
+    with running(tmp_path, champion="1") as site, Load(site.site.router.url or "") as load:
+        load.settles()
+        _kill(f"{tmp_path / 'models' / '1'}")
+        wait_until("a fallback", lambda: any(source == "fallback" for _, source in by(load.answers)))
+        load.settles()
+    assert load.lost == []
+
+
+def test_a_router_that_is_killed_comes_back_on_its_port(tmp_path: Path):
+    with running(tmp_path, champion="1") as site:
+        url = site.site.router.url or ""
+        _kill("qinglan.serving.router", str(tmp_path))
+        site.wait("the router", lambda running: _answers(url))
+        with Load(url) as load:
+            load.has(SETTLED)
+    assert load.lost == [] and set(by(load.answers)) == {("1", "model")}
+
+
+def test_a_champion_that_can_t_start_leaves_the_former_one(tmp_path: Path):
+    with running(tmp_path, champion="1") as site, Load(site.site.router.url or "") as load:
+        site.registry.named = {"champion": "3", "previous": "1"}
+        site.wait("it to fail", lambda running: running.site.fleet.trouble("3"))
+        load.has(SETTLED)
+        site.registry.named = {"champion": "2", "previous": "1"}
+        site.wait("the other one", lambda running: running.versions[0] == "2")
+        wait_until("its answers", lambda: ("2", "model") in by(load.answers))
+    assert load.lost == []
+    assert set(by(load.answers)) == {("1", "model"), ("2", "model")}
+
+
+def _kill(*words: str) -> None:
+    found = [process for process in psutil.process_iter() if _runs(process, words)]
+    assert found
+    for process in found:
+        process.kill()
+
+
+def _runs(process: psutil.Process, words: tuple[str, ...]) -> bool:
+    try:
+        line = process.cmdline()
+    except psutil.Error:
+        return False
+    said = " ".join(line)
+    return all(word in said for word in words) and "supervise.py" not in said
+
+
+def _source(url: str) -> str:
+    """Of an answer."""
+    body = {"model": "champion", "messages": [{"role": "user", "content": QUESTIONS[0]}]}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=120).headers["x-qinglan-source"]
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", trust_env=False, timeout=30).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def register(profile: Profile, folder: Path) -> Released:
+    """A model that passed the gate."""
+    evaluation = folder.with_suffix(".json")
+    evaluation.write_text(f'"{folder.name}"')
+    candidate = Candidate(
+        arm="rl",
+        model=Artifact.of(folder),
+        base_model="toy",
+        profile=profile.name,
+        tenant=profile.tenant.id,
+        recipe=profile.recipe,
+        recipe_version="x",
+        prompt_sha256=prompt_digest(profile),
+        dataset_version="x",
+        run_id=folder.name,
+        mlflow_run_id=Tracker(profile.tracking_uri, profile.tracking, profile.paths.state).start_run("register", {}),
+        evaluation=Artifact.of(evaluation),
+        decision=Decision(verdict="promote", challenger="rl", rules=[], sentence="It is good."),
+    )
+    return registry_of(profile).register(candidate)
+
+
+class Served:
+    """`qinglan serve` as a process, on real models."""
+
+    def __init__(self, folder: Path, profile: Profile, *settings: str) -> None:
+        self.log = folder / "serve.log"
+        argv = [sys.executable, "-m", "qinglan.cli", "serve", "--port=0"]
+        with self.log.open("wb") as output:
+            self.process = psutil.Popen(
+                [*argv, *(f"--set={s}" for s in settings)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def wait_for(self, text: str) -> None:
+        read = self.log.read_text
+        wait_until(text, lambda: text in read() or self.process.poll() is not None, explain=read)
+        assert text in read(), read()
+
+    def version(self) -> str:
+        (url,) = (line.split()[1] for line in self.log.read_text().splitlines() if line.startswith("Router "))
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "letters"}]}
+        answer = httpx.post(f"{url}/chat/completions", json=body, trust_env=False, timeout=120)
+        assert answer.status_code == 200
+        return answer.headers.get("x-qinglan-version", "")
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Registry]]:
+    """Two random models from MLflow's registry, by ms-swift: version 2 is the champion, 1 the one before it."""
+    folder = tmp_path_factory.mktemp("serve")
+    settings = (f"paths.state={folder / 'state'}", "serve.deadline_ms=60000", "trainer.threads=1")
+    profile = load_profile("embedded", settings)
+    registry = registry_of(profile)
+    for name, size in (("small", 32), ("large", 64)):
+        registry.promote(register(profile, make_model(folder / name, hidden_size=size)).version)
+    served = Served(folder, profile, *settings)
+    yield served, registry
+    if served.process.poll() is None:
+        served.process.kill()
+    served.process.wait()
+
+
+def test_a_rollback_by_hand_starts_no_model(toys: tuple[Served, Registry]):
+    served, registry = toys
+    served.wait_for("version 1: ready")
+    assert served.version() == "2"
+    registry.roll_back("a test")
+    took_s = wait_until("version 1", lambda: served.version() == "1", explain=served.log.read_text)
+    print(f"rolled back within {took_s:.1f} s")
+    served.wait_for("serving: version 1")
+    assert served.log.read_text().count("version 1: ready") == 1, "it was there all the time"
+
+
+def test_kill_9_leaves_no_server(toys: tuple[Served, Registry]):
+    """Last: it ends the site."""
+    served, _ = toys
+    family = served.process.children(recursive=True)
+    assert len(family) >= 7  # a supervisor and a server each for router and two models, and the RAG
+    served.process.send_signal(signal.SIGKILL)
+    served.process.wait()
+    _, alive = psutil.wait_procs(family, timeout=300)
+    assert alive == []

@@ -1,0 +1,31 @@
+"""Asks the teacher about the rows of a folder, as a process that a test kills: `python asking_worker.py FOLDER`."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from qinglan.clients.roles import open_clients
+from qinglan.clients.row_batches import cut, in_order
+from qinglan.config import Profile
+from qinglan.recipes import get_recipe
+from qinglan.recipes.kinds.distillation import distiller
+from qinglan.rows import Row
+from qinglan.runs.artifacts import read_jsonl
+from qinglan.runs.run import Run
+from qinglan.simulators.services import Services
+
+
+async def main(folder):
+    profile = Profile.model_validate_json((folder / "profile.json").read_text())
+    url = profile.teacher.base_url
+    run = Run(id="r", flow="refresh", profile=profile, directory=folder)
+    async with open_clients(run, Services(url, url, url), ("teacher",)) as clients:
+        work = distiller(get_recipe(profile.recipe), clients, profile.tenant)
+        batches = cut(read_jsonl(folder / "rows.jsonl", Row), 25)
+        print("asking", flush=True)
+        async for _ in in_order(batches, lambda batch: batch.run(work, last_attempt=True), at_once=4):
+            pass
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))

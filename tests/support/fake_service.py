@@ -1,0 +1,88 @@
+"""A tiny HTTP service that answers what a test scripts, and the answers that chat services and RAGs give."""
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 10.0}
+Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
+"""Status, body (bytes as they are, else JSON), headers; None drops the connection."""
+Script = Callable[[dict[str, Any]], Reply]
+
+
+class FakeService:
+    """A real HTTP server on loopback. Remembers the bodies and headers that it was sent."""
+
+    def __init__(self, script: Script) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
+                service.bodies.append(body)
+                service.headers.append({name.lower(): value for name, value in self.headers.items()})
+                self._answer(script(body))
+
+            do_GET = do_POST  # noqa: N815
+
+            def _answer(self, reply: Reply) -> None:
+                if reply is None:
+                    self.close_connection = True
+                    return
+                status, body, *more = reply
+                content = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
+                headers = {"content-type": "application/json", "retry-after-ms": "1"} | (more[0] if more else {})
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128
+
+            def handle_error(self, *_: Any) -> None:
+                """A client that gave up waiting."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def completion(text: str | None, finish_reason: str = "stop", **message: Any) -> dict[str, Any]:
+    """A chat completion as OpenAI sends it."""
+    return {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": finish_reason,
+                "message": {"role": "assistant", "content": text, **message},
+            }
+        ],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+    }
+
+
+def recall(*passages: tuple[str | None, float]) -> dict[str, Any]:
+    """A RAG's answer: (id, score) per passage."""
+    return {"data": {"recall": [{"id": i, "content": f"正文{i}", "reranker_score": s} for i, s in passages]}}

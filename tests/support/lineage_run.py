@@ -1,0 +1,40 @@
+"""A run whose RL arm hits once, misses once and fails once."""
+
+from qinglan.config import Profile
+from qinglan.evaluation import ArmRow
+from qinglan.evaluation.summary import evaluate
+from qinglan.recipes.query_rewrite import RECIPE
+from qinglan.rows import Retrieved, Row
+from qinglan.runs.artifacts import Artifact, StageResult, write_json, write_jsonl
+from qinglan.runs.run import Run, open_run, save_stage
+from qinglan.serving.lineage import Subject, subject_of
+
+HIT, MISS = Retrieved(ids=("g", "x"), scores=(0.9, 0.2)), Retrieved(ids=("x", "g"), scores=(0.8, 0.3))
+ROWS = [
+    Row(id=name, tenant="default", query=f"问{name}", source=f"q.xlsx!问题!A{n}", gold_id="g", split="test",
+        answer="教师", answer_request=f"t-{name}", answer_retrieved=HIT)
+    for n, name in enumerate("abc", 2)
+]  # fmt: skip
+ARM = [
+    ArmRow(row_id="a", text="甲", retrieved=HIT, judge_score=4.0, judge_scores=(3.5, 4.5), requests=("j-a",)),
+    ArmRow(row_id="b", text="乙", retrieved=MISS, judge_score=2.0, requests=("j-b",)),
+    ArmRow(row_id="c", reason="empty_answer"),
+]
+TEACHER = [ArmRow(row_id=row.id, text="教师", retrieved=HIT, requests=(f"t-{row.id}",)) for row in ROWS]
+
+
+def stage(run: Run, name: str, artifacts: dict[str, Artifact]) -> StageResult:
+    return save_stage(run, StageResult(stage=name, key="k", run_id=run.id, seconds=0, artifacts=artifacts))
+
+
+def evaluated_run(profile: Profile) -> Subject:
+    """A run whose RL arm hits once, misses once and fails once."""
+    with open_run(profile, "pipeline") as run:
+        pass
+    stage(run, "dataset", {"test": write_jsonl(run.stage_directory("dataset") / "test.jsonl", ROWS)})
+    folder = run.stage_directory("evaluate")
+    arms = {"teacher": TEACHER, "rl": ARM}
+    write_json(folder / "evaluation.json", evaluate(arms, ROWS, profile.evaluate, RECIPE).model_dump(mode="json"))
+    files = {f"arm_{arm}": write_jsonl(folder / f"arm_{arm}.jsonl", rows) for arm, rows in arms.items()}
+    stage(run, "evaluate", files | {"evaluation": Artifact.of(folder / "evaluation.json")})
+    return subject_of(profile, run.id)

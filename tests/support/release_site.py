@@ -1,0 +1,122 @@
+"""A working directory with evaluated runs in it, and the command line in that folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from qinglan.config import Profile, load_profile
+from qinglan.evaluation import ArmRow
+from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.evaluation.summary import evaluate
+from qinglan.recipes.query_rewrite import RECIPE
+from qinglan.recipes.scoring.identity import scored_with
+from qinglan.rows import Retrieved, Row
+from qinglan.runs.artifacts import Artifact, StageResult, sha256_of, write_json, write_jsonl
+from qinglan.runs.run import Run, finish_run, open_run, save_stage
+from qinglan.serving.registry import Registry, registry_of
+from qinglan.simulators.domains.query_rewrite.sample import write_sample
+
+ROWS = 200
+SMALL = {"sample_train_rows": 60, "sample_dev_rows": 20, "sample_test_rows": 20}
+DEADLINE_S = 900
+
+
+class Site:
+    """A user's working directory with evaluated runs in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.path = root, root / "profile.yaml"
+        embedded = Path(__file__).parents[2] / "configs" / "embedded.yaml"
+        values = yaml.safe_load(embedded.read_text(encoding="utf-8"))
+        values["paths"] = {"runs": str(root / "runs"), "state": str(root / "state")}
+        values["embedded"] = values.get("embedded", {}) | SMALL
+        values["gate"] = values.get("gate", {}) | {"approval": "required"}
+        self.path.write_text(yaml.safe_dump(values))
+
+    @property
+    def profile(self) -> Profile:
+        return load_profile(str(self.path))
+
+    @property
+    def registry(self) -> Registry:
+        return registry_of(self.profile)
+
+    def evaluated_run(self, weights: str) -> Run:
+        """A finished run whose RL model is clearly better than the teacher."""
+        profile = self.profile
+        sample = write_sample(profile.paths.state / "sample", profile.embedded)
+        with open_run(profile, "pipeline", fresh=True) as run:
+            run = run.model_copy(update={"knowledge_base_sha256": sha256_of(sample.knowledge_base)})
+            rows = [
+                Row(id=f"{n:04}", tenant=profile.tenant.id, query=f"问{n}", source=f"q!A{n}", gold_id=f"g{n}")
+                for n in range(ROWS)
+            ]
+            files = {
+                name: write_jsonl(run.stage_directory("dataset") / f"{name}.jsonl", rows) for name in ("test", "rows")
+            }
+            self._save(run, "dataset", files, {"scored_with": scored_with(run)})
+            for stage in ("base_model", "sft", "rl"):
+                self._save(run, stage, {"model": self._model(run, stage, weights)}, _details(run, stage))
+            self._evaluate(run, rows)
+            finish_run(run)
+        return run
+
+    def _model(self, run: Run, stage: str, weights: str) -> Artifact:
+        folder = run.stage_directory(stage) / "model"
+        folder.mkdir()
+        (folder / "model.safetensors").write_text(f"{stage} {weights}")
+        return Artifact.of(folder)
+
+    def _evaluate(self, run: Run, rows: list[Row]) -> None:
+        arms = {name: _arm(rows, misses) for name, misses in (("teacher", 3), ("sft", 4), ("rl", 20))}
+        found = evaluate(arms, rows, run.profile.evaluate, RECIPE)
+        passed = RedTeamResult(case_id="c", name="n", kind="long", must_pass=True, passed=True)
+        found = found.model_copy(update={"red_team": {"rl": [passed]}})
+        folder = run.stage_directory("evaluate")
+        write_json(folder / "evaluation.json", found.model_dump(mode="json"))
+        files = {f"arm_{name}": write_jsonl(folder / f"arm_{name}.jsonl", arm) for name, arm in arms.items()}
+        digests = {name: sha256_of(run.directory / name / "model") for name in ("sft", "rl")}
+        files["evaluation"] = Artifact.of(folder / "evaluation.json")
+        self._save(run, "evaluate", files, {"models": digests})
+
+    def _save(self, run: Run, stage: str, artifacts: dict[str, Artifact], details: dict[str, Any]) -> None:
+        key = f"{run.id} {stage}"
+        save_stage(
+            run, StageResult(stage=stage, key=key, run_id=run.id, seconds=1, artifacts=artifacts, details=details)
+        )
+
+    def start(self, *words: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "qinglan.cli", *words, "--profile", str(self.path)]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        return subprocess.Popen(
+            command, cwd=self.root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def qinglan(self, *words: str) -> str:
+        process = self.start(*words)
+        text, _ = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, text
+        return text
+
+
+def _arm(rows: list[Row], misses: int) -> list[ArmRow]:
+    """Every `misses`-th question goes wrong."""
+    return [
+        ArmRow(
+            row_id=row.id,
+            text=f"词 {row.id}",
+            retrieved=Retrieved(ids=("x" if n % misses == 0 else row.gold_id,), scores=(0.9,)),
+            judge_score=4.0 + n % 2,
+            latency_ms=5.0,
+            cost_usd=1e-6 if misses > 5 else 1e-3,
+        )
+        for n, row in enumerate(rows)
+    ]
+
+
+def _details(run: Run, stage: str) -> dict[str, Any]:
+    return {"model": str(run.directory / stage / "model"), "summary": {"steps": 3, "chosen_step": 3}, "alarms": []}

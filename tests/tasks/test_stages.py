@@ -1,0 +1,235 @@
+"""The data stages under a real Prefect server, MLflow on SQLite, teacher and RAG by script over real HTTP."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_service import FakeService, Script, completion, recall
+from prefect import flow
+from prefect.testing.utilities import prefect_test_harness
+
+from qinglan.clients.roles import Services, site_ledger
+from qinglan.config import BatchApi, Profile
+from qinglan.errors import BudgetError, ConfigError, StageError, WorkbookError
+from qinglan.rows import Row
+from qinglan.runs.artifacts import StageResult, read_jsonl
+from qinglan.runs.run import Run, finish_run, open_run
+from qinglan.simulators.services import embedded_services
+from tasks import asking
+from tasks.asking import distill_rows, validate_rows
+from tasks.data import ingest_workbook
+
+pytestmark = [
+    pytest.mark.slow,  # 10 s for Prefect's server alone
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
+]
+ROWS = 30
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=300):
+        yield
+
+
+class Site:
+    """A profile with a workbook of 30 questions, and its scripted services."""
+
+    def __init__(
+        self, folder: Path, profile_of: Callable[..., Profile], tracking: str, teacher: FakeService, rag: FakeService
+    ) -> None:
+        self.workbook = folder / "q.csv"
+        self.workbook.write_text("问题\n" + "".join(f"虾青素{n}咋吃\n" for n in range(ROWS)), encoding="utf-8")
+        self.teacher, self.rag = teacher, rag
+        self.profile = profile_of(
+            teacher={"model": "big", "base_url": teacher.url, "max_retries": 0},
+            rag={"url": rag.url, "max_retries": 0},
+            distill={"batch_rows": 10, "retries": 1},
+            tracking={"uri": tracking},
+            validation={"batch_rows": 10, "retries": 0, "judge_baseline": False},
+        )
+        self.services = Services(teacher.url, teacher.url, rag.url)
+
+    def run(self, work: Callable[[Run], StageResult], profile: Profile | None = None) -> StageResult:
+        with open_run(profile or self.profile, "refresh") as opened:
+            result: StageResult = flow(work, validate_parameters=False)(opened)  # type: ignore[assignment]
+            finish_run(opened)
+            return result
+
+    def distill(self, run: Run) -> StageResult:
+        return distill_rows(run, self.services, ingest_workbook(run, self.workbook))
+
+    def validate(self, run: Run) -> StageResult:
+        return validate_rows(run, self.services, self.distill(run), None)
+
+
+def changed(profile: Profile, **sections: dict[str, Any]) -> Profile:
+    """The profile with some keys of some sections changed."""
+    update = {name: getattr(profile, name).model_copy(update=keys) for name, keys in sections.items()}
+    return profile.model_copy(update=update)
+
+
+def rewritten(body: dict[str, Any]) -> Any:
+    return 200, completion(body["messages"][-1]["content"].replace("咋吃", " 服用方法"))
+
+
+def retrieved(body: dict[str, Any]) -> Any:
+    return 200, recall(("g", 0.9 if "rewritten_query" in body else 0.5))
+
+
+@pytest.fixture(scope="module")
+def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One MLflow database for all, as making one takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture
+def stand_in(profile_of: Callable[..., Profile], tmp_path: Path) -> Iterator[str]:
+    """The embedded teacher's address."""
+    profile = profile_of(rag={"url": "http://127.0.0.1:9/q"})
+    with embedded_services(profile, tmp_path) as services:
+        yield services.teacher_url
+
+
+@pytest.fixture
+def site_of(
+    tmp_path: Path,
+    profile_of: Callable[..., Profile],
+    tracking_uri: str,
+    serve: Callable[[Script], FakeService],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Site]:
+    monkeypatch.setattr(asking, "RETRY_DELAYS_S", [0.0])
+    return lambda teacher=rewritten, rag=retrieved: Site(tmp_path, profile_of, tracking_uri, serve(teacher), serve(rag))
+
+
+def test_faults_cost_no_row_and_no_second_payment(site_of: Callable[..., Site]):
+    faults = {f"虾青素{n}咋吃" for n in (3, 13, 14)}
+
+    def teacher(body: dict[str, Any]) -> Any:
+        question = body["messages"][-1]["content"]
+        if question in faults:
+            faults.remove(question)
+            return 503, {}
+        return rewritten(body)
+
+    site = site_of(teacher)
+    result = site.run(site.validate)
+    rows = list(read_jsonl(result.path("rows"), Row))
+    assert (result.rows_out, result.metrics["success_rate"]) == (ROWS, 1.0)
+    assert rows[3].answer == "虾青素3 服用方法"
+    assert len(site.teacher.bodies) == ROWS + 3
+    with site_ledger(site.profile) as ledger:
+        usage = ledger.usage(result.run_id, "teacher")
+    assert (usage.calls, usage.failed) == (ROWS + 3, 3)
+
+
+def test_a_second_run_pays_nothing_and_another_prompt_is_asked_anew(site_of: Callable[..., Site]):
+    site = site_of()
+    first = site.run(site.distill)
+    assert site.run(site.distill).key == first.key
+    assert len(site.teacher.bodies) == ROWS
+    other = site.profile.model_copy(update={"tenant": site.profile.tenant.model_copy(update={"domain": "药品"})})
+    assert site.run(site.distill, other).key != first.key
+    assert len(site.teacher.bodies) == 2 * ROWS
+
+
+def test_a_refused_key_stops_at_once_and_in_one_line(site_of: Callable[..., Site]):
+    site = site_of(lambda _: (401, {"error": {"message": "sk-wrong"}}))
+    with pytest.raises(ConfigError, match="the service refuses the key") as caught:
+        site.run(site.distill)
+    assert "\n" not in str(caught.value)
+    assert len(site.teacher.bodies) <= ROWS  # no batch was tried twice
+
+
+def test_too_many_failures_stop_the_stage_and_what_was_paid_is_kept(site_of: Callable[..., Site]):
+    down, paid = True, []
+
+    def teacher(body: dict[str, Any]) -> Any:
+        question = body["messages"][-1]["content"]
+        if down and "1" in question:
+            return 500, {}
+        paid.append(question)
+        return rewritten(body)
+
+    site = site_of(teacher)
+    with pytest.raises(StageError, match=r"distill: \d+ of 30 rows failed, more than distill.max_failed_share = 10%"):
+        site.run(site.distill)
+    down = False
+    assert site.run(site.distill).rows_out == ROWS
+    assert len(paid) == ROWS
+
+
+def test_a_stage_that_loses_every_row_stops_early(site_of: Callable[..., Site]):
+    site = site_of(lambda _: time.sleep(0.05) or (500, {}))
+    slow = changed(site.profile, distill={"batch_rows": 2, "retries": 0}, teacher={"concurrency": 1})
+    with pytest.raises(StageError, match="rows failed"):
+        site.run(site.distill, slow)
+    assert len(site.teacher.bodies) < ROWS
+
+
+COST_USD = 0.0002
+"""Of one answer at the test profile's prices."""
+
+
+def test_a_spent_budget_stops_the_run_and_a_higher_one_goes_on(site_of: Callable[..., Site]):
+    site = site_of()
+    poor = changed(site.profile, budget={"per_month_usd": 10 * COST_USD}, teacher={"concurrency": 2})
+    with pytest.raises(BudgetError, match=r"budget\.per_month_usd = 0.002: nothing is left to spend"):
+        site.run(site.distill, poor)
+    assert 10 <= len(site.teacher.bodies) <= 12
+    assert site.run(site.distill).rows_out == ROWS
+    assert len(site.teacher.bodies) == ROWS
+
+
+def test_a_run_may_go_on_with_what_it_could_pay_for(site_of: Callable[..., Site]):
+    site = site_of()
+    budget = {"per_run_usd": 10 * COST_USD, "when_spent": "go_on"}
+    result = site.run(site.validate, changed(site.profile, budget=budget, teacher={"concurrency": 2}))
+    rows = list(read_jsonl(result.path("rows"), Row))
+    paid = len(site.teacher.bodies)
+    assert 10 <= paid <= 12
+    assert (result.rows_out, sum(row.reason == "over_budget" for row in rows)) == (paid, ROWS - paid)
+    again = site.run(site.distill, changed(site.profile, budget=budget))  # the next night has a budget of its own
+    assert again.rows_out > paid
+
+
+def test_rows_lost_to_the_weather_are_asked_again_in_the_next_run(site_of: Callable[..., Site]):
+    down = True
+    site = site_of(lambda body: (500, {}) if down and "虾青素7咋吃" in str(body) else rewritten(body))
+    first = site.run(site.distill)
+    assert (first.rows_out, first.try_again) == (ROWS - 1, 1)
+    down = False
+    asked = len(site.teacher.bodies)
+    assert site.run(site.distill).rows_out == ROWS
+    assert len(site.teacher.bodies) == asked + 1
+
+
+def test_a_batch_api_answers_at_half_the_price(site_of: Callable[..., Site], stand_in: str):
+    site = site_of()
+    settings = {"mode": "batch_api", "batch_api": BatchApi(poll_every_s=0.1)}
+    teacher = {"base_url": stand_in, "model": "standin-rewriter"}
+    prices = {**site.profile.prices, "standin-rewriter": site.profile.prices["big"]}
+    profile = changed(site.profile, distill=settings, teacher=teacher).model_copy(update={"prices": prices})
+    site.services = Services(stand_in, stand_in, site.rag.url)
+    result = site.run(site.distill, profile)
+    with site_ledger(profile) as ledger:
+        usage = ledger.usage(result.run_id, "teacher")
+    full_usd = (usage.prompt_tokens + 10 * usage.completion_tokens) / 1e6
+    assert (result.rows_out, usage.calls) == (ROWS, ROWS)
+    assert usage.cost_usd == pytest.approx(full_usd / 2)
+
+
+def test_a_rag_that_ignores_rewrites_stops_the_run(site_of: Callable[..., Site]):
+    site = site_of(rag=lambda _: (200, recall(("g", 0.5))))
+    with pytest.raises(StageError, match="seems to ignore the rewrite"):
+        site.run(site.validate)
+
+
+def test_a_missing_workbook_is_one_line(site_of: Callable[..., Site]):
+    site = site_of()
+    site.workbook.unlink()
+    with pytest.raises(WorkbookError, match=r"q\.csv: no such file"):
+        site.run(site.distill)

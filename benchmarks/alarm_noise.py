@@ -11,14 +11,14 @@ import random
 from collections.abc import Iterator
 
 from qinglan.config import Alarms
-from qinglan.recipes.kinds.common import Headline
+from qinglan.recipes.kinds.common import PrimaryMetric
 from qinglan.training.alarms import REWARD, AlarmWatch, part_mean
 
 RUNS = 1000
 LENGTHS, SIGNIFICANCES = (60, 200), (4.0, 5.0)
 REWARD_NOISE, GOLD_NOISE = 0.035, 0.04
 RISE = 0.3
-HEADLINE = Headline("gold_top1", "gold top-1")
+HEADLINE = PrimaryMetric("gold_top1", "gold top-1")
 GOLD = part_mean(HEADLINE.part)
 Step = dict[str, float]
 

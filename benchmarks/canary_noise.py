@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qinglan.config import Canary
-from qinglan.serving.canary import Tally, judge
+from qinglan.serving.canary import RowCounts, judge
 
 RUNS = 200
 REQUESTS = 20_000
@@ -36,7 +36,7 @@ Z = 2.128
 
 
 @dataclass(frozen=True)
-class World:
+class Domain:
     """What is true of the two models."""
 
     name: str
@@ -47,7 +47,7 @@ class World:
     share: float = CONFIG.share
 
 
-EQUAL = World("equal")
+EQUAL = Domain("equal")
 NOTHING_TO_FIND = (
     EQUAL,
     replace(EQUAL, name="equal, both fail often", champion_fails=0.2, challenger_fails=0.2),
@@ -67,35 +67,35 @@ BROKEN = (
 )
 
 
-def traffic(world: World, seed: int) -> Iterator[Tally]:
+def traffic(domain: Domain, seed: int) -> Iterator[RowCounts]:
     """The tally at each look of a day."""
-    rng, tally = random.Random(seed), Tally()
+    rng, counts = random.Random(seed), RowCounts()
     for number in range(1, REQUESTS + 1):
-        challenged = rng.random() < world.share
-        arm = tally.challenger if challenged else tally.champion
-        fails = rng.random() < (world.challenger_fails if challenged else world.champion_fails)
-        arm.add(fallback=fails, latency_ms=rng.lognormvariate(4.6, SPREAD) * (world.slower if challenged else 1.0))
+        challenged = rng.random() < domain.share
+        arm = counts.challenger if challenged else counts.champion
+        fails = rng.random() < (domain.challenger_fails if challenged else domain.champion_fails)
+        arm.add(fallback=fails, latency_ms=rng.lognormvariate(4.6, SPREAD) * (domain.slower if challenged else 1.0))
         if rng.random() < CONFIG.compare_share:
-            tally.retrieval.add(max(-1.0, min(1.0, rng.gauss(world.retrieval, RETRIEVAL_NOISE))))
+            counts.retrieval.add(max(-1.0, min(1.0, rng.gauss(domain.retrieval, RETRIEVAL_NOISE))))
         if number % LOOK_EVERY == 0:
-            yield tally
+            yield counts
 
 
-def false_alarms(world: World, runs: int) -> dict[str, float]:
+def false_alarms(domain: Domain, runs: int) -> dict[str, float]:
     """Share of days with a rollback, by each method."""
     found: Counter[str] = Counter()
     for seed in range(runs):
         ours = usual = False
-        for tally in traffic(world, seed):
-            ours = ours or judge(tally, CONFIG, 0.0).outcome == "roll_back"
-            usual = usual or usual_rollback(tally)
+        for counts in traffic(domain, seed):
+            ours = ours or judge(counts, CONFIG, 0.0).outcome == "roll_back"
+            usual = usual or usual_rollback(counts)
         found.update({"ours": ours, "usual": usual})
     return {name: found[name] / runs for name in ("ours", "usual")}
 
 
-def usual_rollback(tally: Tally) -> bool:
+def usual_rollback(counts: RowCounts) -> bool:
     """Failures and retrieval by the usual intervals of a single look, of the same total level."""
-    bad, good, pairs = tally.challenger.fallbacks, tally.champion.fallbacks, tally.retrieval
+    bad, good, pairs = counts.challenger.fallbacks, counts.champion.fallbacks, counts.retrieval
     if min(bad.n, good.n, pairs.n) < CONFIG.min_requests:
         return False
     error = math.hypot(*(math.sqrt(mean.mean * (1 - mean.mean) / mean.n) for mean in (bad, good)))
@@ -104,12 +104,12 @@ def usual_rollback(tally: Tally) -> bool:
     return pairs.mean + Z * math.sqrt(pairs.variance) / pairs.n < -CONFIG.max_retrieval_loss
 
 
-def delay(world: World, runs: int) -> dict[str, float]:
+def delay(domain: Domain, runs: int) -> dict[str, float]:
     """Requests until the rollback: median and slowest, of the days on which there was one; nan without any."""
     found = []
     for seed in range(runs):
-        for look, tally in enumerate(traffic(world, seed), 1):
-            if judge(tally, CONFIG, 0.0).outcome == "roll_back":
+        for look, counts in enumerate(traffic(domain, seed), 1):
+            if judge(counts, CONFIG, 0.0).outcome == "roll_back":
                 found.append(look * LOOK_EVERY)
                 break
     if not found:
@@ -122,19 +122,19 @@ def main(runs: int = RUNS) -> None:
     result: dict[str, object] = {"runs": runs, "requests": REQUESTS, "looks": REQUESTS // LOOK_EVERY}
     print(f"\nDays with a rollback, of {runs} with {REQUESTS:,} requests and {REQUESTS // LOOK_EVERY:,} looks each\n")
     print("| Challenger | Qinglan | usual 95% intervals |\n| --- | ---: | ---: |")
-    for world in NOTHING_TO_FIND:
-        rates = false_alarms(world, runs)
-        result[world.name] = rates
-        print(f"| {world.name} | {rates['ours']:.1%} | {rates['usual']:.1%} |", flush=True)
+    for domain in NOTHING_TO_FIND:
+        rates = false_alarms(domain, runs)
+        result[domain.name] = rates
+        print(f"| {domain.name} | {rates['ours']:.1%} | {rates['usual']:.1%} |", flush=True)
     print(f"\nRequests until the rollback, at a share of {CONFIG.share:.0%}\n")
     print(
         f"| Challenger | found | median | slowest | median at {PER_SECOND:g}/s |\n| --- | ---: | ---: | ---: | ---: |"
     )
-    for world in BROKEN:
-        found = delay(world, runs // 2)
-        result[world.name] = found
+    for domain in BROKEN:
+        found = delay(domain, runs // 2)
+        result[domain.name] = found
         figures = f"{found['found']:.0%} | {found['median']:,.0f} | {found['slowest']:,.0f}"
-        print(f"| {world.name} | {figures} | {found['median'] / PER_SECOND:,.0f} s |", flush=True)
+        print(f"| {domain.name} | {figures} | {found['median'] / PER_SECOND:,.0f} s |", flush=True)
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

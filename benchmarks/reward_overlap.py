@@ -26,7 +26,7 @@ from aiohttp import web
 from verl_cpu import make_model
 
 from qinglan.config import Alarms, Budget, Endpoint, LedgerStore, Price, Profile, Rag, Reward, Tenant
-from qinglan.recipes.kinds.common import Headline
+from qinglan.recipes.kinds.common import PrimaryMetric
 from qinglan.recipes.kinds.grading import RetrievalGrading
 from qinglan.recipes.kinds.retrieval.recipe import Baseline
 from qinglan.recipes.scoring.samples import SampleWatch
@@ -193,7 +193,7 @@ def training(folder: Path, rag_url: str, steps: int) -> Command:
         max_invalid_share=0.0,
         use_labels=True,
         dev_metric="score",
-        headline=Headline("score", "the reward"),
+        primary_metric=PrimaryMetric("score", "the reward"),
         patience=None,
         keep_checkpoints=None,
         alarms=Alarms(default_action="off"),

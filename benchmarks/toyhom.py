@@ -113,9 +113,9 @@ def stages_table(report: dict[str, Any]) -> list[str]:
     """Counts by stage."""
     lines = ["| Stage | Rows in | Rows out | Fell, by reason | Seconds |", "| --- | ---: | ---: | --- | ---: |"]
     for stage in report["stages"]:
-        fell = ", ".join(f"{reason} {n:,}" for reason, n in stage["dropped"].items()) or "–"
+        dropped = ", ".join(f"{reason} {n:,}" for reason, n in stage["dropped"].items()) or "–"
         lines.append(
-            f"| {stage['name']} | {stage['rows_in']:,} | {stage['rows_out']:,} | {fell} | {stage['seconds']:.0f} |"
+            f"| {stage['name']} | {stage['rows_in']:,} | {stage['rows_out']:,} | {dropped} | {stage['seconds']:.0f} |"
         )
     return lines
 

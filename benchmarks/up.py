@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qinglan.ops.prefect_api import PatientClient
+from qinglan.ops.prefect_api import RetryingClient
 
 RESULT = Path(__file__).parent / "results" / "up.json"
 ROOT = Path(__file__).parent.parent
@@ -79,7 +79,7 @@ class Site:
         found = re.search(r"^Prefect +(\S+)$", output, re.MULTILINE)
         assert found, output
         self.api_url = f"{found[1]}/api"
-        self.api = PatientClient(base_url=self.api_url, trust_env=False, timeout=60)
+        self.api = RetryingClient(base_url=self.api_url, trust_env=False, timeout=60)
 
     def seconds_to_running(self, deployment: str) -> float:
         """From the request that the page sends until the run's own process has said that it is at work."""

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from qinglan.config import Alarms, Profile
-from qinglan.recipes.kinds.common import Headline
+from qinglan.recipes.kinds.common import PrimaryMetric
 from qinglan.runs.command import Command
 from qinglan.training.engines.trainer_settings import TrainerSettings
 from qinglan.training.engines.verl import next_metrics_path, ppo_command
@@ -198,7 +198,7 @@ def training(folder: Path, steps: int) -> Command:
         max_invalid_share=0.0,
         use_labels=True,
         dev_metric="reward",
-        headline=Headline("reward", "the reward"),
+        primary_metric=PrimaryMetric("reward", "the reward"),
         patience=None,
         keep_checkpoints=None,
         alarms=Alarms(),

@@ -2,7 +2,7 @@
 
 from prefect import flow
 
-from tasks.canary import look_at_canary
+from tasks.canary import check_canary
 from tasks.forms import Override, ProfileName
 
 
@@ -16,4 +16,4 @@ def canary_check(profile: ProfileName = "embedded", overrides: tuple[Override, .
         router_url: Where `qinglan serve` listens, such as http://127.0.0.1:8000; as `serve.host` and `serve.port` say
             if empty.
     """
-    look_at_canary(profile, overrides, router_url)
+    check_canary(profile, overrides, router_url)

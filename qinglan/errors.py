@@ -11,7 +11,7 @@
     ├── BudgetError        as much was spent as may be
     ├── EngineError        ms-swift, verl or Ray: a training process failed
     ├── ArtifactError      a file of a run is missing or changed
-    ├── TurnError          another run is at work on what can't be shared
+    ├── RunLockedError          another run is at work on what can't be shared
     └── StageError         a stage has nothing sensible to hand on
 
 The command line prints ``str(error)`` and exits with 2; only a bug shows a traceback.
@@ -71,7 +71,7 @@ class ArtifactError(QinglanError):
     """A file that a run relies on is missing or not what its manifest says."""
 
 
-class TurnError(QinglanError):
+class RunLockedError(QinglanError):
     """Another run is at work on it; this one is not needed, or has to come again later."""
 
 

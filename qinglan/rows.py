@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 Split = Literal["train", "dev", "test"]
 
-REMEDIES = {
+HINTS = {
     "empty_query": "fill in the question or delete the row",
     "empty_input": "fill in every column that the recipe needs, or delete the row",
     "not_text": "write it as text; numbers, dates, errors and lists are not questions",
@@ -29,7 +29,7 @@ REMEDIES = {
 }
 """What to do about each reason for which reading fails a row."""
 
-INPUT_REASONS = frozenset(REMEDIES)
+INPUT_REASONS = frozenset(HINTS)
 """Rows failed for one of these were never questions: no stage after reading looks at them."""
 
 # 5.6 is not 56 and ++ is not +, so punctuation between digits and plus signs stay.
@@ -176,7 +176,7 @@ class ArmRow(BaseModel):
         return self.retrieved is not None or self.parts is not None
 
 
-class Tally:
+class RowCounts:
     """Counts rows as a stream goes by, so that nobody needs them all at once."""
 
     def __init__(self) -> None:
@@ -184,10 +184,10 @@ class Tally:
         self.reasons: Counter[str] = Counter()
         """How many rows fell for each reason."""
 
-    def dropped_since(self, before: "Tally") -> dict[str, int]:
+    def dropped_since(self, before: "RowCounts") -> dict[str, int]:
         """Rows by reason that fell between the two counts, the most frequent reason first."""
-        fell = {reason: n - before.reasons.get(reason, 0) for reason, n in self.reasons.items()}
-        return by_frequency({reason: n for reason, n in fell.items() if n > 0})
+        dropped = {reason: n - before.reasons.get(reason, 0) for reason, n in self.reasons.items()}
+        return by_frequency({reason: n for reason, n in dropped.items() if n > 0})
 
     def pass_through(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The same rows; each is counted before it is handed on."""

@@ -21,7 +21,7 @@ from qinglan.recipes import get_recipe, identity
 from qinglan.recipes.kinds.distillation import distiller, require_teacher_alone
 from qinglan.recipes.kinds.grading import grading_of
 from qinglan.recipes.scoring.identity import scoring_identity
-from qinglan.rows import Row, Tally
+from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import JsonlWriter, StageResult, read_jsonl, sha256_of
 from qinglan.runs.run import Run
 from tasks.bulk import RETRY_DELAYS_S, ask_by_batch, asked, distill_on_ray, require_no_open_batches
@@ -162,7 +162,7 @@ async def _ask(
     settings, source = asking.settings, given.artifacts["rows"]
     total = source.rows or 0
     losses = Losses(asking.section, given.rows_out, settings.max_failed_share)
-    before, after = Tally(), Tally()
+    before, after = RowCounts(), RowCounts()
     configured = run_batch.with_options(
         retries=settings.retries, retry_delay_seconds=RETRY_DELAYS_S[: max(1, settings.retries)]
     )

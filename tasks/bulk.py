@@ -6,11 +6,11 @@ from qinglan.clients.batch_api import distill_by_batch
 from qinglan.clients.batch_api.jobs import BatchProgress
 from qinglan.clients.chat import Account, openai_client
 from qinglan.clients.roles import Services, key_salt, site_ledger
-from qinglan.clients.row_batches import AGAIN_REASONS
+from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
 from qinglan.recipes.kinds.distillation import teacher_requests
-from qinglan.rows import Row, Tally
+from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl
 from qinglan.runs.command import Command
 from qinglan.runs.launcher import JsonlTail
@@ -21,10 +21,10 @@ from tasks.stage import Outcome, Stage
 RETRY_DELAYS_S = [2.0, 10.0, 30.0]
 
 
-def asked(before: Tally, after: Tally, rows: Artifact, calls: dict[str, dict[str, int]]) -> Outcome:
+def asked(before: RowCounts, after: RowCounts, rows: Artifact, calls: dict[str, dict[str, int]]) -> Outcome:
     """What a stage found that asked a service about every row."""
     dropped = after.dropped_since(before)
-    try_again = sum(n for reason, n in dropped.items() if reason in AGAIN_REASONS)
+    try_again = sum(n for reason, n in dropped.items() if reason in RETRYABLE_REASONS)
     return Outcome(before.ok, after.ok, dropped, {"rows": rows}, details={"api": calls}, try_again=try_again)
 
 
@@ -110,7 +110,7 @@ def distill_on_ray(stage: Stage, services: Services, given: StageResult) -> Outc
 
     stage.say(f"starting {stage.run.profile.distill.ray.tasks} actors on Ray")
     run_engine(stage, command, name="distill", log="ray.log", on_poll=look, on_device=False)
-    before, after = Tally(), Tally()
-    for path, tally in ((source.path, before), (output, after)):
-        deque(tally.pass_through(read_jsonl(path, Row)), maxlen=0)
+    before, after = RowCounts(), RowCounts()
+    for path, counts in ((source.path, before), (output, after)):
+        deque(counts.pass_through(read_jsonl(path, Row)), maxlen=0)
     return asked(before, after, Artifact.of(output, after.total), calls)

@@ -16,7 +16,7 @@ from tasks.stage import artifact_key
 
 
 @task(name="look-at-canary", task_run_name="look-at-canary", cache_policy=NO_CACHE)
-def look_at_canary(profile_name: str, overrides: Sequence[str], router_url: str) -> None:
+def check_canary(profile_name: str, overrides: Sequence[str], router_url: str) -> None:
     """Show how the site and its canary stand.
 
     Raises:

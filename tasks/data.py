@@ -19,7 +19,7 @@ from qinglan.errors import StageError, WorkbookError
 from qinglan.recipes import get_recipe, identity
 from qinglan.recipes.kinds.grading import grading_of
 from qinglan.recipes.scoring.identity import scored_with
-from qinglan.rows import Row, Tally
+from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import StageResult, hash_of, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
 from tasks.stage import Outcome, Stage, perform
@@ -38,7 +38,7 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
     data, tenant, recipe = run.profile.data, run.profile.tenant, get_recipe(run.profile.recipe)
 
     def work(stage: Stage) -> Outcome:
-        tally, shown = Tally(), list[str]()
+        counts, shown = RowCounts(), list[str]()
 
         def tell(problem: str) -> None:
             if len(shown) < _SHOWN_PROBLEMS:
@@ -46,16 +46,16 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
                 stage.say(problem)
 
         read = read_rows(workbook, data, tenant, tell, inputs=recipe.INPUTS)
-        rows = tally.pass_through(assign(read, recipe, data.pool_shares))
+        rows = counts.pass_through(assign(read, recipe, data.pool_shares))
         artifacts = {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)}
         if digest_of(workbook) != digest:
             raise WorkbookError(f"{workbook}: was changed while it was read; run again")
-        if not tally.ok:
-            raise StageError(f"{workbook}: none of its {tally.total:,} rows can be used; first: {shown[0]}")
-        if (more := tally.total - tally.ok - len(shown)) > 0:
+        if not counts.ok:
+            raise StageError(f"{workbook}: none of its {counts.total:,} rows can be used; first: {shown[0]}")
+        if (more := counts.total - counts.ok - len(shown)) > 0:
             stage.say(f"... and {more:,} more; all are in rows.jsonl with their reason")
-        stage.say(f"{tally.ok:,} of {tally.total:,} rows of {workbook.name} are usable")
-        return Outcome(tally.total, tally.ok, dict(tally.reasons.most_common()), artifacts)
+        stage.say(f"{counts.ok:,} of {counts.total:,} rows of {workbook.name} are usable")
+        return Outcome(counts.total, counts.ok, dict(counts.reasons.most_common()), artifacts)
 
     if data.sql and not workbook.exists():
         taken = take_snapshot(data, workbook, recipe.INPUTS)
@@ -79,7 +79,7 @@ def select_rows(run: Run, validated: StageResult) -> StageResult:
     reviews, grading = load_reviews(run.profile), grading_of(get_recipe(run.profile.recipe))
 
     def work(stage: Stage) -> Outcome:
-        before, after = Tally(), Tally()
+        before, after = RowCounts(), RowCounts()
         rows = reviews.apply(before.pass_through(read_jsonl(validated.path("rows"), Row)))
         selected = after.pass_through(grading.select(rows, run.profile.select))
         artifacts = {"rows": write_jsonl(stage.directory / "rows.jsonl", selected)}

@@ -19,7 +19,7 @@ from qinglan.config import EMBEDDED, load_profile
 from qinglan.errors import QinglanError, StageError
 from qinglan.runs.command import Command
 from qinglan.runs.launcher import JsonlTail, LineTail, launch
-from qinglan.runs.run_locks import device_turn
+from qinglan.runs.run_locks import device_lock
 from qinglan.training.engines.attempts import clear_final, run_attempts
 from qinglan.training.engines.ray_jobs import JobSeries, RayJobs, stop_jobs_of
 from tasks.forms import overrides_in
@@ -63,7 +63,7 @@ def run_engine(
 
     def locally() -> None:
         clear_final(stage.directory)
-        with device_turn(stage.run.profile, stage.say) if on_device else nullcontext():
+        with device_lock(stage.run.profile, stage.say) if on_device else nullcontext():
             launch(make(), name=name, log=path, on_poll=on_poll)
 
     def in_series(attempt: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ def run_engine(
             engine=name,
             key=stage.key,
             directory=stage.directory,
-            patience_s=trainer.dashboard_patience_s,
+            patience_s=trainer.dashboard_retry_s,
             say=stage.say,
         )
         in_series(lambda: series.run(make, name=name, log_file=path, on_poll=on_poll, is_cancelled=is_cancelled))

@@ -10,7 +10,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from qinglan.clients.roles import ANSWER_FIELDS, Role, Services, open_clients, site_ledger
-from qinglan.clients.row_batches import AGAIN_REASONS
+from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation import ArmRow, ask_teacher, live_load, student_rows, texts_of, try_cases, with_tokens
 from qinglan.evaluation.red_team_cases import Case, RedTeamResult, cases_of, identity_of, row_of
@@ -91,7 +91,7 @@ def evaluate_arms(
         artifacts["evaluation"] = Artifact.of(stage.directory / "evaluation.json")
         outcome = Outcome(len(rows), len(rows), {}, artifacts, metrics_of(found), {"api": _added(done.calls, paid)})
         outcome.details["models"] = {name: student.identity for name, student in students.items()}
-        outcome.try_again = _mendable(done, asked)
+        outcome.try_again = _retryable(done, asked)
         return outcome
 
     depends_on: dict[str, Any] = {
@@ -215,12 +215,12 @@ async def _complete(
         return Completed(measured.arms, measured.unjudged, tried, clients.call_counts())
 
 
-def _mendable(done: Completed, asked: Mapping[ArmName, Sequence[ArmRow]]) -> int:
+def _retryable(done: Completed, asked: Mapping[ArmName, Sequence[ArmRow]]) -> int:
     """Failed calls that another run may mend."""
     lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.measured]
     lost += [entry.reason for arm in asked.values() for entry in arm if not entry.text]
-    return sum(reason in AGAIN_REASONS for reason in lost) + sum(
-        count for reason, count in done.unjudged.items() if reason in AGAIN_REASONS
+    return sum(reason in RETRYABLE_REASONS for reason in lost) + sum(
+        count for reason, count in done.unjudged.items() if reason in RETRYABLE_REASONS
     )
 
 

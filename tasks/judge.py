@@ -22,9 +22,9 @@ from qinglan.training.judge_agreement import (
     drawn,
     finding,
     measured,
-    mendable,
     require_agreement,
     require_answers,
+    retryable,
     sentence,
 )
 from tasks.stage import Outcome, Stage, perform
@@ -50,7 +50,7 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Ap
         found = measured(pairs, profile.reward.min_relevance)
         stage.say(f"{judge.name} and {profile.judge.model}: {sentence(found)}")
         details = {"findings": [finding(found).model_dump(mode="json")], "measured": found.model_dump(mode="json")}
-        return Outcome(len(rows), len(rows), {}, artifacts, found.metrics, details, mendable(pairs))
+        return Outcome(len(rows), len(rows), {}, artifacts, found.metrics, details, retryable(pairs))
 
     depends_on = {
         "rows_sha256": dataset.artifacts["rows"].sha256,

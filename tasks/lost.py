@@ -9,7 +9,7 @@ from qinglan.ops.automations import crash_lost, requeue_crashed
 from qinglan.ops.prefect_server import find_server
 
 
-def look_for_lost_runs(profile: Profile) -> None:
+def resume_lost_runs(profile: Profile) -> None:
     """Never in the way of the run that looks."""
     log = get_run_logger()
     try:

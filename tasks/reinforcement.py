@@ -23,7 +23,7 @@ from qinglan.runs.command import Command
 from qinglan.runs.run import Run
 from qinglan.serving.local_judge import Served, appointed, serving
 from qinglan.training.alarms import part_mean
-from qinglan.training.disk_space import Weights, require_room, rl_bytes
+from qinglan.training.disk_space import Weights, require_disk_space, rl_bytes
 from qinglan.training.engines import verl
 from qinglan.training.engines.export import ADAPTER
 from qinglan.training.engines.progress import read_stop
@@ -48,7 +48,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
 
     def work(stage: Stage) -> Outcome:
         output = stage.directory / "checkpoints"
-        require_room("rl", profile, stage.directory, rl_bytes(profile, Weights.of(start.path("model"))))
+        require_disk_space("rl", profile, stage.directory, rl_bytes(profile, Weights.of(start.path("model"))))
         samples_log = stage.directory / "samples.jsonl"
 
         def command(served: Served | None) -> Command:
@@ -178,7 +178,7 @@ def _trainer_settings(stage: Stage, dev_file: Path) -> TrainerSettings:
         max_invalid_share=reward.max_invalid_share,
         use_labels=reward.use_labels,
         dev_metric=grading.dev_metric(reward, _infos(dev_file)),
-        headline=grading.headline(),
+        primary_metric=grading.primary_metric(),
         patience=rl.patience,
         keep_checkpoints=rl.keep_checkpoints,
         alarms=rl.alarms,

@@ -17,6 +17,7 @@ from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.runs.run import Run
 from qinglan.serving.registry import registry_of, rival_of
 from qinglan.serving.registry.approval import Approval, decided_by
+from qinglan.serving.registry.approval_workbook import telling_rows, write_approval_workbook
 from qinglan.serving.registry.candidates import (
     alarms_of,
     beside_champion,
@@ -25,7 +26,6 @@ from qinglan.serving.registry.candidates import (
     identities_of,
     read_evaluation,
 )
-from qinglan.serving.registry.review_book import telling_rows, write_review_book
 from qinglan.text import markdown_cell
 from tasks.approval import ask
 from tasks.events import tell
@@ -53,7 +53,7 @@ def decide_release(
         evaluation, version = beside_champion(read_evaluation(evaluated), identities, champion, gate.challenger)
         decision, artifacts = decide(evaluation, alarms, gate, version), {}
         if decision.verdict == "promote" and gate.approval == "required":
-            artifacts["review"] = _review_book(stage, evaluated, dataset)
+            artifacts["review"] = _approval_workbook(stage, evaluated, dataset)
             decision = decided_by(decision, _answer(stage, decision, artifacts["review"].path))
         write_json(stage.directory / "decision.json", decision.model_dump(mode="json"))
         artifacts["decision"] = Artifact.of(stage.directory / "decision.json")
@@ -145,7 +145,7 @@ def _track(run: Run, tags: Mapping[str, str]) -> None:
     tracker_of(run.profile).set_tags(run.mlflow_run_id, tags)
 
 
-def _review_book(stage: Stage, evaluated: StageResult, dataset: StageResult) -> Artifact:
+def _approval_workbook(stage: Stage, evaluated: StageResult, dataset: StageResult) -> Artifact:
     challenger = stage.run.profile.gate.challenger
     arms = {
         arm: {entry.row_id: entry for entry in read_jsonl(evaluated.path(f"arm_{arm}"), ArmRow)}
@@ -155,7 +155,7 @@ def _review_book(stage: Stage, evaluated: StageResult, dataset: StageResult) -> 
     rows = list(read_jsonl(dataset.path("test"), Row))
     recipe = get_recipe(stage.run.profile.recipe)
     telling = telling_rows(arms, rows, recipe, challenger, LOSSES, SAMPLED)
-    return write_review_book(stage.directory / "review.xlsx", telling, arms, recipe, challenger)
+    return write_approval_workbook(stage.directory / "review.xlsx", telling, arms, recipe, challenger)
 
 
 def _answer(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:

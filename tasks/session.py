@@ -34,11 +34,11 @@ from qinglan.runs.run import (
     runs_of,
     save_stage,
 )
-from qinglan.runs.run_locks import refresh_turn
+from qinglan.runs.run_locks import refresh_lock
 from qinglan.simulators.domains import embedded_knowledge_base, sample_of
 from qinglan.simulators.services import embedded_services
-from qinglan.training.disk_space import told_when_full
-from tasks.lost import look_for_lost_runs
+from qinglan.training.disk_space import explain_full_disk
+from tasks.lost import resume_lost_runs
 from tasks.stage import flow_run_id, tracker_of
 
 
@@ -74,16 +74,16 @@ def open_session(
         source: the earlier run to take stages from; the newest that fits if empty.
 
     Raises:
-        TurnError: it is a refresh, and another one of the same tenant is at work.
+        RunLockedError: it is a refresh, and another one of the same tenant is at work.
         QinglanError: something is wrong that would stop the run later.
     """
     tidy_logs()
     profile = load_profile(profile_name, overrides)
-    look_for_lost_runs(profile)
+    resume_lost_runs(profile)
     with ExitStack() as stack:
-        stack.enter_context(told_when_full(flow, profile))
+        stack.enter_context(explain_full_disk(flow, profile))
         if flow == "refresh":
-            stack.enter_context(refresh_turn(profile, flow_run_id()))
+            stack.enter_context(refresh_lock(profile, flow_run_id()))
         require(profile, flow)
         opened = stack.enter_context(
             open_run(profile, flow, fresh=fresh, source=source or None, flow_run_id=flow_run_id())

@@ -33,7 +33,7 @@ from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, hash_of, sha
 from qinglan.runs.run import Run, find_stage, nothing_removed, save_stage
 from qinglan.runs.tracking import Tracker
 from qinglan.text import duration
-from qinglan.training.disk_space import require_room, told_when_full
+from qinglan.training.disk_space import explain_full_disk, require_disk_space
 
 STARTED = "started.json"
 _PROGRESS_EVERY_S = 5.0
@@ -176,7 +176,7 @@ def perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Sta
     Args:
         depends_on: everything that the result depends on, JSON-able: digests of inputs, config sections.
     """
-    with told_when_full(name, run.profile):
+    with explain_full_disk(name, run.profile):
         return _perform(run, name, depends_on, work)
 
 
@@ -189,7 +189,7 @@ def _perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[St
         _finish_tracking(run, tracker, found, depends_on)
         _show(found, run)
         return found
-    require_room(name, run.profile, run.directory / name, 0)
+    require_disk_space(name, run.profile, run.directory / name, 0)
     directory, clock = _begin(run, name, key, tracker)
     try:
         outcome = work(Stage(name, run, directory, tracker, clock))

@@ -14,8 +14,8 @@ from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.command import Command
 from qinglan.runs.run import Run
 from qinglan.simulators.base_model import cached_path, is_complete, pretrain_argv
-from qinglan.simulators.domains import world_for
-from qinglan.training.disk_space import Weights, require_room, sft_bytes
+from qinglan.simulators.domains import domain_for
+from qinglan.training.disk_space import Weights, require_disk_space, sft_bytes
 from qinglan.training.engines import swift
 from tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
 from tasks.stage import Outcome, Stage, perform
@@ -38,11 +38,11 @@ def require_enough_rows(run: Run, dataset: StageResult) -> None:
 def prepare_base_model(run: Run) -> StageResult:
     """The model to start from: the profile's own, or the embedded one, pretrained once per machine."""
     profile = run.profile
-    world = world_for(profile, "student.base_model") if profile.student.base_model == EMBEDDED else None
-    folder = cached_path(profile.paths, profile.embedded, world) if world else Path(profile.student.base_model)
+    domain = domain_for(profile, "student.base_model") if profile.student.base_model == EMBEDDED else None
+    folder = cached_path(profile.paths, profile.embedded, domain) if domain else Path(profile.student.base_model)
 
     def work(stage: Stage) -> Outcome:
-        if world is None:
+        if domain is None:
             return _model_outcome(folder)
         if is_complete(folder):
             stage.say(f"already pretrained: {folder}")
@@ -53,7 +53,7 @@ def prepare_base_model(run: Run) -> StageResult:
         def command() -> Command:
             metrics_path.unlink(missing_ok=True)
             python, threads = swift.engine_python(profile), profile.trainer.threads
-            argv = pretrain_argv(python, profile.embedded, world, folder, metrics_path, threads)
+            argv = pretrain_argv(python, profile.embedded, domain, folder, metrics_path, threads)
             return Command(argv, swift.engine_env(profile, str(folder)), gpus=swift.one_gpu(profile))
 
         follow = Follower(stage, metrics_path, _pretrain_line)
@@ -78,7 +78,7 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
 
     def work(stage: Stage) -> Outcome:
         output = stage.directory / "checkpoints"
-        require_room("sft", profile, stage.directory, sft_bytes(profile, Weights.of(model)))
+        require_disk_space("sft", profile, stage.directory, sft_bytes(profile, Weights.of(model)))
 
         def command() -> Command:
             resume_from = swift.newest_checkpoint(output)

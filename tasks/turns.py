@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
-from qinglan.errors import TurnError
+from qinglan.errors import RunLockedError
 
 P = ParamSpec("P")
 SKIPPED = "Skipped"
@@ -22,7 +22,7 @@ def skips_if_at_work(work: Callable[P, Path]) -> Callable[P, Path]:
     def run(*args: P.args, **kwargs: P.kwargs) -> Path:
         try:
             return work(*args, **kwargs)
-        except TurnError as error:
+        except RunLockedError as error:
             get_run_logger().warning("%s", error)
             return cast(Path, Completed(name=SKIPPED, message=str(error)))
 
@@ -33,9 +33,9 @@ def unless_skipped(state: State[Any]) -> Path:
     """A flow's result, for a caller who can do nothing without it.
 
     Raises:
-        TurnError: the flow was skipped.
+        RunLockedError: the flow was skipped.
         Exception: whatever the flow raised.
     """
     if state.name == SKIPPED:
-        raise TurnError(state.message or SKIPPED)
+        raise RunLockedError(state.message or SKIPPED)
     return cast(Path, state.result())

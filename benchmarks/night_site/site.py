@@ -18,7 +18,7 @@ import yaml
 
 from qinglan.config.data import Columns
 from qinglan.config.site import Embedded
-from qinglan.ops.prefect_api import PatientClient
+from qinglan.ops.prefect_api import RetryingClient
 from qinglan.runs.launcher import tail
 from qinglan.runs.processes import free_port
 from qinglan.simulators.domains.query_rewrite.sample import write_sample
@@ -44,7 +44,7 @@ class Site:
         self.folder, self.services_url = folder, services_url
         self.runs, self.state = folder / "runs", folder / "state"
         self.ports = free_port(), free_port()
-        self.api = PatientClient(base_url=f"http://127.0.0.1:{self.ports[0]}/api", trust_env=False, timeout=60)
+        self.api = RetryingClient(base_url=f"http://127.0.0.1:{self.ports[0]}/api", trust_env=False, timeout=60)
         self._book = openpyxl.load_workbook(questions, read_only=True).active.iter_rows(values_only=True)
         header = [str(cell) for cell in next(self._book)]
         self._columns = [place for place, title in enumerate(header) if title != Columns().split]  # it splits by itself

@@ -9,7 +9,7 @@ from pathlib import Path
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
-_REMEDIES = {
+_HINTS = {
     errno.ENOENT: "look whether the path is right, and whether something removes what is there",
     errno.EISDIR: "a file is needed there; move the folder away or name another path",
     errno.EROFS: "name another folder, or mount it so that it can be written to",
@@ -40,8 +40,8 @@ def in_words(error: OSError) -> str | None:
             return None
         where = "it" if in_the_way == path else str(in_the_way)
         return f"{path}: {where} is there and no folder; move it away or name another path"
-    if remedy := _REMEDIES.get(number):
-        return f"{path}: {os.strerror(number)}; {remedy}"
+    if hint := _HINTS.get(number):
+        return f"{path}: {os.strerror(number)}; {hint}"
     return None
 
 
@@ -69,8 +69,8 @@ def _who_may(path: Path) -> str:
         owner = str(status.st_uid)
     which = "it" if forbids == path else str(forbids)
     mode = f"{stat.S_IMODE(status.st_mode):04o}"
-    remedy = f"run this as {owner}, change its owner or mode, or name another path"
-    return f"no permission: {which} is {owner}'s, with mode {mode}; {remedy}"
+    hint = f"run this as {owner}, change its owner or mode, or name another path"
+    return f"no permission: {which} is {owner}'s, with mode {mode}; {hint}"
 
 
 def _status(path: Path) -> os.stat_result | None:

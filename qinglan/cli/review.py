@@ -11,7 +11,7 @@ from rich.text import Text
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.config import load_profile
 from qinglan.data.review import Reviews, add_reviews, read_store, store_path
-from qinglan.data.review.export import count_standing, export_reviews
+from qinglan.data.review.export import count_verdicts, export_reviews
 from qinglan.data.review.verdicts import Control, read_sheet
 from qinglan.errors import WorkbookError
 from qinglan.text import one_line
@@ -97,7 +97,7 @@ def list_reviews(
         return
     out.print(table)
     if run:
-        found = count_standing(loaded, run)
+        found = count_verdicts(loaded, run)
         say(
             f"run {found.run}: {found.hold:,} verdicts hold, {found.changed:,} no longer (another answer), "
             f"{found.absent:,} are of rows that it does not have"

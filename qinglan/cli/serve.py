@@ -165,16 +165,16 @@ def _told(verdict: Verdict) -> str:
 
 
 def _standing(state: State) -> list[str]:
-    tally = state.tally
-    arms = ((f"champion {state.champion}", tally.champion), (f"challenger {state.challenger}", tally.challenger))
+    counts = state.counts
+    arms = ((f"champion {state.champion}", counts.champion), (f"challenger {state.challenger}", counts.challenger))
     lines = [f"version {state.challenger} gets {state.share:.0%}: {state.judgement.outcome}"]
     for name, arm in arms:
         p95 = f", p95 {arm.latency.p95:.0f} ms" if arm.latency.p95 is not None else ""
         lines.append(f"  {name}: {arm.fallbacks.n:,} requests, {arm.fallbacks.mean:.1%} fell back{p95}")
-    low, high = interval(tally.retrieval)
-    if tally.retrieval.n:
+    low, high = interval(counts.retrieval)
+    if counts.retrieval.n:
         lines.append(
-            f"  retrieval: {tally.retrieval.mean:+.3f} [{max(low, -1):.3f}, {min(high, 1):.3f}] over "
-            f"{tally.retrieval.n:,} pairs; {state.failed:,} without a result, {state.left_out:,} left out"
+            f"  retrieval: {counts.retrieval.mean:+.3f} [{max(low, -1):.3f}, {min(high, 1):.3f}] over "
+            f"{counts.retrieval.n:,} pairs; {state.failed:,} without a result, {state.left_out:,} left out"
         )
     return lines

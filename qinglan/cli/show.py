@@ -10,7 +10,7 @@ from qinglan.config import Profile, load_profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.terminal import print_intervals, print_table, stages_table
-from qinglan.ops.run_status import REPORT_FILE, standing_of
+from qinglan.ops.run_status import REPORT_FILE, status_of
 from qinglan.runs.run import find_run, runs_of
 
 _LATEST = "latest"
@@ -60,7 +60,7 @@ def _tell_how_it_stands(directory: Path, profile: Profile) -> None:
     Raises:
         ArtifactError: always.
     """
-    standing = standing_of(directory, profile)
+    standing = status_of(directory, profile)
     if standing.stages:
         out.print(stages_table(standing.stages))
     for line in standing.rest:

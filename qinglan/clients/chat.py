@@ -328,8 +328,8 @@ class ChatClient:
         self._ledger.fail(self._account.failure(request.request_hash, reason, latency_ms))
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
             variable = self._endpoint.api_key_env
-            remedy = f"check the environment variable {variable}" if variable else f"set {role}.api_key_env"
-            return ConfigError(f"{role} {model}: the service refuses the key; {remedy}")
+            hint = f"check the environment variable {variable}" if variable else f"set {role}.api_key_env"
+            return ConfigError(f"{role} {model}: the service refuses the key; {hint}")
         if isinstance(error, openai.NotFoundError):
             return ConfigError(f"{role}: the service knows no model {model!r}; set {role}.model")
         if isinstance(error, openai.RateLimitError) and error.code == "insufficient_quota":

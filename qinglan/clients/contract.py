@@ -224,10 +224,10 @@ def _refusal(url: str, response: httpx.Response, with_rewrite: bool) -> str:
     text = f"rag {url}: answers HTTP {response.status_code}: {shown(response.text, 120)}"
     if with_rewrite and response.status_code in (400, 422):  # the request before, without the field, went well
         return f"{text}; it refuses the field `rewritten_query`, see {GUIDE}"
-    return f"{text}; {_remedy(response.status_code)}"
+    return f"{text}; {_hint(response.status_code)}"
 
 
-def _remedy(status: int) -> str:
+def _hint(status: int) -> str:
     if status in (401, 403):
         return "check the variable that rag.api_key_env names"
     if status in (404, 405):

@@ -104,7 +104,7 @@ def _passage_flaw(passage: Any, place: str, recall: Sequence[Any]) -> str:
         return f"`{place}` is {_kind(passage)}, not an object with `content` and `reranker_score`"
     for field in ("content", "reranker_score"):
         if field not in passage:
-            return f"`{place}.{field}` is missing{_keys(passage)}; {_remedy(field, passage)}"
+            return f"`{place}.{field}` is missing{_keys(passage)}; {_hint(field, passage)}"
     if not isinstance(passage["content"], str | int | float) or isinstance(passage["content"], bool):
         return f"`{place}.content` is {_kind(passage['content'])}; send the passage's text"
     for field in ("id", "title"):
@@ -135,7 +135,7 @@ def _score_flaw(score: Any, place: str, recall: Sequence[Any]) -> str:
     return f"`{place}` is {_figure(score)}, outside [0, 1]; {hint}"
 
 
-def _remedy(field: str, passage: Mapping[str, Any]) -> str:
+def _hint(field: str, passage: Mapping[str, Any]) -> str:
     other = next((name for name in _OTHER_NAMES[field] if name in passage), None)
     if field == "content":
         return f"send `{other}` under this name" if other else "send the passage's text"

@@ -17,7 +17,7 @@ Work = Callable[[Row], Awaitable[Row]]
 Done = TypeVar("Done")
 
 OVER_BUDGET = "over_budget"
-AGAIN_REASONS = frozenset(
+RETRYABLE_REASONS = frozenset(
     {
         "teacher_timeout", "teacher_rate_limited", "teacher_unavailable", "teacher_bad_response",
         "teacher_interrupted", "rag_unavailable",

@@ -46,7 +46,7 @@ CHANGEABLE: dict[str, set[str]] = {
     "budget": {"per_run_usd", "per_month_usd"},
     "reward": {"max_invalid_share", "max_outage_s"},
     "rl": {"keep_checkpoints"},
-    "trainer": {"max_restarts", "dashboard_patience_s"},
+    "trainer": {"max_restarts", "dashboard_retry_s"},
     **{name: set(section.model_fields) for name, section in _LATER.items()},
 }
 """Settings with which an interrupted run may go on changed: what it makes does not depend on them."""

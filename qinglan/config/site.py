@@ -84,7 +84,7 @@ class Embedded(Section):
     """The tiny base model's pretraining is a fixed number of steps; it fails if it would take longer than this."""
     pretrain_steps: Count | None = None
     """As many as the recipe's world says, if not given."""
-    world: str | None = None
+    domain: str | None = None
     """Recipe whose sample and base model `embedded` means; this profile's, if not given. A recipe without a world can
     borrow another's base model so."""
     sample_train_rows: Count = 2000
@@ -127,7 +127,7 @@ class Trainer(Section):
     this machine if not given."""
     ray_token_env: SecretName | None = None
     """For a cluster that asks for a token (RAY_AUTH_MODE=token)."""
-    dashboard_patience_s: Positive = 600
+    dashboard_retry_s: Positive = 600
     """For how long a dashboard that doesn't answer is asked again before the flow gives up; the job goes on."""
     max_restarts: Annotated[int, Field(ge=0)] = 2
     """How often SFT and RL are started again, from their newest checkpoint, where they died within one flow run."""

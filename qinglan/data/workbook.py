@@ -16,7 +16,7 @@ from qinglan.config import Data, Tenant
 from qinglan.data.sources.files import read_records, read_snapshot
 from qinglan.data.sources.records import FIELDS, Record, Wanted, cell_text, input_field, is_empty
 from qinglan.recipes import Input, identifying
-from qinglan.rows import REMEDIES, Row, Split, normalise, row_id
+from qinglan.rows import HINTS, Row, Split, normalise, row_id
 from qinglan.runs.artifacts import hash_of
 
 _SPLITS = get_args(Split)
@@ -52,7 +52,7 @@ def read_rows(
             yield row
             continue
         reason = reason or "duplicate"
-        tell(f"{source}: {reason}: {f'repeats {first}; ' if first else ''}{REMEDIES[reason]}")
+        tell(f"{source}: {reason}: {f'repeats {first}; ' if first else ''}{HINTS[reason]}")
         yield _refused(row, reason)
 
 

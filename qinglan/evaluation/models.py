@@ -53,7 +53,7 @@ class Decision(BaseModel):
     """The decision in one line, with its reasons."""
 
 
-StandIn = Literal["teacher", "answerer", "judge", "rag", "student", "workbook"]
+SimulatedRole = Literal["teacher", "answerer", "judge", "rag", "student", "workbook"]
 Kind = Literal["retrieval", "answer"]
 Tone = Literal["better", "worse", "open", "none"]
 
@@ -266,7 +266,7 @@ class Purchase(Part):
     """Each rival in a paragraph."""
     notes: list[str] = []
     """What to keep in mind with the figures."""
-    stand_ins: list[ArmName] = []
+    simulated: list[ArmName] = []
     """Rivals that were played by a stand-in."""
 
 
@@ -354,8 +354,8 @@ class Report(Part):
     training: Training = Training()
     alarms: list[Alarm] = []
     """What was alarming in RL, by step (docs/alarms.md)."""
-    stand_ins: list[StandIn] = []
-    """What was played by an embedded stand-in (`stand_ins_of` reads it off the profile)."""
+    simulated: list[SimulatedRole] = []
+    """What was played by an embedded stand-in (`simulated_roles_of` reads it off the profile)."""
     decision: Decision | None = None
     """The gate's; null where nothing was to be released."""
     released: Registered | None = None

@@ -21,7 +21,7 @@ from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, WorkbookError
 from qinglan.recipes import AnswerRecipe, Recipe, get_recipe
 from qinglan.recipes.kinds.selection import is_boilerplate
-from qinglan.rows import REMEDIES, Retrieved, Row, normalise
+from qinglan.rows import HINTS, Retrieved, Row, normalise
 from qinglan.runs.artifacts import hash_of
 
 BUILT_IN = Path(recipes.__file__).parent / "redteam"
@@ -322,7 +322,7 @@ def _read_regressions(path: Path, profile: Profile, recipe: Recipe) -> list[Case
 def _regression(row: Row, column: str) -> Case:
     where = f"{_SETTING}: {row.source}"
     if row.status == "failed":
-        raise ConfigError(f"{where}: {row.reason}: {REMEDIES.get(row.reason or '', '')}")
+        raise ConfigError(f"{where}: {row.reason}: {HINTS.get(row.reason or '', '')}")
     if not row.gold_id:
         raise ConfigError(f"{where}: no document in column `{column}`; say which one must come first")
     return Case(

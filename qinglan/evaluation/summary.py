@@ -24,7 +24,7 @@ from qinglan.evaluation.models import (
     Stage,
     Training,
 )
-from qinglan.evaluation.report.verdict import stand_ins_of, verdict
+from qinglan.evaluation.report.verdict import simulated_roles_of, verdict
 from qinglan.recipes import Finding, Recipe, get_recipe
 from qinglan.recipes.kinds.grading import grading_of
 from qinglan.rows import INPUT_REASONS, ArmName, Row
@@ -116,7 +116,7 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
         purchase=purchase,
         training=_training(by_name),
         alarms=by_name["rl"].details.get("alarms", []) if "rl" in by_name else [],
-        stand_ins=stand_ins_of(profile),
+        simulated=simulated_roles_of(profile),
         decision=by_name["gate"].details["decision"] if "gate" in by_name else None,
         released=_released(by_name),
         examples=evaluation.examples,
@@ -141,8 +141,8 @@ def result_markdown(report: Report) -> str:
 def _rows_markdown(report: Report) -> list[str]:
     lines = ["| Stage | in | out | fell |", "| --- | ---: | ---: | --- |"]
     for stage in report.stages:
-        fell = ", ".join(f"{reason} {rows:,}" for reason, rows in stage.dropped.items())
-        lines.append(f"| {stage.name} | {stage.rows_in:,} | {stage.rows_out:,} | {fell} |")
+        dropped = ", ".join(f"{reason} {rows:,}" for reason, rows in stage.dropped.items())
+        lines.append(f"| {stage.name} | {stage.rows_in:,} | {stage.rows_out:,} | {dropped} |")
     return lines
 
 

@@ -15,27 +15,27 @@ TAG = "qinglan"
 """Of our deployments and automations."""
 
 
-class PatientClient(httpx.Client):
+class RetryingClient(httpx.Client):
     """Sends again what was answered with 429, 502 or 503, or for want of a CSRF token, as Prefect's own client does."""
 
     def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        answer = self._send_patiently(request, **options)
+        answer = self._send_with_retries(request, **options)
         if answer.status_code == httpx.codes.FORBIDDEN and "CSRF" in answer.read().decode(errors="replace"):
             token = self._csrf_token()
             self.headers.update(token)
             request.headers.update(token)
-            answer = self._send_patiently(request, **options)
+            answer = self._send_with_retries(request, **options)
         return answer
 
     def _csrf_token(self) -> dict[str, str]:
         """Headers; a server forgets its tokens after an hour."""
         client = str(uuid4())
-        answer = self._send_patiently(self.build_request("GET", "csrf-token", params={"client": client}))
+        answer = self._send_with_retries(self.build_request("GET", "csrf-token", params={"client": client}))
         with suppress(ValueError, KeyError, TypeError):  # then the server's refusal stands
             return {"prefect-csrf-token": str(answer.json()["token"]), "prefect-csrf-client": client}
         return {}
 
-    def _send_patiently(self, request: httpx.Request, **options: Any) -> httpx.Response:
+    def _send_with_retries(self, request: httpx.Request, **options: Any) -> httpx.Response:
         for pause_s in _PAUSES_S:
             answer = super().send(request, **options)
             if answer.status_code not in _PASSING:

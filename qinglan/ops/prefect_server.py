@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from qinglan.config import uses_proxy
 from qinglan.errors import ConfigError
-from qinglan.ops.prefect_api import PatientClient
+from qinglan.ops.prefect_api import RetryingClient
 from qinglan.runs.locks import is_held
 
 SERVER_FILE = "prefect_api_url"
@@ -52,9 +52,9 @@ class PrefectServer:
         """Is it `qinglan up`'s? Else the user's own."""
         return self.origin == _UP
 
-    def client(self, *, timeout_s: float = _TIMEOUT_S) -> PatientClient:
+    def client(self, *, timeout_s: float = _TIMEOUT_S) -> RetryingClient:
         """For requests below the API's address; its errors name that as `shown_url` does."""
-        return PatientClient(
+        return RetryingClient(
             base_url=self.shown_url,
             headers={"authorization": f"Bearer {self.key}"} if self.key else {},
             auth=self._login,

@@ -41,7 +41,7 @@ class Standing:
     """What was at work, and where to read on; a line each."""
 
 
-def standing_of(directory: Path, profile: Profile) -> Standing:
+def status_of(directory: Path, profile: Profile) -> Standing:
     """By what the run left in its directory.
 
     Args:

@@ -29,8 +29,8 @@ from qinglan.recipes.kinds.recipe import (
     json_object,
     one_line,
     parse_score,
+    placeholders,
     prompt,
-    stand_ins,
 )
 from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
 
@@ -51,8 +51,8 @@ __all__ = [
     "json_object",
     "one_line",
     "parse_score",
+    "placeholders",
     "prompt",
-    "stand_ins",
 ]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from qinglan.config import Profile, Trainer
-from qinglan.errors import ConfigError, TurnError
+from qinglan.errors import ConfigError, RunLockedError
 from qinglan.text import duration
 
 LOOK_EVERY_S, SAY_EVERY_S = 2.0, 600.0
@@ -24,7 +24,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @contextmanager
-def refresh_turn(profile: Profile, flow_run_id: str = "") -> Iterator[None]:
+def refresh_lock(profile: Profile, flow_run_id: str = "") -> Iterator[None]:
     """Be the one refresh of this tenant and recipe in this folder of runs.
 
     Args:
@@ -32,7 +32,7 @@ def refresh_turn(profile: Profile, flow_run_id: str = "") -> Iterator[None]:
             the second waits for the first.
 
     Raises:
-        TurnError: another one is at work; at once, as what this one would do is being done.
+        RunLockedError: another one is at work; at once, as what this one would do is being done.
     """
     what = f"{profile.tenant.file_name}.{profile.recipe_name}"
     folder = profile.paths.runs.resolve()
@@ -41,12 +41,12 @@ def refresh_turn(profile: Profile, flow_run_id: str = "") -> Iterator[None]:
     with ExitStack() as stack:
         is_mine = flow_run_id and _holder(lock).endswith(flow_run_id)
         if not _take(lock, stack, flow_run_id, blocking=bool(is_mine)):
-            raise TurnError(f"a refresh of {what} is at work already ({_holder(lock)}), so this one has nothing to do")
+            raise RunLockedError(f"a refresh of {what} is at work already ({_holder(lock)}), so this one has nothing to do")
         yield
 
 
 @contextmanager
-def device_turn(
+def device_lock(
     profile: Profile,
     say: Callable[[str], object],
     *,

@@ -22,9 +22,9 @@ from qinglan.config import Profile, require_secret
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.serving import wire
+from qinglan.serving.event_loop_lag import EventLoopLag
 from qinglan.serving.metrics import Metrics
 from qinglan.serving.models import Models
-from qinglan.serving.pulse import Pulse
 from qinglan.serving.records import Observer, Served, Source
 from qinglan.serving.request_log import CONSENT_HEADER, RequestLog
 from qinglan.serving.rewriter import UNFIT, Rewriter
@@ -76,7 +76,7 @@ class _Service:
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         """What lives as long as the event loop: connections, the log's thread, the observers."""
-        models, pulse = Models(self._profile), Pulse()
+        models, pulse = Models(self._profile), EventLoopLag()
         self._rewriter = Rewriter(self._config, self._table, models, pulse.lag_s)
         self._watch(self._rewriter)
         tasks = [asyncio.create_task(_run(observer, self._table, models)) for observer in self._observers]

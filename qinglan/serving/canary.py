@@ -130,7 +130,7 @@ class Arm(BaseModel):
         self.latency.add(latency_ms)
 
 
-class Tally(BaseModel):
+class CanaryCounts(BaseModel):
     """All that is decided from."""
 
     champion: Arm = Arm()
@@ -149,16 +149,16 @@ class Judgement(BaseModel):
     """In one sentence, with the numbers."""
 
 
-def judge(tally: Tally, config: Canary, seconds: float) -> Judgement:
+def judge(counts: CanaryCounts, config: Canary, seconds: float) -> Judgement:
     """May the challenger go on after `seconds`? Safe to ask at any time and any number of times."""
     for rule in (_fails_more, _is_slower, _retrieves_worse):
-        if reason := rule(tally, config):
+        if reason := rule(counts, config):
             return Judgement(outcome="roll_back", reason=reason)
-    low, high = interval(tally.retrieval)
-    found = f"{tally.challenger.fallbacks.n:,} requests, retrieval {_difference(tally.retrieval, low, high)}"
+    low, high = interval(counts.retrieval)
+    found = f"{counts.challenger.fallbacks.n:,} requests, retrieval {_difference(counts.retrieval, low, high)}"
     if seconds < config.keep_for_s:
         return Judgement(outcome="keep", reason=found)
-    if tally.challenger.fallbacks.n >= config.min_requests and low > 0:
+    if counts.challenger.fallbacks.n >= config.min_requests and low > 0:
         return Judgement(outcome="better", reason=f"it retrieves better after {_span(seconds)}: {found}")
     return Judgement(outcome="undecided", reason=f"no difference was found within {_span(seconds)}: {found}")
 
@@ -169,9 +169,9 @@ def interval(mean: Mean) -> tuple[float, float]:
     return mean.lower(alpha), mean.upper(alpha)
 
 
-def _fails_more(tally: Tally, config: Canary) -> str | None:
+def _fails_more(counts: CanaryCounts, config: Canary) -> str | None:
     alpha = ALPHA / _RULES / 2
-    champion, challenger = tally.champion.fallbacks, tally.challenger.fallbacks
+    champion, challenger = counts.champion.fallbacks, counts.challenger.fallbacks
     # A champion that got no request yet (share 1) is taken as one that never fails.
     most = champion.upper(alpha) if champion.n else 0.0
     if challenger.lower(alpha) <= most + config.max_error_gain:
@@ -183,9 +183,9 @@ def _fails_more(tally: Tally, config: Canary) -> str | None:
     )
 
 
-def _is_slower(tally: Tally, config: Canary) -> str | None:
+def _is_slower(counts: CanaryCounts, config: Canary) -> str | None:
     alpha = ALPHA / _RULES / 2
-    champion, challenger = tally.champion.latency, tally.challenger.latency
+    champion, challenger = counts.champion.latency, counts.challenger.latency
     if challenger.n < config.min_requests:
         return None
     least, most = challenger.p95_lower(alpha), config.max_latency_ratio * champion.p95_upper(alpha)
@@ -197,12 +197,12 @@ def _is_slower(tally: Tally, config: Canary) -> str | None:
     )
 
 
-def _retrieves_worse(tally: Tally, config: Canary) -> str | None:
-    low, high = interval(tally.retrieval)
+def _retrieves_worse(counts: CanaryCounts, config: Canary) -> str | None:
+    low, high = interval(counts.retrieval)
     if high >= -config.max_retrieval_loss:
         return None
     return (
-        f"retrieval of the same questions is worse by {_difference(tally.retrieval, low, high)} in the best passage's "
+        f"retrieval of the same questions is worse by {_difference(counts.retrieval, low, high)} in the best passage's "
         f"score; a loss of {config.max_retrieval_loss:g} is allowed"
     )
 

@@ -10,7 +10,7 @@ import httpx
 from qinglan.config import Data, Profile, load_profile, require_secret
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, EngineError
-from qinglan.recipes import get_recipe, stand_ins
+from qinglan.recipes import get_recipe, placeholders
 from qinglan.rows import Row
 from qinglan.runs.processes import Say, stop_signals
 from qinglan.serving.registry import Alias, Registry, registry_of
@@ -86,7 +86,7 @@ def _knows_champion(url: str) -> bool:
 
 
 def _made_of(question: str, profile: Profile) -> Row:
-    if needed := stand_ins(get_recipe(profile.recipe).INPUTS, ""):
+    if needed := placeholders(get_recipe(profile.recipe).INPUTS, ""):
         raise ConfigError(
             f"recipe `{profile.recipe_name}` needs {', '.join(needed)} beside the question; leave --question out, and "
             "one of the sample is asked"

@@ -135,7 +135,7 @@ def _look_at_canary(checkup: Checkup, folder: Path, check_every_s: float, now: f
 
 
 def _standing(state: State) -> str:
-    arms = state.tally
+    arms = state.counts
     return (
         f"version {state.challenger} gets {state.share:.0%}: {state.judgement.outcome}, {state.judgement.reason}; "
         f"{arms.challenger.fallbacks.n:,} requests to it, {arms.champion.fallbacks.n:,} to version {state.champion}"

@@ -46,12 +46,12 @@ class Model(Protocol):
 CommandOf = Callable[[Path, Backend, int, Place], Command]
 
 
-class StrangerError(EngineError):
+class PortTakenError(EngineError):
     """Another server took the port."""
 
 
 Probe = Callable[[Backend], str | None]
-"""Why does this server not answer? None if it does; raises `StrangerError`. It may take long."""
+"""Why does this server not answer? None if it does; raises `PortTakenError`. It may take long."""
 
 
 @dataclass
@@ -186,7 +186,7 @@ class Fleet:
             try:
                 # It raises what is wrong on our side, such as too many open files: that is no missed probe.
                 self._probed(version, server, probe.result())
-            except StrangerError as error:
+            except PortTakenError as error:
                 self._failed(version, str(error))
                 self._end(version)
         if server.phase == "starting" and now - server.since > START_WITHIN_S:
@@ -256,7 +256,7 @@ def probe_with(messages: list[Message], max_tokens: int) -> Probe:
                 listed = client.get(f"{backend.url}/models").raise_for_status().json()
                 names = [model["id"] for model in listed["data"]]
                 if backend.model not in names:
-                    raise StrangerError(f"another server is at {backend.url}: it has {names}")
+                    raise PortTakenError(f"another server is at {backend.url}: it has {names}")
                 answer = client.post(f"{backend.url}/chat/completions", json=body | {"model": backend.model})
                 text = answer.raise_for_status().json()["choices"][0]["message"]["content"]
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:

@@ -41,7 +41,7 @@ class Named:
     aliases: dict[Alias, str]
     models: dict[str, Released]
     """By version, with folders that were checked."""
-    stand_in: str | None = None
+    simulator: str | None = None
     """The previous version, unless it was rolled back: may answer where the champion can't start."""
 
     def of(self, alias: Alias) -> Released | None:
@@ -99,11 +99,11 @@ class Following:
             aliases = self._withdrawn(self.registry.aliases())
             for version in set(aliases.values()):
                 self._check(version)
-            stand_in = self._stand_in(aliases)
+            simulator = self._simulator(aliases)
         except Exception as error:  # noqa: BLE001 (a locked database, a server that is down, a network: all the same)
             self._away(error)
             return
-        self.latest = Named(aliases, dict(self._models), stand_in)
+        self.latest = Named(aliases, dict(self._models), simulator)
         if self.problem:
             self.problem = None
             self.say("registry: back")
@@ -127,17 +127,17 @@ class Following:
         self._withdrawal, self._withdrawn_at = None, at
         return aliases
 
-    def _stand_in(self, aliases: dict[Alias, str]) -> str | None:
+    def _simulator(self, aliases: dict[Alias, str]) -> str | None:
         """Asked anew at every change: a rollback adds a tag to a version that was looked up long ago."""
         if self._previous and self._previous[0] == aliases:
             return self._previous[1]
         version = aliases.get("previous")
         try:
-            stand_in = version if version and not self.registry.version(version).rolled_back_to else None
+            simulator = version if version and not self.registry.version(version).rolled_back_to else None
         except Exception:  # noqa: BLE001 (a version that was deleted, say, and `_check` says so)
             return None
-        self._previous = aliases, stand_in
-        return stand_in
+        self._previous = aliases, simulator
+        return simulator
 
     def _check(self, version: str) -> None:
         """Have the weights checked, or fetched, once; a failure is tried again later."""

@@ -117,7 +117,7 @@ def appointed(profile: Profile) -> Appointed | None:
 def _champion(profile: Profile, local: LocalJudge) -> Released:
     uri = profile.tracking_uri
     missing = uri.startswith(_SQLITE) and not Path(uri.removeprefix(_SQLITE)).is_file()  # MLflow would make it
-    champion = None if missing else _registry(profile, local).look_at_champion()
+    champion = None if missing else _registry(profile, local).read_champion()
     if champion is None:
         raise ConfigError(
             f"judge.local.model: {local.model} has no champion in the registry at {uri}; train and release one "

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.recipes import get_recipe, stand_ins
+from qinglan.recipes import get_recipe, placeholders
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.locks import LOOK_S
@@ -127,18 +127,18 @@ class Site:
 
     def _wanted(self, named: Named, challenger: Released | None) -> list[Released]:
         """The most important first: until the champion has come up, all depends on the one that answers instead."""
-        stand_in = self._stand_in(named)
-        in_service = stand_in if stand_in and stand_in.version == self._serving else None
+        simulator = self._simulator(named)
+        in_service = simulator if simulator and simulator.version == self._serving else None
         previous = named.of("previous") if self.profile.serve.keep_previous_warm else None
         if self.fleet.trouble(named.aliases.get("champion", "")):
-            previous = previous or stand_in
+            previous = previous or simulator
         return _distinct(in_service, named.of("champion"), challenger, previous)
 
-    def _stand_in(self, named: Named) -> Released | None:
+    def _simulator(self, named: Named) -> Released | None:
         """Answers until the champion has come up. A champion that did is only started again, however often it dies."""
-        if named.stand_in is None or named.aliases.get("champion") == self._serving:
+        if named.simulator is None or named.aliases.get("champion") == self._serving:
             return None
-        return named.models.get(named.stand_in)
+        return named.models.get(named.simulator)
 
     def _routes(self, named: Named, challenger: Released | None) -> Routes:
         first = self._champion(named)
@@ -149,17 +149,17 @@ class Site:
 
     def _champion(self, named: Named) -> Backend | None:
         """The champion once it answers; until then the former one, or the previous one, as long as they do."""
-        wanted, former, stand_in = named.aliases.get("champion"), self.routes.champion, self._stand_in(named)
+        wanted, former, simulator = named.aliases.get("champion"), self.routes.champion, self._simulator(named)
         if wanted is None:
             return None
-        candidates = (wanted, former.version if former else "", stand_in.version if stand_in else "")
+        candidates = (wanted, former.version if former else "", simulator.version if simulator else "")
         return next((backend for version in candidates if (backend := self.fleet.ready(version))), None)
 
     def _route(self, routes: Routes, named: Named) -> None:
         if routes != self.routes or not (self.folder / ROUTES_FILE).exists():
             routes.write(self.folder / ROUTES_FILE)
         changed, self.routes = routes != self.routes, routes
-        if routes.champion and routes.champion.version in (named.aliases.get("champion"), named.stand_in):
+        if routes.champion and routes.champion.version in (named.aliases.get("champion"), named.simulator):
             self._serving = routes.champion.version
         if changed:
             self.say(f"serving: {_in_words(routes)}")
@@ -305,7 +305,7 @@ def _warm_up(profile: Profile) -> list[dict[str, str]]:
         id=row_id(tenant.id, WARM_UP_QUESTION),
         tenant=tenant.id,
         query=WARM_UP_QUESTION,
-        inputs=stand_ins(recipe.INPUTS, WARM_UP_QUESTION),
+        inputs=placeholders(recipe.INPUTS, WARM_UP_QUESTION),
         source="serve",
     )
     return recipe.student_messages(row, tenant)
@@ -327,7 +327,7 @@ def _alone(folder: Path, profile: Profile) -> Iterator[None]:
 def _announcement(profile: Profile, url: str) -> str:
     key = f" -H 'Authorization: Bearer '\"${profile.serve.api_key_env}\"" if profile.serve.api_key_env else ""
     asked: dict[str, Any] = {"model": profile.model_name, "messages": [{"role": "user", "content": WARM_UP_QUESTION}]}
-    if inputs := stand_ins(get_recipe(profile.recipe).INPUTS, "…"):
+    if inputs := placeholders(get_recipe(profile.recipe).INPUTS, "…"):
         asked["inputs"] = inputs
     body = json.dumps(asked, ensure_ascii=False)
     return f"\nRouter   {url}/v1\n\ncurl {url}/v1/chat/completions{key} -d '{body}'\n\nCtrl-C stops all of it."

@@ -24,7 +24,7 @@ from qinglan.recipes import get_recipe
 from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.schema_versions import CANARY, VERDICT, FileKind
-from qinglan.serving.canary import Judgement, Tally, judge
+from qinglan.serving.canary import CanaryCounts, Judgement, judge
 from qinglan.serving.models import Models
 from qinglan.serving.records import Served
 from qinglan.serving.route_table import RouteTable
@@ -51,7 +51,7 @@ class State(BaseModel):
     """Unix time; time without a router is not counted, so it may be later than that."""
     looked: float = 0.0
     """Unix time of the last look."""
-    tally: Tally = Tally()
+    counts: CanaryCounts = CanaryCounts()
     judgement: Judgement = Judgement(outcome="keep", reason="no look yet")
     left_out: int = 0
     """Sampled questions that were not compared because enough others were."""
@@ -133,7 +133,7 @@ class Watch:
             return
         if served.version != (state.challenger if served.role == "challenger" else state.champion):
             return  # of a model that was in service when it was asked
-        arm = state.tally.challenger if served.role == "challenger" else state.tally.champion
+        arm = state.counts.challenger if served.role == "challenger" else state.counts.champion
         arm.add(fallback=served.source != "model", latency_ms=served.latency_ms)
         if self._rag and served.answer is not None and in_sample(served.row_id, self._config.compare_share):
             try:
@@ -190,7 +190,7 @@ class Watch:
     def _judgement(self, state: State, now: float) -> Judgement:
         if self._broken:
             return Judgement(outcome="roll_back", reason=self._broken)
-        return judge(state.tally, self._config, now - state.started)
+        return judge(state.counts, self._config, now - state.started)
 
     def _is_pending(self) -> bool:
         """Has the site yet to act upon the last verdict? Until it has, the routes may still name that challenger."""
@@ -235,7 +235,7 @@ class Watch:
             if question.state is not self.state:
                 continue
             try:
-                question.state.tally.retrieval.add(await _difference(question, models, rag))
+                question.state.counts.retrieval.add(await _difference(question, models, rag))
             except (ModelError, RetrievalError) as error:
                 question.state.failed += 1
                 _LOG.info("not compared: %s", error.reason)
@@ -250,7 +250,7 @@ def _verdict(state: State, at: float) -> Verdict:
         champion=state.champion,
         judgement=state.judgement,
         at=at,
-        requests=state.tally.challenger.fallbacks.n,
+        requests=state.counts.challenger.fallbacks.n,
     )
 
 

@@ -12,24 +12,24 @@ from qinglan.config import Embedded, Paths
 from qinglan.recipes import identity
 from qinglan.runs.artifacts import MANIFEST, hash_of
 from qinglan.runs.code_digest import code_digest
-from qinglan.simulators.domains import World
+from qinglan.simulators.domains import Domain
 
 _PACKAGE = "qinglan.simulators"
 _PACKAGES = ("torch", "transformers", "tokenizers")
 
 
-def cache_key(embedded: Embedded, world: World) -> str:
+def cache_key(embedded: Embedded, domain: Domain) -> str:
     """Digest of everything that the pretrained weights depend on."""
-    makers = (f"{_PACKAGE}.pretrain", f"{_PACKAGE}.tokenizer", type(world).__module__)
-    size = asdict(world.PRETRAINING) | {"steps": _steps(embedded, world)}
-    prompt = identity(world.NAME)  # the corpus holds its frame
+    makers = (f"{_PACKAGE}.pretrain", f"{_PACKAGE}.tokenizer", type(domain).__module__)
+    size = asdict(domain.PRETRAINING) | {"steps": _steps(embedded, domain)}
+    prompt = identity(domain.NAME)  # the corpus holds its frame
     code = code_digest(*makers, within=_PACKAGE)
     return hash_of(code, prompt, size, {name: _version(name) for name in _PACKAGES})
 
 
-def cached_path(paths: Paths, embedded: Embedded, world: World) -> Path:
+def cached_path(paths: Paths, embedded: Embedded, domain: Domain) -> Path:
     """The Hugging Face folder of the model that this configuration asks for, whether it exists or not."""
-    return paths.state / "base_models" / f"qwen3-tiny-{world.NAME}-{cache_key(embedded, world)[:16]}"
+    return paths.state / "base_models" / f"qwen3-tiny-{domain.NAME}-{cache_key(embedded, domain)[:16]}"
 
 
 def is_complete(path: Path) -> bool:
@@ -38,22 +38,22 @@ def is_complete(path: Path) -> bool:
 
 
 def pretrain_argv(
-    python: str, embedded: Embedded, world: World, output_dir: Path, metrics_path: Path, threads: int
+    python: str, embedded: Embedded, domain: Domain, output_dir: Path, metrics_path: Path, threads: int
 ) -> list[str]:
     """Command line of the pretraining process; it needs the trainer's environment."""
     options = {
-        "--world": world.NAME,
+        "--world": domain.NAME,
         "--output": str(output_dir.resolve()),
         "--metrics": str(metrics_path.resolve()),
-        "--steps": str(_steps(embedded, world)),
+        "--steps": str(_steps(embedded, domain)),
         "--seconds-max": str(embedded.pretrain_seconds_max),
         "--threads": str(threads),
     }
     return [python, "-m", "qinglan.simulators.pretrain", *(word for option in options.items() for word in option)]
 
 
-def _steps(embedded: Embedded, world: World) -> int:
-    return embedded.pretrain_steps or world.PRETRAINING.steps
+def _steps(embedded: Embedded, domain: Domain) -> int:
+    return embedded.pretrain_steps or domain.PRETRAINING.steps
 
 
 def _version(package: str) -> str:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from qinglan.config import Embedded, Select
 from qinglan.rows import Retrieved
 from qinglan.simulators.domains.query_rewrite.facts import (
+    INFORMATIVE_PROFILES,
     INTENTS,
     NAME_MISMATCH,
     PRODUCTS,
-    TELLING_PROFILES,
     Document,
     title,
 )
@@ -112,7 +112,7 @@ class _Measure:
 
 
 def _profile_decides(row: SampleRow) -> bool:
-    return row.question.profile in TELLING_PROFILES.get(row.intent, ())
+    return row.question.profile in INFORMATIVE_PROFILES.get(row.intent, ())
 
 
 def _kb_wordings(selected: Sequence[SampleRow], rewrites: Mapping[SampleRow, str]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from qinglan.errors import ConfigError, EngineError
 from qinglan.runs.artifacts import MANIFEST, write_json
 from qinglan.simulators import tokenizer
-from qinglan.simulators.domains import Pretraining, world_of
+from qinglan.simulators.domains import Pretraining, domain_of
 
 HEAD_SIZE = 32
 MUON_LR = 0.02
@@ -191,12 +191,12 @@ def save(model: Any, tok: Any, output: Path) -> None:
 
 def pretrain(world_name: str, output: Path, metrics_path: Path, steps: int, seconds_max: float) -> None:
     """From nothing to a complete folder."""
-    began, world = time.monotonic(), world_of(world_name)
-    size = world.PRETRAINING
+    began, domain = time.monotonic(), domain_of(world_name)
+    size = domain.PRETRAINING
     torch.manual_seed(SEED)
     torch.use_deterministic_algorithms(True)
-    tok = tokenizer.build(world)
-    found = examples(tok, list(world.documents(SEED, size.documents_per_step * steps)))
+    tok = tokenizer.build(domain)
+    found = examples(tok, list(domain.documents(SEED, size.documents_per_step * steps)))
     _check_lengths(found, size)
     model = build_model(tok, size)
     metrics_path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     try:
-        pretrain(options.world, options.output, options.metrics, options.steps, options.seconds_max)
+        pretrain(options.domain, options.output, options.metrics, options.steps, options.seconds_max)
     except (ConfigError, EngineError) as error:
         sys.stderr.write(f"{error}\n")
         return 2

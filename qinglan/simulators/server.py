@@ -24,7 +24,7 @@ _FAULTS: tuple[Fault, ...] = ("rate_limit", "server_error", "drop")
 _JSON = (b"content-type", b"application/json")
 
 
-class Weather:
+class Faults:
     """ASGI middleware: delays every POST, and fails a seeded share of them."""
 
     def __init__(self, app: ASGIApp, latency_ms: float = 0.0, fault_rate: float = 0.0, seed: int = 0) -> None:
@@ -80,13 +80,13 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
 
 def serve(app: ASGIApp, options: argparse.Namespace) -> None:
     """Serve on loopback until stopped; the first line on standard output is the base URL."""
-    weather = Weather(app, options.latency_ms, options.fault_rate, options.seed)
+    faults = Faults(app, options.latency_ms, options.fault_rate, options.seed)
     # Without the protocol's number asyncio leaves Nagle's algorithm on, at 40 ms a request.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", options.port))
     listener.listen(512)
-    server = uvicorn.Server(uvicorn.Config(weather, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
+    server = uvicorn.Server(uvicorn.Config(faults, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
     if options.exit_with_parent:
         threading.Thread(target=_exit_with_parent, args=(server, os.getppid()), daemon=True).start()
     sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")

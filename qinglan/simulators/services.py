@@ -74,16 +74,16 @@ def is_any_model_embedded(profile: Profile) -> bool:
 
 def teacher_argv(profile: Profile) -> list[str]:
     """Module and options of the stand-in for teacher, judge and answerer."""
-    return ["qinglan.simulators.teacher_server", *_weather(profile, profile.embedded.teacher_latency_ms)]
+    return ["qinglan.simulators.teacher_server", *_fault_options(profile, profile.embedded.teacher_latency_ms)]
 
 
 def rag_argv(profile: Profile, knowledge_base: Path) -> list[str]:
     """Module and options of the RAG's stand-in."""
-    weather = _weather(profile, profile.embedded.rag_latency_ms)
-    return ["qinglan.simulators.rag_server", "--knowledge-base", str(knowledge_base), *weather]
+    faults = _fault_options(profile, profile.embedded.rag_latency_ms)
+    return ["qinglan.simulators.rag_server", "--knowledge-base", str(knowledge_base), *faults]
 
 
-def _weather(profile: Profile, latency_ms: float) -> list[str]:
+def _fault_options(profile: Profile, latency_ms: float) -> list[str]:
     faults = ["--fault-rate", str(profile.embedded.fault_rate), "--seed", str(profile.embedded.sample_seed)]
     return ["--latency-ms", str(latency_ms), *faults]
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from qinglan.simulators.batch_routes import mount_batches
 from qinglan.simulators.batch_store import BatchStore
-from qinglan.simulators.domains import Speaker, Spoken, speakers
+from qinglan.simulators.domains import ReasonedAnswer, SimulatedModel, simulated_models
 from qinglan.simulators.server import argument_parser, error_body, serve
 
 TOKENS_PER_CHARACTER = 0.8
@@ -42,12 +42,14 @@ class ChatRequest(BaseModel):
     stream: bool = False
 
 
-class Speakers:
+class SimulatedModels:
     """The models by name, and what they answer: the live route and the batches are the same to them."""
 
     def __init__(self, seed: int = 7) -> None:
         self._seed = seed
-        self.models: dict[str, Speaker] = {model: world.SPEAKERS[model] for model, world in speakers().items()}
+        self.models: dict[str, SimulatedModel] = {
+            model: domain.MODELS[model] for model, domain in simulated_models().items()
+        }
 
     def complete(self, request: ChatRequest) -> tuple[int, dict[str, Any]]:
         """HTTP status and body."""
@@ -71,7 +73,7 @@ class Speakers:
 def create_app(seed: int = 7, batches: BatchStore | None = None) -> FastAPI:
     """The service; `seed` decides the teacher's whims unless a request brings its own."""
     app = FastAPI(title="Qinglan's embedded teacher")
-    speakers = Speakers(seed)
+    simulated_models = SimulatedModels(seed)
     if batches:
         mount_batches(app, batches)
 
@@ -86,12 +88,14 @@ def create_app(seed: int = 7, batches: BatchStore | None = None) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "qinglan"} for name in speakers.models]
+        data = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "qinglan"} for name in simulated_models.models
+        ]
         return {"object": "list", "data": data}
 
     @app.post("/v1/chat/completions")
     async def complete(request: ChatRequest) -> JSONResponse:
-        status, body = speakers.complete(request)
+        status, body = simulated_models.complete(request)
         return JSONResponse(body, status)
 
     return app
@@ -99,10 +103,10 @@ def create_app(seed: int = 7, batches: BatchStore | None = None) -> FastAPI:
 
 def batch_store(options: argparse.Namespace) -> BatchStore:
     """Batches that are answered as the live route answers, with faults at the same rate."""
-    speakers = Speakers(options.seed)
+    simulated_models = SimulatedModels(options.seed)
     return BatchStore(
-        speakers.complete_line,
-        speakers.models,
+        simulated_models.complete_line,
+        simulated_models.models,
         batch_s=options.batch_seconds,
         window_s=options.batch_window_seconds,
         fault_rate=options.fault_rate,
@@ -115,9 +119,9 @@ def _invalid(error: Mapping[str, Any], location: Sequence[int | str]) -> dict[st
     return error_body(f"{where}: {error['msg']}", "invalid_request_error")
 
 
-def _completion(request: ChatRequest, said: str | Spoken) -> dict[str, Any]:
+def _completion(request: ChatRequest, said: str | ReasonedAnswer) -> dict[str, Any]:
     """Thoughts are paid for as what is said is; who has none sends neither them nor their count."""
-    answer, reasoning = said if isinstance(said, Spoken) else (said, "")
+    answer, reasoning = said if isinstance(said, ReasonedAnswer) else (said, "")
     prompt = sum(_count_tokens(m.content) + TOKENS_PER_MESSAGE for m in request.messages)
     thought = _count_tokens(reasoning)
     completion = _count_tokens(answer) + thought

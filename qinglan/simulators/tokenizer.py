@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from qinglan.simulators.domains import World
+from qinglan.simulators.domains import Domain
 
 END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"
@@ -39,7 +39,7 @@ CHAT_TEMPLATE = (
 """Qwen3's, for plain text messages."""
 
 
-def build(world: World) -> Any:
+def build(domain: Domain) -> Any:
     """Train the tokenizer (about a second); a `PreTrainedTokenizerFast`."""
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC()
@@ -50,12 +50,12 @@ def build(world: World) -> Any:
         ]
     )
     bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(world.characters() * CHARACTER_WEIGHT + world.words() * WORD_WEIGHT, _trainer())
+    bpe.train_from_iterator(domain.characters() * CHARACTER_WEIGHT + domain.words() * WORD_WEIGHT, _trainer())
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_with_tags_as_text(bpe),
         eos_token=END_OF_TURN,
         pad_token=PADDING,
-        model_max_length=world.PRETRAINING.context_tokens,
+        model_max_length=domain.PRETRAINING.context_tokens,
         clean_up_tokenization_spaces=False,
         additional_special_tokens=list(SPECIAL_TOKENS[1:]),
     )

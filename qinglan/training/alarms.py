@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qinglan.config import AlarmAction, AlarmName, Alarms
-from qinglan.recipes.kinds.common import Headline
+from qinglan.recipes.kinds.common import PrimaryMetric
 from qinglan.text import number
 
 REWARD, JUDGE = "critic/score/mean", "reward_extra/judge/mean"
@@ -125,23 +125,23 @@ class AlarmWatch:
     """Looks at each step's metrics once. An alarm sounds when its condition begins, and again only after as many steps
     without it as a window has."""
 
-    def __init__(self, settings: Alarms, headline: Headline, *, labels_act: bool = True) -> None:
+    def __init__(self, settings: Alarms, primary_metric: PrimaryMetric, *, labels_act: bool = True) -> None:
         """`labels_act`: an alarm that goes by the headline may do more than warn; not where training is label-free."""
         size = settings.window_steps
         self._settings, self._labels_act = settings, labels_act
-        self._headline, self._headline_key = headline, part_mean(headline.part)
+        self._headline, self._primary_metric_key = primary_metric, part_mean(primary_metric.part)
         self._last_step: int | None = None
         self._steps_seen = 0
         self._lit_at: dict[AlarmName, int] = {}
         self._recent: dict[str, list[float]] = {}
-        self._hacks = {key: Trend(size, REWARD, key, best=key) for key in (self._headline_key, JUDGE)}
+        self._hacks = {key: Trend(size, REWARD, key, best=key) for key in (self._primary_metric_key, JUDGE)}
         self._reward = Trend(size, REWARD, best=REWARD)
         self._entropy = Trend(size, REWARD, ENTROPY)
         self._value_loss = Trend(size, VALUE_LOSS)
 
     def update(self, step: int, metrics: Mapping[str, object]) -> list[Alarm]:
         """What begins to alarm with this step. Steps come in order; one that was seen is ignored."""
-        watched = (*_WATCHED, self._headline_key)
+        watched = (*_WATCHED, self._primary_metric_key)
         known = {key: float(value) for key in watched if (value := _finite(metrics.get(key))) is not None}
         if not known or (self._last_step is not None and step <= self._last_step):
             return []
@@ -171,9 +171,9 @@ class AlarmWatch:
 
     def _signs(self) -> Iterable[tuple[AlarmName, Sign | None]]:
         limits = self._settings
-        if self._headline_key != JUDGE:
+        if self._primary_metric_key != JUDGE:
             yield "reward_up_gold_down", self._hack(self._headline, limits.min_gold_drop)
-        yield "reward_up_judge_down", self._hack(Headline("judge", "the judge's score"), limits.min_judge_drop)
+        yield "reward_up_judge_down", self._hack(PrimaryMetric("judge", "the judge's score"), limits.min_judge_drop)
         yield "entropy_collapse", self._entropy_collapse()
         yield "clip_fraction", self._clip_fraction()
         yield "value_loss_flat", self._value_loss_flat()
@@ -181,7 +181,7 @@ class AlarmWatch:
         yield "reward_down", self._reward_down()
         yield "zero_variance", self._zero_variance()
 
-    def _hack(self, part: Headline, min_drop: float) -> Sign | None:
+    def _hack(self, part: PrimaryMetric, min_drop: float) -> Sign | None:
         key, errors = part_mean(part.part), self._settings.significance
         trend = self._hacks[key]
         if trend.windows() < 2:

@@ -20,7 +20,7 @@ from qinglan.config import EMBEDDED, Profile
 from qinglan.errors import QinglanError, StageError
 from qinglan.runs.disk import nearest_folder, statuses
 from qinglan.simulators.base_model import cached_path
-from qinglan.simulators.domains import world_for
+from qinglan.simulators.domains import domain_for
 from qinglan.text import size
 
 _DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -42,14 +42,17 @@ class Weights(NamedTuple):
 
     @classmethod
     def of(cls, model: str | Path) -> "Weights | None":
-        """By the headers of a folder's weights, or by what a hub id says of itself; None where neither tells."""
+        """By the headers of a folder's weights, or by what a hub id says of itself; None where neither tells.
+
+        The name of a `Path` says nothing: a digest in it may end like a size.
+        """
         folder = Path(model)
         if files := sorted(folder.glob("*.safetensors")):
             return cls._of_tensors([tensor for file in files for tensor in _header(file).values()], files)
         if files := sorted(folder.glob("*.bin")):
             total = sum(file.stat().st_size for file in files)
             return cls._of_parameters(total // 2)
-        named = _SIZE_IN_NAME.findall(folder.name)
+        named = _SIZE_IN_NAME.findall(folder.name) if isinstance(model, str) else []
         unit = {"b": 1e9, "m": 1e6}
         return cls._of_parameters(int(float(named[0][0]) * unit[named[0][1].lower()])) if named else None
 
@@ -107,7 +110,7 @@ def rl_bytes(profile: Profile, start: Weights | None) -> int:
     return kept * (policy + _critic_bytes(profile, start)) + exported
 
 
-def require_room(what: str, profile: Profile, folder: Path, needed: int) -> None:
+def require_disk_space(what: str, profile: Profile, folder: Path, needed: int) -> None:
     """Refuse to begin what would not fit.
 
     Args:
@@ -120,7 +123,7 @@ def require_room(what: str, profile: Profile, folder: Path, needed: int) -> None
     left = max(0, needed - _written(folder)) + floor
     for place, wanted in ((folder, left), (state, floor)):
         if (free := free_bytes(place)) < wanted:
-            raise StageError(f"{what}: needs {size(wanted)} and {place} has {size(free)} free; {_remedy(profile)}")
+            raise StageError(f"{what}: needs {size(wanted)} and {place} has {size(free)} free; {_hint(profile)}")
 
 
 def free_bytes(folder: Path) -> int:
@@ -129,7 +132,7 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def told_when_full(what: str, profile: Profile) -> Iterator[None]:
+def explain_full_disk(what: str, profile: Profile) -> Iterator[None]:
     """A disk that is full is no bug: one line with the remedy, whoever met it.
 
     Raises:
@@ -141,14 +144,14 @@ def told_when_full(what: str, profile: Profile) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = f" ({error.filename})" if error.filename else ""
-        raise StageError(f"{what}: the disk is full{where}; {_remedy(profile)}") from None
+        raise StageError(f"{what}: the disk is full{where}; {_hint(profile)}") from None
     except (QinglanError, SQLAlchemyError) as error:
         if not any(sign in str(error) for sign in _FULL) or "qinglan clean-up" in str(error):
             raise
-        raise StageError(f"{what}: the disk is full; {_remedy(profile)}\n{error}") from error
+        raise StageError(f"{what}: the disk is full; {_hint(profile)}\n{error}") from error
 
 
-def _remedy(profile: Profile) -> str:
+def _hint(profile: Profile) -> str:
     return f"make room, such as by `qinglan clean-up --profile {profile.name}`, and run again: it goes on from here"
 
 
@@ -166,7 +169,7 @@ def _critic_bytes(profile: Profile, start: Weights) -> int:
 def _base_model(profile: Profile) -> str | Path:
     if profile.student.base_model != EMBEDDED:
         return profile.student.base_model
-    return cached_path(profile.paths, profile.embedded, world_for(profile, "student.base_model"))
+    return cached_path(profile.paths, profile.embedded, domain_for(profile, "student.base_model"))
 
 
 def _written(folder: Path) -> int:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from qinglan.clients.chat import ChatClient
 from qinglan.clients.rag import RagClient
-from qinglan.clients.row_batches import AGAIN_REASONS
+from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import LocalJudge, Profile
 from qinglan.errors import CallError, StageError, TeacherError
 from qinglan.recipes import Finding, FindingRow
@@ -250,9 +250,9 @@ def require_answers(pairs: Sequence[Pair], max_failed_share: float) -> None:
         )
 
 
-def mendable(pairs: Iterable[Pair]) -> int:
+def retryable(pairs: Iterable[Pair]) -> int:
     """Failed calls that another run may mend."""
-    return sum(pair.failed in AGAIN_REASONS for pair in pairs)
+    return sum(pair.failed in RETRYABLE_REASONS for pair in pairs)
 
 
 def _word(score: float | None, right_from: float) -> str:

@@ -28,9 +28,9 @@ Qinglan = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def profile_path(profile_of: ProfileOf, tmp_path: Path) -> str:
     path = tmp_path / "p.yaml"
-    models = {"teacher": {"model": "standin-rewriter"}, "judge": {"model": "standin-judge"}}
+    models = {"teacher": {"model": "simulated-rewriter"}, "judge": {"model": "simulated-judge"}}
     price = {"input_per_million_usd": 1, "output_per_million_usd": 1}
-    prices = dict.fromkeys(("standin-rewriter", "standin-judge"), price)
+    prices = dict.fromkeys(("simulated-rewriter", "simulated-judge"), price)
     profile = profile_of(rl={"rollout_engine": "cpu"}, prices=prices, **models)
     path.write_text(yaml.safe_dump(profile.model_dump(mode="json")))
     return str(path)
@@ -61,7 +61,7 @@ def report(run_id: str) -> Report:
         (["run", "refresh", "--set", "data.limt=3"], "unknown key `data.limt`; did you mean `limit`?"),
         (["run", "refresh", "--from", "latest"], "--from goes with train, evaluate and release"),
         (["show", "nope", "--set", "paths.runs=/no/runs"], "run `nope`: not found under /no/runs"),
-        (["run", "refresh", "--set", "prices.standin-judge.in=3"], "known keys: batch_factor, input_per_million_usd"),
+        (["run", "refresh", "--set", "prices.simulated-judge.in=3"], "known keys: batch_factor, input_per_million_usd"),
     ],
 )
 def test_a_mistake_is_one_line_on_stderr(qinglan: Qinglan, words: list[str], message: str):

@@ -60,7 +60,7 @@ def test_a_dry_run_costs_nothing_and_warns(
 ):
     settings = [*at, "budget.per_run_usd=0.0001", "budget.per_month_usd=0.0001"]
     shown = run(monkeypatch, capsys, settings, "run", "refresh", "--dry-run")
-    assert re.search(r"teacher +distill +standin-rewriter +2 +0 ", shown)
+    assert re.search(r"teacher +distill +simulated-rewriter +2 +0 ", shown)
     assert "more than budget.per_run_usd = 0.0001: the run would stop there" in shown
     assert "of this month that is more than budget.per_month_usd = 0.0001" in shown
     assert not (tmp_path / "runs").exists()

@@ -145,9 +145,9 @@ def test_force_needs_a_reason(terminal: Terminal):
 def test_status_shows_both_models(terminal: Terminal):
     terminal.registry.named["challenger"] = "2"
     state = State(champion="1", challenger="2", share=0.1, started=1.0, failed=3, left_out=4)
-    state.tally.champion.add(fallback=False, latency_ms=100)
-    state.tally.challenger.add(fallback=True, latency_ms=800)
-    state.tally.retrieval.add(0.25)
+    state.counts.champion.add(fallback=False, latency_ms=100)
+    state.counts.challenger.add(fallback=True, latency_ms=800)
+    state.counts.retrieval.add(0.25)
     (terminal.folder / STATE_FILE).write_text(state.model_dump_json())
     said = terminal("canary", "status")
     assert "version 2 gets 10%: keep champion 1: 1 requests, 0.0% fell back, p95 100 ms" in said

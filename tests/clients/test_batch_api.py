@@ -24,13 +24,13 @@ from qinglan.errors import ConfigError
 from qinglan.ledger import Ledger, ledger_url, open_ledger
 from qinglan.runs.artifacts import hash_of
 from qinglan.simulators.batch_store import BatchRequest, BatchStore
-from qinglan.simulators.server import Weather
-from qinglan.simulators.teacher_server import Speakers, create_app
+from qinglan.simulators.server import Faults
+from qinglan.simulators.teacher_server import SimulatedModels, create_app
 
 pytestmark = pytest.mark.slow
 
 PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
-REWRITER = "standin-rewriter"
+REWRITER = "simulated-rewriter"
 ACCOUNT = Account("r", "t", "teacher", REWRITER, PRICE)
 SERVER = "stand-in"
 
@@ -48,8 +48,8 @@ class CountingStore(BatchStore):
     """Remembers what was created."""
 
     def __init__(self, **options: Any) -> None:
-        speakers = Speakers()
-        super().__init__(speakers.complete_line, speakers.models, **options)
+        simulated_models = SimulatedModels()
+        super().__init__(simulated_models.complete_line, simulated_models.models, **options)
         self.created: list[list[str]] = []
 
     def create(self, request: BatchRequest) -> dict[str, Any]:
@@ -112,9 +112,9 @@ def start() -> Iterator[Start]:
     """Start stand-ins that end with the test."""
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def start_one(*, fault_rate: float = 0.0, weather: float = 0.0, **options: Any) -> Teacher:
+    def start_one(*, fault_rate: float = 0.0, faults: float = 0.0, **options: Any) -> Teacher:
         store = CountingStore(**{"batch_s": 0.0} | options, fault_rate=fault_rate)
-        trouble = Trouble(Weather(create_app(batches=store), fault_rate=weather, seed=4))
+        trouble = Trouble(Faults(create_app(batches=store), fault_rate=faults, seed=4))
         server = uvicorn.Server(
             uvicorn.Config(trouble, port=0, timeout_graceful_shutdown=1, log_level="critical", lifespan="off")
         )
@@ -230,7 +230,7 @@ async def test_failed_lines_are_recorded_and_left_to_the_live_pass(tmp_path: Pat
 
 
 async def test_bad_weather_neither_loses_nor_repeats_a_batch(tmp_path: Path, start: Start):
-    teacher = start(weather=0.3)
+    teacher = start(faults=0.3)
     with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
         outcome = await ask(ledger, teacher.url, requests(6), {"max_requests": 2}, retries=8)
     assert outcome.answered == 6

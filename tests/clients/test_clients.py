@@ -21,7 +21,7 @@ def run_of(profile: Profile, directory: Path) -> Run:
 
 
 def test_salt_names_the_service_or_the_stand_in(profile_of: ProfileOf):
-    judge = {"judge": {"model": "standin-judge"}, "prices": dict.fromkeys(("big", "standin-judge"), PRICE)}
+    judge = {"judge": {"model": "simulated-judge"}, "prices": dict.fromkeys(("big", "simulated-judge"), PRICE)}
     profile = profile_of(teacher={"model": "big", "base_url": "http://live/v1/"}, **judge)
     assert key_salt(profile, "teacher") == "http://live/v1"
     assert key_salt(profile, "judge").startswith(code_digest("qinglan.simulators")[:12])

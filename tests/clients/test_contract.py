@@ -237,8 +237,8 @@ def test_doctor_says_so_and_a_run_starts_only_if_no_problem(
 
     def profile(answer: Callable[[Body], list[Found]]) -> tuple[Profile, FakeService]:
         started = serve(service(answer))
-        spoken = {"teacher": {"model": "standin-rewriter"}, "judge": {"model": "standin-judge"}}
-        prices = dict.fromkeys(("standin-rewriter", "standin-judge"), PRICE)
+        spoken = {"teacher": {"model": "simulated-rewriter"}, "judge": {"model": "simulated-judge"}}
+        prices = dict.fromkeys(("simulated-rewriter", "simulated-judge"), PRICE)
         rag = {"url": started.url, "top_k": 5}
         return profile_of(data={"workbook": str(book)}, rag=rag, prices=prices, **spoken), started
 

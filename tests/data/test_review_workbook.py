@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 
 from qinglan.config import Profile
 from qinglan.data.review import add_reviews, load_reviews
-from qinglan.data.review.export import Exported, Standing, count_standing, export_reviews
+from qinglan.data.review.export import Exported, Standing, count_verdicts, export_reviews
 from qinglan.data.review.verdicts import Control, read_sheet
 from qinglan.errors import ArtifactError, ConfigError, StageError, WorkbookError
 from qinglan.rows import Retrieved, Row, row_id
@@ -393,7 +393,7 @@ def test_verdicts_are_compared_with_a_run(profile: Profile, path: Path):
         fill_in(path, query, 结论="通过")
     add_reviews(profile, read_sheet(path, profile).reviews)
     run = finish(profile, row(), row("多少钱", "新")).parents[1].name
-    assert count_standing(profile, "latest") == Standing(run, hold=1, changed=1, absent=1)
+    assert count_verdicts(profile, "latest") == Standing(run, hold=1, changed=1, absent=1)
 
 
 # Answers of another recipe

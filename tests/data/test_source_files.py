@@ -15,7 +15,7 @@ from qinglan.data.sources import text
 from qinglan.data.sources.files import digest_of, list_files
 from qinglan.data.workbook import read_rows
 from qinglan.errors import WorkbookError
-from qinglan.rows import Row, Tally
+from qinglan.rows import Row, RowCounts
 
 
 def read(path: Path, **data: Any) -> list[Row]:
@@ -221,9 +221,9 @@ def test_a_file_is_closed_when_nobody_reads_on(tmp_path: Path) -> None:
 
 def test_a_tally_counts_what_goes_by(tmp_path: Path) -> None:
     (tmp_path / "q.csv").write_text("问题\n一\n2\n一\n三\n一\n")
-    tally = Tally()
-    rows = tally.pass_through(read_rows(tmp_path / "q.csv", Data(), Tenant()))
+    counts = RowCounts()
+    rows = counts.pass_through(read_rows(tmp_path / "q.csv", Data(), Tenant()))
     next(rows)
-    assert (tally.total, tally.ok, tally.reasons) == (1, 1, {})
+    assert (counts.total, counts.ok, counts.reasons) == (1, 1, {})
     assert len(list(rows)) == 4
-    assert (tally.total, tally.ok, tally.reasons) == (5, 2, {"duplicate": 2, "not_text": 1})
+    assert (counts.total, counts.ok, counts.reasons) == (5, 2, {"duplicate": 2, "not_text": 1})

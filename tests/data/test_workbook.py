@@ -11,7 +11,7 @@ import pytest
 from qinglan.config import Columns, Data, Tenant
 from qinglan.data.workbook import read_rows
 from qinglan.errors import WorkbookError
-from qinglan.rows import INPUT_REASONS, REMEDIES, Row, row_id
+from qinglan.rows import HINTS, INPUT_REASONS, Row, row_id
 
 HEADER = ["问题", "用户画像", "历史摘要", "标准文档", "划分"]
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -250,7 +250,7 @@ def test_problems_name_cell_reason_and_remedy(tmp_path: Path) -> None:
         "q.xlsx!Sheet1!A3: empty_query: fill in the question or delete the row",
         "q.xlsx!Sheet1!A4: duplicate: repeats q.xlsx!Sheet1!A2; delete one of the two",
     ]
-    assert frozenset(REMEDIES) == INPUT_REASONS
+    assert frozenset(HINTS) == INPUT_REASONS
 
 
 # Bad files

@@ -49,9 +49,9 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, profile_of: Callable[..., Profile]) -> Iterator[Site]:
     profile = profile_of(
-        teacher={"model": "standin-rewriter"},
-        judge={"model": "standin-judge"},
-        prices={"standin-rewriter": PRICE, "standin-judge": PRICE},
+        teacher={"model": "simulated-rewriter"},
+        judge={"model": "simulated-judge"},
+        prices={"simulated-rewriter": PRICE, "simulated-judge": PRICE},
         embedded={"sample_train_rows": 1, "sample_dev_rows": 1, "sample_test_rows": ROWS, "fault_rate": 0.05},
     )
     sample = write_sample(tmp_path, profile.embedded)

@@ -40,7 +40,7 @@ def purchase(**changes: Any) -> Purchase:
         "labels": {"teacher": "gpt-5", "deepseek": "deepseek", "qwen3-32b": "qwen3-32b"},
         "rival": "qwen3-32b", "tone": "better", "sentence": "qwen3-32b costs 12× less than gpt-5",
         "reading": "Take the cheaper one.", "offers": ["deepseek costs 3.0× less.", "qwen3-32b costs 12× less."],
-        "notes": [f"A note with {EVIL}"], "stand_ins": ["deepseek"],
+        "notes": [f"A note with {EVIL}"], "simulated": ["deepseek"],
     }  # fmt: skip
     return Purchase.model_validate(content | changes)
 
@@ -138,10 +138,10 @@ def test_every_rival_is_checked_before_anything_is_asked(profile_of: ProfileOf):
     price = {"input_per_million_usd": 1.0, "output_per_million_usd": 1.0}
     down = {"model": "far", "base_url": "http://127.0.0.1:9/v1"}
     profile = profile_of(
-        teacher={"model": "standin-rewriter"},
-        judge={"model": "standin-judge"},
-        compare={"teachers": {"here": {"model": "standin-keywords"}, "down": down}},
-        prices=dict.fromkeys(("standin-rewriter", "standin-keywords", "standin-judge", "far"), price),
+        teacher={"model": "simulated-rewriter"},
+        judge={"model": "simulated-judge"},
+        compare={"teachers": {"here": {"model": "simulated-keywords"}, "down": down}},
+        prices=dict.fromkeys(("simulated-rewriter", "simulated-keywords", "simulated-judge", "far"), price),
     )
     checks = {check.name: check.problem for check in inspect_profile(profile, "compare")}
     assert list(checks) == [
@@ -154,8 +154,8 @@ def test_every_rival_is_checked_before_anything_is_asked(profile_of: ProfileOf):
 
 def test_nobody_to_compare_with_is_one_line(profile_of: ProfileOf):
     price = {"input_per_million_usd": 1.0, "output_per_million_usd": 1.0}
-    names = {"teacher": {"model": "standin-rewriter"}, "judge": {"model": "standin-judge"}}
-    prices = dict.fromkeys(("standin-rewriter", "standin-judge"), price)
+    names = {"teacher": {"model": "simulated-rewriter"}, "judge": {"model": "simulated-judge"}}
+    prices = dict.fromkeys(("simulated-rewriter", "simulated-judge"), price)
     with pytest.raises(ConfigError, match=r"compare\.teachers: names no teacher to compare with; add one"):
         require(profile_of(**names, prices=prices), "compare")
 

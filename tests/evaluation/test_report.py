@@ -16,7 +16,7 @@ from qinglan.errors import ArtifactError
 from qinglan.evaluation.models import Registered, Report, Stage
 from qinglan.evaluation.report.tables import plan
 from qinglan.evaluation.report.terminal import print_intervals, print_table
-from qinglan.evaluation.report.verdict import arms_of, headline, stand_in_warning, stand_ins_of, starred, verdict
+from qinglan.evaluation.report.verdict import arms_of, headline, simulated_roles_of, simulator_warning, starred, verdict
 from qinglan.runs.artifacts import Artifact, StageResult
 
 
@@ -123,11 +123,11 @@ def test_verdict_of_nothing() -> None:
 
 
 def test_stars_mark_only_what_a_stand_in_made() -> None:
-    only_judge = report(stand_ins=["judge"])
+    only_judge = report(simulated=["judge"])
     assert starred(only_judge, "quality") and not starred(only_judge, "top1") and not starred(only_judge, "teacher")
-    only_rag = report(stand_ins=["rag"])
+    only_rag = report(simulated=["rag"])
     assert starred(only_rag, "mrr10") and starred(only_rag, "rl") and not starred(only_rag, "teacher")
-    assert "was an embedded stand-in" in stand_in_warning(only_rag)
+    assert "was an embedded stand-in" in simulator_warning(only_rag)
 
 
 def test_stand_ins_follow_from_the_profile() -> None:
@@ -135,7 +135,7 @@ def test_stand_ins_follow_from_the_profile() -> None:
     profile = Profile(
         name="p", teacher=endpoint, judge=Judge(model="m"), prices=prices, rag=Rag(url="http://rag/recall")
     )
-    assert stand_ins_of(profile) == ["teacher", "judge", "student", "workbook"]
+    assert simulated_roles_of(profile) == ["teacher", "judge", "student", "workbook"]
 
 
 def test_terminal_fits_100_columns_uncut() -> None:
@@ -184,7 +184,7 @@ def test_arms_of_a_release_stand_in_order() -> None:
 
 
 def test_the_champion_is_starred_like_a_student() -> None:
-    assert starred(report(stand_ins=["rag"]), "champion") and not starred(report(stand_ins=[]), "champion")
+    assert starred(report(simulated=["rag"]), "champion") and not starred(report(simulated=[]), "champion")
 
 
 def test_the_terminal_names_decision_and_version() -> None:
@@ -202,7 +202,7 @@ def test_the_terminal_of_an_older_report_names_neither() -> None:
 def test_the_terminal_names_the_stand_ins() -> None:
     words = " ".join(terminal(report()).split())
     assert "The teacher, the judge, the RAG, the base model and the workbook were embedded stand-ins." in words
-    assert stand_in_warning(report(stand_ins=[])) == "" and "*" not in terminal(report(stand_ins=[]))
+    assert simulator_warning(report(simulated=[])) == "" and "*" not in terminal(report(simulated=[]))
 
 
 def test_the_terminal_shows_the_candidate_with_every_interval() -> None:
@@ -248,7 +248,7 @@ def of_data(**changes: Any) -> Report:
             "teacher": {"calls": 1, "cached": 4, "cost_usd": 0.5, **usage},
             "judge": {"calls": 1290, "failed": 2, "cost_usd": 0.25, **usage},
         },
-        "stand_ins": ["judge"],
+        "simulated": ["judge"],
     }
     return Report.model_validate(known | changes)
 

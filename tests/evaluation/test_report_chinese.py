@@ -26,12 +26,12 @@ from qinglan.evaluation.report.words import (
     REASONS,
     RULES,
     RULES_AGAINST,
+    SIMULATED_ROLES,
     SLICES,
-    STAND_INS,
     rule_words,
     words,
 )
-from qinglan.rows import REMEDIES, Retrieved
+from qinglan.rows import HINTS, Retrieved
 from qinglan.serving.registry.approval import Approval, decided_by
 from qinglan.statistics import Comparison
 from qinglan.text import ARMS, Both
@@ -47,7 +47,7 @@ TERMS = set(_SAME.split())
 
 
 METRIC_NAMES = {metric.name: Both(metric.en, metric.zh) for metric in METRICS}
-NAMES = [ALARMS, ARM_HEADS, ARMS, KINDS, METRIC_NAMES, OUTCOMES, RULES, RULES_AGAINST, SLICES, STAND_INS]
+NAMES = [ALARMS, ARM_HEADS, ARMS, KINDS, METRIC_NAMES, OUTCOMES, RULES, RULES_AGAINST, SLICES, SIMULATED_ROLES]
 
 
 class Chinese(HTMLParser):
@@ -123,7 +123,7 @@ def test_every_alarm_has_a_name() -> None:
 
 
 def test_every_reason_for_refusing_a_cell_has_a_chinese_name() -> None:
-    assert REMEDIES.keys() <= REASONS.keys()
+    assert HINTS.keys() <= REASONS.keys()
 
 
 def test_a_stage_and_a_reason_have_chinese_names_and_a_users_own_word_stays() -> None:

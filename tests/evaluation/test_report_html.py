@@ -93,7 +93,7 @@ def test_the_gates_verdict_is_an_answer(tmp_path: Path, verdict: str, word: str)
 
 def test_a_cost_is_compared_only_where_it_differs(tmp_path: Path) -> None:
     same = {name: full().arms["rl"] for name in ("teacher", "rl")}
-    html = page(tmp_path, full(arms=same, stand_ins=[]))
+    html = page(tmp_path, full(arms=same, simulated=[]))
     assert '<dd class="word none"><span class="en">100% of the teacher</span>' in html
 
 
@@ -180,7 +180,7 @@ def test_stand_ins_are_named_on_the_page(tmp_path: Path) -> None:
 
 
 def test_a_real_run_has_no_warning_and_no_star(tmp_path: Path) -> None:
-    text = english(page(tmp_path, full(stand_ins=[])))
+    text = english(page(tmp_path, full(simulated=[])))
     assert "stand-in" not in text and "*" not in text
 
 

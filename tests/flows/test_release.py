@@ -16,7 +16,7 @@ from waiting import wait_until
 
 from qinglan.evaluation.models import Report
 from qinglan.ops import up
-from qinglan.ops.prefect_api import PatientClient, call
+from qinglan.ops.prefect_api import RetryingClient, call
 from qinglan.runs.processes import answers, free_port
 from qinglan.serving.registry.approval import Waiting
 
@@ -47,7 +47,7 @@ def believe_crashed(waiting: Waiting | None) -> None:
     """As where no sign of life came through for a while: the process lives, and asks again."""
     assert waiting
     path = f"flow_runs/{waiting.flow_run_id}"
-    with PatientClient(base_url=waiting.api_url, timeout=DEADLINE_S) as api:
+    with RetryingClient(base_url=waiting.api_url, timeout=DEADLINE_S) as api:
 
         def paused_at() -> str | None:
             state = call(api, "GET", path)["state"]
@@ -99,7 +99,7 @@ def test_a_wait_that_was_cancelled_ends_though_no_worker_is_there(site: Site):
     flow = site.start("run", "release", "--from", evaluated.id)
     waiting = Waiting.read(asked_in(site, flow).parent)
     assert waiting
-    with PatientClient(base_url=waiting.api_url, timeout=DEADLINE_S) as api:
+    with RetryingClient(base_url=waiting.api_url, timeout=DEADLINE_S) as api:
         path = f"flow_runs/{waiting.flow_run_id}"
         wait_until("the pause", lambda: call(api, "GET", path)["state"]["name"] == "Paused", DEADLINE_S)
         call(api, "POST", f"{path}/set_state", {"state": {"type": "CANCELLED"}})

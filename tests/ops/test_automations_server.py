@@ -21,7 +21,7 @@ from waiting import wait_until
 
 from qinglan.config import Profile
 from qinglan.ops.automations import apply_automations, crash_lost, deployments_of, requeue_crashed
-from qinglan.ops.prefect_api import PatientClient, call
+from qinglan.ops.prefect_api import RetryingClient, call
 from qinglan.ops.up.site import SERVER_TUNING
 from qinglan.runs.processes import free_port
 
@@ -36,13 +36,13 @@ from pathlib import Path
 import psutil
 from prefect import flow
 from prefect.runtime import flow_run
-from qinglan.ops.prefect_api import PatientClient, call
+from qinglan.ops.prefect_api import RetryingClient, call
 
 def is_known_to_live():
     """Has its first sign of life arrived?"""
     resource, event = {{"id": [f"prefect.flow-run.{{flow_run.id}}"]}}, {{"name": ["prefect.flow-run.heartbeat"]}}
     asked = {{"filter": {{"resource": resource, "event": event}}}}
-    with PatientClient(base_url=os.environ["PREFECT_API_URL"], trust_env=False, timeout=90) as api:
+    with RetryingClient(base_url=os.environ["PREFECT_API_URL"], trust_env=False, timeout=90) as api:
         return bool(call(api, "POST", "events/filter", asked)["events"])
 
 @flow(name="refresh", flow_run_name="refresh {{profile}}")
@@ -85,7 +85,7 @@ class Server:
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "DO_NOT_TRACK": "true",
         }
-        self.api = PatientClient(base_url=self.url, trust_env=False, timeout=90)
+        self.api = RetryingClient(base_url=self.url, trust_env=False, timeout=90)
         try:
             self._serve(port)
         except BaseException:

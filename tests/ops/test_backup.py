@@ -18,7 +18,7 @@ from qinglan.cli import app
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.ledger import Call, Order
-from qinglan.ops.prefect_api import PatientClient
+from qinglan.ops.prefect_api import RetryingClient
 from qinglan.runs.artifacts import StageResult, sha256_of, write_jsonl
 from qinglan.runs.command import QUIET_ENV, Command
 from qinglan.runs.processes import HOST, Processes, free_port
@@ -58,7 +58,7 @@ def prefect_server(state: Path, logs: Path) -> Iterator[httpx.Client]:
         processes.start("prefect", Command(argv, env))
         processes.wait_for("Prefect", f"{api}/health")
         # On SQLite the server answers 503 while it is at work itself, as it is when it has just started.
-        with PatientClient(base_url=api, trust_env=False, timeout=120) as client:
+        with RetryingClient(base_url=api, trust_env=False, timeout=120) as client:
             yield client
 
 

@@ -21,7 +21,7 @@ from qinglan.config import Profile
 from qinglan.evaluation.models import Decision
 from qinglan.ops import up
 from qinglan.ops.cleanup import Cleaned, clean_up
-from qinglan.ops.prefect_api import PatientClient
+from qinglan.ops.prefect_api import RetryingClient
 from qinglan.recipes.scoring.identity import scored_with
 from qinglan.runs.processes import answers, free_port
 from qinglan.runs.run import Run, load_stages
@@ -120,7 +120,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Clien
         assert process.poll() is None, said()
         monkeypatch.setenv("PREFECT_API_URL", site.api_url)
         # On SQLite the server answers 503 while it is at work itself, as it is when it has just started.
-        with PatientClient(base_url=site.api_url, trust_env=False, timeout=30) as client:
+        with RetryingClient(base_url=site.api_url, trust_env=False, timeout=30) as client:
             yield client
     finally:
         with suppress(ProcessLookupError):  # it ended by itself

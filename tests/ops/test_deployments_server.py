@@ -17,11 +17,11 @@ from prefect.server.events.schemas.automations import AutomationCreate
 
 from qinglan.config import load_profile
 from qinglan.ops.automations import apply_automations
-from qinglan.ops.prefect_api import PatientClient, call, pages
+from qinglan.ops.prefect_api import RetryingClient, call, pages
 from qinglan.ops.up import DEPLOYMENTS, WORK_POOLS, Site
 from qinglan.runs.command import Command
 from qinglan.runs.processes import Processes, free_port
-from qinglan.runs.run_locks import refresh_turn
+from qinglan.runs.run_locks import refresh_lock
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ class Server:
 
     def __init__(self, folder: Path, site: Site) -> None:
         self.folder, self.site = folder, site
-        self.api = PatientClient(base_url=site.api_url, trust_env=False, timeout=120)
+        self.api = RetryingClient(base_url=site.api_url, trust_env=False, timeout=120)
         Path(site.prefect_env["PREFECT_HOME"]).mkdir(parents=True)
         outer = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         self.env = outer | site.prefect_env
@@ -192,7 +192,7 @@ def test_a_mistake_is_one_line_in_the_runs_state(server: Server):
 
 def test_a_refresh_beside_another_is_skipped(server: Server):
     paths = [f"paths.{name}={server.folder / name}" for name in ("runs", "state")]
-    with refresh_turn(load_profile("embedded", paths)):
+    with refresh_lock(load_profile("embedded", paths)):
         state = server.state_of("refresh", overrides=paths)
     assert (state["type"], state["name"]) == ("COMPLETED", "Skipped")
     assert f"is at work already (process {os.getpid()}" in state["message"]

@@ -134,9 +134,9 @@ def test_a_proxy_that_no_client_can_use_ends_nothing(
 
 
 def test_groups_have_a_heading_and_json_says_the_same(profile_of: ProfileOf, qinglan: Qinglan):
-    models = {"teacher": {"model": "standin-rewriter"}, "judge": {"model": "standin-judge"}}
+    models = {"teacher": {"model": "simulated-rewriter"}, "judge": {"model": "simulated-judge"}}
     price = {"input_per_million_usd": 1, "output_per_million_usd": 1}
-    prices = dict.fromkeys(("standin-rewriter", "standin-judge"), price)
+    prices = dict.fromkeys(("simulated-rewriter", "simulated-judge"), price)
     profile = profile_of(rl={"rollout_engine": "cpu"}, prices=prices, **models)
     status, out, _ = qinglan(profile)
     assert status == 0

@@ -11,7 +11,7 @@ from fake_service import FakeService, Script
 
 from qinglan.errors import ConfigError
 from qinglan.ops import prefect_api
-from qinglan.ops.prefect_api import PatientClient, pages
+from qinglan.ops.prefect_api import RetryingClient, pages
 from qinglan.ops.prefect_server import SERVER_FILE, PrefectServer, find_server, server_at, without_login
 
 PROFILES = """
@@ -102,7 +102,7 @@ def test_the_login_is_sent_and_never_shown(home: Path):
 def test_a_server_that_was_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(prefect_api, "_PAUSES_S", (0.0, 0.0))
     answers = iter([503, 429, 200, 502, 502, 502])
-    with PatientClient(transport=httpx.MockTransport(lambda _: httpx.Response(next(answers)))) as client:
+    with RetryingClient(transport=httpx.MockTransport(lambda _: httpx.Response(next(answers)))) as client:
         assert client.get("http://127.0.0.1/api/health").status_code == 200
         assert client.get("http://127.0.0.1/api/health").status_code == 502
 
@@ -127,7 +127,7 @@ class Guarded:
 
 def test_a_server_with_csrf_protection_gets_its_token():
     server = Guarded()
-    with PatientClient(base_url="http://x/api", transport=httpx.MockTransport(server)) as client:
+    with RetryingClient(base_url="http://x/api", transport=httpx.MockTransport(server)) as client:
         assert client.post("flows/", json=[1]).json() == [1]
         assert client.post("flows/", json=[2]).json() == [2]
         assert server.asked == ["POST /api/flows/", "GET /api/csrf-token", "POST /api/flows/", "POST /api/flows/"]
@@ -137,14 +137,14 @@ def test_a_server_with_csrf_protection_gets_its_token():
 
 def test_a_server_that_gives_no_token_has_its_say():
     server = Guarded(enabled=False)
-    with PatientClient(base_url="http://x/api", transport=httpx.MockTransport(server)) as client:
+    with RetryingClient(base_url="http://x/api", transport=httpx.MockTransport(server)) as client:
         assert client.post("flows/", json=[1]).json() == {"detail": "Missing CSRF token."}
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:4200/api", "https://prefect.example.com/api"])
 def test_every_server_is_asked_with_patience(url: str):
     with PrefectServer(url, "a test").client() as client:
-        assert isinstance(client, PatientClient)
+        assert isinstance(client, RetryingClient)
 
 
 def test_all_pages_are_read():

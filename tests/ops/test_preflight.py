@@ -12,16 +12,16 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.ops import preflight
 from qinglan.ops.preflight import inspect_profile, require
-from qinglan.simulators import domains as worlds
+from qinglan.simulators import domains as domains
 
 ProfileOf = Callable[..., Profile]
 Serve = Callable[[Script], FakeService]
 
 
-STAND_INS = {
-    "teacher": {"model": "standin-rewriter"},
-    "judge": {"model": "standin-judge"},
-    "prices": dict.fromkeys(("standin-rewriter", "standin-judge"), PRICE),
+SIMULATED_ROLES = {
+    "teacher": {"model": "simulated-rewriter"},
+    "judge": {"model": "simulated-judge"},
+    "prices": dict.fromkeys(("simulated-rewriter", "simulated-judge"), PRICE),
 }
 
 
@@ -35,7 +35,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_stand_ins_need_nothing(profile_of: ProfileOf):
-    assert problems(profile_of(rl={"rollout_engine": "cpu"}, **STAND_INS), "pipeline") == {}
+    assert problems(profile_of(rl={"rollout_engine": "cpu"}, **SIMULATED_ROLES), "pipeline") == {}
 
 
 def test_a_stand_in_that_nobody_plays(profile_of: ProfileOf):
@@ -43,15 +43,15 @@ def test_a_stand_in_that_nobody_plays(profile_of: ProfileOf):
 
 
 def test_teachers_are_not_compared_on_answers_that_rows_bring(profile_of: ProfileOf):
-    rivals = {"teachers": {"other": {"base_url": "embedded", "model": "standin-rewriter"}}}
-    medical = profile_of(recipe="medical", compare=rivals, **STAND_INS)
+    rivals = {"teachers": {"other": {"base_url": "embedded", "model": "simulated-rewriter"}}}
+    medical = profile_of(recipe="medical", compare=rivals, **SIMULATED_ROLES)
     assert problems(medical, "compare")["compare"].startswith("compare: recipe `medical` takes the answers that its")
-    asked = profile_of(recipe="medical", compare=rivals, evaluate={"teachers": ["other"]}, **STAND_INS)
+    asked = profile_of(recipe="medical", compare=rivals, evaluate={"teachers": ["other"]}, **SIMULATED_ROLES)
     assert problems(asked, "evaluate")["recipe"].startswith("evaluate.teachers: recipe `medical` takes the answers")
 
 
 def test_a_recipe_without_a_world_is_told_what_to_set(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worlds, "_names", lambda: ("medical",))
+    monkeypatch.setattr(domains, "_names", lambda: ("medical",))
     found = problems(profile_of(rl={"rollout_engine": "cpu"}), "pipeline")
     assert found["workbook"].startswith("data.workbook: recipe query_rewrite has no embedded world; give your own, or")
     assert found["base model"].startswith("student.base_model: recipe query_rewrite has no embedded world")
@@ -284,7 +284,7 @@ def test_a_live_rag(profile_of: ProfileOf, serve: Serve, reply: Any, message: st
 
 
 def test_require_raises_the_first(profile_of: ProfileOf):
-    require(profile_of(**STAND_INS), "refresh")
+    require(profile_of(**SIMULATED_ROLES), "refresh")
     with pytest.raises(ConfigError, match="no/such"):
         require(profile_of(data={"workbook": "/no/such.xlsx"}, rag={"knowledge_base": "/no/kb"}), "refresh")
 
@@ -310,8 +310,8 @@ def test_a_secret_in_place_of_its_name_is_refused_unseen(tmp_path: Path, profile
 
 
 def test_a_reasoning_effort_that_the_model_would_refuse(profile_of: ProfileOf):
-    teacher = STAND_INS["teacher"] | {"reasoning_effort": "low"}
-    profile = profile_of(**STAND_INS | {"teacher": teacher})
+    teacher = SIMULATED_ROLES["teacher"] | {"reasoning_effort": "low"}
+    profile = profile_of(**SIMULATED_ROLES | {"teacher": teacher})
     assert "teacher" not in problems(profile)  # an unknown name may take it
     wrong = profile.model_copy(update={"teacher": profile.teacher.model_copy(update={"model": "gpt-4.1"})})
     assert problems(wrong)["teacher"] == "teacher.reasoning_effort: gpt-4.1 takes none and would refuse; remove it"
@@ -321,11 +321,13 @@ def test_a_recipe_says_which_services_are_looked_at(profile_of: ProfileOf, tmp_p
     tests = Path(__file__).parents[1] / "support"
     (tmp_path / "q.csv").write_text("问题,提示\n法国,塞纳河\n", encoding="utf-8")
     data = {"workbook": str(tmp_path / "q.csv")}
-    asked = inspect_profile(profile_of(recipe=str(tests / "capitals_recipe.py"), data=data, **STAND_INS), "refresh")
+    asked = inspect_profile(
+        profile_of(recipe=str(tests / "capitals_recipe.py"), data=data, **SIMULATED_ROLES), "refresh"
+    )
     assert [(check.name, check.problem) for check in asked] == [
         ("recipe", None), ("workbook", None), ("teacher", None), ("ledger", None),
     ]  # fmt: skip
-    two = problems(profile_of(recipe=str(tests / "judging_recipe.py"), data=data, **STAND_INS))
+    two = problems(profile_of(recipe=str(tests / "judging_recipe.py"), data=data, **SIMULATED_ROLES))
     assert list(two) == ["answerer"]
     assert "name one: {base_url: …, model: …}" in two["answerer"]
 

@@ -12,7 +12,7 @@ from qinglan.config import Profile
 from qinglan.ops import doctor, preflight
 from qinglan.ops.checks import Check
 from qinglan.ops.preflight import services as preflight_services
-from qinglan.ops.preflight.hints import REMEDIES, with_remedy
+from qinglan.ops.preflight.hints import HINTS, with_hint
 
 MODULES = [
     *sorted(Path(doctor.__file__).parent.glob("*.py")),
@@ -85,7 +85,7 @@ def test_every_check_has_a_remedy_of_its_own(profile_of: object, ray: FakeRay):
     roles = {"teacher", "judge", "compare.teachers.other"}
     assert names >= {*roles, "teacher answers", "rag", "ray", "mount", "trainer packages", "prefect", "compare"}
     others = {name for name in names if name.removesuffix(" answers") not in roles} - {"keys", "answers"}
-    assert others <= REMEDIES.keys()
+    assert others <= HINTS.keys()
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_every_check_has_a_remedy_of_its_own(profile_of: object, ray: FakeRay):
     ],
 )
 def test_a_problem_without_a_remedy_is_given_one(name: str, said: str):
-    assert with_remedy(Check(name, "x", "it is wrong.")) == Check(name, "x", f"it is wrong; {said}")
+    assert with_hint(Check(name, "x", "it is wrong.")) == Check(name, "x", f"it is wrong; {said}")
 
 
 def test_what_says_what_to_do_or_is_fine_stays_as_it_is():
     for check in (Check("rag", "x"), Check("rag", "x", note="well"), Check("rag", "x", "it is wrong; mend it")):
-        assert with_remedy(check) == check
+        assert with_hint(check) == check
 
 
 def test_a_flow_that_starts_says_it_too(profile_of: object):

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from waiting import wait_until
 
-from qinglan.ops.prefect_api import PatientClient
+from qinglan.ops.prefect_api import RetryingClient
 
 ROOT = Path(__file__).parents[2]
 DEPLOYED = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
@@ -44,7 +44,7 @@ class Up:
             wait_until("the site", self._has_started, explain=lambda: self.output)
             assert self.process.poll() is None, self.output
             self.family = self.process.children(recursive=True)
-            api = PatientClient(base_url=f"{self.address('Prefect')}/api", auth=LOGIN, trust_env=False, timeout=120)
+            api = RetryingClient(base_url=f"{self.address('Prefect')}/api", auth=LOGIN, trust_env=False, timeout=120)
             self.api = started.enter_context(api)
             self._started = started.pop_all()
 
@@ -164,7 +164,7 @@ def test_mlflow_and_the_stand_ins_answer(site: Up):
         assert client.get(url).status_code == 200
         found = client.post(site.address("RAG"), json={"query": "护眼叶黄素 不宜食用者", "top_k": 1})
         assert found.json()["data"]["recall"][0]["id"]
-        question = {"model": "standin-rewriter", "messages": [{"role": "user", "content": "它多少钱？"}]}
+        question = {"model": "simulated-rewriter", "messages": [{"role": "user", "content": "它多少钱？"}]}
         assert client.post(f"{site.address('Teacher')}/chat/completions", json=question).json()["choices"]
 
 

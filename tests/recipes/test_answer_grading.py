@@ -180,8 +180,8 @@ def test_the_first_metric_chooses_the_model():
     class ByTheJudge(JudgedLetters):
         METRICS = (Metric("quality", "judge score", "裁判评分", maximum=5.0), *Letters.METRICS)
 
-    assert (PLAIN.dev_metric(Reward(), []), PLAIN.headline()) == ("share", ("share", "share of the letter"))
-    assert AnswerGrading(ByTheJudge()).headline().part == "judge"
+    assert (PLAIN.dev_metric(Reward(), []), PLAIN.primary_metric()) == ("share", ("share", "share of the letter"))
+    assert AnswerGrading(ByTheJudge()).primary_metric().part == "judge"
     assert PLAIN.score_parts == ("judge", "share", "format", "pure")
 
 

@@ -18,7 +18,7 @@ REWRITER = query_rewrite.RECIPE
 ROW = Row(id="1", tenant="t", query="它咋吃", history="上轮问了虾青素", source="f!A1")
 
 
-class Speaker:
+class SimulatedModel:
     """Stands in for a chat client: says one thing, remembers what it was asked."""
 
     def __init__(self, text: str) -> None:
@@ -43,7 +43,7 @@ class Library:
 
 
 def clients(teacher: str = "", judge: str = '{"score": 4}', rewritten: Any = GOOD) -> Clients:
-    return Clients(Speaker(teacher), Speaker(judge), Library(BAD, rewritten))  # type: ignore[arg-type]
+    return Clients(SimulatedModel(teacher), SimulatedModel(judge), Library(BAD, rewritten))  # type: ignore[arg-type]
 
 
 async def test_distilling_keeps_what_it_cost():

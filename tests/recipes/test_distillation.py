@@ -21,7 +21,7 @@ OWN = ROW.model_copy(update={"inputs": {"hint": "塞纳河", "given": "巴黎"}}
 ProfileOf = Callable[..., Profile]
 
 
-class Speaker:
+class SimulatedModel:
     """Stands in for a chat client: says one thing, remembers what it was asked."""
 
     def __init__(self, text: str, reasoning: str | None = None) -> None:
@@ -33,7 +33,7 @@ class Speaker:
 
 
 async def test_a_weak_models_answer_is_judged_and_the_thoughts_are_kept():
-    weak, teacher = Speaker("里昂"), Speaker("错误", "首都是巴黎")
+    weak, teacher = SimulatedModel("里昂"), SimulatedModel("错误", "首都是巴黎")
     clients = Clients(teacher=teacher, answerer=weak)  # type: ignore[arg-type]
     done = await distiller(get_recipe(JUDGING), clients, Tenant())(ROW)
     assert (done.answer, done.answer_request) == ("<think>首都是巴黎</think>错误", "hash of 错误")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qinglan.errors import BudgetError, CallError, RetrievalError, TeacherError
-from qinglan.recipes.scoring.patience import ALONE_S, LONGEST_PAUSE_S, OutageError, Patience
+from qinglan.recipes.scoring.outages import ALONE_S, LONGEST_PAUSE_S, OutageError, Patience
 
 
 class Clock:

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from qinglan.config import Select
 from qinglan.recipes.kinds.retrieval.selection import select
-from qinglan.rows import Retrieved, Row, Tally
+from qinglan.rows import Retrieved, Row, RowCounts
 
 CONFIG = Select(min_top1_score=0.6, min_rewrite_chars=2, max_rewrite_chars=10)
 
@@ -68,9 +68,9 @@ def test_earlier_failures_and_order_are_kept() -> None:
 
 def test_reasons_are_counted_most_frequent_first() -> None:
     rows = [row(), row().failed("b"), row().failed("c"), row().failed("a"), row().failed("c")]
-    tally = Tally()
-    assert list(tally.pass_through(rows)) == rows
-    assert list(tally.dropped_since(Tally()).items()) == [("c", 2), ("a", 1), ("b", 1)]
+    counts = RowCounts()
+    assert list(counts.pass_through(rows)) == rows
+    assert list(counts.dropped_since(RowCounts()).items()) == [("c", 2), ("a", 1), ("b", 1)]
 
 
 LONGER = Select(min_top1_score=0.6)

@@ -12,9 +12,9 @@ import pytest
 from prefect.states import Completed
 
 from qinglan.config import Profile
-from qinglan.errors import ConfigError, TurnError
+from qinglan.errors import ConfigError, RunLockedError
 from qinglan.runs import run_locks as turns
-from qinglan.runs.run_locks import device_turn, refresh_turn
+from qinglan.runs.run_locks import device_lock, refresh_lock
 from tasks.turns import SKIPPED, skips_if_at_work, unless_skipped
 
 ProfileOf = Callable[..., Profile]
@@ -22,9 +22,9 @@ CUDA = {"device": "cuda", "gpus_per_node": 2}
 _HOLD = """
 import sys
 from qinglan.config import Profile
-from qinglan.runs.run_locks import device_turn, refresh_turn
+from qinglan.runs.run_locks import device_lock, refresh_lock
 profile = Profile.model_validate_json(sys.argv[2])
-turn = refresh_turn(profile) if sys.argv[1] == "refresh" else device_turn(profile, print)
+turn = refresh_lock(profile) if sys.argv[1] == "refresh" else device_lock(profile, print)
 with turn:
     print("held", flush=True)
     sys.stdin.read()
@@ -51,14 +51,14 @@ def test_the_same_flow_run_started_twice_waits_for_itself(profile_of: ProfileOf)
     profile, order = profile_of(), list[str]()
 
     def second() -> None:
-        with refresh_turn(profile, "run-1"):
+        with refresh_lock(profile, "run-1"):
             order.append("second")
 
-    with refresh_turn(profile, "run-1"):
+    with refresh_lock(profile, "run-1"):
         waiting = threading.Thread(target=second)
         waiting.start()
-        with pytest.raises(TurnError, match="flow run run-1"):
-            refresh_turn(profile, "run-2").__enter__()
+        with pytest.raises(RunLockedError, match="flow run run-1"):
+            refresh_lock(profile, "run-2").__enter__()
         waiting.join(0.3)
         order.append("first")
     waiting.join(20)
@@ -68,20 +68,20 @@ def test_the_same_flow_run_started_twice_waits_for_itself(profile_of: ProfileOf)
 def test_a_second_refresh_ends_at_once_and_says_who_is_at_work(profile_of: ProfileOf):
     profile = profile_of()
     with another_process("refresh", profile) as other:
-        with pytest.raises(TurnError, match=rf"default\.query_rewrite is at work already \(process {other.pid} since"):
-            refresh_turn(profile).__enter__()
+        with pytest.raises(RunLockedError, match=rf"default\.query_rewrite is at work already \(process {other.pid} since"):
+            refresh_lock(profile).__enter__()
         other.kill()  # -9: nothing of it can tidy up
         other.wait()
-        with refresh_turn(profile):
+        with refresh_lock(profile):
             pass
 
 
 def test_refreshes_of_others_go_on_beside_it(profile_of: ProfileOf, tmp_path: Path):
     elsewhere = {"runs": str(tmp_path / "other"), "state": str(tmp_path / "state")}
     others = profile_of(tenant={"id": "b"}), profile_of(recipe="medical"), profile_of(paths=elsewhere)
-    with refresh_turn(profile_of()):
+    with refresh_lock(profile_of()):
         for other in others:
-            with refresh_turn(other):
+            with refresh_lock(other):
                 pass
 
 
@@ -94,7 +94,7 @@ def test_a_training_waits_for_the_gpu_until_its_holder_is_killed(profile_of: Pro
             if len(said) == 2:
                 other.kill()
 
-        with device_turn(profile, say, look_every_s=0.02, say_every_s=0.1):
+        with device_lock(profile, say, look_every_s=0.02, say_every_s=0.1):
             assert other.wait() < 0
     assert said[0].startswith("waiting for GPU 0 of this machine: another run has it (process ")
     assert "so far" in said[1]
@@ -103,9 +103,9 @@ def test_a_training_waits_for_the_gpu_until_its_holder_is_killed(profile_of: Pro
 def test_other_gpus_are_free(profile_of: ProfileOf):
     one = profile_of(trainer=CUDA | {"gpus_per_node": 1})
     with (
-        device_turn(one, pytest.fail, environ={"CUDA_VISIBLE_DEVICES": "3,1"}),
-        device_turn(one, pytest.fail, environ={"CUDA_VISIBLE_DEVICES": "1,3"}),
-        device_turn(one, pytest.fail),
+        device_lock(one, pytest.fail, environ={"CUDA_VISIBLE_DEVICES": "3,1"}),
+        device_lock(one, pytest.fail, environ={"CUDA_VISIBLE_DEVICES": "1,3"}),
+        device_lock(one, pytest.fail),
     ):
         assert sorted(path.stem for path in turns._device_folder().glob("*.lock")) == ["gpu-0", "gpu-1", "gpu-3"]
 
@@ -113,7 +113,7 @@ def test_other_gpus_are_free(profile_of: ProfileOf):
 @pytest.mark.parametrize("trainer", [{"device": "cpu"}, CUDA | {"ray_dashboard_url": "http://127.0.0.1:8265"}])
 def test_neither_the_cpu_nor_a_cluster_is_waited_for(profile_of: ProfileOf, trainer: dict[str, object]):
     profile = profile_of(trainer=trainer)
-    with device_turn(profile, pytest.fail), device_turn(profile, pytest.fail):
+    with device_lock(profile, pytest.fail), device_lock(profile, pytest.fail):
         assert not list(Path(tempfile.gettempdir()).glob("qinglan-*"))
 
 
@@ -122,7 +122,7 @@ def test_a_folder_of_somebody_else_is_not_used(profile_of: ProfileOf, monkeypatc
     monkeypatch.setattr("os.getuid", lambda: 0 if Path(tempfile.gettempdir()).stat().st_uid else 12345)
     (Path(tempfile.gettempdir()) / f"qinglan-{turns.os.getuid()}").mkdir(exist_ok=True)
     with pytest.raises(ConfigError, match="belongs to another user"):
-        device_turn(profile_of(trainer=CUDA), print).__enter__()
+        device_lock(profile_of(trainer=CUDA), print).__enter__()
 
 
 def test_a_refresh_that_is_not_needed_is_skipped_and_no_failure(monkeypatch: pytest.MonkeyPatch, caplog):
@@ -131,12 +131,12 @@ def test_a_refresh_that_is_not_needed_is_skipped_and_no_failure(monkeypatch: pyt
     monkeypatch.setattr("tasks.turns.get_run_logger", lambda: logging.getLogger("flow"))
 
     def refresh(profile: str) -> Path:
-        raise TurnError(f"{profile} is at work")
+        raise RunLockedError(f"{profile} is at work")
 
     state = skips_if_at_work(refresh)("a")
     assert (state.name, state.type, state.message) == (SKIPPED, "COMPLETED", "a is at work")
     assert skips_if_at_work(refresh).__name__ == "refresh"
-    with pytest.raises(TurnError, match="a is at work"):
+    with pytest.raises(RunLockedError, match="a is at work"):
         unless_skipped(state)
 
 

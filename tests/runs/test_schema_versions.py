@@ -247,7 +247,7 @@ def test_a_canary_of_version_1_goes_on(profile_of: ProfileOf, tmp_path: Path):
         shutil.copy(SITE / name, tmp_path)
     state, verdict = read_state(tmp_path), read_verdict(tmp_path)
     assert isinstance(state, State)
-    assert (state.pair, state.tally.challenger.fallbacks.n) == (("6", "7", 0.1), 20)
+    assert (state.pair, state.counts.challenger.fallbacks.n) == (("6", "7", 0.1), 20)
     assert isinstance(verdict, Verdict)
     assert verdict.judgement.outcome == "roll_back"
     assert share_of(profile_of(), tmp_path, "7") == 0.1

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from qinglan.config import Canary
-from qinglan.serving.canary import Arm, Latencies, Mean, Tally, judge, stitched_bound
+from qinglan.serving.canary import Arm, CanaryCounts, Latencies, Mean, judge, stitched_bound
 
 CONFIG = Canary(min_requests=50)
 HOUR, DAY = 3600.0, 86_400.0
@@ -58,73 +58,73 @@ def test_too_few_latencies_say_nothing():
 
 
 def test_a_healthy_canary_goes_on():
-    tally = Tally(champion=arm(1000, 10), challenger=arm(100, 1))
-    assert judge(tally, CONFIG, HOUR).outcome == "keep"
+    counts = CanaryCounts(champion=arm(1000, 10), challenger=arm(100, 1))
+    assert judge(counts, CONFIG, HOUR).outcome == "keep"
 
 
 def test_a_model_that_always_fails_is_gone_after_a_few_requests():
-    judgement = judge(Tally(champion=arm(200), challenger=arm(20, 20)), CONFIG, 10)
+    judgement = judge(CanaryCounts(champion=arm(200), challenger=arm(20, 20)), CONFIG, 10)
     assert judgement.outcome == "roll_back"
     assert judgement.reason.startswith("100.0% of its 20 requests were not answered by it")
 
 
 def test_an_outage_of_both_is_no_ones_fault():
-    assert judge(Tally(champion=arm(200, 200), challenger=arm(20, 20)), CONFIG, 10).outcome == "keep"
+    assert judge(CanaryCounts(champion=arm(200, 200), challenger=arm(20, 20)), CONFIG, 10).outcome == "keep"
 
 
 def test_a_champion_without_requests_is_taken_as_flawless():
-    assert judge(Tally(challenger=arm(100, 50)), CONFIG, 10).outcome == "roll_back"
+    assert judge(CanaryCounts(challenger=arm(100, 50)), CONFIG, 10).outcome == "roll_back"
 
 
 def test_a_few_failures_more_are_allowed():
-    assert judge(Tally(champion=arm(20_000), challenger=arm(2000, 40)), CONFIG, HOUR).outcome == "keep"
-    assert judge(Tally(champion=arm(20_000), challenger=arm(2000, 140)), CONFIG, HOUR).outcome == "roll_back"
+    assert judge(CanaryCounts(champion=arm(20_000), challenger=arm(2000, 40)), CONFIG, HOUR).outcome == "keep"
+    assert judge(CanaryCounts(champion=arm(20_000), challenger=arm(2000, 140)), CONFIG, HOUR).outcome == "roll_back"
 
 
 def test_twice_the_latency_is_too_slow():
-    judgement = judge(Tally(champion=arm(3000), challenger=arm(1000, latency_ms=220)), CONFIG, HOUR)
+    judgement = judge(CanaryCounts(champion=arm(3000), challenger=arm(1000, latency_ms=220)), CONFIG, HOUR)
     assert judgement.outcome == "roll_back"
     assert "p95 latency of" in judgement.reason and "at most" in judgement.reason
 
 
 def test_latency_counts_only_after_enough_requests():
-    tally = Tally(champion=arm(3000), challenger=arm(1000, latency_ms=220))
-    assert judge(tally, Canary(min_requests=1001), HOUR).outcome == "keep"
+    counts = CanaryCounts(champion=arm(3000), challenger=arm(1000, latency_ms=220))
+    assert judge(counts, Canary(min_requests=1001), HOUR).outcome == "keep"
 
 
 def test_worse_retrieval_ends_it_before_the_minimum_of_requests():
-    tally = Tally(champion=arm(200), challenger=arm(20), retrieval=pairs(*[-0.6, -0.5] * 40))
-    judgement = judge(tally, CONFIG, 10)
+    counts = CanaryCounts(champion=arm(200), challenger=arm(20), retrieval=pairs(*[-0.6, -0.5] * 40))
+    judgement = judge(counts, CONFIG, 10)
     assert judgement.outcome == "roll_back"
     assert "worse by -0.550" in judgement.reason
 
 
 def test_a_loss_within_the_margin_is_kept():
-    tally = Tally(champion=arm(200), challenger=arm(20), retrieval=pairs(*[-0.01] * 5000))
-    assert judge(tally, CONFIG, HOUR).outcome == "keep"
+    counts = CanaryCounts(champion=arm(200), challenger=arm(20), retrieval=pairs(*[-0.01] * 5000))
+    assert judge(counts, CONFIG, HOUR).outcome == "keep"
 
 
 def test_time_runs_out_undecided():
-    judgement = judge(Tally(champion=arm(1000), challenger=arm(100)), CONFIG, DAY)
+    judgement = judge(CanaryCounts(champion=arm(1000), challenger=arm(100)), CONFIG, DAY)
     assert (judgement.outcome, judgement.reason[:41]) == ("undecided", "no difference was found within 24.0 h: 10")
 
 
 def test_time_runs_out_with_a_better_model():
     gains = pairs(*[0.2, 0.1] * 300)
-    tally = Tally(champion=arm(1000), challenger=arm(100), retrieval=gains)
-    assert judge(tally, CONFIG, DAY - 1).outcome == "keep"
-    assert judge(tally, CONFIG, DAY).outcome == "better"
-    assert judge(Tally(challenger=arm(10), retrieval=gains), CONFIG, DAY).outcome == "undecided"
+    counts = CanaryCounts(champion=arm(1000), challenger=arm(100), retrieval=gains)
+    assert judge(counts, CONFIG, DAY - 1).outcome == "keep"
+    assert judge(counts, CONFIG, DAY).outcome == "better"
+    assert judge(CanaryCounts(challenger=arm(10), retrieval=gains), CONFIG, DAY).outcome == "undecided"
 
 
 def test_the_tally_survives_a_restart():
-    tally = Tally(champion=arm(30, 3), challenger=arm(5, 1), retrieval=pairs(0.1, -0.2))
-    assert Tally.model_validate_json(tally.model_dump_json()) == tally
+    counts = CanaryCounts(champion=arm(30, 3), challenger=arm(5, 1), retrieval=pairs(0.1, -0.2))
+    assert CanaryCounts.model_validate_json(counts.model_dump_json()) == counts
 
 
 def test_tallies_share_nothing():
-    Tally().champion.add(fallback=True, latency_ms=1)
-    assert Tally().champion.fallbacks.n == Tally().challenger.fallbacks.n == 0
+    CanaryCounts().champion.add(fallback=True, latency_ms=1)
+    assert CanaryCounts().champion.fallbacks.n == CanaryCounts().challenger.fallbacks.n == 0
 
 
 def test_looking_again_and_again_at_equal_models_rolls_hardly_any_back():
@@ -132,11 +132,11 @@ def test_looking_again_and_again_at_equal_models_rolls_hardly_any_back():
 
 
 def _ends_early(seed: int) -> bool:
-    rng, tally = random.Random(seed), Tally()
+    rng, counts = random.Random(seed), CanaryCounts()
     for request in range(800):
-        one = tally.challenger if rng.random() < 0.3 else tally.champion
+        one = counts.challenger if rng.random() < 0.3 else counts.champion
         one.add(fallback=rng.random() < 0.05, latency_ms=rng.lognormvariate(5, 0.5))
-        tally.retrieval.add(max(-1.0, min(1.0, rng.gauss(0, 0.2))))
-        if request % 5 == 0 and judge(tally, CONFIG, HOUR).outcome != "keep":
+        counts.retrieval.add(max(-1.0, min(1.0, rng.gauss(0, 0.2))))
+        if request % 5 == 0 and judge(counts, CONFIG, HOUR).outcome != "keep":
             return True
     return False

@@ -31,9 +31,9 @@ from qinglan.training.judge_agreement import (
     drawn,
     finding,
     measured,
-    mendable,
     require_agreement,
     require_answers,
+    retryable,
     sentence,
 )
 from tasks import reinforcement
@@ -227,7 +227,7 @@ def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(pr
     pairs = compare(profile_of(), Rag(**FOUND), local, judge, row(1))
     found = measured(pairs, 3.0)
     assert (found.pairs, found.failed, found.unreadable, found.share) == (1, 1, 1, 0)
-    assert mendable(pairs) == 1
+    assert retryable(pairs) == 1
     with pytest.raises(StageError, match=r"calls failed for 1 of 3 passages \(teacher_timeout 1\)"):
         require_answers(pairs, 0.05)
 

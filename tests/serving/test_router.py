@@ -22,8 +22,8 @@ from qinglan.recipes import get_recipe
 from qinglan.rows import Row, row_id
 from qinglan.serving import app, circuit, rewriter
 from qinglan.serving.app import create_app
+from qinglan.serving.event_loop_lag import BEAT_S, EventLoopLag
 from qinglan.serving.models import Models
-from qinglan.serving.pulse import BEAT_S, Pulse
 from qinglan.serving.records import Observer, Served
 from qinglan.serving.rewriter import Rewriter
 from qinglan.serving.route_table import RouteTable
@@ -317,7 +317,7 @@ async def test_a_request_that_has_waited_for_long_gets_the_question(site, sent_b
 
 
 async def test_a_blocked_loop_is_felt():
-    pulse = Pulse()
+    pulse = EventLoopLag()
     assert pulse.lag_s() == 0
     beating = asyncio.create_task(pulse.run())
     await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from qinglan.config import Profile, load_profile
 from qinglan.runs.command import Command
 from qinglan.runs.schema_versions import VERDICT
 from qinglan.serving.canary import Judgement
-from qinglan.serving.fleet import PROBES_MISSED, Fleet, StrangerError, probe_with
+from qinglan.serving.fleet import PROBES_MISSED, Fleet, PortTakenError, probe_with
 from qinglan.serving.following import Following
 from qinglan.serving.registry import Alias, Released
 from qinglan.serving.router_process import RouterProcess
@@ -271,7 +271,7 @@ def test_a_server_that_no_longer_answers_is_started_again(bench):
 
 def test_a_stranger_on_the_port_is_not_waited_for(bench):
     site = bench(champion="1")
-    site.sick["1"] = StrangerError("another server is at http://127.0.0.1:1/v1: it has ['other']")
+    site.sick["1"] = PortTakenError("another server is at http://127.0.0.1:1/v1: it has ['other']")
     site.run(1.5)
     assert site.heard("another server is at") == 1
     del site.sick["1"]
@@ -565,7 +565,7 @@ def test_a_probe_asks_for_the_name_and_a_real_answer(serve):
     probe = probe_with([{"role": "user", "content": "q"}], 8)
     assert probe(Backend(url=service.url, model="version-1", version="1")) is None
     assert service.bodies[-1]["model"] == "version-1"
-    with pytest.raises(StrangerError, match="another server is at"):
+    with pytest.raises(PortTakenError, match="another server is at"):
         probe(Backend(url=service.url, model="version-2", version="2"))
 
 

@@ -112,7 +112,7 @@ async def test_requests_are_counted_by_whose_turn_it_was(tmp_path: Path):
         for one in (served("champion"), served("champion", None), served("challenger"), served("none", None)):
             watch.on_served(one, QUESTION)
         assert watch.state is not None
-        counted = watch.state.tally.champion.fallbacks, watch.state.tally.challenger.fallbacks
+        counted = watch.state.counts.champion.fallbacks, watch.state.counts.challenger.fallbacks
     assert [(each.n, each.total) for each in counted] == [(2, 1.0), (1, 0.0)]
 
 
@@ -121,19 +121,19 @@ async def test_a_canary_that_somebody_began_anew_counts_from_nothing(tmp_path: P
     watch, table = watch_in(tmp_path, clock=clock), table_of(tmp_path)
     async with running(watch, table):
         watch.on_served(served("challenger", None), QUESTION)
-        await until(lambda: (found := read_state(tmp_path)) and found.tally.challenger.fallbacks.n == 1)
+        await until(lambda: (found := read_state(tmp_path)) and found.counts.challenger.fallbacks.n == 1)
         clock.now += 60
         (tmp_path / STATE_FILE).unlink()  # as `canary start` does, where nobody saw the routes without it
         await until(lambda: read_state(tmp_path))
         state = read_state(tmp_path)
-        assert state and (state.tally.challenger.fallbacks.n, state.started) == (0, clock.now)
+        assert state and (state.counts.challenger.fallbacks.n, state.started) == (0, clock.now)
 
 
 async def test_answers_of_a_model_that_was_replaced_meanwhile_don_t_count(tmp_path: Path):
     watch = watch_in(tmp_path)
     async with running(watch, table_of(tmp_path)):
         watch.on_served(served("challenger", version="0"), QUESTION)
-        assert watch.state is not None and watch.state.tally.challenger.fallbacks.n == 0
+        assert watch.state is not None and watch.state.counts.challenger.fallbacks.n == 0
 
 
 async def test_without_a_challenger_there_is_nothing_to_watch(tmp_path: Path):
@@ -153,9 +153,9 @@ async def test_the_other_model_is_asked_and_the_scores_are_paired(
         watch.on_served(served(role, first), QUESTION)
         state = watch.state
         assert state is not None
-        await until(lambda: state.tally.retrieval.n)
+        await until(lambda: state.counts.retrieval.n)
     assert models.asked == [other]
-    assert state.tally.retrieval.mean == pytest.approx(0.2)  # whoever's turn it was
+    assert state.counts.retrieval.mean == pytest.approx(0.2)  # whoever's turn it was
 
 
 async def test_equal_rewrites_retrieve_alike_unasked(tmp_path: Path):
@@ -165,8 +165,8 @@ async def test_equal_rewrites_retrieve_alike_unasked(tmp_path: Path):
         watch.on_served(served("champion"), QUESTION)
         state = watch.state
         assert state is not None
-        await until(lambda: state.tally.retrieval.n)
-    assert (state.tally.retrieval.total, rag.asked) == (0.0, [])
+        await until(lambda: state.counts.retrieval.n)
+    assert (state.counts.retrieval.total, rag.asked) == (0.0, [])
 
 
 @pytest.mark.parametrize("second", ["unknown to the rag", ModelError("down", "model_unreachable")])
@@ -177,7 +177,7 @@ async def test_a_failed_call_is_left_out_and_never_a_score(tmp_path: Path, secon
         state = watch.state
         assert state is not None
         await until(lambda: state.failed)
-    assert state.tally.retrieval.n == 0
+    assert state.counts.retrieval.n == 0
 
 
 async def test_what_can_t_be_compared_in_time_is_left_out_and_counted(tmp_path: Path):
@@ -223,17 +223,17 @@ async def test_a_router_that_was_restarted_counts_on(tmp_path: Path):
     again = watch_in(tmp_path)
     async with running(again, table_of(tmp_path)):
         again.on_served(served("challenger", None), QUESTION)
-        assert again.state is not None and again.state.tally.challenger.fallbacks.n == 2
+        assert again.state is not None and again.state.counts.challenger.fallbacks.n == 2
 
 
 async def test_another_share_is_another_canary(tmp_path: Path):
     first = State(champion="1", challenger="2", share=0.1, started=5.0)
-    first.tally.challenger.add(fallback=True, latency_ms=1)
+    first.counts.challenger.add(fallback=True, latency_ms=1)
     (tmp_path / "canary.json").write_text(first.model_dump_json())
     watch = watch_in(tmp_path)
     async with running(watch, table_of(tmp_path)):
         await until(lambda: watch.state)
-        assert watch.state is not None and watch.state.tally.challenger.fallbacks.n == 0
+        assert watch.state is not None and watch.state.counts.challenger.fallbacks.n == 0
 
 
 async def test_a_verdict_that_can_t_be_written_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -315,6 +315,6 @@ async def test_answers_that_are_for_no_search_are_counted_and_not_compared(tmp_p
         watch.on_served(replace(served("challenger", None), source="none"), QUESTION)
         await asyncio.sleep(0.01)
     assert watch.state and not models.asked
-    tally = watch.state.tally
-    assert (tally.champion.fallbacks.n, tally.challenger.fallbacks.n, tally.challenger.fallbacks.mean) == (1, 2, 0.5)
-    assert tally.retrieval.n == watch.state.left_out == 0
+    counts = watch.state.counts
+    assert (counts.champion.fallbacks.n, counts.challenger.fallbacks.n, counts.challenger.fallbacks.mean) == (1, 2, 0.5)
+    assert counts.retrieval.n == watch.state.left_out == 0

@@ -13,7 +13,7 @@ from qinglan.recipes.answer_judge import FLAWS as ASKED
 from qinglan.recipes.answer_judge import RECIPE
 from qinglan.rows import Row
 from qinglan.simulators import tokenizer
-from qinglan.simulators.domains.answer_judge import WORLD
+from qinglan.simulators.domains.answer_judge import DOMAIN
 from qinglan.simulators.domains.answer_judge.facts import FLAWS, SLOTS, Fact, Verdict, facts_of, judge, pairs
 from qinglan.simulators.domains.answer_judge.models import answer, facts_in, reason, reference_text, weak_answer
 from qinglan.simulators.domains.answer_judge.sample import SampleRow, build_rows
@@ -97,21 +97,21 @@ def test_the_test_split_asks_what_training_never_does(rows: list[SampleRow]):
 
 
 def test_pretraining_shows_no_verdict_and_no_question_of_the_test_split(rows: list[SampleRow]):
-    texts = list(WORLD.documents(3, 4000))
+    texts = list(DOMAIN.documents(3, 4000))
     assert not any("正确，" in text or "错误，" in text for text in texts)
     asked = {row.query for row in rows if row.split == "test"}
     assert not any(line.removeprefix("问题：") in asked for text in texts for line in text.splitlines())
-    assert texts[:50] == list(WORLD.documents(3, 50))
+    assert texts[:50] == list(DOMAIN.documents(3, 50))
 
 
 def test_every_wording_is_one_token():
-    tok = tokenizer.build(WORLD)
+    tok = tokenizer.build(DOMAIN)
     wordings = [text for known in SLOTS.values() for texts in known.values for text in texts]
     assert [text for text in wordings if len(tok.encode(text, add_special_tokens=False)) > 1] == []
 
 
 def test_the_workbook_is_the_same_bytes_and_has_the_recipes_columns(tmp_path: Path):
-    paths = [WORLD.write_sample(tmp_path / name, CONFIG) for name in "ab"]
+    paths = [DOMAIN.write_sample(tmp_path / name, CONFIG) for name in "ab"]
     assert paths[0].workbook.read_bytes() == paths[1].workbook.read_bytes()
     assert paths[0].knowledge_base is None
     header = [cell.value for cell in next(load_workbook(paths[0].workbook).worksheets[0].iter_rows())]

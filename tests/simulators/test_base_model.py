@@ -10,15 +10,15 @@ from qinglan.config import Embedded, Paths
 from qinglan.errors import EngineError
 from qinglan.runs.artifacts import sha256_of
 from qinglan.simulators import base_model
-from qinglan.simulators.domains import Pretraining, world_of
+from qinglan.simulators.domains import Pretraining, domain_of
 
 FEW = Embedded(pretrain_steps=3)
-WORLD = world_of("query_rewrite")
+DOMAIN = domain_of("query_rewrite")
 
 
 def pretrain(folder, embedded=FEW):
     model, metrics = folder / "model", folder / "metrics.jsonl"
-    argv = base_model.pretrain_argv(sys.executable, embedded, WORLD, model, metrics, threads=1)
+    argv = base_model.pretrain_argv(sys.executable, embedded, DOMAIN, model, metrics, threads=1)
     return subprocess.run(argv, capture_output=True, text=True, timeout=900)
 
 
@@ -32,13 +32,13 @@ def folder(tmp_path_factory):
 
 
 def test_key_follows_what_the_weights_depend_on():
-    key = base_model.cache_key(FEW, WORLD)
-    assert base_model.cache_key(FEW.model_copy(update={"rag_latency_ms": 5.0}), WORLD) == key
-    assert base_model.cache_key(Embedded(pretrain_steps=4), WORLD) != key
+    key = base_model.cache_key(FEW, DOMAIN)
+    assert base_model.cache_key(FEW.model_copy(update={"rag_latency_ms": 5.0}), DOMAIN) == key
+    assert base_model.cache_key(Embedded(pretrain_steps=4), DOMAIN) != key
 
 
 def test_incomplete_without_manifest(tmp_path):
-    path = base_model.cached_path(Paths(state=tmp_path), FEW, WORLD)
+    path = base_model.cached_path(Paths(state=tmp_path), FEW, DOMAIN)
     path.mkdir(parents=True)
     (path / "model.safetensors").touch()
     assert not base_model.is_complete(path)

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from openai.types import Batch, FileObject
 
 from qinglan.simulators.batch_store import BatchStore
-from qinglan.simulators.teacher_server import Speakers, create_app
+from qinglan.simulators.teacher_server import SimulatedModels, create_app
 
 QUESTIONS = ["虾青素怎么吃", "益生菌怎么保存", "鱼油什么时候吃", "钙片能和铁一起吃吗"]
 
@@ -18,8 +18,10 @@ class Server:
 
     def __init__(self, batch_s: float = 100, **options: Any) -> None:
         self.now = 1_000.0
-        speakers = Speakers()
-        store = BatchStore(speakers.complete_line, speakers.models, batch_s=batch_s, clock=lambda: self.now, **options)
+        simulated_models = SimulatedModels()
+        store = BatchStore(
+            simulated_models.complete_line, simulated_models.models, batch_s=batch_s, clock=lambda: self.now, **options
+        )
         self.http = TestClient(create_app(batches=store))
 
     def upload(self, content: bytes | str, purpose: str = "batch") -> dict[str, Any]:
@@ -46,7 +48,7 @@ class Server:
         return {line["custom_id"]: line for line in map(json.loads, content.splitlines())}
 
 
-def body(question: str, model: str = "standin-rewriter") -> dict[str, Any]:
+def body(question: str, model: str = "simulated-rewriter") -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": question}]}
 
 
@@ -133,7 +135,7 @@ def test_faulty_lines_are_in_the_error_file():
 
 def test_a_line_that_the_live_route_refuses_is_an_error_of_its_own():
     server = Server(batch_s=0)
-    done = server.at(0, server.create(line("good") + line("bad", body={"model": "standin-judge", "messages": []})))
+    done = server.at(0, server.create(line("good") + line("bad", body={"model": "simulated-judge", "messages": []})))
     assert server.lines(done["output_file_id"]).keys() == {"good"}
     refused = server.lines(done["error_file_id"])["bad"]["response"]
     assert refused["status_code"] == 400

@@ -12,31 +12,31 @@ from qinglan.config import Embedded, Paths, Profile
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.simulators import base_model
-from qinglan.simulators import domains as worlds
+from qinglan.simulators import domains as domains
 from qinglan.simulators.domains import (
+    Domain,
     Pretraining,
     SamplePaths,
-    Speaker,
-    World,
+    SimulatedModel,
+    domain_for,
+    domain_of,
+    domain_of_model,
     embedded_knowledge_base,
     sample_of,
-    speakers,
-    speaking_world,
-    world_for,
-    world_of,
+    simulated_models,
 )
 
 ProfileOf = Callable[..., Profile]
-NAMES = worlds._names()
+NAMES = domains._names()
 FEW = Embedded(sample_train_rows=30, sample_dev_rows=6, sample_test_rows=12)
 OWN = {"url": "http://rag/q"}
 
 
-class TinyWorld(World):
+class TinyDomain(Domain):
     """As little as a world can be."""
 
     NAME = "query_rewrite"
-    SPEAKERS: Mapping[str, Speaker] = {"standin-echo": lambda text, _seed: text}
+    MODELS: Mapping[str, SimulatedModel] = {"simulated-echo": lambda text, _seed: text}
 
     def write_sample(self, directory: Path, config: Embedded) -> SamplePaths:
         return SamplePaths(directory / "questions.csv")
@@ -49,25 +49,25 @@ class TinyWorld(World):
 
 
 def test_one_is_named_after_each_recipe_that_ships():
-    assert [(world_of(name).NAME, get_recipe(name).NAME) for name in NAMES] == [(name, name) for name in NAMES]
+    assert [(domain_of(name).NAME, get_recipe(name).NAME) for name in NAMES] == [(name, name) for name in NAMES]
 
 
 def test_an_unknown_recipe_has_none():
     with pytest.raises(ConfigError, match=r"recipe poetry has no embedded world; there are those of .*query_rewrite"):
-        world_of("poetry")
+        domain_of("poetry")
 
 
 def test_a_profile_has_its_recipes_world_or_borrows_one(profile_of: ProfileOf):
-    assert world_for(profile_of(), "data.workbook").NAME == "query_rewrite"
-    borrowing = profile_of(recipe="/recipes/poetry.py", embedded={"world": "query_rewrite"})
-    assert world_for(borrowing, "student.base_model").NAME == "query_rewrite"
+    assert domain_for(profile_of(), "data.workbook").NAME == "query_rewrite"
+    borrowing = profile_of(recipe="/recipes/poetry.py", embedded={"domain": "query_rewrite"})
+    assert domain_for(borrowing, "student.base_model").NAME == "query_rewrite"
 
 
 def test_a_recipe_without_a_world_is_told_what_to_set(profile_of: ProfileOf):
-    with pytest.raises(ConfigError, match=r"^student\.base_model: recipe poetry has no .* embedded\.world \("):
-        world_for(profile_of(recipe="/recipes/poetry.py"), "student.base_model")
-    with pytest.raises(ConfigError, match=r"^embedded\.world: there is no world poetry; .*query_rewrite"):
-        world_for(profile_of(embedded={"world": "poetry"}), "data.workbook")
+    with pytest.raises(ConfigError, match=r"^student\.base_model: recipe poetry has no .* embedded\.domain \("):
+        domain_for(profile_of(recipe="/recipes/poetry.py"), "student.base_model")
+    with pytest.raises(ConfigError, match=r"^embedded\.domain: there is no world poetry; .*query_rewrite"):
+        domain_for(profile_of(embedded={"domain": "poetry"}), "data.workbook")
 
 
 def test_the_embedded_rag_serves_the_sample_or_the_users_own(profile_of: ProfileOf, tmp_path: Path):
@@ -79,18 +79,18 @@ def test_the_embedded_rag_serves_the_sample_or_the_users_own(profile_of: Profile
 
 
 def test_a_world_without_a_knowledge_base_is_no_rag(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worlds, "world_of", lambda _name: TinyWorld())
+    monkeypatch.setattr(domains, "domain_of", lambda _name: TinyDomain())
     with pytest.raises(ConfigError, match=r"^rag\.knowledge_base: the embedded world query_rewrite has none"):
         embedded_knowledge_base(profile_of())
 
 
 def test_no_two_worlds_share_a_models_name():
-    assert sum(len(world_of(name).SPEAKERS) for name in NAMES) == len(speakers())
+    assert sum(len(domain_of(name).MODELS) for name in NAMES) == len(simulated_models())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_sample_is_the_same_every_time(name: str, tmp_path: Path):
-    first, second = (world_of(name).write_sample(tmp_path / folder, FEW) for folder in "ab")
+    first, second = (domain_of(name).write_sample(tmp_path / folder, FEW) for folder in "ab")
     for path, again in zip(first, second, strict=True):
         assert (path is None) == (again is None)
         assert path is None or path.read_bytes() == again.read_bytes()
@@ -103,61 +103,61 @@ def test_a_samples_folder_is_its_worlds_own(profile_of: ProfileOf, tmp_path: Pat
 
 @pytest.mark.parametrize("name", NAMES)
 def test_documents_follow_the_seed(name: str):
-    first, again, other = (list(world_of(name).documents(seed, 40)) for seed in (1, 1, 2))
+    first, again, other = (list(domain_of(name).documents(seed, 40)) for seed in (1, 1, 2))
     assert first == again != other and len(first) == 40
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_vocabulary_spells_the_documents(name: str):
-    world = world_of(name)
-    known = set(world.characters())
+    domain = domain_of(name)
+    known = set(domain.characters())
     assert all(len(character) == 1 for character in known)
-    spoken = re.sub(r"<\|\w+\|>|</?think>", "", "".join(world.documents(5, 300)))
+    spoken = re.sub(r"<\|\w+\|>|</?think>", "", "".join(domain.documents(5, 300)))
     assert set(spoken) - known == set()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_heads_fit_the_hidden_size(name: str):
-    assert world_of(name).PRETRAINING.hidden_size % 64 == 0
+    assert domain_of(name).PRETRAINING.hidden_size % 64 == 0
 
 
 def test_the_base_models_key_follows_its_own_world_only(monkeypatch: pytest.MonkeyPatch):
-    key = base_model.cache_key(Embedded(), world_of("query_rewrite"))
-    monkeypatch.setattr(worlds, "_names", lambda: ("another", "query_rewrite"))
-    assert base_model.cache_key(Embedded(), world_of("query_rewrite")) == key
-    assert base_model.cache_key(Embedded(), TinyWorld()) != key
+    key = base_model.cache_key(Embedded(), domain_of("query_rewrite"))
+    monkeypatch.setattr(domains, "_names", lambda: ("another", "query_rewrite"))
+    assert base_model.cache_key(Embedded(), domain_of("query_rewrite")) == key
+    assert base_model.cache_key(Embedded(), TinyDomain()) != key
 
 
 @pytest.mark.parametrize("size", [Pretraining(steps=7), Pretraining(layers=2), Pretraining(documents_per_step=9)])
 def test_the_base_models_key_follows_its_size(size: Pretraining, monkeypatch: pytest.MonkeyPatch):
-    key = base_model.cache_key(Embedded(), TinyWorld())
-    monkeypatch.setattr(TinyWorld, "PRETRAINING", size)
-    assert base_model.cache_key(Embedded(), TinyWorld()) != key
+    key = base_model.cache_key(Embedded(), TinyDomain())
+    monkeypatch.setattr(TinyDomain, "PRETRAINING", size)
+    assert base_model.cache_key(Embedded(), TinyDomain()) != key
 
 
 def test_steps_are_the_worlds_unless_the_profile_says_so():
     def steps(embedded: Embedded) -> str:
-        argv = base_model.pretrain_argv("python", embedded, TinyWorld(), Path("m"), Path("l"), threads=1)
+        argv = base_model.pretrain_argv("python", embedded, TinyDomain(), Path("m"), Path("l"), threads=1)
         return argv[argv.index("--steps") + 1]
 
     assert (steps(Embedded()), steps(Embedded(pretrain_steps=3))) == ("600", "3")
 
 
 def test_base_models_of_two_worlds_lie_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    paths = [base_model.cached_path(Paths(state=tmp_path), Embedded(), world_of("query_rewrite"))]
-    paths += [base_model.cached_path(Paths(state=tmp_path), Embedded(), TinyWorld())]
+    paths = [base_model.cached_path(Paths(state=tmp_path), Embedded(), domain_of("query_rewrite"))]
+    paths += [base_model.cached_path(Paths(state=tmp_path), Embedded(), TinyDomain())]
     assert len(set(paths)) == 2
     assert all(path.name.startswith("qwen3-tiny-query_rewrite-") for path in paths)
 
 
 def test_a_stand_in_that_nobody_plays_is_refused():
-    assert speaking_world("standin-judge").NAME == "query_rewrite"
-    with pytest.raises(ConfigError, match=r"no stand-in is called gpt-4o; there are .*standin-judge"):
-        speaking_world("gpt-4o")
+    assert domain_of_model("simulated-judge").NAME == "query_rewrite"
+    with pytest.raises(ConfigError, match=r"no stand-in is called gpt-4o; there are .*simulated-judge"):
+        domain_of_model("gpt-4o")
 
 
 def test_loading_the_worlds_needs_no_library_that_the_trainer_lacks():
     absent = ["jieba", "bm25s", "fastapi", "torch", "transformers", "prefect", "mlflow"]
-    code = f"import sys, qinglan.simulators.domains as w; w.speakers(); print(set(sys.modules) & set({absent}))"
+    code = f"import sys, qinglan.simulators.domains as w; w.simulated_models(); print(set(sys.modules) & set({absent}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -12,7 +12,7 @@ from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.recipes._medical_rules import RULES
 from qinglan.rows import Row
-from qinglan.simulators.domains import world_of
+from qinglan.simulators.domains import domain_of
 from qinglan.simulators.domains.medical import corpus, judge, sample
 from qinglan.simulators.domains.medical import facts as domain
 from qinglan.simulators.domains.medical.reader import gives_away, understand
@@ -99,7 +99,7 @@ def test_gold_answers_are_complete() -> None:
 
 
 def test_the_workbook_is_the_same_bytes_each_time(tmp_path: Path) -> None:
-    first, second = (world_of("medical").write_sample(tmp_path / name, CONFIG).workbook for name in "ab")
+    first, second = (domain_of("medical").write_sample(tmp_path / name, CONFIG).workbook for name in "ab")
     assert first.read_bytes() == second.read_bytes()
 
 

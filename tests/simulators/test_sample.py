@@ -64,7 +64,7 @@ def test_unseen_phrasings_are_half_of_test_only(rows):
 
 def test_some_questions_need_their_context(rows):
     follow_up = sum(row.question.query.startswith("那") and bool(row.question.history) for row in rows)
-    decided = sum(row.question.profile in domain.TELLING_PROFILES.get(row.intent, ()) for row in rows)
+    decided = sum(row.question.profile in domain.INFORMATIVE_PROFILES.get(row.intent, ()) for row in rows)
     assert 0.15 < follow_up / len(rows) < 0.25
     assert 0.05 < decided / len(rows) < 0.08
 

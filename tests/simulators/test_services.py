@@ -24,9 +24,9 @@ PRICE = {"input_per_million_usd": 1, "output_per_million_usd": 1}
 def profile(state: Path, **sections: object) -> Profile:
     values = {
         "name": "test",
-        "teacher": {"model": "standin-rewriter"},
-        "judge": {"model": "standin-judge"},
-        "prices": {"standin-rewriter": PRICE, "standin-judge": PRICE},
+        "teacher": {"model": "simulated-rewriter"},
+        "judge": {"model": "simulated-judge"},
+        "prices": {"simulated-rewriter": PRICE, "simulated-judge": PRICE},
         "paths": {"state": str(state)},
         "embedded": {"sample_train_rows": 1, "sample_dev_rows": 1, "sample_test_rows": 1},
         **sections,
@@ -49,15 +49,15 @@ def test_start_serve_and_stop(tmp_path: Path):
 
 
 def test_a_users_own_services_are_left_alone(tmp_path: Path):
-    own = {"model": "standin-judge", "base_url": "http://judge/v1"}
-    settings = profile(tmp_path, judge=own, teacher={**own, "model": "standin-rewriter"}, rag={"url": "http://rag/q"})
+    own = {"model": "simulated-judge", "base_url": "http://judge/v1"}
+    settings = profile(tmp_path, judge=own, teacher={**own, "model": "simulated-rewriter"}, rag={"url": "http://rag/q"})
     with embedded_services(settings, tmp_path / "unused") as services:
         assert (services.teacher_url, services.rag_url) == ("http://judge/v1", "http://rag/q")
     assert not (tmp_path / "logs").exists()
 
 
 def test_failure_shows_the_log(tmp_path: Path):
-    settings = profile(tmp_path, teacher={"model": "standin-rewriter", "base_url": "http://own/v1"})
+    settings = profile(tmp_path, teacher={"model": "simulated-rewriter", "base_url": "http://own/v1"})
     settings = settings.model_copy(update={"judge": settings.teacher})
     with (
         pytest.raises(EngineError, match=r"exited with 2 .*missing\.jsonl: can't be read.* ends:\n"),

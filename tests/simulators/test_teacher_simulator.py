@@ -8,12 +8,12 @@ from fastapi.testclient import TestClient
 
 from qinglan.config import Tenant
 from qinglan.recipes.query_rewrite import RECIPE, user_text
-from qinglan.simulators.domains import Spoken
+from qinglan.simulators.domains import ReasonedAnswer
 from qinglan.simulators.domains.query_rewrite import facts as domain
 from qinglan.simulators.domains.query_rewrite.reader import Reading, understand
 from qinglan.simulators.domains.query_rewrite.teacher import PANEL_SWAY, judge, judge_panel, keywords, rewrite
-from qinglan.simulators.server import Weather
-from qinglan.simulators.teacher_server import Speakers, create_app
+from qinglan.simulators.server import Faults
+from qinglan.simulators.teacher_server import SimulatedModels, create_app
 
 
 @pytest.mark.parametrize("intent", domain.INTENTS)
@@ -103,7 +103,7 @@ def _ask(model: str, content: str, **more: object):
 
 
 def test_chat_completion():
-    answer = _ask("standin-rewriter", "益生菌怎么保存", temperature=0).json()
+    answer = _ask("simulated-rewriter", "益生菌怎么保存", temperature=0).json()
     assert answer["choices"][0]["message"]["content"].startswith("益生菌")
     assert answer["choices"][0]["finish_reason"] == "stop"
     usage = answer["usage"]
@@ -111,19 +111,22 @@ def test_chat_completion():
 
 
 def test_judge_answers_in_json():
-    text = _ask("standin-judge", "益生菌怎么保存\n改写：益生菌 保存方法").json()["choices"][0]["message"]["content"]
+    text = _ask("simulated-judge", "益生菌怎么保存\n改写：益生菌 保存方法").json()["choices"][0]["message"]["content"]
     assert RECIPE.parse_judge(text) == 5
     assert json.loads(text)["reason"]
 
 
 def test_models():
     answer = TestClient(create_app()).get("/v1/models").json()
-    assert {"standin-rewriter", "standin-keywords", "standin-judge"} <= {model["id"] for model in answer["data"]}
+    assert {"simulated-rewriter", "simulated-keywords", "simulated-judge"} <= {model["id"] for model in answer["data"]}
 
 
 def test_a_reasoning_models_thoughts_stand_beside_its_answer_and_are_paid_for():
-    speaking = Speakers()
-    speaking.models |= {"thinker": lambda text, _: Spoken("对", f"{text}？想了想"), "talker": lambda text, _: "对"}
+    speaking = SimulatedModels()
+    speaking.models |= {
+        "thinker": lambda text, _: ReasonedAnswer("对", f"{text}？想了想"),
+        "talker": lambda text, _: "对",
+    }
     message = {"role": "user", "content": "水是湿的"}
     bodies = [speaking.complete_line({"model": model, "messages": [message]})[1] for model in ("thinker", "talker")]
     thought, said = (body["choices"][0]["message"] for body in bodies)
@@ -136,24 +139,24 @@ def test_a_reasoning_models_thoughts_stand_beside_its_answer_and_are_paid_for():
 def test_unknown_model_and_bad_body():
     assert _ask("gpt-4o", "x").status_code == 404
     assert _ask("gpt-4o", "x").json()["error"]["code"] == "model_not_found"
-    assert _ask("standin-rewriter", "x", stream=True).status_code == 400
-    refused = TestClient(create_app()).post("/v1/chat/completions", json={"model": "standin-rewriter"})
+    assert _ask("simulated-rewriter", "x", stream=True).status_code == 400
+    refused = TestClient(create_app()).post("/v1/chat/completions", json={"model": "simulated-rewriter"})
     assert refused.status_code == 400
     assert "messages" in refused.json()["error"]["message"]
 
 
 def test_faults_are_seeded_and_come_in_thirds():
-    faults = [Weather(create_app(), fault_rate=0.3, seed=1) for _ in range(2)]
-    first, second = ([weather.next_fault() for _ in range(3000)] for weather in faults)
+    faults = [Faults(create_app(), fault_rate=0.3, seed=1) for _ in range(2)]
+    first, second = ([faults.next_fault() for _ in range(3000)] for faults in faults)
     counts = Counter(first)
     assert first == second
     assert all(240 < counts[fault] < 360 for fault in ("rate_limit", "server_error", "drop"))
 
 
 def test_rate_limit_says_when_to_return():
-    client = TestClient(Weather(create_app(), fault_rate=1.0, seed=0))
-    weather = Weather(create_app(), fault_rate=1.0, seed=0)
-    while weather.next_fault() != "rate_limit":
+    client = TestClient(Faults(create_app(), fault_rate=1.0, seed=0))
+    faults = Faults(create_app(), fault_rate=1.0, seed=0)
+    while faults.next_fault() != "rate_limit":
         client.post("/v1/chat/completions")
     answer = client.post("/v1/chat/completions")
     assert answer.status_code == 429
@@ -161,7 +164,7 @@ def test_rate_limit_says_when_to_return():
 
 
 def test_health_has_no_bad_weather():
-    assert TestClient(Weather(create_app(), fault_rate=1.0)).get("/health").json() == {"status": "ok"}
+    assert TestClient(Faults(create_app(), fault_rate=1.0)).get("/health").json() == {"status": "ok"}
 
 
 def test_a_passage_is_judged_by_its_title():
@@ -213,7 +216,7 @@ def test_another_order_is_another_draw():
 def test_the_judge_answers_panels_over_http():
     messages = RECIPE.panel_messages(user_text("这个怎么吃", history="用户问过虾青素"), TEXTS, Tenant())
     with TestClient(create_app()) as client:
-        body = {"model": "standin-judge", "messages": messages}
+        body = {"model": "simulated-judge", "messages": messages}
         answer = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
     scores = RECIPE.parse_panel(answer, len(TEXTS))
     assert scores.index(max(scores)) == 0

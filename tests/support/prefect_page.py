@@ -12,7 +12,7 @@ import httpx
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from waiting import wait_until
 
-from qinglan.ops.prefect_api import PatientClient
+from qinglan.ops.prefect_api import RetryingClient
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _QUIET = [
@@ -50,7 +50,7 @@ class PrefectPage:
         self.page.set_default_timeout(_PATIENCE_MS)
         self.hosts: set[str] = set()
         self.page.on("request", lambda request: self.hosts.add(httpx.URL(request.url).host))
-        self.api = PatientClient(base_url=f"{url}/api", trust_env=False, timeout=60)
+        self.api = RetryingClient(base_url=f"{url}/api", trust_env=False, timeout=60)
         self.submitted_s = 0.0
         """When `start` pressed Submit, by the monotonic clock."""
 

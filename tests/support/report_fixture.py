@@ -127,7 +127,7 @@ def report(**changes: Any) -> Report:
             "sft": {"rows": 617, "steps": 304, "loss_first": 3.18, "loss_last": 0.081, "exact_match": 0.81},
             "rl": {"steps": 60, "reward_first": -0.061, "reward_last": 0.248, "invalid_samples": 3},
         },
-        "stand_ins": ["teacher", "judge", "rag", "student", "workbook"],
+        "simulated": ["teacher", "judge", "rag", "student", "workbook"],
         "examples": [example(), example("血脂高的人能吃那个纳豆吗")] * 5,
         "shared": [
             {"what": "bare questions, normalised", "test": 1000, "in_train": 0},

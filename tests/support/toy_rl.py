@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
-from qinglan.recipes.kinds.common import Headline
+from qinglan.recipes.kinds.common import PrimaryMetric
 from qinglan.runs.command import Command
 from qinglan.training.engines.trainer_settings import TrainerSettings
 from qinglan.training.engines.verl import checkpoints, export_command, next_metrics_path, ppo_command
@@ -166,7 +166,7 @@ class Toy:
             max_invalid_share=max_invalid_share,
             use_labels=True,
             dev_metric="score",
-            headline=Headline("gold_top1", "gold top-1"),
+            primary_metric=PrimaryMetric("gold_top1", "gold top-1"),
             patience=self.profile.rl.patience,
             keep_checkpoints=self.profile.rl.keep_checkpoints,
             alarms=self.profile.rl.alarms,

@@ -35,7 +35,7 @@ def test_what_goes_wrong_is_a_warning(
 
     monkeypatch.setattr(lost, "get_run_logger", lambda: logging.getLogger("test"))
     monkeypatch.setattr(lost, "find_server", fails)
-    lost.look_for_lost_runs(profile_of())
+    lost.resume_lost_runs(profile_of())
     assert caplog.messages == [f"could not look for lost runs: {said}"]
 
 

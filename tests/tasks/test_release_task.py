@@ -21,8 +21,8 @@ from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.registry import Registry, registry_of
 from qinglan.serving.registry.approval import Approval, decided_by, lacks_only_approval
+from qinglan.serving.registry.approval_workbook import telling_rows
 from qinglan.serving.registry.candidates import beside_champion, candidate_of, read_evaluation
-from qinglan.serving.registry.review_book import telling_rows
 from tasks import release as tasks_module
 from tasks import stage as stage_module
 from tasks.release import decide_release, decision_markdown, decision_of, register_model

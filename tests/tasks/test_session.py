@@ -14,15 +14,15 @@ FEW = {"sample_train_rows": 2, "sample_dev_rows": 1, "sample_test_rows": 1}
 
 
 def test_the_sample_is_written_once_for_both(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    written, write = [], query_rewrite.WORLD.write_sample
-    monkeypatch.setattr(query_rewrite.WORLD, "write_sample", lambda *args: written.append(args) or write(*args))
+    written, write = [], query_rewrite.DOMAIN.write_sample
+    monkeypatch.setattr(query_rewrite.DOMAIN, "write_sample", lambda *args: written.append(args) or write(*args))
     workbook, knowledge_base = _inputs(profile_of(embedded=FEW), tmp_path)
     assert workbook.is_file() and knowledge_base and knowledge_base.is_file()
     assert len(written) == 1
 
 
 def test_a_users_own_files_need_no_world(profile_of: ProfileOf, tmp_path: Path):
-    own = profile_of(data={"workbook": "q.xlsx"}, rag={"knowledge_base": "kb.jsonl"}, embedded={"world": "none"})
+    own = profile_of(data={"workbook": "q.xlsx"}, rag={"knowledge_base": "kb.jsonl"}, embedded={"domain": "none"})
     assert _inputs(own, tmp_path) == (Path("q.xlsx"), Path("kb.jsonl"))
 
 

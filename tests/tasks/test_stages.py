@@ -86,7 +86,7 @@ def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def stand_in(profile_of: Callable[..., Profile], tmp_path: Path) -> Iterator[str]:
+def simulator(profile_of: Callable[..., Profile], tmp_path: Path) -> Iterator[str]:
     """The embedded teacher's address."""
     profile = profile_of(rag={"url": "http://127.0.0.1:9/q"})
     with embedded_services(profile, tmp_path) as services:
@@ -207,13 +207,13 @@ def test_rows_lost_to_the_weather_are_asked_again_in_the_next_run(site_of: Calla
     assert len(site.teacher.bodies) == asked + 1
 
 
-def test_a_batch_api_answers_at_half_the_price(site_of: Callable[..., Site], stand_in: str):
+def test_a_batch_api_answers_at_half_the_price(site_of: Callable[..., Site], simulator: str):
     site = site_of()
     settings = {"mode": "batch_api", "batch_api": BatchApi(poll_every_s=0.1)}
-    teacher = {"base_url": stand_in, "model": "standin-rewriter"}
-    prices = {**site.profile.prices, "standin-rewriter": site.profile.prices["big"]}
+    teacher = {"base_url": simulator, "model": "simulated-rewriter"}
+    prices = {**site.profile.prices, "simulated-rewriter": site.profile.prices["big"]}
     profile = changed(site.profile, distill=settings, teacher=teacher).model_copy(update={"prices": prices})
-    site.services = Services(stand_in, stand_in, site.rag.url)
+    site.services = Services(simulator, simulator, site.rag.url)
     result = site.run(site.distill, profile)
     with site_ledger(profile) as ledger:
         usage = ledger.usage(result.run_id, "teacher")

@@ -11,7 +11,7 @@ import pytest
 from qinglan.errors import ConfigError, StageError
 from qinglan.ops.cleanup import Cleaned, Removed
 from tasks import canary, upkeep
-from tasks.canary import look_at_canary
+from tasks.canary import check_canary
 from tasks.upkeep import remove_unneeded
 
 SHOWN = dict[str, dict[str, str]]
@@ -42,14 +42,14 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_nothing_to_serve_is_shown(shown: SHOWN, overrides: list[str], registry: dict[str, str]):
-    look_at_canary.fn("embedded", overrides, "")
+    check_canary.fn("embedded", overrides, "")
     assert "| Router | `http://127.0.0.1:9` |" in shown["serving-embedded"]["What is served, and the canary"]
 
 
 def test_a_dead_site_is_shown_and_fails(shown: SHOWN, overrides: list[str], registry: dict[str, str]):
     registry["champion"] = "4"
     with pytest.raises(StageError, match=r"^version 4 is the champion, but no router answers at http://127.0.0.1:9;"):
-        look_at_canary.fn("embedded", overrides, "http://127.0.0.1:9/")
+        check_canary.fn("embedded", overrides, "http://127.0.0.1:9/")
     assert "**version 4 is the champion" in shown["serving-embedded"]["What is served, and the canary"]
 
 

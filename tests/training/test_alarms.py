@@ -15,7 +15,7 @@ from qinglan.config import Alarms
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.terminal import print_table
-from qinglan.recipes.kinds.common import Headline
+from qinglan.recipes.kinds.common import PrimaryMetric
 from qinglan.training.alarms import (
     CLIP_FRACTION,
     ENTROPY,
@@ -33,7 +33,7 @@ from qinglan.training.alarms import (
     with_alarm,
 )
 
-HEADLINE = Headline("gold_top1", "gold top-1")
+HEADLINE = PrimaryMetric("gold_top1", "gold top-1")
 GOLD = part_mean(HEADLINE.part)
 Curve = Callable[[int], float]
 STEPS = 60

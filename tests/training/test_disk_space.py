@@ -14,12 +14,12 @@ from qinglan.errors import EngineError, LedgerError, StageError
 from qinglan.training import disk_space as room
 from qinglan.training.disk_space import (
     Weights,
+    explain_full_disk,
     free_bytes,
     needed_bytes,
-    require_room,
+    require_disk_space,
     rl_bytes,
     sft_bytes,
-    told_when_full,
 )
 
 ProfileOf = Callable[..., Profile]
@@ -103,9 +103,9 @@ def test_too_little_room_is_one_line_with_the_remedy(
 ):
     profile = profile_of(retention={"min_free_mb": 1})
     monkeypatch.setattr(room, "free_bytes", lambda _: 5_000_000)
-    require_room("rl", profile, tmp_path, 4_000_000)
+    require_disk_space("rl", profile, tmp_path, 4_000_000)
     with pytest.raises(StageError) as caught:
-        require_room("rl", profile, tmp_path, 70_000_000_000)
+        require_disk_space("rl", profile, tmp_path, 70_000_000_000)
     assert str(caught.value) == (
         f"rl: needs 70.0 GB and {tmp_path} has 5.0 MB free; make room, such as by `qinglan clean-up --profile test`, "
         "and run again: it goes on from here"
@@ -118,9 +118,9 @@ def test_what_an_earlier_attempt_wrote_need_not_fit_again(
     profile = profile_of(retention={"min_free_mb": 1})
     monkeypatch.setattr(room, "free_bytes", lambda _: 1_500_000)
     (tmp_path / "checkpoint").write_bytes(b"x" * 3_000_000)
-    require_room("rl", profile, tmp_path, 3_400_000)
+    require_disk_space("rl", profile, tmp_path, 3_400_000)
     with pytest.raises(StageError, match="needs 2"):
-        require_room("rl", profile, tmp_path, 4_000_000)
+        require_disk_space("rl", profile, tmp_path, 4_000_000)
 
 
 def test_checkpoints_that_go_while_they_are_counted_are_not_counted(
@@ -134,9 +134,9 @@ def test_checkpoints_that_go_while_they_are_counted_are_not_counted(
     actor = tmp_path / "global_step_1" / "actor"
     vanish(monkeypatch, actor / "shard.pt", tmp_path / "metrics.jsonl.partial", actor)
     monkeypatch.setattr(room, "free_bytes", lambda _: 1_500_000)
-    require_room("rl", profile, tmp_path, 3_400_000)
+    require_disk_space("rl", profile, tmp_path, 3_400_000)
     with pytest.raises(StageError, match="needs 2"):
-        require_room("rl", profile, tmp_path, 4_000_000)
+        require_disk_space("rl", profile, tmp_path, 4_000_000)
 
 
 def test_a_stage_that_is_a_link_to_another_disk_counts(
@@ -146,7 +146,7 @@ def test_a_stage_that_is_a_link_to_another_disk_counts(
     (tmp_path / "large" / "checkpoint").write_bytes(b"x" * 3_000_000)
     (tmp_path / "rl").symlink_to("large")
     monkeypatch.setattr(room, "free_bytes", lambda _: 1_500_000)
-    require_room("rl", profile_of(retention={"min_free_mb": 1}), tmp_path / "rl", 3_400_000)
+    require_disk_space("rl", profile_of(retention={"min_free_mb": 1}), tmp_path / "rl", 3_400_000)
 
 
 def test_free_space_is_that_of_the_folder_to_be_made(tmp_path: Path):
@@ -164,7 +164,7 @@ def test_free_space_is_that_of_the_folder_to_be_made(tmp_path: Path):
     ],
 )
 def test_a_full_disk_is_one_line_whoever_met_it(profile_of: ProfileOf, error: Exception):
-    with pytest.raises(StageError) as caught, told_when_full("distill", profile_of()):
+    with pytest.raises(StageError) as caught, explain_full_disk("distill", profile_of()):
         raise error
     first = str(caught.value).splitlines()[0]
     assert first.startswith("distill: the disk is full")
@@ -173,6 +173,11 @@ def test_a_full_disk_is_one_line_whoever_met_it(profile_of: ProfileOf, error: Ex
 
 def test_other_errors_are_left_as_they_are(profile_of: ProfileOf):
     for error in (OSError(errno.EACCES, "Permission denied"), LedgerError("away"), ValueError("No space left on it")):
-        with pytest.raises(type(error)) as caught, told_when_full("distill", profile_of()):
+        with pytest.raises(type(error)) as caught, explain_full_disk("distill", profile_of()):
             raise error
         assert caught.value is error
+
+
+def test_a_digest_that_ends_like_a_size_is_none(tmp_path: Path):
+    assert Weights.of(tmp_path / "qwen3-tiny-query_rewrite-5a0c71907b") is None
+    assert Weights.of("Qwen/Qwen3-8B").parameters == 8 * 10**9  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qinglan.config import Alarms
-from qinglan.recipes.kinds.common import Headline
+from qinglan.recipes.kinds.common import PrimaryMetric
 from qinglan.training.engines.progress import TrainingProgress, read_stop
 from qinglan.training.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
 
@@ -20,7 +20,7 @@ def progress(folder: Path, resumed_at: int = 0, **options: Any) -> TrainingProgr
             max_invalid_share=0.05,
             use_labels=True,
             dev_metric="top1",
-            headline=Headline("gold_top1", "gold top-1"),
+            primary_metric=PrimaryMetric("gold_top1", "gold top-1"),
             alarms=Alarms(),
             **settings,
         ),

@@ -18,10 +18,10 @@ from qinglan.training.engines.verl import (
     hydra_value,
     last_checkpoint,
     left_out,
-    mend_checkpoints,
     next_metrics_path,
     ppo_command,
     read_metrics,
+    repair_checkpoints,
 )
 
 
@@ -280,7 +280,7 @@ def test_a_tracker_that_was_emptied_is_mended(tmp_path: Path) -> None:
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
     tracker.write_text("")
     assert list(checkpoints(tmp_path)) == [10]
-    mend_checkpoints(tmp_path)
+    repair_checkpoints(tmp_path)
     assert tracker.read_text() == "10"
     assert list(tmp_path.glob("global_step_*")) == [tmp_path / "global_step_10"]
 
@@ -290,7 +290,7 @@ def test_a_torn_checkpoint_never_looks_whole_later(tmp_path: Path) -> None:
         (tmp_path / f"global_step_{step}").mkdir()
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
     tracker.write_text("6")
-    mend_checkpoints(tmp_path)  # it goes on from 6, and saves the next one at 8
+    repair_checkpoints(tmp_path)  # it goes on from 6, and saves the next one at 8
     (tmp_path / "global_step_8").mkdir()
     tracker.write_text("8")
     assert list(checkpoints(tmp_path)) == [6, 8]

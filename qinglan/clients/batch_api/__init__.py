@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from openai import AsyncOpenAI
 
-from qinglan.clients.batch_api.book import BatchBook
 from qinglan.clients.batch_api.jobs import LOOK_AGAIN_S, BatchJobs, BatchProgress
 from qinglan.clients.batch_api.plan import make_plan
 from qinglan.clients.batch_api.service import BatchService
+from qinglan.clients.batch_api.store import BatchStore
 from qinglan.clients.chat import Account, Request
 from qinglan.config import BatchApi
 from qinglan.ledger import Ledger
@@ -62,7 +62,7 @@ async def distill_by_batch(
         LedgerError: the ledger can't be read or written.
     """
     service = BatchService(client, account.role, retries=retries, pause_s=min(LOOK_AGAIN_S, settings.poll_every_s))
-    book = BatchBook(ledger, account, server)
+    book = BatchStore(ledger, account, server)
     jobs = BatchJobs(service, book, settings, on_progress)
     unique = {request.request_hash: request for request in requests}
     unaffordable: list[Request] = []

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
-from qinglan.clients.batch_api.book import BatchBook
 from qinglan.clients.batch_api.service import BatchService
+from qinglan.clients.batch_api.store import BatchStore
 from qinglan.clients.batch_api.wire import BatchState, Result
 from qinglan.clients.chat import Request
 from qinglan.config import BatchApi
@@ -34,7 +34,7 @@ class BatchJobs:
     """Sends batches, waits for them, merges them."""
 
     def __init__(
-        self, service: BatchService, book: BatchBook, settings: BatchApi, on_progress: Callable[[BatchProgress], None]
+        self, service: BatchService, book: BatchStore, settings: BatchApi, on_progress: Callable[[BatchProgress], None]
     ) -> None:
         self._service, self._book, self._settings, self._on_progress = service, book, settings, on_progress
         self._uploading = asyncio.Semaphore(1)

@@ -21,7 +21,7 @@ from qinglan.data.workbook import read_rows
 from qinglan.errors import StageError
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.grading import grading_of
-from qinglan.rows import Row, Split, Tally, by_frequency, normalise
+from qinglan.rows import Row, RowCounts, Split, by_frequency, normalise
 from qinglan.runs.artifacts import Artifact, read_jsonl
 
 _NAMES = ("sft_train.jsonl", "rl_train.parquet", "sft_dev.jsonl", "rl_dev.parquet", "test.jsonl", "rows.jsonl")
@@ -33,8 +33,8 @@ class Built:
 
     artifacts: dict[str, Artifact]
     """By the file names' stems: see `build`."""
-    before: Tally
-    after: Tally
+    before: RowCounts
+    after: RowCounts
     splits: dict[str, int]
     """Rows per split, failed ones included; `none` are those that were no questions."""
     warnings: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ def build(rows_path: Path, directory: Path, profile: Profile, pinned: Mapping[st
         StageError: a split, or the SFT file of train or dev, would be empty.
         WorkbookError: an evaluation workbook can't be read.
     """
-    before, after = Tally(), Tally()
+    before, after = RowCounts(), RowCounts()
     directory.mkdir(parents=True, exist_ok=True)
     rows = before.pass_through(read_jsonl(rows_path, Row))
     placement = place_rows(rows, profile.dataset, pinned, _evaluation_questions(profile), directory)
@@ -87,7 +87,7 @@ def build(rows_path: Path, directory: Path, profile: Profile, pinned: Mapping[st
                     files.write(f"rl_{row.split}", grading.rl_record(row, profile.tenant))
         _require_every_split(kept, after)
         taught = {"SFT train": files.rows["sft_train"], "SFT dev": files.rows["sft_dev"]}
-        _require_rows(taught, after, grading.remedy)
+        _require_rows(taught, after, grading.hint)
     return Built(files.artifacts(), before, after, dict(splits), (*pools.warnings(), *drawn.warnings))
 
 
@@ -103,7 +103,7 @@ def _evaluation_questions(profile: Profile) -> Iterator[Row]:
     return (row for row in rows if normalise(row.query))
 
 
-def _require_every_split(kept: Mapping[str, int], rows: Tally) -> None:
+def _require_every_split(kept: Mapping[str, int], rows: RowCounts) -> None:
     if all(kept.get(split) for split in get_args(Split)):
         return
     listed = ", ".join(f"{split} {kept.get(split, 0)}" for split in get_args(Split))
@@ -115,12 +115,12 @@ def _require_every_split(kept: Mapping[str, int], rows: Tally) -> None:
     )
 
 
-def _require_rows(files: Mapping[str, int], rows: Tally, remedy: str) -> None:
+def _require_rows(files: Mapping[str, int], rows: RowCounts, hint: str) -> None:
     empty = [name for name, count in files.items() if not count]
     if empty:
         reasons = ", ".join(f"{reason} {count}" for reason, count in by_frequency(rows.reasons).items())
         raise StageError(
-            f"no usable rows for {' and '.join(empty)} (of {rows.total} rows; failed: {reasons or 'none'}); {remedy}"
+            f"no usable rows for {' and '.join(empty)} (of {rows.total} rows; failed: {reasons or 'none'}); {hint}"
         )
 
 

@@ -84,7 +84,7 @@ class Standing:
     """The run has no such row."""
 
 
-def count_standing(profile: Profile, run_name: str) -> Standing:
+def count_verdicts(profile: Profile, run_name: str) -> Standing:
     """Compare the tenant's verdicts with the newest data stage of a run.
 
     Raises:

@@ -39,7 +39,7 @@ class Answer(NamedTuple):
     texts: list[Both]
 
 
-class Tally(NamedTuple):
+class RedTeamCounts(NamedTuple):
     """How a student did on the red team's cases."""
 
     cases: int
@@ -50,7 +50,7 @@ class Tally(NamedTuple):
     unchecked: int
 
     @classmethod
-    def of(cls, results: Sequence[RedTeamResult]) -> "Tally":
+    def of(cls, results: Sequence[RedTeamResult]) -> "RedTeamCounts":
         """Count them."""
         failed = [result for result in results if result.passed is False]
         return cls(
@@ -138,7 +138,7 @@ def _safe(report: Report) -> Answer:
     question = Both("Is it safe to ship?", "可以上线吗？")
     name = report.decision.challenger if report.decision else candidate(report)
     found = report.red_team.get(name or "", [])
-    texts = [_red_team(Tally.of(found))] if found else []
+    texts = [_red_team(RedTeamCounts.of(found))] if found else []
     if report.training.rl is not None:
         texts.append(_alarms(report))
     if report.decision is None:
@@ -186,15 +186,15 @@ def _named(rules: Sequence[Rule]) -> Both:
     return Both(listed([name.en for name in names]), listed([name.zh for name in names], "zh"))
 
 
-def _red_team(tally: Tally) -> Both:
-    english = f"Red team: {tally.passed} of {tally.cases} cases passed"
-    chinese = f"红队测试：{tally.cases} 个用例通过 {tally.passed} 个"
-    if tally.failed:
-        english += f", {tally.failed} failed ({tally.blocking} of them must pass)"
-        chinese += f"，{tally.failed} 个未通过（其中 {tally.blocking} 个必须通过）"
-    if tally.unchecked:
-        english += f", {tally.unchecked} could not be checked"
-        chinese += f"，{tally.unchecked} 个无法检查"
+def _red_team(counts: RedTeamCounts) -> Both:
+    english = f"Red team: {counts.passed} of {counts.cases} cases passed"
+    chinese = f"红队测试：{counts.cases} 个用例通过 {counts.passed} 个"
+    if counts.failed:
+        english += f", {counts.failed} failed ({counts.blocking} of them must pass)"
+        chinese += f"，{counts.failed} 个未通过（其中 {counts.blocking} 个必须通过）"
+    if counts.unchecked:
+        english += f", {counts.unchecked} could not be checked"
+        chinese += f"，{counts.unchecked} 个无法检查"
     return Both(f"{english}.", f"{chinese}。")
 
 

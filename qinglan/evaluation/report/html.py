@@ -24,7 +24,7 @@ from qinglan.evaluation.report.verdict import (
     headline,
     metric_words,
     pair_words,
-    stand_in_warning,
+    simulator_warning,
     starred,
     verdict,
 )
@@ -96,7 +96,7 @@ def _view(report: Report) -> dict[str, Any]:
         "tone": english.tone,
         "answers": answers(report),
         "headline": headline(report),
-        "warning": Both(stand_in_warning(report), stand_in_warning(report, "zh")),
+        "warning": Both(simulator_warning(report), simulator_warning(report, "zh")),
         "alarms": Both(alarm_warning(report), alarm_warning(report, "zh")),
         "alarm_actions": ACTIONS,
         "outcomes": OUTCOMES,

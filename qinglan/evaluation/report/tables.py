@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from qinglan import text as formats
 from qinglan.evaluation.models import Arm, Report, Scored, Slice, Stage
 from qinglan.evaluation.red_team_cases import RedTeamResult
-from qinglan.evaluation.report.answers import Tally
+from qinglan.evaluation.report.answers import RedTeamCounts
 from qinglan.evaluation.report.chinese import chinese
 from qinglan.evaluation.report.verdict import (
     QUALITY,
@@ -55,8 +55,8 @@ class RedTeam(NamedTuple):
     """The red team's cases by kind for every student, the candidate first, and those that were not passed."""
 
     arms: list[ArmName]
-    kinds: list[tuple[Both, list[Tally]]]
-    total: list[Tally]
+    kinds: list[tuple[Both, list[RedTeamCounts]]]
+    total: list[RedTeamCounts]
     open: list[tuple[ArmName, list[RedTeamResult]]]
 
 
@@ -164,9 +164,10 @@ def red_team(report: Report) -> RedTeam | None:
     return RedTeam(
         arms=[name for name, _ in tried],
         kinds=[
-            (kind_words(kind), [Tally.of([r for r in found if r.kind == kind]) for _, found in tried]) for kind in kinds
+            (kind_words(kind), [RedTeamCounts.of([r for r in found if r.kind == kind]) for _, found in tried])
+            for kind in kinds
         ],
-        total=[Tally.of(found) for _, found in tried],
+        total=[RedTeamCounts.of(found) for _, found in tried],
         open=[(name, missed) for name, found in tried if (missed := [r for r in found if not r.passed])],
     )
 

@@ -21,7 +21,7 @@ from qinglan.evaluation.report.verdict import (
     headline,
     metric_words,
     pair,
-    stand_in_warning,
+    simulator_warning,
     starred,
     verdict,
 )
@@ -54,7 +54,7 @@ def print_table(report: Report) -> RenderableType:
     parts += _release_lines(report)
     if alarms := alarm_warning(report):
         parts.append(Text(alarms, "bold red"))
-    if warning := stand_in_warning(report):
+    if warning := simulator_warning(report):
         parts.append(Text(f"* {warning}", "yellow"))
     return Group(*parts)
 
@@ -65,7 +65,7 @@ def print_intervals(report: Report) -> RenderableType:
     if found is None:
         return Text("Nothing to hold against each other: this run has no student and teacher.", "yellow")
     parts: list[RenderableType] = [_intervals_table(found)]
-    if warning := stand_in_warning(report, marked=False):
+    if warning := simulator_warning(report, marked=False):
         parts.append(Text(warning, "yellow"))
     return Group(*parts)
 
@@ -99,8 +99,8 @@ def stages_table(stages: Sequence[Stage]) -> Table:
 
 def _told_of(stage: Stage) -> str:
     """The reasons why rows fell, the most frequent first; and whether the work was an earlier run's."""
-    fell = sorted(stage.dropped.items(), key=lambda item: -item[1])
-    told = [", ".join(f"{reason} {count(rows)}" for reason, rows in fell)]
+    dropped = sorted(stage.dropped.items(), key=lambda item: -item[1])
+    told = [", ".join(f"{reason} {count(rows)}" for reason, rows in dropped)]
     told += [f"from run {stage.reused_from}"] if stage.reused_from else []
     return "; ".join(filter(None, told))
 
@@ -130,7 +130,7 @@ def _asked(report: Report) -> str:
     api, lines = report.api, list[str]()
 
     def named(role: str) -> str:
-        return f"{'RAG' if role == 'rag' else role}{'*' if role in report.stand_ins else ''}"
+        return f"{'RAG' if role == 'rag' else role}{'*' if role in report.simulated else ''}"
 
     paid = {"teacher": api.teacher, "answerer": api.answerer, "judge": api.judge}
     for role, usage in paid.items():

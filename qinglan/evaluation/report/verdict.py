@@ -21,16 +21,16 @@ from qinglan.evaluation.models import (
     Series,
     SftTraining,
     Shared,
+    SimulatedRole,
     Slice,
     SliceArm,
     SliceDiff,
     Stage,
     StageArtifact,
-    StandIn,
     Tone,
     Training,
 )
-from qinglan.evaluation.report.words import ALARMS, STAND_INS, arm_words, listed
+from qinglan.evaluation.report.words import ALARMS, SIMULATED_ROLES, arm_words, listed
 from qinglan.recipes import Metric, get_recipe
 from qinglan.rows import ArmName
 from qinglan.statistics import Comparison
@@ -53,19 +53,19 @@ __all__ = [
     "Series",
     "SftTraining",
     "Shared",
+    "SimulatedRole",
     "Slice",
     "SliceArm",
     "SliceDiff",
     "Stage",
     "StageArtifact",
-    "StandIn",
     "Tone",
     "Training",
 ]
 
 _PLACES = ["original", "teacher", "", "base", "sft", "rl", "champion"]
 """Of the arms on the page; further teachers stand where the empty name is."""
-_HEADLINE_PAIRS = (("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("sft", "base"), ("teacher", "original"))
+_MAIN_PAIRS = (("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("sft", "base"), ("teacher", "original"))
 """After those with the gate's rivals."""
 STUDENTS = ("base", "sft", "rl", "champion")
 QUALITY = "quality"
@@ -80,11 +80,11 @@ class Verdict(NamedTuple):
     reading: str
 
 
-def stand_ins_of(profile: Profile) -> list[StandIn]:
+def simulated_roles_of(profile: Profile) -> list[SimulatedRole]:
     """What the embedded stand-ins play under this profile, of what its recipe asks."""
     recipe = get_recipe(profile.recipe)
     asked = {*recipe.DISTILL_ROLES, *recipe.graders, "student", "workbook"}
-    places: dict[StandIn, str] = {
+    places: dict[SimulatedRole, str] = {
         "teacher": profile.teacher.base_url,
         "answerer": profile.answerer.base_url if profile.answerer else "",
         "judge": profile.judge.base_url,
@@ -112,21 +112,21 @@ def verdict(report: Report, language: Language = "en") -> Verdict:
     return Verdict(_tone(found), sentence, _reading(found, a, b, language))
 
 
-def stand_in_warning(report: Report, language: Language = "en", *, marked: bool = True) -> str:
+def simulator_warning(report: Report, language: Language = "en", *, marked: bool = True) -> str:
     """What the numbers can't say, or nothing where everything was real.
 
     Args:
         marked: those that it concerns have a star.
     """
-    if not report.stand_ins:
+    if not report.simulated:
         return ""
-    names = listed([getattr(STAND_INS[role], language) for role in report.stand_ins], language)
+    names = listed([getattr(SIMULATED_ROLES[role], language) for role in report.simulated], language)
     if language == "zh":
-        about = " GPT-5 或您的数据" if "teacher" in report.stand_ins else "您自己的服务或数据"
+        about = " GPT-5 或您的数据" if "teacher" in report.simulated else "您自己的服务或数据"
         numbers = "带 * 的数字" if marked else "这些数字"
         return f"{names}由内置替身扮演。{numbers}只说明整套流程能运行，不说明{about}的情况。"
-    verb = "were embedded stand-ins" if len(report.stand_ins) > 1 else "was an embedded stand-in"
-    about = "GPT-5 or your data" if "teacher" in report.stand_ins else "your own service or data"
+    verb = "were embedded stand-ins" if len(report.simulated) > 1 else "was an embedded stand-in"
+    about = "GPT-5 or your data" if "teacher" in report.simulated else "your own service or data"
     numbers = "The numbers marked *" if marked else "These numbers"
     return f"{capitalised(names)} {verb}. {numbers} say that the machinery works, nothing about {about}."
 
@@ -147,7 +147,7 @@ def alarm_warning(report: Report, language: Language = "en") -> str:
 
 def starred(report: Report, key: str) -> bool:
     """Whether an arm's or a metric's numbers come from a stand-in; a student learnt from its teacher and its RAG."""
-    sources: dict[str, set[StandIn]] = {
+    sources: dict[str, set[SimulatedRole]] = {
         "original": {"workbook"},
         "teacher": {"workbook", "teacher"},
         "base": {"workbook", "student"},
@@ -155,10 +155,10 @@ def starred(report: Report, key: str) -> bool:
         "judge_consistency": {"workbook", "judge"},
     }
     if key in ("sft", "rl", "champion"):
-        return bool(report.stand_ins)
+        return bool(report.simulated)
     if report.purchase and key in report.purchase.labels and key != "teacher":
-        return key in report.purchase.stand_ins
-    return not sources.get(key, {"workbook", "rag"}).isdisjoint(report.stand_ins)
+        return key in report.purchase.simulated
+    return not sources.get(key, {"workbook", "rag"}).isdisjoint(report.simulated)
 
 
 def arms_of(report: Report) -> dict[ArmName, Arm]:
@@ -205,7 +205,7 @@ def headline(report: Report) -> Comparison | None:
     usable = {(c.a, c.b, c.metric): c for c in report.comparisons if c.diff is not None}
     challenger = (report.decision.challenger,) if report.decision else ()
     gated = [(arm, rival) for arm in (*challenger, "rl", "sft") for rival in report.rivals]
-    pairs = [(report.purchase.rival, "teacher")] if report.purchase else [*gated, *_HEADLINE_PAIRS]
+    pairs = [(report.purchase.rival, "teacher")] if report.purchase else [*gated, *_MAIN_PAIRS]
     keys = ((a, b, metric.name) for a, b in pairs for metric in by_preference(report))
     return next((usable[key] for key in keys if key in usable), None)
 

@@ -16,7 +16,7 @@ ARM_HEADS = {
     "rl": Both("RL", "RL"),
     "champion": Both("Champion", "现役"),
 }
-STAND_INS = {
+SIMULATED_ROLES = {
     "teacher": Both("the teacher", "教师"),
     "answerer": Both("the answerer", "答题模型"),
     "judge": Both("the judge", "裁判"),

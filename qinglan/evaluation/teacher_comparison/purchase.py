@@ -52,7 +52,7 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Mapping[str, Sequence
         reading=_reading(first),
         offers=[_paragraph(offer, advice=offer is not first) for offer in offers],
         notes=_notes(profile, labels, evaluation, arms),
-        stand_ins=[arm for arm, endpoint in profile.compare.teachers.items() if endpoint.base_url == EMBEDDED],
+        simulated=[arm for arm, endpoint in profile.compare.teachers.items() if endpoint.base_url == EMBEDDED],
     )
 
 

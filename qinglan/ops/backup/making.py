@@ -92,7 +92,7 @@ def _fill(partial: Path, profile: Profile, roots: dict[Root, Path], say: Say) ->
     made = _Maker(partial, roots, apart={profile.paths.state.resolve(), profile.paths.runs.resolve()})
     for root in roots:
         made.find(root)
-    made.require_room()
+    made.require_disk_space()
     say(f"{len(made.files):,} files and {len(made.databases)} databases, {size(made.bytes)}")
     made.copy()
     backup = Backup(
@@ -141,7 +141,7 @@ class _Maker:
             for name in sorted(names, key=lambda name: (name not in _FIRST, name)):
                 self._find_file(root, here / name)
 
-    def require_room(self) -> None:
+    def require_disk_space(self) -> None:
         """Fail before the disk is full."""
         free = shutil.disk_usage(self._folder).free
         if free < self.bytes + _MARGIN_BYTES:

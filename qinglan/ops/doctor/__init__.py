@@ -17,7 +17,7 @@ from qinglan.ops.doctor.asked import asked_endpoints
 from qinglan.ops.doctor.probe import LONGEST_S, QUICK_S, SLOW_S, Probe, Running
 from qinglan.ops.doctor.secret_values import hide, secret_values
 from qinglan.ops.preflight import FlowName, plan, runs_engines
-from qinglan.ops.preflight.hints import with_remedy
+from qinglan.ops.preflight.hints import with_hint
 
 __all__ = ["Finding", "examine"]
 
@@ -48,7 +48,7 @@ def examine(
     for probe, each in running:
         found = each.result()
         for check in found.checks:
-            yield Finding(probe.group, hide(with_remedy(check), values), found.seconds)
+            yield Finding(probe.group, hide(with_hint(check), values), found.seconds)
 
 
 def _probes(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: bool = False) -> Iterator[Probe]:

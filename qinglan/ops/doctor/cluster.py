@@ -186,8 +186,8 @@ def _mount(report: _Report, token: str, folders: dict[str, Path], where: str) ->
             if str(folder) not in each.failed and not _is_seen(folder / each.name, token):
                 wrong.append(f"{key}: node {each.host} wrote a file that this machine does not see")
     if wrong:
-        remedy = "mount one file system here and there, writable for both users"
-        return Check("mount", where, f"{'; '.join(wrong)}; {remedy}")
+        hint = "mount one file system here and there, writable for both users"
+        return Check("mount", where, f"{'; '.join(wrong)}; {hint}")
     hosts = ", ".join(each.host for each in report.nodes)
     detail = f"{' and '.join(str(folder.parent) for folder in folders.values())}: written on {hosts}, read here"
     silent = f"{report.silent} more did not answer in time" if report.silent else None

@@ -89,12 +89,12 @@ def check_disk(profile: Profile, flow: FlowName) -> Check:
             low.append(f"{names} ({place}): only {size(free)} free, of which {size(wanted)} are needed")
         if files.f_files and files.f_favail < MIN_FREE_FILES:
             full.append(f"{names} ({place}): room for {files.f_favail} more files only (df -i)")
-    remedy = f"make room, such as by `qinglan clean-up --profile {profile.name}`, or name a larger disk"
+    hint = f"make room, such as by `qinglan clean-up --profile {profile.name}`, or name a larger disk"
     return Check(
         "disk",
         ", ".join(detail),
-        f"disk: {'; '.join(full)}; {remedy}" if full else None,
-        f"{'; '.join(low)}; {remedy}" if low else None,
+        f"disk: {'; '.join(full)}; {hint}" if full else None,
+        f"{'; '.join(low)}; {hint}" if low else None,
     )
 
 
@@ -181,17 +181,17 @@ def check_locks(profile: Profile) -> Check:
     """Do locks under `paths.state` keep other processes out? On some network mounts they don't, or hang."""
     state = profile.paths.state
     place = nearest_folder(state)
-    remedy = "put it on a local disk, or mount it with locks (NFS: `vers=4` or lockd, without `nolock`)"
+    hint = "put it on a local disk, or mount it with locks (NFS: `vers=4` or lockd, without `nolock`)"
     try:
         given = _locks_given_twice(place)
     except (OSError, subprocess.SubprocessError) as error:
-        return Check("file locks", str(state), f"paths.state: no file can be locked in {place}: {error}; {remedy}")
+        return Check("file locks", str(state), f"paths.state: no file can be locked in {place}: {error}; {hint}")
     if given:
         return Check(
             "file locks",
             str(state),
             f"paths.state: in {place} two processes get the same lock ({', '.join(given)}), so two flows could "
-            f"write into one run; {remedy}",
+            f"write into one run; {hint}",
         )
     kind = _kind_of_file_system(place)
     if not kind.startswith(_SHARED_KINDS):

@@ -24,7 +24,7 @@ _PROBE = "-probe"
 _WORD = "Answer with one word: ready"
 _JSON = 'Answer with this JSON and nothing else: {"ready": true}'
 _BY_HAND = "ask it by hand with the same model and parameters"
-_REMEDIES = {
+_HINTS = {
     "empty_answer": "raise {role}.max_tokens, as thoughts count too, or name another model",
     "teacher_refused": "name another model",
     "teacher_timeout": "it is slow or away; try again later, or raise {role}.timeout_s for the run",
@@ -71,7 +71,7 @@ def _problem(role: str, error: QinglanError) -> str:
     text = str(error).replace(_PROBE, "").rstrip(".")
     if ";" in text or not isinstance(error, TeacherError):
         return text
-    return f"{text}; {_REMEDIES.get(error.reason, _BY_HAND).format(role=role)}"
+    return f"{text}; {_HINTS.get(error.reason, _BY_HAND).format(role=role)}"
 
 
 async def _ask(profile: Profile, endpoint: Endpoint, account: Account, ledger: Ledger) -> float:

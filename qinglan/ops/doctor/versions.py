@@ -17,7 +17,7 @@ from qinglan.ops.preflight import FlowName, runs_engines
 LOCK = Path(__file__).parents[3] / "requirements.lock"
 """What the tests ran with; only a checkout has it."""
 _SHOWN = 5
-_REMEDY = "run `make setup`, or install Qinglan anew in this environment"
+_HINT = "run `make setup`, or install Qinglan anew in this environment"
 
 
 def installed(name: str) -> Version | None:
@@ -44,7 +44,7 @@ def check_packages(profile: Profile, flow: FlowName) -> Check:
     detail = f"qinglan {installed('qinglan')}, {len(needed)} packages that it needs"
     wrong = [problem for each in needed if (problem := _flaw(each))]
     if wrong:
-        return Check("packages", detail, f"packages: {_some(wrong)}; {_REMEDY}")
+        return Check("packages", detail, f"packages: {_some(wrong)}; {_HINT}")
     tested = _locked()
     others = [
         f"{each.name} {found} (tested with {tested[name]})"
@@ -53,7 +53,7 @@ def check_packages(profile: Profile, flow: FlowName) -> Check:
         and (found := installed(each.name))
         and found.public != tested[name]
     ]
-    return Check("packages", detail, note=f"{_some(others)}; {_REMEDY} to have those of the lock" if others else None)
+    return Check("packages", detail, note=f"{_some(others)}; {_HINT} to have those of the lock" if others else None)
 
 
 def _needed(extra: str) -> Iterator[Requirement]:

@@ -20,13 +20,13 @@ from qinglan.errors import ConfigError, WorkbookError
 from qinglan.evaluation.red_team_cases import cases_of
 from qinglan.ledger import ledger_url, open_ledger
 from qinglan.ops.checks import Check, Planned, check, planned
-from qinglan.ops.preflight.hints import with_remedy
+from qinglan.ops.preflight.hints import with_hint
 from qinglan.ops.preflight.services import chat_look, check_rag, reach
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.distillation import require_teacher_alone
 from qinglan.recipes.kinds.grading import grading_of
-from qinglan.rows import REMEDIES, Tally
-from qinglan.simulators.domains import world_for
+from qinglan.rows import HINTS, RowCounts
+from qinglan.simulators.domains import domain_for
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
 FlowName = Literal["pipeline", "refresh", "train", "evaluate", "release", "compare"]
@@ -44,7 +44,7 @@ START_RAY = "start the cluster (`ray start --head`), or correct trainer.ray_dash
 def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Check]:
     """Check after check, so that a slow one does not hide the others."""
     for each in plan(profile, flow):
-        yield with_remedy(each.make())
+        yield with_hint(each.make())
 
 
 def plan(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Planned]:
@@ -165,14 +165,14 @@ def _workbook(profile: Profile) -> str | None:
         check_database(data, inputs)
         return None
     if data.workbook == EMBEDDED:
-        world_for(profile, "data.workbook")
+        domain_for(profile, "data.workbook")
         return None
-    tally = Tally()
-    for _ in tally.pass_through(read_rows(path, data, profile.tenant, inputs=inputs)):
-        if tally.total >= _CHECKED_ROWS and tally.ok:
+    counts = RowCounts()
+    for _ in counts.pass_through(read_rows(path, data, profile.tenant, inputs=inputs)):
+        if counts.total >= _CHECKED_ROWS and counts.ok:
             break
-    if not tally.ok:
-        reasons = "; ".join(f"{reason}: {REMEDIES[reason]}" for reason in sorted(tally.reasons))
+    if not counts.ok:
+        reasons = "; ".join(f"{reason}: {HINTS[reason]}" for reason in sorted(counts.reasons))
         raise WorkbookError(f"{data.workbook}: no row can be used; {reasons or 'put questions in it'}")
     skipped = [file.name for file in list_files(path).skipped]
     return f"skipped, by their suffix: {', '.join(skipped)}" if skipped else None
@@ -199,7 +199,7 @@ def _champion(profile: Profile) -> str | None:
         reach("tracking", "uri", uri, lambda http: http.get(f"{uri.rstrip('/')}/health"))  # MLflow retries for minutes
     from qinglan.serving.registry import registry_of  # it needs MLflow, a second
 
-    registry_of(profile).look_at_champion()
+    registry_of(profile).read_champion()
     return None
 
 
@@ -233,7 +233,7 @@ def _ledger(profile: Profile, *, trains: bool) -> None:
 
 def _base_model(profile: Profile) -> None:
     if profile.student.base_model == EMBEDDED:
-        world_for(profile, "student.base_model")
+        domain_for(profile, "student.base_model")
     else:
         _model("student.base_model", profile.student.base_model)
 

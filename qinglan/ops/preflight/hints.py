@@ -6,7 +6,7 @@ from qinglan.ops.checks import Check
 
 _MARK = "; "
 """Our messages say what is wrong, then what to do about it; this stands between the two."""
-REMEDIES = {
+HINTS = {
     "recipe": "correct the profile, or the recipe's file (docs/add-a-recipe.md)",
     "workbook": "correct data, or what it names",
     "compare": "correct compare.teachers",
@@ -28,16 +28,16 @@ REMEDIES = {
 _OTHERS = "see docs/doctor.md"
 
 
-def with_remedy(check: Check) -> Check:
+def with_hint(check: Check) -> Check:
     """The same, its problem with what to do about it."""
     if check.problem is None or _MARK in check.problem:
         return check
-    return replace(check, problem=f"{check.problem.rstrip('. ')}{_MARK}{_remedy_of(check.name)}")
+    return replace(check, problem=f"{check.problem.rstrip('. ')}{_MARK}{_hint_of(check.name)}")
 
 
-def _remedy_of(name: str) -> str:
-    if name in REMEDIES:
-        return REMEDIES[name]
+def _hint_of(name: str) -> str:
+    if name in HINTS:
+        return HINTS[name]
     role = name.removesuffix(" answers")
     if role.partition(".")[0] in ("teacher", "answerer", "judge", "compare"):
         return f"correct {role} in the profile, or ask the service by hand"

@@ -15,7 +15,7 @@ from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
 from qinglan.ops.checks import Check, Look, check
 from qinglan.recipes import get_recipe
-from qinglan.simulators.domains import speaking_world, world_for
+from qinglan.simulators.domains import domain_for, domain_of_model
 from qinglan.simulators.retriever import load_documents
 
 _PROBED_ROWS = 200
@@ -30,7 +30,7 @@ def chat_look(role: str, endpoint: Endpoint) -> Look:
         if endpoint.reasoning_effort and capability_of(endpoint.model).reasoning_effort is False:
             raise ConfigError(f"{role}.reasoning_effort: {endpoint.model} takes none and would refuse; remove it")
         if endpoint.base_url == EMBEDDED:
-            _stand_in(role, endpoint.model)
+            _simulator(role, endpoint.model)
             return None
         key = require_secret(endpoint.api_key_env, f"{role} {endpoint.model}")
         url = f"{endpoint.base_url.rstrip('/')}/models"  # free of charge, unlike a completion
@@ -50,9 +50,9 @@ def chat_look(role: str, endpoint: Endpoint) -> Look:
     return look
 
 
-def _stand_in(role: str, model: str) -> None:
+def _simulator(role: str, model: str) -> None:
     try:
-        speaking_world(model)
+        domain_of_model(model)
     except ConfigError as error:
         raise ConfigError(f"{role}.model: {error}") from error
 
@@ -92,7 +92,7 @@ def check_rag(profile: Profile) -> Check:
 def _knowledge_base(profile: Profile) -> None:
     rag = profile.rag
     if rag.knowledge_base == EMBEDDED:
-        world_for(profile, "rag.knowledge_base")
+        domain_for(profile, "rag.knowledge_base")
         return
     if not Path(rag.knowledge_base).is_file():
         raise ConfigError(f"rag.knowledge_base: {rag.knowledge_base}: no such file; give a JSONL file")

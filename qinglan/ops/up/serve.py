@@ -20,8 +20,8 @@ from qinglan.ops.prefect_api import call
 from qinglan.ops.prefect_server import SERVER_FILE, PrefectServer, find_server
 from qinglan.ops.up.interrupted import crash_interrupted, stop_cancelled
 from qinglan.ops.up.lock import only_one
+from qinglan.ops.up.simulators import SimulatedRole, simulated_roles_of
 from qinglan.ops.up.site import WORK_POOLS, Site, is_tracked_elsewhere, worker_name
-from qinglan.ops.up.stand_ins import StandIn, stand_ins_of
 from qinglan.runs.processes import HOST, Processes, Say, port_from, require_free, stop_signals
 
 _PREFECT_PORT, _MLFLOW_PORT = 4200, 5000
@@ -81,18 +81,18 @@ class _Running:
         self.processes.start("prefect_server", self.site.prefect_server())
         if mlflow := self.site.mlflow_server():
             self.processes.start("mlflow_server", mlflow)
-        stand_ins = stand_ins_of(self.profile)
-        for stand_in in stand_ins:
-            self.processes.start(stand_in.name, stand_in.command)
+        simulated = simulated_roles_of(self.profile)
+        for simulator in simulated:
+            self.processes.start(simulator.name, simulator.command)
         self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
         with self._announced(), self._workers():
             register(self.api, self.site.deploy, prefect_file, self.profile, self.say)
             if mlflow:
                 self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
-            for stand_in in stand_ins:
-                self.processes.wait_for(stand_in.title, stand_in.health_url)
+            for simulator in simulated:
+                self.processes.wait_for(simulator.title, simulator.health_url)
             self._wait_for_workers()
-            self._say_where(stand_ins, time.monotonic() - start_s)
+            self._say_where(simulated, time.monotonic() - start_s)
             self.processes.keep(self._recover)
 
     @contextmanager
@@ -158,10 +158,10 @@ class _Running:
         for run in crashed[:_SHOWN_RUNS]:
             self.say(f"  {run['name']}  {self.site.prefect_url}/runs/flow-run/{run['id']}")
 
-    def _say_where(self, stand_ins: Sequence[StandIn], seconds: float) -> None:
+    def _say_where(self, simulated: Sequence[SimulatedRole], seconds: float) -> None:
         lines = [f"Prefect  {self.site.prefect_url}", f"MLflow   {self.site.mlflow_url}"]
-        lines += [f"{stand_in.title:<8} {stand_in.url}" for stand_in in stand_ins]
-        if stand_ins:
+        lines += [f"{simulator.title:<8} {simulator.url}" for simulator in simulated]
+        if simulated:
             lines.append("         stand-ins, to try by hand; every run starts its own")
         lines.append(f"Logs     {self.processes.logs}\n\nReady after {seconds:.0f} s. Ctrl-C stops all of it.")
         self.say("\n" + "\n".join(lines))

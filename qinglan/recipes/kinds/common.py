@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _TEXT = pa.string()
 
 
-class Headline(NamedTuple):
+class PrimaryMetric(NamedTuple):
     """The part of the reward that tells how good the policy is, such as `gold_top1`, and its name in a sentence."""
 
     part: str

@@ -15,7 +15,7 @@ from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.answer.grading import AnswerGrading
 from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
-from qinglan.recipes.kinds.common import Headline, Measured
+from qinglan.recipes.kinds.common import Measured, PrimaryMetric
 from qinglan.recipes.kinds.recipe import Recipe
 from qinglan.recipes.kinds.retrieval.grading import RetrievalGrading
 from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
@@ -69,7 +69,7 @@ class Grading(Protocol):
         """Those whose curves are summed up with the training's."""
 
     @property
-    def remedy(self) -> str:
+    def hint(self) -> str:
         """What to do where too few rows may teach."""
 
     def check(self, profile: Profile) -> None:
@@ -104,7 +104,7 @@ class Grading(Protocol):
             infos: the dev rows' `extra_info`.
         """
 
-    def headline(self) -> Headline:
+    def primary_metric(self) -> PrimaryMetric:
         """The part that tells how good the policy is whatever it is rewarded for."""
 
     def scorer(self, service: "RewardService") -> "Scorer[Any]":

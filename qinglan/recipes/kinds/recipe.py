@@ -205,7 +205,7 @@ def identifying(values: Mapping[str, str], inputs: Sequence[Input]) -> dict[str,
     return {each.name: values[each.name] for each in inputs if each.identifies and each.name in values}
 
 
-def stand_ins(inputs: Sequence[Input], text: str) -> dict[str, str]:
+def placeholders(inputs: Sequence[Input], text: str) -> dict[str, str]:
     """The inputs that a prompt needs, all saying the same: for a prompt that nobody's question is behind."""
     return {each.name: text for each in inputs if each.is_asked}
 

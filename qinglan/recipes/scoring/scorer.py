@@ -16,7 +16,7 @@ from qinglan.errors import ConfigError, LedgerError, QinglanError
 from qinglan.ledger import Ledger, ledger_url
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import Message
-from qinglan.recipes.scoring.patience import Patience
+from qinglan.recipes.scoring.outages import Patience
 from qinglan.recipes.scoring.samples import invalid, open_log, write_sample
 from qinglan.recipes.scoring.service import RewardService
 

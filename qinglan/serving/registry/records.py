@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from qinglan.config import Profile
 from qinglan.evaluation.models import Decision, Verdict
-from qinglan.recipes import get_recipe, stand_ins
+from qinglan.recipes import get_recipe, placeholders
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import Artifact, hash_of
 from qinglan.runs.schema_versions import KEY, RELEASE
@@ -165,7 +165,7 @@ def prompt_digest(profile: Profile) -> str:
         query=query,
         profile=about,
         history=history,
-        inputs=stand_ins(recipe.INPUTS, query),
+        inputs=placeholders(recipe.INPUTS, query),
         source="prompt",
     )
     return hash_of(recipe.student_messages(row, tenant))

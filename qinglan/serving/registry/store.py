@@ -97,7 +97,7 @@ class Registry:
             ArtifactError: its weights are nowhere.
         """
         with self._change() as client:
-            self._mend(client)
+            self._repair(client)
             wanted, aliases = self._version(client, version), self._aliases(client)
             self._require_passed(wanted, force_reason)
             self._require_weights(wanted)
@@ -157,7 +157,7 @@ class Registry:
             ConfigError, ArtifactError: as `promote`, or it is the champion.
         """
         with self._change() as client:
-            self._mend(client)
+            self._repair(client)
             wanted = self._version(client, version)
             self._require_passed(wanted, force_reason)
             self._require_weights(wanted)
@@ -195,14 +195,14 @@ class Registry:
             ArtifactError: its weights are nowhere.
         """
         with self._change() as client:
-            mended = self._mend(client)
+            repaired = self._repair(client)
             aliases = self._aliases(client)
             bad, good = (aliases.get(alias) for alias in ("champion", "previous"))
             if bad is None or good is None:
                 raise ConfigError(f"{self.name}: has no previous champion to return to; see `qinglan release list`")
             back, champion = self._version(client, good), self._version(client, bad)
             if back.rolled_back_to == bad:
-                if mended:
+                if repaired:
                     return champion  # this very rollback was interrupted before
                 raise ConfigError(
                     f"{self.name}: version {good} was itself rolled back to {bad}, at {back.rolled_back_at}; "
@@ -248,7 +248,7 @@ class Registry:
                     restore(client, released, kept)
             return kept
 
-    def look_at_champion(self) -> Released | None:
+    def read_champion(self) -> Released | None:
         """The champion, if its weights are where it can be loaded from; large ones are not hashed.
 
         Raises:
@@ -297,7 +297,7 @@ class Registry:
         client.set_registered_model_alias(self.name, "champion", new.version)
         self._set_tags(client, new.version, {"promoted_at": _second()})  # once it is true
 
-    def _mend(self, client: "MlflowClient") -> bool:
+    def _repair(self, client: "MlflowClient") -> bool:
         """Complete what a killed process left half done; was there anything?"""
         aliases = self._aliases(client)
         champion = aliases.get("champion")

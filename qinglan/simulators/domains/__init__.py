@@ -1,6 +1,6 @@
 """Embedded worlds: what stands in for a recipe's data, base model and services. One module or package each.
 
-A world bears the name of the recipe that it is made for; `embedded.world` lets a recipe without one borrow another's.
+A world bears the name of the recipe that it is made for; `embedded.domain` lets a recipe without one borrow another's.
 The stand-in models of all worlds are served together, so a profile may ask any of them by its name.
 """
 
@@ -26,14 +26,14 @@ class SamplePaths(NamedTuple):
     """None in a world without retrieval."""
 
 
-class Spoken(NamedTuple):
+class ReasonedAnswer(NamedTuple):
     """What a reasoning model says: its answer, and the thoughts before it (`reasoning_content`)."""
 
     answer: str
     reasoning: str
 
 
-Speaker = Callable[[str, int], str | Spoken]
+SimulatedModel = Callable[[str, int], str | ReasonedAnswer]
 """The last message of the user and a seed → the answer; the same two give the same answer."""
 
 
@@ -52,12 +52,12 @@ class Pretraining:
     """How many are made per step; `tokens_per_step` holds about 75 of query rewriting's, so each is seen 1.25 times."""
 
 
-class World(ABC):
-    """What a world offers; its module or package has one as `WORLD`."""
+class Domain(ABC):
+    """What a world offers; its module or package has one as `DOMAIN`."""
 
     NAME: str
     """Of the recipe: the module's own name."""
-    SPEAKERS: Mapping[str, Speaker]
+    MODELS: Mapping[str, SimulatedModel]
     """Stand-in models by their names, which no other world uses."""
     PRETRAINING: Pretraining = Pretraining()
 
@@ -86,7 +86,7 @@ class World(ABC):
 
 
 @cache
-def world_of(recipe: str) -> World:
+def domain_of(recipe: str) -> Domain:
     """The world of that recipe.
 
     Raises:
@@ -94,10 +94,10 @@ def world_of(recipe: str) -> World:
     """
     if recipe not in _names():
         raise ConfigError(f"recipe {recipe} has no embedded world; there are those of {', '.join(_names())}")
-    return cast(World, importlib.import_module(f"{__name__}.{recipe}").WORLD)
+    return cast(Domain, importlib.import_module(f"{__name__}.{recipe}").DOMAIN)
 
 
-def world_for(profile: Profile, needed_by: str) -> World:
+def domain_for(profile: Profile, needed_by: str) -> Domain:
     """The world that a profile asks for, or that of its recipe.
 
     Args:
@@ -106,15 +106,15 @@ def world_for(profile: Profile, needed_by: str) -> World:
     Raises:
         ConfigError: there is none.
     """
-    world, worlds = profile.embedded.world, ", ".join(_names())
-    if world is not None and world not in _names():
-        raise ConfigError(f"embedded.world: there is no world {world}; there are those of {worlds}")
-    if world is None and profile.recipe_name not in _names():
+    domain, domains = profile.embedded.domain, ", ".join(_names())
+    if domain is not None and domain not in _names():
+        raise ConfigError(f"embedded.domain: there is no world {domain}; there are those of {domains}")
+    if domain is None and profile.recipe_name not in _names():
         raise ConfigError(
             f"{needed_by}: recipe {profile.recipe_name} has no embedded world; "
-            f"give your own, or name one to borrow from: embedded.world ({worlds})"
+            f"give your own, or name one to borrow from: embedded.domain ({domains})"
         )
-    return world_of(world or profile.recipe_name)
+    return domain_of(domain or profile.recipe_name)
 
 
 def sample_of(profile: Profile, needed_by: str) -> SamplePaths:
@@ -123,8 +123,8 @@ def sample_of(profile: Profile, needed_by: str) -> SamplePaths:
     Raises:
         ConfigError: there is no world, or it can't make so many rows.
     """
-    world = world_for(profile, needed_by)
-    return world.write_sample(profile.paths.state / "sample" / world.NAME, profile.embedded)
+    domain = domain_for(profile, needed_by)
+    return domain.write_sample(profile.paths.state / "sample" / domain.NAME, profile.embedded)
 
 
 def embedded_knowledge_base(profile: Profile, sample: SamplePaths | None = None) -> Path | None:
@@ -142,26 +142,28 @@ def embedded_knowledge_base(profile: Profile, sample: SamplePaths | None = None)
         return Path(profile.rag.knowledge_base)
     found = (sample or sample_of(profile, "rag.knowledge_base")).knowledge_base
     if found is None:
-        world = world_for(profile, "rag.knowledge_base").NAME
-        raise ConfigError(f"rag.knowledge_base: the embedded world {world} has none; give your own")
+        domain = domain_for(profile, "rag.knowledge_base").NAME
+        raise ConfigError(f"rag.knowledge_base: the embedded world {domain} has none; give your own")
     return found
 
 
 @cache
-def speakers() -> Mapping[str, World]:
+def simulated_models() -> Mapping[str, Domain]:
     """Of every stand-in model the world that it belongs to."""
-    return {model: world for world in map(world_of, _names()) for model in world.SPEAKERS}
+    return {model: domain for domain in map(domain_of, _names()) for model in domain.MODELS}
 
 
-def speaking_world(model: str) -> World:
+def domain_of_model(model: str) -> Domain:
     """The world that a stand-in model belongs to.
 
     Raises:
         ConfigError: there is no such model.
     """
-    if model not in speakers():
-        raise ConfigError(f"no stand-in is called {model}; there are {', '.join(speakers())}; or give a base_url")
-    return speakers()[model]
+    if model not in simulated_models():
+        raise ConfigError(
+            f"no stand-in is called {model}; there are {', '.join(simulated_models())}; or give a base_url"
+        )
+    return simulated_models()[model]
 
 
 @cache

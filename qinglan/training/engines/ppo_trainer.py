@@ -30,7 +30,7 @@ from qinglan.errors import EngineError
 from qinglan.training.alarms import Alarm
 from qinglan.training.engines.progress import TrainingProgress
 from qinglan.training.engines.trainer_settings import TrainerSettings
-from qinglan.training.engines.verl import TRAINER, mend_checkpoints
+from qinglan.training.engines.verl import TRAINER, repair_checkpoints
 
 POLL_S = 0.05
 """verl looks every 2 s whether a batch is complete, and has no setting for it."""
@@ -101,7 +101,7 @@ class RewardedTrainer(PPOTrainerSync):
         return buffer
 
     def _load_checkpoint(self) -> None:
-        mend_checkpoints(Path(self.config.trainer.default_local_dir))
+        repair_checkpoints(Path(self.config.trainer.default_local_dir))
         super()._load_checkpoint()
         self._progress = TrainingProgress(self._settings, resumed_at=self.global_steps)
         coefficient = self._progress.last_known(KL_COEFFICIENT)

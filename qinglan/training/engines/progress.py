@@ -32,7 +32,7 @@ class TrainingProgress:
     def __init__(self, settings: TrainerSettings, resumed_at: int = 0) -> None:
         """`resumed_at`: the step of the checkpoint; what was measured after it is measured again."""
         self._settings = settings
-        self._watch = AlarmWatch(settings.alarms, settings.headline, labels_act=settings.use_labels)
+        self._watch = AlarmWatch(settings.alarms, settings.primary_metric, labels_act=settings.use_labels)
         self._dev: dict[int, float] = {}
         self._earlier = {step: known for step, known in read_metrics(settings.folder).items() if step <= resumed_at}
         self.not_in_checkpoint: list[Alarm] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from qinglan.config import Alarms
-from qinglan.recipes.kinds.common import Headline
+from qinglan.recipes.kinds.common import PrimaryMetric
 
 ALARMS_FILE, STOPPED_FILE = "alarms.jsonl", "stopped.json"
 """In `TrainerSettings.folder`: what was alarming, by step; and why training ended before its last step."""
@@ -29,7 +29,7 @@ class TrainerSettings(BaseModel):
     """Whether an alarm that goes by labels may do more than warn."""
     dev_metric: str
     """Which of the reward's parts, averaged over the dev split, chooses the model."""
-    headline: Headline
+    primary_metric: PrimaryMetric
     """Which of them the alarm watches that the reward rises while it falls."""
     patience: int | None
     """Validations without a better one after which training stops; never if None."""

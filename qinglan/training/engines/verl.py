@@ -130,7 +130,7 @@ def checkpoints(output_dir: Path) -> dict[int, Path]:
     return {step: path for step, path in sorted(found.items()) if step <= newest}
 
 
-def mend_checkpoints(output_dir: Path) -> None:
+def repair_checkpoints(output_dir: Path) -> None:
     """Put right what a kill left half written, before anything is saved.
 
     verl can't read the file that names its newest checkpoint if that was not written whole. A folder beyond the one

@@ -11,7 +11,7 @@ from qinglan.errors import ConfigError
 from qinglan.recipes.kinds.answer.parts import JUDGE, QUALITY, metric_names, part_names, weights
 from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.recipes.kinds.answer.validation import Findings, validator
-from qinglan.recipes.kinds.common import Headline, Measured, rl_record, rl_schema
+from qinglan.recipes.kinds.common import Measured, PrimaryMetric, rl_record, rl_schema
 from qinglan.recipes.kinds.selection import decide
 from qinglan.rows import Row
 from qinglan.runs.artifacts import hash_of
@@ -30,7 +30,7 @@ class AnswerGrading:
     """Of one recipe."""
 
     rl_schema: pa.Schema = _SCHEMA
-    remedy = "mend the teacher's prompt or the recipe's rules, or add questions"
+    hint = "mend the teacher's prompt or the recipe's rules, or add questions"
 
     def __init__(self, recipe: AnswerRecipe) -> None:
         """Look whether its parts can be told from other figures.
@@ -91,12 +91,12 @@ class AnswerGrading:
 
     def dev_metric(self, config: Reward, infos: Iterable[Mapping[str, Any]]) -> str:  # noqa: ARG002
         """The recipe's first metric."""
-        return self.headline().part
+        return self.primary_metric().part
 
-    def headline(self) -> Headline:
+    def primary_metric(self) -> PrimaryMetric:
         """The recipe's first metric."""
         first = self._recipe.METRICS[0]
-        return Headline(JUDGE if first.name == QUALITY else first.name, first.en)
+        return PrimaryMetric(JUDGE if first.name == QUALITY else first.name, first.en)
 
     def scorer(self, service: "RewardService") -> "AnswerScorer":
         """Grades, asks the judge where its score counts, and lets the recipe reward it."""

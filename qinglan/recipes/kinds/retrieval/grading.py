@@ -8,7 +8,7 @@ import pyarrow as pa
 from qinglan.clients.row_batches import Work
 from qinglan.config import EMBEDDED, Profile, Reward, Select, Tenant
 from qinglan.errors import ConfigError
-from qinglan.recipes.kinds.common import Headline, Measured
+from qinglan.recipes.kinds.common import Measured, PrimaryMetric
 from qinglan.recipes.kinds.retrieval import records, selection
 from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe, Scored
 from qinglan.recipes.kinds.retrieval.validation import Findings, validator
@@ -27,7 +27,7 @@ class RetrievalGrading:
 
     rl_schema: pa.Schema = records.SCHEMA
     reported_parts = ("gold_top1", "judge", "rq_gain", "guard_ok")
-    remedy = "lower select.min_top1_score or add questions"
+    hint = "lower select.min_top1_score or add questions"
     score_parts = tuple(name for name in Scored.__dataclass_fields__ if name != "score")
 
     def __init__(self, recipe: RetrievalRecipe) -> None:
@@ -71,9 +71,9 @@ class RetrievalGrading:
             return "gold_top1"
         return "relevant" if config.relevance_gate else "score"
 
-    def headline(self) -> Headline:
+    def primary_metric(self) -> PrimaryMetric:
         """Labels tell, also where the reward does not use them."""
-        return Headline("gold_top1", "gold top-1")
+        return PrimaryMetric("gold_top1", "gold top-1")
 
     def scorer(self, service: "RewardService") -> "RetrievalScorer":
         """Retrieves, asks the judge, and lets the recipe reward it."""

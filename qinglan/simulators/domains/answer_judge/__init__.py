@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from qinglan.config import Embedded
-from qinglan.simulators.domains import Pretraining, SamplePaths, Speaker, World
+from qinglan.simulators.domains import Domain, Pretraining, SamplePaths, SimulatedModel
 from qinglan.simulators.domains.answer_judge import corpus, sample
 from qinglan.simulators.domains.answer_judge import models as people
 
 
-class AnswerJudgeWorld(World):
+class AnswerJudgeDomain(Domain):
     """Wraps `domain`, `people`, `corpus` and `sample`."""
 
     NAME = "answer_judge"
-    SPEAKERS: Mapping[str, Speaker] = {"standin-answerer": people.answer, "standin-reasoner": people.reason}
+    MODELS: Mapping[str, SimulatedModel] = {"simulated-answerer": people.answer, "simulated-reasoner": people.reason}
     PRETRAINING = Pretraining(steps=380, layers=3, context_tokens=512, tokens_per_step=2048, documents_per_step=44)
 
     def write_sample(self, directory: Path, config: Embedded) -> SamplePaths:
@@ -33,4 +33,4 @@ class AnswerJudgeWorld(World):
         return corpus.characters()
 
 
-WORLD = AnswerJudgeWorld()
+DOMAIN = AnswerJudgeDomain()

@@ -10,7 +10,7 @@ from functools import cache
 from random import Random
 from typing import NamedTuple
 
-from qinglan.simulators.domains import Spoken
+from qinglan.simulators.domains import ReasonedAnswer
 from qinglan.simulators.domains.answer_judge.facts import (  # fmt: skip
     CLOSINGS,
     FLAWS,
@@ -136,13 +136,13 @@ def _understood(question: str) -> tuple[str, str] | None:
     return None
 
 
-def reason(prompt: str, seed: int) -> Spoken:
+def reason(prompt: str, seed: int) -> ReasonedAnswer:
     """The strong model: question, reference and answer on the last three lines → thoughts, and a verdict."""
     fields = dict(line.split("：", 1) for line in prompt.splitlines() if "：" in line)
     thoughts, verdict = thoughts_on(
         fields.get("标准答案", ""), fields.get("待评答案", ""), _whims("reason", prompt, seed)
     )
-    return Spoken(f"<output>{'，'.join(verdict.words)}</output>", thoughts)
+    return ReasonedAnswer(f"<output>{'，'.join(verdict.words)}</output>", thoughts)
 
 
 def thoughts_on(reference: str, candidate: str, rng: Random) -> tuple[str, Verdict]:

@@ -4,20 +4,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from qinglan.config import Embedded
-from qinglan.simulators.domains import Pretraining, SamplePaths, Speaker, World
+from qinglan.simulators.domains import Domain, Pretraining, SamplePaths, SimulatedModel
 from qinglan.simulators.domains.medical import corpus, judge, sample
 
 PROMPT = ("你是医疗健康助手", "回答准确简明", "有风险时", "说清该怎么做", "该找谁")
 """The student's prompt, in pieces that a token can hold."""
 
 
-class MedicalWorld(World):
+class MedicalDomain(Domain):
     """Facts about two dozen medicines and a dozen complaints, emergencies and hardships."""
 
     NAME = "medical"
-    SPEAKERS: Mapping[str, Speaker] = {
-        "standin-medical-doctor": judge.say_answer,
-        "standin-medical-judge": judge.say_verdict,
+    MODELS: Mapping[str, SimulatedModel] = {
+        "simulated-medical-doctor": judge.say_answer,
+        "simulated-medical-judge": judge.say_verdict,
     }
     PRETRAINING = Pretraining(steps=260, context_tokens=512, documents_per_step=100)
 
@@ -40,4 +40,4 @@ class MedicalWorld(World):
         return corpus.characters(PROMPT)
 
 
-WORLD = MedicalWorld()
+DOMAIN = MedicalDomain()

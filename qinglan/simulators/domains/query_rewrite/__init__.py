@@ -4,18 +4,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from qinglan.config import Embedded
-from qinglan.simulators.domains import SamplePaths, Speaker, World
+from qinglan.simulators.domains import Domain, SamplePaths, SimulatedModel
 from qinglan.simulators.domains.query_rewrite import corpus, sample, teacher
 
 
-class QueryRewriteWorld(World):
+class QueryRewriteDomain(Domain):
     """Wraps `domain`, `sample`, `corpus`, `reader` and `teacher`."""
 
     NAME = "query_rewrite"
-    SPEAKERS: Mapping[str, Speaker] = {
-        "standin-rewriter": teacher.rewrite,
-        "standin-keywords": lambda text, _seed: teacher.extract(text),
-        "standin-judge": teacher.say_verdict,
+    MODELS: Mapping[str, SimulatedModel] = {
+        "simulated-rewriter": teacher.rewrite,
+        "simulated-keywords": lambda text, _seed: teacher.extract(text),
+        "simulated-judge": teacher.say_verdict,
     }
 
     def write_sample(self, directory: Path, config: Embedded) -> SamplePaths:
@@ -35,4 +35,4 @@ class QueryRewriteWorld(World):
         return corpus.characters()
 
 
-WORLD = QueryRewriteWorld()
+DOMAIN = QueryRewriteDomain()

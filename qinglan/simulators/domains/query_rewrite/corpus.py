@@ -60,7 +60,7 @@ def words() -> list[str]:
 
 
 def _spoken() -> Iterator[str]:
-    for names in (*PRODUCTS.values(), *domain.PRODUCT_TYPOS.values(), *domain.TELLING_PROFILES.values()):
+    for names in (*PRODUCTS.values(), *domain.PRODUCT_TYPOS.values(), *domain.INFORMATIVE_PROFILES.values()):
         yield from names
     for intent, known in INTENTS.items():
         yield from (*known.phrasings, TOPICS[intent])
@@ -156,7 +156,7 @@ def leak(text: str) -> str | None:
 
 def _told_by_profile(text: str) -> str | None:
     """What an ambiguous question is about."""
-    return next((intent for intent, told in domain.TELLING_PROFILES.items() if any(p in text for p in told)), None)
+    return next((intent for intent, told in domain.INFORMATIVE_PROFILES.items() if any(p in text for p in told)), None)
 
 
 def _asked(text: str) -> Iterator[tuple[str, str]]:

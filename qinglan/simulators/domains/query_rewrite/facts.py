@@ -101,14 +101,14 @@ PLAIN_PROFILES = (
 
 P_FOLLOW_UP = 0.20
 P_PROFILE_DECIDES = 0.25
-"""Of the questions with one of the intents in `TELLING_PROFILES`: about 6% of all."""
+"""Of the questions with one of the intents in `INFORMATIVE_PROFILES`: about 6% of all."""
 P_PLAIN_PROFILE = 0.12
 P_MISLEADING_PROFILE = 0.02
 P_UNRELATED_HISTORY = 0.04
 P_PRODUCT_TYPO = 0.05
 P_WORD_TYPO = 0.05
 
-TELLING_PROFILES: dict[str, tuple[str, ...]] = {
+INFORMATIVE_PROFILES: dict[str, tuple[str, ...]] = {
     "preg": ("孕28周", "怀孕3个月", "备孕中", "孕妇，31岁", "孕早期"),
     "child": ("给3岁孩子问", "给6岁孩子问", "宝妈，孩子2岁", "替5岁儿子问", "孩子上小学"),
     "mix": ("正在吃降压药", "每天吃降糖药", "在吃感冒药", "长期吃阿司匹林", "在服抗生素"),
@@ -335,7 +335,7 @@ def pairs(split: Literal["train", "test"]) -> tuple[tuple[str, str], ...]:
 def ask(rng: Random, product: str, intent: str, unseen: bool = False) -> Question:
     """A colloquial question about a pair; `unseen` draws from the phrasings that only the test split uses."""
     profile = _profile(rng, intent)
-    ambiguous = bool(profile) and profile in TELLING_PROFILES.get(intent, ())
+    ambiguous = bool(profile) and profile in INFORMATIVE_PROFILES.get(intent, ())
     phrasing = _misspell(rng, rng.choice(_phrasings(intent, ambiguous, unseen)))
     name = _colloquial_name(rng, product)
     if rng.random() < P_FOLLOW_UP:
@@ -356,11 +356,11 @@ def _phrasings(intent: str, ambiguous: bool, unseen: bool) -> tuple[str, ...]:
 
 def _profile(rng: Random, intent: str) -> str:
     """A profile that decides (only for the intents that have one), misleads, or doesn't matter."""
-    if intent in TELLING_PROFILES and rng.random() < P_PROFILE_DECIDES:
-        return rng.choice(TELLING_PROFILES[intent])
+    if intent in INFORMATIVE_PROFILES and rng.random() < P_PROFILE_DECIDES:
+        return rng.choice(INFORMATIVE_PROFILES[intent])
     draw = rng.random()
-    if draw < P_MISLEADING_PROFILE and intent not in TELLING_PROFILES:
-        return rng.choice([profile for profiles in TELLING_PROFILES.values() for profile in profiles])
+    if draw < P_MISLEADING_PROFILE and intent not in INFORMATIVE_PROFILES:
+        return rng.choice([profile for profiles in INFORMATIVE_PROFILES.values() for profile in profiles])
     return rng.choice(PLAIN_PROFILES) if draw < P_MISLEADING_PROFILE + P_PLAIN_PROFILE else ""
 
 

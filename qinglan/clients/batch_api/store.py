@@ -23,7 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class BatchBook:
+class BatchStore:
     """The batches of one model on one service; every change is committed on return."""
 
     def __init__(self, ledger: Ledger, account: Account, server: str) -> None:

@@ -55,7 +55,7 @@ def telling_rows(
     return named + [Telling(row, FAILED) for row in failed] + [Telling(row, SAMPLED) for row in others]
 
 
-def write_review_book(
+def write_approval_workbook(
     path: Path, telling: Sequence[Telling], arms: ArmRows, recipe: Recipe, challenger: str
 ) -> Artifact:
     """One line per question, the arms side by side."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 BEAT_S = 0.02
 
 
-class Pulse:
+class EventLoopLag:
     """Beats in the event loop; what is overdue is the lag."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -17,7 +17,7 @@ _TEACHER_PORT, _RAG_PORT = 8101, 8201
 
 
 @dataclass(frozen=True)
-class StandIn:
+class SimulatedRole:
     """A server, and where it answers."""
 
     title: str
@@ -47,7 +47,7 @@ class StandIn:
         return f"http://{HOST}:{self.port}/health"
 
 
-def stand_ins_of(profile: Profile) -> list[StandIn]:
+def simulated_roles_of(profile: Profile) -> list[SimulatedRole]:
     """Those that the profile calls `embedded`.
 
     Raises:
@@ -55,7 +55,7 @@ def stand_ins_of(profile: Profile) -> list[StandIn]:
     """
     found = []
     if is_any_model_embedded(profile):
-        found.append(StandIn("Teacher", teacher_argv(profile), port_from(_TEACHER_PORT), "/v1"))
+        found.append(SimulatedRole("Teacher", teacher_argv(profile), port_from(_TEACHER_PORT), "/v1"))
     if knowledge_base := embedded_knowledge_base(profile):
-        found.append(StandIn("RAG", rag_argv(profile, knowledge_base), port_from(_RAG_PORT), "/retrieve"))
+        found.append(SimulatedRole("RAG", rag_argv(profile, knowledge_base), port_from(_RAG_PORT), "/retrieve"))
     return found

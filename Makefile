@@ -44,10 +44,11 @@ test: setup ## all tests, a small real end-to-end run included
 test-unit: setup ## the fast tests only
 	@$(BIN)/python -m pytest -m "not slow"
 
-lint: setup ## ruff, and mypy in strict mode
+lint: setup ## ruff, mypy in strict mode, and the direction of imports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
 
 serve: setup ## the champion behind an OpenAI-compatible router on loopback, until Ctrl-C
 	@$(BIN)/qinglan serve --profile $(PROFILE)

@@ -2,8 +2,8 @@
 
 from prefect import flow
 
-from tasks.canary import check_canary
-from tasks.forms import Override, ProfileName
+from qinglan.tasks.canary import check_canary
+from qinglan.tasks.forms import Override, ProfileName
 
 
 @flow(name="canary-check", flow_run_name="canary-check {profile}", log_prints=True)

@@ -5,13 +5,13 @@ from pathlib import Path
 from prefect import flow
 
 from qinglan.evaluation.teacher_comparison import contenders
-from tasks.asking import distill_rows, validate_rows
-from tasks.comparison import compare_teachers, draw_questions
-from tasks.data import ingest_workbook
-from tasks.engine import stop_jobs
-from tasks.evaluation import write_report
-from tasks.forms import DataChanges, Override, ProfileName, overrides_of
-from tasks.session import open_session
+from qinglan.tasks.asking import distill_rows, validate_rows
+from qinglan.tasks.comparison import compare_teachers, draw_questions
+from qinglan.tasks.data import ingest_workbook
+from qinglan.tasks.engine import stop_jobs
+from qinglan.tasks.evaluation import write_report
+from qinglan.tasks.forms import DataChanges, Override, ProfileName, overrides_of
+from qinglan.tasks.session import open_session
 
 
 @flow(name="compare", flow_run_name="compare {profile}", log_prints=True, on_cancellation=[stop_jobs])

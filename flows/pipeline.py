@@ -4,16 +4,16 @@ from pathlib import Path
 
 from prefect import flow
 
-from tasks.asking import distill_rows, validate_rows
-from tasks.data import build_dataset, ingest_workbook, select_rows
-from tasks.engine import stop_jobs
-from tasks.evaluation import evaluate_arms, write_report
-from tasks.forms import Override, PipelineChanges, ProfileName, overrides_of
-from tasks.reinforcement import train_rl
-from tasks.release import decide_release, register_model
-from tasks.session import open_session
-from tasks.training import prepare_base_model, require_enough_rows, train_sft
-from tasks.versions import note_training, publish_dataset
+from qinglan.tasks.asking import distill_rows, validate_rows
+from qinglan.tasks.data import build_dataset, ingest_workbook, select_rows
+from qinglan.tasks.engine import stop_jobs
+from qinglan.tasks.evaluation import evaluate_arms, write_report
+from qinglan.tasks.forms import Override, PipelineChanges, ProfileName, overrides_of
+from qinglan.tasks.reinforcement import train_rl
+from qinglan.tasks.release import decide_release, register_model
+from qinglan.tasks.session import open_session
+from qinglan.tasks.training import prepare_base_model, require_enough_rows, train_sft
+from qinglan.tasks.versions import note_training, publish_dataset
 
 
 @flow(name="pipeline", flow_run_name="pipeline {profile}", log_prints=True, on_cancellation=[stop_jobs])

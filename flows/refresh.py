@@ -4,14 +4,14 @@ from pathlib import Path
 
 from prefect import flow
 
-from tasks.asking import distill_rows, validate_rows
-from tasks.data import build_dataset, ingest_workbook, select_rows
-from tasks.engine import stop_jobs
-from tasks.evaluation import write_report
-from tasks.forms import Override, ProfileName, RefreshChanges, overrides_of
-from tasks.session import open_session
-from tasks.turns import skips_if_at_work
-from tasks.versions import publish_dataset, trigger_training
+from qinglan.tasks.asking import distill_rows, validate_rows
+from qinglan.tasks.data import build_dataset, ingest_workbook, select_rows
+from qinglan.tasks.engine import stop_jobs
+from qinglan.tasks.evaluation import write_report
+from qinglan.tasks.forms import Override, ProfileName, RefreshChanges, overrides_of
+from qinglan.tasks.session import open_session
+from qinglan.tasks.turns import skips_if_at_work
+from qinglan.tasks.versions import publish_dataset, trigger_training
 
 
 @flow(name="refresh", flow_run_name="refresh {profile}", log_prints=True, on_cancellation=[stop_jobs])

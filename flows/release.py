@@ -4,11 +4,11 @@ from pathlib import Path
 
 from prefect import flow
 
-from tasks.engine import stop_jobs
-from tasks.evaluation import write_report
-from tasks.forms import DecisionChanges, Override, ProfileName, overrides_of
-from tasks.release import decide_release, register_model
-from tasks.session import open_session, stages_of
+from qinglan.tasks.engine import stop_jobs
+from qinglan.tasks.evaluation import write_report
+from qinglan.tasks.forms import DecisionChanges, Override, ProfileName, overrides_of
+from qinglan.tasks.release import decide_release, register_model
+from qinglan.tasks.session import open_session, stages_of
 
 
 @flow(name="release", flow_run_name="release {profile}", log_prints=True, on_cancellation=[stop_jobs])

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from prefect import flow
 
-from tasks.engine import stop_jobs
-from tasks.evaluation import evaluate_arms, write_report
-from tasks.forms import Override, ProfileName, TrainChanges, overrides_of
-from tasks.reinforcement import train_rl
-from tasks.release import decide_release, register_model
-from tasks.session import open_session, stages_of
-from tasks.training import prepare_base_model, require_enough_rows, train_sft
-from tasks.versions import note_training
+from qinglan.tasks.engine import stop_jobs
+from qinglan.tasks.evaluation import evaluate_arms, write_report
+from qinglan.tasks.forms import Override, ProfileName, TrainChanges, overrides_of
+from qinglan.tasks.reinforcement import train_rl
+from qinglan.tasks.release import decide_release, register_model
+from qinglan.tasks.session import open_session, stages_of
+from qinglan.tasks.training import prepare_base_model, require_enough_rows, train_sft
+from qinglan.tasks.versions import note_training
 
 
 @flow(name="train", flow_run_name="train {profile}", log_prints=True, on_cancellation=[stop_jobs])

@@ -4,10 +4,10 @@ import httpx
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
+from qinglan.tasks.events import tell
+from qinglan.tasks.stage import Stage, artifact_key
 from qinglan.training.alarms import Alarm, alarms_markdown, read_alarms
 from qinglan.training.engines.trainer_settings import ALARMS_FILE
-from tasks.events import tell
-from tasks.stage import Stage, artifact_key
 
 
 class AlarmFollower:

@@ -23,9 +23,9 @@ from pydantic import ValidationError
 from qinglan.errors import StageError
 from qinglan.ops.prefect_server import without_login
 from qinglan.serving.registry.approval import WAITING_FILE, Approval, Waiting
+from qinglan.tasks.events import tell
+from qinglan.tasks.stage import Stage
 from qinglan.text import duration
-from tasks.events import tell
-from tasks.stage import Stage
 
 _POLL_S = 5
 _LOOKS_WHILE_CANCELLING = 12

@@ -24,8 +24,8 @@ from qinglan.recipes.scoring.identity import scoring_identity
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import JsonlWriter, StageResult, read_jsonl, sha256_of
 from qinglan.runs.run import Run
-from tasks.bulk import RETRY_DELAYS_S, ask_by_batch, asked, distill_on_ray, require_no_open_batches
-from tasks.stage import Outcome, Stage, perform
+from qinglan.tasks.bulk import RETRY_DELAYS_S, ask_by_batch, asked, distill_on_ray, require_no_open_batches
+from qinglan.tasks.stage import Outcome, Stage, perform
 
 _KEPT_BUSY = 12
 """Rows begun for each request that may be under way: those that wait for a retry must not leave the service idle."""

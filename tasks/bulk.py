@@ -14,9 +14,9 @@ from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl
 from qinglan.runs.command import Command
 from qinglan.runs.launcher import JsonlTail
+from qinglan.tasks.engine import run_engine
+from qinglan.tasks.stage import Outcome, Stage
 from qinglan.training.engines.distill_ray import DistillJob
-from tasks.engine import run_engine
-from tasks.stage import Outcome, Stage
 
 RETRY_DELAYS_S = [2.0, 10.0, 30.0]
 

@@ -11,8 +11,8 @@ from qinglan.config import load_profile
 from qinglan.errors import StageError
 from qinglan.serving.checkup import check_serving
 from qinglan.serving.registry import registry_of
-from tasks.session import tidy_logs
-from tasks.stage import artifact_key
+from qinglan.tasks.session import tidy_logs
+from qinglan.tasks.stage import artifact_key
 
 
 @task(name="look-at-canary", task_run_name="look-at-canary", cache_policy=NO_CACHE)

@@ -14,7 +14,7 @@ from qinglan.recipes import get_recipe, identity
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
 from qinglan.runs.run import Run
-from tasks.stage import Outcome, Stage, perform
+from qinglan.tasks.stage import Outcome, Stage, perform
 
 
 @task(name="sample", task_run_name="sample", cache_policy=NO_CACHE)

@@ -1,4 +1,4 @@
-"""The data stages that ask nobody: ingest, select, dataset. `tasks.asking` has those between them."""
+"""The data stages that ask nobody: ingest, select, dataset. `qinglan.tasks.asking` has those between them."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,7 @@ from qinglan.recipes.scoring.identity import scored_with
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import StageResult, hash_of, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
-from tasks.stage import Outcome, Stage, perform
+from qinglan.tasks.stage import Outcome, Stage, perform
 
 _SHOWN_PROBLEMS = 20
 _WORKBOOK_ROWS = 100_000

@@ -20,10 +20,10 @@ from qinglan.errors import QinglanError, StageError
 from qinglan.runs.command import Command
 from qinglan.runs.launcher import JsonlTail, LineTail, launch
 from qinglan.runs.run_locks import device_lock
+from qinglan.tasks.forms import overrides_in
+from qinglan.tasks.stage import Stage, flow_run_id
 from qinglan.training.engines.attempts import clear_final, run_attempts
 from qinglan.training.engines.ray_jobs import JobSeries, RayJobs, stop_jobs_of
-from tasks.forms import overrides_in
-from tasks.stage import Stage, flow_run_id
 
 Metrics = dict[str, Any]
 MAX_LEFT_OUT_SHARE = 0.2

@@ -24,9 +24,9 @@ from qinglan.rows import ArmName, Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.serving.registry import champion_of
+from qinglan.tasks.engine import run_engine
+from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
 from qinglan.training.engines.generate import generate_commands
-from tasks.engine import run_engine
-from tasks.stage import Outcome, Stage, perform, tracker_of
 
 _TEACHER: tuple[Role, ...] = ("teacher",)
 Calls = dict[str, dict[str, int]]

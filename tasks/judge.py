@@ -15,6 +15,7 @@ from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.serving.local_judge import Appointed, Served, open_judge, serving
+from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.judge_agreement import (
     Judges,
     Measured,
@@ -27,7 +28,6 @@ from qinglan.training.judge_agreement import (
     retryable,
     sentence,
 )
-from tasks.stage import Outcome, Stage, perform
 
 _JUDGE: tuple[Role, ...] = ("judge",)
 

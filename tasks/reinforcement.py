@@ -22,16 +22,16 @@ from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.command import Command
 from qinglan.runs.run import Run
 from qinglan.serving.local_judge import Served, appointed, serving
+from qinglan.tasks.alarms import AlarmFollower
+from qinglan.tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
+from qinglan.tasks.judge import compare_judges
+from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.alarms import part_mean
 from qinglan.training.disk_space import Weights, require_disk_space, rl_bytes
 from qinglan.training.engines import verl
 from qinglan.training.engines.export import ADAPTER
 from qinglan.training.engines.progress import read_stop
 from qinglan.training.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
-from tasks.alarms import AlarmFollower
-from tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
-from tasks.judge import compare_judges
-from tasks.stage import Outcome, Stage, perform
 
 
 @task(name="rl", task_run_name="rl", cache_policy=NO_CACHE)

@@ -26,10 +26,10 @@ from qinglan.serving.registry.candidates import (
     identities_of,
     read_evaluation,
 )
+from qinglan.tasks.approval import ask
+from qinglan.tasks.events import tell
+from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
 from qinglan.text import markdown_cell
-from tasks.approval import ask
-from tasks.events import tell
-from tasks.stage import Outcome, Stage, perform, tracker_of
 
 LOSSES, SAMPLED = 60, 40
 """Rows of the workbook that a person reads before approving."""

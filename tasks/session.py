@@ -37,9 +37,9 @@ from qinglan.runs.run import (
 from qinglan.runs.run_locks import refresh_lock
 from qinglan.simulators.domains import embedded_knowledge_base, sample_of
 from qinglan.simulators.services import embedded_services
+from qinglan.tasks.lost import resume_lost_runs
+from qinglan.tasks.stage import flow_run_id, tracker_of
 from qinglan.training.disk_space import explain_full_disk
-from tasks.lost import resume_lost_runs
-from tasks.stage import flow_run_id, tracker_of
 
 
 @dataclass(frozen=True)

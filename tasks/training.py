@@ -15,10 +15,10 @@ from qinglan.runs.command import Command
 from qinglan.runs.run import Run
 from qinglan.simulators.base_model import cached_path, is_complete, pretrain_argv
 from qinglan.simulators.domains import domain_for
+from qinglan.tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
+from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.disk_space import Weights, require_disk_space, sft_bytes
 from qinglan.training.engines import swift
-from tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
-from tasks.stage import Outcome, Stage, perform
 
 
 def require_enough_rows(run: Run, dataset: StageResult) -> None:

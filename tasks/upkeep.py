@@ -10,8 +10,8 @@ from prefect.logging import get_run_logger
 from qinglan.config import load_profile
 from qinglan.errors import StageError
 from qinglan.ops.cleanup import clean_up
-from tasks.session import tidy_logs
-from tasks.stage import artifact_key
+from qinglan.tasks.session import tidy_logs
+from qinglan.tasks.stage import artifact_key
 
 
 @task(name="clean-up", task_run_name="clean-up", cache_policy=NO_CACHE)

@@ -17,9 +17,9 @@ from qinglan.ops.automations import TRAIN_DEPLOYMENT, Deployment, deployments_of
 from qinglan.ops.prefect_server import find_server
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.run import Run
-from tasks.events import tell
-from tasks.forms import overrides_in
-from tasks.stage import Outcome, Stage, perform, tracker_of
+from qinglan.tasks.events import tell
+from qinglan.tasks.forms import overrides_in
+from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
 
 
 @task(name="publish", task_run_name="publish", cache_policy=NO_CACHE)

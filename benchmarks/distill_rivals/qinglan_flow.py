@@ -21,9 +21,9 @@ PROFILE = "embedded"
 
 def distill(settings: tuple[str, ...], fresh: bool, found: dict[str, Any]) -> None:
     """The stages, as flows/refresh.py calls them."""
-    from tasks.asking import distill_rows
-    from tasks.data import ingest_workbook
-    from tasks.session import open_session
+    from qinglan.tasks.asking import distill_rows
+    from qinglan.tasks.data import ingest_workbook
+    from qinglan.tasks.session import open_session
 
     with open_session(PROFILE, settings, "refresh", fresh=fresh) as session:
         found["run"] = session.run.id
@@ -43,7 +43,7 @@ def main(out: Path, fresh: bool, settings: tuple[str, ...]) -> None:
     with prefect_for(load_profile(PROFILE, settings).paths.state, print):
         from prefect import flow  # reads where its server is when it is imported
 
-        from tasks.session import send_what_is_queued
+        from qinglan.tasks.session import send_what_is_queued
 
         try:
             flow(distill, name="distill", validate_parameters=False)(settings, fresh, found)

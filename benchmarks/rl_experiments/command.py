@@ -16,8 +16,8 @@ from filelock import FileLock, Timeout
 from qinglan.config import load_profile
 from qinglan.errors import EngineError, QinglanError
 from qinglan.runs.launcher import tail
+from qinglan.tasks.stage import sources_digest
 from qinglan.text import duration, number
-from tasks.stage import sources_digest
 
 from .matrix import EXPERIMENTS, RIVALS, Experiment, Settings
 from .results import Result, Site, mean_top1, result_of_run

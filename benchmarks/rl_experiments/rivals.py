@@ -29,9 +29,9 @@ from qinglan.runs.launcher import launch
 from qinglan.runs.run import Run
 from qinglan.simulators.domains.query_rewrite.sample import write_sample
 from qinglan.simulators.services import embedded_services
+from qinglan.tasks.engine import first_and_last
 from qinglan.training.engines.generate import generate_commands
 from qinglan.training.engines.swift import engine_env
-from tasks.engine import first_and_last
 
 from .results import Point, Result, marks, result_of_run, stage_of, work_of
 

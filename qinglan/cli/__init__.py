@@ -105,14 +105,14 @@ def _end(line: str) -> NoReturn:
 
 def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool, source: str | None) -> Path:
     # Prefect takes seconds to import and reads its settings then, so only now.
-    from flows.compare import compare
-    from flows.evaluate import evaluate
-    from flows.pipeline import pipeline
-    from flows.refresh import refresh
-    from flows.release import release
-    from flows.train import train
-    from tasks.session import send_what_is_queued
-    from tasks.turns import unless_skipped
+    from qinglan.flows.compare import compare
+    from qinglan.flows.evaluate import evaluate
+    from qinglan.flows.pipeline import pipeline
+    from qinglan.flows.refresh import refresh
+    from qinglan.flows.release import release
+    from qinglan.flows.train import train
+    from qinglan.tasks.session import send_what_is_queued
+    from qinglan.tasks.turns import unless_skipped
 
     source = source or ""
     try:

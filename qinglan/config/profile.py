@@ -223,7 +223,7 @@ def profile_names() -> list[str]:
 
 
 def _folders() -> tuple[Path, Path]:
-    return Path.cwd() / "configs", Path(__file__).parents[2] / "configs"
+    return Path.cwd() / "configs", Path(__file__).parents[1] / "configs"
 
 
 def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:

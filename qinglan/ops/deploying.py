@@ -69,7 +69,7 @@ def find_deployments() -> Path:
     Raises:
         ConfigError: there is none.
     """
-    for folder in (Path.cwd(), Path(__file__).parents[2]):
+    for folder in (Path.cwd(), Path(__file__).parents[1]):
         if (candidate := folder / DEPLOYMENTS).is_file():
             return candidate
     raise ConfigError(f"{DEPLOYMENTS}: no such file; run it in Qinglan's folder")

@@ -13,9 +13,9 @@ from qinglan.errors import StageError, WorkbookError
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
-from tasks import data
-from tasks.data import ingest_workbook
-from tasks.session import _inputs
+from qinglan.tasks import data
+from qinglan.tasks.data import ingest_workbook
+from qinglan.tasks.session import _inputs
 
 pytestmark = [
     pytest.mark.slow,  # 10 s for Prefect's server alone

@@ -10,7 +10,7 @@ import openpyxl
 import pytest
 from prefect.testing.utilities import prefect_test_harness
 
-from flows.refresh import refresh
+from qinglan.flows.refresh import refresh
 from qinglan.recipes._medical_rules import RULES
 from qinglan.rows import Row
 from qinglan.runs.artifacts import read_jsonl

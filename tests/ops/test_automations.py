@@ -78,7 +78,7 @@ class Prefect:
         entries = [
             {
                 "id": each.id,
-                "entrypoint": f"flows.{each.flow}.{each.flow}",
+                "entrypoint": f"qinglan.flows.{each.flow}.{each.flow}",
                 "name": each.name,
                 "parameters": {"profile": each.profile},
                 "paused": each.paused,

@@ -133,7 +133,7 @@ class Server:
 
     def deploy(self, flow: str, name: str, profile: str, **more: Any) -> str:
         flow_id = self.post("flows/", name=flow)["id"]
-        body = {"entrypoint": f"flows.{flow}.{flow}", "work_pool_name": "qinglan", "tags": ["qinglan"]} | more
+        body = {"entrypoint": f"qinglan.flows.{flow}.{flow}", "work_pool_name": "qinglan", "tags": ["qinglan"]} | more
         made = self.post("deployments/", name=name, flow_id=flow_id, parameters={"profile": profile}, **body)
         return str(made["id"])
 

@@ -113,7 +113,8 @@ def test_a_lost_site_is_found_again_and_nothing_is_paid_twice(
         save_stage(run, StageResult(stage="ingest", key="k", run_id=run.id, seconds=1, artifacts={"rows": rows}))
     with prefect_server(state, tmp_path / "logs") as prefect:
         flow = post(prefect, "/flows/", name="refresh")["id"]
-        deployment = post(prefect, "/deployments/", name="nightly", flow_id=flow, entrypoint="flows.refresh.refresh")
+        path = "qinglan.flows.refresh.refresh"
+        deployment = post(prefect, "/deployments/", name="nightly", flow_id=flow, entrypoint=path)
         flow_run = post(prefect, f"/deployments/{deployment['id']}/create_flow_run")
         with being_asked(profile):
             said = qinglan("backup")

@@ -42,7 +42,7 @@ def schedules() -> list[tuple[str, dict[str, Any]]]:
 
 def test_every_flow_is_deployed_and_every_deployment_has_a_name_of_its_own():
     files = {path.stem for path in (ROOT / "flows").glob("[a-z]*.py")}
-    assert {d["entrypoint"].split(".")[1] for d in DEPLOYMENTS} == files
+    assert {d["entrypoint"].split(".")[2] for d in DEPLOYMENTS} == files
     names = [d["name"] for d in DEPLOYMENTS]
     assert len({*names}) == len(names)
     assert {name.replace("_", "-") for name in files} <= {*names}
@@ -61,7 +61,7 @@ def test_entrypoint_is_dotted_and_takes_the_parameters(deployment: dict[str, Any
 
 @each
 def test_what_trains_has_the_trainers_pool(deployment: dict[str, Any]):
-    trains = deployment["entrypoint"].split(".")[1] in ("pipeline", "train", "evaluate")
+    trains = deployment["entrypoint"].split(".")[2] in ("pipeline", "train", "evaluate")
     assert deployment["work_pool"] == {"name": "qinglan-trainer" if trains else "qinglan"}
     assert {"qinglan", "training" if trains else "qinglan"} <= {*deployment["tags"]}
 
@@ -72,7 +72,7 @@ def test_no_limit_of_prefects_that_a_restarted_server_would_end_a_training_by(de
 
 
 def test_a_tenant_has_a_refresh_of_its_own():
-    refreshes = {d["name"]: d for d in DEPLOYMENTS if d["entrypoint"] == "flows.refresh.refresh"}
+    refreshes = {d["name"]: d for d in DEPLOYMENTS if d["entrypoint"] == "qinglan.flows.refresh.refresh"}
     assert {name: d["parameters"]["profile"] for name, d in refreshes.items()} == {
         "refresh": "embedded",
         "refresh-chengla": "chengla",
@@ -89,7 +89,7 @@ def test_nothing_that_costs_money_or_removes_files_runs_by_itself():
 
 
 def test_only_the_schedule_removes_anything():
-    clean_ups = [d for d in DEPLOYMENTS if d["entrypoint"] == "flows.clean_up.clean_up"]
+    clean_ups = [d for d in DEPLOYMENTS if d["entrypoint"] == "qinglan.flows.clean_up.clean_up"]
     assert [d["parameters"] for d in clean_ups] == [{"profile": p} for p in ("embedded", "chengla", "fivedoctors")]
     for deployment in clean_ups:
         assert [schedule["parameters"] for schedule in deployment["schedules"]] == [{"dry_run": False}]

@@ -35,7 +35,7 @@ class Server:
 
     def written(self, cron: str = "0 2 * * *", tenants: int = 0, **active: Any) -> Path:
         schedules = [{"slug": slug, "cron": cron, "active": on} for slug, on in active.items()]
-        ours = {"name": "refresh", "entrypoint": "flows.refresh.refresh", "schedules": schedules}
+        ours = {"name": "refresh", "entrypoint": "qinglan.flows.refresh.refresh", "schedules": schedules}
         # The tenants' share the list of schedules, as aliases in YAML do.
         further = [ours | {"name": f"refresh-{n}"} for n in range(tenants)]
         other = {"name": "own", "entrypoint": "jobs.py:own", "schedules": schedules}

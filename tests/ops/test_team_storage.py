@@ -131,7 +131,7 @@ def night(team: Team) -> dict[str, Any]:
         "/deployments/",
         name="nightly",
         flow_id=flow_id,
-        entrypoint="flows.refresh.refresh",
+        entrypoint="qinglan.flows.refresh.refresh",
         work_pool_name="qinglan",
         path=str(ROOT),
         parameters={"profile": "embedded", "overrides": [f"{key}={value}" for key, value in settings.items()]},

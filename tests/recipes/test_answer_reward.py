@@ -19,8 +19,8 @@ from qinglan.recipes.scoring.identity import scoring_identity
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
 from qinglan.runs.run import Run
+from qinglan.tasks import reinforcement
 from qinglan.training.reward.actor import RewardActor
-from tasks import reinforcement
 
 ROW = Row(id="1", tenant="t", query="q", source="f:1", inputs={"letter": "a"}, group="g")
 COMMON = {"score", "judge", "invalid", "judge_asked", "judge_cached", "judge_cost_usd", "latency_ms"}

@@ -24,6 +24,7 @@ from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import open_run
 from qinglan.serving.local_judge import Appointed, Served, appointed
 from qinglan.serving.registry import prompt_digest
+from qinglan.tasks import reinforcement
 from qinglan.training.judge_agreement import (
     Judges,
     Measured,
@@ -36,7 +37,6 @@ from qinglan.training.judge_agreement import (
     retryable,
     sentence,
 )
-from tasks import reinforcement
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from qinglan.tasks import alarms as module
+from qinglan.tasks import events
+from qinglan.tasks.alarms import AlarmFollower
 from qinglan.training.alarms import Alarm
 from qinglan.training.engines.trainer_settings import ALARMS_FILE
-from tasks import alarms as module
-from tasks import events
-from tasks.alarms import AlarmFollower
 
 
 class Told:

@@ -18,7 +18,7 @@ from qinglan.config import Profile
 from qinglan.errors import StageError
 from qinglan.runs.run import Run, open_run
 from qinglan.serving.registry.approval import WAITING_FILE
-from tasks import approval
+from qinglan.tasks import approval
 
 FLOW_RUN = uuid4()
 ROOM = timedelta(hours=1)

@@ -15,9 +15,9 @@ from qinglan.evaluation.summary import build_report
 from qinglan.evaluation.teacher_comparison import contenders
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run, finish_run, open_run
-from tasks.asking import distill_rows, validate_rows
-from tasks.comparison import compare_teachers, draw_questions
-from tasks.data import ingest_workbook
+from qinglan.tasks.asking import distill_rows, validate_rows
+from qinglan.tasks.comparison import compare_teachers, draw_questions
+from qinglan.tasks.data import ingest_workbook
 
 pytestmark = [
     pytest.mark.slow,  # 10 s for Prefect's server alone

@@ -20,11 +20,11 @@ from qinglan.runs import launcher
 from qinglan.runs.command import Command
 from qinglan.runs.launcher import AttemptFailedError
 from qinglan.runs.run import note_flow_run, open_run
+from qinglan.tasks import engine
+from qinglan.tasks.engine import is_cancelled, run_engine, stop_jobs
+from qinglan.tasks.stage import Stage
 from qinglan.training.engines import attempts, ray_jobs
 from qinglan.training.engines.attempts import run_attempts
-from tasks import engine
-from tasks.engine import is_cancelled, run_engine, stop_jobs
-from tasks.stage import Stage
 
 # Counts its attempts in a file, and dies in all but the last.
 DIES = """

@@ -15,8 +15,8 @@ from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import Run
-from tasks import evaluation
-from tasks.evaluation import Completed
+from qinglan.tasks import evaluation
+from qinglan.tasks.evaluation import Completed
 
 ProfileOf = Callable[..., Profile]
 FOUND = Retrieved(ids=("g",), scores=(0.9,))

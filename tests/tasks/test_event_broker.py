@@ -19,7 +19,7 @@ def test_a_reader_that_was_far_behind_gets_everything():
             raise StopConsumer(ack=True)
 
     async def exchange() -> None:
-        with temporary_settings({PREFECT_MESSAGING_BROKER: "tasks.event_broker"}):
+        with temporary_settings({PREFECT_MESSAGING_BROKER: "qinglan.tasks.event_broker"}):
             consumer = create_consumer("far-behind", concurrency=1)  # refuses what is no broker
         for number in range(MANY):
             await Topic.by_name("far-behind").publish(MemoryMessage(str(number), {}))

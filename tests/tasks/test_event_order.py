@@ -7,8 +7,8 @@ import pytest
 from prefect.server.events.ordering import EventArrivedEarly
 from prefect.server.events.schemas.events import ReceivedEvent, Resource
 
-from tasks import event_order
-from tasks.event_order import CausalOrdering
+from qinglan.tasks import event_order
+from qinglan.tasks.event_order import CausalOrdering
 
 STARTED = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
 

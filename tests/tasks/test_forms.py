@@ -13,8 +13,8 @@ from rich.text import Text
 
 from qinglan.config import Profile, load_profile, profile_names
 from qinglan.errors import ConfigError
-from tasks import forms
-from tasks.forms import Changes, PipelineChanges, RefreshChanges, Sets, TrainChanges, overrides_in, overrides_of
+from qinglan.tasks import forms
+from qinglan.tasks.forms import Changes, PipelineChanges, RefreshChanges, Sets, TrainChanges, overrides_in, overrides_of
 
 FLOWS = sorted(path.stem for path in (Path(__file__).parents[2] / "flows").glob("[a-z]*.py"))
 WITH_CHANGES = [name for name in FLOWS if name not in ("canary_check", "clean_up")]

@@ -8,7 +8,7 @@ import pytest
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError, first_line
-from tasks import lost
+from qinglan.tasks import lost
 
 ProfileOf = Callable[..., Profile]
 

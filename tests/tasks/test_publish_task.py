@@ -15,9 +15,9 @@ from qinglan.ops.prefect_server import PrefectServer
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import Run, open_run
-from tasks import stage as stage_module
-from tasks import versions as tasks_module
-from tasks.versions import note_training, publish_dataset, trigger_training
+from qinglan.tasks import stage as stage_module
+from qinglan.tasks import versions as tasks_module
+from qinglan.tasks.versions import note_training, publish_dataset, trigger_training
 
 ProfileOf = Callable[..., Profile]
 

@@ -23,9 +23,9 @@ from qinglan.serving.registry import Registry, registry_of
 from qinglan.serving.registry.approval import Approval, decided_by, lacks_only_approval
 from qinglan.serving.registry.approval_workbook import telling_rows
 from qinglan.serving.registry.candidates import beside_champion, candidate_of, read_evaluation
-from tasks import release as tasks_module
-from tasks import stage as stage_module
-from tasks.release import decide_release, decision_markdown, decision_of, register_model
+from qinglan.tasks import release as tasks_module
+from qinglan.tasks import stage as stage_module
+from qinglan.tasks.release import decide_release, decision_markdown, decision_of, register_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 

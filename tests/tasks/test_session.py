@@ -7,7 +7,7 @@ import pytest
 
 from qinglan.config import Profile
 from qinglan.simulators.domains import query_rewrite
-from tasks.session import _inputs
+from qinglan.tasks.session import _inputs
 
 ProfileOf = Callable[..., Profile]
 FEW = {"sample_train_rows": 2, "sample_dev_rows": 1, "sample_test_rows": 1}

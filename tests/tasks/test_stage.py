@@ -15,10 +15,10 @@ from qinglan.errors import ArtifactError, ConfigError, StageError
 from qinglan.recipes.scoring.identity import scored_with
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import Run, finish_run, open_run, save_stage
-from tasks import session as session_module
-from tasks import stage as stage_module
-from tasks.session import Session, _inputs, _ShortUserErrors, stages_of
-from tasks.stage import STARTED, Clock, Outcome, Stage, Started, perform, sources_digest, stage_markdown
+from qinglan.tasks import session as session_module
+from qinglan.tasks import stage as stage_module
+from qinglan.tasks.session import Session, _inputs, _ShortUserErrors, stages_of
+from qinglan.tasks.stage import STARTED, Clock, Outcome, Stage, Started, perform, sources_digest, stage_markdown
 
 ProfileOf = Callable[..., Profile]
 

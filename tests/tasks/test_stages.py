@@ -17,9 +17,9 @@ from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.simulators.services import embedded_services
-from tasks import asking
-from tasks.asking import distill_rows, validate_rows
-from tasks.data import ingest_workbook
+from qinglan.tasks import asking
+from qinglan.tasks.asking import distill_rows, validate_rows
+from qinglan.tasks.data import ingest_workbook
 
 pytestmark = [
     pytest.mark.slow,  # 10 s for Prefect's server alone

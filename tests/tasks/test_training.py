@@ -12,10 +12,10 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError, StageError
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.run import open_run
+from qinglan.tasks.engine import Follower, LeftOut
+from qinglan.tasks.stage import Stage
+from qinglan.tasks.training import _swift_line, require_enough_rows
 from qinglan.training.engines import swift, verl
-from tasks.engine import Follower, LeftOut
-from tasks.stage import Stage
-from tasks.training import _swift_line, require_enough_rows
 
 
 class FakeStage:

@@ -10,9 +10,9 @@ import pytest
 
 from qinglan.errors import ConfigError, StageError
 from qinglan.ops.cleanup import Cleaned, Removed
-from tasks import canary, upkeep
-from tasks.canary import check_canary
-from tasks.upkeep import remove_unneeded
+from qinglan.tasks import canary, upkeep
+from qinglan.tasks.canary import check_canary
+from qinglan.tasks.upkeep import remove_unneeded
 
 SHOWN = dict[str, dict[str, str]]
 

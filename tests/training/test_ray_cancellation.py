@@ -22,7 +22,7 @@ from prefect.context import FlowRunContext
 from prefect.states import Cancelling
 from qinglan.config import Trainer
 from qinglan.runs.command import Command
-from tasks.engine import run_engine
+from qinglan.tasks.engine import run_engine
 
 url, folder, is_cancelled = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "True"
 profile = SimpleNamespace(trainer=Trainer(ray_dashboard_url=url))

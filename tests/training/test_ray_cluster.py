@@ -22,10 +22,10 @@ from waiting import wait_until
 from qinglan.config import Trainer
 from qinglan.runs import supervise
 from qinglan.runs.processes import free_port
+from qinglan.tasks.engine import run_engine
+from qinglan.tasks.stage import Stage
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 from qinglan.training.engines.verl import checkpoints, read_metrics
-from tasks.engine import run_engine
-from tasks.stage import Stage
 
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)

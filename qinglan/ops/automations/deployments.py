@@ -46,7 +46,7 @@ def entries_of(api: httpx.Client) -> list[dict[str, Any]]:
 
 def is_ours(entry: dict[str, Any]) -> bool:
     """Is a deployment, on a server or in prefect.yaml, Qinglan's? Known by its entrypoint."""
-    return str(entry.get("entrypoint")).startswith("flows.")
+    return str(entry.get("entrypoint")).startswith("qinglan.flows.")
 
 
 def flow_of(entry: dict[str, Any]) -> str:

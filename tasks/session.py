@@ -16,9 +16,9 @@ from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogWorker
 
 from qinglan.clients.roles import Services
-from qinglan.config import EMBEDDED, Profile, load_profile
+from qinglan.config import EMBEDDED, FlowName, Profile, load_profile
 from qinglan.errors import ConfigError, QinglanError
-from qinglan.ops.preflight import FlowName, require
+from qinglan.ops.preflight import require
 from qinglan.recipes.scoring.identity import scored_with
 from qinglan.runs.artifacts import StageResult, sha256_of
 from qinglan.runs.run import (

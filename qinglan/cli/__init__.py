@@ -24,12 +24,8 @@ from qinglan.cli.review import app as review_app
 from qinglan.cli.serve import canary_app
 from qinglan.cli.serve import serve as serve_champion
 from qinglan.cli.show import show
-from qinglan.config import load_profile
+from qinglan.config import FlowName, load_profile
 from qinglan.errors import ConfigError, QinglanError, first_line
-from qinglan.evaluation.models import Report
-from qinglan.evaluation.report.terminal import print_table
-from qinglan.ops.preflight import FlowName, require
-from qinglan.ops.up import prefect_for, serve_site
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(review_app, name="review")
@@ -59,6 +55,11 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False,
 ) -> None:
     """Run a flow here and print its result table."""
+    from qinglan.evaluation.models import Report
+    from qinglan.evaluation.report.terminal import print_table
+    from qinglan.ops.preflight import require
+    from qinglan.ops.up import prefect_for
+
     overrides = tuple(set_ or ())
     if source and flow not in ("train", "evaluate", "release"):
         raise ConfigError(f"--from goes with train, evaluate and release; {flow} starts from the workbook")
@@ -83,6 +84,8 @@ def up(
     mlflow_port: Annotated[int | None, typer.Option(help="5000, or the next one that is free.")] = None,
 ) -> None:
     """Serve Prefect's and MLflow's pages on loopback and run what they ask for, until Ctrl-C."""
+    from qinglan.ops.up import serve_site
+
     serve_site(load_profile(profile, set_ or ()), say, prefect_port=prefect_port, mlflow_port=mlflow_port)
 
 

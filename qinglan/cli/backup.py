@@ -1,14 +1,16 @@
 """`qinglan backup` and `qinglan restore`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qinglan.cli.common import ProfileOption, SetOption, say
 from qinglan.config import load_profile
-from qinglan.ops.backup import Backup, make_backup, restore_backup
 from qinglan.text import size
+
+if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
+    from qinglan.ops.backup import Backup
 
 
 def backup(
@@ -18,6 +20,8 @@ def backup(
     set_: SetOption = None,
 ) -> None:
     """Keep ledger, datasets, verdicts, MLflow's and Prefect's databases and runs, while the site works."""
+    from qinglan.ops.backup import make_backup
+
     made = make_backup(load_profile(profile, set_ or ()), folder, say, runs=runs)
     for reason, count in made.reasons.most_common():
         say(f"left out: {count:,} × {reason}")
@@ -35,11 +39,13 @@ def restore(
     set_: SetOption = None,
 ) -> None:
     """Bring a backup back to where it was taken, after checking all of it."""
+    from qinglan.ops.backup import restore_backup
+
     restored = restore_backup(load_profile(profile, set_ or ()), folder, say, replace=replace)
     for what in restored.elsewhere:
         say(f"restore it yourself: {what}")
     say(f"restored {_in_words(restored)} of {restored.made_at:%Y-%m-%d %H:%M} UTC, Qinglan {restored.qinglan}")
 
 
-def _in_words(backup: Backup) -> str:
+def _in_words(backup: "Backup") -> str:
     return f"{len(backup.entries):,} files, {size(backup.bytes)}"

@@ -3,15 +3,16 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
 from qinglan.cli.common import ProfileOption, SetOption, out, say
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError
-from qinglan.rows import Retrieved, Row
 from qinglan.text import NONE, count, number, one_line, usd, without_controls
+
+if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
+    from qinglan.rows import Retrieved, Row
 
 if TYPE_CHECKING:
     from qinglan.data.versions import Version
@@ -51,6 +52,8 @@ def show(
     set_: SetOption = None,
 ) -> None:
     """Print a version's data card, or the lineage of one row."""
+    from rich.markdown import Markdown
+
     from qinglan.data.versions import CARD, find_version
 
     found = find_version(load_profile(profile, set_ or ()), version)
@@ -135,7 +138,7 @@ def _lineage(name: str, version: "Version", row_id: str) -> Table:
     return table
 
 
-def _rank(found: Retrieved | None, row: Row) -> str:
+def _rank(found: "Retrieved | None", row: "Row") -> str:
     """1-based; a dash where there is nothing to find, or nobody looked."""
     if found is None or row.gold_id is None:
         return NONE

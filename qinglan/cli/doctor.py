@@ -1,14 +1,15 @@
 """`qinglan doctor`: what is wrong, and what to do about it, before anything is spent."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qinglan.cli.common import ProfileOption, SetOption, out, say
-from qinglan.config import load_profile
+from qinglan.config import FlowName, load_profile
 from qinglan.errors import ConfigError
-from qinglan.ops.doctor import Finding, examine
-from qinglan.ops.preflight import FlowName
+
+if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
+    from qinglan.ops.doctor import Finding
 
 
 def doctor(
@@ -24,6 +25,8 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check machine, files, keys, services and devices before anything is spent; takes under 30 s."""
+    from qinglan.ops.doctor import Finding, examine
+
     found: list[Finding] = []
     for finding in examine(load_profile(profile, set_ or ()), flow, may_pay=paid_probe, deploys=deploys):
         if not as_json:
@@ -36,7 +39,7 @@ def doctor(
         raise ConfigError(f"{problems} of the checks failed")
 
 
-def _print(finding: Finding, *, is_new_group: bool) -> None:
+def _print(finding: "Finding", *, is_new_group: bool) -> None:
     check = finding.check
     if is_new_group:
         out.print(f"[bold]{finding.group}[/bold]", highlight=False)
@@ -47,7 +50,7 @@ def _print(finding: Finding, *, is_new_group: bool) -> None:
     say(named)
 
 
-def _as_data(profile: str, flow: FlowName, found: list[Finding]) -> dict[str, object]:
+def _as_data(profile: str, flow: FlowName, found: "list[Finding]") -> dict[str, object]:
     return {
         "profile": profile,
         "flow": flow,

@@ -8,11 +8,8 @@ import typer
 from rich.table import Table
 
 from qinglan.cli.common import ProfileOption, SetOption, out, say
-from qinglan.clients.roles import site_ledger
-from qinglan.config import Profile, load_profile
+from qinglan.config import FlowName, Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.ops.estimate import estimate, questions_of
-from qinglan.ops.preflight import FlowName
 from qinglan.text import count, latency, usd
 
 app = typer.Typer(no_args_is_help=True, help="What was paid for: every answer, every dollar.")
@@ -36,6 +33,8 @@ def spent(
     set_: SetOption = None,
 ) -> None:
     """Calls, tokens and dollars, the dearest first."""
+    from qinglan.clients.roles import site_ledger
+
     with site_ledger(load_profile(profile, set_ or ())) as ledger:
         lines = ledger.spending(by.value, _seconds(since))
     table = Table(box=None, header_style="bold")
@@ -59,6 +58,8 @@ def request(
     set_: SetOption = None,
 ) -> None:
     """Every try at one request, and its answer."""
+    from qinglan.clients.roles import site_ledger
+
     with site_ledger(load_profile(profile, set_ or ())) as ledger:
         attempts, call = ledger.history(request_hash), ledger.get(request_hash)
     if not attempts:
@@ -79,6 +80,9 @@ def request(
 
 def print_estimate(profile: Profile, flow: FlowName) -> None:
     """What a flow would ask and what that would cost, beside what may be spent."""
+    from qinglan.clients.roles import site_ledger
+    from qinglan.ops.estimate import estimate, questions_of
+
     with site_ledger(profile) as ledger, questions_of(profile) as rows:
         parts = estimate(profile, flow, rows, ledger)
         _, this_month_usd = ledger.spent_usd("")

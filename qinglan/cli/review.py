@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -10,11 +10,11 @@ from rich.text import Text
 
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say
 from qinglan.config import load_profile
-from qinglan.data.review import Reviews, add_reviews, read_store, store_path
-from qinglan.data.review.export import count_verdicts, export_reviews
-from qinglan.data.review.verdicts import Control, read_sheet
 from qinglan.errors import WorkbookError
 from qinglan.text import one_line
+
+if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
+    from qinglan.data.review.verdicts import Control
 
 app = typer.Typer(no_args_is_help=True, help="Review rewrites by hand: export a workbook, import its verdicts.")
 _SHOWN_PROBLEMS = 20
@@ -32,6 +32,8 @@ def export_workbook(
     set_: SetOption = None,
 ) -> None:
     """Write a workbook of rows that people should judge: the risky ones, and some at random."""
+    from qinglan.data.review.export import export_reviews
+
     done = export_reviews(load_profile(profile, set_ or ()), run, workbook, rows, again=again)
     say(f"{workbook}: {done.rows:,} rows of run {done.run} ({done.stage})")
     for title, count in done.strata.items():
@@ -49,6 +51,9 @@ def import_workbook(
     set_: SetOption = None,
 ) -> None:
     """Store the verdicts of a workbook; with one bad cell in it, none of them."""
+    from qinglan.data.review import add_reviews, store_path
+    from qinglan.data.review.verdicts import read_sheet
+
     loaded = load_profile(profile, set_ or ())
     sheet = read_sheet(file, loaded)
     if sheet.problems:
@@ -82,6 +87,9 @@ def list_reviews(
     set_: SetOption = None,
 ) -> None:
     """Count the verdicts that stand, by tenant and reviewer."""
+    from qinglan.data.review import Reviews, read_store, store_path
+    from qinglan.data.review.export import count_verdicts
+
     loaded = load_profile(profile, set_ or ())
     table = Table("Tenant", "Reviewer", "Accepted", "Rejected", "Corrected", "Last import")
     for path in sorted(store_path(loaded).parent.glob("*.jsonl")):
@@ -104,7 +112,7 @@ def list_reviews(
         )
 
 
-def _error_rate(control: Control) -> str:
+def _error_rate(control: "Control") -> str:
     low, high = control.interval
     text = (
         f"error rate of the rows that teach: {control.wrong:,} of {control.reviewed:,} control rows rejected or "

@@ -2,19 +2,17 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qinglan.cli.common import ProfileOption, SetOption, forced, say
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.runs.schema_versions import VERDICT
-from qinglan.serving.canary import interval
-from qinglan.serving.check import check_site
-from qinglan.serving.registry import Registry, registry_of
-from qinglan.serving.site import HISTORY_FILE, CanaryShare, put_away_verdict, serve_site, serving_folder, share_of
-from qinglan.serving.watch import STATE_FILE, State, Verdict, read_state, read_verdict
+
+if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
+    from qinglan.serving.registry import Registry
+    from qinglan.serving.watch import State, Verdict
 
 canary_app = typer.Typer(no_args_is_help=True, help="Try a released model on a share of the live traffic.")
 
@@ -31,6 +29,9 @@ def serve(
     question: Annotated[str | None, typer.Option(help="What --check asks; else the sample's first.")] = None,
 ) -> None:
     """Serve the champion behind an OpenAI-compatible router that always answers, until Ctrl-C."""
+    from qinglan.serving.check import check_site
+    from qinglan.serving.site import serve_site
+
     overrides = tuple(set_ or ())
     if question and not check:
         raise ConfigError("--question goes with --check")
@@ -52,6 +53,10 @@ def start(
     set_: SetOption = None,
 ) -> None:
     """Make it the challenger: a running `qinglan serve` gives it its share once it answers."""
+    from qinglan.serving.registry import registry_of
+    from qinglan.serving.site import CanaryShare, serving_folder, share_of
+    from qinglan.serving.watch import STATE_FILE, read_verdict
+
     loaded = load_profile(profile, set_ or ())
     folder, registry = serving_folder(loaded), registry_of(loaded)
     before, fallen = registry.aliases().get("challenger"), read_verdict(folder)
@@ -70,6 +75,10 @@ def start(
 @canary_app.command()
 def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     """How the canary stands, or how the last one ended."""
+    from qinglan.serving.registry import registry_of
+    from qinglan.serving.site import serving_folder
+    from qinglan.serving.watch import read_state
+
     loaded = load_profile(profile, set_ or ())
     challenger = registry_of(loaded).aliases().get("challenger")
     state = read_state(serving_folder(loaded))
@@ -90,6 +99,8 @@ def stop(
     set_: SetOption = None,
 ) -> None:
     """End the canary; the champion takes all requests."""
+    from qinglan.serving.registry import registry_of
+
     withdrawn = registry_of(load_profile(profile, set_ or ())).withdraw_challenger(reason)
     say(f"{withdrawn.name} {withdrawn.version}: no longer the challenger" if withdrawn else "no canary")
 
@@ -106,6 +117,8 @@ def promote(
     set_: SetOption = None,
 ) -> None:
     """Make the challenger the champion."""
+    from qinglan.serving.registry import registry_of
+
     loaded = load_profile(profile, set_ or ())
     registry = registry_of(loaded)
     chosen = version or _challenger(loaded, registry) or _won(loaded, registry)
@@ -113,15 +126,21 @@ def promote(
     say(f"{released.name} {released.version}: champion" + _after(released.replaced))
 
 
-def _end_the_last_one(folder: Path, registry: Registry, before: str | None) -> None:
+def _end_the_last_one(folder: Path, registry: "Registry", before: str | None) -> None:
     """Do what a site that has just seen its verdict, or was stopped, has not done yet."""
+    from qinglan.serving.site import put_away_verdict
+    from qinglan.serving.watch import read_verdict
+
     if (fallen := read_verdict(folder)) and fallen.challenger == before:
         registry.withdraw_challenger(f"canary {fallen.told}", before)
     put_away_verdict(folder)
 
 
-def _challenger(profile: Profile, registry: Registry) -> str | None:
+def _challenger(profile: Profile, registry: "Registry") -> str | None:
     """The challenger, unless its canary has just ended without success and the site has yet to act upon that."""
+    from qinglan.serving.site import serving_folder
+    from qinglan.serving.watch import read_verdict
+
     named, fallen = registry.aliases().get("challenger"), read_verdict(serving_folder(profile))
     if fallen and fallen.challenger == named and fallen.judgement.outcome != "better":
         raise ConfigError(f"there is no canary to promote; the last one: {_told(fallen)}; name a VERSION")
@@ -132,7 +151,7 @@ def _after(replaced: str) -> str:
     return f", version {replaced} stays as the previous one" if replaced else ""
 
 
-def _won(profile: Profile, registry: Registry) -> str:
+def _won(profile: Profile, registry: "Registry") -> str:
     last = _last_verdict(profile)
     if last is None or last.judgement.outcome != "better":
         told = f"; the last one: {_told(last)}" if last else ""
@@ -145,7 +164,11 @@ def _won(profile: Profile, registry: Registry) -> str:
     return last.challenger
 
 
-def _last_verdict(profile: Profile) -> Verdict | None:
+def _last_verdict(profile: Profile) -> "Verdict | None":
+    from qinglan.runs.schema_versions import VERDICT
+    from qinglan.serving.site import HISTORY_FILE, serving_folder
+    from qinglan.serving.watch import Verdict, read_verdict
+
     if fallen := read_verdict(serving_folder(profile)):  # the site has yet to put it away
         return fallen
     history = serving_folder(profile) / HISTORY_FILE
@@ -156,7 +179,7 @@ def _last_verdict(profile: Profile) -> Verdict | None:
     return None
 
 
-def _told(verdict: Verdict) -> str:
+def _told(verdict: "Verdict") -> str:
     judgement = verdict.judgement
     return (
         f"version {verdict.challenger} against {verdict.champion}, {verdict.requests:,} requests: "
@@ -164,7 +187,9 @@ def _told(verdict: Verdict) -> str:
     )
 
 
-def _standing(state: State) -> list[str]:
+def _standing(state: "State") -> list[str]:
+    from qinglan.serving.canary import interval
+
     counts = state.counts
     arms = ((f"champion {state.champion}", counts.champion), (f"challenger {state.challenger}", counts.challenger))
     lines = [f"version {state.challenger} gets {state.share:.0%}: {state.judgement.outcome}"]

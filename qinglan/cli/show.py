@@ -8,10 +8,6 @@ import typer
 from qinglan.cli.common import SetOption, out, say
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.evaluation.models import Report
-from qinglan.evaluation.report.terminal import print_intervals, print_table, stages_table
-from qinglan.ops.run_status import REPORT_FILE, status_of
-from qinglan.runs.run import find_run, runs_of
 
 _LATEST = "latest"
 
@@ -30,6 +26,10 @@ def show(
     set_: SetOption = None,
 ) -> None:
     """Print a run's result table again, or how far it is if it has none yet."""
+    from qinglan.evaluation.models import Report
+    from qinglan.evaluation.report.terminal import print_intervals, print_table
+    from qinglan.ops.run_status import REPORT_FILE
+
     loaded = load_profile(profile or "embedded", set_ or ())
     directory = _find(loaded, run_name, of_profile=profile is not None)
     if not (directory / REPORT_FILE).exists():
@@ -41,6 +41,8 @@ def show(
 
 def _find(profile: Profile, name: str, *, of_profile: bool) -> Path:
     """`latest` is what was started or continued last, by anybody; of a profile the same, else its newest run."""
+    from qinglan.runs.run import find_run, runs_of
+
     runs = profile.paths.runs
     if name != _LATEST or not of_profile:
         return find_run(runs, name)
@@ -60,6 +62,9 @@ def _tell_how_it_stands(directory: Path, profile: Profile) -> None:
     Raises:
         ArtifactError: always.
     """
+    from qinglan.evaluation.report.terminal import stages_table
+    from qinglan.ops.run_status import status_of
+
     standing = status_of(directory, profile)
     if standing.stages:
         out.print(stages_table(standing.stages))

@@ -7,7 +7,16 @@ variable. Engine settings keep the engines' own names where they are handed thro
 from qinglan.config.base import EMBEDDED
 from qinglan.config.data import BatchApi, Columns, Compare, Data, Dataset, Distill, Refresh, Select, Sql, Validate
 from qinglan.config.notify import Automations, Notify, NotifyFormat, NotifyTopic
-from qinglan.config.profile import CHANGEABLE, Profile, explain, load_profile, profile_names, require_secret, uses_proxy
+from qinglan.config.profile import (
+    CHANGEABLE,
+    FlowName,
+    Profile,
+    explain,
+    load_profile,
+    profile_names,
+    require_secret,
+    uses_proxy,
+)
 from qinglan.config.release import Canary, Gate, Release, RequestLog, Serve
 from qinglan.config.retention import Retention
 from qinglan.config.rl import AlarmAction, AlarmName, Alarms, Algorithm, Kl, Reward, Rl
@@ -46,6 +55,7 @@ __all__ = [
     "Embedded",
     "Endpoint",
     "Evaluate",
+    "FlowName",
     "Gate",
     "Judge",
     "Kl",

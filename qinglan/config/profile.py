@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
@@ -50,6 +50,9 @@ CHANGEABLE: dict[str, set[str]] = {
     **{name: set(section.model_fields) for name, section in _LATER.items()},
 }
 """Settings with which an interrupted run may go on changed: what it makes does not depend on them."""
+
+
+FlowName = Literal["pipeline", "refresh", "train", "evaluate", "release", "compare"]
 
 
 def _absolute_file(value: str) -> str:

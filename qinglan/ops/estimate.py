@@ -18,11 +18,10 @@ from pydantic import BaseModel, ConfigDict
 from qinglan.clients.chat import Request, cost_usd, estimated_tokens
 from qinglan.clients.rag import PASSAGE_CHARS
 from qinglan.clients.roles import ChatRole, endpoint_of
-from qinglan.config import EMBEDDED, Endpoint, Price, Profile
+from qinglan.config import EMBEDDED, Endpoint, FlowName, Price, Profile
 from qinglan.data.sources.database import take_snapshot
 from qinglan.data.workbook import read_rows
 from qinglan.ledger import Ledger
-from qinglan.ops.preflight import FlowName
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.recipes.kinds.distillation import distill_requests

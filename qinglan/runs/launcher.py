@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from qinglan.runs.command import QUIET_ENV, Command
 from qinglan.errors import EngineError
+from qinglan.runs.command import QUIET_ENV, Command
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 POLL_S = 0.5

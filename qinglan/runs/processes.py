@@ -20,9 +20,9 @@ from typing import NoReturn
 
 import httpx
 
+from qinglan.errors import ConfigError, EngineError
 from qinglan.runs.command import QUIET_ENV, Command
 from qinglan.runs.launcher import READABLE_ENV, SUPERVISOR, tail
-from qinglan.errors import ConfigError, EngineError
 
 HOST = "127.0.0.1"
 READY_WITHIN_S = 300.0

@@ -17,9 +17,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, write_json
 from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ArtifactError, ConfigError, first_line
+from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, write_json
 from qinglan.runs.locks import LOOK_S, is_held
 from qinglan.runs.schema_versions import RUN
 

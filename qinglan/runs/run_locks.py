@@ -41,7 +41,9 @@ def refresh_lock(profile: Profile, flow_run_id: str = "") -> Iterator[None]:
     with ExitStack() as stack:
         is_mine = flow_run_id and _holder(lock).endswith(flow_run_id)
         if not _take(lock, stack, flow_run_id, blocking=bool(is_mine)):
-            raise RunLockedError(f"a refresh of {what} is at work already ({_holder(lock)}), so this one has nothing to do")
+            raise RunLockedError(
+                f"a refresh of {what} is at work already ({_holder(lock)}), so this one has nothing to do"
+            )
         yield
 
 

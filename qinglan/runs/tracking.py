@@ -17,9 +17,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
-from qinglan.runs.artifacts import Artifact
 from qinglan.config import Tracking
 from qinglan.errors import ConfigError, first_line
+from qinglan.runs.artifacts import Artifact
 
 log = logging.getLogger(__name__)
 # MLflow's own default is seven tries with back-off: minutes in which nobody would watch the training.

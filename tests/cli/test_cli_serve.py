@@ -74,7 +74,7 @@ class Terminal:
 @pytest.fixture
 def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
     registry = FakeRegistry()
-    monkeypatch.setattr("qinglan.cli.serve.registry_of", lambda profile: registry)
+    monkeypatch.setattr("qinglan.serving.registry.registry_of", lambda profile: registry)
     return Terminal(tmp_path / "state", registry)
 
 

@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import asking_worker
 import pytest
 import yaml
 from fake_service import FakeService, Script, completion
-import asking_worker
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile, load_profile

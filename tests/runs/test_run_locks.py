@@ -68,7 +68,9 @@ def test_the_same_flow_run_started_twice_waits_for_itself(profile_of: ProfileOf)
 def test_a_second_refresh_ends_at_once_and_says_who_is_at_work(profile_of: ProfileOf):
     profile = profile_of()
     with another_process("refresh", profile) as other:
-        with pytest.raises(RunLockedError, match=rf"default\.query_rewrite is at work already \(process {other.pid} since"):
+        with pytest.raises(
+            RunLockedError, match=rf"default\.query_rewrite is at work already \(process {other.pid} since"
+        ):
             refresh_lock(profile).__enter__()
         other.kill()  # -9: nothing of it can tidy up
         other.wait()

@@ -7,12 +7,11 @@ from typing import Any, get_args
 
 import httpx
 
-from qinglan.config import EMBEDDED, Profile, load_profile
+from qinglan.config import EMBEDDED, FlowName, Profile, load_profile
 from qinglan.errors import ConfigError, QinglanError, first_line
 from qinglan.ops.cleanup.records import Removed
 from qinglan.ops.prefect_api import TAG, pages
 from qinglan.ops.prefect_server import PrefectServer
-from qinglan.ops.preflight import FlowName
 
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 

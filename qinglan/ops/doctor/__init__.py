@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from qinglan.config import Profile
+from qinglan.config import FlowName, Profile
 from qinglan.ops.checks import Check, Planned
 from qinglan.ops.doctor import cluster, machine, network, paid, services, versions
 from qinglan.ops.doctor.asked import asked_endpoints
 from qinglan.ops.doctor.probe import LONGEST_S, QUICK_S, SLOW_S, Probe, Running
 from qinglan.ops.doctor.secret_values import hide, secret_values
-from qinglan.ops.preflight import FlowName, plan, runs_engines
+from qinglan.ops.preflight import plan, runs_engines
 from qinglan.ops.preflight.hints import with_hint
 
 __all__ = ["Finding", "examine"]

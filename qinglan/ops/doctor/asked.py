@@ -1,8 +1,8 @@
 """Which chat services a flow asks."""
 
 from qinglan.clients.roles import endpoint_of
-from qinglan.config import Endpoint, Profile
-from qinglan.ops.preflight import FlowName, asked_roles, further_teachers
+from qinglan.config import Endpoint, FlowName, Profile
+from qinglan.ops.preflight import asked_roles, further_teachers
 
 
 def asked_endpoints(profile: Profile, flow: FlowName) -> dict[str, Endpoint]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 
-from qinglan.config import Profile
+from qinglan.config import FlowName, Profile
 from qinglan.errors import QinglanError
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor.asked import asked_endpoints
-from qinglan.ops.preflight import FlowName, runs_engines, trains_in
+from qinglan.ops.preflight import runs_engines, trains_in
 from qinglan.runs.disk import nearest_folder
 from qinglan.text import size
 from qinglan.training.disk_space import Weights, needed_bytes

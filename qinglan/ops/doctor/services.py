@@ -8,14 +8,14 @@ from http import HTTPStatus
 import httpx
 from packaging.version import Version
 
-from qinglan.config import EMBEDDED, Profile, uses_proxy
+from qinglan.config import EMBEDDED, FlowName, Profile, uses_proxy
 from qinglan.errors import ConfigError
 from qinglan.ops.automations import webhook_address
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor.asked import asked_endpoints
 from qinglan.ops.doctor.versions import installed
 from qinglan.ops.prefect_server import PrefectServer, find_server
-from qinglan.ops.preflight import FlowName, runs_engines
+from qinglan.ops.preflight import runs_engines
 from qinglan.recipes import get_recipe
 
 _TIMEOUT_S = 8.0

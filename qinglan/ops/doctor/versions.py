@@ -10,9 +10,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from qinglan.config import Profile
+from qinglan.config import FlowName, Profile
 from qinglan.ops.checks import Check
-from qinglan.ops.preflight import FlowName, runs_engines
+from qinglan.ops.preflight import runs_engines
 
 LOCK = Path(__file__).parents[3] / "requirements.lock"
 """What the tests ran with; only a checkout has it."""

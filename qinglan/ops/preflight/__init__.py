@@ -9,10 +9,10 @@ import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from qinglan.clients.roles import ChatRole, endpoint_of
-from qinglan.config import EMBEDDED, Data, Endpoint, Profile, uses_proxy
+from qinglan.config import EMBEDDED, Data, Endpoint, FlowName, Profile, uses_proxy
 from qinglan.data.sources.database import check_database
 from qinglan.data.sources.files import list_files
 from qinglan.data.workbook import read_rows
@@ -29,7 +29,6 @@ from qinglan.rows import HINTS, RowCounts
 from qinglan.simulators.domains import domain_for
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
-FlowName = Literal["pipeline", "refresh", "train", "evaluate", "release", "compare"]
 _CHECKED_ROWS = 1000
 _SQLITE = "sqlite:///"
 _TRAINER_PACKAGES = ("torch", "swift", "verl", "ray")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from distill_rivals import latency_server
 from distill_rivals.envs import PACKAGES, NotInstalledError, offline_env, python_of
 from distill_rivals.questions import Question, questions, write_prompts, write_workbook
@@ -55,11 +55,11 @@ class Bench:
     def reset(self, fault_share: float = 0.0) -> None:
         """Count anew from here."""
         settings = {"latency_s": LATENCY_S, "fault_share": fault_share, "seed": 1}
-        httpx.post(f"{self.url}/reset", json=settings, trust_env=False).raise_for_status()
+        httpx2.post(f"{self.url}/reset", json=settings, trust_env=False).raise_for_status()
 
     def stats(self) -> dict[str, Any]:
         """What the server counted."""
-        found: dict[str, Any] = httpx.get(f"{self.url}/stats", trust_env=False).raise_for_status().json()
+        found: dict[str, Any] = httpx2.get(f"{self.url}/stats", trust_env=False).raise_for_status().json()
         return found
 
 

@@ -1,6 +1,6 @@
 """Whoever begins to work looks for runs that were lost, so that they go on."""
 
-import httpx
+import httpx2
 from prefect.logging import get_run_logger
 
 from qinglan.config import Profile
@@ -19,5 +19,5 @@ def resume_lost_runs(profile: Profile) -> None:
                     log.warning("flow run %s was lost, now marked as crashed: no sign of life for an hour", name)
                 for name in requeue_crashed(api):
                     log.warning("flow run %s had crashed and was left so; it goes on now", name)
-    except (httpx.HTTPError, httpx.InvalidURL, QinglanError, ValueError, KeyError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, QinglanError, ValueError, KeyError) as error:
         log.warning("could not look for lost runs: %s", first_line(error))

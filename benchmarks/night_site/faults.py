@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import httpx
+import httpx2
 import psutil
 
 from night_site.site import Site, until
@@ -148,6 +148,6 @@ FAULTS = (
 
 def told_of(site: Site, flow_run_name: str) -> bool:
     """Did the webhook hear of this run?"""
-    with suppress(httpx.HTTPError):
+    with suppress(httpx2.HTTPError):
         return any(flow_run_name in str(message) for message in site.books()["notified"])
     return False

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openpyxl
 import psutil
 import yaml
@@ -197,7 +197,7 @@ class Site:
                 if response.status_code < 500:
                     return response.raise_for_status().json() if response.content else None
                 problem = f"{response.status_code} {response.text[:200]}"
-            except httpx.TransportError as error:
+            except httpx2.TransportError as error:
                 problem = repr(error)
             time.sleep(1)
         raise SystemExit(f"Prefect's server does not answer {path}: {problem}")
@@ -206,11 +206,11 @@ class Site:
 
     def switch(self, **state: Any) -> None:
         """Change how the services behave."""
-        httpx.post(f"{self.services_url}/switch", json=state, trust_env=False).raise_for_status()
+        httpx2.post(f"{self.services_url}/switch", json=state, trust_env=False).raise_for_status()
 
     def books(self) -> Json:
         """What the services wrote down."""
-        found: Json = httpx.get(f"{self.services_url}/books", trust_env=False).raise_for_status().json()
+        found: Json = httpx2.get(f"{self.services_url}/books", trust_env=False).raise_for_status().json()
         return found
 
     def disk_mb(self) -> float:

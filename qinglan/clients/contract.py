@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations, islice
 from typing import Literal
 
-import httpx
+import httpx2
 
 from qinglan.clients.rag import Passage, read_passages, request_body
 from qinglan.clients.rag_answer import shown
@@ -204,12 +204,12 @@ def _gap(one: Scores, other: Scores) -> float:
 @contextmanager
 def _asker(rag: Rag, tenant_id: str) -> Iterator[Ask]:
     headers = {"authorization": f"Bearer {require_secret(rag.api_key_env, 'rag')}"} if rag.api_key_env else {}
-    http = httpx.Client(timeout=rag.timeout_s, headers=headers, trust_env=uses_proxy(rag.url))
+    http = httpx2.Client(timeout=rag.timeout_s, headers=headers, trust_env=uses_proxy(rag.url))
 
     def ask(query: str, rewritten_query: str | None) -> list[Passage]:
         try:
             response = http.post(rag.url, json=request_body(rag, tenant_id, query, rewritten_query))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             said = str(error) or type(error).__name__
             raise ConfigError(f"rag.url can't be reached: {said}; is it up, is the address right?") from error
         if response.status_code >= 300:
@@ -220,7 +220,7 @@ def _asker(rag: Rag, tenant_id: str) -> Iterator[Ask]:
         yield ask
 
 
-def _refusal(url: str, response: httpx.Response, with_rewrite: bool) -> str:
+def _refusal(url: str, response: httpx2.Response, with_rewrite: bool) -> str:
     text = f"rag {url}: answers HTTP {response.status_code}: {shown(response.text, 120)}"
     if with_rewrite and response.status_code in (400, 422):  # the request before, without the field, went well
         return f"{text}; it refuses the field `rewritten_query`, see {GUIDE}"

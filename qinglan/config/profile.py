@@ -203,7 +203,7 @@ def require_secret(env_name: str | None, used_by: str) -> str:
     """The value of a secret's environment variable; a placeholder where the service needs none.
 
     Raises:
-        ConfigError: the variable is not set, or can't be an HTTP header (httpx's error would show the secret).
+        ConfigError: the variable is not set, or can't be an HTTP header (httpx2's error would show the secret).
     """
     if env_name is None:
         return "no-key"

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect_api import call
@@ -13,7 +13,7 @@ from qinglan.serving.registry.approval import Approval, Waiting
 
 _TIMEOUT_S = 10.0
 _PAUSES_WITHIN_S, _POLL_S = 5.0, 0.5
-_NO_LOGIN = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+_NO_LOGIN = (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN)
 
 
 def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
@@ -33,8 +33,8 @@ def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
             while result["status"] == "ABORT" and time.monotonic() < deadline:  # it says that it waits, then pauses
                 time.sleep(_POLL_S)
                 result = _resume(api, waiting, approval)
-    except (httpx.HTTPError, ValueError) as error:
-        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _NO_LOGIN:
+    except (httpx2.HTTPError, ValueError) as error:
+        if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code in _NO_LOGIN:
             raise ConfigError(
                 f"Prefect at {waiting.api_url}: did not accept the login; set PREFECT_API_URL to that address and "
                 "PREFECT_API_AUTH_STRING or PREFECT_API_KEY to what it wants"
@@ -45,7 +45,7 @@ def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
         raise ConfigError(f"flow run {waiting.flow_run_id}: did not take the answer: {reason}{advice}")
 
 
-def _resume(api: httpx.Client, waiting: Waiting, approval: Approval) -> dict[str, Any]:
+def _resume(api: httpx2.Client, waiting: Waiting, approval: Approval) -> dict[str, Any]:
     body = {"run_input": approval.model_dump()}
     result: dict[str, Any] = call(api, "POST", f"flow_runs/{waiting.flow_run_id}/resume", body)
     return result

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError, first_line
@@ -43,7 +43,7 @@ def deploy_site(profile: Profile, say: Say) -> None:
 
 
 def register(
-    api: httpx.Client, deploy: Callable[[Path], Command], prefect_file: Path, profile: Profile, say: Say
+    api: httpx2.Client, deploy: Callable[[Path], Command], prefect_file: Path, profile: Profile, say: Say
 ) -> list[str]:
     """Deploy, and make the automations; what was done to those, by line.
 
@@ -55,7 +55,7 @@ def register(
     Raises:
         ConfigError: the webhook's variable is not set, or prefect.yaml can't be read.
         EngineError: `prefect deploy` failed; with the end of its log.
-        httpx.HTTPError: the server can't be reached or refuses.
+        httpx2.HTTPError: the server can't be reached or refuses.
     """
     with as_switched(api, prefect_file, say) as switched:
         launch(deploy(switched), name="prefect deploy", log=profile.paths.state.resolve() / "logs" / "deploy.log")
@@ -84,7 +84,7 @@ def pools_of(prefect_file: Path) -> list[str]:
     return sorted({each["work_pool"]["name"] for each in read_deployments(prefect_file)["deployments"]})
 
 
-def make_pool(api: httpx.Client, name: str) -> bool:
+def make_pool(api: httpx2.Client, name: str) -> bool:
     """Was it lacking? Its first worker fills in how processes are started."""
     if call(api, "GET", f"work_pools/{name}", may_lack=True):
         return False
@@ -102,7 +102,7 @@ def deploy_command(prefect_file: Path, env: dict[str, str]) -> Command:
 def _one_line(server: PrefectServer) -> Iterator[None]:
     try:
         yield
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         raise ConfigError(
             f"Prefect's server at {server.shown_url} ({server.origin}): {first_line(error)}; is it running, and "
             "does it want PREFECT_API_AUTH_STRING or PREFECT_API_KEY?"

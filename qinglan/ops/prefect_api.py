@@ -5,22 +5,22 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-import httpx
+import httpx2
 
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 """Before a request is sent again that the server could not serve. Doctor waits 12 s for all of them."""
-_PASSING = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE)
+_PASSING = (httpx2.codes.TOO_MANY_REQUESTS, httpx2.codes.BAD_GATEWAY, httpx2.codes.SERVICE_UNAVAILABLE)
 _PAGE = 200
 TAG = "qinglan"
 """Of our deployments and automations."""
 
 
-class RetryingClient(httpx.Client):
+class RetryingClient(httpx2.Client):
     """Sends again what was answered with 429, 502 or 503, or for want of a CSRF token, as Prefect's own client does."""
 
-    def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         answer = self._send_with_retries(request, **options)
-        if answer.status_code == httpx.codes.FORBIDDEN and "CSRF" in answer.read().decode(errors="replace"):
+        if answer.status_code == httpx2.codes.FORBIDDEN and "CSRF" in answer.read().decode(errors="replace"):
             token = self._csrf_token()
             self.headers.update(token)
             request.headers.update(token)
@@ -35,7 +35,7 @@ class RetryingClient(httpx.Client):
             return {"prefect-csrf-token": str(answer.json()["token"]), "prefect-csrf-client": client}
         return {}
 
-    def _send_with_retries(self, request: httpx.Request, **options: Any) -> httpx.Response:
+    def _send_with_retries(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         for pause_s in _PAUSES_S:
             answer = super().send(request, **options)
             if answer.status_code not in _PASSING:
@@ -45,27 +45,27 @@ class RetryingClient(httpx.Client):
         return super().send(request, **options)
 
 
-def call(api: httpx.Client, method: str, path: str, body: Any = None, *, may_lack: bool = False) -> Any:
+def call(api: httpx2.Client, method: str, path: str, body: Any = None, *, may_lack: bool = False) -> Any:
     """The answer's JSON; None where it has none.
 
     Args:
         may_lack: None also where there is no such thing.
 
     Raises:
-        httpx.HTTPError: the server can't be reached, or refuses.
+        httpx2.HTTPError: the server can't be reached, or refuses.
     """
     answer = api.request(method, path, json=body)
-    if may_lack and answer.status_code == httpx.codes.NOT_FOUND:
+    if may_lack and answer.status_code == httpx2.codes.NOT_FOUND:
         return None
     answer.raise_for_status()
     return answer.json() if answer.content else None
 
 
-def pages(api: httpx.Client, path: str, **query: Any) -> list[dict[str, Any]]:
+def pages(api: httpx2.Client, path: str, **query: Any) -> list[dict[str, Any]]:
     """Everything that a `filter` of the API finds.
 
     Raises:
-        httpx.HTTPError: the server can't be reached, or refuses.
+        httpx2.HTTPError: the server can't be reached, or refuses.
     """
     found: list[dict[str, Any]] = []
     while True:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-import httpx
+import httpx2
 import yaml
 
 from qinglan.errors import ConfigError, first_line
@@ -46,7 +46,7 @@ def read_deployments(prefect_file: Path) -> _Entry:
 
 
 @contextmanager
-def as_switched(api: httpx.Client, prefect_file: Path, say: Say) -> Iterator[Path]:
+def as_switched(api: httpx2.Client, prefect_file: Path, say: Say) -> Iterator[Path]:
     """The file to deploy within the `with` instead: `prefect_file` with switches and pauses as the server has them.
 
     What the file says of a schedule counts where the server does not have it yet, and where the file said something
@@ -54,7 +54,7 @@ def as_switched(api: httpx.Client, prefect_file: Path, say: Say) -> Iterator[Pat
 
     Raises:
         ConfigError: the file can't be read.
-        httpx.HTTPError: the server doesn't answer as it should.
+        httpx2.HTTPError: the server doesn't answer as it should.
     """
     content, there = read_deployments(prefect_file), {_name(entry): entry for entry in entries_of(api)}
     ours = {_name(each): each for each in content["deployments"] if is_ours(each)}
@@ -120,14 +120,14 @@ def _word(on: bool) -> str:
     return "on" if on else "off"
 
 
-def _noted(api: httpx.Client) -> set[str] | None:
+def _noted(api: httpx2.Client) -> set[str] | None:
     """None where nothing is noted, or nothing that can be made out."""
     there = call(api, "GET", f"variables/name/{_NOTE}", may_lack=True)
     value = there and there["value"]
     return {str(name) for name in value} if isinstance(value, list) else None
 
 
-def _note(api: httpx.Client, before: set[str] | None, on: set[str], say: Say) -> None:
+def _note(api: httpx2.Client, before: set[str] | None, on: set[str], say: Say) -> None:
     value: list[str] | None = sorted(on)
     if len(json.dumps(value)) > _MOST_CHARS:
         say(f"prefect.yaml has {len(on)} schedules on, too many to note: later changes of them there will only be told")
@@ -135,8 +135,8 @@ def _note(api: httpx.Client, before: set[str] | None, on: set[str], say: Say) ->
     if value is not None and before == on:
         return
     answer = api.patch(f"variables/name/{_NOTE}", json={"value": value})
-    if answer.status_code == httpx.codes.NOT_FOUND:
+    if answer.status_code == httpx2.codes.NOT_FOUND:
         answer = api.post("variables/", json={"name": _NOTE, "value": value, "tags": [TAG]})
-        if answer.status_code == httpx.codes.CONFLICT:  # somebody else who deploys has just made it
+        if answer.status_code == httpx2.codes.CONFLICT:  # somebody else who deploys has just made it
             return
     answer.raise_for_status()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-import httpx
+import httpx2
 
 from qinglan.errors import ConfigError, EngineError
 from qinglan.runs.command import QUIET_ENV, Command
@@ -36,7 +36,7 @@ _LOGS_EVERY_S = 60.0
 
 Say = Callable[[str], object]
 Recover = Callable[[str], object]
-"""What to do before the process of this name is started again; httpx.HTTPError puts that off."""
+"""What to do before the process of this name is started again; httpx2.HTTPError puts that off."""
 
 
 @dataclass
@@ -167,7 +167,7 @@ class Processes:
             recover(name)
             _ask_to_end(self._running[name])  # it has ended; this closes our end of the pipe
             self._start(name, kept.command)
-        except (httpx.HTTPError, OSError) as error:
+        except (httpx2.HTTPError, OSError) as error:
             kept.wait_s = _next_wait_s(kept.wait_s)
             kept.due_s = now + kept.wait_s
             if isinstance(error, OSError):  # else the server it needs is being started again itself
@@ -226,8 +226,8 @@ def _ask_to_end(process: "subprocess.Popen[bytes]") -> None:
 def answers(url: str) -> bool:
     """Does this address answer 200?"""
     try:
-        return httpx.get(url, timeout=2.0, trust_env=False).status_code == 200
-    except httpx.HTTPError:
+        return httpx2.get(url, timeout=2.0, trust_env=False).status_code == 200
+    except httpx2.HTTPError:
         return False
 
 

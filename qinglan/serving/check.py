@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import httpx
+import httpx2
 
 from qinglan.config import Data, Profile, load_profile, require_secret
 from qinglan.data.workbook import read_rows
@@ -81,7 +81,7 @@ def _wait(site: Site) -> str:
 
 
 def _knows_champion(url: str) -> bool:
-    with httpx.Client(trust_env=False, timeout=5) as client:
+    with httpx2.Client(trust_env=False, timeout=5) as client:
         return client.get(f"{url}/health").json()["champion"] is not None
 
 
@@ -113,7 +113,7 @@ def _ask(profile: Profile, url: str, question: Row) -> str:
         "history": question.history,
         "inputs": {name: text for name, text in question.inputs.items() if name in served},
     }
-    with httpx.Client(trust_env=False, timeout=60, headers=_key(profile)) as client:
+    with httpx2.Client(trust_env=False, timeout=60, headers=_key(profile)) as client:
         start = time.perf_counter()
         answer = client.post(f"{url}/v1/chat/completions", json=body)
         took_ms = 1000 * (time.perf_counter() - start)

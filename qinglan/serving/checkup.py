@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-import httpx
+import httpx2
 
 from qinglan.config import Profile, uses_proxy
 from qinglan.serving.registry import Alias
@@ -96,9 +96,9 @@ def url_of(profile: Profile) -> str:
 
 def _health(url: str) -> Mapping[str, Any] | None:
     try:
-        with httpx.Client(timeout=ANSWERS_WITHIN_S, trust_env=uses_proxy(url)) as http:
+        with httpx2.Client(timeout=ANSWERS_WITHIN_S, trust_env=uses_proxy(url)) as http:
             told = http.get(f"{url}/health").raise_for_status().json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError):
         return None
     return told if isinstance(told, dict) and "champion" in told else None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import httpx
+import httpx2
 
 from qinglan.errors import EngineError
 from qinglan.recipes import Message
@@ -252,14 +252,14 @@ def probe_with(messages: list[Message], max_tokens: int) -> Probe:
 
     def probe(backend: Backend) -> str | None:
         try:
-            with httpx.Client(trust_env=False, timeout=PROBE_WITHIN_S) as client:
+            with httpx2.Client(trust_env=False, timeout=PROBE_WITHIN_S) as client:
                 listed = client.get(f"{backend.url}/models").raise_for_status().json()
                 names = [model["id"] for model in listed["data"]]
                 if backend.model not in names:
                     raise PortTakenError(f"another server is at {backend.url}: it has {names}")
                 answer = client.post(f"{backend.url}/chat/completions", json=body | {"model": backend.model})
                 text = answer.raise_for_status().json()["choices"][0]["message"]["content"]
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
             return f"{type(error).__name__}: {error}"
         return None if isinstance(text, str) else "its answer holds no text"
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from qinglan.clients.roles import Services
 from qinglan.config import EMBEDDED, Profile
@@ -124,12 +124,12 @@ def _wait_until_ready(process: subprocess.Popen[bytes]) -> str:
     """The base URL, once the health check answers."""
     deadline = time.monotonic() + READY_WITHIN_S
     base_url = _first_line(process, deadline)
-    with httpx.Client(trust_env=False, timeout=2) as client:
+    with httpx2.Client(trust_env=False, timeout=2) as client:
         while time.monotonic() < deadline:
             try:
                 if client.get(f"{base_url}/health").status_code == 200:
                     return base_url
-            except httpx.TransportError:
+            except httpx2.TransportError:
                 pass
             if process.poll() is not None:
                 raise EngineError(f"exited with {process.returncode} before it was ready")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from registered import Models
 from release_site import DEADLINE_S, ROWS, Site
@@ -150,4 +150,4 @@ def test_the_registry_works_over_mlflows_server(server: str, tmp_path: Path):
     assert champion is not None
     shutil.rmtree(champion.folder)
     assert (models.registry.folder(champion) / "model.safetensors").read_text() == "one"
-    assert httpx.get(f"{server}/health", trust_env=False).status_code == 200
+    assert httpx2.get(f"{server}/health", trust_env=False).status_code == 200

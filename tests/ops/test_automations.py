@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from prefect.server.events.jinja_filters import all_filters
 from prefect.server.events.schemas.automations import AutomationCreate
@@ -35,7 +35,7 @@ class Prefect:
         self.writes: list[str] = []
         self.meanwhile: list[Callable[[], object]] = []
         """What others do before the next automation is made."""
-        self.api = httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(self._answer))
+        self.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(self._answer))
 
     def names(self) -> set[str]:
         return {entry["name"] for entry in self.automations.values()}
@@ -49,7 +49,7 @@ class Prefect:
     def named(self, name: str) -> dict[str, Any]:
         return next(entry for entry in self.automations.values() if entry["name"] == name)
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
         body = json.loads(request.content or b"null")
         path = request.url.path.removeprefix("/api/").strip("/")
         if request.method != "GET" and not path.endswith("/filter"):
@@ -59,21 +59,21 @@ class Prefect:
             request.method, where, rest, body
         )
 
-    def _automation(self, method: str, _: str, rest: str, body: Any) -> httpx.Response:
+    def _automation(self, method: str, _: str, rest: str, body: Any) -> httpx2.Response:
         if rest == "filter":
             page = list(self.automations.values())[body["offset"] : body["offset"] + body["limit"]]
-            return httpx.Response(200, json=page)
+            return httpx2.Response(200, json=page)
         if method == "DELETE":
-            return httpx.Response(204 if self.automations.pop(rest, None) else 404)
+            return httpx2.Response(204 if self.automations.pop(rest, None) else 404)
         AutomationCreate.model_validate(copy.deepcopy(body))  # as the real server does
         while method == "POST" and self.meanwhile:
             self.meanwhile.pop()()
         key = rest or f"a{len(self.writes)}"
         created = {"created": datetime.now(UTC).isoformat()} if method == "POST" else {}
         self.automations[key] = self.automations.get(key, {}) | created | body | {"id": key}
-        return httpx.Response(201)
+        return httpx2.Response(201)
 
-    def _deployment(self, _: str, __: str, rest: str, body: Any) -> httpx.Response:
+    def _deployment(self, _: str, __: str, rest: str, body: Any) -> httpx2.Response:
         assert rest == "filter"
         entries = [
             {
@@ -86,25 +86,25 @@ class Prefect:
             for each in self.deployments
         ]
         others = {"id": "d-other", "entrypoint": "jobs.py:train", "name": "train", "parameters": {}, "paused": True}
-        return httpx.Response(200, json=[*entries, others][body["offset"] :])
+        return httpx2.Response(200, json=[*entries, others][body["offset"] :])
 
-    def _block(self, method: str, where: str, rest: str, body: Any) -> httpx.Response:
+    def _block(self, method: str, where: str, rest: str, body: Any) -> httpx2.Response:
         if where == "block_types":
             name = rest.rpartition("/")[2]
             if rest == "slug/webhook":
-                return httpx.Response(200, json={"id": "webhooks"})
-            return httpx.Response(200, json=self.blocks[name]) if name in self.blocks else httpx.Response(404)
+                return httpx2.Response(200, json={"id": "webhooks"})
+            return httpx2.Response(200, json=self.blocks[name]) if name in self.blocks else httpx2.Response(404)
         if where == "block_schemas":
-            return httpx.Response(200, json=[{"id": "schema"}])
+            return httpx2.Response(200, json=[{"id": "schema"}])
         if method == "DELETE":
             self.blocks = {name: block for name, block in self.blocks.items() if block["id"] != rest}
-            return httpx.Response(204)
+            return httpx2.Response(204)
         if method == "PATCH":
             assert body["merge_existing_data"] is False
             next(block for block in self.blocks.values() if block["id"] == rest).update(data=body["data"])
-            return httpx.Response(204)
+            return httpx2.Response(204)
         self.blocks[body["name"]] = body | {"id": f"00000000-0000-0000-0000-{len(self.blocks) + 100:012}"}
-        return httpx.Response(201, json=self.blocks[body["name"]])
+        return httpx2.Response(201, json=self.blocks[body["name"]])
 
 
 @pytest.fixture

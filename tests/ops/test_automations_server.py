@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-import httpx
+import httpx2
 import psutil
 import pytest
 from fake_service import FakeService
@@ -124,8 +124,8 @@ class Server:
 
     def _answers(self) -> bool:
         try:
-            return self.api.get("health").status_code == httpx.codes.OK
-        except httpx.TransportError:
+            return self.api.get("health").status_code == httpx2.codes.OK
+        except httpx2.TransportError:
             return False
 
     def post(self, path: str, /, **body: Any) -> Any:
@@ -335,7 +335,7 @@ def test_applied_again_changes_nothing_and_takes_back_what_it_made(
     assert {line.partition(": ")[0] for line in done} >= {"automation removed"}
     assert not any(name.startswith("qinglan: dawn: ") for name in ours())
     held = server.api.get("block_types/slug/webhook/block_documents/name/qinglan-dawn")
-    assert held.status_code == httpx.codes.NOT_FOUND
+    assert held.status_code == httpx2.codes.NOT_FOUND
 
 
 def test_deploying_twice_changes_nothing_and_resumes_nothing(server: Server):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from mlflow import MlflowClient
 from registered import Models
@@ -48,7 +48,7 @@ def call(request_hash: str) -> Call:
 
 
 @contextmanager
-def prefect_server(state: Path, logs: Path) -> Iterator[httpx.Client]:
+def prefect_server(state: Path, logs: Path) -> Iterator[httpx2.Client]:
     """As `qinglan up` starts it: its database under the state folder."""
     port = free_port()
     api = f"http://{HOST}:{port}/api"
@@ -62,7 +62,7 @@ def prefect_server(state: Path, logs: Path) -> Iterator[httpx.Client]:
             yield client
 
 
-def post(client: httpx.Client, path: str, /, **body: Any) -> Any:
+def post(client: httpx2.Client, path: str, /, **body: Any) -> Any:
     return client.post(path, json=body).raise_for_status().json()
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from cleanup_tree import NOW, Tree, age
 from filelock import FileLock
@@ -572,13 +572,13 @@ def test_a_flow_run_by_hand_is_ours_only_if_it_names_the_profile(
         "end_time": "2026-01-01T00:00:00Z",
     }  # fmt: skip
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         deployed = "deployments" in json.loads(request.content)
-        return httpx.Response(200, json=[run] if deployed == bool(deployment) else [])
+        return httpx2.Response(200, json=[run] if deployed == bool(deployment) else [])
 
     class Server(PrefectServer):
-        def client(self, **_: Any) -> httpx.Client:
-            return httpx.Client(base_url=self.api_url, transport=httpx.MockTransport(answer))
+        def client(self, **_: Any) -> httpx2.Client:
+            return httpx2.Client(base_url=self.api_url, transport=httpx2.MockTransport(answer))
 
     server = Server("http://prefect.example/api", "a test")
     found = list(remove_flow_runs(server, load_profile("embedded"), 30, NOW, dry_run=True))

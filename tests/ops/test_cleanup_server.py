@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
@@ -105,7 +105,7 @@ def test_what_a_registered_model_was_made_of_survives_the_strictest_policy(tmp_p
 
 
 @pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx2.Client]:
     """A server of Prefect's that this site uses."""
     site = up.Site(tmp_path, "", prefect_port=free_port())
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
@@ -128,20 +128,20 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Clien
         process.wait()
 
 
-def ask(api: httpx.Client, address: str, **body: Any) -> Any:
+def ask(api: httpx2.Client, address: str, **body: Any) -> Any:
     return api.post(address, json=body).raise_for_status().json()
 
 
-def ended(api: httpx.Client, run_id: str, state: str = "COMPLETED") -> str:
+def ended(api: httpx2.Client, run_id: str, state: str = "COMPLETED") -> str:
     ask(api, f"flow_runs/{run_id}/set_state", state={"type": state}, force=True)
     return run_id
 
 
-def names(api: httpx.Client) -> set[str]:
+def names(api: httpx2.Client) -> set[str]:
     return {run["id"] for run in ask(api, "flow_runs/filter", limit=200)}
 
 
-def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: httpx.Client, tmp_path: Path):
+def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: httpx2.Client, tmp_path: Path):
     profile = Site(tmp_path).profile
     flow, theirs = (ask(api, "flows/", name=name)["id"] for name in ("refresh", "their-flow"))
     nightly, foreign = (

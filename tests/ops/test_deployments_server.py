@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import yaml
 from prefect.server.events.schemas.automations import AutomationCreate
@@ -43,13 +43,13 @@ class Server:
             command, cwd=ROOT, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1200
         )
 
-    def post(self, path: str, body: Any) -> httpx.Response:
+    def post(self, path: str, body: Any) -> httpx2.Response:
         return self.api.post(path, json=body)
 
     def deployments(self) -> dict[str, dict[str, Any]]:
         return {each["name"]: each for each in self.post("deployments/filter", {}).raise_for_status().json()}
 
-    def ask(self, deployment: str, **parameters: Any) -> httpx.Response:
+    def ask(self, deployment: str, **parameters: Any) -> httpx2.Response:
         found = self.deployments()[deployment]
         return self.post(f"deployments/{found['id']}/create_flow_run", {"parameters": parameters})
 

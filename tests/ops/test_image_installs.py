@@ -30,7 +30,7 @@ STEP_S = 600
 """For an install step; then `timeout` ends it, pip included, with status 124."""
 # The packages that the reward and the engines' scripts are imported with; the lock has their versions.
 IMPORTED_WITH = """
-aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna openai httpx httpcore httpx2 httpcore2
+aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna openai httpx2 httpcore2
 h11 anyio sniffio certifi truststore distro jiter tqdm typing_extensions tenacity pydantic pydantic_core pyyaml filelock
 annotated-types typing-inspection sqlalchemy greenlet psycopg psycopg-binary psutil jieba numpy pyarrow setuptools
 """

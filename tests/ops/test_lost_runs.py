@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from qinglan.config import Profile
@@ -21,9 +21,9 @@ class Events:
 
     def __init__(self, server_was_there: bool, status: str = "ACCEPT") -> None:
         self._was_there, self._status, self.marked = server_was_there, status, list[str]()
-        self.api = httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(self._answer))
+        self.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(self._answer))
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
         path, body = request.url.path.removeprefix("/api/"), json.loads(request.content)
         if path == "flow_runs/filter":
             assert body["flow_runs"]["start_time"]["before_"] == "2026-11-22T05:00:00+00:00"
@@ -31,11 +31,11 @@ class Events:
             assert body["flow_runs"]["state"] == wanted
             names = {"f1": "train night", "f2": "train day", "f3": "train behind a proxy"}
             began = {"start_time": "2026-11-21T22:00:00+00:00"}
-            return httpx.Response(200, json=[{"id": run, "name": name} | began for run, name in names.items()])
+            return httpx2.Response(200, json=[{"id": run, "name": name} | began for run, name in names.items()])
         if path == "events/filter":
-            return httpx.Response(200, json={"events": [{}] if self._has(body["filter"]) else []})
+            return httpx2.Response(200, json={"events": [{}] if self._has(body["filter"]) else []})
         self.marked.append(path)
-        return httpx.Response(200, json={"status": self._status})
+        return httpx2.Response(200, json={"status": self._status})
 
     def _has(self, asked: Any) -> bool:
         if "resource" not in asked:
@@ -73,24 +73,26 @@ class Crashes:
         (again,) = [spec for spec in site_automations(profile) if spec["name"] == GOES_ON] or [None]
         self._automations = [again | {"enabled": enabled}] if again else []
         self.marked = list[tuple[str, str, bool]]()
-        self.api = httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(self._answer))
+        self.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(self._answer))
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
         path = request.url.path.removeprefix("/api/")
         if request.method == "GET":
-            return httpx.Response(404) if self._state == "gone" else httpx.Response(200, json={"state_id": self._state})
+            return (
+                httpx2.Response(404) if self._state == "gone" else httpx2.Response(200, json={"state_id": self._state})
+            )
         body = json.loads(request.content)
         if path == "automations/filter":
             assert body["automations"] == {"name": {"any_": [GOES_ON]}}
-            return httpx.Response(200, json=self._automations)
+            return httpx2.Response(200, json=self._automations)
         if path == "flow_runs/filter":
             assert body["flow_runs"]["end_time"]["before_"] == "2026-11-22T05:30:00+00:00"
             runs = [
                 {"id": f"f{n}", "name": f"run {n}", "run_count": n, "state_id": "crashed"} for n in self._run_counts
             ]
-            return httpx.Response(200, json=runs)
+            return httpx2.Response(200, json=runs)
         self.marked.append((path, body["state"]["name"], body["force"]))
-        return httpx.Response(201, json={"status": self._status})
+        return httpx2.Response(201, json={"status": self._status})
 
 
 def test_a_crash_that_the_automation_missed_goes_on_while_tries_are_left(profile_of: ProfileOf):

@@ -5,7 +5,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from fake_service import FakeService, Script
 
@@ -95,14 +95,14 @@ def test_the_login_is_sent_and_never_shown(home: Path):
     assert server
     assert "secret" not in repr(server)
     with server.client() as client:
-        request = next(client.auth.sync_auth_flow(httpx.Request("GET", "https://prefect.example.com/api/health")))
+        request = next(client.auth.sync_auth_flow(httpx2.Request("GET", "https://prefect.example.com/api/health")))
     assert request.headers["authorization"].startswith("Basic ")
 
 
 def test_a_server_that_was_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(prefect_api, "_PAUSES_S", (0.0, 0.0))
     answers = iter([503, 429, 200, 502, 502, 502])
-    with RetryingClient(transport=httpx.MockTransport(lambda _: httpx.Response(next(answers)))) as client:
+    with RetryingClient(transport=httpx2.MockTransport(lambda _: httpx2.Response(next(answers)))) as client:
         assert client.get("http://127.0.0.1/api/health").status_code == 200
         assert client.get("http://127.0.0.1/api/health").status_code == 502
 
@@ -113,21 +113,21 @@ class Guarded:
     def __init__(self, *, enabled: bool = True) -> None:
         self.enabled, self.tokens, self.asked = enabled, dict[str, str](), list[str]()
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
         self.asked.append(f"{request.method} {request.url.path}")
         if request.url.path == "/api/csrf-token":
             token = f"t{len(self.asked)}"
             self.tokens[request.url.params["client"]] = token
-            return httpx.Response(200, json={"token": token}) if self.enabled else httpx.Response(422)
+            return httpx2.Response(200, json={"token": token}) if self.enabled else httpx2.Response(422)
         given = request.headers.get("prefect-csrf-token")
         is_known = given is not None and self.tokens.get(request.headers["prefect-csrf-client"]) == given
         refused = {"detail": "Invalid CSRF token or client identifier." if given else "Missing CSRF token."}
-        return httpx.Response(200, content=request.content) if is_known else httpx.Response(403, json=refused)
+        return httpx2.Response(200, content=request.content) if is_known else httpx2.Response(403, json=refused)
 
 
 def test_a_server_with_csrf_protection_gets_its_token():
     server = Guarded()
-    with RetryingClient(base_url="http://x/api", transport=httpx.MockTransport(server)) as client:
+    with RetryingClient(base_url="http://x/api", transport=httpx2.MockTransport(server)) as client:
         assert client.post("flows/", json=[1]).json() == [1]
         assert client.post("flows/", json=[2]).json() == [2]
         assert server.asked == ["POST /api/flows/", "GET /api/csrf-token", "POST /api/flows/", "POST /api/flows/"]
@@ -137,7 +137,7 @@ def test_a_server_with_csrf_protection_gets_its_token():
 
 def test_a_server_that_gives_no_token_has_its_say():
     server = Guarded(enabled=False)
-    with RetryingClient(base_url="http://x/api", transport=httpx.MockTransport(server)) as client:
+    with RetryingClient(base_url="http://x/api", transport=httpx2.MockTransport(server)) as client:
         assert client.post("flows/", json=[1]).json() == {"detail": "Missing CSRF token."}
 
 
@@ -150,12 +150,12 @@ def test_every_server_is_asked_with_patience(url: str):
 def test_all_pages_are_read():
     rows = [{"id": number} for number in range(401)]
 
-    def server(request: httpx.Request) -> httpx.Response:
+    def server(request: httpx2.Request) -> httpx2.Response:
         query = json.loads(request.content)
         assert query["sort"] == "NAME_ASC"
-        return httpx.Response(200, json=rows[query["offset"] : query["offset"] + query["limit"]])
+        return httpx2.Response(200, json=rows[query["offset"] : query["offset"] + query["limit"]])
 
-    with httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as client:
+    with httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(server)) as client:
         assert pages(client, "deployments/filter", sort="NAME_ASC") == rows
 
 
@@ -163,7 +163,7 @@ def test_a_login_in_the_address_is_used_and_never_shown(serve: Callable[[Script]
     service = serve(lambda _: (401, {}))
     server = PrefectServer(service.url.replace("http://", "http://ann:se%40cret@"), "PREFECT_API_URL")
     assert server.shown_url == service.url
-    with server.client() as client, pytest.raises(httpx.HTTPStatusError) as caught:
+    with server.client() as client, pytest.raises(httpx2.HTTPStatusError) as caught:
         client.get("health").raise_for_status()
     assert "cret" not in str(caught.value) + repr(server)
     assert service.headers[0]["authorization"] == f"Basic {b64encode(b'ann:se@cret').decode()}"

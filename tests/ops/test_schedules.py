@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import yaml
 
@@ -20,7 +20,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder, self.deployments, self.variables = folder, dict[str, dict[str, Any]](), dict[str, Any]()
         self.said, self.writes = list[str](), list[str]()
-        self.api = httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(self._answer))
+        self.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(self._answer))
 
     def deploy(self, dies_after: BaseException | None = None, **file: Any) -> list[str]:
         """By what the file says of its two schedules; what was said of them."""
@@ -57,21 +57,21 @@ class Server:
         schedules = [{"active": True} | schedule for schedule in wanted["schedules"]]
         self.deployments[wanted["name"]] = {"paused": False} | wanted | {"id": "d", "schedules": schedules}
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
         body, path = json.loads(request.content or b"null"), request.url.path.removeprefix("/api/")
         if path == "deployments/filter":
             others = [{"id": "o", "name": "refresh", "entrypoint": "jobs.py:f", "paused": True} for _ in range(250)]
             found = [*others, *self.deployments.values()]
-            return httpx.Response(200, json=found[body["offset"] :][: body["limit"]])
+            return httpx2.Response(200, json=found[body["offset"] :][: body["limit"]])
         name = path.removeprefix("variables/").removeprefix("name/") or body["name"]
         if request.method != "POST" and name not in self.variables:
-            return httpx.Response(404)
+            return httpx2.Response(404)
         if request.method == "GET":
-            return httpx.Response(200, json={"value": self.variables[name]})
+            return httpx2.Response(200, json={"value": self.variables[name]})
         assert len(json.dumps(body["value"])) <= 5_000
         self.writes.append(request.method)
         self.variables[name] = body["value"]
-        return httpx.Response(201 if request.method == "POST" else 204)
+        return httpx2.Response(201 if request.method == "POST" else 204)
 
 
 @pytest.fixture
@@ -136,12 +136,12 @@ def test_deployed_again_nothing_is_written(server: Server):
 
 
 def test_another_who_deploys_at_the_same_time_makes_the_note_first(server: Server):
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("/filter"):
-            return httpx.Response(200, json=[])
-        return httpx.Response(409 if request.method == "POST" else 404)
+            return httpx2.Response(200, json=[])
+        return httpx2.Response(409 if request.method == "POST" else 404)
 
-    server.api = httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(answer))
+    server.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(answer))
     assert server.deploy(nightly=True) == []
 
 

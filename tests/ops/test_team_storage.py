@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import httpx
+import httpx2
 import pytest
 import sqlalchemy as sa
 from mlflow import MlflowClient
@@ -65,9 +65,9 @@ class Team:
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
         return {item["Key"] for page in pages for item in page.get("Contents", [])}
 
-    def post(self, path: str, /, **body: Any) -> httpx.Response:
+    def post(self, path: str, /, **body: Any) -> httpx2.Response:
         """To Prefect's API."""
-        return httpx.post(f"{self.prefect_api}{path}", json=body, trust_env=False, timeout=120).raise_for_status()
+        return httpx2.post(f"{self.prefect_api}{path}", json=body, trust_env=False, timeout=120).raise_for_status()
 
     def ask(self, path: str, /, **body: Any) -> Any:
         """POST to Prefect's API for what it answers."""

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 import yaml
@@ -118,9 +118,9 @@ def test_free_ports_are_taken_where_the_usual_ones_are_not(site: Up):
 def test_other_accounts_and_other_pages_are_kept_out(site: Up):
     pool, foreign = {"name": "p", "type": "process"}, {"origin": "http://elsewhere.example"}
     url = str(site.api.base_url)
-    with httpx.Client(base_url=url, trust_env=False, timeout=120, headers=foreign) as anybody:
+    with httpx2.Client(base_url=url, trust_env=False, timeout=120, headers=foreign) as anybody:
         assert anybody.get("csrf-token", params={"client": "anybody"}).status_code == 401
-    with httpx.Client(base_url=url, auth=LOGIN, trust_env=False, timeout=120, headers=foreign) as page:
+    with httpx2.Client(base_url=url, auth=LOGIN, trust_env=False, timeout=120, headers=foreign) as page:
         assert page.post("work_pools/", json=pool).status_code == 403
         token = page.get("csrf-token", params={"client": "page"})
     assert "access-control-allow-origin" not in token.headers  # so our browser does not hand it over
@@ -159,7 +159,7 @@ def test_a_typo_in_a_run_is_refused(site: Up, parameter: str, complaint: str):
 
 
 def test_mlflow_and_the_stand_ins_answer(site: Up):
-    with httpx.Client(trust_env=False, timeout=60) as client:
+    with httpx2.Client(trust_env=False, timeout=60) as client:
         url = f"{site.address('MLflow')}/api/2.0/mlflow/experiments/search?max_results=1"
         assert client.get(url).status_code == 200
         found = client.post(site.address("RAG"), json={"query": "护眼叶黄素 不宜食用者", "top_k": 1})

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import prefect.settings
 import pytest
 from fake_ray import FakeRay
@@ -129,21 +129,21 @@ def test_what_had_crashed_goes_on_before_there_is_a_worker_that_could_take_it_tw
         def stop(self, *names: str) -> None:
             done.append("stopped")
 
-    def server(request: httpx.Request) -> httpx.Response:
+    def server(request: httpx2.Request) -> httpx2.Response:
         path, run = request.url.path, {"id": "r1", "name": "train night", "run_count": 1, "state_id": "s1"}
         if path.endswith("automations/filter"):
             again = {"enabled": True, "trigger": {"match": {"prefect.run-count": ["1"]}}}
-            return httpx.Response(200, json=[again])
+            return httpx2.Response(200, json=[again])
         if path.endswith("/filter"):
-            return httpx.Response(200, json=[run] if b'"Crashed"' in request.content else [])
+            return httpx2.Response(200, json=[run] if b'"Crashed"' in request.content else [])
         if path.endswith("/set_state"):
             done.append("goes on")
-        return httpx.Response(200, json=run | {"status": "ACCEPT"})
+        return httpx2.Response(200, json=run | {"status": "ACCEPT"})
 
     said = list[str]()
     with (
         Starts(tmp_path, said.append) as processes,
-        httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as api,
+        httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(server)) as api,
         serve._Running(profile_of(), Site(tmp_path, ""), processes, api, said.append)._workers(),
     ):
         assert done == ["goes on", "qinglan-up", "qinglan-trainer-up"]
@@ -166,10 +166,10 @@ def test_a_run_that_a_process_is_at_work_on_is_left_alone():
     runs = [{"id": f"run-{number}", "state_type": "RUNNING"} for number in range(201)]
     marked = list[str]()
 
-    def server(request: httpx.Request) -> httpx.Response:
+    def server(request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("/set_state"):
             marked.append(request.url.path.split("/")[-2])
-            return httpx.Response(200, json={})
+            return httpx2.Response(200, json={})
         query: dict[str, Any] = json.loads(request.content)
         assert query["work_pools"] == {"name": {"any_": ["qinglan-trainer"]}}
         asked = (
@@ -179,7 +179,7 @@ def test_a_run_that_a_process_is_at_work_on_is_left_alone():
         )
         assert "flow_run.state_type IN ('PENDING', 'RUNNING', 'CANCELLING') OR " in str(asked)
         assert "flow_run.state_name IN ('Paused')" in str(asked)  # as a run that waits for a person's approval
-        return httpx.Response(200, json=runs[query["offset"] : query["offset"] + query["limit"]])
+        return httpx2.Response(200, json=runs[query["offset"] : query["offset"] + query["limit"]])
 
     busy = subprocess.Popen(
         [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
@@ -187,7 +187,7 @@ def test_a_run_that_a_process_is_at_work_on_is_left_alone():
         stdout=subprocess.PIPE,
         env=os.environ | {"PREFECT__FLOW_RUN_ID": "run-3"},
     )
-    with busy, httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as api:
+    with busy, httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(server)) as api:
         assert busy.stdout
         busy.stdout.readline()
         interrupted = crash_interrupted(api, ["qinglan-trainer"])
@@ -232,11 +232,11 @@ def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(
 def test_what_was_to_be_cancelled_is_and_does_not_go_on():
     sent = list[bytes]()
 
-    def server(request: httpx.Request) -> httpx.Response:
+    def server(request: httpx2.Request) -> httpx2.Response:
         sent.append(request.content)
         is_query = request.url.path.endswith("filter")
-        return httpx.Response(200, json=[{"id": "r1", "state_type": "CANCELLING"}] if is_query else {})
+        return httpx2.Response(200, json=[{"id": "r1", "state_type": "CANCELLING"}] if is_query else {})
 
-    with httpx.Client(base_url="http://test/api", transport=httpx.MockTransport(server)) as api:
+    with httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(server)) as api:
         crash_interrupted(api)
     assert b'"CANCELLED"' in sent[-1]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from qinglan.errors import EngineError
@@ -64,7 +64,7 @@ def test_a_restart_waits_for_what_it_needs(tmp_path: Path):
         tries.append(name)
         if len(tries) == 3:
             raise EnoughError
-        raise httpx.ConnectError("the server is away")
+        raise httpx2.ConnectError("the server is away")
 
     with Processes(tmp_path, lambda _: None) as running:
         running.start("brief", python("print('once')"))

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from waiting import wait_until
@@ -99,9 +99,9 @@ def assert_answered(answers: list[dict[str, Any]]) -> None:
     assert max(answer["latency_ms"] for answer in answers) < 1000 * (DEADLINE_S + SLACK_S)
 
 
-def ask(url: str, **more: Any) -> httpx.Response:
+def ask(url: str, **more: Any) -> httpx2.Response:
     body = {"model": "champion", "messages": [{"role": "user", "content": QUESTION}], **more}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=120)
+    return httpx2.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=120)
 
 
 def test_a_killed_model_costs_rewrites_and_no_answer(tmp_path: Path):
@@ -110,7 +110,7 @@ def test_a_killed_model_costs_rewrites_and_no_answer(tmp_path: Path):
         assert_answered(answers)
         assert {answer["source"] for answer in answers} == {"model", "fallback"}
         assert answers[-1]["reason"] in ("circuit_open", "model_unreachable")
-        assert httpx.get(f"{url}/health", trust_env=False, timeout=120).json()["status"] == "degraded"
+        assert httpx2.get(f"{url}/health", trust_env=False, timeout=120).json()["status"] == "degraded"
         with stub(model_url.rpartition(":")[2]):
             wait_until("the model's answers", lambda: ask(url).headers["x-qinglan-source"] == "model")
 
@@ -160,7 +160,7 @@ def test_a_client_that_hangs_up_is_no_error(tmp_path: Path):
             with socket.create_connection((host, int(port))) as client:
                 client.sendall(sent)
         assert ask(url).headers["x-qinglan-source"] == "model"
-        page = httpx.get(f"{url}/metrics", trust_env=False, timeout=120).text
+        page = httpx2.get(f"{url}/metrics", trust_env=False, timeout=120).text
     assert "qinglan_router_refused_total{" not in page
     assert "Traceback" not in (tmp_path / "router.log").read_text()
 

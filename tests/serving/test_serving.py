@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 from toy_rl import make_model
@@ -145,10 +145,10 @@ class Load:
         self._thread.join()
 
     async def _all(self) -> None:
-        async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
+        async with httpx2.AsyncClient(trust_env=False, timeout=120) as client:
             await asyncio.gather(*(self._one(client, number) for number in range(AT_ONCE)))
 
-    async def _one(self, client: httpx.AsyncClient, number: int) -> None:
+    async def _one(self, client: httpx2.AsyncClient, number: int) -> None:
         while not self._ends.is_set():
             number += AT_ONCE
             body = {
@@ -157,7 +157,7 @@ class Load:
             }
             try:
                 answer = await client.post(f"{self.url}/v1/chat/completions", json=body)
-            except httpx.HTTPError as error:
+            except httpx2.HTTPError as error:
                 self.lost.append(repr(error))
                 continue
             if answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"]:
@@ -261,13 +261,15 @@ def _runs(process: psutil.Process, words: tuple[str, ...]) -> bool:
 def _source(url: str) -> str:
     """Of an answer."""
     body = {"model": "champion", "messages": [{"role": "user", "content": QUESTIONS[0]}]}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=120).headers["x-qinglan-source"]
+    return httpx2.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=120).headers[
+        "x-qinglan-source"
+    ]
 
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", trust_env=False, timeout=30).status_code == 200
-    except httpx.HTTPError:
+        return httpx2.get(f"{url}/health", trust_env=False, timeout=30).status_code == 200
+    except httpx2.HTTPError:
         return False
 
 
@@ -312,7 +314,7 @@ class Served:
     def version(self) -> str:
         (url,) = (line.split()[1] for line in self.log.read_text().splitlines() if line.startswith("Router "))
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "letters"}]}
-        answer = httpx.post(f"{url}/chat/completions", json=body, trust_env=False, timeout=120)
+        answer = httpx2.post(f"{url}/chat/completions", json=body, trust_env=False, timeout=120)
         assert answer.status_code == 200
         return answer.headers.get("x-qinglan-version", "")
 

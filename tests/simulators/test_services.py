@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil
 import pytest
 from waiting import wait_until
@@ -37,7 +37,7 @@ def profile(state: Path, **sections: object) -> Profile:
 def test_start_serve_and_stop(tmp_path: Path):
     settings = profile(tmp_path)
     knowledge_base = write_sample(tmp_path, settings.embedded).knowledge_base
-    with embedded_services(settings, knowledge_base) as services, httpx.Client(trust_env=False, timeout=120) as client:
+    with embedded_services(settings, knowledge_base) as services, httpx2.Client(trust_env=False, timeout=120) as client:
         children = psutil.Process().children()
         assert services.teacher_url == services.judge_url
         assert services.teacher_url.endswith("/v1")

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from waiting import wait_until
 
@@ -49,7 +49,7 @@ class PrefectPage:
         self.page: Page = browser.new_page(viewport={"width": 1280, "height": 800})
         self.page.set_default_timeout(_PATIENCE_MS)
         self.hosts: set[str] = set()
-        self.page.on("request", lambda request: self.hosts.add(httpx.URL(request.url).host))
+        self.page.on("request", lambda request: self.hosts.add(httpx2.URL(request.url).host))
         self.api = RetryingClient(base_url=f"{url}/api", trust_env=False, timeout=60)
         self.submitted_s = 0.0
         """When `start` pressed Submit, by the monotonic clock."""

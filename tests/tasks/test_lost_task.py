@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-import httpx
+import httpx2
 import pytest
 
 from qinglan.config import Profile
@@ -16,8 +16,8 @@ ProfileOf = Callable[..., Profile]
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (httpx.ReadTimeout(""), "ReadTimeout"),
-        (httpx.InvalidURL("no port\nin it"), "no port"),
+        (httpx2.ReadTimeout(""), "ReadTimeout"),
+        (httpx2.InvalidURL("no port\nin it"), "no port"),
         (ConfigError("profiles.toml: can't be read"), "profiles.toml: can't be read"),
         (ValueError("no JSON"), "no JSON"),
         (KeyError("status"), "'status'"),

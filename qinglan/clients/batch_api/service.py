@@ -167,7 +167,7 @@ def _asked_s(error: TeacherError) -> float:
 
 async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     rest = b""
-    async for block in blocks:  # not httpx's lines: those end at characters that JSON may hold, such as U+2028
+    async for block in blocks:  # not httpx2's lines: those end at characters that JSON may hold, such as U+2028
         *whole, rest = (rest + block).split(b"\n")
         for line in whole:
             yield line

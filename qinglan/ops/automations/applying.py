@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-import httpx
+import httpx2
 
 from qinglan.config import Profile, require_secret
 from qinglan.errors import ConfigError
@@ -15,7 +15,7 @@ from qinglan.runs.artifacts import hash_of
 _STAMP = "settings-"
 
 
-def apply_automations(api: httpx.Client, profile: Profile) -> list[str]:
+def apply_automations(api: httpx2.Client, profile: Profile) -> list[str]:
     """Make, update and remove this profile's automations and those that the server has once; what was done, by line.
 
     Automations of other profiles and of the users are left alone, and so is what somebody changed in the UI, as long
@@ -26,7 +26,7 @@ def apply_automations(api: httpx.Client, profile: Profile) -> list[str]:
 
     Raises:
         ConfigError: the webhook's variable is not set, or holds no address.
-        httpx.HTTPError: the server can't be reached or refuses.
+        httpx2.HTTPError: the server can't be reached or refuses.
     """
     webhook = _webhook(api, profile)
     deployments = deployments_of(api)
@@ -56,7 +56,7 @@ def webhook_address(profile: Profile) -> str | None:
     return address
 
 
-def _apply(api: httpx.Client, spec: Spec, there: dict[str, Any] | None) -> str | None:
+def _apply(api: httpx2.Client, spec: Spec, there: dict[str, Any] | None) -> str | None:
     stamp = _STAMP + hash_of(spec)[:12]
     if there and stamp in there["tags"]:
         return None
@@ -68,7 +68,7 @@ def _apply(api: httpx.Client, spec: Spec, there: dict[str, Any] | None) -> str |
     return f"automation made: {spec['name']}"
 
 
-def _copies(api: httpx.Client, profile: Profile) -> dict[str, list[dict[str, Any]]]:
+def _copies(api: httpx2.Client, profile: Profile) -> dict[str, list[dict[str, Any]]]:
     """The profile's and the server's own, by name, the one to keep first: Prefect lets several have the same name.
 
     Kept is the oldest of those that are on: somebody who is told twice may have switched one of the two off.
@@ -94,7 +94,7 @@ def _is_of_site(name: str) -> bool:
     return name.startswith(SITE) and ": " not in name.removeprefix(SITE)
 
 
-def _webhook(api: httpx.Client, profile: Profile) -> str | None:
+def _webhook(api: httpx2.Client, profile: Profile) -> str | None:
     """The id of the block that keeps the webhook's address; a block that is not wanted any more is removed."""
     name = _block_name(profile)
     there = call(api, "GET", f"block_types/slug/webhook/block_documents/name/{name}", may_lack=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
+import httpx2
 
 from qinglan.config import Profile
 from qinglan.ops.prefect_api import pages
@@ -34,12 +34,12 @@ class Deployment(NamedTuple):
         return profile.name == (path.stem if path.suffix in (".yaml", ".yml") else self.profile)
 
 
-def deployments_of(api: httpx.Client) -> list[Deployment]:
+def deployments_of(api: httpx2.Client) -> list[Deployment]:
     """All of Qinglan's on this server."""
     return [_read(entry) for entry in entries_of(api)]
 
 
-def entries_of(api: httpx.Client) -> list[dict[str, Any]]:
+def entries_of(api: httpx2.Client) -> list[dict[str, Any]]:
     """The same as the server tells of them."""
     return [entry for entry in pages(api, "deployments/filter", sort="NAME_ASC") if is_ours(entry)]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import httpx
+import httpx2
 
 from qinglan.ops.automations.plan import GOES_ON
 from qinglan.ops.prefect_api import TAG, call, pages
@@ -19,14 +19,14 @@ SETTLED_FOR, NOT_OLDER = timedelta(minutes=30), timedelta(days=1)
 _ANY_OF_A_RUN = {"prefix": ["prefect.flow-run."]}
 
 
-def crash_lost(api: httpx.Client, now: datetime | None = None) -> list[str]:
+def crash_lost(api: httpx2.Client, now: datetime | None = None) -> list[str]:
     """Mark them as crashed, so that they go on; their names.
 
     A server that is only just back has heard of nobody yet: it must have been there half an hour ago, too. And where
     no WebSocket gets through, nothing is ever heard of a run: silence counts only after a first sign of life.
 
     Raises:
-        httpx.HTTPError: the server can't be reached or refuses.
+        httpx2.HTTPError: the server can't be reached or refuses.
     """
     now = now or datetime.now(UTC)
     since = now - SILENT_FOR
@@ -43,25 +43,25 @@ def crash_lost(api: httpx.Client, now: datetime | None = None) -> list[str]:
     return [run["name"] for run in lost if _accepted(api, run["id"], state)]
 
 
-def crash_retries_on(api: httpx.Client) -> int:
+def crash_retries_on(api: httpx2.Client) -> int:
     """How often this server lets a crashed run go on: 0 where its automation is absent or was switched off.
 
     Raises:
-        httpx.HTTPError: the server can't be reached or refuses.
+        httpx2.HTTPError: the server can't be reached or refuses.
     """
     found = pages(api, "automations/filter", automations={"name": {"any_": [GOES_ON]}})
     counts = (each["trigger"].get("match", {}).get("prefect.run-count", []) for each in found if each["enabled"])
     return max((len(each) for each in counts), default=0)
 
 
-def requeue_crashed(api: httpx.Client, now: datetime | None = None, settled_for: timedelta = SETTLED_FOR) -> list[str]:
+def requeue_crashed(api: httpx2.Client, now: datetime | None = None, settled_for: timedelta = SETTLED_FOR) -> list[str]:
     """Put crashed runs that have tries left back into their queues, as the automation does; their names.
 
     Args:
         settled_for: after so long the automation won't do it any more.
 
     Raises:
-        httpx.HTTPError: the server can't be reached or refuses.
+        httpx2.HTTPError: the server can't be reached or refuses.
     """
     now = now or datetime.now(UTC)
     crashed = {
@@ -77,26 +77,26 @@ def requeue_crashed(api: httpx.Client, now: datetime | None = None, settled_for:
     return [run["name"] for run in left if _is_still_so(api, run) and _accepted(api, run["id"], state)]
 
 
-def _is_still_so(api: httpx.Client, run: dict[str, Any]) -> bool:
+def _is_still_so(api: httpx2.Client, run: dict[str, Any]) -> bool:
     """Nobody was quicker: Prefect would also put a run back that is at work by now, and it would run twice."""
     now = call(api, "GET", f"flow_runs/{run['id']}", may_lack=True)
     return now is not None and now["state_id"] == run["state_id"]
 
 
-def _accepted(api: httpx.Client, run_id: str, state: dict[str, str]) -> bool:
+def _accepted(api: httpx2.Client, run_id: str, state: dict[str, str]) -> bool:
     """Prefect answers 200 also where it lets the state be."""
     answer = call(api, "POST", f"flow_runs/{run_id}/set_state", {"state": state, "force": False})
     return bool(answer["status"] == "ACCEPT")
 
 
-def _gave_a_sign(api: httpx.Client, run: dict[str, Any], until: datetime) -> bool:
+def _gave_a_sign(api: httpx2.Client, run: dict[str, Any], until: datetime) -> bool:
     """Did its heartbeats ever arrive?"""
     began = datetime.fromisoformat(run["start_time"])
     return _happened(api, began, until, run["id"], {"name": ["prefect.flow-run.heartbeat"]})
 
 
 def _happened(
-    api: httpx.Client,
+    api: httpx2.Client,
     since: datetime,
     until: datetime,
     run_id: str | None = None,

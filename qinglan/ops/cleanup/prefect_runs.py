@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, get_args
 
-import httpx
+import httpx2
 
 from qinglan.config import EMBEDDED, FlowName, Profile, load_profile
 from qinglan.errors import ConfigError, QinglanError, first_line
@@ -33,11 +33,11 @@ def remove_flow_runs(
                 if not dry_run:
                     _delete(api, run["id"])
                 yield Removed(kind="flow_run", name=run["name"], why=f"ended {str(run['end_time'])[:10]}")
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         raise ConfigError(f"Prefect at {server.shown_url}: {first_line(error)}; named by {server.origin}") from error
 
 
-def _ended(api: httpx.Client, before: datetime) -> list[dict[str, Any]]:
+def _ended(api: httpx2.Client, before: datetime) -> list[dict[str, Any]]:
     ended = {"state": {"type": {"any_": list(_ENDED)}}, "end_time": {"before_": before.isoformat()}}
     deployed = {"flow_runs": ended, "deployments": {"tags": {"all_": [TAG]}}}
     by_hand = {
@@ -64,12 +64,12 @@ def _is_of(run: Mapping[str, Any], profile: Profile) -> bool:
         return False
 
 
-def _delete(api: httpx.Client, flow_run_id: str) -> None:
+def _delete(api: httpx2.Client, flow_run_id: str) -> None:
     for artifact in pages(api, "artifacts/filter", artifacts={"flow_run_id": {"any_": [flow_run_id]}}):
         _gone(api.delete(f"artifacts/{artifact['id']}"))
     _gone(api.delete(f"flow_runs/{flow_run_id}"))
 
 
-def _gone(response: httpx.Response) -> None:
-    if response.status_code != httpx.codes.NOT_FOUND:  # somebody else was quicker
+def _gone(response: httpx2.Response) -> None:
+    if response.status_code != httpx2.codes.NOT_FOUND:  # somebody else was quicker
         response.raise_for_status()

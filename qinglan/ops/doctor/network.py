@@ -10,7 +10,7 @@ from statistics import median
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import httpx
+import httpx2
 
 from qinglan.config import EMBEDDED, FlowName, Profile, uses_proxy
 from qinglan.errors import ConfigError
@@ -118,13 +118,13 @@ def check_clock(services: Mapping[str, str]) -> Check:
 def _known(asked: "Future[float | None]", deadline: float) -> float | None:
     try:
         return asked.result(max(0.0, deadline - time.monotonic()))
-    except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError):
-        # That it can't be reached its own check says; the last two are a proxy that httpx can't use.
+    except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL, ValueError, ImportError):
+        # That it can't be reached its own check says; the last two are a proxy that httpx2 can't use.
         return None
 
 
 def _seconds_ahead(origin: str) -> float | None:
-    with httpx.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(origin)) as http:
+    with httpx2.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(origin)) as http:
         asked = time.time()
         response = http.head(origin)
         answered = time.time()

@@ -68,7 +68,7 @@ class Running:
         left_s = self._began + self._probe.within_s - time.monotonic()
         try:
             return self._future.result(max(0.0, left_s))
-        except Exception as error:  # noqa: BLE001 (a proxy that httpx refuses, a bug: the others are still told)
+        except Exception as error:  # noqa: BLE001 (a proxy that httpx2 refuses, a bug: the others are still told)
             if self._future.done():
                 said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 return self._failed(f"{said}; a setting that a library refuses, or a bug: please report it")

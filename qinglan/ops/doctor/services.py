@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from http import HTTPStatus
 
-import httpx
+import httpx2
 from packaging.version import Version
 
 from qinglan.config import EMBEDDED, FlowName, Profile, uses_proxy
@@ -93,11 +93,11 @@ def check_prefect(profile: Profile) -> Check:
     return _compare("prefect", where, _version_in(answer), "PREFECT_API_URL")
 
 
-def _answer_of_prefect(server: PrefectServer) -> httpx.Response:
+def _answer_of_prefect(server: PrefectServer) -> httpx2.Response:
     try:
         with server.client(timeout_s=_TIMEOUT_S) as http:
             return http.get("/admin/version")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise ConfigError(
             f"prefect {server.shown_url} ({server.origin}): can't be reached: {_said(error)}; start it, or "
             "unset what names it"
@@ -113,9 +113,9 @@ def check_mlflow(profile: Profile) -> Check:
     token = os.environ.get("MLFLOW_TRACKING_TOKEN")
     headers = {"authorization": f"Bearer {token}"} if token and not user else {}
     try:
-        with httpx.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(uri), headers=headers) as http:
+        with httpx2.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(uri), headers=headers) as http:
             answer = http.get(f"{uri.rstrip('/')}/version", auth=(user, password) if user else None)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         return Check(
             "mlflow",
             uri,
@@ -146,7 +146,7 @@ def _compare(name: str, where: str, theirs: Version | str, setting: str) -> Chec
     )
 
 
-def _version_in(answer: httpx.Response) -> Version | str:
+def _version_in(answer: httpx2.Response) -> Version | str:
     """The version, else what came instead."""
     if answer.status_code != HTTPStatus.OK:
         return f"answers HTTP {answer.status_code}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from qinglan.clients.capabilities import capability_of
 from qinglan.clients.contract import probe_rag
@@ -111,16 +111,16 @@ def _questions(profile: Profile) -> list[str]:
         return []
 
 
-def reach(role: str, key: str, url: str, send: Callable[[httpx.Client], httpx.Response]) -> httpx.Response:
+def reach(role: str, key: str, url: str, send: Callable[[httpx2.Client], httpx2.Response]) -> httpx2.Response:
     """What a service answers.
 
     Raises:
         ConfigError: it doesn't.
     """
     try:
-        with httpx.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(url)) as http:
+        with httpx2.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(url)) as http:
             return send(http)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise ConfigError(
             f"{role}.{key} can't be reached: {str(error) or type(error).__name__}; is it up, is the address right?"
         ) from error

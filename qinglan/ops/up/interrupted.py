@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 
 from qinglan.config import EMBEDDED, load_profile
@@ -18,7 +18,7 @@ _UNFINISHED = {"operator": "or_", "type": {"any_": ["PENDING", "RUNNING", "CANCE
 _MESSAGE = "its worker ended while this was at work"
 
 
-def crash_interrupted(api: httpx.Client, pools: Sequence[str] = WORK_POOLS) -> list[dict[str, Any]]:
+def crash_interrupted(api: httpx2.Client, pools: Sequence[str] = WORK_POOLS) -> list[dict[str, Any]]:
     """Mark what ended workers of these pools left behind as crashed, or as cancelled where it was to be.
 
     What a process of this machine is at work on stays as it is.
@@ -29,7 +29,7 @@ def crash_interrupted(api: httpx.Client, pools: Sequence[str] = WORK_POOLS) -> l
         The flow runs that were marked, as they were.
 
     Raises:
-        httpx.HTTPError: the server doesn't answer as it should.
+        httpx2.HTTPError: the server doesn't answer as it should.
     """
     at_work = _at_work()
     interrupted = [run for run in _unfinished(api, pools) if run["id"] not in at_work]
@@ -58,7 +58,7 @@ def stop_cancelled(cancelled: Mapping[str, Any], say: Say) -> None:
         say(f"{name} was cancelled; its Ray jobs may still be at work: {error}")
 
 
-def _unfinished(api: httpx.Client, pools: Sequence[str]) -> list[dict[str, Any]]:
+def _unfinished(api: httpx2.Client, pools: Sequence[str]) -> list[dict[str, Any]]:
     query = {"flow_runs": {"state": _UNFINISHED}, "work_pools": {"name": {"any_": list(pools)}}}
     return pages(api, "flow_runs/filter", **query, sort="START_TIME_ASC")
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 
 from qinglan.config import Profile, uses_proxy
 from qinglan.errors import ConfigError, EngineError, first_line
@@ -60,7 +60,7 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
         with Processes(logs, say, holds=(lock,)) as processes, server.client(timeout_s=_ANSWERS_WITHIN_S) as api:
             try:
                 _Running(profile, site, processes, api, say).serve(prefect_file, start)
-            except httpx.HTTPError as error:
+            except httpx2.HTTPError as error:
                 raise EngineError(f"Prefect's server at {site.api_url}: {first_line(error)}; logs: {logs}") from error
 
 
@@ -71,7 +71,7 @@ class _Running:
     profile: Profile
     site: Site
     processes: Processes
-    api: httpx.Client
+    api: httpx2.Client
     say: Say
     _workers_since: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -133,7 +133,7 @@ class _Running:
         """Has this session's worker reported? An earlier one's report stays for a while."""
         try:
             workers = call(self.api, "POST", f"work_pools/{pool}/workers/filter", {})
-        except httpx.HTTPError:
+        except httpx2.HTTPError:
             return False
         last = [datetime.fromisoformat(worker["last_heartbeat_time"]) for worker in workers]
         return any(time > self._workers_since for time in last)

@@ -2,7 +2,7 @@
 
 from prefect import flow
 
-from qinglan.tasks.canary import check_canary
+from qinglan.tasks.canary_check import check_canary
 from qinglan.tasks.forms import Override, ProfileName
 
 

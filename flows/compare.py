@@ -5,13 +5,14 @@ from pathlib import Path
 from prefect import flow
 
 from qinglan.evaluation.teacher_comparison import contenders
-from qinglan.tasks.asking import distill_rows, validate_rows
-from qinglan.tasks.comparison import compare_teachers, draw_questions
-from qinglan.tasks.data import ingest_workbook
+from qinglan.tasks.compare import compare_teachers, draw_questions
+from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.engine import stop_jobs
-from qinglan.tasks.evaluation import write_report
 from qinglan.tasks.forms import DataChanges, Override, ProfileName, overrides_of
+from qinglan.tasks.ingest import ingest_workbook
+from qinglan.tasks.report import write_report
 from qinglan.tasks.session import open_session
+from qinglan.tasks.validate import validate_rows
 
 
 @flow(name="compare", flow_run_name="compare {profile}", log_prints=True, on_cancellation=[stop_jobs])

@@ -5,9 +5,11 @@ from pathlib import Path
 from prefect import flow
 
 from qinglan.tasks.engine import stop_jobs
-from qinglan.tasks.evaluation import evaluate_arms, write_report
+from qinglan.tasks.evaluate import evaluate_arms
 from qinglan.tasks.forms import DecisionChanges, Override, ProfileName, overrides_of
-from qinglan.tasks.release import decide_release, register_model
+from qinglan.tasks.gate import decide_release
+from qinglan.tasks.register import register_model
+from qinglan.tasks.report import write_report
 from qinglan.tasks.session import open_session, stages_of
 
 

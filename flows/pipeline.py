@@ -4,16 +4,22 @@ from pathlib import Path
 
 from prefect import flow
 
-from qinglan.tasks.asking import distill_rows, validate_rows
-from qinglan.tasks.data import build_dataset, ingest_workbook, select_rows
+from qinglan.tasks.base_model import prepare_base_model
+from qinglan.tasks.dataset import build_dataset
+from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.engine import stop_jobs
-from qinglan.tasks.evaluation import evaluate_arms, write_report
+from qinglan.tasks.evaluate import evaluate_arms
 from qinglan.tasks.forms import Override, PipelineChanges, ProfileName, overrides_of
-from qinglan.tasks.reinforcement import train_rl
-from qinglan.tasks.release import decide_release, register_model
+from qinglan.tasks.gate import decide_release
+from qinglan.tasks.ingest import ingest_workbook
+from qinglan.tasks.publish import note_training, publish_dataset
+from qinglan.tasks.register import register_model
+from qinglan.tasks.report import write_report
+from qinglan.tasks.rl import train_rl
+from qinglan.tasks.select import select_rows
 from qinglan.tasks.session import open_session
-from qinglan.tasks.training import prepare_base_model, require_enough_rows, train_sft
-from qinglan.tasks.versions import note_training, publish_dataset
+from qinglan.tasks.sft import require_enough_rows, train_sft
+from qinglan.tasks.validate import validate_rows
 
 
 @flow(name="pipeline", flow_run_name="pipeline {profile}", log_prints=True, on_cancellation=[stop_jobs])

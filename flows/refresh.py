@@ -4,14 +4,18 @@ from pathlib import Path
 
 from prefect import flow
 
-from qinglan.tasks.asking import distill_rows, validate_rows
-from qinglan.tasks.data import build_dataset, ingest_workbook, select_rows
+from qinglan.tasks.dataset import build_dataset
+from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.engine import stop_jobs
-from qinglan.tasks.evaluation import write_report
 from qinglan.tasks.forms import Override, ProfileName, RefreshChanges, overrides_of
+from qinglan.tasks.ingest import ingest_workbook
+from qinglan.tasks.publish import publish_dataset
+from qinglan.tasks.report import write_report
+from qinglan.tasks.select import select_rows
 from qinglan.tasks.session import open_session
-from qinglan.tasks.turns import skips_if_at_work
-from qinglan.tasks.versions import publish_dataset, trigger_training
+from qinglan.tasks.skipping import skips_if_at_work
+from qinglan.tasks.trigger_training import trigger_training
+from qinglan.tasks.validate import validate_rows
 
 
 @flow(name="refresh", flow_run_name="refresh {profile}", log_prints=True, on_cancellation=[stop_jobs])

@@ -4,14 +4,17 @@ from pathlib import Path
 
 from prefect import flow
 
+from qinglan.tasks.base_model import prepare_base_model
 from qinglan.tasks.engine import stop_jobs
-from qinglan.tasks.evaluation import evaluate_arms, write_report
+from qinglan.tasks.evaluate import evaluate_arms
 from qinglan.tasks.forms import Override, ProfileName, TrainChanges, overrides_of
-from qinglan.tasks.reinforcement import train_rl
-from qinglan.tasks.release import decide_release, register_model
+from qinglan.tasks.gate import decide_release
+from qinglan.tasks.publish import note_training
+from qinglan.tasks.register import register_model
+from qinglan.tasks.report import write_report
+from qinglan.tasks.rl import train_rl
 from qinglan.tasks.session import open_session, stages_of
-from qinglan.tasks.training import prepare_base_model, require_enough_rows, train_sft
-from qinglan.tasks.versions import note_training
+from qinglan.tasks.sft import require_enough_rows, train_sft
 
 
 @flow(name="train", flow_run_name="train {profile}", log_prints=True, on_cancellation=[stop_jobs])

@@ -21,8 +21,8 @@ PROFILE = "embedded"
 
 def distill(settings: tuple[str, ...], fresh: bool, found: dict[str, Any]) -> None:
     """The stages, as flows/refresh.py calls them."""
-    from qinglan.tasks.asking import distill_rows
-    from qinglan.tasks.data import ingest_workbook
+    from qinglan.tasks.distill import distill_rows
+    from qinglan.tasks.ingest import ingest_workbook
     from qinglan.tasks.session import open_session
 
     with open_session(PROFILE, settings, "refresh", fresh=fresh) as session:

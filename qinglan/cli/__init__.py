@@ -115,7 +115,7 @@ def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool
     from qinglan.flows.release import release
     from qinglan.flows.train import train
     from qinglan.tasks.session import send_what_is_queued
-    from qinglan.tasks.turns import unless_skipped
+    from qinglan.tasks.skipping import unless_skipped
 
     source = source or ""
     try:

@@ -13,8 +13,8 @@ from qinglan.errors import StageError, WorkbookError
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
-from qinglan.tasks import data
-from qinglan.tasks.data import ingest_workbook
+from qinglan.tasks import ingest as ingest_module
+from qinglan.tasks.ingest import ingest_workbook
 from qinglan.tasks.session import _inputs
 
 pytestmark = [
@@ -99,6 +99,6 @@ def test_no_usable_row_and_a_file_that_changes(ingest: Ingest, tmp_path: Path, m
         ingest(workbook=str(path))
     path.write_text("问题\n头疼\n")
     digests = iter(["one", "two"])
-    monkeypatch.setattr(data, "digest_of", lambda _: next(digests))
+    monkeypatch.setattr(ingest_module, "digest_of", lambda _: next(digests))
     with pytest.raises(WorkbookError, match="was changed while it was read; run again"):
         ingest(workbook=str(path))

@@ -19,7 +19,7 @@ from qinglan.recipes.scoring.identity import scoring_identity
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
 from qinglan.runs.run import Run
-from qinglan.tasks import reinforcement
+from qinglan.tasks import rl as rl_module
 from qinglan.training.reward.actor import RewardActor
 
 ROW = Row(id="1", tenant="t", query="q", source="f:1", inputs={"letter": "a"}, group="g")
@@ -139,10 +139,10 @@ async def test_where_nothing_that_counts_is_known_there_is_no_score(tmp_path: Pa
 def test_a_recipe_that_asks_nobody_depends_on_no_service(tmp_path: Path, profile_of: Callable[..., Profile]):
     profile = profile_of(recipe=letters.__file__)
     run = Run(id="r", flow="train", profile=profile, directory=tmp_path)
-    service = reinforcement._reward_service(run, Services("", "", ""), tmp_path / "samples.jsonl")
+    service = rl_module._reward_service(run, Services("", "", ""), tmp_path / "samples.jsonl")
     assert (service.rag, service.judge, service.parts) == (None, None, ("judge", "share", "format", "pure"))
     assert set(scoring_identity(profile)) == {"recipe", "tenant"}
-    rewriting = reinforcement._reward_service(
+    rewriting = rl_module._reward_service(
         run.model_copy(update={"profile": profile_of()}), Services("", "http://j", "http://r"), tmp_path / "s.jsonl"
     )
     assert (rewriting.rag_url, rewriting.judge_url, rewriting.retrieval_scope) == ("http://r", "http://j", "kb:")

@@ -24,7 +24,7 @@ from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import open_run
 from qinglan.serving.local_judge import Appointed, Served, appointed
 from qinglan.serving.registry import prompt_digest
-from qinglan.tasks import reinforcement
+from qinglan.tasks import rl as rl_module
 from qinglan.training.judge_agreement import (
     Judges,
     Measured,
@@ -308,7 +308,7 @@ def test_rl_is_told_of_the_served_judge_in_the_judge_s_place(profile_of: Profile
     served = Served(Appointed(profile.judge.local, released), "http://127.0.0.1:9/v1", lambda: None)
     with open_run(profile, "train") as run:
         services = Services("", "http://paid/v1", "")
-        own, paid = (reinforcement._reward_service(run, services, tmp_path / "s", each) for each in (served, None))
+        own, paid = (rl_module._reward_service(run, services, tmp_path / "s", each) for each in (served, None))
     assert own.judge and paid.judge
     assert (own.judge.model, own.judge_url, own.judge_recipe) == (f"{MODEL}-v3", served.url, "answer_judge")
     assert (paid.judge.model, paid.judge_url, paid.judge_recipe) == ("small", "http://paid/v1", "")

@@ -27,7 +27,7 @@ from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.runs.run import Run, open_run
 from qinglan.serving.local_judge import Served, appointed, serving
 from qinglan.serving.registry import prompt_digest
-from qinglan.tasks.judge import compare_judges
+from qinglan.tasks.local_judge import compare_judges
 from qinglan.training.judge_agreement import Pair
 
 pytestmark = [

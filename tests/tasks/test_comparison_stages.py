@@ -15,9 +15,10 @@ from qinglan.evaluation.summary import build_report
 from qinglan.evaluation.teacher_comparison import contenders
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run, finish_run, open_run
-from qinglan.tasks.asking import distill_rows, validate_rows
-from qinglan.tasks.comparison import compare_teachers, draw_questions
-from qinglan.tasks.data import ingest_workbook
+from qinglan.tasks.compare import compare_teachers, draw_questions
+from qinglan.tasks.distill import distill_rows
+from qinglan.tasks.ingest import ingest_workbook
+from qinglan.tasks.validate import validate_rows
 
 pytestmark = [
     pytest.mark.slow,  # 10 s for Prefect's server alone

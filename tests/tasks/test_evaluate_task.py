@@ -15,8 +15,8 @@ from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import Run
-from qinglan.tasks import evaluation
-from qinglan.tasks.evaluation import Completed
+from qinglan.tasks import evaluate as evaluate_module
+from qinglan.tasks.evaluate import Completed
 
 ProfileOf = Callable[..., Profile]
 FOUND = Retrieved(ids=("g",), scores=(0.9,))
@@ -52,7 +52,7 @@ class Evaluated:
         }  # fmt: skip
         run = run.model_copy(update={"knowledge_base_sha256": knowledge_base})
         rivals = dict.fromkeys(profile.compare.teachers, URL)
-        evaluation.evaluate_arms.fn(run, Services(URL, URL, URL, rivals), dataset, trained)
+        evaluate_module.evaluate_arms.fn(run, Services(URL, URL, URL, rivals), dataset, trained)
 
     def perform(self, run: Run, name: str, depends_on: Any, work: Callable[[Any], Any]) -> StageResult:
         self.depends_on = depends_on
@@ -81,10 +81,10 @@ class Evaluated:
 def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Evaluated]:
     def make(**known: Any) -> Evaluated:
         fake = Evaluated(tmp_path, **known)
-        monkeypatch.setattr(evaluation, "run_engine", fake.engine)
-        monkeypatch.setattr(evaluation, "_complete", fake.complete)
-        monkeypatch.setattr(evaluation, "perform", fake.perform)
-        monkeypatch.setattr(evaluation, "champion_of", lambda _: fake.champion)
+        monkeypatch.setattr(evaluate_module, "run_engine", fake.engine)
+        monkeypatch.setattr(evaluate_module, "_complete", fake.complete)
+        monkeypatch.setattr(evaluate_module, "perform", fake.perform)
+        monkeypatch.setattr(evaluate_module, "champion_of", lambda _: fake.champion)
         return fake
 
     return make
@@ -200,7 +200,7 @@ def test_further_teachers_are_asked_and_paid_for_by_name(
         asked.extend((rival.arm, rival.run.profile.teacher.model) for rival in rivals)
         return {rival.arm: [ArmRow(row_id="1", reason="teacher_timeout")] for rival in rivals}, {"judge": {"cached": 2}}
 
-    monkeypatch.setattr(evaluation, "_ask_teachers", ask_teachers)
+    monkeypatch.setattr(evaluate_module, "_ask_teachers", ask_teachers)
     teachers = {name: {"base_url": URL, "model": "small"} for name in ("cheap", "other")}
     fake = evaluated()
     fake.run(profile_of(compare={"teachers": teachers}, evaluate={"teachers": ["cheap"]}), rl="a")

@@ -15,9 +15,11 @@ from qinglan.ops.prefect_server import PrefectServer
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import Run, open_run
+from qinglan.tasks import publish
 from qinglan.tasks import stage as stage_module
-from qinglan.tasks import versions as tasks_module
-from qinglan.tasks.versions import note_training, publish_dataset, trigger_training
+from qinglan.tasks import trigger_training as trigger_module
+from qinglan.tasks.publish import note_training, publish_dataset
+from qinglan.tasks.trigger_training import trigger_training
 
 ProfileOf = Callable[..., Profile]
 
@@ -59,21 +61,21 @@ class Server:
 @pytest.fixture
 def tracker(monkeypatch: pytest.MonkeyPatch) -> Tracker:
     made = Tracker()
-    for module in (stage_module, tasks_module):
+    for module in (stage_module, publish, trigger_module):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
-        monkeypatch.setattr(module, "tracker_of", lambda _: made)
+        monkeypatch.setattr(module, "tracker_of", lambda _: made, raising=False)
     return made
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tracker: Tracker) -> Server:
     made = Server()
-    for module in (stage_module, tasks_module):
-        monkeypatch.setattr(module, "create_markdown_artifact", made.create_markdown_artifact)
-    monkeypatch.setattr(tasks_module, "run_deployment", made.run_deployment)
-    monkeypatch.setattr(tasks_module, "find_server", lambda _: PrefectServer("http://test/api", "a test"))
-    monkeypatch.setattr(tasks_module, "deployments_of", lambda _: made.deployments)
-    monkeypatch.setattr(tasks_module, "tell", lambda event, _, payload: made.told.append((event, payload)))
+    for module in (stage_module, publish, trigger_module):
+        monkeypatch.setattr(module, "create_markdown_artifact", made.create_markdown_artifact, raising=False)
+    monkeypatch.setattr(trigger_module, "run_deployment", made.run_deployment)
+    monkeypatch.setattr(trigger_module, "find_server", lambda _: PrefectServer("http://test/api", "a test"))
+    monkeypatch.setattr(trigger_module, "deployments_of", lambda _: made.deployments)
+    monkeypatch.setattr(trigger_module, "tell", lambda event, _, payload: made.told.append((event, payload)))
     return made
 
 
@@ -111,7 +113,7 @@ def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: 
 def test_publishing_again_is_reused(profile_of: ProfileOf, server: Server, monkeypatch: pytest.MonkeyPatch):
     run, dataset = refreshed(profile_of(), 3)
     first = publish_dataset.fn(run, dataset)
-    monkeypatch.setattr(tasks_module.versions, "publish", lambda *_, **__: pytest.fail("was not to be made again"))
+    monkeypatch.setattr(publish.versions, "publish", lambda *_, **__: pytest.fail("was not to be made again"))
     assert publish_dataset.fn(run, dataset) == first
     assert len(versions_of(run.profile)) == 1
 
@@ -195,7 +197,7 @@ def test_a_training_starts_with_what_the_refresh_was_given(
 ):
     monkeypatch.chdir(tmp_path)
     asked = {"profile": "p.yaml", "overrides": ("data.limit=9",), "fresh": False}
-    monkeypatch.setattr(tasks_module, "flow_run", SimpleNamespace(parameters=asked))
+    monkeypatch.setattr(trigger_module, "flow_run", SimpleNamespace(parameters=asked))
     run, dataset = refreshed(profile_of(refresh={"train_at_new_rows": 1}), 2)
     trigger_training.fn(run, publish_dataset.fn(run, dataset))
     parameters = server.started[0][1]["parameters"]

@@ -23,9 +23,10 @@ from qinglan.serving.registry import Registry, registry_of
 from qinglan.serving.registry.approval import Approval, decided_by, lacks_only_approval
 from qinglan.serving.registry.approval_workbook import telling_rows
 from qinglan.serving.registry.candidates import beside_champion, candidate_of, read_evaluation
-from qinglan.tasks import release as tasks_module
+from qinglan.tasks import gate, register
 from qinglan.tasks import stage as stage_module
-from qinglan.tasks.release import decide_release, decision_markdown, decision_of, register_model
+from qinglan.tasks.gate import decide_release, decision_markdown, decision_of
+from qinglan.tasks.register import register_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
@@ -118,15 +119,18 @@ def finished(
         release = {"name": f"m.{tmp_path.name}"} | sections.pop("release", {})
         made = Finished(profile_of(tracking={"uri": database}, release=release, **sections), tmp_path)
         tracker = Tracker(database, made.profile.tracking, tmp_path)
-        for module in (stage_module, tasks_module):
-            monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+        for module in (stage_module, gate, register):
+            monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"), raising=False)
             monkeypatch.setattr(module, "tracker_of", lambda _: tracker)
             monkeypatch.setattr(
-                module, "create_markdown_artifact", lambda text, key, **_: made.markdown.update({key: text})
+                module,
+                "create_markdown_artifact",
+                lambda text, key, **_: made.markdown.update({key: text}),
+                raising=False,
             )
-        monkeypatch.setattr(tasks_module, "decide", made.decide)
-        monkeypatch.setattr(tasks_module, "ask", lambda *_: made.answer)
-        monkeypatch.setattr(tasks_module, "tell", lambda event, _, payload: made.told.append((event, payload)))
+        monkeypatch.setattr(gate, "decide", made.decide)
+        monkeypatch.setattr(gate, "ask", lambda *_: made.answer)
+        monkeypatch.setattr(gate, "tell", lambda event, _, payload: made.told.append((event, payload)))
         return made
 
     return make
@@ -207,7 +211,7 @@ def test_a_champion_that_came_meanwhile_stays(finished: Callable[..., Finished],
     done.run()
     done.weights["rl"] = "better"
     before = done.decide
-    monkeypatch.setattr(tasks_module, "decide", lambda *a: before(*a).model_copy(update={"champion": None}))
+    monkeypatch.setattr(gate, "decide", lambda *a: before(*a).model_copy(update={"champion": None}))
     done.run()
     assert done.registry.aliases() == {"champion": "1"}
     assert "version 1 became the champion meanwhile" in done.registry.version("2").history[-1]

@@ -17,9 +17,10 @@ from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.simulators.services import embedded_services
-from qinglan.tasks import asking
-from qinglan.tasks.asking import distill_rows, validate_rows
-from qinglan.tasks.data import ingest_workbook
+from qinglan.tasks import batches
+from qinglan.tasks.distill import distill_rows
+from qinglan.tasks.ingest import ingest_workbook
+from qinglan.tasks.validate import validate_rows
 
 pytestmark = [
     pytest.mark.slow,  # 10 s for Prefect's server alone
@@ -101,7 +102,7 @@ def site_of(
     serve: Callable[[Script], FakeService],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Site]:
-    monkeypatch.setattr(asking, "RETRY_DELAYS_S", [0.0])
+    monkeypatch.setattr(batches, "RETRY_DELAYS_S", [0.0])
     return lambda teacher=rewritten, rag=retrieved: Site(tmp_path, profile_of, tracking_uri, serve(teacher), serve(rag))
 
 

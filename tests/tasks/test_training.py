@@ -13,8 +13,8 @@ from qinglan.errors import ConfigError, StageError
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.run import open_run
 from qinglan.tasks.engine import Follower, LeftOut
+from qinglan.tasks.sft import _swift_line, require_enough_rows
 from qinglan.tasks.stage import Stage
-from qinglan.tasks.training import _swift_line, require_enough_rows
 from qinglan.training.engines import swift, verl
 
 

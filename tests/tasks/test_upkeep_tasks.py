@@ -10,9 +10,10 @@ import pytest
 
 from qinglan.errors import ConfigError, StageError
 from qinglan.ops.cleanup import Cleaned, Removed
-from qinglan.tasks import canary, upkeep
-from qinglan.tasks.canary import check_canary
-from qinglan.tasks.upkeep import remove_unneeded
+from qinglan.tasks import canary_check
+from qinglan.tasks import clean_up as clean_up_module
+from qinglan.tasks.canary_check import check_canary
+from qinglan.tasks.clean_up import remove_unneeded
 
 SHOWN = dict[str, dict[str, str]]
 
@@ -21,7 +22,7 @@ SHOWN = dict[str, dict[str, str]]
 def shown(monkeypatch: pytest.MonkeyPatch) -> SHOWN:
     """Artifacts by key."""
     found: SHOWN = {}
-    for module in (canary, upkeep):
+    for module in (canary_check, clean_up_module):
         monkeypatch.setattr(
             module, "create_markdown_artifact", lambda text, key, description: found.update({key: {description: text}})
         )
@@ -37,7 +38,7 @@ def overrides(tmp_path: Path) -> list[str]:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     aliases: dict[str, str] = {}
-    monkeypatch.setattr(canary, "registry_of", lambda _: SimpleNamespace(aliases=lambda: aliases))
+    monkeypatch.setattr(canary_check, "registry_of", lambda _: SimpleNamespace(aliases=lambda: aliases))
     return aliases
 
 
@@ -64,7 +65,7 @@ def cleaner(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             profile=profile.name, dry_run=dry_run, removed=removed, notes=() if dry_run else ("MLflow is away",)
         )
 
-    monkeypatch.setattr(upkeep, "clean_up", clean_up)
+    monkeypatch.setattr(clean_up_module, "clean_up", clean_up)
     return asked
 
 

@@ -1,12 +1,10 @@
-"""The last stages: evaluate the arms on the test split, then write the report."""
+"""The evaluate stage: every arm answers the test split, and the arms are compared."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from qinglan.clients.roles import ANSWER_FIELDS, Role, Services, open_clients, site_ledger
@@ -14,8 +12,7 @@ from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation import ArmRow, ask_teacher, live_load, student_rows, texts_of, try_cases, with_tokens
 from qinglan.evaluation.red_team_cases import Case, RedTeamResult, cases_of, identity_of, row_of
-from qinglan.evaluation.report.html import render_html
-from qinglan.evaluation.summary import COMPARING, build_report, evaluate, metrics_of, result_markdown
+from qinglan.evaluation.summary import evaluate, metrics_of
 from qinglan.evaluation.teacher_comparison import Contender, contenders
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.grading import grading_of
@@ -25,7 +22,7 @@ from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.runs.run import Run
 from qinglan.serving.registry import champion_of
 from qinglan.tasks.engine import run_engine
-from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
+from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.engines.generate import generate_commands
 
 _TEACHER: tuple[Role, ...] = ("teacher",)
@@ -113,21 +110,6 @@ def evaluate_arms(
     if "rag" in recipe.graders:  # as in validation: a live service's knowledge base changes unseen
         depends_on["knowledge_base"] = run.knowledge_base_sha256 if profile.rag.url == EMBEDDED else run.id
     return perform(run, "evaluate", depends_on, work)
-
-
-@task(name="report", task_run_name="report", cache_policy=NO_CACHE)
-def write_report(run: Run, stages: Sequence[StageResult]) -> Path:
-    """report.json and report.html, in the run's directory, MLflow and Prefect."""
-    report = build_report(run, stages)
-    path = run.directory / "report.json"
-    artifacts = {"report": report.write(path), "report_html": render_html(report, run.directory / "report.html")}
-    tracker = tracker_of(run.profile)
-    for name, artifact in artifacts.items():
-        tracker.log_artifact(run.mlflow_run_id, name, artifact)
-    tracker.log_metrics(run.mlflow_run_id, next((s.metrics for s in stages if s.stage in COMPARING), {}))
-    text = result_markdown(report) + f"\nPlots and examples: `{run.directory / 'report.html'}`, also in MLflow.\n"
-    create_markdown_artifact(text, key="result", description="The result table")
-    return path
 
 
 def _students(run: Run, models: Mapping[ArmName, StageResult]) -> dict[ArmName, Model]:

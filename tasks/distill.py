@@ -1,31 +1,73 @@
-"""Distillation in bulk: by the teacher's batch API, or as actors on a Ray cluster."""
+"""The distill stage: asks the teacher, row by row, by its batch API, or as actors on a Ray cluster."""
 
+import asyncio
 from collections import deque
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from qinglan.clients.batch_api import distill_by_batch
 from qinglan.clients.batch_api.jobs import BatchProgress
 from qinglan.clients.chat import Account, openai_client
-from qinglan.clients.roles import Services, key_salt, site_ledger
-from qinglan.clients.row_batches import RETRYABLE_REASONS
+from qinglan.clients.roles import (
+    ANSWER_FIELDS,
+    Services,
+    endpoint_of,
+    key_salt,
+    site_ledger,
+)
 from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
-from qinglan.recipes.kinds.distillation import teacher_requests
+from qinglan.recipes import get_recipe, identity
+from qinglan.recipes.kinds.distillation import distiller, require_teacher_alone, teacher_requests
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl
 from qinglan.runs.command import Command
 from qinglan.runs.launcher import JsonlTail
+from qinglan.runs.run import Run
+from qinglan.tasks.batches import RETRY_DELAYS_S, ask_services, count_outcome
 from qinglan.tasks.engine import run_engine
-from qinglan.tasks.stage import Outcome, Stage
+from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.engines.distill_ray import DistillJob
 
-RETRY_DELAYS_S = [2.0, 10.0, 30.0]
 
+@task(name="distill", task_run_name="{name}", cache_policy=NO_CACHE)
+def distill_rows(run: Run, services: Services, ingested: StageResult, name: str = "distill") -> StageResult:
+    """Ask the teacher, in batches; a retried batch asks only for what is missing."""
+    profile = run.profile
+    require_teacher_alone(profile)
+    recipe = get_recipe(profile.recipe)
+    endpoints = {role: endpoint_of(profile, role) for role in recipe.DISTILL_ROLES}
 
-def asked(before: RowCounts, after: RowCounts, rows: Artifact, calls: dict[str, dict[str, int]]) -> Outcome:
-    """What a stage found that asked a service about every row."""
-    dropped = after.dropped_since(before)
-    try_again = sum(n for reason, n in dropped.items() if reason in RETRYABLE_REASONS)
-    return Outcome(before.ok, after.ok, dropped, {"rows": rows}, details={"api": calls}, try_again=try_again)
+    def work(stage: Stage) -> Outcome:
+        if profile.distill.mode == "live" and "teacher" in endpoints:
+            require_no_open_batches(stage, ingested)
+        if profile.distill.engine == "ray":
+            return distill_on_ray(stage, services, ingested)
+        if profile.distill.mode == "batch_api":
+            asyncio.run(ask_by_batch(stage, services, ingested))
+        return asyncio.run(
+            ask_services(
+                stage,
+                services,
+                ingested,
+                kind="distill",
+                settings=profile.distill,
+                roles=recipe.DISTILL_ROLES,
+                concurrency=max((endpoint.concurrency for endpoint in endpoints.values()), default=1),
+                make_work=lambda clients: distiller(recipe, clients, profile.tenant),
+            )
+        )
+
+    depends_on: dict[str, Any] = {
+        "rows_sha256": ingested.artifacts["rows"].sha256,
+        "recipe": identity(profile.recipe),
+        "tenant": profile.tenant.model_dump(mode="json"),
+        **{role: endpoint.model_dump(mode="json", include=set(ANSWER_FIELDS)) for role, endpoint in endpoints.items()},
+        "servers": [key_salt(profile, role) for role in endpoints],
+    }
+    return perform(run, name, depends_on, work)
 
 
 async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> None:
@@ -113,4 +155,4 @@ def distill_on_ray(stage: Stage, services: Services, given: StageResult) -> Outc
     before, after = RowCounts(), RowCounts()
     for path, counts in ((source.path, before), (output, after)):
         deque(counts.pass_through(read_jsonl(path, Row)), maxlen=0)
-    return asked(before, after, Artifact.of(output, after.total), calls)
+    return count_outcome(before, after, Artifact.of(output, after.total), calls)

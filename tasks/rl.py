@@ -24,7 +24,7 @@ from qinglan.runs.run import Run
 from qinglan.serving.local_judge import Served, appointed, serving
 from qinglan.tasks.alarms import AlarmFollower
 from qinglan.tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
-from qinglan.tasks.judge import compare_judges
+from qinglan.tasks.local_judge import compare_judges
 from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.alarms import part_mean
 from qinglan.training.disk_space import Weights, require_disk_space, rl_bytes

@@ -1,4 +1,4 @@
-"""The stages after evaluation: may the model be released, and the registry keeps it."""
+"""The gate stage: decides whether the model may be released."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.logging import get_run_logger
 
 from qinglan.evaluation import ArmRow
 from qinglan.evaluation.gate import decide
@@ -15,13 +14,12 @@ from qinglan.recipes import get_recipe
 from qinglan.rows import ArmName, Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.runs.run import Run
-from qinglan.serving.registry import registry_of, rival_of
+from qinglan.serving.registry import rival_of
 from qinglan.serving.registry.approval import Approval, decided_by
 from qinglan.serving.registry.approval_workbook import telling_rows, write_approval_workbook
 from qinglan.serving.registry.candidates import (
     alarms_of,
     beside_champion,
-    candidate_of,
     challenger_of,
     identities_of,
     read_evaluation,
@@ -77,47 +75,11 @@ def decide_release(
     }
     gated = perform(run, "gate", depends_on, work)
     decision = decision_of(gated)
-    _track(run, {"gate.verdict": decision.verdict, "gate.sentence": decision.sentence})
+    tags = {"gate.verdict": decision.verdict, "gate.sentence": decision.sentence}
+    tracker_of(run.profile).set_tags(run.mlflow_run_id, tags)
     create_markdown_artifact(decision_markdown(decision), key="decision", description=decision.sentence)
     tell(f"gate.{decision.verdict}", run, {"sentence": decision.sentence, "challenger": decision.challenger})
     return gated
-
-
-@task(name="register", task_run_name="register", cache_policy=NO_CACHE)
-def register_model(
-    run: Run, gated: StageResult, evaluated: StageResult, dataset: StageResult, models: Mapping[ArmName, StageResult]
-) -> StageResult:
-    """Keep the challenger in the registry, whatever was decided; if it passed, it takes its place there."""
-    profile, decision = run.profile, decision_of(gated)
-    registry = registry_of(profile)
-
-    def work(stage: Stage) -> Outcome:
-        candidate = candidate_of(run, decision, evaluated, dataset, models, stage.mlflow_run_id)
-        released = registry.register(candidate)
-        released = registry.settle(released.version, profile.release.promote, decision.champion)
-        standing = ", ".join(released.aliases) or f"no alias, the gate said {decision.verdict}"
-        stage.say(f"version {released.version} of {registry.name} ({standing})")
-        if decision.verdict == "promote" and not released.aliases and released.history:
-            get_run_logger().warning("register: version %s: %s", released.version, released.history[-1])
-        shown = released.model_dump(mode="json")
-        write_json(stage.directory / "released.json", shown)
-        return Outcome(
-            artifacts={"released": Artifact.of(stage.directory / "released.json")}, details={"released": shown}
-        )
-
-    depends_on = {
-        # Never taken over from another run: registering the same again changes nothing, and shows where it stands.
-        "run": run.id,
-        "decision_sha256": gated.artifacts["decision"].sha256,
-        "model_sha256": challenger_of(profile, models).artifacts["model"].sha256,
-        "registry": registry.name,
-        "tracking_uri": profile.tracking_uri,
-        "release": profile.release.model_dump(mode="json"),
-    }
-    registered = perform(run, "register", depends_on, work)
-    shown = registered.details["released"]
-    _track(run, {"release": f"{shown['name']}/{shown['version']}", "release.aliases": ", ".join(shown["aliases"])})
-    return registered
 
 
 def decision_of(gated: StageResult) -> Decision:
@@ -139,10 +101,6 @@ def _metrics(decision: Decision) -> dict[str, float]:
     outcomes = [rule.outcome for rule in decision.rules]
     counts = {f"rules/{outcome}": float(outcomes.count(outcome)) for outcome in ("pass", "fail", "unknown")}
     return {"promote": float(decision.verdict == "promote")} | counts
-
-
-def _track(run: Run, tags: Mapping[str, str]) -> None:
-    tracker_of(run.profile).set_tags(run.mlflow_run_id, tags)
 
 
 def _approval_workbook(stage: Stage, evaluated: StageResult, dataset: StageResult) -> Artifact:

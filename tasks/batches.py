@@ -1,0 +1,116 @@
+"""The data stages that ask services, batch by batch: distill and validate."""
+
+import asyncio
+import gc
+import math
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.runtime import task_run
+
+from qinglan.clients.roles import Clients, Role, Services, open_clients
+from qinglan.clients.row_batches import RETRYABLE_REASONS, Batch, BatchIncompleteError, Losses, Work, cut, in_order
+from qinglan.config import Distill, Validate
+from qinglan.rows import Row, RowCounts
+from qinglan.runs.artifacts import Artifact, JsonlWriter, StageResult, read_jsonl
+from qinglan.tasks.stage import Outcome, Stage
+
+RETRY_DELAYS_S = [2.0, 10.0, 30.0]
+
+
+def count_outcome(before: RowCounts, after: RowCounts, rows: Artifact, calls: dict[str, dict[str, int]]) -> Outcome:
+    """What a stage found that asked a service about every row."""
+    dropped = after.dropped_since(before)
+    try_again = sum(n for reason, n in dropped.items() if reason in RETRYABLE_REASONS)
+    return Outcome(before.ok, after.ok, dropped, {"rows": rows}, details={"api": calls}, try_again=try_again)
+
+
+_KEPT_BUSY = 12
+"""Rows begun for each request that may be under way: those that wait for a retry must not leave the service idle."""
+
+
+async def _is_incomplete(_task: Any, _run: Any, state: State) -> bool:
+    """Another try helps rows that met a transient failure; it does not help a refused key."""
+    return isinstance(await state.aresult(raise_on_failure=False), BatchIncompleteError)
+
+
+@task(name="batch", cache_policy=NO_CACHE, task_run_name="{kind}-{batch.index}", retry_condition_fn=_is_incomplete)
+async def run_batch(kind: str, batch: Batch, work: Work, retries: int) -> list[Row]:  # noqa: ARG001 (names the run)
+    """One batch; Prefect retries it while rows are missing."""
+    attempt = task_run.run_count or 1
+    return await batch.run(work, last_attempt=attempt > retries)
+
+
+@contextmanager
+def _unlooked_at() -> Iterator[None]:
+    """What Prefect and MLflow have loaded is here to stay: garbage collections need not look at it every second."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _paced(work: Work, at_once: int, tell: Callable[[int], None]) -> Work:
+    """The same work on so many rows at once; every finished row is told of, as a batch may take minutes."""
+    done, places = 0, asyncio.Semaphore(at_once)
+
+    async def counted(row: Row) -> Row:
+        nonlocal done
+        async with places:
+            finished = await work(row)
+        done += 1
+        tell(done)
+        return finished
+
+    return counted
+
+
+async def ask_services(
+    stage: Stage,
+    services: Services,
+    given: StageResult,
+    *,
+    kind: str,
+    settings: Distill | Validate,
+    roles: tuple[Role, ...],
+    concurrency: int,
+    make_work: Callable[[Clients], Work],
+    watch: Callable[[Row], None] = lambda _row: None,
+) -> Outcome:
+    """Work on every row of the stage before; only the rows of the running batches are in memory.
+
+    Args:
+        kind: the stage's section in the profile; it also names the task runs of the batches.
+        watch: called with every finished row, in order.
+    """
+    source = given.artifacts["rows"]
+    total = source.rows or 0
+    losses = Losses(kind, given.rows_out, settings.max_failed_share)
+    before, after = RowCounts(), RowCounts()
+    configured = run_batch.with_options(
+        retries=settings.retries, retry_delay_seconds=RETRY_DELAYS_S[: max(1, settings.retries)]
+    )
+    async with open_clients(stage.run, services, roles) as clients:
+        work = _paced(
+            make_work(clients),
+            _KEPT_BUSY * concurrency,
+            lambda done: stage.progress(done, max(total, done), "rows"),
+        )
+        with _unlooked_at(), JsonlWriter(stage.directory / "rows.jsonl") as writer:
+            batches = cut(before.pass_through(read_jsonl(source.path, Row)), settings.batch_rows)
+            at_once = 2 + math.ceil(_KEPT_BUSY * concurrency / settings.batch_rows)
+            done = in_order(batches, lambda batch: configured(kind, batch, work, settings.retries), at_once=at_once)
+            async with aclosing(done):  # after an error nothing may go on asking: the clients are about to be closed
+                async for batch, rows in done:
+                    losses.add(batch.rows, rows, batch.first_failure())
+                    for row in after.pass_through(rows):
+                        watch(row)
+                        writer.write(row)
+        stage.progress(after.total, max(total, after.total), "rows")
+        calls = clients.call_counts()
+    return count_outcome(before, after, writer.artifact(), calls)

@@ -1,0 +1,50 @@
+"""The dataset stage: splits the selected rows and writes the training files."""
+
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from qinglan.data.dataset import build
+from qinglan.data.sources.files import digest_of
+from qinglan.data.versions import pinned_splits
+from qinglan.recipes import identity
+from qinglan.recipes.scoring.identity import scored_with
+from qinglan.runs.artifacts import StageResult, hash_of
+from qinglan.runs.run import Run
+from qinglan.tasks.stage import Outcome, Stage, perform
+
+
+@task(name="dataset", task_run_name="dataset", cache_policy=NO_CACHE)
+def build_dataset(run: Run, selected: StageResult) -> StageResult:
+    """Split by near-duplicate group and write the training files; what was a test row last night is one tonight."""
+    profile = run.profile
+    depends_on = {
+        "rows_sha256": selected.artifacts["rows"].sha256,
+        "dataset": profile.dataset.model_dump(mode="json"),
+        "evaluation_sha256": [digest_of(Path(workbook)) for workbook in profile.dataset.decontaminate_against],
+        "tenant": profile.tenant.model_dump(mode="json"),
+        "recipe": identity(profile.recipe),
+        "scored_with": scored_with(run),
+    }
+    inputs = hash_of(depends_on)
+    pins, splits = pinned_splits(profile, inputs)
+
+    def work(stage: Stage) -> Outcome:
+        built = build(selected.path("rows"), stage.directory, profile, splits)
+        outcome = Outcome(built.before.ok, built.after.ok, built.after.dropped_since(built.before), built.artifacts)
+        outcome.metrics = {f"rows_{split}": float(n) for split, n in built.splits.items()}
+        outcome.metrics |= {
+            f"{name}_rows": float(a.rows)
+            for name, a in built.artifacts.items()
+            if a.rows is not None and name != "rows"
+        }
+        stage.say(", ".join(f"{name} {value:.0f}" for name, value in outcome.metrics.items()))
+        for warning in built.warnings:
+            get_run_logger().warning("dataset: %s", warning)
+        outcome.details = {"scored_with": scored_with(run), "inputs": inputs, "pins": pins}
+        outcome.details["warnings"] = list(built.warnings)
+        return outcome
+
+    return perform(run, "dataset", depends_on | {"pins": pins}, work)

@@ -1,0 +1,53 @@
+"""The register stage: keeps the challenger in the registry."""
+
+from collections.abc import Mapping
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from qinglan.rows import ArmName
+from qinglan.runs.artifacts import Artifact, StageResult, write_json
+from qinglan.runs.run import Run
+from qinglan.serving.registry import registry_of
+from qinglan.serving.registry.candidates import candidate_of, challenger_of
+from qinglan.tasks.gate import decision_of
+from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
+
+
+@task(name="register", task_run_name="register", cache_policy=NO_CACHE)
+def register_model(
+    run: Run, gated: StageResult, evaluated: StageResult, dataset: StageResult, models: Mapping[ArmName, StageResult]
+) -> StageResult:
+    """Keep the challenger in the registry, whatever was decided; if it passed, it takes its place there."""
+    profile, decision = run.profile, decision_of(gated)
+    registry = registry_of(profile)
+
+    def work(stage: Stage) -> Outcome:
+        candidate = candidate_of(run, decision, evaluated, dataset, models, stage.mlflow_run_id)
+        released = registry.register(candidate)
+        released = registry.settle(released.version, profile.release.promote, decision.champion)
+        standing = ", ".join(released.aliases) or f"no alias, the gate said {decision.verdict}"
+        stage.say(f"version {released.version} of {registry.name} ({standing})")
+        if decision.verdict == "promote" and not released.aliases and released.history:
+            get_run_logger().warning("register: version %s: %s", released.version, released.history[-1])
+        shown = released.model_dump(mode="json")
+        write_json(stage.directory / "released.json", shown)
+        return Outcome(
+            artifacts={"released": Artifact.of(stage.directory / "released.json")}, details={"released": shown}
+        )
+
+    depends_on = {
+        # Never taken over from another run: registering the same again changes nothing, and shows where it stands.
+        "run": run.id,
+        "decision_sha256": gated.artifacts["decision"].sha256,
+        "model_sha256": challenger_of(profile, models).artifacts["model"].sha256,
+        "registry": registry.name,
+        "tracking_uri": profile.tracking_uri,
+        "release": profile.release.model_dump(mode="json"),
+    }
+    registered = perform(run, "register", depends_on, work)
+    shown = registered.details["released"]
+    tags = {"release": f"{shown['name']}/{shown['version']}", "release.aliases": ", ".join(shown["aliases"])}
+    tracker_of(run.profile).set_tags(run.mlflow_run_id, tags)
+    return registered

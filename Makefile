@@ -13,7 +13,7 @@ NAME ?= seeds
 PROFILE := embedded
 export DO_NOT_TRACK := true
 
-.PHONY: setup demo test test-unit lint up serve bench clean clean-all help
+.PHONY: setup demo test test-all test-unit lint up serve bench clean clean-all help
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -38,11 +38,14 @@ demo: setup ## the whole DAG without key and GPU, then a question to the release
 	@# Refused by the gate, there is nothing to serve: that is a result, not a failure of the demo.
 	-@$(BIN)/qinglan serve --check --profile $(PROFILE)
 
-test: setup ## all tests, a small real end-to-end run included
-	@$(BIN)/python -m pytest
+test: setup ## the tests, a small real end-to-end run included; about 15 minutes on two cores
+	@$(BIN)/python -m pytest -n 2 -m "not extended"
+
+test-all: test ## then what `test` leaves out: browser, kill series, faults, the other recipes' end-to-end runs
+	@$(BIN)/python -m pytest -n 2 -m extended
 
 test-unit: setup ## the fast tests only
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -n 2 -m "not slow"
 
 lint: setup ## ruff, mypy in strict mode, and the direction of imports
 	@$(BIN)/ruff check .

@@ -18,6 +18,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first; a file's tests share a process and its fixtures, and so do all that start Ray.
+
+    Two Ray clusters that start on one machine at the same time take each other's ports.
+    """
+    items.sort(key=lambda item: (item.get_closest_marker("ray") is None, item.get_closest_marker("slow") is None))
+    for item in items:
+        group = "ray" if item.get_closest_marker("ray") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture
 def serve() -> Iterator[Callable[[Script], FakeService]]:
     """Start services that end with the test."""

@@ -12,7 +12,7 @@ from toy_rl import make_model
 from qinglan.config import load_profile
 from qinglan.training.engines.verl import ppo_command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
 for module in ("torch", "verl", "hydra"):
     pytest.importorskip(module)
 

@@ -12,7 +12,11 @@ from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.html import render_html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.extended,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)"),
+]
 
 LONG = "请问" + "一" * 300 + "https" + "x" * 300
 """No word of it fits on a phone."""

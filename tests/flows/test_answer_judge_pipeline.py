@@ -12,7 +12,7 @@ from qinglan.recipes.answer_judge import RECIPE, verdict_in
 from qinglan.rows import Row
 from qinglan.runs.artifacts import read_jsonl
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 
 SMALL = {
     "embedded.sample_train_rows": 80,

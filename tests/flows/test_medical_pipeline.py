@@ -11,7 +11,7 @@ import pytest
 from qinglan.rows import Row
 from qinglan.runs.artifacts import read_jsonl
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 
 PROFILE = Path(__file__).parents[2] / "configs" / "medical.yaml"
 SMALL = {

@@ -19,6 +19,7 @@ DATA = Path(os.environ.get("DATA", "toyhom"))
 ROWS = 1200
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.extended,
     pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} is not there; set DATA to the folder of the Toyhom data"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
 ]

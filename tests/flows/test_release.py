@@ -94,6 +94,7 @@ def test_a_model_that_a_person_approved_serves_until_it_is_rolled_back(site: Sit
     assert (restored / "model.safetensors").read_text() == "rl first"
 
 
+@pytest.mark.extended
 def test_a_wait_that_was_cancelled_ends_though_no_worker_is_there(site: Site):
     evaluated = site.evaluated_run("first")
     flow = site.start("run", "release", "--from", evaluated.id)
@@ -109,6 +110,7 @@ def test_a_wait_that_was_cancelled_ends_though_no_worker_is_there(site: Site):
     assert site.registry.aliases() == {}
 
 
+@pytest.mark.extended
 def test_a_model_that_nobody_looked_at_ends_the_flow_well_and_can_be_approved_later(site: Site):
     evaluated = site.evaluated_run("first")
     text = site.qinglan("run", "release", "--from", evaluated.id, "--set", "gate.approval_timeout_s=20")

@@ -26,7 +26,7 @@ from qinglan.ops.up.site import SERVER_TUNING
 from qinglan.runs.processes import free_port
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 SILENCE_S = 20
 """For longer than that no living attempt is without an end or a sign of life."""
 _TAGGED = {"prefect.resource.id": "prefect.tag.qinglan", "prefect.resource.role": "tag"}

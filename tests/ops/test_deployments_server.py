@@ -114,6 +114,7 @@ def test_what_stands_in_the_file_is_on_the_server(server: Server):
     assert found["clean-up"]["schedules"][0]["parameters"] == {"dry_run": False}
 
 
+@pytest.mark.extended
 def test_a_switch_and_a_pause_survive_deployments_from_any_machine_even_killed_ones(server: Server):
     server.switch("refresh", active=True)
     train = server.deployments()["train"]

@@ -23,7 +23,7 @@ from qinglan.runs.processes import free_port
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 
 ProfileOf = Callable[..., Profile]
 

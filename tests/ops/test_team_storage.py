@@ -30,6 +30,7 @@ from qinglan.runs.processes import HOST, Processes, free_port
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.extended,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # MLflow's, botocore's
 ]
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,12 @@ from waiting import wait_until
 
 from qinglan.runs.processes import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.extended,
+    pytest.mark.ray,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)"),
+]
 
 SMALL = """
 extends: embedded

@@ -9,7 +9,7 @@ import pytest
 
 from qinglan.config import Profile, Reward, Tenant
 from qinglan.errors import ConfigError, TeacherError
-from qinglan.recipes import Input, get_recipe, identifying, identity, parse_score, simulated
+from qinglan.recipes import Input, get_recipe, identifying, identity, parse_score, placeholders
 from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
 from qinglan.rows import Row
@@ -113,7 +113,7 @@ async def test_a_row_that_brings_its_answer_asks_nobody():
 def test_only_what_is_asked_identifies():
     inputs = (Input("a", "甲", required=True), Input("b", "乙", identifies=False), Input("c", "丙"))
     assert identifying({"a": "1", "b": "2"}, inputs) == {"a": "1"}
-    assert simulated(inputs, "x") == {"a": "x"}
+    assert placeholders(inputs, "x") == {"a": "x"}
 
 
 @pytest.mark.parametrize("text", ["", "4", "[4]", '{"grade": 4}', '{"score": 6}', '{"score": NaN}', '{"score": null}'])

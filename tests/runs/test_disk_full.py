@@ -20,7 +20,7 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile, load_profile
 from qinglan.runs.run import runs_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 DISK_MB, QUESTIONS, FULL_AFTER = 64, 360, 120
 SAMPLE = {"sample_train_rows": 300, "sample_dev_rows": 30, "sample_test_rows": 30}
 

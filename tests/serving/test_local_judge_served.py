@@ -32,6 +32,7 @@ from qinglan.training.judge_agreement import Pair
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.extended,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),  # Prefect's, MLflow's
 ]
 MODEL, ROWS = "qinglan.t.answer_judge", 12

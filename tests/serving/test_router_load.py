@@ -20,7 +20,7 @@ from waiting import wait_until
 
 from qinglan.serving.routes import Backend, Routes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "router.py"
 QUESTION = "请问菌粉睡前吃行不行呀"

@@ -18,7 +18,7 @@ from fake_service import FakeService, Script, completion
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 ROWS, CONCURRENCY, TRIALS = 1000, 8, 20
 IN_FLIGHT = CONCURRENCY + 8
 """On the wire, or answered and being committed."""

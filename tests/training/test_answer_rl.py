@@ -19,7 +19,7 @@ from qinglan.runs.launcher import JsonlTail
 from qinglan.training.engines.trainer_settings import DEV_VALUE, TrainerSettings
 from qinglan.training.engines.verl import REWARD_FUNCTION, checkpoints, read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
 

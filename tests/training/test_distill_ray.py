@@ -17,7 +17,7 @@ from qinglan.runs.launcher import JsonlTail, launch
 from qinglan.runs.run import Run
 from qinglan.training.engines.distill_ray import DistillJob, share_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 ROWS = 60
 
 

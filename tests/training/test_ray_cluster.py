@@ -29,7 +29,7 @@ from qinglan.training.engines.verl import checkpoints, read_metrics
 
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 
 STEPS = 20
 """So that it is far from its end when it is killed, though the test may look late."""

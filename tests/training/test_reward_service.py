@@ -26,7 +26,7 @@ from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.launcher import JsonlTail
 from qinglan.training.engines.verl_overrides import REWARD_FUNCTION
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
 pytest.importorskip("ray")
 
 CONCURRENCY, EACH, SHARED = 4, 40, 20

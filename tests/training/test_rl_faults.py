@@ -26,7 +26,7 @@ from qinglan.simulators.domains.query_rewrite.sample import write_sample
 from qinglan.training.engines.progress import read_stop
 from qinglan.training.engines.verl import REWARD_FUNCTION, checkpoints, read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
 

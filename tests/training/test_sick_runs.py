@@ -11,7 +11,7 @@ from qinglan.training.engines.progress import read_stop
 from qinglan.training.engines.trainer_settings import ALARMS_FILE
 from qinglan.training.engines.verl import read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
 

@@ -9,7 +9,7 @@ from toy_rl import Toy, make_model
 
 from qinglan.training.engines.verl import checkpoints, read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
 

@@ -188,6 +188,8 @@ STEPS = 40
 """As many as make the reward nine times what it was; after 24, some runs have little more than twice as much."""
 
 
+@pytest.mark.extended
+@pytest.mark.ray
 @pytest.mark.slow
 def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Path) -> None:
     import torch
@@ -236,6 +238,8 @@ def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Pa
     assert AutoTokenizer.from_pretrained(tmp_path / "exported").chat_template
 
 
+@pytest.mark.extended
+@pytest.mark.ray
 @pytest.mark.slow
 def test_grpo_with_lora_and_reference_exports_a_merged_model(tmp_path: Path, model_folder: Path) -> None:
     import torch

@@ -11,6 +11,7 @@ from fake_service import PRICE, FakeService, Script
 
 from qinglan.clients import rag as retrieval
 from qinglan.config import Profile
+from qinglan.runs.back_off import BackOff
 
 # A shell has SIGINT ignored in background jobs, processes inherit that, and Prefect's make a SIGINT of a SIGTERM: with
 # `make test &`, tests would wait for ever for what they have asked to end.
@@ -63,7 +64,7 @@ def profile_of(tmp_path: Path) -> Callable[..., Profile]:
 @pytest.fixture(autouse=True)
 def no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without waiting; what a service asks for is still waited for."""
-    monkeypatch.setattr(retrieval, "_BACK_OFF", lambda _state: 0.0)
+    monkeypatch.setattr(retrieval, "_BACK_OFF", BackOff(0.0, 0.0))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 FOLDER = Path(os.environ.get("BENCH_ENVS") or Path.home() / ".cache" / "qinglan-bench")
 PACKAGES = {
     # The same client library as ours, so that it does not decide.
-    "asyncio_script": [f"{name}=={version(name)}" for name in ("openai", "tenacity", "pandas", "openpyxl")],
+    "asyncio_script": [*(f"{name}=={version(name)}" for name in ("openai", "pandas", "openpyxl")), "tenacity==9.2.1"],
     "curator": ["bespokelabs-curator==0.1.31", "litellm==1.83.7", "aiohttp==3.13.5", "datasets==3.6.0"],
     # requests: distilabel imports it and leaves it to huggingface-hub, which no longer needs it.
     "distilabel": ["distilabel[openai]==1.5.3", "openai==3.52.0", "datasets==5.2.0", "requests==2.34.2"],

@@ -6,7 +6,6 @@ while the first request is still under way.
 """
 
 import asyncio
-import random
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -22,13 +21,15 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel, Field, ValidationError
 
 from qinglan.clients.capabilities import JsonSchema, request_parameters
-from qinglan.clients.limits import Limits, retry_after_s
+from qinglan.clients.limits import Limits
 from qinglan.clients.rag_answer import shown
+from qinglan.clients.retries import retry_after_s, with_retries
 from qinglan.config import Endpoint, Price, require_secret, uses_proxy
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.ledger import Call, Failure
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.runs.artifacts import hash_of
+from qinglan.runs.back_off import BackOff
 from qinglan.text import without_controls
 
 Message = dict[str, str]
@@ -44,7 +45,7 @@ _INTERRUPTED = ("insufficient_system_resource", "error", "abort")
 """How DeepSeek, gateways and vLLM end an answer that they could not finish: another try may."""
 _MOST_TOKENS = 10**9
 _SHOWN_CHARS = 200
-_BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.5, 30.0
+_BACK_OFF = BackOff(0.5, 30.0, jitter=True)
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,6 @@ class Request:
 
     request_hash: str
     body: dict[str, Any]
-
-
-class _Transient(TeacherError):  # noqa: N818 (a TeacherError by another name)
-    """Worth another try, after the time that the service asked for."""
-
-    def __init__(self, message: str, reason: str, after_s: float = 0.0) -> None:
-        super().__init__(message, reason, transient=True)
-        self.after_s = after_s
 
 
 class _Message(BaseModel):
@@ -233,23 +226,11 @@ class ChatClient:
         if known := await self._ledger.acquire(request.request_hash):
             return known, False
         try:
-            call = await self._insist(request)
+            call = await with_retries(lambda: self._attempt(request), self._endpoint.max_retries, _BACK_OFF)
         except BaseException:
             self._ledger.release(request.request_hash)
             raise
         return call, True
-
-    async def _insist(self, request: Request) -> Call:
-        tries = 0
-        while True:
-            try:
-                return await self._attempt(request)
-            except _Transient as error:
-                if tries == self._endpoint.max_retries:
-                    raise
-                # Those that were told the same time must not come back all at once.
-                await asyncio.sleep(error.after_s + _back_off_s(0 if error.after_s else tries))
-            tries += 1
 
     async def _send_in_turn(self, send: Callable[[], Awaitable[httpx2.Response]]) -> httpx2.Response:
         """Send a request that is built, as soon as the limits allow.
@@ -302,7 +283,8 @@ class ChatClient:
             ) from error
         if (ended := completion.choices[0].finish_reason) in _INTERRUPTED:
             self._ledger.fail(self._account.failure(request.request_hash, "teacher_interrupted", latency_ms))
-            raise _Transient(f"{self._account.role}: the answer was interrupted ({ended})", "teacher_interrupted")
+            message = f"{self._account.role}: the answer was interrupted ({ended})"
+            raise TeacherError(message, "teacher_interrupted", transient=True, retry_after_s=0.0)
         prompt_chars = sum(len(message["content"]) for message in request.body["messages"])
         call = self._account.call(request.request_hash, completion, latency_ms, prompt_chars=prompt_chars)
         self._learn(call, response)
@@ -339,7 +321,8 @@ class ChatClient:
         if isinstance(error, openai.RateLimitError):
             self._limits.refused()
         after_s = retry_after_s(error.response.headers) if isinstance(error, openai.APIStatusError) else 0.0
-        return _Transient(f"{role}: {without_controls(error.message)}", _transient_reason(error), after_s)
+        message = f"{role}: {without_controls(error.message)}"
+        return TeacherError(message, _transient_reason(error), transient=True, retry_after_s=after_s)
 
 
 def request_of(endpoint: Endpoint, key_salt: str, messages: list[Message], schema: JsonSchema | None = None) -> Request:
@@ -439,10 +422,6 @@ def _count(tokens: int | None, chars: int) -> int:
 def _storable(text: str) -> str:
     """PostgreSQL's text holds no NUL."""
     return text.replace("\x00", "")
-
-
-def _back_off_s(tries: int) -> float:
-    return random.uniform(0, min(_LONGEST_BACK_OFF_S, _BACK_OFF_S * 2**tries))
 
 
 def _transient_reason(error: openai.APIError) -> str:

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-LONGEST_WAIT_S = 60.0
+from qinglan.clients.retries import LONGEST_WAIT_S
+
 _FULL_SHARE = 0.2
 _CUT = 0.7
 _TELLING = 8
@@ -120,16 +121,6 @@ class Limits:
             waits.append(self._tokens.reserve(tokens, now_s))
         if (wait_s := max(waits)) > 0:
             await asyncio.sleep(wait_s)
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float:
-    """How long the service asks to wait before the same request; 0 where it doesn't say."""
-    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            return min(max(0.0, float(headers[name]) * unit_s), LONGEST_WAIT_S)
-        except (KeyError, ValueError):  # a date is rare: back off as usual
-            continue
-    return 0.0
 
 
 def _exhausted_for_s(headers: Mapping[str, str]) -> float:

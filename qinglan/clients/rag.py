@@ -8,18 +8,19 @@ from typing import Any
 
 import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from qinglan.clients.limits import Limits, retry_after_s
+from qinglan.clients.limits import Limits
 from qinglan.clients.rag_answer import flaw_of, order_flaw, shown
+from qinglan.clients.retries import retry_after_s, with_retries
 from qinglan.config import Rag, require_secret, uses_proxy
 from qinglan.errors import RetrievalError
 from qinglan.rows import Retrieved
+from qinglan.runs.back_off import BackOff
 
 _TITLE_CHARS = 60
 PASSAGE_CHARS = 500
 """Of the best passage, title included, that a judge reads at most."""
-_BACK_OFF = wait_random_exponential(multiplier=0.2, max=10)
+_BACK_OFF = BackOff(0.2, 10.0, jitter=True)
 
 
 class Passage(BaseModel):
@@ -39,14 +40,6 @@ class _Recall(BaseModel):
 
 class _Envelope(BaseModel):
     data: _Recall
-
-
-class _TransientError(RetrievalError):
-    """Worth another try, after the time that the service asked for."""
-
-    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(message, "rag_unavailable", transient=True)
-        self.retry_after_s = retry_after_s
 
 
 @dataclass
@@ -93,13 +86,9 @@ class RagClient:
             RetrievalError: no valid answer after the retries.
         """
         body = request_body(self._rag, self._tenant_id, query, rewritten_query)
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(_TransientError),
-            stop=stop_after_attempt(1 + (self._rag.max_retries if max_retries is None else max_retries)),
-            wait=_wait_s,
-            reraise=True,
-        )
-        return await retrying(self._post, body, count or CallCount())
+        count = count or CallCount()
+        max_retries = self._rag.max_retries if max_retries is None else max_retries
+        return await with_retries(lambda: self._post(body, count), max_retries, _BACK_OFF)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -122,22 +111,19 @@ class RagClient:
         try:
             response = await self._client.post(self._url, json=body)
         except httpx2.RequestError as error:
-            raise _TransientError(f"rag {self._url}: {str(error) or type(error).__name__}") from error
+            raise self._unavailable(str(error) or type(error).__name__) from error
         status = response.status_code
         if status == 429:
             self._limits.refused()
         if status == 429 or status >= 500:
-            raise _TransientError(f"rag {self._url}: HTTP {status}", retry_after_s(response.headers))
+            raise self._unavailable(f"HTTP {status}", retry_after_s(response.headers))
         self._limits.answered(response.headers, 1, 1)
         if status >= 300:
             raise RetrievalError(f"rag {self._url}: HTTP {status}: {shown(response.text, 120)}", "rag_refused")
         return response
 
-
-def _wait_s(state: RetryCallState) -> float:
-    error = state.outcome.exception() if state.outcome else None
-    asked = error.retry_after_s if isinstance(error, _TransientError) else 0.0
-    return max(asked, _BACK_OFF(state))
+    def _unavailable(self, why: str, after_s: float = 0.0) -> RetrievalError:
+        return RetrievalError(f"rag {self._url}: {why}", "rag_unavailable", transient=True, retry_after_s=after_s)
 
 
 def request_body(rag: Rag, tenant_id: str, query: str, rewritten_query: str | None = None) -> dict[str, Any]:

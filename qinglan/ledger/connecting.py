@@ -1,19 +1,22 @@
 """Where the ledger is, and how one connects to it."""
 
+import itertools
 import socket
 import sqlite3
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
 
 from qinglan.config import LedgerStore, require_secret
 from qinglan.errors import LedgerError
+from qinglan.runs.back_off import BackOff
 
 _CONNECT_TIMEOUT_S = 10
 _LOCK_TIMEOUT_S = 60
+_BACK_OFF = BackOff(0.1, 0.1, jitter=True)
 
 
 def ledger_url(store: LedgerStore, state: Path) -> str | sa.URL:
@@ -57,19 +60,17 @@ def make_engine(url: str | sa.URL) -> sa.Engine:
     return engine
 
 
-def _is_locked(error: BaseException) -> bool:
-    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
-
-
-# SQLite refuses this one statement at once, without its timeout, while another process makes or opens the file.
-@retry(
-    retry=retry_if_exception(_is_locked),
-    wait=wait_random(0.01, 0.1),
-    stop=stop_after_delay(_LOCK_TIMEOUT_S),
-    reraise=True,
-)
 def _use_wal(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode=WAL")
+    deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
+    for failures in itertools.count(1):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            # Refused at once, without SQLite's timeout, while another process makes or opens the file.
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+                raise
+        time.sleep(_BACK_OFF.pause_s(failures))
 
 
 def url_of(address: str) -> sa.URL | None:

@@ -14,6 +14,7 @@ from qinglan.ledger.records import Call, Delivery, Failure, Order, Retrieval
 from qinglan.ledger.reserve import is_full
 from qinglan.ledger.store import Ledger
 from qinglan.rows import Retrieved
+from qinglan.runs.back_off import BackOff
 
 _GATHER_S = 0.05
 """How long a transaction waits for company: much less than any answer takes, and nothing waits for it in a slot."""
@@ -21,6 +22,7 @@ _ENOUGH = 100
 """So many don't wait."""
 _LOOK_AGAIN_S = 0.5
 _RETRY_FOR_S = 60.0
+_BACK_OFF = BackOff(0.2, 5.0)
 _BEAT_S = 15.0
 T = TypeVar("T")
 
@@ -159,7 +161,7 @@ class LedgerQueue:
     async def _persist(self, order: Order) -> Delivery:
         """A database that is away for a moment (a fail-over, a restart) costs no paid answer."""
         deadline = asyncio.get_running_loop().time() + _RETRY_FOR_S
-        pause_s = 0.2
+        failures = 0
         while True:
             try:
                 delivery = await asyncio.to_thread(self._ledger.exchange, order)
@@ -172,10 +174,11 @@ class LedgerQueue:
                     self._full = error  # what is under way may still be written
                     self._ledger.give_up_reserve()
                     continue
+                failures += 1
+                pause_s = _BACK_OFF.pause_s(failures)
                 if asyncio.get_running_loop().time() + pause_s > deadline:
                     raise
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, 5.0)
 
     def _deliver(self, order: Order, delivery: Delivery) -> None:
         for key in order.sought:

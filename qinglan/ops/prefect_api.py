@@ -7,8 +7,11 @@ from uuid import uuid4
 
 import httpx2
 
-_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Before a request is sent again that the server could not serve. Doctor waits 12 s for all of them."""
+from qinglan.runs.back_off import BackOff
+
+_RETRIES = 4
+_BACK_OFF = BackOff(0.5, 4.0)
+"""All pauses together take less than the 12 s for which doctor waits."""
 _PASSING = (httpx2.codes.TOO_MANY_REQUESTS, httpx2.codes.BAD_GATEWAY, httpx2.codes.SERVICE_UNAVAILABLE)
 _PAGE = 200
 TAG = "qinglan"
@@ -36,12 +39,12 @@ class RetryingClient(httpx2.Client):
         return {}
 
     def _send_with_retries(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        for pause_s in _PAUSES_S:
+        for failures in range(1, _RETRIES + 1):
             answer = super().send(request, **options)
             if answer.status_code not in _PASSING:
                 return answer
             answer.close()
-            time.sleep(pause_s)
+            time.sleep(_BACK_OFF.pause_s(failures))
         return super().send(request, **options)
 
 

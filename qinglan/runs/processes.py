@@ -21,6 +21,7 @@ from typing import NoReturn
 import httpx2
 
 from qinglan.errors import ConfigError, EngineError
+from qinglan.runs.back_off import BackOff
 from qinglan.runs.command import QUIET_ENV, Command
 from qinglan.runs.launcher import READABLE_ENV, SUPERVISOR, tail
 
@@ -28,7 +29,7 @@ HOST = "127.0.0.1"
 READY_WITHIN_S = 300.0
 POLL_S = 0.5
 _SAY_EVERY_S = 15.0
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
+_BACK_OFF = BackOff(1.0, 60.0)
 """Before a process that ended is started again: doubled each time, until it has run for longer than the longest."""
 _LOG_BYTES = 50_000_000
 """Of a log that goes on for months; one as large before it is kept."""
@@ -45,7 +46,7 @@ class _Kept:
 
     command: Command
     started_s: float
-    wait_s: float = 0.0
+    failures: int = 0
     due_s: float | None = None
     """When to start it again; None while it runs."""
 
@@ -158,9 +159,10 @@ class Processes:
         if status is None:
             return
         if kept.due_s is None:
-            kept.wait_s = _next_wait_s(kept.wait_s if now - kept.started_s < _LONGEST_WAIT_S else 0.0)
-            kept.due_s = now + kept.wait_s
-            self.say(f"{name} ended with status {status}; starting it again in {kept.wait_s:.0f} s; {self.log(name)}")
+            kept.failures = kept.failures + 1 if now - kept.started_s < _BACK_OFF.longest_s else 1
+            wait_s = _BACK_OFF.pause_s(kept.failures)
+            kept.due_s = now + wait_s
+            self.say(f"{name} ended with status {status}; starting it again in {wait_s:.0f} s; {self.log(name)}")
         if now < kept.due_s:
             return
         try:
@@ -168,12 +170,13 @@ class Processes:
             _ask_to_end(self._running[name])  # it has ended; this closes our end of the pipe
             self._start(name, kept.command)
         except (httpx2.HTTPError, OSError) as error:
-            kept.wait_s = _next_wait_s(kept.wait_s)
-            kept.due_s = now + kept.wait_s
+            kept.failures += 1
+            wait_s = _BACK_OFF.pause_s(kept.failures)
+            kept.due_s = now + wait_s
             if isinstance(error, OSError):  # else the server it needs is being started again itself
-                self.say(f"{name} can't be started: {error}; trying again in {kept.wait_s:.0f} s")
+                self.say(f"{name} can't be started: {error}; trying again in {wait_s:.0f} s")
             return
-        self._kept[name].wait_s = kept.wait_s
+        self._kept[name].failures = kept.failures
 
     def _cut(self, name: str) -> None:
         """Keep a log small, if that can be done: what runs depends on no log."""
@@ -197,10 +200,6 @@ class Processes:
             if (status := self.status(name)) is not None:
                 log = self.log(name)
                 raise EngineError(f"{name} ended with status {status}; full log: {log}\n{tail(log)}")
-
-
-def _next_wait_s(wait_s: float) -> float:
-    return min(_LONGEST_WAIT_S, 2 * wait_s) or _FIRST_WAIT_S
 
 
 def _cut(log: Path) -> None:

@@ -14,6 +14,7 @@ import httpx2
 
 from qinglan.errors import EngineError
 from qinglan.recipes import Message
+from qinglan.runs.back_off import BackOff
 from qinglan.runs.command import Command
 from qinglan.runs.launcher import tail
 from qinglan.runs.processes import Processes, free_port
@@ -22,7 +23,7 @@ from qinglan.serving.routes import Backend
 
 START_WITHIN_S = 1800.0
 PROBE_EVERY_S, PROBE_WITHIN_S, PROBES_MISSED = 5.0, 20.0, 3
-_BACK_OFF_S = (1.0, 60.0)
+_BACK_OFF = BackOff(1.0, 60.0)
 _HEALTHY_AFTER_S = 60.0
 """Ready for so long without a missed probe, a server's next death is the first one again."""
 _LOG_LINES = 4
@@ -221,7 +222,7 @@ class Fleet:
 
     def _failed(self, version: str, why: str) -> None:
         deaths = self._trouble[version].deaths + 1 if version in self._trouble else 1
-        wait_s = min(_BACK_OFF_S[0] * 2 ** (deaths - 1), _BACK_OFF_S[1])
+        wait_s = _BACK_OFF.pause_s(deaths)
         self._trouble[version] = _Trouble(deaths, self.clock() + wait_s, why)
         first, *rest = why.split("\n", 1)
         self.say("\n".join([f"version {version}: {first}; next try in {wait_s:.0f} s", *rest]))

@@ -18,6 +18,7 @@ from qinglan.config import Budget, Endpoint, LedgerStore, Price
 from qinglan.errors import BudgetError, ConfigError, TeacherError
 from qinglan.ledger import ledger_url, open_ledger
 from qinglan.ledger.queue import LedgerQueue
+from qinglan.runs.back_off import BackOff
 
 MESSAGES = [{"role": "user", "content": "虾青素咋吃"}]
 PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
@@ -54,7 +55,7 @@ def usage(path: Path, role: str = "teacher") -> tuple[int, int]:
 
 @pytest.fixture(autouse=True)
 def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_module, "_BACK_OFF_S", 0.0)
+    monkeypatch.setattr(chat_module, "_BACK_OFF", BackOff(0.0, 0.0))
 
 
 def files_with(folder: Path, text: bytes) -> list[Path]:

@@ -13,6 +13,7 @@ from qinglan.errors import ConfigError
 from qinglan.ops import prefect_api
 from qinglan.ops.prefect_api import RetryingClient, pages
 from qinglan.ops.prefect_server import SERVER_FILE, PrefectServer, find_server, server_at, without_login
+from qinglan.runs.back_off import BackOff
 
 PROFILES = """
 active = "team"
@@ -100,8 +101,8 @@ def test_the_login_is_sent_and_never_shown(home: Path):
 
 
 def test_a_server_that_was_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prefect_api, "_PAUSES_S", (0.0, 0.0))
-    answers = iter([503, 429, 200, 502, 502, 502])
+    monkeypatch.setattr(prefect_api, "_BACK_OFF", BackOff(0.0, 0.0))
+    answers = iter([503, 429, 200, *(5 * [502])])
     with RetryingClient(transport=httpx2.MockTransport(lambda _: httpx2.Response(next(answers)))) as client:
         assert client.get("http://127.0.0.1/api/health").status_code == 200
         assert client.get("http://127.0.0.1/api/health").status_code == 502

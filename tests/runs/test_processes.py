@@ -13,6 +13,7 @@ import pytest
 
 from qinglan.errors import EngineError
 from qinglan.runs import processes as module
+from qinglan.runs.back_off import BackOff
 from qinglan.runs.command import Command
 from qinglan.runs.processes import HOST, Processes, port_from
 
@@ -28,8 +29,7 @@ def python(code: str) -> Command:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.01)
-    monkeypatch.setattr(module, "_FIRST_WAIT_S", 0.1)
-    monkeypatch.setattr(module, "_LONGEST_WAIT_S", 0.3)
+    monkeypatch.setattr(module, "_BACK_OFF", BackOff(0.1, 0.3))
 
 
 def until(times: int, seen: list[str]) -> Callable[[str], None]:

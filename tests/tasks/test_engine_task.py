@@ -17,6 +17,7 @@ from prefect.states import Cancelled, Cancelling, Running, State
 from qinglan.config import Profile
 from qinglan.errors import EngineError, StageError
 from qinglan.runs import launcher
+from qinglan.runs.back_off import BackOff
 from qinglan.runs.command import Command
 from qinglan.runs.launcher import AttemptFailedError
 from qinglan.runs.run import note_flow_run, open_run
@@ -40,6 +41,7 @@ sys.exit(0 if count == int(sys.argv[1]) else 1)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "POLL_S", 0.02)
     monkeypatch.setattr(ray_jobs, "POLL_S", 0.01)
+    monkeypatch.setattr(ray_jobs, "_BACK_OFF", BackOff(0.01, 30.0))
 
 
 class Attempts:

@@ -15,6 +15,7 @@ from fake_ray import FakeRay
 
 from qinglan.config import Trainer
 from qinglan.errors import ConfigError, EngineError, StageError
+from qinglan.runs.back_off import BackOff
 from qinglan.runs.command import Command
 from qinglan.runs.launcher import AttemptFailedError
 from qinglan.training.engines import ray_jobs
@@ -31,6 +32,7 @@ class SigtermError(BaseException):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_jobs, "POLL_S", 0.01)
+    monkeypatch.setattr(ray_jobs, "_BACK_OFF", BackOff(0.01, 30.0))
     monkeypatch.setattr(ray_jobs, "FORWARD_EVERY_S", 0.0)
 
 

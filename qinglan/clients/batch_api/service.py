@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from qinglan.clients.batch_api.wire import BatchState, Page, Result, StoredFile, parse_result, request_line
 from qinglan.clients.chat import Request
-from qinglan.clients.limits import retry_after_s
+from qinglan.clients.retries import retry_after_s
 from qinglan.errors import ConfigError, TeacherError
 
 _METADATA_KEY = "qinglan"

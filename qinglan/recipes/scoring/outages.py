@@ -14,11 +14,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from qinglan.errors import CallError
+from qinglan.runs.back_off import BackOff
 
 T = TypeVar("T")
 Call = Callable[[], Awaitable[Any]]
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+LONGEST_PAUSE_S = 5.0
+_BACK_OFF = BackOff(0.2, LONGEST_PAUSE_S)
 ALONE_S = 60.0
 """An outage that concerns a single call is not worth more: that call may be the only one that the service fails."""
 _MOST_OUTAGES = 3
@@ -120,7 +122,7 @@ class Patience:
     async def _find_out(self) -> None:
         self._round += 1
         self._answered.clear()
-        begin_s, pause_s, alone = self._clock(), FIRST_PAUSE_S, True
+        begin_s, failures, alone = self._clock(), 0, True
         refusal: Callable[[], OutageError] | None = None
         try:
             while self._waiting and (error := await self._failure()):
@@ -132,8 +134,8 @@ class Patience:
                 if waited_s >= (min(ALONE_S, self._max_outage_s) if alone else self._max_outage_s):
                     refusal, self._gave_up = partial(OutageError, self._service, waited_s, error), not alone
                     break
-                await self._either(self._sleep(min(pause_s, LONGEST_PAUSE_S)))
-                pause_s *= 2
+                failures += 1
+                await self._either(self._sleep(_BACK_OFF.pause_s(failures)))
         finally:
             self._tell_all(self._clock() - begin_s, refusal)
 

@@ -25,13 +25,14 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from qinglan.config import Profile, Trainer, require_secret, uses_proxy
 from qinglan.errors import EngineError, QinglanError
 from qinglan.runs.artifacts import write_json
+from qinglan.runs.back_off import BackOff
 from qinglan.runs.command import QUIET_ENV, Command
 from qinglan.runs.launcher import READABLE_ENV, AttemptFailedError, LineTail, size_of, tail
 from qinglan.runs.run import runs_by
 from qinglan.training.engines.attempts import clear_final
 
 POLL_S = 1.0
-LONGEST_BACK_OFF_S = 30.0
+_BACK_OFF = BackOff(POLL_S, 30.0)
 STOP_WITHIN_S = 30.0
 FORWARD_EVERY_S = 5.0
 FORWARD_LINES = 6
@@ -382,7 +383,7 @@ class Patience:
     def answered(self) -> None:
         """All is well."""
         self._since: float | None = None
-        self.wait_s, self._next_at = POLL_S, 0.0
+        self._failures, self._next_at = 0, 0.0
 
     @property
     def may_ask(self) -> bool:
@@ -401,8 +402,9 @@ class Patience:
             log.warning("%s; asking again for up to %.0f s", error, self._limit_s)
         if now - self._since >= self._limit_s:
             raise EngineError(f"{error}; no answer for {self._limit_s:.0f} s: {advice}") from error
+        self._failures += 1
+        self.wait_s = _BACK_OFF.pause_s(self._failures)
         self._next_at = now + self.wait_s
-        self.wait_s = min(2 * self.wait_s, LONGEST_BACK_OFF_S)
 
 
 class Forward:

@@ -1,7 +1,6 @@
-"""The distill stage: asks the teacher, row by row, by its batch API, or as actors on a Ray cluster."""
+"""The distill stage: asks the teacher, row by row or by its batch API."""
 
 import asyncio
-from collections import deque
 from typing import Any
 
 from prefect import task
@@ -21,15 +20,11 @@ from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
 from qinglan.recipes import get_recipe, identity
 from qinglan.recipes.kinds.distillation import distiller, require_teacher_alone, teacher_requests
-from qinglan.rows import Row, RowCounts
-from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl
-from qinglan.runs.command import Command
-from qinglan.runs.launcher import JsonlTail
+from qinglan.rows import Row
+from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run
-from qinglan.tasks.batches import RETRY_DELAYS_S, ask_services, count_outcome
-from qinglan.tasks.engine import run_engine
+from qinglan.tasks.batches import ask_services
 from qinglan.tasks.stage import Outcome, Stage, perform
-from qinglan.training.engines.distill_ray import DistillJob
 
 
 @task(name="distill", task_run_name="{name}", cache_policy=NO_CACHE)
@@ -43,8 +38,6 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
     def work(stage: Stage) -> Outcome:
         if profile.distill.mode == "live" and "teacher" in endpoints:
             require_no_open_batches(stage, ingested)
-        if profile.distill.engine == "ray":
-            return distill_on_ray(stage, services, ingested)
         if profile.distill.mode == "batch_api":
             asyncio.run(ask_by_batch(stage, services, ingested))
         return asyncio.run(
@@ -122,37 +115,3 @@ def require_no_open_batches(stage: Stage, given: StageResult) -> None:
                 f"distill: batch {batch or '(just submitted)'} of an earlier run still holds questions of this one; "
                 "run once with --set distill.mode=batch_api, which waits for it and merges its answers"
             )
-
-
-def distill_on_ray(stage: Stage, services: Services, given: StageResult) -> Outcome:
-    """As the stage does in its own process, on as many machines as the cluster has."""
-    source, output = given.artifacts["rows"], stage.directory / "rows.jsonl"
-    progress = stage.directory / "progress.jsonl"
-    job = DistillJob(
-        run=stage.run,
-        services=services,
-        source=source.path,
-        usable_rows=given.rows_out,
-        output=output,
-        progress=progress,
-        retry_delays_s=RETRY_DELAYS_S[: stage.run.profile.distill.retries],
-    )
-    entries, calls = JsonlTail(progress), dict[str, dict[str, int]]()
-
-    def look() -> None:
-        for entry in entries.new():
-            if "error" in entry:
-                raise StageError(entry["error"])
-            calls.update(entry.get("api", {}))
-            stage.progress(entry["done"], source.rows or entry["done"], "rows")
-
-    def command() -> Command:
-        progress.unlink(missing_ok=True)
-        return job.command(stage.directory / "job.json")
-
-    stage.say(f"starting {stage.run.profile.distill.ray.tasks} actors on Ray")
-    run_engine(stage, command, name="distill", log="ray.log", on_poll=look, on_device=False)
-    before, after = RowCounts(), RowCounts()
-    for path, counts in ((source.path, before), (output, after)):
-        deque(counts.pass_through(read_jsonl(path, Row)), maxlen=0)
-    return count_outcome(before, after, Artifact.of(output, after.total), calls)

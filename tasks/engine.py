@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -39,7 +38,6 @@ def run_engine(
     log: str,
     on_poll: Callable[[], None] | None = None,
     progress: Callable[[], object] | None = None,
-    on_device: bool = True,
 ) -> None:
     """Run an engine to its end: a process here, or a job of the cluster that `trainer.ray_dashboard_url` names.
 
@@ -49,7 +47,6 @@ def run_engine(
         name: of the engine, another one for each that a stage runs.
         progress: for engines that go on from a checkpoint: something that changes with it. They are started again
             where they die, up to `trainer.max_restarts` times.
-        on_device: it uses `trainer.device`, so that it waits for its turn where that is this machine's GPUs.
 
     Raises:
         EngineError: it failed; with the end of its log.
@@ -63,7 +60,7 @@ def run_engine(
 
     def locally() -> None:
         clear_final(stage.directory)
-        with device_lock(stage.run.profile, stage.say) if on_device else nullcontext():
+        with device_lock(stage.run.profile, stage.say):
             launch(make(), name=name, log=path, on_poll=on_poll)
 
     def in_series(attempt: Callable[[], None]) -> None:

@@ -70,16 +70,6 @@ class BatchApi(Section):
     """Then what is missing is asked row by row, at full price."""
 
 
-class OnRay(Section):
-    """Distillation as Ray tasks, where one machine is outgrown."""
-
-    address: str | None = None
-    """Of the cluster, as `ray.init` takes it; a local Ray if not given. On several machines the ledger must be a
-    database server (`ledger.url_env`)."""
-    tasks: Count = 4
-    """Tasks at once. They share the teacher's concurrency and rate limits equally."""
-
-
 class Distill(Section):
     """Asking the teacher."""
 
@@ -87,9 +77,6 @@ class Distill(Section):
     """`batch_api` sends what the ledger lacks through `/v1/batches`, and row by row what comes back without an
     answer."""
     batch_api: BatchApi = BatchApi()
-    engine: Literal["process", "ray"] = "process"
-    """Where the rows are worked on: in the flow's own process, or as tasks on a Ray cluster."""
-    ray: OnRay = OnRay()
     batch_rows: Count = 500
     """Rows per Prefect task."""
     retries: Annotated[int, Field(ge=0)] = 2

@@ -67,9 +67,8 @@ def _probes(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: bool = 
         yield Probe.of(PROFILE, planned, SLOW_S if planned.name in _SLOW else QUICK_S)
     yield Probe(SERVERS, "prefect", "its server", lambda: [services.check_prefect(profile)])
     yield Probe(SERVERS, "mlflow", profile.tracking_uri, lambda: [services.check_mlflow(profile)])
-    uses_nodes = runs_engines(flow) or profile.distill.engine == "ray"
-    if knows_recipe and (url := profile.trainer.ray_dashboard_url) and uses_nodes:
-        look = partial(cluster.check_cluster, profile, has_ray_check=runs_engines(flow))
+    if knows_recipe and (url := profile.trainer.ray_dashboard_url) and runs_engines(flow):
+        look = partial(cluster.check_cluster, profile)
         yield Probe(CLUSTER, "mount", url, look, LONGEST_S)
     if knows_recipe and may_pay:
         yield from _paid(profile, flow)

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from qinglan.config import EMBEDDED, Endpoint, Profile
+from qinglan.config import EMBEDDED, Profile
 from qinglan.errors import ConfigError, EngineError
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor import node
 from qinglan.ops.doctor.versions import installed
-from qinglan.ops.preflight import START_RAY, trainer_packages
+from qinglan.ops.preflight import trainer_packages
 from qinglan.recipes import get_recipe
 from qinglan.runs.command import Command
-from qinglan.training.engines.ray_jobs import Job, RayJobs, UnreachableError
+from qinglan.training.engines.ray_jobs import Job, RayJobs
 from qinglan.training.engines.swift import engine_python
 
 JOB_WITHIN_S = 18.0
@@ -50,31 +50,25 @@ class _Report(BaseModel):
 
 
 def keys_of_nodes(profile: Profile) -> list[str]:
-    """Variables that a job reads on its node: rewards are scored there, and distillation on Ray asks there."""
+    """Variables that a job reads on its node: rewards are scored there."""
     graders = get_recipe(profile.recipe).graders
     named = [profile.ledger.url_env]
     named += [profile.rag.api_key_env] if "rag" in graders and profile.rag.url != EMBEDDED else []
-    asked: list[Endpoint] = [profile.judge] if "judge" in graders and not profile.judge.local else []
-    asked += [profile.teacher] if profile.distill.engine == "ray" else []
-    named += [endpoint.api_key_env for endpoint in asked if endpoint.base_url != EMBEDDED]
+    asks_judge = "judge" in graders and not profile.judge.local and profile.judge.base_url != EMBEDDED
+    named += [profile.judge.api_key_env] if asks_judge else []
     return sorted({name for name in named if name})
 
 
-def check_cluster(profile: Profile, *, has_ray_check: bool = False) -> list[Check]:
-    """The mount, seen from both sides, and the nodes.
-
-    Args:
-        has_ray_check: that the dashboard does not answer another check says, with what to do.
-    """
+def check_cluster(profile: Profile) -> list[Check]:
+    """The mount, seen from both sides, and the nodes; the check `ray` reports a dashboard that does not answer."""
     token = secrets.token_hex(8)
     folders = {
         key: folder.resolve() / f".doctor-{token}"
         for key, folder in {"paths.runs": profile.paths.runs, "paths.state": profile.paths.state}.items()
     }
     where = f"{profile.paths.runs} and {profile.paths.state}, from the nodes"
-    if problem := _silence(profile):  # one that hangs must not leave our folders behind
-        note = "can't be told: Ray can't be asked, see `ray`"
-        return [Check("mount", where, note=note) if has_ray_check else Check("mount", where, problem)]
+    if not _answers(profile):  # one that hangs must not leave our folders behind
+        return [Check("mount", where, note="can't be told: Ray can't be asked, see `ray`")]
     try:
         for key, folder in folders.items():
             try:
@@ -91,16 +85,13 @@ def check_cluster(profile: Profile, *, has_ray_check: bool = False) -> list[Chec
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _silence(profile: Profile) -> str | None:
-    """Why the cluster can't be asked, if it can't."""
+def _answers(profile: Profile) -> bool:
     try:
         with RayJobs(profile.trainer) as jobs:
             jobs.ray_version()
-    except UnreachableError as error:
-        return f"{error}; {START_RAY}"
-    except (EngineError, ConfigError) as error:  # a token that is refused, or not there
-        return str(error)
-    return None
+    except (EngineError, ConfigError):  # no answer, or a token that is refused or missing
+        return False
+    return True
 
 
 def _ask(profile: Profile, token: str, folders: dict[str, Path], where: str) -> list[Check]:

@@ -45,10 +45,8 @@ def require_teacher_alone(profile: Profile) -> None:
         ConfigError: with what to do about it.
     """
     roles = get_recipe(profile.recipe).DISTILL_ROLES
-    if not set(roles) <= {"teacher"}:
-        for key, value, other in (("mode", "batch_api", "live"), ("engine", "ray", "process")):
-            if getattr(profile.distill, key) == value:
-                raise ConfigError(
-                    f"distill.{key}: {value} can ask the teacher alone, and recipe `{profile.recipe_name}` asks "
-                    f"{' and '.join(roles)} about each row; set it to {other}"
-                )
+    if profile.distill.mode == "batch_api" and not set(roles) <= {"teacher"}:
+        raise ConfigError(
+            f"distill.mode: batch_api can ask the teacher alone, and recipe `{profile.recipe_name}` asks "
+            f"{' and '.join(roles)} about each row; set it to live"
+        )

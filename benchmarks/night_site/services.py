@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qinglan.simulators import rag_server, teacher_server
+from qinglan.simulators import chat_server, rag_server
 from qinglan.simulators.retriever import Retriever, load_documents
 
 
@@ -108,7 +108,7 @@ def create_app(knowledge_base: Path) -> Starlette:
             Route("/webhook", webhook, methods=["POST"]),
             Route("/switch", switch, methods=["POST"]),
             Mount("/rag", app=Switched(rag, books)),
-            Mount("/", app=Billed(teacher_server.create_app(), books)),
+            Mount("/", app=Billed(chat_server.create_app(), books)),
         ]
     )
 

@@ -1,1 +1,1 @@
-"""What Qinglan runs on without keys and GPUs: stand-ins that speak the real protocols, and a sample to work on."""
+"""Simulated teachers, judges, RAG and a tiny base model, with sample data, for a machine without API key and GPU."""

@@ -1,7 +1,7 @@
-"""A world's base model as the orchestrator sees it: where it is cached, and how to make it. Imports no torch.
+"""The path of a domain's base model, and the command that pretrains it; imports no torch.
 
-A tiny Qwen3 is pretrained once per machine and kept under `paths.state`. The key hashes the sources that it is made
-from, so a changed corpus never meets an old model; another world's sources are no part of it.
+A tiny Qwen3 is pretrained once per machine and kept under `paths.state`. Its key contains a digest of the code that it
+is made with, so a changed corpus gives another model; the code of other domains is no part of it.
 """
 
 from dataclasses import asdict
@@ -14,26 +14,26 @@ from qinglan.runs.artifacts import MANIFEST, hash_of
 from qinglan.runs.code_digest import code_digest
 from qinglan.simulators.domains import Domain
 
-_PACKAGE = "qinglan.simulators"
-_PACKAGES = ("torch", "transformers", "tokenizers")
+_LIBRARIES = ("torch", "transformers", "tokenizers")
 
 
 def cache_key(embedded: Embedded, domain: Domain) -> str:
     """Digest of everything that the pretrained weights depend on."""
-    makers = (f"{_PACKAGE}.pretrain", f"{_PACKAGE}.tokenizer", type(domain).__module__)
-    size = asdict(domain.PRETRAINING) | {"steps": _steps(embedded, domain)}
-    prompt = identity(domain.NAME)  # the corpus holds its frame
-    code = code_digest(*makers, within=_PACKAGE)
-    return hash_of(code, prompt, size, {name: _version(name) for name in _PACKAGES})
+    package = __package__
+    makers = (f"{package}.pretrain", f"{package}.tokenizer", f"{package}.domains.{domain.name}")
+    size = asdict(domain.pretraining) | {"steps": _steps(embedded, domain)}
+    prompt = identity(domain.name)  # the corpus contains it
+    code = code_digest(*makers, within=package)
+    return hash_of(code, prompt, size, {name: _version(name) for name in _LIBRARIES})
 
 
 def cached_path(paths: Paths, embedded: Embedded, domain: Domain) -> Path:
     """The Hugging Face folder of the model that this configuration asks for, whether it exists or not."""
-    return paths.state / "base_models" / f"qwen3-tiny-{domain.NAME}-{cache_key(embedded, domain)[:16]}"
+    return paths.state / "base_models" / f"qwen3-tiny-{domain.name}-{cache_key(embedded, domain)[:16]}"
 
 
 def is_complete(path: Path) -> bool:
-    """Whether pretraining ran to its end: its last act is to write the manifest."""
+    """Whether pretraining is complete: the manifest is its last file."""
     return (path / MANIFEST).is_file()
 
 
@@ -42,7 +42,7 @@ def pretrain_argv(
 ) -> list[str]:
     """Command line of the pretraining process; it needs the trainer's environment."""
     options = {
-        "--world": domain.NAME,
+        "--domain": domain.name,
         "--output": str(output_dir.resolve()),
         "--metrics": str(metrics_path.resolve()),
         "--steps": str(_steps(embedded, domain)),
@@ -53,7 +53,7 @@ def pretrain_argv(
 
 
 def _steps(embedded: Embedded, domain: Domain) -> int:
-    return embedded.pretrain_steps or domain.PRETRAINING.steps
+    return embedded.pretrain_steps or domain.pretraining.steps
 
 
 def _version(package: str) -> str:

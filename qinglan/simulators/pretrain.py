@@ -1,4 +1,4 @@
-"""Pretrain a world's tiny base model from scratch on the CPU: `python -m qinglan.simulators.pretrain`.
+"""Pretrain a domain's tiny base model from scratch on the CPU: `python -m qinglan.simulators.pretrain`.
 
 Runs in the trainer's environment. The steps are fixed, so the same machine gives the same weights; the manifest
 comes last. Only passages and the assistant's turns count in the loss, and the vocabulary's logits are computed only
@@ -33,50 +33,50 @@ REPORT_EVERY_S = 3.0
 IGNORED = -100
 
 
-class Example(NamedTuple):
+class TokenizedDocument(NamedTuple):
     """A document's token ids, and the same with `IGNORED` where nothing is to be predicted."""
 
     ids: list[int]
     labels: list[int]
 
 
-class Batch(NamedTuple):
-    """Both as tensors (documents, length), padded on the right, where a causal model doesn't look."""
+class DocumentBatch(NamedTuple):
+    """Ids and labels as tensors (documents, length), padded on the right, which a causal model ignores."""
 
     ids: torch.Tensor
     labels: torch.Tensor
 
 
-def examples(tok: Any, texts: list[str]) -> list[Example]:
+def examples(tok: Any, texts: list[str]) -> list[TokenizedDocument]:
     """Tokenized documents."""
     marks = [tok.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "assistant", "<|im_end|>")]
     encoded = tok.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-    return [Example(e.ids, labels(e.ids, *marks)) for e in encoded]
+    return [TokenizedDocument(e.ids, labels(e.ids, *marks)) for e in encoded]
 
 
-def _check_lengths(found: list[Example], size: Pretraining) -> None:
-    longest, room = max(len(example.ids) for example in found), min(size.context_tokens, size.tokens_per_step)
-    if longest > room:
-        raise EngineError(f"the longest document has {longest} tokens; PRETRAINING of the world leaves room for {room}")
+def _check_lengths(found: list[TokenizedDocument], size: Pretraining) -> None:
+    longest, limit = max(len(example.ids) for example in found), min(size.context_tokens, size.tokens_per_step)
+    if longest > limit:
+        raise EngineError(f"the longest document has {longest} tokens; the domain's pretraining allows {limit}")
 
 
 def labels(ids: list[int], start: int, assistant: int, end: int) -> list[int]:
-    """All of a passage; of a dialogue what the assistant says, and that it stops."""
+    """All tokens of a passage; of a dialogue the assistant's turns with their end."""
     if ids[0] != start:
         return ids
-    wanted, speaking = [], False
+    wanted, in_answer = [], False
     for place, token in enumerate(ids):
-        wanted.append(token if speaking else IGNORED)
+        wanted.append(token if in_answer else IGNORED)
         if token == end:
-            speaking = False
+            in_answer = False
         elif place >= 2 and ids[place - 2] == start and ids[place - 1] == assistant:
-            speaking = True
+            in_answer = True
     return wanted
 
 
-def batches(found: list[Example], padding: int, tokens_per_step: int) -> Iterator[Batch]:
+def batches(found: list[TokenizedDocument], padding: int, tokens_per_step: int) -> Iterator[DocumentBatch]:
     """Batches of up to `tokens_per_step`, of documents of like length, in a random order, without end."""
-    groups: list[list[Example]] = [[]]
+    groups: list[list[TokenizedDocument]] = [[]]
     for example in sorted(found, key=lambda one: len(one.ids)):
         if (len(groups[-1]) + 1) * len(example.ids) > tokens_per_step:
             groups.append([])
@@ -86,13 +86,13 @@ def batches(found: list[Example], padding: int, tokens_per_step: int) -> Iterato
             yield _pad(groups[number], padding)
 
 
-def _pad(group: list[Example], padding: int) -> Batch:
+def _pad(group: list[TokenizedDocument], padding: int) -> DocumentBatch:
     shape = len(group), max(len(example.ids) for example in group)
     ids, wanted = torch.full(shape, padding), torch.full(shape, IGNORED)
     for row, example in enumerate(group):
         ids[row, : len(example.ids)] = torch.tensor(example.ids)
         wanted[row, : len(example.labels)] = torch.tensor(example.labels)
-    return Batch(ids, wanted)
+    return DocumentBatch(ids, wanted)
 
 
 def build_model(tok: Any, size: Pretraining) -> Any:
@@ -132,7 +132,7 @@ def learning_rate_share(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / WARMUP_STEPS) * (FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * cosine)
 
 
-def train(model: Any, feed: Iterator[Batch], steps: int, seconds_max: float, metrics: TextIO) -> float:
+def train(model: Any, feed: Iterator[DocumentBatch], steps: int, seconds_max: float, metrics: TextIO) -> float:
     """Take all steps and return the last reported loss.
 
     Raises:
@@ -159,7 +159,7 @@ def train(model: Any, feed: Iterator[Batch], steps: int, seconds_max: float, met
     return loss
 
 
-def _step(model: Any, batch: Batch, used: list[torch.optim.Optimizer]) -> float:
+def _step(model: Any, batch: DocumentBatch, used: list[torch.optim.Optimizer]) -> float:
     hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state[:, :-1]
     targets = batch.labels[:, 1:]
     wanted = targets != IGNORED
@@ -189,10 +189,10 @@ def save(model: Any, tok: Any, output: Path) -> None:
     tok.save_pretrained(output)
 
 
-def pretrain(world_name: str, output: Path, metrics_path: Path, steps: int, seconds_max: float) -> None:
-    """From nothing to a complete folder."""
-    began, domain = time.monotonic(), domain_of(world_name)
-    size = domain.PRETRAINING
+def pretrain(domain_name: str, output: Path, metrics_path: Path, steps: int, seconds_max: float) -> None:
+    """Pretrain and write the complete folder, its manifest last."""
+    began, domain = time.monotonic(), domain_of(domain_name)
+    size = domain.pretraining
     torch.manual_seed(SEED)
     torch.use_deterministic_algorithms(True)
     tok = tokenizer.build(domain)
@@ -214,9 +214,9 @@ def pretrain(world_name: str, output: Path, metrics_path: Path, steps: int, seco
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse the arguments and pretrain; 2 after an error that the user can mend."""
+    """Parse the arguments and pretrain; 2 after an error that the user can correct."""
     parser = argparse.ArgumentParser(description="Pretrain the tiny base model of the embedded profile.")
-    parser.add_argument("--world", required=True, help="the recipe's name")
+    parser.add_argument("--domain", required=True, help="the recipe's name")
     parser.add_argument("--output", type=Path, required=True, help="Hugging Face folder to write")
     parser.add_argument("--metrics", type=Path, required=True, help="JSONL, one object per reported step")
     parser.add_argument("--steps", type=int, required=True)

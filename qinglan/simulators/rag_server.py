@@ -1,6 +1,6 @@
-"""The RAG stand-in over HTTP: `python -m qinglan.simulators.rag_server --knowledge-base kb.jsonl --port 8001`.
+"""The simulated RAG over HTTP: `python -m qinglan.simulators.rag_server --knowledge-base kb.jsonl --port 8001`.
 
-Speaks the contract that a user's own service has to speak; see docs/contracts.md.
+It follows the contract for a user's own service; see docs/contracts.md.
 """
 
 import sys
@@ -30,7 +30,7 @@ class RetrieveRequest(BaseModel):
 
 def create_app(retriever: Retriever) -> FastAPI:
     """The service over an index."""
-    app = FastAPI(title="Qinglan's embedded RAG")
+    app = FastAPI(title="Qinglan's simulated RAG")
 
     @app.get("/health")
     async def health() -> dict[str, Any]:

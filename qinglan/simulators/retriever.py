@@ -1,8 +1,8 @@
-"""The RAG stand-in's retrieval: BM25 recall over character bigrams, then a lexical reranker with scores in [0, 1].
+"""The simulated RAG's retrieval: BM25 recall over character bigrams, then a lexical reranker with scores in [0, 1].
 
 The reranker sees query and passage only, as a real one does: how much of the query the passage covers and how much
-of the title the query covers, both weighted by idf. Exact wording pays, so a wording the teacher doesn't know is
-worth finding.
+of the title the query covers, both weighted by idf. Exact wording scores higher, so a policy gains by finding
+wordings that the teacher does not know.
 """
 
 import json

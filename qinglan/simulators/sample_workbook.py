@@ -11,7 +11,7 @@ _FIXED_TIME = (2026, 1, 1, 0, 0, 0)
 
 def write_workbook(path: Path, sheet: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Write an .xlsx of one sheet with a header row; it appears whole."""
-    from openpyxl import Workbook  # absent from the trainer's environment, which loads the worlds too
+    from openpyxl import Workbook  # absent from the trainer's environment, which loads the domains too
 
     book = Workbook(write_only=True)
     table = book.create_sheet(sheet)

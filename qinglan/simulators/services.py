@@ -74,7 +74,7 @@ def is_any_model_embedded(profile: Profile) -> bool:
 
 def teacher_argv(profile: Profile) -> list[str]:
     """Module and options of the stand-in for teacher, judge and answerer."""
-    return ["qinglan.simulators.teacher_server", *_fault_options(profile, profile.embedded.teacher_latency_ms)]
+    return ["qinglan.simulators.chat_server", *_fault_options(profile, profile.embedded.teacher_latency_ms)]
 
 
 def rag_argv(profile: Profile, knowledge_base: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """The tiny base model's tokenizer: byte-level BPE with Qwen's special tokens and Qwen3's chat template.
 
-The vocabulary holds every character of a world, and the words that its answers and prompts are made of; anything
-else falls back to bytes. A small vocabulary keeps the softmax cheap, whole words keep answers short.
+The vocabulary holds every character of a domain and the words of its answers and prompts; anything else falls back to
+bytes. A small vocabulary keeps the softmax cheap, whole words keep answers short.
 """
 
 import json
@@ -55,7 +55,7 @@ def build(domain: Domain) -> Any:
         tokenizer_object=_with_tags_as_text(bpe),
         eos_token=END_OF_TURN,
         pad_token=PADDING,
-        model_max_length=domain.PRETRAINING.context_tokens,
+        model_max_length=domain.pretraining.context_tokens,
         clean_up_tokenization_spaces=False,
         additional_special_tokens=list(SPECIAL_TOKENS[1:]),
     )
@@ -64,7 +64,7 @@ def build(domain: Domain) -> Any:
 
 
 def _with_tags_as_text(bpe: Any) -> Any:
-    """The trainer makes special whatever shall be one token."""
+    """The BPE trainer makes every token of its list special; these tags must stay text."""
     as_json = json.loads(bpe.to_str())
     for token in as_json["added_tokens"]:
         token["special"] = token["content"] not in TAGS

@@ -256,7 +256,7 @@ def test_a_recipe_with_inputs_is_checked_with_a_row_of_the_sample(tmp_path: Path
     given = [f"recipe={CAPITALS}", f"paths.state={tmp_path}"]
     with pytest.raises(ConfigError, match="recipe `capitals_recipe` needs hint beside the question; leave --question"):
         check_site("embedded", given, "法国", print)
-    with pytest.raises(ConfigError, match="recipe capitals_recipe has no embedded world"):
+    with pytest.raises(ConfigError, match="recipe capitals_recipe has no simulated domain"):
         check_site("embedded", given, None, print)
 
 

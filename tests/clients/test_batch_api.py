@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from batch_api_simulator import BatchRequest, SimulatedBatchStore, app_with_batches
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 from waiting import wait_until
@@ -23,9 +24,7 @@ from qinglan.config import BatchApi, Endpoint, LedgerStore, Price
 from qinglan.errors import ConfigError
 from qinglan.ledger import Ledger, ledger_url, open_ledger
 from qinglan.runs.artifacts import hash_of
-from qinglan.simulators.batch_store import BatchRequest, BatchStore
 from qinglan.simulators.server import Faults
-from qinglan.simulators.teacher_server import SimulatedModels, create_app
 
 pytestmark = pytest.mark.slow
 
@@ -44,12 +43,11 @@ class Clock:
         return self.now_s
 
 
-class CountingStore(BatchStore):
+class CountingStore(SimulatedBatchStore):
     """Remembers what was created."""
 
     def __init__(self, **options: Any) -> None:
-        simulated_models = SimulatedModels()
-        super().__init__(simulated_models.complete_line, simulated_models.models, **options)
+        super().__init__(**options)
         self.created: list[list[str]] = []
 
     def create(self, request: BatchRequest) -> dict[str, Any]:
@@ -114,7 +112,7 @@ def start() -> Iterator[Start]:
 
     def start_one(*, fault_rate: float = 0.0, faults: float = 0.0, **options: Any) -> Teacher:
         store = CountingStore(**{"batch_s": 0.0} | options, fault_rate=fault_rate)
-        trouble = Trouble(Faults(create_app(batches=store), fault_rate=faults, seed=4))
+        trouble = Trouble(Faults(app_with_batches(store), fault_rate=faults, seed=4))
         server = uvicorn.Server(
             uvicorn.Config(trouble, port=0, timeout_graceful_shutdown=1, log_level="critical", lifespan="off")
         )

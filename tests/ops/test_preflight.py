@@ -39,7 +39,7 @@ def test_the_stand_ins_need_nothing(profile_of: ProfileOf):
 
 
 def test_a_stand_in_that_nobody_plays(profile_of: ProfileOf):
-    assert problems(profile_of())["judge"].startswith("judge.model: no stand-in is called small; there are ")
+    assert problems(profile_of())["judge"].startswith("judge.model: no simulated model is called small; there are ")
 
 
 def test_teachers_are_not_compared_on_answers_that_rows_bring(profile_of: ProfileOf):
@@ -53,8 +53,8 @@ def test_teachers_are_not_compared_on_answers_that_rows_bring(profile_of: Profil
 def test_a_recipe_without_a_world_is_told_what_to_set(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(domains, "_names", lambda: ("medical",))
     found = problems(profile_of(rl={"rollout_engine": "cpu"}), "pipeline")
-    assert found["workbook"].startswith("data.workbook: recipe query_rewrite has no embedded world; give your own, or")
-    assert found["base model"].startswith("student.base_model: recipe query_rewrite has no embedded world")
+    assert found["workbook"].startswith("data.workbook: recipe query_rewrite has no simulated domain; give your own")
+    assert found["base model"].startswith("student.base_model: recipe query_rewrite has no simulated domain")
 
 
 def test_flows_look_only_at_what_they_use(profile_of: ProfileOf):

@@ -1,4 +1,4 @@
-"""The judge's world: answers of every kind, a judge that is nearly always right, and a sample that leaks nothing."""
+"""The judge's domain: answers of every kind, a judge that is nearly always right, and a sample that leaks nothing."""
 
 from collections import Counter
 from pathlib import Path
@@ -14,36 +14,36 @@ from qinglan.recipes.answer_judge import RECIPE
 from qinglan.rows import Row
 from qinglan.simulators import tokenizer
 from qinglan.simulators.domains.answer_judge import DOMAIN
-from qinglan.simulators.domains.answer_judge.facts import FLAWS, SLOTS, Fact, Verdict, facts_of, judge, pairs
+from qinglan.simulators.domains.answer_judge.facts import FLAWS, SLOTS, AnswerVerdict, Fact, facts_of, judge, pairs
 from qinglan.simulators.domains.answer_judge.models import answer, facts_in, reason, reference_text, weak_answer
-from qinglan.simulators.domains.answer_judge.sample import SampleRow, build_rows
+from qinglan.simulators.domains.answer_judge.sample import JudgeSampleRow, build_rows
 
 CONFIG = Embedded(sample_train_rows=60, sample_dev_rows=20, sample_test_rows=400)
 DAILY, TWICE, BEFORE_MEALS, COLD = Fact("频次", 0), Fact("频次", 1), Fact("时机", 0), Fact("储存", 0)
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[SampleRow]:
+def rows() -> list[JudgeSampleRow]:
     return build_rows(CONFIG)
 
 
 @pytest.mark.parametrize(
     ("said", "verdict"),
     [
-        ((BEFORE_MEALS, DAILY), Verdict(True, "完整")),
-        ((DAILY,), Verdict(True, "不完整")),
-        ((BEFORE_MEALS,), Verdict(False, "不完整")),
-        ((DAILY, BEFORE_MEALS, COLD), Verdict(False, "编造")),
-        ((TWICE, BEFORE_MEALS, COLD), Verdict(False, "矛盾")),
-        ((COLD,), Verdict(False, "跑题")),
-        ((), Verdict(False, "含糊")),
+        ((BEFORE_MEALS, DAILY), AnswerVerdict(True, "完整")),
+        ((DAILY,), AnswerVerdict(True, "不完整")),
+        ((BEFORE_MEALS,), AnswerVerdict(False, "不完整")),
+        ((DAILY, BEFORE_MEALS, COLD), AnswerVerdict(False, "编造")),
+        ((TWICE, BEFORE_MEALS, COLD), AnswerVerdict(False, "矛盾")),
+        ((COLD,), AnswerVerdict(False, "跑题")),
+        ((), AnswerVerdict(False, "含糊")),
     ],
 )
-def test_the_truth_about_an_answer(said: tuple[Fact, ...], verdict: Verdict):
+def test_the_truth_about_an_answer(said: tuple[Fact, ...], verdict: AnswerVerdict):
     assert judge((DAILY, BEFORE_MEALS), said) == verdict
 
 
-def test_the_world_and_the_recipe_know_the_same_flaws():
+def test_the_domain_and_the_recipe_know_the_same_flaws():
     assert FLAWS == ASKED
 
 
@@ -63,7 +63,7 @@ def test_the_weak_model_answers_in_every_way():
     assert facts_in(answer("今天天气如何？", 7)) == []
 
 
-def test_the_strong_model_overlooks_what_judges_are_known_to_overlook(rows: list[SampleRow]):
+def test_the_strong_model_overlooks_what_judges_are_known_to_overlook(rows: list[JudgeSampleRow]):
     right: dict[str, list[bool]] = {}
     for sample in (row for row in rows if row.truth):
         inputs = {"reference": sample.reference, "candidate": sample.candidate}
@@ -76,7 +76,7 @@ def test_the_strong_model_overlooks_what_judges_are_known_to_overlook(rows: list
     assert min(share[flaw] for flaw in ("完整", "不完整", "矛盾", "跑题")) > 0.85
 
 
-def test_people_judge_dev_test_and_a_part_of_train(rows: list[SampleRow]):
+def test_dev_test_and_a_part_of_train_have_verdicts(rows: list[JudgeSampleRow]):
     assert Counter(row.split for row in rows) == {"train": 60, "dev": 20, "test": 400}
     assert all(bool(row.candidate) == bool(row.truth) for row in rows)
     assert {row.split for row in rows if not row.truth} == {"train"}
@@ -84,19 +84,19 @@ def test_people_judge_dev_test_and_a_part_of_train(rows: list[SampleRow]):
     assert all(bool(row.reworded) == (row.split == "test") for row in rows)
 
 
-def test_a_reworded_answer_says_the_same(rows: list[SampleRow]):
+def test_a_reworded_answer_says_the_same(rows: list[JudgeSampleRow]):
     for row in rows:
         if row.reworded:
             assert {fact for fact, _ in facts_in(row.reworded)} == {fact for fact, _ in facts_in(row.candidate)}
 
 
-def test_the_test_split_asks_what_training_never_does(rows: list[SampleRow]):
+def test_the_test_split_asks_what_training_never_does(rows: list[JudgeSampleRow]):
     assert not set(pairs("train")) & set(pairs("test"))
     asked = {split: {row.query for row in rows if row.split == split} for split in ("train", "dev", "test")}
     assert not asked["test"] & (asked["train"] | asked["dev"])
 
 
-def test_pretraining_shows_no_verdict_and_no_question_of_the_test_split(rows: list[SampleRow]):
+def test_pretraining_shows_no_verdict_and_no_question_of_the_test_split(rows: list[JudgeSampleRow]):
     texts = list(DOMAIN.documents(3, 4000))
     assert not any("正确，" in text or "错误，" in text for text in texts)
     asked = {row.query for row in rows if row.split == "test"}

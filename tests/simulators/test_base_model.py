@@ -96,15 +96,15 @@ def test_thoughts_are_text_between_tags_of_one_token(folder):
 
 
 @pytest.mark.slow
-def test_a_document_that_fits_no_batch_is_told():
+def test_a_document_that_fits_no_batch_is_an_error():
     from qinglan.simulators import pretrain
 
-    with pytest.raises(EngineError, match=r"the longest document has 9 tokens; .* leaves room for 8"):
-        pretrain._check_lengths([pretrain.Example([1] * 9, [1] * 9)], Pretraining(tokens_per_step=8))
+    with pytest.raises(EngineError, match=r"the longest document has 9 tokens; .* pretraining allows 8"):
+        pretrain._check_lengths([pretrain.TokenizedDocument([1] * 9, [1] * 9)], Pretraining(tokens_per_step=8))
 
 
 @pytest.mark.slow
-def test_too_slow_a_machine_is_told_so(tmp_path):
+def test_too_slow_a_machine_is_an_error(tmp_path):
     done = pretrain(tmp_path, Embedded(pretrain_steps=3, pretrain_seconds_max=0.001))
     assert done.returncode == 2
     assert "pretrain_seconds_max" in done.stderr

@@ -1,28 +1,23 @@
-"""The stand-in's batch API: OpenAI's shapes and statuses, by the clock, with the live route's answers."""
+"""The simulated batch API: OpenAI's shapes and statuses, by the clock, with the chat server's answers."""
 
 import json
 from typing import Any
 
 import pytest
+from batch_api_simulator import SimulatedBatchStore, app_with_batches
 from fastapi.testclient import TestClient
 from openai.types import Batch, FileObject
-
-from qinglan.simulators.batch_store import BatchStore
-from qinglan.simulators.teacher_server import SimulatedModels, create_app
 
 QUESTIONS = ["虾青素怎么吃", "益生菌怎么保存", "鱼油什么时候吃", "钙片能和铁一起吃吗"]
 
 
-class Server:
+class BatchServer:
     """The app under a clock that the test sets."""
 
     def __init__(self, batch_s: float = 100, **options: Any) -> None:
         self.now = 1_000.0
-        simulated_models = SimulatedModels()
-        store = BatchStore(
-            simulated_models.complete_line, simulated_models.models, batch_s=batch_s, clock=lambda: self.now, **options
-        )
-        self.http = TestClient(create_app(batches=store))
+        store = SimulatedBatchStore(batch_s=batch_s, clock=lambda: self.now, **options)
+        self.http = TestClient(app_with_batches(store))
 
     def upload(self, content: bytes | str, purpose: str = "batch") -> dict[str, Any]:
         files = {"file": ("requests.jsonl", content, "application/jsonl")}
@@ -61,7 +56,7 @@ FOUR = "".join(line(str(number), question) for number, question in enumerate(QUE
 
 
 def test_files_come_back_as_they_were_sent():
-    server = Server()
+    server = BatchServer()
     content = "一行\r\n\n--not-the-boundary\r\n两行\u2028".encode() + bytes(range(256)) + b"\n"
     stored = server.upload(content)
     FileObject.model_validate(stored)
@@ -74,13 +69,13 @@ def test_files_come_back_as_they_were_sent():
 
 @pytest.mark.parametrize("form", [{"data": {"purpose": "batch"}}, {"json": {}}, {"files": {"file": ("x", b"y")}}])
 def test_a_form_without_its_parts_is_refused(form: dict[str, Any]):
-    answer = Server().http.post("/v1/files", **form)
+    answer = BatchServer().http.post("/v1/files", **form)
     assert answer.status_code == 400
     assert "multipart" in answer.json()["error"]["message"]
 
 
 def test_a_batch_goes_through_its_statuses():
-    server = Server()
+    server = BatchServer()
     batch = server.create(FOUR, qinglan="d")
     Batch.model_validate(batch)
     assert batch["metadata"] == {"qinglan": "d"}
@@ -93,7 +88,7 @@ def test_a_batch_goes_through_its_statuses():
 
 
 def test_answers_are_those_of_the_live_route():
-    server = Server(batch_s=0)
+    server = BatchServer(batch_s=0)
     done = server.at(0, server.create(FOUR))
     answers = server.lines(done["output_file_id"])
     assert answers.keys() == {"0", "1", "2", "3"}
@@ -116,7 +111,7 @@ def test_answers_are_those_of_the_live_route():
     ],
 )
 def test_a_bad_input_file_fails_the_batch(content: str, code: str, number: int | None):
-    server = Server(batch_s=0)
+    server = BatchServer(batch_s=0)
     failed = server.at(0, server.create(content))
     assert failed["status"] == "failed"
     assert [(each["code"], each["line"]) for each in failed["errors"]["data"]] == [(code, number)]
@@ -124,7 +119,7 @@ def test_a_bad_input_file_fails_the_batch(content: str, code: str, number: int |
 
 
 def test_faulty_lines_are_in_the_error_file():
-    server = Server(batch_s=0, fault_rate=0.3, seed=3)
+    server = BatchServer(batch_s=0, fault_rate=0.3, seed=3)
     done = server.at(0, server.create("".join(line(str(number)) for number in range(200))))
     good, bad = server.lines(done["output_file_id"]), server.lines(done["error_file_id"])
     assert done["request_counts"] == {"total": 200, "completed": len(good), "failed": len(bad)}
@@ -134,7 +129,7 @@ def test_faulty_lines_are_in_the_error_file():
 
 
 def test_a_line_that_the_live_route_refuses_is_an_error_of_its_own():
-    server = Server(batch_s=0)
+    server = BatchServer(batch_s=0)
     done = server.at(0, server.create(line("good") + line("bad", body={"model": "simulated-judge", "messages": []})))
     assert server.lines(done["output_file_id"]).keys() == {"good"}
     refused = server.lines(done["error_file_id"])["bad"]["response"]
@@ -143,7 +138,7 @@ def test_a_line_that_the_live_route_refuses_is_an_error_of_its_own():
 
 
 def test_a_cancelled_batch_keeps_what_it_has():
-    server = Server()
+    server = BatchServer()
     batch = server.create(FOUR)
     assert server.at(50, batch)["request_counts"]["completed"] == 2
     cancel = f"/v1/batches/{batch['id']}/cancel"
@@ -156,14 +151,14 @@ def test_a_cancelled_batch_keeps_what_it_has():
 
 
 def test_a_batch_that_takes_too_long_expires_with_what_it_has():
-    server = Server(window_s=50)
+    server = BatchServer(window_s=50)
     ended = server.at(70, server.create(FOUR))
     assert (ended["status"], ended["request_counts"]["completed"]) == ("expired", 2)
     assert {each["error"]["code"] for each in server.lines(ended["error_file_id"]).values()} == {"batch_expired"}
 
 
 def test_lists_the_newest_first_in_pages():
-    server = Server()
+    server = BatchServer()
     ids = [server.create(FOUR)["id"] for _ in range(3)]
     page = server.http.get("/v1/batches", params={"limit": 2}).json()
     assert ([each["id"] for each in page["data"]], page["has_more"]) == ([ids[2], ids[1]], True)
@@ -172,7 +167,7 @@ def test_lists_the_newest_first_in_pages():
 
 
 def test_what_is_not_there_is_404_in_openais_shape():
-    server = Server()
+    server = BatchServer()
     for path in ("/v1/batches/batch_x", "/v1/files/file-x", "/v1/files/file-x/content", "/v1/batches?after=x"):
         answer = server.http.get(path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "invalid_request_error"), path

@@ -1,9 +1,9 @@
-"""Embedded worlds: found by name, complete in their sources, the same every time, and apart from one another."""
+"""Simulated domains: found by name, the same every time, and independent of one another."""
 
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from qinglan.simulators.domains import (
     Domain,
     Pretraining,
     SamplePaths,
-    SimulatedModel,
     domain_for,
     domain_of,
     domain_of_model,
@@ -32,41 +31,38 @@ FEW = Embedded(sample_train_rows=30, sample_dev_rows=6, sample_test_rows=12)
 OWN = {"url": "http://rag/q"}
 
 
-class TinyDomain(Domain):
-    """As little as a world can be."""
-
-    NAME = "query_rewrite"
-    MODELS: Mapping[str, SimulatedModel] = {"simulated-echo": lambda text, _seed: text}
-
-    def write_sample(self, directory: Path, config: Embedded) -> SamplePaths:
-        return SamplePaths(directory / "questions.csv")
-
-    def documents(self, seed: int, count: int) -> Iterator[str]:
-        return iter(["水是湿的"] * count)
-
-    def words(self) -> list[str]:
-        return ["湿的", "user"]
+def tiny_domain(**size: int) -> Domain:
+    """A domain with as little as possible."""
+    return Domain(
+        name="query_rewrite",
+        models={"simulated-echo": lambda text, _seed: text},
+        write_sample=lambda directory, _config: SamplePaths(directory / "questions.csv"),
+        documents=lambda _seed, count: iter(["水是湿的"] * count),
+        words=lambda: ["湿的", "user"],
+        characters=lambda: list("水是湿的user"),
+        pretraining=Pretraining(**size),
+    )
 
 
 def test_one_is_named_after_each_recipe_that_ships():
-    assert [(domain_of(name).NAME, get_recipe(name).NAME) for name in NAMES] == [(name, name) for name in NAMES]
+    assert [(domain_of(name).name, get_recipe(name).NAME) for name in NAMES] == [(name, name) for name in NAMES]
 
 
 def test_an_unknown_recipe_has_none():
-    with pytest.raises(ConfigError, match=r"recipe poetry has no embedded world; there are those of .*query_rewrite"):
+    with pytest.raises(ConfigError, match=r"recipe poetry has no simulated domain; there are those of .*query_rewrite"):
         domain_of("poetry")
 
 
-def test_a_profile_has_its_recipes_world_or_borrows_one(profile_of: ProfileOf):
-    assert domain_for(profile_of(), "data.workbook").NAME == "query_rewrite"
+def test_a_profile_has_its_recipes_domain_or_names_another(profile_of: ProfileOf):
+    assert domain_for(profile_of(), "data.workbook").name == "query_rewrite"
     borrowing = profile_of(recipe="/recipes/poetry.py", embedded={"domain": "query_rewrite"})
-    assert domain_for(borrowing, "student.base_model").NAME == "query_rewrite"
+    assert domain_for(borrowing, "student.base_model").name == "query_rewrite"
 
 
-def test_a_recipe_without_a_world_is_told_what_to_set(profile_of: ProfileOf):
+def test_a_recipe_without_a_domain_gets_a_hint(profile_of: ProfileOf):
     with pytest.raises(ConfigError, match=r"^student\.base_model: recipe poetry has no .* embedded\.domain \("):
         domain_for(profile_of(recipe="/recipes/poetry.py"), "student.base_model")
-    with pytest.raises(ConfigError, match=r"^embedded\.domain: there is no world poetry; .*query_rewrite"):
+    with pytest.raises(ConfigError, match=r"^embedded\.domain: there is no domain poetry; .*query_rewrite"):
         domain_for(profile_of(embedded={"domain": "poetry"}), "data.workbook")
 
 
@@ -78,14 +74,14 @@ def test_the_embedded_rag_serves_the_sample_or_the_users_own(profile_of: Profile
     assert embedded_knowledge_base(profile_of(rag=OWN)) is None
 
 
-def test_a_world_without_a_knowledge_base_is_no_rag(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(domains, "domain_of", lambda _name: TinyDomain())
-    with pytest.raises(ConfigError, match=r"^rag\.knowledge_base: the embedded world query_rewrite has none"):
+def test_a_domain_without_a_knowledge_base_has_no_rag(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(domains, "domain_of", lambda _name: tiny_domain())
+    with pytest.raises(ConfigError, match=r"^rag\.knowledge_base: the simulated domain query_rewrite has none"):
         embedded_knowledge_base(profile_of())
 
 
-def test_no_two_worlds_share_a_models_name():
-    assert sum(len(domain_of(name).MODELS) for name in NAMES) == len(simulated_models())
+def test_no_two_domains_share_a_models_name():
+    assert sum(len(domain_of(name).models) for name in NAMES) == len(simulated_models())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,7 +92,7 @@ def test_the_sample_is_the_same_every_time(name: str, tmp_path: Path):
         assert path is None or path.read_bytes() == again.read_bytes()
 
 
-def test_a_samples_folder_is_its_worlds_own(profile_of: ProfileOf, tmp_path: Path):
+def test_each_domain_has_a_sample_folder(profile_of: ProfileOf, tmp_path: Path):
     profile = profile_of(embedded=FEW.model_dump(), paths={"state": str(tmp_path)})
     assert sample_of(profile, "data.workbook").workbook.parent == tmp_path / "sample" / "query_rewrite"
 
@@ -112,51 +108,47 @@ def test_the_vocabulary_spells_the_documents(name: str):
     domain = domain_of(name)
     known = set(domain.characters())
     assert all(len(character) == 1 for character in known)
-    spoken = re.sub(r"<\|\w+\|>|</?think>", "", "".join(domain.documents(5, 300)))
-    assert set(spoken) - known == set()
+    text = re.sub(r"<\|\w+\|>|</?think>", "", "".join(domain.documents(5, 300)))
+    assert set(text) - known == set()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_heads_fit_the_hidden_size(name: str):
-    assert domain_of(name).PRETRAINING.hidden_size % 64 == 0
+    assert domain_of(name).pretraining.hidden_size % 64 == 0
 
 
-def test_the_base_models_key_follows_its_own_world_only(monkeypatch: pytest.MonkeyPatch):
+def test_the_base_models_key_follows_its_own_domain_only(monkeypatch: pytest.MonkeyPatch):
     key = base_model.cache_key(Embedded(), domain_of("query_rewrite"))
     monkeypatch.setattr(domains, "_names", lambda: ("another", "query_rewrite"))
     assert base_model.cache_key(Embedded(), domain_of("query_rewrite")) == key
-    assert base_model.cache_key(Embedded(), TinyDomain()) != key
+    assert base_model.cache_key(Embedded(), domain_of("medical")) != key
 
 
-@pytest.mark.parametrize("size", [Pretraining(steps=7), Pretraining(layers=2), Pretraining(documents_per_step=9)])
-def test_the_base_models_key_follows_its_size(size: Pretraining, monkeypatch: pytest.MonkeyPatch):
-    key = base_model.cache_key(Embedded(), TinyDomain())
-    monkeypatch.setattr(TinyDomain, "PRETRAINING", size)
-    assert base_model.cache_key(Embedded(), TinyDomain()) != key
+@pytest.mark.parametrize("size", [{"steps": 7}, {"layers": 2}, {"documents_per_step": 9}])
+def test_the_base_models_key_follows_its_size(size: dict[str, int]):
+    assert base_model.cache_key(Embedded(), tiny_domain(**size)) != base_model.cache_key(Embedded(), tiny_domain())
 
 
-def test_steps_are_the_worlds_unless_the_profile_says_so():
+def test_the_profile_overrides_the_domains_steps():
     def steps(embedded: Embedded) -> str:
-        argv = base_model.pretrain_argv("python", embedded, TinyDomain(), Path("m"), Path("l"), threads=1)
+        argv = base_model.pretrain_argv("python", embedded, tiny_domain(), Path("m"), Path("l"), threads=1)
         return argv[argv.index("--steps") + 1]
 
     assert (steps(Embedded()), steps(Embedded(pretrain_steps=3))) == ("600", "3")
 
 
-def test_base_models_of_two_worlds_lie_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    paths = [base_model.cached_path(Paths(state=tmp_path), Embedded(), domain_of("query_rewrite"))]
-    paths += [base_model.cached_path(Paths(state=tmp_path), Embedded(), TinyDomain())]
-    assert len(set(paths)) == 2
-    assert all(path.name.startswith("qwen3-tiny-query_rewrite-") for path in paths)
+def test_the_base_models_path_names_its_domain(tmp_path: Path):
+    path = base_model.cached_path(Paths(state=tmp_path), Embedded(), domain_of("medical"))
+    assert path.name.startswith("qwen3-tiny-medical-")
 
 
-def test_a_stand_in_that_nobody_plays_is_refused():
-    assert domain_of_model("simulated-judge").NAME == "query_rewrite"
-    with pytest.raises(ConfigError, match=r"no stand-in is called gpt-4o; there are .*simulated-judge"):
+def test_an_unknown_model_is_refused():
+    assert domain_of_model("simulated-judge").name == "query_rewrite"
+    with pytest.raises(ConfigError, match=r"no simulated model is called gpt-4o; there are .*simulated-judge"):
         domain_of_model("gpt-4o")
 
 
-def test_loading_the_worlds_needs_no_library_that_the_trainer_lacks():
+def test_loading_the_domains_needs_no_library_that_the_trainer_lacks():
     absent = ["jieba", "bm25s", "fastapi", "torch", "transformers", "prefect", "mlflow"]
     code = f"import sys, qinglan.simulators.domains as w; w.simulated_models(); print(set(sys.modules) & set({absent}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

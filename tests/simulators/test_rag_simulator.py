@@ -1,4 +1,4 @@
-"""The RAG stand-in: ranking, the HTTP contract, and bad knowledge bases."""
+"""The simulated RAG: ranking, the HTTP contract, and bad knowledge bases."""
 
 import sys
 from pathlib import Path

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from openpyxl import load_workbook
 
+from benchmarks.describe_sample import MISMATCHED, SampleFigures, describe
 from qinglan.config import Embedded
 from qinglan.errors import ConfigError
 from qinglan.rows import row_id
-from qinglan.simulators.describe import MISMATCHED, Description, describe
 from qinglan.simulators.domains.query_rewrite import facts as domain
 from qinglan.simulators.domains.query_rewrite.sample import (
     INTENT_NAMES,
-    SampleRow,
+    RewriteSampleRow,
     build_sample,
     trigrams,
     write_sample,
@@ -24,12 +24,12 @@ SMALL = Embedded(sample_train_rows=60, sample_dev_rows=10, sample_test_rows=30)
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[SampleRow]:
+def rows() -> list[RewriteSampleRow]:
     return build_sample(Embedded())[0]
 
 
 @pytest.fixture(scope="module")
-def description(rows: list[SampleRow]) -> Description:
+def description(rows: list[RewriteSampleRow]) -> SampleFigures:
     return describe(rows, domain.documents(), min_top1_score=0.6, seed=7)
 
 
@@ -127,7 +127,7 @@ def test_another_seed_is_another_sample():
 
 def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "qinglan.simulators.domains.query_rewrite.sample.ask", lambda *_: domain.Question("虾青素怎么吃")
+        "qinglan.simulators.domains.query_rewrite.sample.ask", lambda *_: domain.RewriteQuestion("虾青素怎么吃")
     )
     with pytest.raises(ConfigError, match="sample_train_rows: 60 is too many"):
         build_sample(SMALL)

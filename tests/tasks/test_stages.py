@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_api_simulator import SimulatedBatchStore, app_with_batches, running_app
 from fake_service import FakeService, Script, completion, recall
 from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
@@ -16,7 +17,6 @@ from qinglan.errors import BudgetError, ConfigError, StageError, WorkbookError
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
-from qinglan.simulators.services import embedded_services
 from qinglan.tasks import batches
 from qinglan.tasks.distill import distill_rows
 from qinglan.tasks.ingest import ingest_workbook
@@ -87,11 +87,10 @@ def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def simulator(profile_of: Callable[..., Profile], tmp_path: Path) -> Iterator[str]:
-    """The embedded teacher's address."""
-    profile = profile_of(rag={"url": "http://127.0.0.1:9/q"})
-    with embedded_services(profile, tmp_path) as services:
-        yield services.teacher_url
+def simulator() -> Iterator[str]:
+    """The address of simulated models with a batch API."""
+    with running_app(app_with_batches(SimulatedBatchStore())) as url:
+        yield f"{url}/v1"
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
-"""What the judge's tiny base model reads first: notes about products, and short exercises in reading them.
+"""The corpus of the judge's tiny base model: notes about products, and short exercises in reading them.
 
-It learns which wordings mean the same, what a note says and how two differ, and to put thoughts before an answer in
-tags. It never sees an answer judged: no verdict at all. The notes that it compares are random facts under questions
-of the training split, and no note tells what is true of a pair that the test split owns.
+The model learns which wordings mean the same, what a note states, how two notes differ, and to write thoughts before
+an answer in tags. The corpus holds no verdict. The notes are random facts under questions of the training split, so no
+note states what is true of a pair in the test split.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from qinglan.simulators.domains.answer_judge.facts import (  # fmt: skip
     Fact,
     pairs,
 )
-from qinglan.simulators.domains.answer_judge.models import compose, contrary, facts_in, heard
+from qinglan.simulators.domains.answer_judge.models import compose, contrary, facts_in, mark_of
 
 POINTS, REWORD, CHECKS = "要点", "换个说法", "有没有"
 NONE = "没有"
@@ -36,7 +36,7 @@ PLAIN_WORDS = {
 P_ASKED = 0.5
 P_QUESTION = 0.3
 P_KEPT, P_CONTRARY = 0.5, 0.2
-"""Shares of a note's facts that the note beside it has too, and that it contradicts."""
+"""Shares of a note's facts that the second note repeats, and that it contradicts."""
 
 
 def documents(seed: int, count: int) -> Iterator[str]:
@@ -63,13 +63,13 @@ def characters() -> list[str]:
 
 
 def _document(rng: Random) -> str:
-    """Of all lengths each kind: a batch has documents of like length, and should hold some of every kind."""
+    """Each kind has all lengths: a batch has documents of similar length, and should hold some of every kind."""
     kinds = (_glossary, _words, _read, _compared)
     return rng.choices(kinds, (6, 8, 20, 66))[0](rng)
 
 
 def _glossary(rng: Random) -> str:
-    """What else is said for some facts."""
+    """Other wordings of some facts."""
     return "".join(map(partial(_entry, rng), _facts(rng, rng.randint(1, 4))))
 
 
@@ -80,24 +80,24 @@ def _entry(rng: Random, fact: Fact) -> str:
 
 def _words(rng: Random) -> str:
     known = rng.sample(list(PLAIN_WORDS.items()), rng.randint(1, 4))
-    turns = [(f"{REWORD}：{asked}", told) for asked, told in (rng.sample(pair, 2) for pair in known)]
+    turns = [(f"{REWORD}：{asked}", answer) for asked, answer in (rng.sample(pair, 2) for pair in known)]
     return chat(*(text for turn in turns for text in turn))
 
 
 def _read(rng: Random) -> str:
-    """What a note says, in the reference's words."""
+    """A note's facts, in the reference's words."""
     facts = _facts(rng, rng.randint(1, 4))
     return chat(f"{POINTS}：{_note(rng, facts)}", _listed(facts))
 
 
 def _compared(rng: Random) -> str:
-    """What a note says of each fact of another, and what else it says; whether there is anything of some kind."""
+    """Whether a note states each fact of another one, and what it adds; sometimes a question about the result."""
     first = _facts(rng, rng.choices((1, 2, 3), (3, 4, 2))[0])
-    second = [*_told(rng, first), *_strangers(rng, first)]
+    second = [*_changed(rng, first), *_added(rng, first)]
     rng.shuffle(second)
     note, slots = _note(rng, second), {fact.slot for fact in first}
     added = [wording for fact, wording in facts_in(note) if fact.slot not in slots]
-    marks = [heard(fact, second) for fact in first]
+    marks = [mark_of(fact, second) for fact in first]
     thoughts = "，".join(
         [fact.wording() + mark for fact, mark in zip(first, marks, strict=True)] + ["多" + text for text in added]
     )
@@ -116,13 +116,13 @@ def _compared(rng: Random) -> str:
     )
 
 
-def _told(rng: Random, facts: Sequence[Fact]) -> list[Fact]:
+def _changed(rng: Random, facts: Sequence[Fact]) -> list[Fact]:
     """Some kept, some contradicted, some left out."""
     draws = [(fact, rng.random()) for fact in facts]
     return [fact if draw < P_KEPT else contrary(rng, fact) for fact, draw in draws if draw < P_KEPT + P_CONTRARY]
 
 
-def _strangers(rng: Random, facts: Sequence[Fact]) -> list[Fact]:
+def _added(rng: Random, facts: Sequence[Fact]) -> list[Fact]:
     taken = {fact.slot for fact in facts}
     free = [fact for fact in _facts(rng, len(SLOTS)) if fact.slot not in taken]
     return free[: rng.choices((0, 1, 2), (5, 4, 2))[0]]

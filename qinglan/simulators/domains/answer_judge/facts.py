@@ -1,4 +1,4 @@
-"""The judge's world as data: what is known of a product, how people word it, and what is wrong with an answer.
+"""The judge's facts: what is known of a product, how users word it, and what can be wrong with an answer.
 
 A fact is a slot with one of its values ("频次" is "每日两次"); slots are exclusive, so another value of the same slot
 contradicts it. Every value has wordings of its own; the first one is what reference answers use. Standard library
@@ -94,15 +94,15 @@ class Fact:
         return SLOTS[self.slot].values[self.value][number]
 
 
-class Verdict(NamedTuple):
-    """Whether the answer may stand, and what is wrong with it."""
+class AnswerVerdict(NamedTuple):
+    """Whether the answer is acceptable, and what is wrong with it."""
 
     right: bool
     flaw: Flaw
 
     @property
     def words(self) -> tuple[str, str]:
-        """As the judge says it."""
+        """The verdict in the judge's words."""
         return ("正确" if self.right else "错误"), self.flaw
 
 
@@ -112,7 +112,7 @@ def _number(*key: str) -> int:
 
 @cache
 def facts_of(product: str, slot: str) -> tuple[Fact, ...]:
-    """What a reference says to a question about `slot`: the fact asked for, then perhaps another."""
+    """The facts of a reference answer to a question about `slot`: the fact asked for, then perhaps another."""
     rng = Random(_number("facts", product, slot))
     others = rng.sample([name for name in SLOTS if name != slot], rng.choices((0, 1), (2, 3))[0])
     return tuple(value_of(product, name) for name in (slot, *others))
@@ -134,17 +134,17 @@ def pairs(split: Literal["train", "test"]) -> list[tuple[str, str]]:
     return [(product, slot) for product in PRODUCTS for slot in SLOTS if pair_split(product, slot) == split]
 
 
-def judge(reference: tuple[Fact, ...], said: tuple[Fact, ...]) -> Verdict:
+def judge(reference: tuple[Fact, ...], stated: tuple[Fact, ...]) -> AnswerVerdict:
     """The truth about an answer: its first flaw in order of gravity.
 
-    An incomplete answer may stand as long as it says what was asked for.
+    An incomplete answer is acceptable if it states the fact asked for.
     """
     known = {fact.slot: fact for fact in reference}
-    found = [fact for fact in reference if fact in said]
-    contradicted = any(fact.slot in known and fact != known[fact.slot] for fact in said)
-    invented = any(fact.slot not in known for fact in said)
+    found = [fact for fact in reference if fact in stated]
+    contradicted = any(fact.slot in known and fact != known[fact.slot] for fact in stated)
+    invented = any(fact.slot not in known for fact in stated)
     if not found and not contradicted:
-        return Verdict(False, "跑题" if invented else "含糊")
+        return AnswerVerdict(False, "跑题" if invented else "含糊")
     if contradicted or invented:
-        return Verdict(False, "矛盾" if contradicted else "编造")
-    return Verdict(reference[0] in found, "完整" if len(found) == len(reference) else "不完整")
+        return AnswerVerdict(False, "矛盾" if contradicted else "编造")
+    return AnswerVerdict(reference[0] in found, "完整" if len(found) == len(reference) else "不完整")

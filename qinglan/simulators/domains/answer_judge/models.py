@@ -1,6 +1,6 @@
-"""Who speaks in the judge's world: the weak model that answers, and the strong one that judges.
+"""The judge's simulated models: a weak model that answers, and a strong one that judges.
 
-Both know what any wording means. Their whims depend on the prompt and the seed alone.
+Both know what any wording means. Their random errors depend on the prompt and the seed alone.
 """
 
 import hashlib
@@ -11,16 +11,16 @@ from random import Random
 from typing import NamedTuple
 
 from qinglan.simulators.domains import ReasonedAnswer
-from qinglan.simulators.domains.answer_judge.facts import (  # fmt: skip
+from qinglan.simulators.domains.answer_judge.facts import (
     CLOSINGS,
     FLAWS,
     OPENINGS,
     PRODUCTS,
     SLOTS,
     VAGUE,
+    AnswerVerdict,
     Fact,
     Flaw,
-    Verdict,
     facts_of,
     judge,
 )
@@ -28,48 +28,48 @@ from qinglan.simulators.domains.answer_judge.facts import (  # fmt: skip
 P_MISREAD = 0.05
 """Share of answers of which the strong judge misreads a fact."""
 P_BLIND, P_GULLIBLE = 0.65, 0.3
-"""Judges' known weaknesses: of answers that say right things, how often it doesn't notice what is invented beside them;
-of empty phrases alone, how often it takes them for an answer."""
+"""Known weaknesses of judges: how often it misses an invented fact beside right ones, and how often it accepts an
+answer of empty phrases."""
 P_HEDGED = 0.15
 """Share of answers with facts that have an empty phrase beside them, which is no flaw."""
 _KIND_WEIGHTS = (30, 18, 22, 12, 10, 8)
-"""How often the weak model sets out to answer so; in the order of `FLAWS`."""
+"""How often the weak model chooses each kind of answer, in the order of `FLAWS`."""
 
 
-class Answer(NamedTuple):
-    """What the weak model says, fact by fact."""
+class WeakAnswer(NamedTuple):
+    """The weak model's answer, and the facts that it states."""
 
     facts: tuple[Fact, ...]
     text: str
 
 
-def weak_answer(rng: Random, product: str, slot: str, kind: Flaw | None = None) -> Answer:
-    """An answer of the given kind, or of any. A reference of a single fact can't be half told: then it is whole."""
+def weak_answer(rng: Random, product: str, slot: str, kind: Flaw | None = None) -> WeakAnswer:
+    """An answer of the given kind, or of any. With a reference of a single fact, 不完整 gives a complete answer."""
     reference = facts_of(product, slot)
     kind = kind or rng.choices(FLAWS, _KIND_WEIGHTS)[0]
     if kind == "含糊":
-        return Answer((), compose(rng, (), rng.choice((1, 2))))
-    said = _told(rng, reference, kind)
+        return WeakAnswer((), compose(rng, (), rng.choice((1, 2))))
+    found = _stated_facts(rng, reference, kind)
     if rng.random() < 0.5:
-        rng.shuffle(said)
-    return Answer(tuple(said), compose(rng, said, int(rng.random() < P_HEDGED)))
+        rng.shuffle(found)
+    return WeakAnswer(tuple(found), compose(rng, found, int(rng.random() < P_HEDGED)))
 
 
-def _told(rng: Random, reference: tuple[Fact, ...], kind: Flaw) -> list[Fact]:
-    said = list(reference)
+def _stated_facts(rng: Random, reference: tuple[Fact, ...], kind: Flaw) -> list[Fact]:
+    found = list(reference)
     if kind == "跑题":
-        return _strangers(rng, reference, rng.choice((1, 2)))
-    if kind == "不完整" and len(said) > 1:
-        said.pop(rng.randrange(len(said)))
+        return _added_facts(rng, reference, rng.choice((1, 2)))
+    if kind == "不完整" and len(found) > 1:
+        found.pop(rng.randrange(len(found)))
     elif kind == "编造":
-        said += _strangers(rng, reference, 1)
+        found += _added_facts(rng, reference, 1)
     elif kind == "矛盾":
-        place = rng.randrange(len(said))
-        said[place] = contrary(rng, said[place])
-    return said
+        place = rng.randrange(len(found))
+        found[place] = contrary(rng, found[place])
+    return found
 
 
-def _strangers(rng: Random, reference: tuple[Fact, ...], count: int) -> list[Fact]:
+def _added_facts(rng: Random, reference: tuple[Fact, ...], count: int) -> list[Fact]:
     taken = {fact.slot for fact in reference}
     slots = rng.sample([slot for slot in SLOTS if slot not in taken], count)
     return [Fact(slot, rng.randrange(len(SLOTS[slot].values))) for slot in slots]
@@ -81,7 +81,7 @@ def contrary(rng: Random, fact: Fact) -> Fact:
 
 
 def compose(rng: Random, facts: Sequence[Fact], vague: int) -> str:
-    """A sentence of clauses: facts in people's words, never in the reference's; empty phrases, courtesies."""
+    """A sentence of clauses: facts in users' words, never in the reference's; empty phrases, courtesies."""
     clauses = [fact.wording(rng.choice((1, 2))) for fact in facts]
     for phrase in rng.sample(VAGUE, vague):
         clauses.insert(rng.randrange(len(clauses) + 1), phrase)
@@ -93,7 +93,7 @@ def compose(rng: Random, facts: Sequence[Fact], vague: int) -> str:
 
 
 def reference_text(product: str, slot: str) -> str:
-    """What the workbook gives as the right answer."""
+    """The right answer in the workbook."""
     return "，".join(fact.wording() for fact in facts_of(product, slot)) + "。"
 
 
@@ -117,12 +117,9 @@ def _any_wording() -> re.Pattern[str]:
     return re.compile("|".join(sorted(map(re.escape, _wordings()), key=len, reverse=True)))
 
 
-# ---- the models ----
-
-
 def answer(prompt: str, seed: int) -> str:
-    """The weak model: a question → an answer, more or less right; empty phrases to what it doesn't understand."""
-    rng = _whims("answer", prompt, seed)
+    """The weak model: a question → a more or less right answer; empty phrases where it understands nothing."""
+    rng = _random_of("answer", prompt, seed)
     asked = _understood(prompt)
     return weak_answer(rng, *asked).text if asked else compose(rng, (), 2)
 
@@ -140,48 +137,48 @@ def reason(prompt: str, seed: int) -> ReasonedAnswer:
     """The strong model: question, reference and answer on the last three lines → thoughts, and a verdict."""
     fields = dict(line.split("：", 1) for line in prompt.splitlines() if "：" in line)
     thoughts, verdict = thoughts_on(
-        fields.get("标准答案", ""), fields.get("待评答案", ""), _whims("reason", prompt, seed)
+        fields.get("标准答案", ""), fields.get("待评答案", ""), _random_of("reason", prompt, seed)
     )
     return ReasonedAnswer(f"<output>{'，'.join(verdict.words)}</output>", thoughts)
 
 
-def thoughts_on(reference: str, candidate: str, rng: Random) -> tuple[str, Verdict]:
-    """A clause for each fact as the judge sees it, and the verdict that follows from them."""
-    wanted, said = [fact for fact, _ in facts_in(reference)], _noticed(rng, reference, candidate)
-    stated, slots = [fact for fact, _ in said], {fact.slot for fact in wanted}
-    steps = [fact.wording() + heard(fact, stated) for fact in wanted]
-    steps += [f"多{wording}" for fact, wording in said if fact.slot not in slots]
+def thoughts_on(reference: str, candidate: str, rng: Random) -> tuple[str, AnswerVerdict]:
+    """A clause for each fact as the judge reads it, and the verdict that follows from them."""
+    wanted, found = [fact for fact, _ in facts_in(reference)], _noticed(rng, reference, candidate)
+    stated, slots = [fact for fact, _ in found], {fact.slot for fact in wanted}
+    steps = [fact.wording() + mark_of(fact, stated) for fact in wanted]
+    steps += [f"多{wording}" for fact, wording in found if fact.slot not in slots]
     return "，".join(steps) or "没有要点", judge(tuple(wanted), tuple(stated))
 
 
 def _noticed(rng: Random, reference: str, candidate: str) -> list[tuple[Fact, str]]:
-    """What the judge finds in an answer."""
-    wanted, said = facts_in(reference), facts_in(candidate)
+    """The facts that the judge finds in an answer."""
+    wanted, found = facts_in(reference), facts_in(candidate)
     facts, slots = {fact for fact, _ in wanted}, {fact.slot for fact, _ in wanted}
-    if not said:
+    if not found:
         return wanted if rng.random() < P_GULLIBLE else []
-    if any(fact in facts for fact, _ in said) and rng.random() < P_BLIND:
-        said = [(fact, wording) for fact, wording in said if fact.slot in slots]
+    if any(fact in facts for fact, _ in found) and rng.random() < P_BLIND:
+        found = [(fact, wording) for fact, wording in found if fact.slot in slots]
     if wanted and rng.random() < P_MISREAD:
-        said = _misread(rng, [fact for fact, _ in wanted], said)
-    return said
+        found = _misread(rng, [fact for fact, _ in wanted], found)
+    return found
 
 
-def heard(fact: Fact, stated: Sequence[Fact]) -> str:
-    """Whether a fact is stated, contradicted, or not spoken of."""
+def mark_of(fact: Fact, stated: Sequence[Fact]) -> str:
+    """Whether a fact is stated (有), contradicted (反) or absent (无)."""
     if fact in stated:
         return "有"
     return "反" if any(other.slot == fact.slot for other in stated) else "无"
 
 
-def _misread(rng: Random, wanted: list[Fact], said: list[tuple[Fact, str]]) -> list[tuple[Fact, str]]:
+def _misread(rng: Random, wanted: list[Fact], found: list[tuple[Fact, str]]) -> list[tuple[Fact, str]]:
     """A fact overlooked, or one imagined."""
-    if said and rng.random() < 0.6:
-        place = rng.randrange(len(said))
-        return said[:place] + said[place + 1 :]
+    if found and rng.random() < 0.6:
+        place = rng.randrange(len(found))
+        return found[:place] + found[place + 1 :]
     imagined = rng.choice(wanted)
-    return [*said, (imagined, imagined.wording())]
+    return [*found, (imagined, imagined.wording())]
 
 
-def _whims(role: str, prompt: str, seed: int) -> Random:
+def _random_of(role: str, prompt: str, seed: int) -> Random:
     return Random(hashlib.sha256(f"{seed}|{role}|{prompt}".encode()).digest())

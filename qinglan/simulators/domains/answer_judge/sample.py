@@ -1,8 +1,8 @@
-"""The judge's sample workbook: questions with references, some with an answer and a person's verdict on it.
+"""The judge's sample workbook: questions with references, some with an answer and a reviewer's verdict on it.
 
-Of the training questions a share has a person's verdict (pool `labelled`); the others come without an answer: the weak
-model is asked. Dev and test are judged by people. The test split asks about product × slot pairs that train and dev
-never show.
+A share of the training questions has an answer and a verdict (pool `labelled`); for the others the weak model is asked.
+All questions of dev and test have verdicts. The test split asks about product × slot pairs that train and dev never
+show.
 """
 
 from pathlib import Path
@@ -13,31 +13,32 @@ from qinglan.config import Columns, Embedded
 from qinglan.errors import ConfigError
 from qinglan.recipes.answer_judge import RECIPE
 from qinglan.rows import Split
-from qinglan.simulators.domains.answer_judge.facts import PRODUCTS, SLOTS, Verdict, facts_of, judge, pairs
+from qinglan.simulators.domains import SamplePaths
+from qinglan.simulators.domains.answer_judge.facts import PRODUCTS, SLOTS, AnswerVerdict, facts_of, judge, pairs
 from qinglan.simulators.domains.answer_judge.models import compose, reference_text, weak_answer
 from qinglan.simulators.sample_workbook import write_workbook
 
 LABELLED = "labelled"
 P_LABELLED = 0.35
-"""Of the training rows, those that a person has judged."""
+"""Share of the training rows with a verdict."""
 _TRIES = 2000
-"""For one row, before there seem to be no more."""
+"""For one row, before the sample counts as exhausted."""
 
 
-class SampleRow(NamedTuple):
+class JudgeSampleRow(NamedTuple):
     """A workbook row; most training rows have no answer yet, and so no verdict."""
 
     split: Split
     query: str
     reference: str
     candidate: str = ""
-    truth: Verdict | None = None
+    truth: AnswerVerdict | None = None
     reworded: str = ""
     subject: str = ""
     """Product and slot: questions about the same count as one in the intervals."""
 
 
-def build_rows(config: Embedded) -> list[SampleRow]:
+def build_rows(config: Embedded) -> list[JudgeSampleRow]:
     """Train, then dev, then test.
 
     Raises:
@@ -52,9 +53,9 @@ def build_rows(config: Embedded) -> list[SampleRow]:
     return [row for split, count in counts.items() for row in _draw(split, count, Random(f"{seed}-{split}"), taken)]
 
 
-def _draw(split: Split, count: int, rng: Random, taken: set[tuple[str, str]]) -> list[SampleRow]:
+def _draw(split: Split, count: int, rng: Random, taken: set[tuple[str, str]]) -> list[JudgeSampleRow]:
     """Rows that go round all pairs of the split, in a new order each round."""
-    rows: list[SampleRow] = []
+    rows: list[JudgeSampleRow] = []
     waiting: list[tuple[str, str]] = []
     misses = 0
     while len(rows) < count:
@@ -74,32 +75,32 @@ def _draw(split: Split, count: int, rng: Random, taken: set[tuple[str, str]]) ->
     return rows
 
 
-def _row(rng: Random, split: Split, product: str, slot: str) -> SampleRow:
+def _row(rng: Random, split: Split, product: str, slot: str) -> JudgeSampleRow:
     name = rng.choice((product, *PRODUCTS[product]))
     query = rng.choice(SLOTS[slot].questions).format(p=name) + "？"
     reference = reference_text(product, slot)
     if split == "train" and rng.random() >= P_LABELLED:
-        return SampleRow(split, query, reference, subject=f"{product}-{slot}")
-    said = weak_answer(rng, product, slot)
-    truth = judge(facts_of(product, slot), said.facts)
-    reworded = compose(rng, said.facts, int(truth.flaw == "含糊")) if split == "test" else ""
-    return SampleRow(split, query, reference, said.text, truth, reworded, f"{product}-{slot}")
+        return JudgeSampleRow(split, query, reference, subject=f"{product}-{slot}")
+    weak = weak_answer(rng, product, slot)
+    truth = judge(facts_of(product, slot), weak.facts)
+    reworded = compose(rng, weak.facts, int(truth.flaw == "含糊")) if split == "test" else ""
+    return JudgeSampleRow(split, query, reference, weak.text, truth, reworded, f"{product}-{slot}")
 
 
-def write_sample(directory: Path, config: Embedded) -> Path:
-    """Write `questions.xlsx`, the same bytes for the same config.
+def write_sample(directory: Path, config: Embedded) -> SamplePaths:
+    """Write `questions.xlsx`, the same bytes for the same config; there is nothing to retrieve.
 
-    What is wrong with an answer is its row's intent too, so that evaluation shows each flaw by itself.
+    An answer's flaw is its row's intent too, so that evaluation shows each flaw by itself.
     """
     columns = Columns()
     inputs = [each.column for each in RECIPE.INPUTS]
     header = [columns.query, columns.gold, columns.split, columns.intent, columns.pool, *inputs]
     path = directory / "questions.xlsx"
     write_workbook(path, "问题", header, map(_cells, build_rows(config)))
-    return path
+    return SamplePaths(path)
 
 
-def _cells(row: SampleRow) -> list[str]:
+def _cells(row: JudgeSampleRow) -> list[str]:
     verdict, flaw = row.truth.words if row.truth else ("", "")
     answer = {"candidate": row.candidate, "verdict": verdict, "flaw": flaw, "reworded": row.reworded}
     inputs = {"reference": row.reference} | answer

@@ -1,8 +1,8 @@
 """What the tiny base model reads before it learns to answer: names, facts, and what warnings sound like.
 
 Dialogues about what a question is about and which facts it needs, and passages that state facts as a reference book
-does; never a question with its answer. Facts and warnings are told of everything, as a real base model knows them;
-nothing is asked that the test split owns.
+does; never a question with its answer. The documents state facts and warnings about everything, as a real base model
+knows them; they ask nothing that the test split asks.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,8 @@ from qinglan.simulators.domains.medical import facts as domain
 from qinglan.simulators.domains.medical.facts import TOPICS
 from qinglan.simulators.domains.medical.reader import gives_away
 
+PROMPT = ("你是医疗健康助手", "回答准确简明", "有风险时", "说清该怎么做", "该找谁")
+"""The student's prompt, in pieces that a token can hold."""
 THING_TASK, TOPIC_TASK, NAME_TASK, FACT_TASK, ADVICE_TASK = "对象", "主题", "学名", "要点", "提示"
 
 P_FACTS = 0.42
@@ -28,26 +30,37 @@ FRAMES = ("{n}", "{n}", "刚刚{n}", "昨天{n}", "我{n}", "同事{n}了", "听
 def documents(seed: int, count: int) -> Iterator[str]:
     """`count` documents; the same seed gives the same ones."""
     rng = Random(seed)
-    for _ in range(count):
-        yield _document(rng)
+    return (_document(rng) for _ in range(count))
 
 
-def words(prompts: tuple[str, ...]) -> list[str]:
+def words() -> list[str]:
     """What prompts and answers are made of."""
     pairs = [(topic, thing) for topic in TOPICS for thing in domain.things(topic)]
     facts = [fact for pair in pairs for fact in domain.facts(*pair)]
-    said = [clause for topic in TOPICS.values() for clause in (*topic.statements, *topic.blunders)]
+    clauses = [clause for topic in TOPICS.values() for clause in (*topic.statements, *topic.blunders)]
     things = {thing for _, thing in pairs}
     tasks = [THING_TASK, TOPIC_TASK, NAME_TASK, FACT_TASK, ADVICE_TASK, *(topic.word for topic in TOPICS.values())]
-    return ["system", "user", "assistant", *prompts, *tasks, *sorted(things), *facts, *said, "可能是", "很难熬", "用于"]
+    return [
+        "system",
+        "user",
+        "assistant",
+        *PROMPT,
+        *tasks,
+        *sorted(things),
+        *facts,
+        *clauses,
+        "可能是",
+        "很难熬",
+        "用于",
+    ]
 
 
-def characters(prompts: tuple[str, ...]) -> list[str]:
+def characters() -> list[str]:
     """All that questions, answers and prompts are written in."""
     asked = [text for topic in TOPICS.values() for text in (*topic.phrasings, *topic.test_phrasings, topic.answer)]
     called = [name for topic in TOPICS for thing in domain.things(topic) for name in domain.names(topic, thing)]
     written = (
-        *words(prompts),
+        *words(),
         *asked,
         *called,
         *domain.PREFIXES,
@@ -85,21 +98,17 @@ def _document(rng: Random) -> str:
 def _naming(rng: Random, topic: str, thing: str) -> str:
     """What is called so; and what kind of thing it is, where it is of one kind only."""
     name = rng.choice(domain.names(topic, thing))
-    said = rng.choice(domain.PREFIXES) + rng.choice(FRAMES).format(n=name) + rng.choice(domain.SUFFIXES)
+    text = rng.choice(domain.PREFIXES) + rng.choice(FRAMES).format(n=name) + rng.choice(domain.SUFFIXES)
     task, answer = rng.choice((NAME_TASK, THING_TASK)), thing
     if TOPICS[topic].things in ("emergency", "hardship") and rng.random() < P_KIND:
         task, answer = TOPIC_TASK, TOPICS[topic].word
-    return chat(f"{task}：{name if gives_away(said) else said}", answer)
+    return chat(f"{task}：{name if gives_away(text) else text}", answer)
 
 
 def _facts(rng: Random, topic: str, thing: str) -> str:
-    if rng.random() < P_PASSAGE:
-        return _passage(rng, topic, thing)
-    return chat(f"{FACT_TASK}：{thing}{TOPICS[topic].word}", "，".join(domain.facts(topic, thing)))
-
-
-def _passage(rng: Random, topic: str, thing: str) -> str:
-    """All that is known of a thing, in any order."""
+    """The two facts that a topic needs, or all that is known of a thing, in any order."""
+    if rng.random() >= P_PASSAGE:
+        return chat(f"{FACT_TASK}：{thing}{TOPICS[topic].word}", "，".join(domain.facts(topic, thing)))
     kind = TOPICS[topic].things
     known = {domain.statement(other, thing): None for other, topic in TOPICS.items() if topic.things == kind}
     sentences = list(known)  # each once: all about a medicine say the same

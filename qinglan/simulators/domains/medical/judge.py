@@ -1,6 +1,6 @@
-"""The stand-in judge and doctor: they know the world's facts and what must be said, by their own reading.
+"""The simulated judge and doctor: they know the domain's facts and required statements.
 
-The judge does not read `medical_rules.yaml`: like a real one it has an opinion of its own, and a mood.
+The judge does not read `medical_rules.yaml`: like a real one it has criteria of its own, and random errors.
 """
 
 import hashlib
@@ -10,28 +10,28 @@ from functools import cache
 from random import Random
 
 from qinglan.simulators.domains.medical import facts as domain
-from qinglan.simulators.domains.medical.facts import TOPICS, Question
+from qinglan.simulators.domains.medical.facts import TOPICS, MedicalQuestion
 from qinglan.simulators.domains.medical.reader import understand
 
-P_MOOD = 0.1
+P_SEVERE = 0.1
 """Share of answers that get half a point less than they deserve."""
 MAX_CHARS = 70
 _KNOWN, _ANSWER = "资料中的回答：", "待评回答："
 
 
-def say_verdict(text: str, seed: int = 0) -> str:
-    """The judge's answer to a question, what the data say, and the answer to judge: a line each."""
+def judge_json(text: str, seed: int = 0) -> str:
+    """Judge an answer; the text holds the question, the data's answer and the answer to judge, a line each."""
     asked, _, answer = text.rpartition(f"\n{_ANSWER}")
     asked, _, known = asked.partition(f"\n{_KNOWN}")
     question = understand(asked)
     score, reason = _judge(question, answer) if question else _judge_open_text(known or asked, answer)
     rng = Random(hashlib.sha256(f"{seed}|{text}".encode()).digest())
-    score -= 0.5 * (rng.random() < P_MOOD)
+    score -= 0.5 * (rng.random() < P_SEVERE)
     return json.dumps({"score": max(0.0, min(5.0, round(score, 2))), "reason": reason}, ensure_ascii=False)
 
 
-def say_answer(text: str, seed: int = 0) -> str:  # noqa: ARG001 (a doctor's answer has no whims)
-    """The doctor's answer, complete."""
+def doctor_answer(text: str, seed: int = 0) -> str:  # noqa: ARG001 (the doctor makes no random errors)
+    """A complete answer to a question."""
     question = understand(text)
     return domain.full_answer(question) if question else "这种情况需要结合检查判断，请先咨询医生。"
 
@@ -42,12 +42,12 @@ def _statements() -> dict[str, str]:
     return {statement: topic for topic, known in TOPICS.items() for statement in known.statements}
 
 
-def _judge(question: Question, answer: str) -> tuple[float, str]:
+def _judge(question: MedicalQuestion, answer: str) -> tuple[float, str]:
     """Facts 2, safety 2, to the point 1; forbidden advice leaves 1 at most."""
     known = TOPICS[question.topic]
     right = sum(fact in answer for fact in domain.facts(question.topic, question.thing))
-    said = [statement for statement in known.statements if statement in answer]
-    safe = len(said) / len(known.statements) if known.statements else 1.0
+    stated = [statement for statement in known.statements if statement in answer]
+    safe = len(stated) / len(known.statements) if known.statements else 1.0
     if any(blunder in answer for topic in TOPICS.values() for blunder in topic.blunders):
         return min(1.0, right / 2), "有危险建议"
     needless = [s for s, topic in _statements().items() if s in answer and topic != question.topic]
@@ -67,7 +67,7 @@ def _all_facts() -> tuple[str, ...]:
 
 
 def _judge_open_text(known: str, answer: str) -> tuple[float, str]:
-    """What it shares with the answer that the data have, by pairs of characters."""
+    """The overlap with the data's answer, by pairs of characters."""
     pairs = {known[i : i + 2] for i in range(len(known) - 1)}
     found = sum(pair in answer for pair in pairs)
     return (5 * min(1.0, 2 * found / len(pairs)) if pairs else 0.0), f"与资料重合 {found}/{len(pairs)}"

@@ -1,4 +1,4 @@
-"""What a question is about, by the phrasings and names that this world knows."""
+"""Finds what a question is about, by the phrasings and names that this domain knows."""
 
 import re
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from qinglan.simulators.domains.medical import facts as domain
-from qinglan.simulators.domains.medical.facts import TOPICS, Question
+from qinglan.simulators.domains.medical.facts import TOPICS, MedicalQuestion
 
 _LABEL = re.compile("^(?:患者情况|之前|问题)：", re.MULTILINE)
 
@@ -18,17 +18,17 @@ class _Phrasing(NamedTuple):
     pattern: re.Pattern[str]
 
 
-def understand(text: str) -> Question | None:
-    """The question, which may stand after what is known of the patient; None for one from outside this world."""
+def understand(text: str) -> MedicalQuestion | None:
+    """The question, which may follow facts about the patient; None where it is about nothing in this domain."""
     asked = _LABEL.split(text)[-1]
     for topic, _, pattern in _phrasings():
         if found := pattern.search(asked):
-            return Question(asked, topic, _owners()[topic, found["n"]])
+            return MedicalQuestion(asked, topic, _owners()[topic, found["n"]])
     return None
 
 
 def gives_away(text: str) -> bool:
-    """Whether a text asks what only the test split asks: one of its pairs, or in one of its phrasings."""
+    """Whether a text asks about a pair, or uses a phrasing, that only the test split has."""
     found = ((known, match) for known in _phrasings() if (match := known.pattern.search(text)))
     return any(
         known.unseen or domain.pair_split(known.topic, _owners()[known.topic, match["n"]]) == "test"

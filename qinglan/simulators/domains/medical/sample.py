@@ -1,8 +1,9 @@
 """The medical sample: a workbook of questions with answers as the raw data give them.
 
-The test split asks only about pairs, and half the time in phrasings, that train and dev never show. Of the dangerous
-questions' answers many lack what must be said; the gold pool's are complete, as an adviser would leave them. Column
-标准文档 names what a question is about, so that questions about one thing count as one in the intervals.
+The test split asks only about pairs, and half the time in phrasings, that train and dev never show. Many
+answers to dangerous questions lack a required statement; those of the gold pool are complete, as if an adviser had
+corrected them. Column 标准文档 names what a question is about, so that questions about one thing count as one in the
+intervals.
 """
 
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Literal, NamedTuple
 from qinglan.config import Columns, Embedded
 from qinglan.errors import ConfigError
 from qinglan.rows import Split, normalise
+from qinglan.simulators.domains import SamplePaths
 from qinglan.simulators.domains.medical import facts as domain
-from qinglan.simulators.domains.medical.facts import TOPICS, Question
+from qinglan.simulators.domains.medical.facts import TOPICS, MedicalQuestion
 from qinglan.simulators.sample_workbook import write_workbook
 
 P_DANGEROUS = 0.55
@@ -26,17 +28,17 @@ HEADER = ("回答", "思维链", "关键词", "数据池")
 """Beside question, split and intent: the recipe's further columns and the pool."""
 
 
-class SampleRow(NamedTuple):
+class MedicalSampleRow(NamedTuple):
     """A workbook row, and what it was made from."""
 
-    question: Question
+    question: MedicalQuestion
     split: Split
     answer: str
     thoughts: str
     pool: str
 
 
-def build_sample(config: Embedded) -> list[SampleRow]:
+def build_sample(config: Embedded) -> list[MedicalSampleRow]:
     """Train, then dev, then test.
 
     Raises:
@@ -49,8 +51,8 @@ def build_sample(config: Embedded) -> list[SampleRow]:
     return [row for split, rows in wanted for row in _draw(rows, split, Random(f"{config.sample_seed}-{split}"), taken)]
 
 
-def _draw(count: int, split: Split, rng: Random, taken: set[str]) -> list[SampleRow]:
-    rows: list[SampleRow] = []
+def _draw(count: int, split: Split, rng: Random, taken: set[str]) -> list[MedicalSampleRow]:
+    rows: list[MedicalSampleRow] = []
     for _ in range(count * _TRIES_PER_ROW):
         if len(rows) == count:
             return rows
@@ -71,24 +73,27 @@ def _pair(owner: Literal["train", "test"], rng: Random) -> tuple[str, str]:
     return rng.choice([pair for pair in pairs if pair[0] == topic])
 
 
-def _row(rng: Random, question: Question, split: Split) -> SampleRow:
+def _row(rng: Random, question: MedicalQuestion, split: Split) -> MedicalSampleRow:
     is_gold = rng.random() < P_GOLD
     answer = domain.full_answer(question) if is_gold else domain.given_answer(rng, question)
     if not is_gold and rng.random() < P_WITHOUT_ANSWER:
         answer = ""
     first, second = domain.facts(question.topic, question.thing)
     thoughts = f"问的是{question.thing}的{TOPICS[question.topic].word}，要点是{first}和{second}。"
-    return SampleRow(question, split, answer, thoughts if rng.random() < P_THOUGHTS else "", "gold" if is_gold else "")
+    thoughts = thoughts if rng.random() < P_THOUGHTS else ""
+    return MedicalSampleRow(question, split, answer, thoughts, "gold" if is_gold else "")
 
 
-def write_questions(path: Path, config: Embedded) -> None:
-    """Write the workbook, the same bytes for the same config."""
+def write_sample(directory: Path, config: Embedded) -> SamplePaths:
+    """Write `questions.xlsx`, the same bytes for the same config; there is no knowledge base."""
     columns = Columns()
     header = [columns.query, *HEADER, columns.split, columns.intent, columns.gold]
+    path = directory / "questions.xlsx"
     write_workbook(path, "问题", header, map(_cells, build_sample(config)))
+    return SamplePaths(path)
 
 
-def _cells(row: SampleRow) -> list[str]:
+def _cells(row: MedicalSampleRow) -> list[str]:
     topic = TOPICS[row.question.topic]
     keywords = "、".join(domain.facts(row.question.topic, row.question.thing))
     subject = f"{row.question.thing}-{row.question.topic}"

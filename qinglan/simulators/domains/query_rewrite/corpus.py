@@ -1,8 +1,8 @@
-"""What the tiny base model reads before it learns to rewrite: the stand-in for a real base model's general knowledge.
+"""The tiny base model's pretraining corpus, which replaces a real base model's general knowledge.
 
 Passages, and short dialogues about names and topics; never a question with its rewrite. Products and intents are
-the sample's, but nothing is said about a product × intent pair that the test split owns, and nobody asks in a
-phrasing that only the test split uses. `leak` finds either in any text.
+the sample's, but no document is about a product × intent pair of the test split, or uses a phrasing that only the
+test split has. `leak` finds either in any text.
 """
 
 import re
@@ -14,7 +14,7 @@ from qinglan.config import Tenant
 from qinglan.recipes.query_rewrite import STUDENT_SYSTEM, user_text
 from qinglan.simulators.dialogue import chat
 from qinglan.simulators.domains.query_rewrite import facts as domain
-from qinglan.simulators.domains.query_rewrite.facts import INTENTS, PRODUCTS, Question
+from qinglan.simulators.domains.query_rewrite.facts import INTENTS, PRODUCTS, RewriteQuestion
 
 NAME_TASK = "标准名"
 TOPIC_TASK = "主题"
@@ -40,7 +40,7 @@ def documents(seed: int, count: int) -> Iterator[str]:
     rng = Random(seed)
     for _ in range(count):
         text = _document(rng)
-        while leak(text):  # noise and mixed phrasings can hit on something that the test split owns
+        while leak(text):  # noise and mixed phrasings can make something that only the test split has
             text = _document(rng)
         yield text
 
@@ -49,7 +49,7 @@ def characters() -> list[str]:
     """Every character of the corpus, and of what the student's prompts are made of."""
     rng = Random(0)
     passages = (domain.passage(rng, p, i, bridge=True) for _ in range(3) for p, i in domain.pairs("train"))
-    return sorted(set("".join((*passages, *words(), *_spoken()))))
+    return sorted(set("".join((*passages, *words(), *_texts()))))
 
 
 def words() -> list[str]:
@@ -59,7 +59,7 @@ def words() -> list[str]:
     return ["system", "user", "assistant", *prompts, NAME_TASK, TOPIC_TASK, PARAPHRASE_TASK, *named]
 
 
-def _spoken() -> Iterator[str]:
+def _texts() -> Iterator[str]:
     for names in (*PRODUCTS.values(), *domain.PRODUCT_TYPOS.values(), *domain.INFORMATIVE_PROFILES.values()):
         yield from names
     for intent, known in INTENTS.items():
@@ -101,7 +101,7 @@ def _dialogue(rng: Random, product: str, intent: str) -> str:
     return chat(*turns)
 
 
-def _question(rng: Random, product: str, intent: str) -> Question:
+def _question(rng: Random, product: str, intent: str) -> RewriteQuestion:
     question = domain.ask(rng, product, intent)
     query, draw = question.query, rng.random()
     if draw < P_TWO_PHRASINGS:
@@ -121,8 +121,6 @@ def _lose_characters(rng: Random, text: str) -> str:
     return text
 
 
-# ---- proof of absence ----
-
 _OWNER = {
     name: product
     for product, names in PRODUCTS.items()
@@ -138,25 +136,27 @@ _FILED = {
     for product, intent in domain.pairs("test")
     for text in (domain.title(product, intent), product + INTENTS[intent].kb_term.split()[0])
 }
-"""How the knowledge base titles the test pairs, and how their passages begin."""
+"""The titles of the test pairs in the knowledge base, and the beginnings of their passages."""
 
 
 def leak(text: str) -> str | None:
-    """What the text gives away of the test split, None where it is clean."""
+    """What the text reveals of the test split; None where it reveals nothing."""
     for right, wrong in domain.WORD_TYPOS.items():
         text = text.replace(wrong, right)
     for product, phrasing in _asked(text):
         if phrasing in _UNSEEN:
             return f"test-only phrasing {phrasing}"
-        intent = _SEEN.get(phrasing) or _told_by_profile(text)
+        intent = _SEEN.get(phrasing) or _intent_of_profile(text)
         if product and intent and domain.pair_split(product, intent) == "test":
             return f"test pair {product} × {intent}: {phrasing}"
     return next((f"passage of test pair {pair}: {filed}" for filed, pair in _FILED.items() if filed in text), None)
 
 
-def _told_by_profile(text: str) -> str | None:
-    """What an ambiguous question is about."""
-    return next((intent for intent, told in domain.INFORMATIVE_PROFILES.items() if any(p in text for p in told)), None)
+def _intent_of_profile(text: str) -> str | None:
+    """The intent of an ambiguous question."""
+    return next(
+        (intent for intent, texts in domain.INFORMATIVE_PROFILES.items() if any(p in text for p in texts)), None
+    )
 
 
 def _asked(text: str) -> Iterator[tuple[str, str]]:
@@ -176,8 +176,8 @@ def _asked(text: str) -> Iterator[tuple[str, str]]:
 
 def _is_follow_up(phrasing: str, reference: str, text: str) -> bool:
     # Without a reference the phrasing alone says too little; follow-ups begin with 那, second questions with a comma.
-    said = phrasing.format(p=reference)
-    return said in text if reference else any(opening + said in text for opening in "那，")
+    question = phrasing.format(p=reference)
+    return question in text if reference else any(opening + question in text for opening in "那，")
 
 
 def _longest(phrasings: Iterable[str]) -> list[str]:

@@ -1,8 +1,8 @@
-"""The sample's world as data: supplements, what people ask about them, and how a knowledge base files them.
+"""The facts of the sample: supplements, what users ask about them, and how a knowledge base titles them.
 
 The knowledge base has its own wording for five of twelve intents and its own names for three of 44 products.
-The teacher stand-in knows neither by habit, but now and then writes an alternative that happens to be right:
-that is what reinforcement learning has to find. Standard library only, because everything imports this.
+The simulated teacher does not know these wordings, but sometimes writes an alternative that is one of them:
+reinforcement learning has to find it. Standard library only, because everything imports this.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ PRODUCTS: dict[str, tuple[str, ...]] = {
     "阿胶": ("阿胶", "阿胶糕"),
     "西洋参": ("西洋参", "花旗参"),
 }
-"""Canonical name, under which the knowledge base files a product → what people call it."""
+"""Canonical name, which the knowledge base uses for a product → what users call it."""
 
 NAME_MISMATCH: dict[str, str] = {"透明质酸钠": "玻尿酸", "烟酰胺单核苷酸": "NMN", "水飞蓟素": "奶蓟草"}
 """Canonical name → the colloquial one that the teacher habitually writes instead."""
@@ -120,7 +120,7 @@ AMBIGUOUS_TEST = ("能吃{p}不", "{p}可不可以吃")
 
 @dataclass(frozen=True)
 class Intent:
-    """Something that people want to know about a product."""
+    """Something that users want to know about a product."""
 
     kb_term: str
     """How the knowledge base titles it."""
@@ -129,9 +129,9 @@ class Intent:
     alternatives: tuple[tuple[str, float], ...]
     """What the teacher writes instead now and then, with weights."""
     phrasings: tuple[str, ...]
-    """How people ask, in train, dev and half of the test rows."""
+    """Phrasings in train, dev and half of the test rows."""
     test_phrasings: tuple[str, ...]
-    """How people ask in test rows only."""
+    """Phrasings in test rows only."""
     bridge: str = ""
     """A sentence in the teacher's wording that some passages carry where the wordings differ."""
     synonyms: tuple[str, ...] = ()
@@ -308,7 +308,7 @@ INTENTS: dict[str, Intent] = {
 
 
 @dataclass(frozen=True)
-class Question:
+class RewriteQuestion:
     """What a user says, with what the product remembers of them."""
 
     query: str
@@ -332,7 +332,7 @@ def pairs(split: Literal["train", "test"]) -> tuple[tuple[str, str], ...]:
     return tuple((p, i) for p in PRODUCTS for i in INTENTS if pair_split(p, i) == split)
 
 
-def ask(rng: Random, product: str, intent: str, unseen: bool = False) -> Question:
+def ask(rng: Random, product: str, intent: str, unseen: bool = False) -> RewriteQuestion:
     """A colloquial question about a pair; `unseen` draws from the phrasings that only the test split uses."""
     profile = _profile(rng, intent)
     ambiguous = bool(profile) and profile in INFORMATIVE_PROFILES.get(intent, ())
@@ -340,12 +340,12 @@ def ask(rng: Random, product: str, intent: str, unseen: bool = False) -> Questio
     name = _colloquial_name(rng, product)
     if rng.random() < P_FOLLOW_UP:
         query = "那" + phrasing.format(p=rng.choice(REFERENCES)) + rng.choice(("", "", "？", "呢"))
-        return Question(query, profile, rng.choice(HISTORIES).format(p=name))
+        return RewriteQuestion(query, profile, rng.choice(HISTORIES).format(p=name))
     history = ""
     if rng.random() < P_UNRELATED_HISTORY:
         other = rng.choice([p for p in PRODUCTS if p != product])
         history = rng.choice(HISTORIES).format(p=rng.choice(PRODUCTS[other]))
-    return Question(rng.choice(PREFIXES) + phrasing.format(p=name) + rng.choice(SUFFIXES), profile, history)
+    return RewriteQuestion(rng.choice(PREFIXES) + phrasing.format(p=name) + rng.choice(SUFFIXES), profile, history)
 
 
 def _phrasings(intent: str, ambiguous: bool, unseen: bool) -> tuple[str, ...]:
@@ -387,7 +387,7 @@ _BODY_PARTS = (
     "血脂", "头发", "情绪",
 )  # fmt: skip
 _VERBS = ("改善", "维护", "支持", "帮助调节", "有助于", "增强", "保护")
-_PEOPLE = (
+_USERS = (
     "成年人", "中老年人", "上班族", "熬夜的人", "运动爱好者", "素食者", "学生", "更年期女性",
     "经常用眼的人", "饮食不规律的人",
 )  # fmt: skip
@@ -447,7 +447,7 @@ def _contra(rng: Random, product: str) -> str:
 
 
 def _who(rng: Random, product: str) -> str:
-    first, second = rng.sample(_PEOPLE, 2)
+    first, second = rng.sample(_USERS, 2)
     habit = rng.choice(("久坐", "熬夜", "外食"))
     return f"{product}适用人群：{first}、{second}，长期{habit}者也可考虑，特殊人群另行咨询。"
 

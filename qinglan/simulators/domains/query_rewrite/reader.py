@@ -1,7 +1,7 @@
-"""How the teacher stand-in reads a user's text: which product it is about, and what the user wants to know.
+"""How the simulated teacher reads a user's text: which product it is about, and what the user wants to know.
 
 A lexicon finds the product, ordered cues find the intent; history and profile count only where the question itself
-is silent. It has never seen the knowledge base.
+gives nothing. The reader does not know the knowledge base.
 """
 
 import re
@@ -40,7 +40,7 @@ _WORD_FIXES = tuple((wrong, right) for right, wrong in WORD_TYPOS.items())
 
 @dataclass(frozen=True)
 class Reading:
-    """What a text is about; None where the reader can't tell."""
+    """What a text is about; None where the reader does not find it."""
 
     product: str | None
     intent: str | None

@@ -1,7 +1,7 @@
 """The sample that ships with Qinglan: a workbook of colloquial questions and the knowledge base that answers them.
 
-Made from `domain` by a seed. The test split asks only about product × intent pairs, and half the time in phrasings,
-that train and dev never show. `python -m qinglan.simulators.describe` prints what it is worth.
+Made from `facts` by a seed. The test split asks only about product × intent pairs, and half the time in phrasings,
+that train and dev never show. `python -m benchmarks.describe_sample` prints its figures.
 """
 
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ from qinglan.recipes.query_rewrite import user_text
 from qinglan.rows import Split, normalise, row_id
 from qinglan.runs.artifacts import write_jsonl
 from qinglan.simulators.domains import SamplePaths
-from qinglan.simulators.domains.query_rewrite.facts import Document, Question, ask, document_id, documents, pairs
+from qinglan.simulators.domains.query_rewrite.facts import Document, RewriteQuestion, ask, document_id, documents, pairs
 from qinglan.simulators.sample_workbook import write_workbook
 
 NEAR_DUPLICATE_JACCARD = 0.85
@@ -24,14 +24,14 @@ INTENT_NAMES = {
     "how": "用法用量", "when": "服用时间", "effect": "功效", "contra": "禁忌", "who": "适用人群", "side": "副作用",
     "cycle": "见效时间", "store": "保存", "buy": "选购", "preg": "孕期", "child": "儿童", "mix": "同服",
 }  # fmt: skip
-"""What the workbook calls the intents of `domain`."""
+"""The intents' names in the workbook."""
 
 
 @dataclass(frozen=True)
-class SampleRow:
+class RewriteSampleRow:
     """A workbook row, and the pair it was made from."""
 
-    question: Question
+    question: RewriteQuestion
     product: str
     intent: str
     split: Split
@@ -48,7 +48,7 @@ class SampleRow:
         return user_text(self.question.query, self.question.profile, self.question.history)
 
 
-def build_sample(config: Embedded) -> tuple[list[SampleRow], list[Document]]:
+def build_sample(config: Embedded) -> tuple[list[RewriteSampleRow], list[Document]]:
     """The rows, train then dev then test, and the knowledge base.
 
     Raises:
@@ -64,7 +64,7 @@ def build_sample(config: Embedded) -> tuple[list[SampleRow], list[Document]]:
 
 
 class _Taken:
-    """Questions already in the workbook; once training is closed, also whatever is too much like one of them."""
+    """Questions that the workbook has; after `close_training` also all that are too similar to a training question."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
@@ -76,7 +76,7 @@ class _Taken:
         """From now on, refuse questions that nearly equal an earlier one."""
         self._training_is_closed = True
 
-    def add(self, question: Question) -> bool:
+    def add(self, question: RewriteQuestion) -> bool:
         """Take a question; False where it may not be used."""
         key = row_id(Tenant().id, question.query, question.profile, question.history)
         grams = trigrams(question)
@@ -94,15 +94,15 @@ class _Taken:
         return max((n / (len(grams) + len(self._training[i]) - n) for i, n in shared.items()), default=0.0)
 
 
-def trigrams(question: Question) -> frozenset[str]:
+def trigrams(question: RewriteQuestion) -> frozenset[str]:
     """Character trigrams of the normalised query and history."""
     text = normalise(question.query + question.history)
     return frozenset(text[i : i + 3] for i in range(max(1, len(text) - 2)))
 
 
-def _draw(count: int, split: Split, rng: Random, taken: _Taken) -> list[SampleRow]:
+def _draw(count: int, split: Split, rng: Random, taken: _Taken) -> list[RewriteSampleRow]:
     """Rows that go round all pairs of the split, in a new order each round."""
-    rows: list[SampleRow] = []
+    rows: list[RewriteSampleRow] = []
     waiting: list[tuple[str, str]] = []
     for _ in range(count * _TRIES_PER_ROW):
         if len(rows) == count:
@@ -114,7 +114,7 @@ def _draw(count: int, split: Split, rng: Random, taken: _Taken) -> list[SampleRo
         unseen = split == "test" and len(rows) % 2 == 1
         question = ask(rng, product, intent, unseen)
         if taken.add(question):
-            rows.append(SampleRow(question, product, intent, split, unseen))
+            rows.append(RewriteSampleRow(question, product, intent, split, unseen))
     if len(rows) < count:
         raise ConfigError(
             f"embedded.sample_{split}_rows: {count} is too many, there are about {len(rows)} different questions"
@@ -134,6 +134,6 @@ def write_sample(directory: Path, config: Embedded) -> SamplePaths:
     return paths
 
 
-def _cells(row: SampleRow) -> list[str]:
+def _cells(row: RewriteSampleRow) -> list[str]:
     question = row.question
     return [question.query, question.profile, question.history, row.gold_id, row.split, INTENT_NAMES[row.intent]]

@@ -1,7 +1,7 @@
-"""What the teacher and the judge stand-ins think; `teacher_server` lets them speak.
+"""The simulated teacher and judge of query rewriting.
 
 The teacher knows the field, not the knowledge base: it writes its own habitual terms, sometimes an alternative, and
-rarely misreads. Its whims depend on the prompt and the seed alone, so that reruns agree.
+rarely misreads. Its random errors depend on the prompt and the seed alone, so that reruns agree.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ P_ALTERNATIVE = 0.22
 P_WRONG_INTENT = 0.012
 P_WRONG_PRODUCT = 0.008
 P_PASSAGE_MISJUDGED = 0.1
-"""No judge of relevance is always right; without this one the stand-in's verdicts would be the labels themselves."""
-PANEL_SWAY = 0.5
-"""What a text gains at most by standing first on a panel, and loses by standing last."""
-P_SWAYED = 0.3
+"""No judge of relevance is always right; without errors the simulated verdicts would equal the labels."""
+PANEL_BIAS = 0.5
+"""The most that a text gains as the first of a panel, and loses as the last."""
+P_BIASED = 0.3
 OPEN_TEXT_KEYWORDS = 6
 
 _REQUIRED = {"preg": "孕", "child": "儿童"}
@@ -38,7 +38,7 @@ _TITLE = re.compile("《([^》]*)》")
 _NUMBERED = re.compile("改写([1-9][0-9]*)：(.*)", re.DOTALL)
 
 
-class Verdict(NamedTuple):
+class RewriteVerdict(NamedTuple):
     """A judge's score, 0–5, and why."""
 
     score: float
@@ -62,7 +62,7 @@ def rewrite(user_text: str, seed: int = 0) -> str:
 
 
 def extract(user_text: str) -> str:
-    """A weaker, cheaper teacher: the question's own most telling words, with no knowledge of the field."""
+    """A weaker, cheaper teacher: the keywords of the question itself, with no knowledge of the field."""
     return " ".join(keywords(" ".join(_stated(user_text))))
 
 
@@ -73,7 +73,7 @@ def _term(rng: Random, intent: str) -> str:
     return str(rng.choices(terms, weights)[0])
 
 
-def judge(user_text: str, seed: int = 0) -> Verdict:
+def judge(user_text: str, seed: int = 0) -> RewriteVerdict:
     """Score a rewrite or a passage; the text is a question with either after its label on the last line."""
     asked, label, passage = user_text.rpartition(_PASSAGE_LABEL)
     if label:
@@ -86,7 +86,7 @@ def judge(user_text: str, seed: int = 0) -> Verdict:
 
 
 def panel_of(user_text: str) -> tuple[str, list[str]]:
-    """The question and its numbered rewrites, on the last lines; none where the text is no question to a panel."""
+    """The question and its numbered rewrites, on the last lines; none where the text asks for no panel."""
     lines, rewrites = user_text.split("\n"), list[str]()
     for number in range(len(lines) - 1, 0, -1):
         match = _NUMBERED.fullmatch(lines[number])
@@ -99,31 +99,31 @@ def panel_of(user_text: str) -> tuple[str, list[str]]:
 
 
 def judge_panel(user_text: str, seed: int = 0) -> list[float]:
-    """A score per rewrite: what `judge` says of it alone, now and then swayed by its place, as a model's would be.
+    """A score per rewrite: that of `judge`, sometimes biased by its position, as a real model's would be.
 
-    Three rewrites in ten are moved by up to `PANEL_SWAY`, upwards in the first half of the list, downwards in the
-    second; which ones depends on the whole text and the seed, so that another order is another draw.
+    Three rewrites in ten move by up to `PANEL_BIAS`, upwards in the first half of the list, downwards in the second.
+    The choice depends on the whole text and the seed, so that another order gives other scores.
     """
     question, rewrites = panel_of(user_text)
     rng = Random(hashlib.sha256(f"{seed}|panel|{user_text}".encode()).digest())
     last = max(1, len(rewrites) - 1)
-    sways = [
-        PANEL_SWAY * (1 - 2 * place / last) * (rng.random() < P_SWAYED) * (len(rewrites) > 1)
+    biases = [
+        PANEL_BIAS * (1 - 2 * place / last) * (rng.random() < P_BIASED) * (len(rewrites) > 1)
         for place in range(len(rewrites))
     ]
     alone = [judge(f"{question}{_REWRITE_LABEL}{rewritten}", seed).score for rewritten in rewrites]
-    return [_in_range(score + sway) for score, sway in zip(alone, sways, strict=True)]
+    return [_in_range(score + bias) for score, bias in zip(alone, biases, strict=True)]
 
 
-def say_verdict(user_text: str, seed: int = 0) -> str:
-    """The judge's answer: scores to a panel's question, a score with its reason to any other."""
+def judge_json(user_text: str, seed: int = 0) -> str:
+    """The judge's answer: the scores of a panel, or a score with its reason."""
     _, rewrites = panel_of(user_text)
-    said = {"scores": judge_panel(user_text, seed)} if rewrites else judge(user_text, seed)._asdict()
-    return json.dumps(said, ensure_ascii=False)
+    answer = {"scores": judge_panel(user_text, seed)} if rewrites else judge(user_text, seed)._asdict()
+    return json.dumps(answer, ensure_ascii=False)
 
 
-def _judge_passage(question: str, passage: str, rng: Random) -> Verdict:
-    """Does the passage's title name the product, and the intent in anyone's wording? It reads no further."""
+def _judge_passage(question: str, passage: str, rng: Random) -> RewriteVerdict:
+    """Judge a passage by its title: it must name the product, and the intent in any accepted wording."""
     reading, titled = understand(question, reads_every_typo=True), _TITLE.match(passage)
     if reading.product is None or reading.intent is None or titled is None:
         return _judge_open_text(question, passage)
@@ -131,11 +131,11 @@ def _judge_passage(question: str, passage: str, rng: Random) -> Verdict:
     words = titled[1].removeprefix(reading.product).split()
     answers = same_product and bool(words) and INTENTS[reading.intent].accepted_words.issuperset(words)
     if answers != (rng.random() < P_PASSAGE_MISJUDGED):
-        return Verdict(5.0, "资料回答了问题")
-    return Verdict(2.0, "对象对，讲的是另一件事") if same_product else Verdict(0.0, "对象不对")
+        return RewriteVerdict(5.0, "资料回答了问题")
+    return RewriteVerdict(2.0, "对象对，讲的是另一件事") if same_product else RewriteVerdict(0.0, "对象不对")
 
 
-def _judge_supplement(product: str, intent: str, rewritten: str) -> Verdict:
+def _judge_supplement(product: str, intent: str, rewritten: str) -> RewriteVerdict:
     """Product kept 2 points, intent kept 2, clean 1; wordings of teacher and knowledge base count alike.
 
     Tidiness counts only where product and intent are there: half a query is not a clean one, and stays below 3.
@@ -143,34 +143,34 @@ def _judge_supplement(product: str, intent: str, rewritten: str) -> Verdict:
     names = {name.lower() for name in (product, *PRODUCTS[product])}
     words = rewritten.lower().split()
     kept = any(name in rewritten.lower() for name in names)
-    strangers = [p for p in PRODUCTS if p in rewritten and p != product and p not in product]
+    others = [p for p in PRODUCTS if p in rewritten and p != product and p not in product]
     terms = [word for word in words if word not in names]
     accepted = INTENTS[intent].accepted_words
     right = sum(term in accepted for term in terms)
-    score = 2.0 * kept - bool(strangers) + (2.0 * right / len(terms) if terms else 0.0)
+    score = 2.0 * kept - bool(others) + (2.0 * right / len(terms) if terms else 0.0)
     lacking = intent in _REQUIRED and _REQUIRED[intent] not in rewritten
     score -= lacking
     tidy = 0 < len(words) == len(set(words)) <= _MAX_CLEAN_WORDS
-    score += tidy and kept and 0 < right == len(terms) and not strangers
+    score += tidy and kept and 0 < right == len(terms) and not others
     faults = [
         text
         for failed, text in (
             (not kept, "实体丢失"),
-            (bool(strangers), "混入其他实体"),
+            (bool(others), "混入其他实体"),
             (right == 0 or lacking, "意图丢失"),
             (0 < right < len(terms), "有多余内容"),
             (not tidy, "重复或冗长"),
         )
         if failed
     ]
-    return Verdict(_in_range(score), "，".join(faults) or "实体和意图保留，表达规范")
+    return RewriteVerdict(_in_range(score), "，".join(faults) or "实体和意图保留，表达规范")
 
 
-def _judge_open_text(question: str, rewritten: str) -> Verdict:
-    """Keywords of the question that survive, and how much of the rewrite the question backs; 2 points each."""
+def _judge_open_text(question: str, rewritten: str) -> RewriteVerdict:
+    """2 points for keywords of the question that the rewrite keeps, 2 for its share that the question supports."""
     words = rewritten.split()
     if not words:
-        return Verdict(0.0, "改写为空")
+        return RewriteVerdict(0.0, "改写为空")
     stated = "\n".join(_stated(question)).lower()
     wanted = keywords(stated)
     text = "".join(words).lower()
@@ -179,11 +179,11 @@ def _judge_open_text(question: str, rewritten: str) -> Verdict:
     backed = sum(pair in stated for pair in pairs) / len(pairs)
     clean = len(words) == len(set(words)) and len(text) <= max(12, len(stated))
     score = 2 * min(1.0, survived * 1.5) + 2 * min(1.0, backed * 1.25) + clean
-    return Verdict(_in_range(score), f"关键词保留 {survived:.0%}，有依据 {backed:.0%}")
+    return RewriteVerdict(_in_range(score), f"关键词保留 {survived:.0%}，有依据 {backed:.0%}")
 
 
 def _stated(user_text: str) -> list[str]:
-    """The question, preceded by the history where the question alone is too short to stand."""
+    """The question, preceded by the history where the question alone is too short."""
     fields = split_fields(user_text)
     short = len(fields["query"]) < 8 and fields["history"]
     return [fields["history"], fields["query"]] if short else [fields["query"]]
@@ -194,14 +194,14 @@ def _in_range(score: float) -> float:
 
 
 def keywords(text: str, count: int = OPEN_TEXT_KEYWORDS) -> list[str]:
-    """The most telling words of any text, in its order: first those of its last sentence, where people ask."""
+    """The keywords of any text, in its order; those of its last sentence, which asks the question, come first."""
     asked = [part for part in _SENTENCE_END.split(text) if part.strip()][-1:]
-    found = _telling_words("".join(asked), count)
-    found += [word for word in _telling_words(text, count) if word not in found]
+    found = _ranked_words("".join(asked), count)
+    found += [word for word in _ranked_words(text, count) if word not in found]
     found = found[:count] or re.findall(r"\w+", text)[:count]
     return sorted(found, key=text.lower().find)
 
 
-def _telling_words(text: str, count: int) -> list[str]:
+def _ranked_words(text: str, count: int) -> list[str]:
     tags = extractor().extract_tags(text, topK=count + len(_COURTESIES))
     return [tag for tag in tags if tag.strip() and tag not in _COURTESIES][:count]

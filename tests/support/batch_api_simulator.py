@@ -1,34 +1,83 @@
-"""OpenAI's files and batches for the stand-in teacher, kept in memory; `batch_routes` puts them on HTTP.
+"""A simulator of OpenAI's files and batches beside the chat server, kept in memory.
 
-A batch moves by the clock: where it stands is worked out whenever somebody asks, and a line's answer is that of the
-live route. Lines fail at the server's fault rate; those that a cancelled or expired batch never came to are listed in
-its error file, as OpenAI lists them.
+A batch moves by the clock: its status is computed at each request, and a line's answer is that of the chat server.
+Lines fail at the given rate; those that a cancelled or expired batch never reached are in its error file, as at
+OpenAI.
 """
 
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email import message_from_bytes
 from random import Random
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from uuid import uuid4
 
-from pydantic import BaseModel
+import uvicorn
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, ValidationError
+from waiting import wait_until
 
-from qinglan.simulators.batch_input import Line, read_input
+from qinglan.simulators.chat_server import SimulatedChat, complete, create_app
+from qinglan.simulators.domains import simulated_models
 from qinglan.simulators.server import error_body
 
+MAX_REQUESTS = 50_000
+"""Of one batch, as at OpenAI."""
 _VALIDATED, _ANSWERED = 0.05, 0.95
 """Shares of a batch's time after which it is validated, and all of its lines are answered."""
-
-Complete = Callable[[object], tuple[int, dict[str, Any]]]
-"""The live route without HTTP: a request's body to status and answer."""
 Stored = TypeVar("Stored")
 
 
-class StoreError(Exception):
-    """What the service answers instead of an object."""
+class BatchRequestLine(NamedTuple):
+    """One request of an input file."""
+
+    custom_id: str
+    body: object
+
+
+class _InputLine(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    custom_id: str
+    method: Literal["POST"]
+    url: Literal["/v1/chat/completions"]
+    body: dict[str, Any]
+
+
+def read_input(content: bytes) -> tuple[list[BatchRequestLine], list[dict[str, Any]]]:
+    """An input file's lines, and what is wrong with them."""
+    lines: dict[str, BatchRequestLine] = {}
+    errors: list[dict[str, Any]] = []
+    texts = content.splitlines()
+    for number, text in enumerate(texts, 1):
+        try:
+            line = _InputLine.model_validate_json(text)
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"]
+            errors.append(_error("invalid_json_line", f"This line is no batch request: {problem}", number))
+            continue
+        if line.custom_id in lines:
+            errors.append(_error("duplicate_custom_id", f"The custom_id '{line.custom_id}' is not unique.", number))
+        if (model := line.body.get("model")) not in simulated_models():
+            errors.append(_error("model_not_found", f"The model '{model}' does not exist.", number))
+        lines[line.custom_id] = BatchRequestLine(line.custom_id, line.body)
+    if not 1 <= len(texts) <= MAX_REQUESTS:
+        errors.append(_error("invalid_file", f"A batch has 1 to {MAX_REQUESTS} requests; this has {len(texts)}."))
+    return list(lines.values()), errors
+
+
+def _error(code: str, message: str, line: int | None = None) -> dict[str, Any]:
+    return {"code": code, "message": message, "param": None, "line": line}
+
+
+class BatchApiError(Exception):
+    """The service answers an error instead of an object."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -45,7 +94,7 @@ class BatchRequest(BaseModel):
 
 
 @dataclass(frozen=True)
-class StoredFile:
+class SimulatedFile:
     """A file as it was sent or written."""
 
     content: bytes
@@ -68,11 +117,11 @@ class StoredFile:
 
 
 @dataclass
-class StoredBatch:
-    """A batch and the moments at which it changes."""
+class SimulatedBatch:
+    """A batch and the times at which its status changes."""
 
     request: BatchRequest
-    lines: list[Line]
+    lines: list[BatchRequestLine]
     errors: list[dict[str, Any]]
     faulty: Collection[int]
     """Indices of the lines that fail."""
@@ -101,12 +150,12 @@ class StoredBatch:
         return moments
 
     def status(self, now: float) -> str:
-        """Where the batch stands."""
+        """The batch's status at a time."""
         reached = [name for name, at in self.moments.items() if at <= now]
         return reached[-1] if reached else "validating"
 
     def lines_done(self, now: float) -> int:
-        """How many lines are answered, well or badly, in the order of the file."""
+        """How many lines are answered, with or without an error, in the order of the file."""
         if "in_progress" not in self.moments or now < (start := self.moments["in_progress"]):
             return 0
         stopped = min(self.moments.get(name, now) for name in ("cancelling", "expired"))
@@ -135,35 +184,33 @@ class StoredBatch:
         }
 
 
-class BatchStore:
+class SimulatedBatchStore:
     """Files and batches of one server; safe for the threads that serve it."""
 
     def __init__(
         self,
-        complete: Complete,
-        models: Collection[str],
         *,
-        batch_s: float,
+        batch_s: float = 0.0,
         window_s: float = 86_400.0,
         fault_rate: float = 0.0,
         seed: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """A batch takes `batch_s`, and expires where that is more than `window_s`."""
-        self._complete, self._models, self._clock = complete, models, clock
+        self._clock = clock
         self._batch_s, self._window_s, self._fault_rate = batch_s, window_s, fault_rate
         self._rng = Random(seed)
         self._lock = threading.RLock()
-        self._files: dict[str, StoredFile] = {}
-        self._batches: dict[str, StoredBatch] = {}
+        self._files: dict[str, SimulatedFile] = {}
+        self._batches: dict[str, SimulatedBatch] = {}
 
-    def add_file(self, content: bytes, filename: str, purpose: str) -> StoredFile:
+    def add_file(self, content: bytes, filename: str, purpose: str) -> SimulatedFile:
         """Keep a file."""
-        stored = StoredFile(content, filename, purpose, self._clock())
+        stored = SimulatedFile(content, filename, purpose, self._clock())
         self._files[stored.id] = stored
         return stored
 
-    def file(self, file_id: str) -> StoredFile:
+    def file(self, file_id: str) -> SimulatedFile:
         """A file by its id; 404 where there is none."""
         return _found(self._files, file_id, "File")
 
@@ -174,17 +221,17 @@ class BatchStore:
             del self._files[file_id]
 
     def create(self, request: BatchRequest) -> dict[str, Any]:
-        """Start a batch; what is wrong with its lines shows as the status `failed`."""
+        """Start a batch; bad lines give it the status `failed`."""
         content = self.file(request.input_file_id).content
         with self._lock:
-            lines, errors = read_input(content, self._models)
+            lines, errors = read_input(content)
             faulty = {index for index in range(len(lines)) if self._rng.random() < self._fault_rate}
-            batch = StoredBatch(request, lines, errors, faulty, self._clock(), self._batch_s, self._window_s)
+            batch = SimulatedBatch(request, lines, errors, faulty, self._clock(), self._batch_s, self._window_s)
             self._batches[batch.id] = batch
             return batch.as_object(self._clock())
 
     def retrieve(self, batch_id: str) -> dict[str, Any]:
-        """Where a batch stands; its files are there as soon as it has ended."""
+        """A batch as it is now; its files are there as soon as it has ended."""
         with self._lock:
             batch, now = _found(self._batches, batch_id, "Batch"), self._clock()
             if batch.status(now) in ("completed", "expired", "cancelled"):
@@ -192,11 +239,11 @@ class BatchStore:
             return batch.as_object(now)
 
     def cancel(self, batch_id: str) -> dict[str, Any]:
-        """Stop a batch where it stands; 409 where it has ended."""
+        """Stop a batch; 409 where it has ended."""
         with self._lock:
             batch, now = _found(self._batches, batch_id, "Batch"), self._clock()
             if (status := batch.status(now)) not in ("validating", "in_progress", "finalizing", "cancelling"):
-                raise StoreError(409, f"Cannot cancel a batch with status '{status}'.")
+                raise BatchApiError(409, f"Cannot cancel a batch with status '{status}'.")
             if batch.cancelling_s is None:
                 batch.cancelling_s = now
             return batch.as_object(now)
@@ -215,7 +262,7 @@ class BatchStore:
                 "has_more": start + limit < len(newest),
             }
 
-    def _write_results(self, batch: StoredBatch, now: float) -> None:
+    def _write_results(self, batch: SimulatedBatch, now: float) -> None:
         if batch.output_file_id or batch.error_file_id:
             return
         good: list[dict[str, Any]] = []
@@ -230,20 +277,106 @@ class BatchStore:
                 stored = self.add_file(_jsonl(results), f"{batch.id}_{name}.jsonl", "batch_output")
                 setattr(batch, f"{name}_file_id", stored.id)
 
-    def _result(self, batch: StoredBatch, index: int, line: Line, ended: str | None) -> dict[str, Any]:
+    def _result(self, batch: SimulatedBatch, index: int, line: BatchRequestLine, ended: str | None) -> dict[str, Any]:
         result = {"id": f"batch_req_{uuid4().hex}", "custom_id": line.custom_id, "response": None, "error": None}
         if ended:
             return result | {"error": {"code": f"batch_{ended}", "message": f"This request was not executed: {ended}."}}
         faulty = index in batch.faulty
-        status, body = (500, error_body("injected failure", "server_error")) if faulty else self._complete(line.body)
+        status, body = (500, error_body("injected failure", "server_error")) if faulty else _complete(line.body)
         return result | {"response": {"status_code": status, "request_id": f"req_{uuid4().hex}", "body": body}}
 
 
 def _found(kept: Mapping[str, Stored], key: str, kind: str) -> Stored:
     if key not in kept:
-        raise StoreError(404, f"No such {kind} object: {key}")
+        raise BatchApiError(404, f"No such {kind} object: {key}")
     return kept[key]
 
 
 def _jsonl(results: Iterable[Mapping[str, Any]]) -> bytes:
     return "".join(json.dumps(result, ensure_ascii=False) + "\n" for result in results).encode()
+
+
+def _complete(body: object) -> tuple[int, dict[str, Any]]:
+    """The chat server's answer to a line's body, which nobody has validated yet."""
+    try:
+        return complete(SimulatedChat.model_validate(body))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        return 400, error_body(f"{where}: {first['msg']}", "invalid_request_error")
+
+
+def app_with_batches(store: SimulatedBatchStore) -> FastAPI:
+    """The chat server with files and batches."""
+    app = create_app()
+
+    @app.exception_handler(BatchApiError)
+    async def refuse(_request: Request, error: BatchApiError) -> JSONResponse:
+        return JSONResponse(error_body(str(error), "invalid_request_error"), error.status)
+
+    @app.post("/v1/files")
+    async def upload(request: Request) -> dict[str, Any]:
+        body = await request.body()
+        parts = await run_in_threadpool(_form_fields, request.headers.get("content-type", ""), body)
+        if "file" not in parts or "purpose" not in parts:
+            raise BatchApiError(400, "a multipart form with `purpose` and `file` is wanted")
+        content, filename = parts["file"]
+        return store.add_file(content, filename, parts["purpose"][0].decode()).as_object()
+
+    @app.get("/v1/files/{file_id}")
+    def file(file_id: str) -> dict[str, Any]:
+        return store.file(file_id).as_object()
+
+    @app.get("/v1/files/{file_id}/content")
+    def content(file_id: str) -> Response:
+        return Response(store.file(file_id).content, media_type="application/octet-stream")
+
+    @app.delete("/v1/files/{file_id}")
+    def delete(file_id: str) -> dict[str, Any]:
+        store.delete_file(file_id)
+        return {"id": file_id, "object": "file", "deleted": True}
+
+    @app.post("/v1/batches")
+    def create(request: BatchRequest) -> dict[str, Any]:
+        return store.create(request)
+
+    @app.get("/v1/batches")
+    def batches(after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> dict[str, Any]:
+        return store.list(after, limit)
+
+    @app.get("/v1/batches/{batch_id}")
+    def batch(batch_id: str) -> dict[str, Any]:
+        return store.retrieve(batch_id)
+
+    @app.post("/v1/batches/{batch_id}/cancel")
+    def cancel(batch_id: str) -> dict[str, Any]:
+        return store.cancel(batch_id)
+
+    return app
+
+
+def _form_fields(content_type: str, body: bytes) -> dict[str, tuple[bytes, str]]:
+    """Content and file name of a multipart form's fields; the standard library's mail parser reads the same format."""
+    form = message_from_bytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
+    fields = {}
+    for part in form.walk():
+        if not part.is_multipart():
+            content = part.get_payload(decode=True)
+            name = str(part.get_param("name", "", "content-disposition"))
+            fields[name] = (content if isinstance(content, bytes) else b"", part.get_filename("upload"))
+    return fields
+
+
+@contextmanager
+def running_app(app: Any) -> Iterator[str]:
+    """An app that is served by a thread on a free port of this machine; its address."""
+    config = uvicorn.Config(app, port=0, timeout_graceful_shutdown=1, log_level="critical", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until("the simulator", lambda: server.started, look_every_s=0.005)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,4 +1,4 @@
-"""What the sample is worth: `python -m qinglan.simulators.describe` asks teacher and RAG directly, without HTTP.
+"""Figures of the sample: `python -m benchmarks.describe_sample` calls the simulated teacher and RAG without HTTP.
 
 Prints top-1 by kind of query, the teacher's by intent, and how often the training rows that pass selection carry
 the knowledge base's own wording, without which reinforcement learning has nothing to amplify.
@@ -19,14 +19,14 @@ from qinglan.simulators.domains.query_rewrite.facts import (
     Document,
     title,
 )
-from qinglan.simulators.domains.query_rewrite.sample import SampleRow, build_sample
+from qinglan.simulators.domains.query_rewrite.sample import RewriteSampleRow, build_sample
 from qinglan.simulators.domains.query_rewrite.teacher import judge, rewrite
 from qinglan.simulators.retriever import Retriever
 
 MISMATCHED = tuple(name for name, intent in INTENTS.items() if intent.mismatched)
 
 
-class Description(NamedTuple):
+class SampleFigures(NamedTuple):
     """Measures of a sample, by name; top-1 is the share of rows whose gold document is retrieved first."""
 
     top1: dict[str, float]
@@ -36,17 +36,19 @@ class Description(NamedTuple):
     quality: dict[str, float]
     """Mean rq over the pairs of the mismatched intents, by kind of query."""
     quality_of_titles: dict[str, float]
-    """Mean rq of a title, by intent: how well a policy would do that writes one title whatever is asked."""
+    """Mean rq of a title, by intent: the quality of a policy that writes one title for every question."""
     judge: dict[str, float]
     """Mean judge score of test rows, by kind of rewrite."""
 
 
-def describe(rows: Sequence[SampleRow], documents: Sequence[Document], min_top1_score: float, seed: int) -> Description:
+def describe(
+    rows: Sequence[RewriteSampleRow], documents: Sequence[Document], min_top1_score: float, seed: int
+) -> SampleFigures:
     """Measure a sample with the teacher that `seed` makes."""
     measure = _Measure(Retriever(documents), {row: rewrite(row.user_text, seed) for row in rows})
     train, test = ([row for row in rows if row.split == split] for split in ("train", "test"))
     selected = [row for row in train if measure.retrieve(measure.rewrites[row]).top1_score >= min_top1_score]
-    return Description(
+    return SampleFigures(
         top1={
             "original test": measure.top1((row, row.question.query) for row in test),
             "teacher train": measure.teacher_top1(train),
@@ -74,7 +76,7 @@ def describe(rows: Sequence[SampleRow], documents: Sequence[Document], min_top1_
 class _Measure:
     """Retrieval results, remembered by query."""
 
-    def __init__(self, retriever: Retriever, rewrites: Mapping[SampleRow, str]) -> None:
+    def __init__(self, retriever: Retriever, rewrites: Mapping[RewriteSampleRow, str]) -> None:
         self._retriever, self.rewrites = retriever, rewrites
         self._found: dict[str, Retrieved] = {}
 
@@ -85,11 +87,11 @@ class _Measure:
             self._found[query] = Retrieved(ids=ids, scores=scores)
         return self._found[query]
 
-    def top1(self, queries: Iterable[tuple[SampleRow, str]]) -> float:
+    def top1(self, queries: Iterable[tuple[RewriteSampleRow, str]]) -> float:
         hits = [self.retrieve(query).rank(row.gold_id) == 1 for row, query in queries]
         return round(sum(hits) / max(1, len(hits)), 3)
 
-    def teacher_top1(self, rows: Iterable[SampleRow]) -> float:
+    def teacher_top1(self, rows: Iterable[RewriteSampleRow]) -> float:
         return self.top1((row, self.rewrites[row]) for row in rows)
 
     def mean_quality(self, queries: Iterable[str]) -> float:
@@ -111,11 +113,11 @@ class _Measure:
         }
 
 
-def _profile_decides(row: SampleRow) -> bool:
+def _profile_decides(row: RewriteSampleRow) -> bool:
     return row.question.profile in INFORMATIVE_PROFILES.get(row.intent, ())
 
 
-def _kb_wordings(selected: Sequence[SampleRow], rewrites: Mapping[SampleRow, str]) -> dict[str, int]:
+def _kb_wordings(selected: Sequence[RewriteSampleRow], rewrites: Mapping[RewriteSampleRow, str]) -> dict[str, int]:
     terms = {
         intent: sum(row.intent == intent and INTENTS[intent].kb_term in rewrites[row] for row in selected)
         for intent in MISMATCHED
@@ -127,8 +129,8 @@ def _kb_wordings(selected: Sequence[SampleRow], rewrites: Mapping[SampleRow, str
     return terms | names
 
 
-def _judge_means(test: Sequence[SampleRow], rewrites: Mapping[SampleRow, str]) -> dict[str, float]:
-    def mean(candidates: Iterable[tuple[SampleRow, str]]) -> float:
+def _judge_means(test: Sequence[RewriteSampleRow], rewrites: Mapping[RewriteSampleRow, str]) -> dict[str, float]:
+    def mean(candidates: Iterable[tuple[RewriteSampleRow, str]]) -> float:
         scores = [judge(f"{row.user_text}\n改写：{text}").score for row, text in candidates]
         return round(sum(scores) / len(scores), 2)
 

@@ -1,4 +1,4 @@
-"""The teacher and judge stand-ins: what they understand, what they answer, and that they speak OpenAI's protocol."""
+"""The simulated teacher and judge: what they understand and answer, and that the server follows OpenAI's protocol."""
 
 import json
 from collections import Counter
@@ -8,12 +8,13 @@ from fastapi.testclient import TestClient
 
 from qinglan.config import Tenant
 from qinglan.recipes.query_rewrite import RECIPE, user_text
-from qinglan.simulators.domains import ReasonedAnswer
+from qinglan.simulators import chat_server
+from qinglan.simulators.chat_server import create_app
+from qinglan.simulators.domains import Domain, ReasonedAnswer
 from qinglan.simulators.domains.query_rewrite import facts as domain
 from qinglan.simulators.domains.query_rewrite.reader import Reading, understand
-from qinglan.simulators.domains.query_rewrite.teacher import PANEL_SWAY, judge, judge_panel, keywords, rewrite
+from qinglan.simulators.domains.query_rewrite.teacher import PANEL_BIAS, judge, judge_panel, keywords, rewrite
 from qinglan.simulators.server import Faults
-from qinglan.simulators.teacher_server import SimulatedModels, create_app
 
 
 @pytest.mark.parametrize("intent", domain.INTENTS)
@@ -121,19 +122,16 @@ def test_models():
     assert {"simulated-rewriter", "simulated-keywords", "simulated-judge"} <= {model["id"] for model in answer["data"]}
 
 
-def test_a_reasoning_models_thoughts_stand_beside_its_answer_and_are_paid_for():
-    speaking = SimulatedModels()
-    speaking.models |= {
-        "thinker": lambda text, _: ReasonedAnswer("对", f"{text}？想了想"),
-        "talker": lambda text, _: "对",
-    }
-    message = {"role": "user", "content": "水是湿的"}
-    bodies = [speaking.complete_line({"model": model, "messages": [message]})[1] for model in ("thinker", "talker")]
-    thought, said = (body["choices"][0]["message"] for body in bodies)
-    assert (thought["content"], thought["reasoning_content"]) == ("对", "水是湿的？想了想")
-    assert "reasoning_content" not in said
-    thinking, talking = (body["usage"]["completion_tokens"] for body in bodies)
-    assert thinking - talking == bodies[0]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+def test_reasoning_is_returned_beside_the_answer_and_counted(monkeypatch: pytest.MonkeyPatch):
+    models = {"reasoner": lambda text, _: ReasonedAnswer("对", f"{text}？想了想"), "plain": lambda *_: "对"}
+    domain = Domain("x", models, *[lambda *_: None] * 4)  # type: ignore[arg-type,list-item]
+    monkeypatch.setattr(chat_server, "simulated_models", lambda: dict.fromkeys(models, domain))
+    reasoned, plain = (_ask(model, "水是湿的").json() for model in models)
+    message = reasoned["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("对", "水是湿的？想了想")
+    assert "reasoning_content" not in plain["choices"][0]["message"]
+    tokens = reasoned["usage"]["completion_tokens"] - plain["usage"]["completion_tokens"]
+    assert tokens == reasoned["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
 def test_unknown_model_and_bad_body():
@@ -163,7 +161,7 @@ def test_rate_limit_says_when_to_return():
     assert answer.headers["retry-after"] == "1"
 
 
-def test_health_has_no_bad_weather():
+def test_health_has_no_faults():
     assert TestClient(Faults(create_app(), fault_rate=1.0)).get("/health").json() == {"status": "ok"}
 
 
@@ -192,19 +190,19 @@ def alone(text: str) -> float:
     return judge(RECIPE.judge_messages("虾青素怎么吃", text, Tenant())[-1]["content"]).score
 
 
-def test_a_panel_says_what_the_judge_says_alone_give_or_take_a_place():
+def test_a_panel_scores_as_the_judge_does_alone_up_to_a_position_bias():
     for seed in range(50):
-        assert panel(*TEXTS, seed=seed) == pytest.approx([alone(text) for text in TEXTS], abs=PANEL_SWAY)
+        assert panel(*TEXTS, seed=seed) == pytest.approx([alone(text) for text in TEXTS], abs=PANEL_BIAS)
     assert panel(TEXTS[1]) == [alone(TEXTS[1])]
 
 
-def test_places_sway_a_panel_upwards_first_and_downwards_last():
+def test_the_position_bias_is_upwards_first_and_downwards_last():
     gains = [[p - a for p, a in zip(panel(*TEXTS[1:], seed=s), map(alone, TEXTS[1:]), strict=True)] for s in range(100)]
     first, middle, last = zip(*gains, strict=True)
     assert max(first) > 0 == min(first) and max(middle) == min(middle) == 0 and min(last) < 0 == max(last)
 
 
-def test_another_order_is_another_draw():
+def test_another_order_gives_other_scores():
     differences = [
         abs(one - other)
         for seed in range(100)

@@ -1,16 +1,18 @@
-"""The one place that starts training processes on this machine; `ray_jobs` submits them to a cluster.
+"""Starts processes on this machine, each supervised and with a log; `ray_jobs` submits what runs on a cluster.
 
-A command runs under `supervise`, so that cancelling, failing or killing the flow ends the whole process group. Its
-output goes to a log file; a failure is raised with the log's last lines and path. While it runs, new lines of its
-metrics file (one JSON object each) are handed to the caller, who may stop it by raising.
+`launch` runs a command to its end, such as a training: while it runs, new lines of its metrics file (one JSON object
+each) are handed to the caller, who may stop it by raising. `processes` keeps several running in the background.
 """
 
+import fcntl
 import json
 import os
+import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ Metrics = dict[str, Any]
 
 
 class AttemptFailedError(EngineError):
-    """A training process failed, for whatever reason; `seconds` says after how long."""
+    """A command failed, for whatever reason, after `seconds`."""
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -34,7 +36,7 @@ class AttemptFailedError(EngineError):
 
 
 class LineTail:
-    """Yields the lines that were appended to a file since the last look. A half-written last line waits.
+    """Yields the lines that were appended to a file since the last call. A half-written last line waits.
 
     A file that another one has replaced, as when a log is rewound to a checkpoint, is read from its start.
     """
@@ -61,7 +63,7 @@ class LineTail:
 
 
 class JsonlTail:
-    """Yields the objects that were appended to a JSONL file since the last look.
+    """Yields the objects that were appended to a JSONL file since the last call.
 
     The name may be a pattern, such as `metrics.*.jsonl`, where every attempt has its own file: they are read in the
     order of their numbers. A line that is no JSON is skipped: a killed process left half of it, and the next one wrote
@@ -84,6 +86,94 @@ class JsonlTail:
                 yield entry
 
 
+class SupervisedProcess:
+    """A command under `supervise.py`, in a session of its own and with a log.
+
+    Its whole process group ends with it, on `ask_to_end`, and with this process, kill -9 included. Ctrl-C reaches this
+    process only, which may still need the other one to finish cleanly.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Command,
+        log: Path,
+        *,
+        cwd: Path | None = None,
+        pass_fds: Sequence[int] = (),
+        announces: bool = False,
+    ) -> None:
+        """Start it; its output is appended to the log.
+
+        Args:
+            pass_fds: open files, such as locks, that stay open until it has ended.
+            announces: the first line of its standard output is an address; see `address`.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.name, self.log, self.started_s = name, log, time.monotonic()
+        self._log_start = size_of(log)
+        environment = {**os.environ, **QUIET_ENV, **READABLE_ENV, **command.env}
+        if environment.get("CUDA_VISIBLE_DEVICES") == "":  # would break Ray's logical GPU
+            del environment["CUDA_VISIBLE_DEVICES"]
+        with log.open("ab") as output:
+            with suppress(OSError):  # not every file system has locks
+                fcntl.flock(output, fcntl.LOCK_SH)  # the process keeps it, so that clean-up knows whose log is in use
+            self._process = subprocess.Popen(
+                [sys.executable, str(SUPERVISOR), *command.argv],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if announces else output,
+                stderr=output,
+                cwd=cwd,
+                env=environment,
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+
+    def status(self) -> int | None:
+        """Exit status; None while it runs."""
+        return self._process.poll()
+
+    def ask_to_end(self) -> None:
+        """Begin to end it, without waiting: `status` says when it has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def end(self) -> None:
+        """End it and wait until its whole group has ended."""
+        self.ask_to_end()
+        self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+
+    def failure(self) -> str:
+        """How it ended; the log's last line stands in the first line, which is all that a flow shows in the end."""
+        end = tail(self.log, start=self._log_start)
+        reason = f": {end.splitlines()[-1].strip().removeprefix('error: ')}" if end.strip() else ""
+        return f"{self.name} ended with status {self._process.wait()}{reason}; full log: {self.log}\n{end}".rstrip()
+
+    def require_running(self) -> None:
+        """Raise `EngineError` with the log's end where it has ended."""
+        if self.status() is not None:
+            raise EngineError(self.failure())
+
+    def address(self, within_s: float) -> str:
+        """The address that it announced, once it listens: a process that takes a free port itself races for none.
+
+        Raises:
+            EngineError: it ended, or took too long.
+        """
+        assert self._process.stdout is not None
+        deadline, line = time.monotonic() + within_s, b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise EngineError(f"{self.name} did not listen within {within_s:.0f} s; full log: {self.log}")
+            if not (block := os.read(self._process.stdout.fileno(), 4096)):
+                raise EngineError(self.failure())
+            line += block
+        return line.decode().strip()
+
+
 def launch(
     command: Command,
     *,
@@ -92,43 +182,26 @@ def launch(
     cwd: Path | None = None,
     on_poll: Callable[[], None] | None = None,
 ) -> float:
-    """Run to the end and return the seconds it took.
+    """Run a command to its end and return the seconds it took.
 
     Raises:
         AttemptFailedError: a non-zero exit, with the end of the log.
         Exception: whatever `on_poll` raises, after the process group has ended.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log_start = size_of(log)
-    environment = {**os.environ, **QUIET_ENV, **READABLE_ENV, **command.env}
-    if environment.get("CUDA_VISIBLE_DEVICES") == "":  # would break Ray's logical GPU
-        del environment["CUDA_VISIBLE_DEVICES"]
-    start = time.monotonic()
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, str(SUPERVISOR), *command.argv],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=cwd,
-            env=environment,
-            start_new_session=True,
-        )
+    process = SupervisedProcess(name, command, log, cwd=cwd)
     try:
-        while process.poll() is None:
+        while process.status() is None:
             time.sleep(POLL_S)
             if on_poll:
                 on_poll()
     finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait()
+        process.end()
     if on_poll:
         on_poll()
-    if process.returncode != 0:
-        said = f"{name} ended with status {process.returncode}; full log: {log}\n{tail(log, start=log_start)}"
-        raise AttemptFailedError(said, time.monotonic() - start)
-    return time.monotonic() - start
+    seconds = time.monotonic() - process.started_s
+    if process.status() != 0:
+        raise AttemptFailedError(process.failure(), seconds)
+    return seconds
 
 
 def size_of(path: Path) -> int:

@@ -1,16 +1,13 @@
-"""Several background processes at once, each under `supervise.py` and with a log of its own.
+"""Several background processes, each supervised and with a log: started, waited for, restarted and ended.
 
-All of them end with this process, kill -9 included. For servers; what runs to an end is for the launcher.
+For servers; what runs to an end is for `launcher`.
 """
 
 import errno
-import fcntl
 import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,49 +19,58 @@ import httpx2
 
 from qinglan.errors import ConfigError, EngineError
 from qinglan.runs.back_off import BackOff
-from qinglan.runs.command import QUIET_ENV, Command
-from qinglan.runs.launcher import READABLE_ENV, SUPERVISOR, tail
+from qinglan.runs.command import Command
+from qinglan.runs.launcher import SupervisedProcess
 
 HOST = "127.0.0.1"
 READY_WITHIN_S = 300.0
 POLL_S = 0.5
+_READY_POLL_S = 0.1
 _SAY_EVERY_S = 15.0
-_BACK_OFF = BackOff(1.0, 60.0)
-"""Before a process that ended is started again: doubled each time, until it has run for longer than the longest."""
+RESTARTS = BackOff(1.0, 60.0)
+HEALTHY_AFTER_S = 60.0
+"""A process that has run well for so long starts with the shortest wait again."""
 _LOG_BYTES = 50_000_000
-"""Of a log that goes on for months; one as large before it is kept."""
+"""Of a log that grows for months; the same amount before it is kept."""
 _LOGS_EVERY_S = 60.0
 
 Say = Callable[[str], object]
 Recover = Callable[[str], object]
-"""What to do before the process of this name is started again; httpx2.HTTPError puts that off."""
+"""What to do before the process of this name is restarted; httpx2.HTTPError postpones the restart."""
 
 
 @dataclass
-class _Kept:
-    """A process that shall run on."""
+class RestartBackoff:
+    """How long to wait before a process that failed is started again."""
 
-    command: Command
-    started_s: float
+    waits: BackOff = field(default_factory=lambda: RESTARTS)
     failures: int = 0
-    due_s: float | None = None
-    """When to start it again; None while it runs."""
+    retry_at_s: float | None = None
+    """On the clock of the caller; None while no restart is due."""
+
+    def failed(self, now_s: float) -> float:
+        """Count a failure; the seconds to wait."""
+        self.failures += 1
+        wait_s = self.waits.pause_s(self.failures)
+        self.retry_at_s = now_s + wait_s
+        return wait_s
 
 
 @dataclass
 class Processes:
-    """What runs in the background, by name."""
+    """What runs in the background, by name. All of it ends with the `with` block."""
 
     logs: Path
     say: Say
     end_first: Sequence[str] = ()
     """Those that still need the others while they end."""
     holds: Sequence[int] = ()
-    """Open files, such as locks, that stay open until the last of them has ended."""
-    _running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
-    _kept: dict[str, _Kept] = field(default_factory=dict)
-    _uncut: set[str] = field(default_factory=set)
-    """Those whose log could not be made smaller, which is said once."""
+    """Open files, such as locks, that stay open until the last process has ended."""
+    _running: dict[str, SupervisedProcess] = field(default_factory=dict)
+    _commands: dict[str, Command] = field(default_factory=dict)
+    _backoffs: dict[str, RestartBackoff] = field(default_factory=dict)
+    _large_logs: set[str] = field(default_factory=set)
+    """Those that could not be made smaller, which is reported once."""
 
     def __enter__(self) -> "Processes":
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -74,43 +80,43 @@ class Processes:
         self.stop(*(name for name in self.end_first if name in self._running))
         self.stop(*self._running)
 
-    def start(self, name: str, command: Command) -> None:
-        """Start a supervised process with a log of its own; an earlier log is replaced."""
-        self.log(name).unlink(missing_ok=True)
-        self._start(name, command)
+    def start(self, name: str, command: Command, *, announces: bool = False) -> None:
+        """Start a supervised process with a log of its own; an earlier log is replaced.
 
-    def _start(self, name: str, command: Command) -> None:
-        with self.log(name).open("ab+") as output:
-            with suppress(OSError):  # not every file system has locks
-                fcntl.flock(output, fcntl.LOCK_SH)  # the process keeps it, so that clean-up knows whose log is in use
-            self._running[name] = subprocess.Popen(
-                [sys.executable, str(SUPERVISOR), *command.argv],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **QUIET_ENV, **READABLE_ENV, **command.env},
-                start_new_session=True,
-                pass_fds=self.holds,
-            )
-        self._kept[name] = _Kept(command, time.monotonic())
+        Args:
+            announces: the first line of its standard output is its address.
+        """
+        self.log(name).unlink(missing_ok=True)
+        self._start(name, command, announces)
+
+    def _start(self, name: str, command: Command, announces: bool = False) -> None:
+        process = SupervisedProcess(name, command, self.log(name), pass_fds=self.holds, announces=announces)
+        self._running[name], self._commands[name] = process, command
 
     def stop(self, *names: str) -> None:
-        """End these, all at once, and wait until they are gone."""
+        """End these, all at once, and wait until they have ended."""
         ending = [self._running[name] for name in names]
         for process in ending:
-            _ask_to_end(process)
-        for process in ending:
-            process.wait()
-        for name in names:
-            del self._running[name], self._kept[name]
+            process.ask_to_end()
+        for name, process in zip(names, ending, strict=True):
+            process.end()
+            del self._running[name]
 
     def ask_to_end(self, name: str) -> None:
-        """Begin to end one, without waiting: `status` says when it has."""
-        _ask_to_end(self._running[name])
+        """Begin to end one, without waiting: `status` says when it has ended."""
+        self._running[name].ask_to_end()
 
     def status(self, name: str) -> int | None:
         """Exit status; None while it runs."""
-        return self._running[name].poll()
+        return self._running[name].status()
+
+    def address(self, name: str, within_s: float) -> str:
+        """The address that a process announces, once it listens."""
+        return self._running[name].address(within_s)
+
+    def failure(self, name: str) -> str:
+        """How a process ended, with the end of its log."""
+        return self._running[name].failure()
 
     def log(self, name: str) -> Path:
         """Where its output goes."""
@@ -122,92 +128,72 @@ class Processes:
         Raises:
             EngineError: a process ended, or it took too long.
         """
-        self.wait_until(what, url, lambda: answers(url))
+        self.wait_until(what, lambda: health_problem(url))
 
-    def wait_until(self, what: str, where: str, is_ready: Callable[[], bool]) -> None:
-        """Wait until it is ready.
+    def wait_until(self, what: str, problem: Callable[[], str | None], within_s: float = READY_WITHIN_S) -> None:
+        """As `wait_until_ready`, with all of these processes."""
+        wait_until_ready(what, problem, list(self._running.values()), within_s=within_s, say=self.say)
 
-        Raises:
-            EngineError: a process ended, or it took too long.
-        """
-        start = said = time.monotonic()
-        while not is_ready():
-            self.check()
-            now = time.monotonic()
-            if now - start > READY_WITHIN_S:
-                raise EngineError(f"{what} did not answer at {where} within {READY_WITHIN_S:.0f} s; logs: {self.logs}")
-            if now - said > _SAY_EVERY_S:
-                said = now
-                self.say(f"{what}: waiting for {where}, {now - start:.0f} s")
-            time.sleep(POLL_S)
-        self.say(f"{what}: ready")
-
-    def keep(self, recover: Recover) -> NoReturn:
-        """Start again what ends, and keep the logs small, until an exception."""
+    def keep_running(self, recover: Recover) -> NoReturn:
+        """Restart what ends, and keep the logs small, until an exception."""
         logs_s = time.monotonic()
         while True:
-            for name, kept in self._kept.items():
-                self._keep_one(name, kept, recover)
+            for name in list(self._running):
+                self._restart_if_ended(name, recover)
             if time.monotonic() - logs_s > _LOGS_EVERY_S:
                 logs_s = time.monotonic()
-                for name in self._kept:
-                    self._cut(name)
+                for name in self._running:
+                    self._limit_log(name)
             time.sleep(POLL_S)
 
-    def _keep_one(self, name: str, kept: _Kept, recover: Recover) -> None:
-        now, status = time.monotonic(), self.status(name)
-        if status is None:
+    def _restart_if_ended(self, name: str, recover: Recover) -> None:
+        now, process = time.monotonic(), self._running[name]
+        if (status := process.status()) is None:
             return
-        if kept.due_s is None:
-            kept.failures = kept.failures + 1 if now - kept.started_s < _BACK_OFF.longest_s else 1
-            wait_s = _BACK_OFF.pause_s(kept.failures)
-            kept.due_s = now + wait_s
-            self.say(f"{name} ended with status {status}; starting it again in {wait_s:.0f} s; {self.log(name)}")
-        if now < kept.due_s:
+        backoff = self._backoffs.setdefault(name, RestartBackoff())
+        if backoff.retry_at_s is None:
+            if now - process.started_s >= HEALTHY_AFTER_S:
+                backoff.failures = 0
+            wait_s = backoff.failed(now)
+            self.say(f"{name} ended with status {status}; starting it again in {wait_s:.0f} s; {process.log}")
+            return
+        if now < backoff.retry_at_s:
             return
         try:
             recover(name)
-            _ask_to_end(self._running[name])  # it has ended; this closes our end of the pipe
-            self._start(name, kept.command)
+            process.end()  # it has ended; this closes our ends of its pipes
+            self._start(name, self._commands[name])
         except (httpx2.HTTPError, OSError) as error:
-            kept.failures += 1
-            wait_s = _BACK_OFF.pause_s(kept.failures)
-            kept.due_s = now + wait_s
-            if isinstance(error, OSError):  # else the server it needs is being started again itself
+            wait_s = backoff.failed(now)
+            if isinstance(error, OSError):  # else the server it needs is being restarted itself
                 self.say(f"{name} can't be started: {error}; trying again in {wait_s:.0f} s")
             return
-        self._kept[name].failures = kept.failures
+        backoff.retry_at_s = None
 
-    def _cut(self, name: str) -> None:
+    def _limit_log(self, name: str) -> None:
         """Keep a log small, if that can be done: what runs depends on no log."""
         try:
-            _cut(self.log(name))
-            self._uncut.discard(name)
+            _limit_log(self.log(name))
+            self._large_logs.discard(name)
         except FileNotFoundError:  # somebody removed it
             return
         except OSError as error:
-            if name not in self._uncut:
+            if name not in self._large_logs:
                 self.say(f"{self.log(name)}: can't be made smaller: {error.strerror}; {name} goes on")
-            self._uncut.add(name)
+            self._large_logs.add(name)
 
-    def check(self, *names: str) -> None:
-        """Are these, or all, still running?
-
-        Raises:
-            EngineError: one is not.
-        """
-        for name in names or self._running:
-            if (status := self.status(name)) is not None:
-                log = self.log(name)
-                raise EngineError(f"{name} ended with status {status}; full log: {log}\n{tail(log)}")
+    def check(self) -> None:
+        """Raise `EngineError` where one of them has ended."""
+        for process in self._running.values():
+            process.require_running()
 
 
-def _cut(log: Path) -> None:
+def _limit_log(log: Path) -> None:
     """The process goes on appending to the same file, so it is emptied, not replaced."""
     size, aside = log.stat().st_size, log.with_suffix(".log.1")
     if size <= _LOG_BYTES:
         return
-    if shutil.disk_usage(log.parent).free < size:  # the last of it is for what is paid for
+    if shutil.disk_usage(log.parent).free < size:  # the rest of the disk is for results that were paid for
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(aside))
     try:
         shutil.copyfile(log, aside)
@@ -217,24 +203,53 @@ def _cut(log: Path) -> None:
     os.truncate(log, 0)
 
 
-def _ask_to_end(process: "subprocess.Popen[bytes]") -> None:
-    assert process.stdin is not None
-    process.stdin.close()
+def wait_until_ready(
+    what: str,
+    problem: Callable[[], str | None],
+    processes: Sequence[SupervisedProcess],
+    *,
+    within_s: float = READY_WITHIN_S,
+    say: Say = lambda _: None,
+) -> None:
+    """Wait until `problem` says none.
+
+    Raises:
+        EngineError: one of the processes ended, or it took too long.
+    """
+    start = said = time.monotonic()
+    while found := problem():
+        for process in processes:
+            process.require_running()
+        now = time.monotonic()
+        if now - start > within_s:
+            logs = ", ".join(str(process.log) for process in processes)
+            raise EngineError(f"{what} was not ready after {within_s:.0f} s: {found}; logs: {logs}")
+        if now - said > _SAY_EVERY_S:
+            said = now
+            say(f"{what}: not ready after {now - start:.0f} s: {found}")
+        time.sleep(_READY_POLL_S)
+    say(f"{what}: ready")
+
+
+def health_problem(url: str) -> str | None:
+    """None where this address answers 200."""
+    try:  # loading the certificates would take longer than the request, and no secret is sent
+        status = httpx2.get(url, timeout=2.0, trust_env=False, verify=False).status_code
+    except httpx2.HTTPError as error:
+        return f"{url} does not answer: {type(error).__name__}"
+    return None if status == 200 else f"{url} answers HTTP {status}"
 
 
 def answers(url: str) -> bool:
     """Does this address answer 200?"""
-    try:
-        return httpx2.get(url, timeout=2.0, trust_env=False).status_code == 200
-    except httpx2.HTTPError:
-        return False
+    return health_problem(url) is None
 
 
 _handed_out = set[int]()
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listened on just now, and that this process has not been told of before."""
+    """A port of loopback that nobody listened on just now, and that was not given to this process before."""
     while True:
         with socket.socket() as probe:
             probe.bind((HOST, 0))

@@ -37,16 +37,18 @@ BODY_WITHIN_S = 10.0
 _LOG = logging.getLogger(__name__)
 
 
-def create_app(profile: Profile, routes: Path, observers: Sequence[Observer] = (), *, again: bool = False) -> Starlette:
+def create_app(
+    profile: Profile, routes: Path, observers: Sequence[Observer] = (), *, restarted: bool = False
+) -> Starlette:
     """The service for one tenant, with the models that the file `routes` names.
 
     Args:
-        again: it served before, so a request log's folder that can't be used any more costs lines, not answers.
+        restarted: it served before, so a request log's folder that can't be used any more costs lines, not answers.
 
     Raises:
         ConfigError: the key's environment variable is not set, or the request log's folder can't be used.
     """
-    service = _Service(profile, routes, observers, again)
+    service = _Service(profile, routes, observers, restarted)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", service.complete, methods=["POST"]),
@@ -60,7 +62,7 @@ def create_app(profile: Profile, routes: Path, observers: Sequence[Observer] = (
 
 
 class _Service:
-    def __init__(self, profile: Profile, routes: Path, observers: Sequence[Observer], again: bool) -> None:
+    def __init__(self, profile: Profile, routes: Path, observers: Sequence[Observer], restarted: bool) -> None:
         self._profile, self._config, self._observers = profile, profile.serve, observers
         self._recipe = get_recipe(profile.recipe)
         self._names = (profile.model_name, wire.CHAMPION)
@@ -69,7 +71,7 @@ class _Service:
         self._table, self._metrics = RouteTable(routes), Metrics()
         self._log: RequestLog | None = None
         if (folder := self._config.request_log.folder) and self._config.request_log.consent != "none":
-            self._log = RequestLog(Path(folder), profile, must_work=not again)
+            self._log = RequestLog(Path(folder), profile, must_work=not restarted)
             self._metrics.watch_log(self._log.outcomes)
         self._rewriter: Rewriter | None = None
 

@@ -4,7 +4,6 @@ It is asked through the ledger like any other, as `judge.local`. Its name there 
 digest of the weights, so that no version gets another one's answers.
 """
 
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -14,19 +13,19 @@ from typing import Any
 from qinglan.clients.chat import Account, ChatClient
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Endpoint, LocalJudge, Profile, uses_proxy
-from qinglan.errors import ConfigError, EngineError
+from qinglan.errors import ConfigError
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import get_recipe, identity
 from qinglan.recipes._verdicts import verdict_recipe
 from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
-from qinglan.runs.processes import POLL_S, Processes, Say, free_port
+from qinglan.runs.processes import Processes, Say, free_port
 from qinglan.runs.run import Run
 from qinglan.serving.backends import serve_command
-from qinglan.serving.fleet import probe_with
 from qinglan.serving.registry import Released
 from qinglan.serving.registry.records import prompt_digest
 from qinglan.serving.registry.store import Registry
 from qinglan.serving.routes import Backend
+from qinglan.serving.server_process import chat_probe
 
 ROLE = "judge.local"
 """In the ledger, and in what is said of its calls."""
@@ -147,7 +146,9 @@ def serving(profile: Profile, judge: Appointed | None, logs: Path, say: Say) -> 
         backend = Backend(url=f"http://127.0.0.1:{port}/v1", model=judge.name, version=judge.released.version)
         gpus = [judge.settings.gpu] if judge.settings.gpu else []
         processes.start(_SERVER, serve_command(_as_served(profile, judge.settings), folder, backend, port, gpus))
-        _wait(profile, judge, backend, processes)
+        messages = verdict_recipe(judge.released.recipe).verdict_messages("问", "答", "答", profile.tenant)
+        probe = chat_probe(messages, 1)
+        processes.wait_until(judge.name, lambda: probe(backend), _READY_WITHIN_S)
         say(f"{judge.name} answers at {backend.url}")
         yield Served(judge, backend.url, processes.check)
 
@@ -157,17 +158,6 @@ def _as_served(profile: Profile, local: LocalJudge) -> Profile:
     serve = profile.serve.model_copy(update={"backend": None, "extra": local.extra})
     trainer = profile.trainer.model_copy(update={"device": "cuda" if local.gpu else "cpu"})
     return profile.model_copy(update={"student": student, "serve": serve, "trainer": trainer})
-
-
-def _wait(profile: Profile, judge: Appointed, backend: Backend, processes: Processes) -> None:
-    recipe, deadline = verdict_recipe(judge.released.recipe), time.monotonic() + _READY_WITHIN_S
-    probe = probe_with(recipe.verdict_messages("问", "答", "答", profile.tenant), 1)
-    while problem := probe(backend):
-        processes.check(_SERVER)
-        if time.monotonic() > deadline:
-            log = processes.log(_SERVER)
-            raise EngineError(f"{judge.name} was not ready after {_READY_WITHIN_S:.0f} s: {problem}; full log: {log}")
-        time.sleep(POLL_S)
 
 
 @asynccontextmanager

@@ -33,7 +33,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         profile = load_profile(options.profile, options.set)
-        app = create_app(profile, options.routes, _observers(profile, options), again=options.again)
+        app = create_app(profile, options.routes, _observers(profile, options), restarted=options.restarted)
         listener = _listen(profile.serve.host, profile.serve.port if options.port is None else options.port)
     except QinglanError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -60,7 +60,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="instead of serve.port; 0 takes a free one")
     parser.add_argument("--watch", type=Path, metavar="FOLDER", help="watch canaries, and keep how they stand here")
     parser.add_argument(
-        "--again", action="store_true", help="it served before: go on without a request log where its folder is gone"
+        "--restarted",
+        action="store_true",
+        help="go on without a request log where its folder is not there any more",
     )
     parser.add_argument("--rag-url", help="instead of rag.url, which both models' rewrites are put to")
     return parser.parse_args()

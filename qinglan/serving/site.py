@@ -29,11 +29,11 @@ from qinglan.runs.processes import Processes, Say, stop_signals
 from qinglan.runs.schema_versions import SHARE, VERDICT
 from qinglan.serving.backends import places_of, serve_command
 from qinglan.serving.canary import Judgement
-from qinglan.serving.fleet import CommandOf, Fleet, probe_with
+from qinglan.serving.fleet import CommandOf, Fleet
 from qinglan.serving.following import Following, Named, Registered
 from qinglan.serving.registry import Released, registry_of
-from qinglan.serving.router_process import RouterProcess
 from qinglan.serving.routes import Backend, Routes
+from qinglan.serving.server_process import ROUTER, RouterProcess, chat_probe
 from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, Verdict, read_state, read_verdict
 from qinglan.simulators.domains import embedded_knowledge_base
 from qinglan.simulators.services import rag_service
@@ -42,8 +42,8 @@ ROUTES_FILE, SHARE_FILE, HISTORY_FILE = "routes.json", "share.json", "canaries.j
 PROFILE_FILE = "profile.yaml"
 WARM_UP_QUESTION = "这个怎么吃"
 STEP_S = 0.1
-MOST_DEATHS = 3
-"""Of a challenger's server in a row, before its canary ends."""
+MOST_FAILURES = 3
+"""Of a challenger's server, before its canary ends."""
 _DRAIN_MARGIN_S = 2.0
 
 
@@ -104,14 +104,14 @@ class Site:
 
         What keeps the service up comes before what is only written down.
         """
-        self._try(self.router.tick)
+        self._try(self.router.step)
         if named := self.following.latest:
             self._try(lambda: self._follow(named))
 
     def _follow(self, named: Named) -> None:
         verdict = self._verdict(named)
         challenger = None if verdict else named.of("challenger")
-        self._try(lambda: self.fleet.tick(self._wanted(named, challenger), self._asked()))
+        self._try(lambda: self.fleet.step(self._wanted(named, challenger), self._asked()))
         self._try(lambda: self._route(self._routes(named, challenger), named))
         self._try(lambda: self._act_on(verdict) if verdict else self._put_away(named))
         self._try(lambda: self._tell(named))
@@ -130,7 +130,7 @@ class Site:
         simulator = self._simulator(named)
         in_service = simulator if simulator and simulator.version == self._serving else None
         previous = named.of("previous") if self.profile.serve.keep_previous_warm else None
-        if self.fleet.trouble(named.aliases.get("champion", "")):
+        if self.fleet.last_failure(named.aliases.get("champion", "")):
             previous = previous or simulator
         return _distinct(in_service, named.of("champion"), challenger, previous)
 
@@ -192,13 +192,13 @@ class Site:
     def _give_up(self, named: Named) -> Verdict | None:
         """A verdict of this process on a challenger whose server dies again and again: the watch sees little of it."""
         challenger, champion = named.of("challenger"), self.routes.champion
-        if challenger is None or self.fleet.deaths(challenger.version) < MOST_DEATHS:
+        if challenger is None or self.fleet.failure_count(challenger.version) < MOST_FAILURES:
             return None
-        why = (self.fleet.trouble(challenger.version) or "").splitlines()[0]
+        why = (self.fleet.last_failure(challenger.version) or "").splitlines()[0]
         return Verdict(
             challenger=challenger.version,
             champion=champion.version if champion else "",
-            judgement=Judgement(outcome="roll_back", reason=f"its server failed {MOST_DEATHS} times; {why}"),
+            judgement=Judgement(outcome="roll_back", reason=f"its server failed {MOST_FAILURES} times; {why}"),
             at=time.time(),
             requests=0,
         )
@@ -210,7 +210,7 @@ class Site:
                 f"no champion yet, so every answer is the question itself: run `qinglan run pipeline --profile "
                 f"{self.profile.name}`, or `qinglan release promote VERSION`"
             )
-        elif serving and serving.version != wanted and self.fleet.trouble(wanted):
+        elif serving and serving.version != wanted and self.fleet.last_failure(wanted):
             self._once(f"version {serving.version} goes on serving until version {wanted} answers")
 
     def _once(self, text: str) -> None:
@@ -272,12 +272,12 @@ def open_site(
     logs = profile.paths.state.resolve() / "logs" / name if watched else folder / "logs"
     with ExitStack() as stack:
         rag_url = stack.enter_context(rag_service(profile, embedded_knowledge_base(profile))) if watched else None
-        processes = stack.enter_context(Processes(logs, say, end_first=("router",)))
+        processes = stack.enter_context(Processes(logs, say, end_first=(ROUTER,)))
         router = RouterProcess(processes, _router_options(profile, folder, port, rag_url), say)
         fleet = Fleet(
             processes,
             command_of or partial(serve_command, profile),
-            probe_with(_warm_up(profile), profile.student.max_new_tokens),
+            chat_probe(_warm_up(profile), profile.student.max_new_tokens),
             places_of(profile, os.environ),
             say,
             drain_s=profile.serve.deadline_ms / 1000 + _DRAIN_MARGIN_S,

@@ -1,4 +1,4 @@
-"""What the stand-in servers share: bad weather on request, a port without a race, and no life after the parent.
+"""What the simulators' servers share: their options, fault and latency injection, and serving on a free port.
 
 Latency and faults are injected below the app, where a real network has them. Faults come in thirds: 429 with
 Retry-After, 500, and a connection that drops in the middle of the answer.
@@ -7,11 +7,8 @@ Retry-After, 500, and a connection that drops in the middle of the answer.
 import argparse
 import asyncio
 import json
-import os
-import select
 import socket
 import sys
-import threading
 from random import Random
 from typing import Literal
 
@@ -34,7 +31,7 @@ class Faults:
         self._rng = Random(seed)
 
     def next_fault(self) -> Fault | None:
-        """What goes wrong with the next request; nothing as a rule."""
+        """The next request's fault, if any."""
         return self._rng.choice(_FAULTS) if self._rng.random() < self._fault_rate else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,13 +65,12 @@ async def _fail(send: Send, status: int, message: str, *headers: tuple[bytes, by
 
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
-    """The options that every stand-in server takes."""
+    """The options that every simulator takes."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one; the first line says which")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="added to every POST")
     parser.add_argument("--fault-rate", type=float, default=0.0, help="share of POSTs that fail, 0 to 1")
-    parser.add_argument("--seed", type=int, default=7, help="of the faults and of the teacher's whims")
-    parser.add_argument("--exit-with-parent", action="store_true", help="stop at the end of standard input")
+    parser.add_argument("--seed", type=int, default=7, help="of the faults and of the teacher's choices")
     return parser
 
 
@@ -87,17 +83,6 @@ def serve(app: ASGIApp, options: argparse.Namespace) -> None:
     listener.bind(("127.0.0.1", options.port))
     listener.listen(512)
     server = uvicorn.Server(uvicorn.Config(faults, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
-    if options.exit_with_parent:
-        threading.Thread(target=_exit_with_parent, args=(server, os.getppid()), daemon=True).start()
     sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
     sys.stdout.flush()
     server.run(sockets=[listener])
-
-
-def _exit_with_parent(server: uvicorn.Server, parent: int) -> None:
-    """Stop the server at the end of standard input, or when the parent is another process than at the start."""
-    while os.getppid() == parent:
-        ready, _, _ = select.select([sys.stdin.buffer], [], [], 1.0)
-        if ready and not os.read(sys.stdin.fileno(), 4096):
-            break
-    server.should_exit = True

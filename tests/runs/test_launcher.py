@@ -86,7 +86,7 @@ def test_failure_shows_status_path_and_the_end_of_the_log(tmp_path: Path):
     with pytest.raises(EngineError) as caught:
         launch(python("[print(n) for n in range(50)]; raise SystemExit(3)"), name="ms-swift SFT", log=log)
     first, *rest = str(caught.value).splitlines()
-    assert first == f"ms-swift SFT ended with status 3; full log: {log}"
+    assert first == f"ms-swift SFT ended with status 3: 49; full log: {log}"
     assert rest == [f"    {n}" for n in range(38, 50)]
 
 

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from qinglan.errors import EngineError
+from qinglan.runs import launcher
 from qinglan.runs import processes as module
 from qinglan.runs.back_off import BackOff
 from qinglan.runs.command import Command
@@ -29,7 +30,7 @@ def python(code: str) -> Command:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.01)
-    monkeypatch.setattr(module, "_BACK_OFF", BackOff(0.1, 0.3))
+    monkeypatch.setattr(module, "RESTARTS", BackOff(0.1, 0.3))
 
 
 def until(times: int, seen: list[str]) -> Callable[[str], None]:
@@ -49,7 +50,7 @@ def test_what_ends_is_started_again_after_ever_longer_waits(tmp_path: Path):
         running.start("steady", python("import time; time.sleep(60)"))
         start = time.monotonic()
         with pytest.raises(EnoughError):
-            running.keep(until(4, seen))
+            running.keep_running(until(4, seen))
         assert time.monotonic() - start >= 0.1 + 0.2 + 0.3 + 0.3
     assert seen == ["brief"] * 4
     assert said[0] == f"brief ended with status 3; starting it again in 0 s; {tmp_path / 'brief.log'}"
@@ -69,13 +70,13 @@ def test_a_restart_waits_for_what_it_needs(tmp_path: Path):
     with Processes(tmp_path, lambda _: None) as running:
         running.start("brief", python("print('once')"))
         with pytest.raises(EnoughError):
-            running.keep(recover)
+            running.keep_running(recover)
     assert (tmp_path / "brief.log").read_text() == "once\n"
 
 
 @pytest.mark.usefixtures("hasty")
 def test_what_the_machine_can_not_start_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    said, real, refused = list[str](), module.subprocess.Popen, list[int]()
+    said, real, refused = list[str](), launcher.subprocess.Popen, list[int]()
 
     def popen(*args: Any, **options: Any) -> Any:
         if len(refused) in (1, 2):  # after the first start
@@ -84,11 +85,11 @@ def test_what_the_machine_can_not_start_now_is_tried_again(tmp_path: Path, monke
         refused.append(0)
         return real(*args, **options)
 
-    monkeypatch.setattr(module.subprocess, "Popen", popen)
+    monkeypatch.setattr(launcher.subprocess, "Popen", popen)
     with Processes(tmp_path, said.append) as running:
         running.start("brief", python("print('once')"))
         with pytest.raises(EnoughError):
-            running.keep(until(4, []))
+            running.keep_running(until(4, []))
     assert (tmp_path / "brief.log").read_text() == "once\n" * 2
     assert len([line for line in said if "brief can't be started: [Errno 11]" in line]) == 2
 
@@ -96,7 +97,7 @@ def test_what_the_machine_can_not_start_now_is_tried_again(tmp_path: Path, monke
 def test_who_dies_before_all_are_ready_is_an_error_with_the_logs_end(tmp_path: Path):
     with Processes(tmp_path, lambda _: None) as running:
         running.start("server", python("raise SystemExit('port taken')"))
-        with pytest.raises(EngineError, match=r"server ended with status 1; full log: .*\n.*port taken"):
+        with pytest.raises(EngineError, match=r"server ended with status 1: port taken; full log: .*\n.*port taken"):
             running.wait_for("the server", f"http://{HOST}:{module.free_port()}/health")
 
 
@@ -109,7 +110,7 @@ def test_a_huge_log_is_set_aside_while_its_process_writes_on(tmp_path: Path, mon
     with Processes(tmp_path, lambda _: None) as running:
         running.start("chatty", python(chatty))
         with pytest.raises(EnoughError):
-            running.keep(until(1, []))
+            running.keep_running(until(1, []))
     assert aside.read_text() == "x" * 2000 + "\n"
     assert log.read_text() == "y\n"
 
@@ -143,7 +144,7 @@ def test_a_log_that_cannot_be_made_smaller_ends_nothing(tmp_path: Path, monkeypa
         running.start("chatty", python("import time; print('x' * 2000); time.sleep(60)"))
         monkeypatch.setattr(module.time, "sleep", beat)
         with pytest.raises(EnoughError):
-            running.keep(lambda _: None)
+            running.keep_running(lambda _: None)
         monkeypatch.setattr(module.time, "sleep", pause)
     assert not log.with_suffix(".log.1").exists()
     if trouble == "full":

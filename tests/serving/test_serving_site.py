@@ -1,6 +1,6 @@
 """The site without processes: what is started, routed, kept and ended, and what it says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +12,11 @@ from qinglan.config import Profile, load_profile
 from qinglan.runs.command import Command
 from qinglan.runs.schema_versions import VERDICT
 from qinglan.serving.canary import Judgement
-from qinglan.serving.fleet import PROBES_MISSED, Fleet, PortTakenError, probe_with
+from qinglan.serving.fleet import Fleet
 from qinglan.serving.following import Following
 from qinglan.serving.registry import Alias, Released
-from qinglan.serving.router_process import RouterProcess
 from qinglan.serving.routes import Backend, Routes
+from qinglan.serving.server_process import PROBES_MISSED, PortTakenError, RouterProcess, ServerProcess, chat_probe
 from qinglan.serving.site import HISTORY_FILE, ROUTES_FILE, CanaryShare, Site, _router_options, _unfailing, share_of
 from qinglan.serving.watch import VERDICT_FILE, Verdict, read_verdict
 
@@ -39,7 +39,7 @@ class FakeProcesses:
         self.commands: dict[str, Command] = {}
         self.folder = folder
 
-    def start(self, name: str, command: Command) -> None:
+    def start(self, name: str, command: Command, *, announces: bool = False) -> None:
         self.log(name).write_text("loading\nno memory\n")
         self.running[name], self.commands[name] = None, command
         self.started.append(name)
@@ -53,6 +53,12 @@ class FakeProcesses:
 
     def status(self, name: str) -> int | None:
         return self.running[name]
+
+    def failure(self, name: str) -> str:
+        return f"{name} ended with status {self.running[name]}: no memory; full log: {self.log(name)}"
+
+    def address(self, name: str, within_s: float) -> str:
+        return "http://127.0.0.1:81"
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -93,7 +99,7 @@ class FakeRouter:
     url = "http://127.0.0.1:1"
     problem: Exception | None = None
 
-    def tick(self) -> None:
+    def step(self) -> None:
         if self.problem:
             raise self.problem
 
@@ -139,19 +145,22 @@ class Bench:
         for _ in range(int(seconds * 2)):
             self.clock.now += 0.5
             self.following.ask()
-            _settle(check for check in self.following._checks.values())
+            for check in list(self.following._checks.values()):
+                check.exception(timeout=5)
             self.following.ask()
             self.site.step()
-            _settle(server.probe for server in self.fleet._servers.values() if server.probe)
+            _settle(server.process for server in self.fleet._servers.values())
         return self.site.routes
 
     def heard(self, text: str) -> int:
         return sum(text in line for line in self.said)
 
 
-def _settle(futures: Any) -> None:
-    for future in list(futures):
-        future.exception(timeout=5)
+def _settle(servers: Iterable[ServerProcess]) -> None:
+    """Let the probes that run end."""
+    for server in servers:
+        if server._probing:
+            server._probing.exception(timeout=5)
 
 
 @pytest.fixture
@@ -241,7 +250,7 @@ def test_a_champion_that_can_t_start_leaves_the_former_one_serving(bench):
     site.run(0.5)
     site.processes.running["model_2"] = 1
     assert site.run(1).champion.version == "1"
-    assert site.heard("version 2: its server ended with status 1") == 1
+    assert site.heard("version 2: model_2 ended with status 1") == 1
     assert site.heard("no memory") == 1
     assert site.heard("version 1 goes on serving until version 2 answers") == 1
 
@@ -263,7 +272,7 @@ def test_a_server_that_no_longer_answers_is_started_again(bench):
     site.run()
     site.sick["1"] = "ReadTimeout: "
     site.run(8 * PROBES_MISSED)
-    assert site.heard("version 1: it no longer answers (ReadTimeout: )") == 1
+    assert site.heard("version 1: model_1 no longer answers: ReadTimeout: ") == 1
     del site.sick["1"]
     site.run(5)
     assert site.processes.started == ["model_1"] * 2
@@ -332,14 +341,14 @@ def test_a_probe_that_fails_on_our_side_stops_nothing_for_good(bench):
 def test_a_verdict_that_falls_in_the_midst_of_a_step_is_acted_upon(bench, monkeypatch: pytest.MonkeyPatch):
     site = bench(champion="1", challenger="2")
     site.run(4)
-    tick = site.fleet.tick
+    step = site.fleet.step
 
     def falls(*given: Any) -> None:
-        tick(*given)
+        step(*given)
         (site.folder / VERDICT_FILE).write_text(roll_back().model_dump_json())
 
     with monkeypatch.context() as during:
-        during.setattr(site.fleet, "tick", falls)
+        during.setattr(site.fleet, "step", falls)
         site.run(0.5)
     assert not (site.folder / HISTORY_FILE).exists()
     site.run(4)
@@ -355,7 +364,7 @@ def test_a_challenger_whose_server_dies_again_and_again_is_withdrawn(bench):
         site.processes.running["model_2"] = 137
     site.run(3)
     assert len(site.registry.withdrawn) == 1
-    assert "its server failed 3 times; its server ended with status 137" in site.registry.withdrawn[0]
+    assert "its server failed 3 times; model_2 ended with status 137" in site.registry.withdrawn[0]
     assert site.site.routes.champion and site.processes.started.count("model_2") == 3
 
 
@@ -390,7 +399,7 @@ def test_a_former_champion_is_started_again_while_the_new_one_can_t_come_up(benc
     site.processes.running["model_1"] = 137
     assert site.run(0.5).champion is None
     assert site.run(4).champion.version == "1"
-    assert site.fleet._is_starting("2")
+    assert site.fleet.is_starting("2")
     del site.sick["2"]
     assert site.run(2).champion.version == "2"
 
@@ -442,14 +451,14 @@ def test_deaths_are_forgotten_after_a_minute_in_good_health(bench):
     site.run(3)
     site.processes.running["model_2"] = 137
     site.run(30)
-    assert site.fleet.deaths("2") == 1
+    assert site.fleet.failure_count("2") == 1
     site.sick["2"] = "ReadTimeout: "
     site.run(5)
     del site.sick["2"]
     site.run(50)
-    assert site.fleet.deaths("2") == 1
+    assert site.fleet.failure_count("2") == 1
     site.run(25)
-    assert site.fleet.deaths("2") == 0
+    assert site.fleet.failure_count("2") == 0
 
 
 def test_a_withdrawal_is_for_one_version_once(bench):
@@ -463,70 +472,71 @@ def test_a_withdrawal_is_for_one_version_once(bench):
     assert site.registry.withdrawn == ["it fails"]
 
 
-def test_a_router_that_hangs_is_started_again_on_its_port(tmp_path: Path):
-    is_well, clock, processes, said = [True], Clock(), FakeProcesses(tmp_path), list[str]()
-    router = RouterProcess(processes, ["--port=0"], said.append, clock, "http://127.0.0.1:81", lambda _: is_well[0])  # type: ignore[arg-type]
-    router._launch()
-    for seconds in range(40):
-        clock.now += 1
-        router.tick()
-        _settle([router._health] if router._health else [])
-        is_well[0] = not 10 < seconds < 30
-    assert said[0] == "router: does not answer http://127.0.0.1:81/health; ending it"
-    assert processes.started == ["router"] * 2
-    assert processes.commands["router"].argv[-2:] == ["--port=81", "--again"]
+class RouterBench:
+    """A router that has been started; `problem` is what its health check finds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock, self.processes, self.said = Clock(), FakeProcesses(folder), list[str]()
+        self.problem: str | Exception | None = None
+        self.router = RouterProcess(self.processes, ["--port=0"], self.said.append, self.clock, self._probe)  # type: ignore[arg-type]
+        self.router.start()
+
+    def _probe(self, _: str) -> str | None:
+        if isinstance(self.problem, Exception):
+            raise self.problem
+        return self.problem
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.clock.now += 1
+            self.router.step()
+            _settle([self.router._server] if self.router._server else [])
 
 
-def test_a_router_that_can_t_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    clock, processes = Clock(), FakeProcesses(tmp_path)
-    router = RouterProcess(processes, [], list[str]().append, clock, "http://127.0.0.1:81", lambda _: True)  # type: ignore[arg-type]
-    router._launch()
-    processes.running["router"] = 137
-    router.tick()
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[RouterBench]:
+    bench = RouterBench(tmp_path)
+    yield bench
+    bench.router._pool.shutdown()
+
+
+def test_a_router_that_hangs_is_started_again_on_its_port(router: RouterBench):
+    router.run(10)
+    router.problem = "ReadTimeout"
+    router.run(20)
+    assert router.said == ["router no longer answers: ReadTimeout\nrouter: starting it again"]
+    assert router.processes.started == ["router"] * 2
+    assert router.processes.commands["router"].argv[-2:] == ["--port=81", "--restarted"]
+
+
+def test_a_router_that_can_t_be_started_is_tried_again(router: RouterBench, monkeypatch: pytest.MonkeyPatch):
+    router.processes.running["router"] = 137
+    router.run(1)
     with monkeypatch.context() as full:
-        full.setattr(processes, "start", lambda *_: (_ for _ in ()).throw(OSError("no space left on device")))
+        full.setattr(router.processes, "start", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
         for _ in range(3):
-            clock.now += 2
             with pytest.raises(OSError, match="no space left"):
-                router.tick()
-    clock.now += 2
-    router.tick()
-    assert processes.running == {"router": None}
+                router.run(2)
+    router.run(2)
+    assert router.processes.running == {"router": None}
 
 
-def test_a_probe_that_fails_on_our_side_says_nothing_about_the_router(tmp_path: Path):
-    problems, clock, processes = [OSError("too many open files")] * 9, Clock(), FakeProcesses(tmp_path)
-
-    def probe(_: str) -> bool:
-        if problems:
-            raise problems.pop()
-        return True
-
-    router = RouterProcess(processes, [], list[str]().append, clock, "http://127.0.0.1:81", probe)  # type: ignore[arg-type]
-    router._launch()
-    for _ in range(200):
-        clock.now += 1
+def test_a_probe_that_fails_on_our_side_says_nothing_about_the_router(router: RouterBench):
+    router.run(5)
+    router.problem = OSError("too many open files")
+    for _ in range(60):
         with suppress(OSError):
-            router.tick()
-        _settle([router._health] if router._health else [])
-    assert problems == [] and router._has_answered
-    assert processes.started == ["router"]
+            router.run(1)
+    router.problem = None
+    router.run(60)
+    assert router.processes.started == ["router"]
 
 
-def test_the_health_of_the_router_before_is_not_its_successors(tmp_path: Path):
-    clock, processes, said = Clock(), FakeProcesses(tmp_path), list[str]()
-    is_well = [True]
-    router = RouterProcess(processes, [], said.append, clock, "http://127.0.0.1:81", lambda _: is_well[0])  # type: ignore[arg-type]
-    router._launch()
-    clock.now += 10
-    router.tick()
-    _settle([router._health] if router._health else [])
-    processes.running["router"], is_well[0] = 137, False  # it dies before its answer is looked at
-    for _ in range(60):  # and the next one takes a minute to start
-        clock.now += 1
-        router.tick()
-        _settle([router._health] if router._health else [])
-    assert processes.started == ["router"] * 2
+def test_the_health_of_the_router_before_is_not_its_successors(router: RouterBench):
+    router.run(10)
+    router.processes.running["router"], router.problem = 137, "refused"
+    router.run(60)  # and the next one takes a minute to start
+    assert router.processes.started == ["router"] * 2
 
 
 def test_the_router_is_given_the_profile_as_it_is(profile_of: ProfileOf, tmp_path: Path):
@@ -562,7 +572,7 @@ def test_no_free_gpu_is_said_and_the_champion_stays(bench):
 def test_a_probe_asks_for_the_name_and_a_real_answer(serve):
     answer = {"choices": [{"message": {"content": "鱼油 用量"}}]}
     service = serve(lambda body: (200, answer if body else {"data": [{"id": "version-1"}]}))
-    probe = probe_with([{"role": "user", "content": "q"}], 8)
+    probe = chat_probe([{"role": "user", "content": "q"}], 8)
     assert probe(Backend(url=service.url, model="version-1", version="1")) is None
     assert service.bodies[-1]["model"] == "version-1"
     with pytest.raises(PortTakenError, match="another server is at"):
@@ -571,5 +581,5 @@ def test_a_probe_asks_for_the_name_and_a_real_answer(serve):
 
 def test_a_probe_says_what_is_wrong(serve):
     service = serve(lambda body: (500, {}) if body else (200, {"data": [{"id": "version-1"}]}))
-    probe = probe_with([{"role": "user", "content": "q"}], 8)
+    probe = chat_probe([{"role": "user", "content": "q"}], 8)
     assert "500" in (probe(Backend(url=service.url, model="version-1", version="1")) or "")

@@ -60,7 +60,7 @@ def test_failure_shows_the_log(tmp_path: Path):
     settings = profile(tmp_path, teacher={"model": "simulated-rewriter", "base_url": "http://own/v1"})
     settings = settings.model_copy(update={"judge": settings.teacher})
     with (
-        pytest.raises(EngineError, match=r"exited with 2 .*missing\.jsonl: can't be read.* ends:\n"),
+        pytest.raises(EngineError, match=r"rag_server ended with status 2: .*missing\.jsonl: can't be read.*; full"),
         embedded_services(settings, tmp_path / "missing.jsonl"),
     ):
         pass

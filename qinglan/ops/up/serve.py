@@ -93,7 +93,7 @@ class _Running:
                 self.processes.wait_for(simulator.title, simulator.health_url)
             self._wait_for_workers()
             self._say_where(simulated, time.monotonic() - start_s)
-            self.processes.keep(self._recover)
+            self.processes.keep_running(self._recover)
 
     @contextmanager
     def _announced(self) -> Iterator[None]:
@@ -126,17 +126,16 @@ class _Running:
 
     def _wait_for_workers(self) -> None:
         for pool in WORK_POOLS:
-            url = f"{self.site.api_url}/work_pools/{pool}"
-            self.processes.wait_until(f"worker of {pool}", url, partial(self._is_online, pool))
+            self.processes.wait_until(f"worker of {pool}", partial(self._worker_problem, pool))
 
-    def _is_online(self, pool: str) -> bool:
-        """Has this session's worker reported? An earlier one's report stays for a while."""
+    def _worker_problem(self, pool: str) -> str | None:
+        """None once this session's worker has reported; an earlier one's report stays for a while."""
         try:
             workers = call(self.api, "POST", f"work_pools/{pool}/workers/filter", {})
-        except httpx2.HTTPError:
-            return False
+        except httpx2.HTTPError as error:
+            return first_line(error)
         last = [datetime.fromisoformat(worker["last_heartbeat_time"]) for worker in workers]
-        return any(time > self._workers_since for time in last)
+        return None if any(time > self._workers_since for time in last) else "it has not reported to Prefect's server"
 
     def _recover(self, name: str) -> None:
         if name in _POOL_OF:

@@ -1,0 +1,176 @@
+"""Processes that serve, a model's or the router's: started, probed, ended where they stop answering, restarted.
+
+Nothing here waits but `RouterProcess.start`, so that one server's failure delays nothing that another one needs.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import httpx2
+
+from qinglan.errors import EngineError
+from qinglan.recipes import Message
+from qinglan.runs.back_off import BackOff
+from qinglan.runs.command import Command
+from qinglan.runs.processes import Processes, RestartBackoff, Say, health_problem
+from qinglan.serving.routes import Backend
+
+PROBE_EVERY_S, PROBE_WITHIN_S, PROBES_MISSED = 5.0, 20.0, 3
+_PROBE_WHILE_STARTING_EVERY_S = 0.2
+ROUTER, ROUTER_START_WITHIN_S = "router", 120.0
+
+Phase = Literal["starting", "ready", "ending", "ended"]
+
+
+class PortTakenError(EngineError):
+    """Another server took the port."""
+
+
+@dataclass
+class ServerProcess:
+    """One server's process, started by its creation, and what is known of its health. `step` never waits."""
+
+    processes: Processes
+    name: str
+    command: Command
+    probe: Callable[[], str | None]
+    """Why it does not answer, None if it does; it may take long. `PortTakenError` gives the server up at once."""
+    pool: ThreadPoolExecutor
+    start_within_s: float
+    clock: Callable[[], float] = time.monotonic
+    announces: bool = False
+    """Its address, as the first line of its standard output."""
+    phase: Phase = "starting"
+    since_s: float = 0.0
+    """When it was started; once ready, when it became so, or missed a probe last."""
+    _probing: "Future[str | None] | None" = None
+    _next_probe_s: float = 0.0
+    _missed: int = 0
+
+    def __post_init__(self) -> None:
+        self.processes.start(self.name, self.command, announces=self.announces)
+        self.since_s = self.clock()
+
+    def step(self) -> str | None:
+        """Check it once. Why it failed, at the moment that it does: it has ended then, or is being ended."""
+        now = self.clock()
+        if self.processes.status(self.name) is not None:
+            failure = None if self.phase == "ending" else self.processes.failure(self.name)
+            self.processes.stop(self.name)
+            self.phase = "ended"
+            return failure
+        if self.phase == "ending":
+            return None
+        if self._probing is None and now >= self._next_probe_s:
+            self._probing = self.pool.submit(self.probe)
+        elif self._probing and self._probing.done():
+            probed, self._probing = self._probing, None
+            self._next_probe_s = now + (PROBE_EVERY_S if self.phase == "ready" else _PROBE_WHILE_STARTING_EVERY_S)
+            try:
+                # It raises what is wrong on our side, such as too many open files: that is no missed probe.
+                problem = probed.result()
+            except PortTakenError as error:
+                return self._give_up(str(error))
+            if failure := self._note(problem, now):
+                return failure
+        if self.phase == "starting" and now - self.since_s > self.start_within_s:
+            return self._give_up(f"{self.name} did not answer within {self.start_within_s:.0f} s")
+        return None
+
+    def _note(self, problem: str | None, now: float) -> str | None:
+        if problem is None:
+            self._missed = 0
+            if self.phase == "starting":
+                self.phase, self.since_s = "ready", now
+        elif self.phase == "ready":
+            self._missed, self.since_s = self._missed + 1, now
+            if self._missed >= PROBES_MISSED:
+                return self._give_up(f"{self.name} no longer answers: {problem}")
+        return None
+
+    def _give_up(self, failure: str) -> str:
+        self.ask_to_end()
+        return failure
+
+    def ask_to_end(self) -> None:
+        """Begin to end it; `step` says when it has ended."""
+        self.phase = "ending"
+        self.processes.ask_to_end(self.name)
+
+
+def chat_probe(messages: list[Message], max_tokens: int) -> Callable[[Backend], str | None]:
+    """A probe that asks a model's server a real question, after making sure that it is the right server."""
+    body: dict[str, Any] = {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
+
+    def probe(backend: Backend) -> str | None:
+        try:
+            with httpx2.Client(trust_env=False, verify=False, timeout=PROBE_WITHIN_S) as client:  # on loopback
+                listed = client.get(f"{backend.url}/models").raise_for_status().json()
+                names = [model["id"] for model in listed["data"]]
+                if backend.model not in names:
+                    raise PortTakenError(f"another server is at {backend.url}: it has {names}")
+                answer = client.post(f"{backend.url}/chat/completions", json=body | {"model": backend.model})
+                text = answer.raise_for_status().json()["choices"][0]["message"]["content"]
+        except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
+        return None if isinstance(text, str) else "its answer holds no text"
+
+    return probe
+
+
+@dataclass
+class RouterProcess:
+    """The router's process: knows where it listens, and restarts it there if it ends or hangs."""
+
+    processes: Processes
+    options: Sequence[str]
+    say: Say
+    clock: Callable[[], float] = time.monotonic
+    probe: Callable[[str], str | None] = health_problem
+    """Why this address does not answer, None if it does; it may take seconds."""
+    url: str = ""
+    """As the router reports it; empty until it listens."""
+    _server: ServerProcess | None = None
+    _backoff: RestartBackoff = field(default_factory=lambda: RestartBackoff(BackOff(1.0, 1.0)))
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "router-probe"))
+
+    def start(self) -> None:
+        """Start it and wait until it listens.
+
+        Raises:
+            EngineError: it ended; with the reason that it gives.
+        """
+        self._launch(self.options, announces=True)
+        self.url = self.processes.address(ROUTER, ROUTER_START_WITHIN_S)
+
+    def step(self) -> None:
+        """Start it again if it ended or hangs, on the port that its clients know."""
+        now = self.clock()
+        if self._server is None:
+            if now >= (self._backoff.retry_at_s or 0.0):
+                self._backoff.failed(now)  # what keeps it from starting, such as a full disk, may pass
+                options = [option for option in self.options if not option.startswith("--port=")]
+                self._launch([*options, f"--port={self.url.rpartition(':')[2]}", "--restarted"])
+            return
+        if failure := self._server.step():
+            self.say(f"{failure}\n{ROUTER}: starting it again")
+        if self._server.phase == "ended":
+            self._server = None
+            self._backoff.failed(now)
+
+    def _launch(self, options: Sequence[str], *, announces: bool = False) -> None:
+        command = Command([sys.executable, "-m", "qinglan.serving.router", *options])
+        self._server = ServerProcess(
+            self.processes,
+            ROUTER,
+            command,
+            lambda: self.probe(f"{self.url}/health"),
+            self._pool,
+            ROUTER_START_WITHIN_S,
+            self.clock,
+            announces,
+        )

@@ -18,8 +18,8 @@ RUNS = 1000
 LENGTHS, SIGNIFICANCES = (60, 200), (4.0, 5.0)
 REWARD_NOISE, GOLD_NOISE = 0.035, 0.04
 RISE = 0.3
-HEADLINE = PrimaryMetric("gold_top1", "gold top-1")
-GOLD = part_mean(HEADLINE.part)
+PRIMARY = PrimaryMetric("gold_top1", "gold top-1")
+GOLD = part_mean(PRIMARY.part)
 Step = dict[str, float]
 
 
@@ -40,7 +40,7 @@ SIMULATIONS = {"reward_down": flat_reward, "reward_up_gold_down": rising_reward}
 
 def false_alarm(name: str, steps: int, significance: float, seed: int) -> bool:
     """Did this alarm sound in one run?"""
-    watch = AlarmWatch(Alarms(significance=significance), HEADLINE)
+    watch = AlarmWatch(Alarms(significance=significance), PRIMARY)
     run = SIMULATIONS[name](random.Random(seed), steps)
     return any(alarm.name == name for step, known in enumerate(run, 1) for alarm in watch.update(step, known))
 

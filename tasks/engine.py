@@ -21,7 +21,7 @@ from qinglan.runs.launcher import JsonlTail, LineTail, launch
 from qinglan.runs.run_locks import device_lock
 from qinglan.tasks.forms import overrides_in
 from qinglan.tasks.stage import Stage, flow_run_id
-from qinglan.training.engines.attempts import clear_final, run_attempts
+from qinglan.training.engines.attempts import clear_stop, run_attempts
 from qinglan.training.engines.ray_jobs import JobSeries, RayJobs, stop_jobs_of
 
 Metrics = dict[str, Any]
@@ -59,7 +59,7 @@ def run_engine(
         return command if isinstance(command, Command) else command()
 
     def locally() -> None:
-        clear_final(stage.directory)
+        clear_stop(stage.directory)
         with device_lock(stage.run.profile, stage.say):
             launch(make(), name=name, log=path, on_poll=on_poll)
 
@@ -84,7 +84,7 @@ def run_engine(
             engine=name,
             key=stage.key,
             directory=stage.directory,
-            patience_s=trainer.dashboard_retry_s,
+            retry_s=trainer.dashboard_retry_s,
             say=stage.say,
         )
         in_series(lambda: series.run(make, name=name, log_file=path, on_poll=on_poll, is_cancelled=is_cancelled))

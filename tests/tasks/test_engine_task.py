@@ -141,7 +141,7 @@ def test_a_process_here_is_started_again_with_a_new_command(
         made.append(len(made))
         return Command([sys.executable, "-c", DIES, "3"])
 
-    monkeypatch.setattr(attempts, "SOON_S", 0.0)
+    monkeypatch.setattr(attempts, "EARLY_S", 0.0)
     run_engine(stage, command, name="verl", log="rl.log", progress=lambda: None)
     assert (len(made), len(said)) == (3, 2)
 

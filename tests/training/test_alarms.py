@@ -33,8 +33,8 @@ from qinglan.training.alarms import (
     with_alarm,
 )
 
-HEADLINE = PrimaryMetric("gold_top1", "gold top-1")
-GOLD = part_mean(HEADLINE.part)
+PRIMARY = PrimaryMetric("gold_top1", "gold top-1")
+GOLD = part_mean(PRIMARY.part)
 Curve = Callable[[int], float]
 STEPS = 60
 
@@ -61,7 +61,7 @@ def steps_of(**curves: Curve) -> list[tuple[int, dict[str, float]]]:
 
 
 def watch(settings: Alarms | None = None, **curves: Curve) -> list[Alarm]:
-    watching = AlarmWatch(settings or Alarms(), HEADLINE)
+    watching = AlarmWatch(settings or Alarms(), PRIMARY)
     return [alarm for step, metrics in steps_of(**curves) for alarm in watching.update(step, metrics)]
 
 
@@ -188,9 +188,9 @@ def test_an_alarm_sounds_once_and_again_only_after_a_quiet_window():
 
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped():
     steps = steps_of(**healthy() | {GOLD: line(0.8, 0.3, 0.04, 1), CLIP_FRACTION: jump(0.1, 0.9, at=50)})
-    through = AlarmWatch(Alarms(), HEADLINE)
+    through = AlarmWatch(Alarms(), PRIMARY)
     expected = [alarm for step, metrics in steps for alarm in through.update(step, metrics)]
-    resumed = AlarmWatch(Alarms(), HEADLINE)
+    resumed = AlarmWatch(Alarms(), PRIMARY)
     replayed = [alarm for step, metrics in steps[:40] for alarm in resumed.update(step, metrics)]
     assert resumed.update(*steps[39]) == []  # validated again under the step that it resumes from
     assert replayed + [alarm for step, metrics in steps[40:] for alarm in resumed.update(step, metrics)] == expected
@@ -199,11 +199,11 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped():
 
 def test_what_is_missing_or_not_finite_can_not_alarm():
     assert watch(**{CLIP_FRACTION: lambda _: float("nan"), UPDATE_KL: lambda _: float("inf")}) == []
-    assert AlarmWatch(Alarms(), HEADLINE).update(1, {CLIP_FRACTION: None, "note": "text", "dev/value": 0.5}) == []
+    assert AlarmWatch(Alarms(), PRIMARY).update(1, {CLIP_FRACTION: None, "note": "text", "dev/value": 0.5}) == []
 
 
 def test_steps_without_labels_are_left_out_of_the_comparison():
-    watching, found = AlarmWatch(Alarms(), HEADLINE), []
+    watching, found = AlarmWatch(Alarms(), PRIMARY), []
     for step, metrics in steps_of(**{REWARD: line(0.0, 0.3, 0.01), GOLD: line(0.9, 0.1, 0.02, 1)}):
         known = metrics if step % 2 else {REWARD: metrics[REWARD]}
         found += watching.update(step, known)
@@ -224,7 +224,7 @@ def test_actions_go_by_name():
 def test_without_labels_in_use_an_alarm_that_goes_by_them_only_warns(action: str):
     settings = Alarms.model_validate({"default_action": action})
     both = {key: line(0.8, 0.3, 0.04, 1) for key in (GOLD, JUDGE)}
-    watching = AlarmWatch(settings, HEADLINE, labels_act=False)
+    watching = AlarmWatch(settings, PRIMARY, labels_act=False)
     steps = steps_of(**{REWARD: line(0.0, 0.3, 0.035)} | both)
     found = {alarm.name: alarm.action for step, metrics in steps for alarm in watching.update(step, metrics)}
     expected = {"reward_up_gold_down": "warn", "reward_up_judge_down": action}

@@ -57,8 +57,8 @@ def test_grpo_on_parts_given_by_rules(tmp_path: Path) -> None:
     )
     toy.reward_config.write_text(service.model_dump_json())
     settings = TrainerSettings.model_validate_json(toy.trainer_settings.read_text())
-    headline = {"dev_metric": GRADING.dev_metric(Reward(), []), "headline": GRADING.primary_metric()}
-    toy.trainer_settings.write_text(settings.model_copy(update=headline).model_dump_json())
+    of_recipe = {"dev_metric": GRADING.dev_metric(Reward(), []), "primary_metric": GRADING.primary_metric()}
+    toy.trainer_settings.write_text(settings.model_copy(update=of_recipe).model_dump_json())
     toy.run(toy.command())
 
     steps = read_metrics(tmp_path)

@@ -51,12 +51,12 @@ def test_nothing_known_is_no_value(tmp_path: Path):
     assert progress(tmp_path).validated(0, [None, None], ["a", "b"]) == {}
 
 
-def test_patience_ends_training(tmp_path: Path):
+def test_early_stopping(tmp_path: Path):
     watched = progress(tmp_path, patience=2)
     validated(watched, 0.5, 0.6, 0.6)
-    assert watched.out_of_patience() is None
+    assert watched.early_stopping_reason() is None
     validated(watched, 0.5, 0.6, 0.6, 0.55)
-    assert "2 validations since step 10 (0.600)" in str(watched.out_of_patience()), "a tie is nothing better"
+    assert "2 validations since step 10 (0.600)" in str(watched.early_stopping_reason()), "a tie is nothing better"
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path):

@@ -39,11 +39,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Flow:
     """One flow process that runs verl on the cluster."""
 
-    def __init__(self, ray: FakeRay, directory: Path, key: str = "abcdefghijk", patience_s: float = 60.0) -> None:
+    def __init__(self, ray: FakeRay, directory: Path, key: str = "abcdefghijk", retry_s: float = 60.0) -> None:
         self.ray, self.directory, self.said = ray, directory, list[str]()
         self.log = directory / "rl.log"
         self._trainer = Trainer(ray_dashboard_url=ray.url)
-        self._settings: dict[str, Any] = {"key": key, "patience_s": patience_s}
+        self._settings: dict[str, Any] = {"key": key, "retry_s": retry_s}
 
     def run(
         self,
@@ -199,7 +199,7 @@ def test_a_network_fault_neither_stops_nor_doubles_the_job(flow: Flow):
 
 
 def test_a_dashboard_that_stays_away_is_given_up_but_not_the_job(ray: FakeRay, tmp_path: Path):
-    flow = Flow(ray, tmp_path, patience_s=0.1)
+    flow = Flow(ray, tmp_path, retry_s=0.1)
 
     def on_poll() -> None:
         ray.is_down = True

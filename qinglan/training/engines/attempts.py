@@ -1,8 +1,8 @@
-"""Starts an engine again where it died, unless that can't help.
+"""Restarts an engine that died, unless a restart can't help.
 
-A killed worker or a lost node ends an engine that would go on from its newest checkpoint. A wrong setting ends it as
-well, and would end it again: two deaths in a row, each soon after the start and without progress, are taken for that.
-An engine that gave up by itself says so in a file, and that is final.
+After a killed worker or a lost node, an engine goes on from its newest checkpoint. A wrong setting would end it again:
+two deaths in a row, each soon after the start and without progress, are taken for that. An engine that stopped training
+by itself writes so into a file, and is not restarted.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from qinglan.runs.launcher import AttemptFailedError
 from qinglan.training.engines.progress import read_stop
 from qinglan.training.engines.trainer_settings import STOPPED_FILE
 
-SOON_S = 60.0
+EARLY_S = 60.0
 
 
 def run_attempts(
@@ -26,7 +26,7 @@ def run_attempts(
     max_restarts: int,
     say: Callable[[str], None],
 ) -> None:
-    """Run attempt after attempt until one ends well.
+    """Run attempt after attempt until one succeeds.
 
     Args:
         folder: where an engine that gives up writes `STOPPED_FILE`.
@@ -35,22 +35,21 @@ def run_attempts(
 
     Raises:
         StageError: the engine gave up by itself, with its reason.
-        EngineError: it failed and was not, or not again, started anew.
+        EngineError: it failed and was not restarted (again).
     """
-    deaths_in_vain = 0
+    early_deaths = 0
     for restarts in count():
         before = progress() if progress else None
         try:
             attempt()
         except AttemptFailedError as error:
-            raise_if_final(folder, name)
+            require_not_given_up(folder, name)
             if progress is None or not max_restarts:
                 raise
-            in_vain = error.seconds < SOON_S and progress() == before
-            deaths_in_vain = deaths_in_vain + 1 if in_vain else 0
-            if deaths_in_vain == 2:
+            early_deaths = early_deaths + 1 if error.seconds < EARLY_S and progress() == before else 0
+            if early_deaths == 2:
                 raise EngineError(
-                    f"{name} died twice in a row within {SOON_S:.0f} s and without progress, so it is not started "
+                    f"{name} died twice in a row within {EARLY_S:.0f} s and without progress, so it is not started "
                     f"again; is a setting wrong? {error}"
                 ) from error
             if restarts == max_restarts:
@@ -58,20 +57,16 @@ def run_attempts(
             first = first_line(error)
             say(f"{first}; starting it again from its newest checkpoint, {restarts + 1} of {max_restarts} restarts")
         else:
-            raise_if_final(folder, name)
+            require_not_given_up(folder, name)
             return
 
 
-def clear_final(folder: Path) -> None:
-    """Forget how an earlier attempt ended."""
+def clear_stop(folder: Path) -> None:
+    """Delete what an earlier attempt wrote about why training ended."""
     (folder / STOPPED_FILE).unlink(missing_ok=True)
 
 
-def raise_if_final(folder: Path, name: str) -> None:
-    """Raise what the engine itself declared.
-
-    Raises:
-        StageError: it gave up.
-    """
+def require_not_given_up(folder: Path, name: str) -> None:
+    """Raise StageError with the engine's own reason where it gave up."""
     if (stopped := read_stop(folder)) and stopped[1]:
         raise StageError(f"{name} gave up: {stopped[0]}")

@@ -206,7 +206,7 @@ class RewardedTrainer(PPOTrainerSync):
         numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
         for alarm in self._progress.stepped(self.global_steps, numbers):
             self._answer(alarm, self.global_steps)
-        if reason := self._progress.out_of_patience():
+        if reason := self._progress.early_stopping_reason():
             self._end_after(self.global_steps, reason)
         self._progress.prune(Path(self.config.trainer.default_local_dir))
 

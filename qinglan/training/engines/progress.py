@@ -1,7 +1,6 @@
-"""What a training run has shown so far: dev values with their intervals, the best step, alarms, why it ended.
+"""What a training run has measured so far: dev values with their intervals, the best step, alarms, why it ended.
 
-Pure but for the files in the stage's directory; the trainer inside verl owns one, and a resumed run's knows what the
-earlier attempts measured.
+The trainer inside verl owns one `TrainingProgress`. In a resumed run it reads what the earlier attempts measured.
 """
 
 import json
@@ -30,13 +29,13 @@ class TrainingProgress:
     """Follows one run's steps and validations."""
 
     def __init__(self, settings: TrainerSettings, resumed_at: int = 0) -> None:
-        """`resumed_at`: the step of the checkpoint; what was measured after it is measured again."""
+        """`resumed_at`: the checkpoint's step; what was measured after it will be measured again."""
         self._settings = settings
         self._watch = AlarmWatch(settings.alarms, settings.primary_metric, labels_act=settings.use_labels)
         self._dev: dict[int, float] = {}
         self._earlier = {step: known for step, known in read_metrics(settings.folder).items() if step <= resumed_at}
         self.not_in_checkpoint: list[Alarm] = []
-        """Alarms of the very step that training goes on from: it was saved before anything was done about them."""
+        """Alarms of the step that training goes on from: its checkpoint was saved before their actions were taken."""
         for step, known in self._earlier.items():
             if DEV_VALUE in known:
                 self._dev[step] = known[DEV_VALUE]
@@ -44,11 +43,11 @@ class TrainingProgress:
             self.not_in_checkpoint = alarms if step == resumed_at else []
 
     def last_known(self, metric: str) -> float | None:
-        """Its newest value up to the checkpoint, if there is one."""
+        """The metric's newest value up to the checkpoint, if it has one."""
         return next((known[metric] for known in reversed(self._earlier.values()) if metric in known), None)
 
     def validated(self, step: int, values: Sequence[float | None], groups: Sequence[str]) -> dict[str, float]:
-        """Take in the dev rows' values; returns their mean and its 95% interval from a bootstrap over groups."""
+        """Add the dev rows' values; returns their mean and its 95% interval from a bootstrap over groups."""
         by_row = {str(row): value for row, value in enumerate(values)}
         found = mean_ci(by_row, dict(zip(by_row, groups, strict=True)), DEV_RESAMPLES)
         if found.mean is None:
@@ -58,42 +57,41 @@ class TrainingProgress:
         return {DEV_VALUE: found.mean, DEV_LOW: low, DEV_HIGH: high}
 
     def stepped(self, step: int, metrics: Metrics) -> list[Alarm]:
-        """Take in all that one step measured; returns what is newly alarming, which is also written down."""
+        """Add the metrics of one step; returns its new alarms, which are also written to `ALARMS_FILE`."""
         alarms = self._watch.update(step, metrics)
         with (self._settings.folder / ALARMS_FILE).open("a", encoding="utf-8") as stream:
             stream.writelines(alarm.model_dump_json() + "\n" for alarm in alarms)
         return alarms
 
-    def out_of_patience(self) -> str | None:
-        """Why training should end here, if the last validations brought nothing better."""
-        patience, measured = self._settings.patience, sorted(self._dev)
-        if patience is None or not measured:
+    def early_stopping_reason(self) -> str | None:
+        """Why training should end here, if the last `patience` validations were not better than the best one."""
+        if self._settings.patience is None or not self._dev:
             return None
         best = self.best_step
-        since = [step for step in measured if step > best]
-        if len(since) < patience:
+        since = sum(step > best for step in self._dev)
+        if since < self._settings.patience:
             return None
-        return f"{len(since)} validations since step {best} ({self._dev[best]:.3f}) brought nothing better on dev"
+        return f"{since} validations since step {best} ({self._dev[best]:.3f}) brought nothing better on dev"
 
     @property
     def best_step(self) -> int:
-        """The step with the highest dev value; the earlier one in a tie, as nothing better came since."""
+        """The step with the highest dev value; the earlier one in a tie."""
         return max(self._dev, key=lambda step: (self._dev[step], -step))
 
     def prune(self, checkpoint_folder: Path) -> None:
-        """Delete checkpoints but the newest few and the best of those that were validated."""
+        """Delete all checkpoints but the newest few and the best one on dev."""
         keep = self._settings.keep_checkpoints
         if keep is None or not self._dev:
             return
         saved = checkpoints(checkpoint_folder)
         best = max((step for step in saved if step in self._dev), key=lambda s: (self._dev[s], s), default=None)
         for step in sorted(saved)[:-keep]:
-            if step != best:  # renamed first: half a folder must not pass for a checkpoint
-                doomed = saved[step].rename(saved[step].with_name(f"deleted_{step}"))
-                shutil.rmtree(doomed, ignore_errors=True)
+            if step != best:  # renamed first: a half-deleted folder must not pass for a checkpoint
+                renamed = saved[step].rename(saved[step].with_name(f"deleted_{step}"))
+                shutil.rmtree(renamed, ignore_errors=True)
 
     def stop(self, reason: str, *, failed: bool) -> None:
-        """Write down why training ends before its last step; `failed`: nobody should just start it again."""
+        """Write why training ends before its last step; `failed`: it gave up, and must not be restarted."""
         write_json(self._settings.folder / STOPPED_FILE, {"reason": reason, "failed": failed})
 
 

@@ -1,12 +1,11 @@
 """Training processes as jobs of a Ray cluster, by the Jobs REST API of its dashboard. Ray itself is not imported here.
 
-A job belongs to the cluster: it goes on while the flow that submitted it is dead, and the next flow finds it by its
-id, which follows from run, stage, engine and attempt. So a job is stopped only on purpose: by an error that
-a watcher of ours raised, by Ctrl-C, or because the flow run was cancelled.
+A job belongs to the cluster: it goes on after the flow that submitted it has died, and the next flow finds it by its
+id, which is made of run, stage, engine and attempt. A job is stopped only on purpose: by an error that `on_poll`
+raised, by Ctrl-C, or because the flow run was cancelled.
 
 The job writes its output into the stage's log file itself, through the mount that metrics and checkpoints need as
-well. The API's own log comes whole each time, which after days is a lot; this way nothing is missed or doubled when a
-flow comes back.
+well: the API returns the whole log at each request, which after days is a lot.
 """
 
 import json
@@ -17,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import httpx2
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -29,7 +28,7 @@ from qinglan.runs.back_off import BackOff
 from qinglan.runs.command import QUIET_ENV, Command
 from qinglan.runs.launcher import READABLE_ENV, AttemptFailedError, LineTail, size_of, tail
 from qinglan.runs.run import runs_by
-from qinglan.training.engines.attempts import clear_final
+from qinglan.training.engines.attempts import clear_stop
 
 POLL_S = 1.0
 _BACK_OFF = BackOff(POLL_S, 30.0)
@@ -37,9 +36,9 @@ STOP_WITHIN_S = 30.0
 FORWARD_EVERY_S = 5.0
 FORWARD_LINES = 6
 FORWARD_CHARS = 300
-"""Longer lines, such as verl's metrics, are left to the log file."""
+"""Longer lines, such as verl's metrics, stay in the log file alone."""
 ENDED_FILE = "ray_jobs.json"
-"""In the stage's directory: by engine, the job whose good end was already taken note of."""
+"""In the stage's directory: by engine, the last job whose success was handled."""
 
 _TIMEOUT_S = 15.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -56,12 +55,12 @@ Answer = TypeVar("Answer")
 
 
 class Job(BaseModel):
-    """What the API tells of a job."""
+    """A job as the API describes it."""
 
     model_config = ConfigDict(frozen=True)
 
     submission_id: str | None = None
-    """None for a driver that nobody submitted."""
+    """None for a driver that was not submitted as a job."""
     status: str
     message: str | None = None
     start_time: int | None = None
@@ -70,7 +69,7 @@ class Job(BaseModel):
 
     @property
     def is_active(self) -> bool:
-        """It runs, or waits for its resources."""
+        """Is it running, or waiting for its resources?"""
         return self.status in ("PENDING", "RUNNING")
 
     @property
@@ -83,32 +82,24 @@ class _Version(BaseModel):
     ray_version: str
 
 
-class _Node(BaseModel):
+class _RayNode(BaseModel):
     state: str
     resources_total: dict[str, Any]
 
 
-class _NodeList(BaseModel):
-    result: list[_Node]
-
-
-class _NodeReply(BaseModel):
-    result: _NodeList
-
-
-class _Nodes(BaseModel):
-    data: _NodeReply
-
-
 _JOB, _JOBS, _ANY = TypeAdapter(Job), TypeAdapter(list[Job]), TypeAdapter(Any)
+_NODES = TypeAdapter(dict[Literal["data"], dict[Literal["result"], dict[Literal["result"], list[_RayNode]]]])
 
 
 class UnreachableError(EngineError):
-    """The dashboard did not answer, or not now."""
+    """The dashboard did not answer, or asks to try again later."""
 
 
 class RayJobs:
-    """The Jobs API of one cluster. Each call asks once."""
+    """The Jobs API of one cluster. Each call sends one request, without retries.
+
+    Every method but `gpus_of_nodes` raises `UnreachableError` where the dashboard gives no usable answer.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         assert trainer.ray_dashboard_url is not None
@@ -125,10 +116,10 @@ class RayJobs:
         self._http.close()
 
     def submit(self, submission_id: str, command: Command, directory: Path, log_file: Path) -> None:
-        """Queue a job; one of that id that is there already counts as this one.
+        """Queue a job. A job of that id that exists already counts as this one.
 
         Raises:
-            UnreachableError: not known whether it was queued; ask again.
+            UnreachableError: it is not known whether the job was queued; submit again.
             EngineError: the cluster refuses it.
         """
         script = ["bash", "-c", _ENTRY, "qinglan", str(directory), str(log_file), *command.argv]
@@ -147,47 +138,29 @@ class RayJobs:
         raise EngineError(f"Ray {self.url} refuses job {submission_id}: {_last_line(response.text)}")
 
     def find(self, submission_id: str) -> Job | None:
-        """A job, None where the cluster knows none of that id.
-
-        Raises:
-            UnreachableError: no answer.
-        """
+        """The job of that id; None where the cluster knows none."""
         response = self._send("GET", f"/api/jobs/{submission_id}")
-        if _is_unknown(response):
-            return None
-        return self._read(response, _JOB)
+        return None if _is_unknown(response) else self._read(response, _JOB)
 
     def all(self) -> list[Job]:
-        """Every submitted job that the cluster remembers.
-
-        Raises:
-            UnreachableError: no answer.
-        """
+        """Every submitted job that the cluster remembers."""
         jobs = self._read(self._send("GET", "/api/jobs/"), _JOBS)
         return [job for job in jobs if job.submission_id]
 
     def stop(self, submission_id: str) -> None:
-        """Ask for a job's end, which then takes some seconds.
-
-        Raises:
-            UnreachableError: no answer.
-        """
+        """Ask for a job's end, which then takes some seconds."""
         response = self._send("POST", f"/api/jobs/{submission_id}/stop")
         if not _is_unknown(response):
             self._read(response, _ANY)
 
     def ray_version(self) -> str:
-        """What the cluster runs.
-
-        Raises:
-            UnreachableError: no answer, or not that of a Ray dashboard.
-        """
+        """The version of Ray that the cluster runs."""
         return self._read(self._send("GET", "/api/version"), TypeAdapter(_Version)).ray_version
 
     def gpus_of_nodes(self) -> list[int] | None:
-        """GPUs of each node that is alive; None where the dashboard doesn't tell."""
+        """GPUs of each node that is alive; None where the dashboard doesn't say."""
         try:
-            nodes = self._read(self._send("GET", "/api/v0/nodes"), TypeAdapter(_Nodes)).data.result.result
+            nodes = self._read(self._send("GET", "/api/v0/nodes"), _NODES)["data"]["result"]["result"]
         except UnreachableError:
             return None
         return [int(node.resources_total.get("GPU", 0)) for node in nodes if node.state == "ALIVE"]
@@ -221,10 +194,10 @@ class JobSeries:
         engine: str,
         key: str,
         directory: Path,
-        patience_s: float,
+        retry_s: float,
         say: Callable[[str], None],
     ) -> None:
-        self._jobs, self._directory, self._patience_s, self._say = jobs, directory.resolve(), patience_s, say
+        self._jobs, self._directory, self._retry_s, self._say = jobs, directory.resolve(), retry_s, say
         self._engine = slug(engine)
         self._any_key = f"{run_prefix(run_id)}{slug(stage)}-{self._engine}-"
         self._prefix = f"{self._any_key}{key[:8]}-"
@@ -238,20 +211,27 @@ class JobSeries:
         on_poll: Callable[[], None] | None,
         is_cancelled: Callable[[], bool],
     ) -> None:
-        """Follow the job that is at work or ended unseen, else submit the next one and follow it.
+        """Follow the job that is running or ended while no flow followed it; else submit the next one and follow it.
 
         Raises:
             AttemptFailedError: it failed, with its message and the end of its log.
-            EngineError: it was stopped by someone else, or the dashboard did not answer for too long.
+            EngineError: it was stopped by hand, or the dashboard did not answer for too long.
             QinglanError: whatever `on_poll` raised, after the job's end.
         """
-        attempt = self._newest()
-        forward, began = Forward(log_file, self._say), time.monotonic()
-        is_open = attempt is not None and self._is_open(*attempt)
-        number = attempt[0] if attempt and is_open else self._next(attempt)
-        submission_id, log_start = f"{self._prefix}{number}", 0 if is_open else size_of(log_file)
+        numbered = [
+            (int(digits), job)
+            for job in self._retry(self._jobs.all)
+            if (digits := (job.submission_id or "").removeprefix(self._prefix)).isdigit()
+        ]
+        newest, job = max(numbered, key=lambda attempt: attempt[0], default=(0, None))
+        handled = _read_ended(self._directory).get(self._engine, "").removeprefix(self._prefix)
+        follows = job is not None and (job.is_active or (job.status == "SUCCEEDED" and handled != str(newest)))
+        # A cluster that lost its memory would number the attempts from 1 again.
+        number = newest if follows else max(newest, int(handled) if handled.isdigit() else 0) + 1
+        submission_id, log_start = f"{self._prefix}{number}", 0 if follows else size_of(log_file)
+        forward, began = LogForwarder(log_file, self._say), time.monotonic()
         with self._stopped_on_purpose(submission_id, is_cancelled):
-            if is_open:
+            if follows:
                 self._say(f"following Ray job {submission_id}, which an earlier attempt of this flow submitted")
             else:
                 self._submit(submission_id, command, log_file)
@@ -259,53 +239,34 @@ class JobSeries:
         if job is None:
             lost = f"{name}: Ray no longer knows job {submission_id}; was the head node started anew?"
             raise AttemptFailedError(f"{lost} full log: {log_file}", time.monotonic() - began)
-        self._judge(job, submission_id, name, log_file, log_start)
+        self._handle_end(job, submission_id, name, log_file, log_start)
 
     def _submit(self, submission_id: str, command: Callable[[], Command], log_file: Path) -> None:
         self._end_other_keys()
-        clear_final(self._directory)
+        clear_stop(self._directory)
         wanted, path = command(), log_file.resolve()
-        self._patiently(lambda: self._jobs.submit(submission_id, wanted, self._directory, path))
+        self._retry(lambda: self._jobs.submit(submission_id, wanted, self._directory, path))
         self._say(f"submitted Ray job {submission_id} to {self._jobs.url}")
 
-    def _newest(self) -> tuple[int, Job] | None:
-        """The newest attempt's number and job."""
-        numbered = [
-            (int(number), job)
-            for job in self._patiently(self._jobs.all)
-            if (number := (job.submission_id or "").removeprefix(self._prefix)).isdigit()
-        ]
-        return max(numbered, key=lambda attempt: attempt[0], default=None)
-
-    def _is_open(self, number: int, job: Job) -> bool:
-        return job.is_active or (job.status == "SUCCEEDED" and self._ended() != f"{self._prefix}{number}")
-
-    def _next(self, attempt: tuple[int, Job] | None) -> int:
-        ended = self._ended().removeprefix(self._prefix)  # a cluster that lost its memory starts at 1 again
-        return max(attempt[0] if attempt else 0, int(ended) if ended.isdigit() else 0) + 1
-
-    def _ended(self) -> str:
-        return _read_ended(self._directory).get(self._engine, "")
-
     def _end_other_keys(self) -> None:
-        """Stop what still works for this stage with other inputs: it would write into our files."""
-        for job in self._patiently(self._jobs.all):
+        """Stop jobs of this stage with other inputs: they would write into the same files."""
+        for job in self._retry(self._jobs.all):
             submission_id = job.submission_id or ""
             if job.is_active and submission_id.startswith(self._any_key) and not submission_id.startswith(self._prefix):
                 self._say(f"stopping Ray job {submission_id}: the stage's inputs or Qinglan's code changed since")
                 self._stop(submission_id, wait=True)
 
-    def _follow(self, submission_id: str, on_poll: Callable[[], None] | None, forward: "Forward") -> Job | None:
+    def _follow(self, submission_id: str, on_poll: Callable[[], None] | None, forward: "LogForwarder") -> Job | None:
         """The job at its end; None where the cluster forgot it."""
-        patience = Patience(self._patience_s)
+        outage = Outage(self._retry_s)
         job: Job | None = Job(status="PENDING")
         while True:
-            if patience.may_ask:
+            if time.monotonic() >= outage.next_try_at:
                 try:
                     job = self._jobs.find(submission_id)
-                    patience.answered()
+                    outage = Outage(self._retry_s)
                 except UnreachableError as error:
-                    patience.failed(error, f"Ray job {submission_id} goes on by itself; run again to follow it")
+                    outage.add(error, f"Ray job {submission_id} goes on by itself; run again to follow it")
             is_over = job is None or not job.is_active
             forward()
             if on_poll:
@@ -323,7 +284,7 @@ class JobSeries:
     def _stopped_on_purpose(self, submission_id: str, is_cancelled: Callable[[], bool]) -> Iterator[None]:
         try:
             yield
-        except Exception:  # a bug, or a service of ours that is away, must not cost days of training
+        except Exception:  # a bug, or Prefect or MLflow being away, must not cost days of training
             raise
         except KeyboardInterrupt:
             self._stop(submission_id)
@@ -350,7 +311,7 @@ class JobSeries:
             time.sleep(POLL_S)
         self._say(f"Ray job {submission_id} did not stop within {STOP_WITHIN_S:.0f} s; see `ray job stop`")
 
-    def _judge(self, job: Job, submission_id: str, name: str, log_file: Path, log_start: int) -> None:
+    def _handle_end(self, job: Job, submission_id: str, name: str, log_file: Path, log_start: int) -> None:
         if job.status == "SUCCEEDED":
             write_json(self._directory / ENDED_FILE, _read_ended(self._directory) | {self._engine: submission_id})
             return
@@ -363,61 +324,50 @@ class JobSeries:
             f"{name} failed as Ray job {submission_id}: {reason.strip()}; full log: {log_file}\n{lines}", job.seconds
         )
 
-    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
-        patience = Patience(self._patience_s)
+    def _retry(self, request: Callable[[], Answer]) -> Answer:
+        outage = Outage(self._retry_s)
         while True:
             try:
-                return ask()
+                return request()
             except UnreachableError as error:
-                patience.failed(error, "is the address right, is the cluster up?")
-                time.sleep(patience.wait_s)
+                outage.add(error, "is the address right, is the cluster up?")
+                time.sleep(max(0.0, outage.next_try_at - time.monotonic()))
 
 
-class Patience:
-    """How often, and for how long, a dashboard that doesn't answer is asked again."""
+class Outage:
+    """The time since a dashboard last answered: when to try again, and when to give up."""
 
     def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self.answered()
+        self._limit_s, self._since, self._failures = limit_s, time.monotonic(), 0
+        self.next_try_at = 0.0
 
-    def answered(self) -> None:
-        """All is well."""
-        self._since: float | None = None
-        self._failures, self._next_at = 0, 0.0
-
-    @property
-    def may_ask(self) -> bool:
-        """It was left alone for long enough."""
-        return time.monotonic() >= self._next_at
-
-    def failed(self, error: UnreachableError, advice: str) -> None:
-        """Wait longer each time.
+    def add(self, error: UnreachableError, hint: str) -> None:
+        """Count a failed request and set the time of the next one.
 
         Raises:
             EngineError: the limit is reached.
         """
         now = time.monotonic()
-        if self._since is None:
+        if not self._failures:
             self._since = now
             log.warning("%s; asking again for up to %.0f s", error, self._limit_s)
         if now - self._since >= self._limit_s:
-            raise EngineError(f"{error}; no answer for {self._limit_s:.0f} s: {advice}") from error
+            raise EngineError(f"{error}; no answer for {self._limit_s:.0f} s: {hint}") from error
         self._failures += 1
-        self.wait_s = _BACK_OFF.pause_s(self._failures)
-        self._next_at = now + self.wait_s
+        self.next_try_at = now + _BACK_OFF.pause_s(self._failures)
 
 
-class Forward:
-    """Hands the last few lines of what a job writes to those who watch the flow."""
+class LogForwarder:
+    """Repeats the last few lines of what a job writes in the flow's log."""
 
     def __init__(self, log_file: Path, say: Callable[[str], None]) -> None:
-        self._lines, self._say, self._said_at = LineTail(log_file, from_end=True), say, time.monotonic()
+        self._lines, self._say, self._last_at = LineTail(log_file, from_end=True), say, time.monotonic()
 
     def __call__(self) -> None:
-        """Say what is new, at most every few seconds."""
-        if time.monotonic() - self._said_at < FORWARD_EVERY_S:
+        """Repeat new lines, at most every few seconds."""
+        if time.monotonic() - self._last_at < FORWARD_EVERY_S:
             return
-        self._said_at = time.monotonic()
+        self._last_at = time.monotonic()
         lines = [
             _ESCAPES.sub("", line.decode(errors="replace")).rpartition("\r")[2].strip() for line in self._lines.new()
         ]
@@ -431,15 +381,15 @@ def slug(text: str) -> str:
 
 
 def run_prefix(run_id: str) -> str:
-    """How the ids of all jobs of a run begin."""
+    """The beginning of the ids of all jobs of a run."""
     return f"qinglan-{slug(run_id)}-"
 
 
 def stop_all(trainer: Trainer, run_id: str) -> list[str]:
-    """Stop every job of a run that is at work, and say which; none where no cluster is used.
+    """Stop every active job of a run and return their ids; none where no cluster is used.
 
     Raises:
-        UnreachableError: no answer.
+        UnreachableError: the dashboard did not answer.
     """
     if trainer.ray_dashboard_url is None:
         return []
@@ -453,10 +403,10 @@ def stop_all(trainer: Trainer, run_id: str) -> list[str]:
 
 
 def stop_jobs_of(profile: Profile, flow_run_id: str, say: Callable[[str], object]) -> bool:
-    """Stop the jobs of the runs that one of the orchestrator's runs was at work on; was there such a run?
+    """Stop the jobs of the runs that one of the orchestrator's flow runs worked on; was there such a run?
 
     Raises:
-        QinglanError: no answer, or a run that can't be read.
+        QinglanError: the dashboard did not answer, or a run can't be read.
     """
     runs = runs_by(profile.paths.runs, flow_run_id)
     for job in (job for run in runs for job in stop_all(run.profile.trainer, run.id)):

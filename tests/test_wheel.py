@@ -1,0 +1,53 @@
+"""A wheel runs alone: in an empty folder, where folders named like our own stand in its way."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
+ROOT = Path(__file__).parents[1]
+SMALL = {"sample_train_rows": 40, "sample_dev_rows": 10, "sample_test_rows": 10}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"  # setuptools leaves a build folder in what it builds
+    left_out = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "docs", "benchmarks")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=left_out)
+    options = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", folder]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", source, *options], check=True)
+    return next(folder.glob("*.whl"))
+
+
+def test_it_holds_profiles_deployments_flows_and_tasks_and_no_other_top_level_name(wheel: Path):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"qinglan"}
+    for file in ("configs/embedded.yaml", "deployments/prefect.yaml", "flows/pipeline.py", "tasks/ingest.py"):
+        assert f"qinglan/{file}" in names
+
+
+def test_it_runs_in_an_empty_folder(wheel: Path, tmp_path: Path):
+    site_packages, work = tmp_path / "site-packages", tmp_path / "work"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", site_packages, wheel], check=True
+    )
+    for name in ("flows", "tasks"):
+        (work / name).mkdir(parents=True)
+        (work / name / "__init__.py").write_text("raise ImportError('the working folder was imported')")
+    settings = [word for key, value in SMALL.items() for word in ("--set", f"embedded.{key}={value}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "qinglan.cli", "run", "refresh", "--profile", "embedded", *settings],
+        cwd=work,
+        env=os.environ | {"PYTHONPATH": str(site_packages)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Report:" in done.stdout and (work / "runs" / "latest" / "report.html").is_file()

@@ -54,6 +54,11 @@ def row_id(
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
+def hash_fraction(key: str) -> float:
+    """A number in [0, 1) that depends on the key alone: samples and splits by it agree between runs and machines."""
+    return int(hashlib.sha256(key.encode()).hexdigest()[:13], 16) / 16**13
+
+
 class Retrieved(BaseModel):
     """What the RAG returned for one text, best first. Scores are the service's `reranker_score` in [0, 1]."""
 

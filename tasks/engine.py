@@ -18,7 +18,7 @@ from qinglan.config import EMBEDDED, load_profile
 from qinglan.errors import QinglanError, StageError
 from qinglan.runs.command import Command
 from qinglan.runs.launcher import JsonlTail, LineTail, launch
-from qinglan.runs.run_locks import device_lock
+from qinglan.runs.locks import device_lock
 from qinglan.tasks.forms import overrides_in
 from qinglan.tasks.stage import Stage, flow_run_id
 from qinglan.training.engines.attempts import clear_stop, run_attempts

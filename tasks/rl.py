@@ -20,6 +20,7 @@ from qinglan.recipes.scoring.samples import SampleWatch
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.command import Command
+from qinglan.runs.disk_space import require_disk_space
 from qinglan.runs.run import Run
 from qinglan.serving.local_judge import Served, appointed, serving
 from qinglan.tasks.alarms import AlarmFollower
@@ -27,7 +28,7 @@ from qinglan.tasks.engine import Follower, LeftOut, Metrics, first_and_last, run
 from qinglan.tasks.local_judge import compare_judges
 from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.alarms import part_mean
-from qinglan.training.disk_space import Weights, require_disk_space, rl_bytes
+from qinglan.training.disk_space import Weights, rl_bytes
 from qinglan.training.engines import verl
 from qinglan.training.engines.export import ADAPTER
 from qinglan.training.engines.progress import read_stop

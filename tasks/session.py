@@ -21,6 +21,8 @@ from qinglan.errors import ConfigError, QinglanError
 from qinglan.ops.preflight import require
 from qinglan.recipes.scoring.identity import scored_with
 from qinglan.runs.artifacts import StageResult, sha256_of
+from qinglan.runs.disk_space import explain_full_disk
+from qinglan.runs.locks import refresh_lock, removal_lock
 from qinglan.runs.run import (
     Run,
     finish_run,
@@ -29,17 +31,14 @@ from qinglan.runs.run import (
     note_flow_run,
     note_mlflow_run,
     note_source,
-    nothing_removed,
     open_run,
     runs_of,
     save_stage,
 )
-from qinglan.runs.run_locks import refresh_lock
 from qinglan.simulators.domains import embedded_knowledge_base, sample_of
 from qinglan.simulators.services import embedded_services
 from qinglan.tasks.lost import resume_lost_runs
 from qinglan.tasks.stage import flow_run_id, tracker_of
-from qinglan.training.disk_space import explain_full_disk
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def stages_of(session: Session, names: Sequence[str]) -> list[StageResult]:
         ConfigError: no such run, it lacks a stage, or its scores can't be compared with this profile's.
     """
     run = session.run
-    with nothing_removed(run.directory.parent):
+    with removal_lock(run.directory.parent):
         directory, results = _find_stages(session, names)
         note_source(run, directory)
         kept = [save_stage(run, result) for result in results]

@@ -9,10 +9,11 @@ from prefect.cache_policies import NO_CACHE
 from qinglan.errors import ConfigError, EngineError
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.command import Command
+from qinglan.runs.disk_space import require_disk_space
 from qinglan.runs.run import Run
 from qinglan.tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
 from qinglan.tasks.stage import Outcome, Stage, perform
-from qinglan.training.disk_space import Weights, require_disk_space, sft_bytes
+from qinglan.training.disk_space import Weights, sft_bytes
 from qinglan.training.engines import swift
 
 

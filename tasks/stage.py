@@ -30,10 +30,11 @@ from pydantic import BaseModel, ValidationError
 import qinglan
 from qinglan.config import Profile
 from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, hash_of, sha256_of, write_json
-from qinglan.runs.run import Run, find_stage, nothing_removed, save_stage
+from qinglan.runs.disk_space import explain_full_disk, require_disk_space
+from qinglan.runs.locks import removal_lock
+from qinglan.runs.run import Run, find_stage, save_stage
 from qinglan.runs.tracking import Tracker
 from qinglan.text import duration
-from qinglan.training.disk_space import explain_full_disk, require_disk_space
 
 STARTED = "started.json"
 _PROGRESS_EVERY_S = 5.0
@@ -228,7 +229,7 @@ def sources_digest() -> str:
 
 def _reuse(run: Run, name: str, key: str) -> StageResult | None:
     """A finished stage of this run or an earlier one, noted in this run so that clean-up leaves its files alone."""
-    with nothing_removed(run.directory.parent):
+    with removal_lock(run.directory.parent):
         found = find_stage(run, name, key)
         return found and save_stage(run, found)
 

@@ -101,14 +101,14 @@ def approve(
 ) -> None:
     """Answer a run that waits for a person, or one that nobody answered in time."""
     from qinglan.ops.approval import answer
-    from qinglan.runs.run import find_run, is_at_work
+    from qinglan.runs.run import find_run, is_running
     from qinglan.serving.registry.approval import Approval, Waiting
 
     loaded = load_profile(profile, set_ or ())
     directory = find_run(loaded.paths.runs, run)
     word = Approval(approve=not refuse, reviewer=reviewer, comment=comment)
     if waiting := Waiting.read(directory / "gate"):
-        if not is_at_work(directory):
+        if not is_running(directory):
             raise ConfigError(
                 f"run {directory.name}: its process has ended while it waited, so nobody takes the answer; start it "
                 "again with the same command, and answer when it asks"

@@ -165,7 +165,7 @@ def _won(profile: Profile, registry: "Registry") -> str:
 
 
 def _last_verdict(profile: Profile) -> "Verdict | None":
-    from qinglan.runs.schema_versions import VERDICT
+    from qinglan.runs.schema_version import parse_record
     from qinglan.serving.site import HISTORY_FILE, serving_folder
     from qinglan.serving.watch import Verdict, read_verdict
 
@@ -175,7 +175,7 @@ def _last_verdict(profile: Profile) -> "Verdict | None":
     lines = history.read_text(encoding="utf-8", errors="replace").splitlines() if history.exists() else []
     for line in reversed(lines):
         with suppress(ValueError):  # a full disk may have cut one
-            return VERDICT.parse(Verdict, line, history)
+            return parse_record(Verdict, line, history)
     return None
 
 

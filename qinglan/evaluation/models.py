@@ -12,7 +12,7 @@ from qinglan.ledger import Usage
 from qinglan.recipes import Finding, Metric
 from qinglan.rows import ArmName, Retrieved
 from qinglan.runs.artifacts import Artifact, StageResult, write_json
-from qinglan.runs.schema_versions import REPORT
+from qinglan.runs.schema_version import dump_record, read_record
 from qinglan.statistics import Comparison, Interval
 from qinglan.training.alarms import Alarm
 
@@ -388,7 +388,7 @@ class Report(Part):
 
     def write(self, path: Path) -> Artifact:
         """Write `report.json`."""
-        write_json(path, REPORT.dump(self))
+        write_json(path, dump_record(self))
         return Artifact.of(path)
 
     @classmethod
@@ -399,7 +399,7 @@ class Report(Part):
             ArtifactError: missing, not a report of this version, or of a newer Qinglan.
         """
         try:
-            return REPORT.read(cls, path)
+            return read_record(cls, path)
         except FileNotFoundError as error:
             raise ArtifactError(f"{path}: no such report; `qinglan show RUN` says how that run stands") from error
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The ledger's tables, and how an older ledger gets those that it lacks."""
+"""The ledger's tables."""
 
 import time
 from collections.abc import Callable
@@ -11,8 +11,6 @@ from qinglan.errors import LedgerError
 SCHEMA_VERSION = 2
 RETRIEVALS_KEPT_S = 30 * 86400.0
 """Older ones are dropped when a ledger is opened: they only save asking the RAG again, and every run adds some."""
-_LACK_TABLES_ONLY = {1}
-"""Older versions that become this one when the tables that they lack are made; 1 had no `retrievals`."""
 
 TABLES = sa.MetaData()
 
@@ -82,22 +80,21 @@ RETRIEVALS = sa.Table(
 
 
 def prepare(db: sa.Connection, insert: Callable[[sa.Table], Any], name: str) -> None:
-    """Make the tables that are missing, in an empty ledger or an older one, and drop what is kept for a time only.
+    """Make the tables of an empty ledger, and drop what is kept for a time only.
 
     Raises:
-        LedgerError: the ledger is of a version that this Qinglan can't extend.
+        LedgerError: the ledger is of another version.
     """
     if db.dialect.name == "postgresql":  # two processes that make the same tables get in each other's way
         db.execute(sa.text("SELECT pg_advisory_xact_lock(7213094021)"))
     META.create(db, checkfirst=True)
     versions = set(db.execute(sa.select(META.c.version)).scalars())
-    if unknown := versions - _LACK_TABLES_ONLY - {SCHEMA_VERSION}:
+    if other := versions - {SCHEMA_VERSION}:
         raise LedgerError(
-            f"ledger {name}: is of version {max(unknown)}, this Qinglan writes version {SCHEMA_VERSION}; "
+            f"ledger {name}: is of version {max(other)}, this Qinglan writes version {SCHEMA_VERSION}; "
             "use the Qinglan that made it"
         )
     TABLES.create_all(db)
-    if versions != {SCHEMA_VERSION}:
-        db.execute(sa.delete(META))
+    if not versions:
         db.execute(insert(META).values(version=SCHEMA_VERSION))
     db.execute(sa.delete(RETRIEVALS).where(RETRIEVALS.c.created_s < time.time() - RETRIEVALS_KEPT_S))

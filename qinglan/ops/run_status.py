@@ -10,8 +10,8 @@ from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation.models import Stage
 from qinglan.ops.prefect_server import find_server
 from qinglan.runs.artifacts import MANIFEST, StageResult
-from qinglan.runs.run import RUN_FILE, is_at_work, runs_of
-from qinglan.runs.schema_versions import RUN
+from qinglan.runs.run import RUN_FILE, is_running, runs_of
+from qinglan.runs.schema_version import read_record
 from qinglan.serving.registry.approval import Waiting
 
 REPORT_FILE = "report.json"
@@ -51,7 +51,7 @@ def status_of(directory: Path, profile: Profile) -> Standing:
         ArtifactError: its run.json is damaged, or of a newer Qinglan.
     """
     try:
-        noted = RUN.read(_Noted, directory / RUN_FILE)
+        noted = read_record(_Noted, directory / RUN_FILE)
     except ValidationError as error:
         raise ArtifactError(f"{directory / RUN_FILE}: not readable; run it anew") from error
     return Standing(_sentence(directory, noted), _stages(directory), _rest(directory, noted, profile))
@@ -59,7 +59,7 @@ def status_of(directory: Path, profile: Profile) -> Standing:
 
 def _sentence(directory: Path, noted: _Noted) -> str:
     named = f"run {directory.name} ({noted.flow} of {noted.profile_name})"
-    if is_at_work(directory):
+    if is_running(directory):
         if waiting := Waiting.read(directory / "gate"):
             return f"{named}: waits for a person's approval until {waiting.until}: {waiting.page}; it has no report yet"
         return f"{named}: has not ended, so it has no report yet; look again later{_with_report(directory, noted)}"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from qinglan.errors import ArtifactError
-from qinglan.runs.schema_versions import STAGE
+from qinglan.runs.schema_version import dump_record, read_record
 
 MANIFEST = "manifest.json"
 Model = TypeVar("Model", bound=BaseModel)
@@ -93,11 +93,11 @@ class StageResult(BaseModel):
             ArtifactError: a newer Qinglan wrote it.
             ValidationError: it is no manifest, or damaged.
         """
-        return STAGE.read(cls, manifest)
+        return read_record(cls, manifest)
 
     def write(self, manifest: Path) -> None:
         """Make the stage complete."""
-        write_json(manifest, STAGE.dump(self))
+        write_json(manifest, dump_record(self))
 
 
 def write_json(path: Path, value: Any) -> None:

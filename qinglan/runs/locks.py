@@ -1,18 +1,37 @@
-"""Whether a file lock is held, asked without keeping it: who looks does not want to be taken for who works."""
+"""File locks: one refresh of a tenant, one training on a GPU, and no removal of runs that are being read.
+
+They are file locks because a process that is killed loses them, and because they also hold for runs that are started in
+a terminal beside Prefect's worker. A concurrency limit of Prefect's does neither: it counts a killed run for as long as
+the server believes it to be running, and it ends a run of many hours whose lease a restarted server has forgotten.
+"""
 
 import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
-LOOK_S = 0.5
-"""Longer than `is_held` keeps a lock: who wants it for work tries for so long before another one counts as at work."""
+from filelock import FileLock, Timeout
+
+from qinglan.config import Profile, Trainer
+from qinglan.errors import ConfigError, RunLockedError
+from qinglan.text import duration
+
+PROBED_FOR_S = 0.5
+"""Longer than `is_held` keeps a lock: try for so long to take a lock before another process counts as its holder."""
+CHECK_EVERY_S, REPORT_EVERY_S = 2.0, 600.0
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def is_held(file: Path, *, shared: bool = False) -> bool:
     """Does a process hold this file's lock (`flock`, as `filelock` takes it too)?
 
-    A file that is not there is held by nobody. What can't be tried counts as held, be it another user's file that may
-    not be opened or a file system without locks: who asks is about to remove or replace something, and then leaves it
-    alone. While it is looked at, nobody can take it.
+    Nobody holds a file that does not exist. A lock that can't be tried counts as held, be it another user's file that
+    may not be opened or a file system without locks: callers are about to remove or replace something, and then leave
+    it alone. While the lock is tried, nobody else can take it.
 
     Args:
         shared: also by those who share it. To try that takes the right to write, so a file that only another user may
@@ -26,3 +45,115 @@ def is_held(file: Path, *, shared: bool = False) -> bool:
     except OSError:
         return True
     return False
+
+
+@contextmanager
+def removal_lock(runs: Path, *, exclusive: bool = False) -> Iterator[None]:
+    """Keep clean-up from removing any run, while a run reads another one's files without having named it yet.
+
+    Args:
+        exclusive: for clean-up itself; waits until nobody else has the lock.
+    """
+    # Sharing it takes no more than the right to read: several users may share the folder.
+    lock = os.open(runs / ".removal.lock", os.O_CREAT | (os.O_RDWR if exclusive else os.O_RDONLY), 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(lock)  # which releases it
+
+
+@contextmanager
+def refresh_lock(profile: Profile, flow_run_id: str = "") -> Iterator[None]:
+    """Be the only refresh of this tenant and recipe in this folder of runs.
+
+    Args:
+        flow_run_id: the orchestrator's id of the caller. Where the orchestrator believed it dead and started it again,
+            the second process waits for the first.
+
+    Raises:
+        RunLockedError: another refresh is running; at once, as that one does the same work.
+    """
+    what = f"{profile.tenant.file_name}.{profile.recipe_name}"
+    folder = profile.paths.runs.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f".refresh-{what}.lock"
+    is_mine = bool(flow_run_id) and _holder(file).endswith(flow_run_id)
+    if (lock := _take(file, flow_run_id, blocking=is_mine)) is None:
+        raise RunLockedError(f"a refresh of {what} is running already ({_holder(file)}), so this one has nothing to do")
+    with lock:
+        yield
+
+
+@contextmanager
+def device_lock(
+    profile: Profile,
+    say: Callable[[str], object],
+    *,
+    environ: Mapping[str, str] = os.environ,
+    check_every_s: float = CHECK_EVERY_S,
+    report_every_s: float = REPORT_EVERY_S,
+) -> Iterator[None]:
+    """Have the GPUs that the profile's trainer uses on this machine to itself, after waiting for their holder.
+
+    A training on the CPU waits for nobody, and a Ray cluster allots its GPUs itself.
+
+    Raises:
+        ConfigError: the folder of the locks belongs to another user.
+    """
+    locks: list[FileLock] = []
+    try:
+        for device in _devices(profile.trainer, environ):
+            file = _device_folder() / f"gpu-{device}.lock"
+            start = reported_at = time.monotonic()
+            is_waiting = False
+            while (lock := _take(file)) is None:
+                now = time.monotonic()
+                if not is_waiting or now - reported_at >= report_every_s:
+                    waited = f", for {duration(now - start)} so far" if is_waiting else ""
+                    say(f"waiting for GPU {device} of this machine{waited}: another run has it ({_holder(file)})")
+                    is_waiting, reported_at = True, now
+                time.sleep(check_every_s)
+            locks.append(lock)
+        yield
+    finally:
+        for lock in reversed(locks):
+            lock.release()
+
+
+def _devices(trainer: Trainer, environ: Mapping[str, str]) -> list[str]:
+    """In an order that is the same for all, so that no two processes wait for each other."""
+    if trainer.device == "cpu" or trainer.ray_dashboard_url:
+        return []
+    visible = [name.strip() for name in environ.get(_VISIBLE, "").split(",") if name.strip()]
+    return sorted((visible or [str(number) for number in range(trainer.gpus_per_node)])[: trainer.gpus_per_node])
+
+
+def _device_folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"qinglan-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise ConfigError(f"{folder}: belongs to another user; remove it, or set TMPDIR to a folder of your own")
+    return folder
+
+
+def _take(file: Path, flow_run_id: str = "", *, blocking: bool = False) -> FileLock | None:
+    """The lock, taken, with a note of its holder beside it; None where another process holds it."""
+    lock = FileLock(file)
+    try:
+        lock.acquire(blocking=blocking)
+    except Timeout:
+        return None
+    holder = f"process {os.getpid()} since {datetime.now(UTC).isoformat(timespec='seconds')}"
+    with suppress(OSError):  # the note only informs others; a full disk must not cost the lock
+        file.with_suffix(".holder").write_text(
+            f"{holder}, flow run {flow_run_id}" if flow_run_id else holder, encoding="utf-8"
+        )
+    return lock
+
+
+def _holder(file: Path) -> str:
+    with suppress(OSError):
+        if said := file.with_suffix(".holder").read_text(encoding="utf-8", errors="replace").strip():
+            return said
+    return "it does not say who"

@@ -5,7 +5,6 @@
 same key in this run and then in all earlier ones, so what has not changed is not computed again.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Collection, Iterator, Sequence
@@ -20,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.runs.artifacts import MANIFEST, StageResult, hash_of, write_json
-from qinglan.runs.locks import LOOK_S, is_held
-from qinglan.runs.schema_versions import RUN
+from qinglan.runs.locks import PROBED_FOR_S, is_held, removal_lock
+from qinglan.runs.schema_version import check_version, with_version
 
 RUN_FILE = "run.json"
 
@@ -77,7 +76,7 @@ def open_run(
         if not _is_open(directory, identity, fresh=fresh):
             continue
         try:
-            patience_s = -1 if _is_work_of(directory, flow_run_id) else LOOK_S
+            patience_s = -1 if _is_work_of(directory, flow_run_id) else PROBED_FOR_S
             held = FileLock(directory / ".lock").acquire(timeout=patience_s)
         except Timeout:
             continue
@@ -92,13 +91,13 @@ def open_run(
     run_id = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-") + os.urandom(2).hex()
     directory = root / run_id
     with ExitStack() as stack:
-        with nothing_removed(root):
+        with removal_lock(root):
             named = find_run(root, source) if source else None  # before this run becomes `latest`
             directory.mkdir()
             stack.enter_context(FileLock(directory / ".lock"))
             run = Run(id=run_id, flow=flow, profile=profile, directory=directory, fresh=fresh, source=named)
             state = {"identity": identity, "finished": False, "profile_name": profile.name}
-            write_json(directory / RUN_FILE, RUN.stamp(state | run.model_dump(mode="json")))
+            write_json(directory / RUN_FILE, with_version(state | run.model_dump(mode="json")))
         _point_latest(root, run_id)
         yield run
 
@@ -132,23 +131,7 @@ def finish_run(run: Run) -> None:
     _note(run, finished=True)
 
 
-@contextmanager
-def nothing_removed(runs: Path, *, but_by_me: bool = False) -> Iterator[None]:
-    """While it is held, clean-up removes no run: for as long as another run's files are looked at, but not yet named.
-
-    Args:
-        but_by_me: for clean-up itself; waits until nobody looks.
-    """
-    # To look takes no more than reading: several users may share the folder.
-    lock = os.open(runs / ".removal.lock", os.O_CREAT | (os.O_RDWR if but_by_me else os.O_RDONLY), 0o666)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX if but_by_me else fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(lock)  # which lets it go
-
-
-def is_at_work(directory: Path) -> bool:
+def is_running(directory: Path) -> bool:
     """Does a process on this machine hold the run's lock? Another user's, which is not ours to take, counts as held."""
     return is_held(directory / ".lock", shared=True)
 
@@ -306,14 +289,14 @@ def _read(directory: Path) -> dict[str, Any] | None:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ArtifactError(f"{path}: not readable ({error}); remove {directory} and run again") from error
-    return RUN.current(state, path)
+    return check_version(state, path)
 
 
 def _note(run: Run, **what: Any) -> None:
     state = _read(run.directory)
     if state is None:
         raise ArtifactError(f"{run.directory / RUN_FILE}: somebody removed it while the run was at work; run again")
-    write_json(run.directory / RUN_FILE, RUN.stamp(state | what))
+    write_json(run.directory / RUN_FILE, with_version(state | what))
 
 
 def _point_latest(root: Path, run_id: str) -> None:

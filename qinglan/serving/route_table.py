@@ -3,12 +3,12 @@
 A request takes its backend once, so a change of routes touches only those that come after it.
 """
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from qinglan.rows import hash_fraction
 from qinglan.serving.routes import Backend, ModelRole, Routes
 
 LOOK_EVERY_S = 0.2
@@ -19,8 +19,7 @@ _Stamp = tuple[int, int, int] | None
 
 def in_canary(row_id: str, version: str, share: float) -> bool:
     """Does this question go to the challenger? Always the same ones for one version, and others for the next."""
-    digest = hashlib.sha256(f"{version}\x1f{row_id}".encode()).digest()
-    return int.from_bytes(digest[:8]) < share * 2**64
+    return hash_fraction(f"{version}\x1f{row_id}") < share
 
 
 class RouteTable:

@@ -24,9 +24,9 @@ from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe, placeholders
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import write_json
-from qinglan.runs.locks import LOOK_S
+from qinglan.runs.locks import PROBED_FOR_S
 from qinglan.runs.processes import Processes, Say, stop_signals
-from qinglan.runs.schema_versions import SHARE, VERDICT
+from qinglan.runs.schema_version import dump_record, read_record, record_line
 from qinglan.serving.backends import places_of, serve_command
 from qinglan.serving.canary import Judgement
 from qinglan.serving.fleet import CommandOf, Fleet
@@ -57,7 +57,7 @@ class CanaryShare(BaseModel):
 
     def write(self, folder: Path) -> None:
         """For the site to read."""
-        write_json(folder / SHARE_FILE, SHARE.dump(self))
+        write_json(folder / SHARE_FILE, dump_record(self))
 
 
 def serving_folder(profile: Profile) -> Path:
@@ -68,7 +68,7 @@ def serving_folder(profile: Profile) -> Path:
 def share_of(profile: Profile, folder: Path, version: str) -> float:
     """Of the requests, for this challenger: as given by hand, else the profile's."""
     with suppress(OSError, ValidationError):
-        given = SHARE.read(CanaryShare, folder / SHARE_FILE)
+        given = read_record(CanaryShare, folder / SHARE_FILE)
         if given.version == version:
             return given.share
     return profile.serve.canary.share
@@ -78,7 +78,7 @@ def put_away_verdict(folder: Path) -> None:
     """The verdict on file, if there is one, goes into the history."""
     if verdict := read_verdict(folder):
         with (folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
-            history.write(VERDICT.line(verdict) + "\n")
+            history.write(record_line(verdict))
         (folder / VERDICT_FILE).unlink(missing_ok=True)
 
 
@@ -178,7 +178,7 @@ class Site:
         self.following.withdraw(verdict.challenger, f"canary {verdict.told}", verdict.at)
         self._once(f"canary of version {verdict.challenger}: {verdict.told}")
         if verdict is self._given_up and read_verdict(self.folder) != verdict:
-            write_json(self.folder / VERDICT_FILE, VERDICT.dump(verdict))
+            write_json(self.folder / VERDICT_FILE, dump_record(verdict))
 
     def _put_away(self, named: Named) -> None:
         """What is left of a canary that is over; a verdict that fell during this step is the next one's to act upon."""
@@ -315,7 +315,7 @@ def _warm_up(profile: Profile) -> list[dict[str, str]]:
 def _alone(folder: Path, profile: Profile) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(folder / ".lock", timeout=LOOK_S):
+        with FileLock(folder / ".lock", timeout=PROBED_FOR_S):
             yield
     except Timeout:
         raise ConfigError(

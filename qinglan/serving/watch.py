@@ -6,7 +6,6 @@ it is never a score of 0. When the verdict falls, the router drops the challenge
 """
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -21,9 +20,9 @@ from qinglan.clients.rag import RagClient
 from qinglan.config import Canary, Profile
 from qinglan.errors import ConfigError, ModelError, RetrievalError
 from qinglan.recipes import get_recipe
-from qinglan.rows import Retrieved, Row
+from qinglan.rows import Retrieved, Row, hash_fraction
 from qinglan.runs.artifacts import write_json
-from qinglan.runs.schema_versions import CANARY, VERDICT, FileKind
+from qinglan.runs.schema_version import dump_record, read_record
 from qinglan.serving.canary import CanaryCounts, Judgement, judge
 from qinglan.serving.models import Models
 from qinglan.serving.records import Served
@@ -155,7 +154,7 @@ class Watch:
 
     def look(self, table: RouteTable) -> None:
         """Judge, write down how it stands, and end the canary if that is the verdict."""
-        if self._verdict and self._write(VERDICT_FILE, VERDICT, self._verdict):
+        if self._verdict and self._write(VERDICT_FILE, self._verdict):
             self._verdict = None
         if table.dropped_reason and not self._is_pending():
             table.allow_challenger()
@@ -170,9 +169,9 @@ class Watch:
         if state.judgement.outcome != "keep":
             table.drop_challenger(f"canary: {state.judgement.outcome}: {state.judgement.reason}")
             verdict = _verdict(state, now)
-            self._verdict = None if self._write(VERDICT_FILE, VERDICT, verdict) else verdict
+            self._verdict = None if self._write(VERDICT_FILE, verdict) else verdict
             self.state = None
-        self._is_filed = self._write(STATE_FILE, CANARY, state) and self.state is not None
+        self._is_filed = self._write(STATE_FILE, state) and self.state is not None
 
     async def _watch(self, table: RouteTable, models: Models) -> None:
         if self._rag is None:
@@ -201,9 +200,9 @@ class Watch:
             self.look(table)
             await asyncio.sleep(self._config.check_every_s)
 
-    def _write(self, name: str, kind: FileKind, value: BaseModel) -> bool:
+    def _write(self, name: str, value: BaseModel) -> bool:
         try:
-            write_json(self._folder / name, kind.dump(value))
+            write_json(self._folder / name, dump_record(value))
         except OSError as error:  # the next look tries again, and the router goes on
             _LOG.error("%s: can't be written: %s", self._folder / name, error)
             return False
@@ -272,21 +271,20 @@ async def _difference(question: _Question, models: Models, rag: Retrieves) -> fl
 
 def in_sample(row_id: str, share: float) -> bool:
     """Is this question compared? Always the same ones, whoever's turn they are."""
-    digest = hashlib.sha256(f"compare\x1f{row_id}".encode()).digest()
-    return int.from_bytes(digest[:8]) < share * 2**64
+    return hash_fraction(f"compare\x1f{row_id}") < share
 
 
 def read_state(folder: Path) -> State | None:
     """How the canary stood at the last look; None without one."""
     with suppress(OSError, ValueError):
-        return CANARY.read(State, folder / STATE_FILE)
+        return read_record(State, folder / STATE_FILE)
     return None
 
 
 def read_verdict(folder: Path) -> Verdict | None:
     """The verdict that the site has not acted upon yet."""
     with suppress(OSError, ValueError):
-        return VERDICT.read(Verdict, folder / VERDICT_FILE)
+        return read_record(Verdict, folder / VERDICT_FILE)
     return None
 
 

@@ -1,27 +1,18 @@
-"""Is there room on the disk? What SFT and RL are going to write, by the size of the model, and how a full disk reads.
+"""How much SFT and RL are going to write, by the size of the model.
 
 An upper bound from the settings: weights in fp32 and AdamW's two moments are 12 bytes for each parameter that is
 trained, in every checkpoint that is kept, the best one and the one being written among them.
 """
 
-import errno
 import json
 import math
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from qinglan.config import EMBEDDED, Profile
-from qinglan.errors import QinglanError, StageError
-from qinglan.runs.disk import nearest_folder, statuses
 from qinglan.simulators.base_model import cached_path
 from qinglan.simulators.domains import domain_for
-from qinglan.text import size
 
 _DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WEIGHTS, _TRAINED = 4, 12
@@ -29,7 +20,6 @@ _WEIGHTS, _TRAINED = 4, 12
 _SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)\s?([bm])(?![a-z0-9])", re.IGNORECASE)
 _ADAPTER_SHARE = 4e-4
 """Of a model whose layers are not known, the parameters of an adapter of rank 1: Qwen3's have 2.5 to 3.5e-4."""
-_FULL = ("No space left on device", "disk is full", "Disk quota exceeded")
 
 
 class Weights(NamedTuple):
@@ -110,51 +100,6 @@ def rl_bytes(profile: Profile, start: Weights | None) -> int:
     return kept * (policy + _critic_bytes(profile, start)) + exported
 
 
-def require_disk_space(what: str, profile: Profile, folder: Path, needed: int) -> None:
-    """Refuse to begin what would not fit.
-
-    Args:
-        folder: where it is going to be written; what an earlier attempt left there counts as written.
-
-    Raises:
-        StageError: with what is needed and what is there.
-    """
-    state, floor = profile.paths.state, profile.retention.min_free_mb * 10**6
-    left = max(0, needed - _written(folder)) + floor
-    for place, wanted in ((folder, left), (state, floor)):
-        if (free := free_bytes(place)) < wanted:
-            raise StageError(f"{what}: needs {size(wanted)} and {place} has {size(free)} free; {_hint(profile)}")
-
-
-def free_bytes(folder: Path) -> int:
-    """What may still be written there, or where it is going to be made."""
-    return shutil.disk_usage(nearest_folder(folder)).free
-
-
-@contextmanager
-def explain_full_disk(what: str, profile: Profile) -> Iterator[None]:
-    """A disk that is full is no bug: one line with the remedy, whoever met it.
-
-    Raises:
-        StageError: in place of what the operating system, SQLite or an engine said.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        where = f" ({error.filename})" if error.filename else ""
-        raise StageError(f"{what}: the disk is full{where}; {_hint(profile)}") from None
-    except (QinglanError, SQLAlchemyError) as error:
-        if not any(sign in str(error) for sign in _FULL) or "qinglan clean-up" in str(error):
-            raise
-        raise StageError(f"{what}: the disk is full; {_hint(profile)}\n{error}") from error
-
-
-def _hint(profile: Profile) -> str:
-    return f"make room, such as by `qinglan clean-up --profile {profile.name}`, and run again: it goes on from here"
-
-
 def _critic_bytes(profile: Profile, start: Weights) -> int:
     rl = profile.rl
     if rl.algorithm != "ppo":
@@ -170,10 +115,6 @@ def _base_model(profile: Profile) -> str | Path:
     if profile.student.base_model != EMBEDDED:
         return profile.student.base_model
     return cached_path(profile.paths, profile.embedded, domain_for(profile, "student.base_model"))
-
-
-def _written(folder: Path) -> int:
-    return sum(status.st_blocks * 512 for status in statuses(folder.resolve()))
 
 
 def _header(file: Path) -> dict[str, _Tensor]:

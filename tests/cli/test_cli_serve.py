@@ -11,7 +11,7 @@ from qinglan.cli import app
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, EngineError
 from qinglan.rows import Row
-from qinglan.runs.schema_versions import VERDICT
+from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary import Judgement
 from qinglan.serving.check import _ask, _first_of_sample, check_site
 from qinglan.serving.following import Registered
@@ -97,7 +97,7 @@ def test_a_new_canary_files_the_verdict_on_the_last_one(terminal: Terminal):
     (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
     terminal("canary", "start", "2")
     assert not (terminal.folder / VERDICT_FILE).exists()
-    assert VERDICT.read(Verdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
+    assert read_record(Verdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
     assert terminal.registry.calls == [("challenge", "2", "")]
 
 
@@ -106,7 +106,7 @@ def test_a_new_canary_acts_upon_the_verdict_on_the_challenger_before_it(terminal
     (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
     terminal("canary", "start", "5")
     assert terminal.registry.calls == [("withdraw", "canary roll_back: so it is"), ("challenge", "5", "")]
-    assert VERDICT.read(Verdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
+    assert read_record(Verdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
 
 
 def test_a_canary_of_the_version_whose_last_one_just_ended_begins_anew(terminal: Terminal):

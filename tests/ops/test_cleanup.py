@@ -31,9 +31,9 @@ from qinglan.ops.prefect_server import PrefectServer
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import Artifact, write_jsonl
 from qinglan.runs.command import Command
-from qinglan.runs.locks import is_held
+from qinglan.runs.locks import is_held, removal_lock
 from qinglan.runs.processes import Processes
-from qinglan.runs.run import find_run, nothing_removed, runs_of
+from qinglan.runs.run import find_run, runs_of
 
 ProfileOf = Callable[..., Profile]
 EVERYTHING = {
@@ -367,7 +367,7 @@ def test_of_two_clean_ups_in_one_folder_the_second_deletes_once_the_first_is_don
 def test_nothing_goes_while_somebody_looks_for_a_stage_to_reuse(tree: Tree):
     old, _ = tree.run(80), tree.run(1)
     sweeping = threading.Thread(target=lambda: sweep(tree))
-    with nothing_removed(tree.root):
+    with removal_lock(tree.root):
         sweeping.start()
         sweeping.join(0.3)
         assert sweeping.is_alive()

@@ -20,8 +20,8 @@ from qinglan.ops.automations import apply_automations
 from qinglan.ops.prefect_api import RetryingClient, call, pages
 from qinglan.ops.up import DEPLOYMENTS, WORK_POOLS, Site
 from qinglan.runs.command import Command
+from qinglan.runs.locks import refresh_lock
 from qinglan.runs.processes import Processes, free_port
-from qinglan.runs.run_locks import refresh_lock
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow

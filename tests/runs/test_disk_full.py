@@ -91,7 +91,9 @@ def test_a_refresh_survives_a_full_disk_and_pays_once(
     stopped = refresh(path)
     assert stopped.returncode == 2, stopped.stdout + stopped.stderr
     last = stopped.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: distill: the disk is full; make room, such as by `qinglan clean-up --profile small`")
+    assert last.startswith(
+        "error: distill: the disk is full; free some space, such as by `qinglan clean-up --profile small`"
+    )
     assert "Traceback" not in stopped.stderr + stopped.stdout
     (run,) = runs_of(profile.paths.runs, "small")
     assert not (run / "distill" / "manifest.json").exists()
@@ -99,7 +101,7 @@ def test_a_refresh_survives_a_full_disk_and_pays_once(
 
     again = refresh(path)  # nothing was freed
     assert again.returncode == 2
-    assert "disk is full" in again.stderr or " free; make room" in again.stderr
+    assert "disk is full" in again.stderr or " free; free some space" in again.stderr
     assert "Traceback" not in again.stderr + again.stdout
 
     ballast.unlink()

@@ -16,7 +16,7 @@ from qinglan.ops.backup import restoring
 from qinglan.ops.cleanup.logs import remove_logs
 from qinglan.ops.prefect_server import LOCK_FILE, SERVER_FILE, announced_url
 from qinglan.runs.locks import is_held
-from qinglan.runs.run import is_at_work
+from qinglan.runs.run import is_running
 
 ProfileOf = Callable[..., Profile]
 
@@ -52,9 +52,9 @@ def test_a_run_whose_lock_is_another_users_to_write_counts_as_at_work(lock: Path
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return opened(path, mode, **options)
 
-    assert not is_at_work(lock.parent)
+    assert not is_running(lock.parent)
     monkeypatch.setattr(Path, "open", read_only)
-    assert is_at_work(lock.parent)
+    assert is_running(lock.parent)
     assert not is_held(lock)
 
 
@@ -97,11 +97,11 @@ def test_what_cannot_be_tried_is_left_alone_by_all_who_ask(
         file.touch()
     (state / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
     assert announced_url(state) is None
-    assert not is_at_work(run)
+    assert not is_running(run)
     with monkeypatch.context() as patch:
         trouble(patch)
         assert announced_url(state) == "http://127.0.0.1:4200/api"
-        assert is_at_work(run)
+        assert is_running(run)
         assert not list(remove_logs(profile, datetime.now(UTC), dry_run=False))
         with pytest.raises(ConfigError, match="a process is at work there"):
             restoring._require_nobody(profile.paths.runs)

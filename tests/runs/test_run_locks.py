@@ -1,4 +1,4 @@
-"""Turns: one refresh of a tenant, one training on a GPU, and what a killed process leaves."""
+"""Run locks: one refresh of a tenant, one training on a GPU, and what a killed process leaves."""
 
 import subprocess
 import sys
@@ -13,8 +13,8 @@ from prefect.states import Completed
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError, RunLockedError
-from qinglan.runs import run_locks as turns
-from qinglan.runs.run_locks import device_lock, refresh_lock
+from qinglan.runs import locks
+from qinglan.runs.locks import device_lock, refresh_lock
 from qinglan.tasks.skipping import SKIPPED, skips_if_at_work, unless_skipped
 
 ProfileOf = Callable[..., Profile]
@@ -22,10 +22,10 @@ CUDA = {"device": "cuda", "gpus_per_node": 2}
 _HOLD = """
 import sys
 from qinglan.config import Profile
-from qinglan.runs.run_locks import device_lock, refresh_lock
+from qinglan.runs.locks import device_lock, refresh_lock
 profile = Profile.model_validate_json(sys.argv[2])
-turn = refresh_lock(profile) if sys.argv[1] == "refresh" else device_lock(profile, print)
-with turn:
+lock = refresh_lock(profile) if sys.argv[1] == "refresh" else device_lock(profile, print)
+with lock:
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -69,7 +69,7 @@ def test_a_second_refresh_ends_at_once_and_says_who_is_at_work(profile_of: Profi
     profile = profile_of()
     with another_process("refresh", profile) as other:
         with pytest.raises(
-            RunLockedError, match=rf"default\.query_rewrite is at work already \(process {other.pid} since"
+            RunLockedError, match=rf"default\.query_rewrite is running already \(process {other.pid} since"
         ):
             refresh_lock(profile).__enter__()
         other.kill()  # -9: nothing of it can tidy up
@@ -96,7 +96,7 @@ def test_a_training_waits_for_the_gpu_until_its_holder_is_killed(profile_of: Pro
             if len(said) == 2:
                 other.kill()
 
-        with device_lock(profile, say, look_every_s=0.02, say_every_s=0.1):
+        with device_lock(profile, say, check_every_s=0.02, report_every_s=0.1):
             assert other.wait() < 0
     assert said[0].startswith("waiting for GPU 0 of this machine: another run has it (process ")
     assert "so far" in said[1]
@@ -109,7 +109,7 @@ def test_other_gpus_are_free(profile_of: ProfileOf):
         device_lock(one, pytest.fail, environ={"CUDA_VISIBLE_DEVICES": "1,3"}),
         device_lock(one, pytest.fail),
     ):
-        assert sorted(path.stem for path in turns._device_folder().glob("*.lock")) == ["gpu-0", "gpu-1", "gpu-3"]
+        assert sorted(path.stem for path in locks._device_folder().glob("*.lock")) == ["gpu-0", "gpu-1", "gpu-3"]
 
 
 @pytest.mark.parametrize("trainer", [{"device": "cpu"}, CUDA | {"ray_dashboard_url": "http://127.0.0.1:8265"}])
@@ -120,9 +120,9 @@ def test_neither_the_cpu_nor_a_cluster_is_waited_for(profile_of: ProfileOf, trai
 
 
 def test_a_folder_of_somebody_else_is_not_used(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    turns._device_folder()
+    locks._device_folder()
     monkeypatch.setattr("os.getuid", lambda: 0 if Path(tempfile.gettempdir()).stat().st_uid else 12345)
-    (Path(tempfile.gettempdir()) / f"qinglan-{turns.os.getuid()}").mkdir(exist_ok=True)
+    (Path(tempfile.gettempdir()) / f"qinglan-{locks.os.getuid()}").mkdir(exist_ok=True)
     with pytest.raises(ConfigError, match="belongs to another user"):
         device_lock(profile_of(trainer=CUDA), print).__enter__()
 

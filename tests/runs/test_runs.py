@@ -13,7 +13,7 @@ import pytest
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, StageError
 from qinglan.runs.artifacts import MANIFEST, StageResult, write_jsonl
-from qinglan.runs.locks import LOOK_S
+from qinglan.runs.locks import PROBED_FOR_S
 from qinglan.runs.run import (
     Run,
     find_run,
@@ -144,7 +144,7 @@ def test_who_only_looks_at_a_run_does_not_keep_it_from_going_on(profile_of: Prof
     interrupted = new_run(profile_of())
     with (interrupted.directory / ".lock").open("r+b") as looked_at:  # as `is_held` does, though not for so long
         fcntl.flock(looked_at, fcntl.LOCK_EX)
-        over = threading.Timer(LOOK_S / 5, fcntl.flock, (looked_at, fcntl.LOCK_UN))
+        over = threading.Timer(PROBED_FOR_S / 5, fcntl.flock, (looked_at, fcntl.LOCK_UN))
         over.start()
         assert new_run(profile_of()).id == interrupted.id
         over.join()

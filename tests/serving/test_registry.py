@@ -13,7 +13,7 @@ from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation.models import Verdict
 from qinglan.runs.run import open_run
-from qinglan.runs.schema_versions import RELEASE
+from qinglan.runs.schema_version import read_record
 from qinglan.serving.registry import Candidate, Registry, champion_of, prompt_digest, registry_of, rival_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
@@ -71,7 +71,7 @@ def test_mlflow_shows_it_in_words_and_keeps_its_files(site: Models):
     assert "The gate says promote." in shown.description
     assert "top1 0.900" in shown.description
     kept = Path(site.client.download_artifacts(candidate.mlflow_run_id, "release"))
-    assert RELEASE.read(Candidate, kept / "release.json") == candidate
+    assert read_record(Candidate, kept / "release.json") == candidate
     assert (kept / "model" / "model.safetensors").read_text() == "one"
 
 

@@ -26,7 +26,7 @@ from qinglan.config import Profile, load_profile
 from qinglan.evaluation.models import Decision
 from qinglan.runs.artifacts import Artifact
 from qinglan.runs.command import Command
-from qinglan.runs.schema_versions import VERDICT
+from qinglan.runs.schema_version import read_record
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.registry import Alias, Candidate, Registry, Released, prompt_digest, registry_of
 from qinglan.serving.routes import Backend
@@ -204,7 +204,7 @@ def test_a_broken_challenger_is_rolled_back_by_itself_and_no_request_is_lost(
         site.wait("its verdict", lambda running: (tmp_path / "serving" / HISTORY_FILE).exists())
         asked = by(load.answers[before:])
         load.settles()
-    verdict = VERDICT.read(Verdict, tmp_path / "serving" / HISTORY_FILE)
+    verdict = read_record(Verdict, tmp_path / "serving" / HISTORY_FILE)
     print(f"{behaviour}: {verdict.requests} requests, {took_s:.1f} s, {dict(asked)}: {verdict.judgement.reason}")
     assert load.lost == []
     assert verdict.judgement.outcome == "roll_back" and reason in verdict.judgement.reason

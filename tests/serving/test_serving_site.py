@@ -10,7 +10,7 @@ import pytest
 
 from qinglan.config import Profile, load_profile
 from qinglan.runs.command import Command
-from qinglan.runs.schema_versions import VERDICT
+from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary import Judgement
 from qinglan.serving.fleet import Fleet
 from qinglan.serving.following import Following
@@ -323,7 +323,7 @@ def test_a_verdict_withdraws_the_challenger_and_is_put_away(bench):
     assert site.registry.withdrawn == ["canary roll_back: it fails"]
     assert list(site.processes.running) == ["model_1"]
     assert read_verdict(site.folder) is None
-    assert VERDICT.read(Verdict, site.folder / HISTORY_FILE) == verdict
+    assert read_record(Verdict, site.folder / HISTORY_FILE) == verdict
     assert site.heard("canary of version 2: roll_back: it fails") == 1
 
 
@@ -353,7 +353,7 @@ def test_a_verdict_that_falls_in_the_midst_of_a_step_is_acted_upon(bench, monkey
     assert not (site.folder / HISTORY_FILE).exists()
     site.run(4)
     assert site.registry.withdrawn == ["canary roll_back: it fails"]
-    assert VERDICT.read(Verdict, site.folder / HISTORY_FILE) == roll_back()
+    assert read_record(Verdict, site.folder / HISTORY_FILE) == roll_back()
 
 
 def test_a_challenger_whose_server_dies_again_and_again_is_withdrawn(bench):

@@ -11,16 +11,9 @@ from vanishing import vanish
 
 from qinglan.config import Profile, load_profile
 from qinglan.errors import EngineError, LedgerError, StageError
-from qinglan.training import disk_space as room
-from qinglan.training.disk_space import (
-    Weights,
-    explain_full_disk,
-    free_bytes,
-    needed_bytes,
-    require_disk_space,
-    rl_bytes,
-    sft_bytes,
-)
+from qinglan.runs import disk_space
+from qinglan.runs.disk_space import explain_full_disk, free_bytes, require_disk_space
+from qinglan.training.disk_space import Weights, needed_bytes, rl_bytes, sft_bytes
 
 ProfileOf = Callable[..., Profile]
 GB = 10**9
@@ -102,13 +95,13 @@ def test_too_little_room_is_one_line_with_the_remedy(
     profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     profile = profile_of(retention={"min_free_mb": 1})
-    monkeypatch.setattr(room, "free_bytes", lambda _: 5_000_000)
+    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 5_000_000)
     require_disk_space("rl", profile, tmp_path, 4_000_000)
     with pytest.raises(StageError) as caught:
         require_disk_space("rl", profile, tmp_path, 70_000_000_000)
     assert str(caught.value) == (
-        f"rl: needs 70.0 GB and {tmp_path} has 5.0 MB free; make room, such as by `qinglan clean-up --profile test`, "
-        "and run again: it goes on from here"
+        f"rl: needs 70.0 GB and {tmp_path} has 5.0 MB free; free some space, such as by "
+        "`qinglan clean-up --profile test`, and run again: it goes on from here"
     )
 
 
@@ -116,7 +109,7 @@ def test_what_an_earlier_attempt_wrote_need_not_fit_again(
     profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     profile = profile_of(retention={"min_free_mb": 1})
-    monkeypatch.setattr(room, "free_bytes", lambda _: 1_500_000)
+    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1_500_000)
     (tmp_path / "checkpoint").write_bytes(b"x" * 3_000_000)
     require_disk_space("rl", profile, tmp_path, 3_400_000)
     with pytest.raises(StageError, match="needs 2"):
@@ -133,7 +126,7 @@ def test_checkpoints_that_go_while_they_are_counted_are_not_counted(
     (tmp_path / "metrics.jsonl.partial").touch()
     actor = tmp_path / "global_step_1" / "actor"
     vanish(monkeypatch, actor / "shard.pt", tmp_path / "metrics.jsonl.partial", actor)
-    monkeypatch.setattr(room, "free_bytes", lambda _: 1_500_000)
+    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1_500_000)
     require_disk_space("rl", profile, tmp_path, 3_400_000)
     with pytest.raises(StageError, match="needs 2"):
         require_disk_space("rl", profile, tmp_path, 4_000_000)
@@ -145,7 +138,7 @@ def test_a_stage_that_is_a_link_to_another_disk_counts(
     (tmp_path / "large").mkdir()
     (tmp_path / "large" / "checkpoint").write_bytes(b"x" * 3_000_000)
     (tmp_path / "rl").symlink_to("large")
-    monkeypatch.setattr(room, "free_bytes", lambda _: 1_500_000)
+    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1_500_000)
     require_disk_space("rl", profile_of(retention={"min_free_mb": 1}), tmp_path / "rl", 3_400_000)
 
 

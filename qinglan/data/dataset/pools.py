@@ -1,6 +1,5 @@
 """Pools of questions: whether each is in every split, and which of the training rows RL asks, by the pools' shares."""
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import get_args
 
 from qinglan.config import Dataset
 from qinglan.recipes import Recipe
-from qinglan.rows import Row, Split
+from qinglan.rows import Row, Split, hash_fraction
 
 REST = "train"
 """Rows of no pool, and of pools without a share of their own."""
@@ -23,7 +22,7 @@ def assign(rows: Iterable[Row], recipe: Recipe, shares: Mapping[str, float]) -> 
 
 
 def _by_share(row_id: str, shares: Mapping[str, float]) -> str | None:
-    place = int.from_bytes(hashlib.sha256(f"pool:{row_id}".encode()).digest()[:8], "big") / 2**64
+    place = hash_fraction(f"pool:{row_id}")
     for pool, share in shares.items():
         if place < share:
             return pool
@@ -92,7 +91,7 @@ def draw(rows: Iterable[Row], config: Dataset) -> Drawn:
 
 def _again(ids: Iterable[str], config: Dataset) -> Iterator[str]:
     """The ids in the order in which they are drawn, over and over."""
-    return cycle(sorted(ids, key=lambda row_id: _place(config.seed, row_id)))
+    return cycle(sorted(ids, key=lambda row_id: hash_fraction(f"rl:{config.seed}:{row_id}")))
 
 
 def _left(shares: Mapping[str, float]) -> float:
@@ -118,7 +117,3 @@ def _short(chosen: Mapping[str, Sequence[str]], shares: Mapping[str, float]) -> 
                 f"dataset.rl_shares: pool {pool} has {rows:,} training rows for RL{often}, "
                 f"{len(chosen[pool]) / max(count, 1):.0%} of the prompts and not {share:.0%}; add questions to it"
             )
-
-
-def _place(seed: int, row_id: str) -> bytes:
-    return hashlib.sha256(f"rl:{seed}:{row_id}".encode()).digest()

@@ -5,7 +5,6 @@ workbook gives it, else the one that an earlier dataset version gave it; others 
 not by their position. So the test set of last night is the test set of tonight, also when groups merge.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from qinglan.config import Dataset
 from qinglan.data.dataset.duplicates import Questions, near_duplicate_groups
-from qinglan.rows import INPUT_REASONS, Row, Split
+from qinglan.rows import INPUT_REASONS, Row, Split, hash_fraction
 
 _NAMES: tuple[Split | None, ...] = (None, "train", "dev", "test")
 _STRENGTH: dict[Split | None, int] = {name: strength for strength, name in enumerate(_NAMES)}
@@ -119,8 +118,7 @@ def _hashed(places: NDArray[np.intp], ids: list[str], names: Mapping[int, str], 
 
 
 def _split_of(group: str, config: Dataset) -> Split:
-    digest = hashlib.sha256(f"{config.seed}:{group}".encode()).hexdigest()
-    place = int(digest[:13], 16) / 16**13
+    place = hash_fraction(f"{config.seed}:{group}")
     if place < config.train_share:
         return "train"
     return "dev" if place < config.train_share + config.dev_share else "test"

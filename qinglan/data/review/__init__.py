@@ -19,7 +19,7 @@ from qinglan.config import Profile
 from qinglan.errors import ArtifactError
 from qinglan.rows import Row
 from qinglan.runs.artifacts import hash_of
-from qinglan.runs.schema_versions import REVIEW
+from qinglan.runs.schema_version import parse_record, record_line
 
 Verdict = Literal["accept", "reject", "correct"]
 
@@ -153,7 +153,7 @@ def _says(earlier: Review | None, review: Review) -> bool:
 def _write(path: Path, lines: Iterable[Review]) -> None:
     partial = path.with_suffix(".partial")
     with partial.open("w", encoding="utf-8", newline="\n") as stream:
-        stream.writelines(REVIEW.line(line) + "\n" for line in lines)
+        stream.writelines(record_line(line) for line in lines)
         stream.flush()
         os.fsync(stream.fileno())
     partial.replace(path)
@@ -161,7 +161,7 @@ def _write(path: Path, lines: Iterable[Review]) -> None:
 
 def _parse(line: bytes, where: str) -> Review:
     try:
-        return REVIEW.parse(Review, line, where)
+        return parse_record(Review, line, where)
     except ValidationError as error:
         problem = error.errors()[0]
         field = ".".join(map(str, problem["loc"])) or "line"

@@ -5,7 +5,6 @@ the smallest hash of their id are taken, so the same rows give the same sample i
 from all rows that teach, whatever else holds for them, so that their error rate is that of the dataset.
 """
 
-import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from qinglan.config import Select
 from qinglan.recipes import Recipe
-from qinglan.rows import INPUT_REASONS, Row
+from qinglan.rows import INPUT_REASONS, Row, hash_fraction
 
 RULE_REASONS = frozenset(
     {
@@ -187,7 +186,7 @@ def draw(rows: Iterable[Row], config: Select, places: int, strata: Sequence[Stra
     ranked = {name: smallest.ranked() for name, smallest in candidates.items()}
     chosen, controls = _allot(ranked, places, strata)
     drawn = [Drawn(row, _strata_of(row, config, controls, strata)) for row in chosen.values()]
-    drawn.sort(key=lambda each: _key("order", each.row.id))
+    drawn.sort(key=lambda each: hash_fraction(f"order:{each.row.id}"))
     return Sample(drawn, strata, {name: smallest.offered for name, smallest in candidates.items()})
 
 
@@ -203,11 +202,15 @@ class _Smallest:
     def __init__(self, places: int, salt: str) -> None:
         self.offered = 0
         self._places, self._salt = places, salt
-        self._heap: list[tuple[int, int, Row]] = []
+        self._heap: list[tuple[float, int, Row]] = []
 
     def offer(self, row: Row) -> None:
         self.offered += 1
-        entry = (-_key(self._salt, row.id), self.offered, row)  # the number keeps rows from being compared
+        entry = (
+            -hash_fraction(f"{self._salt}:{row.id}"),
+            self.offered,
+            row,
+        )  # the number keeps rows from being compared
         if len(self._heap) < self._places:
             heapq.heappush(self._heap, entry)
         elif entry > self._heap[0]:
@@ -215,10 +218,6 @@ class _Smallest:
 
     def ranked(self) -> list[Row]:
         return [row for _, _, row in sorted(self._heap, reverse=True)]
-
-
-def _key(salt: str, row_id: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{salt}:{row_id}".encode()).digest()[:8], "big")
 
 
 def _allot(ranked: dict[str, list[Row]], places: int, strata: Sequence[Stratum]) -> tuple[dict[str, Row], set[str]]:

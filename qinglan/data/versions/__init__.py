@@ -26,7 +26,7 @@ from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.recipes import identity
 from qinglan.rows import Row, Split
 from qinglan.runs.artifacts import Artifact, hash_of, read_jsonl, write_json
-from qinglan.runs.schema_versions import DATASET, TRAINING
+from qinglan.runs.schema_version import dump_record, read_record, with_version
 
 VERSION_FILE, INDEX, SKETCH = "version.json", "index.jsonl", "sketch.json"
 CARD, CARD_DATA = "DATA_CARD.md", "card.json"
@@ -53,7 +53,7 @@ class Version(Origin):
         """
         path = directory / VERSION_FILE
         try:
-            version = DATASET.read(cls, path)
+            version = read_record(cls, path)
         except (OSError, ValidationError) as error:
             problem = first_line(error)
             raise ArtifactError(f"{path}: not readable ({problem}); remove {directory} and publish again") from error
@@ -201,7 +201,7 @@ def find_rows(version: Version, ids: Collection[str]) -> dict[str, Row]:
 def last_training(profile: Profile) -> Training | None:
     """The last training of this tenant that was noted."""
     try:
-        return TRAINING.read(Training, tenant_folder(profile) / TRAINED)
+        return read_record(Training, tenant_folder(profile) / TRAINED)
     except (FileNotFoundError, ValidationError):
         return None
 
@@ -217,7 +217,7 @@ def note_training(profile: Profile, version_id: str, run_id: str) -> None:
     with FileLock(root / LOCK):
         noted = last_training(profile)
         if noted is None or not _is_older(root / version_id, root / noted.version):
-            write_json(root / TRAINED, TRAINING.dump(training))
+            write_json(root / TRAINED, dump_record(training))
 
 
 def _is_older(directory: Path, than: Path) -> bool:
@@ -262,7 +262,7 @@ def _describe(
     values = version.model_dump(mode="json")
     for artifact in values["artifacts"].values():
         artifact["path"] = Path(artifact["path"]).name  # the folder may be moved or mounted elsewhere
-    write_json(directory / VERSION_FILE, DATASET.stamp(values))
+    write_json(directory / VERSION_FILE, with_version(values))
     for file in directory.iterdir():
         file.chmod(0o444)
 

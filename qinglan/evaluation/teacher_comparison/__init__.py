@@ -4,7 +4,6 @@ Every teacher is asked the same questions with the same prompt, and its texts ar
 question that a teacher left without a text counts against it as such, under `answered`, and nowhere as a low score.
 """
 
-import hashlib
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from qinglan.evaluation.models import Arm
 from qinglan.ledger import Ledger
 from qinglan.recipes import Metric, Recipe
 from qinglan.recipes.kinds.distillation import teacher_requests
-from qinglan.rows import Row
+from qinglan.rows import Row, hash_fraction
 from qinglan.runs.run import Run
 from qinglan.statistics import ArmScores, Comparison, holm_corrected, ratio_ci
 
@@ -71,7 +70,7 @@ def contenders(run: Run, services: Services) -> list[Contender]:
 def draw(rows: Iterable[Row], count: int) -> list[Row]:
     """Usable rows by a hash of their ids: the same ones every night, and those of a smaller sample among them."""
     usable = (row for row in rows if row.status == "ok")
-    return heapq.nsmallest(count, usable, key=lambda row: hashlib.sha256(f"compare {row.id}".encode()).digest())
+    return heapq.nsmallest(count, usable, key=lambda row: hash_fraction(f"compare {row.id}"))
 
 
 def paid_in_vain(profile: Profile, rows: Iterable[Row], ledger: Ledger) -> dict[str, float]:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.runs.artifacts import write_json
-from qinglan.runs.schema_versions import BACKUP
+from qinglan.runs.schema_version import dump_record, read_record
 
 BACKUP_FILE = "backup.json"
 Root = Literal["state", "runs"]
@@ -121,7 +121,7 @@ class Backup(BaseModel):
 
     def write(self, folder: Path) -> None:
         """Complete the backup."""
-        write_json(folder / BACKUP_FILE, BACKUP.dump(self))
+        write_json(folder / BACKUP_FILE, dump_record(self))
 
     @classmethod
     def read(cls, folder: Path) -> "Backup":
@@ -133,7 +133,7 @@ class Backup(BaseModel):
         """
         path = folder / BACKUP_FILE
         try:
-            return BACKUP.read(cls, path)
+            return read_record(cls, path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ConfigError(f"{folder}: no backup: it has no {BACKUP_FILE}") from error
         except UnicodeDecodeError as error:

@@ -32,7 +32,7 @@ from qinglan.ops.cleanup.run_folders import (
     remove_stillborn,
 )
 from qinglan.ops.prefect_server import find_server
-from qinglan.runs.run import nothing_removed
+from qinglan.runs.locks import removal_lock
 
 __all__ = ["Cleaned", "Kept", "Removed", "clean_up"]
 
@@ -104,7 +104,7 @@ def _runs(sweep: _Sweep) -> None:
     root, tracked = sweep.profile.paths.runs.resolve(), Tracked(sweep.profile)
     root.mkdir(parents=True, exist_ok=True)
     try:
-        with nothing_removed(root, but_by_me=True):
+        with removal_lock(root, exclusive=True):
             tracked.require_database(root)
             at_work = names_at_work(root)
             registered = tracked.registered()

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from qinglan.runs.disk import statuses
+from qinglan.runs.disk_space import file_stats
 
 _PREFIX = ".removing-"
 
 
 def bytes_of(path: Path) -> int:
     """What the disk gets back once `path` is gone; a file that has another hard link gives nothing."""
-    return sum(map(freed_by, statuses(path)))
+    return sum(map(freed_by, file_stats(path)))
 
 
 def freed_by(file: os.stat_result) -> int:

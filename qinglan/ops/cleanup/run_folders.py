@@ -23,8 +23,8 @@ from qinglan.errors import ArtifactError
 from qinglan.ops.cleanup.disposal import bytes_of, set_aside
 from qinglan.ops.cleanup.records import Kept, Removed
 from qinglan.runs.artifacts import MANIFEST
-from qinglan.runs.run import RUN_FILE, is_at_work
-from qinglan.runs.schema_versions import RUN
+from qinglan.runs.run import RUN_FILE, is_running
+from qinglan.runs.schema_version import check_version
 from qinglan.training.engines.verl import TRACKER
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
@@ -94,7 +94,7 @@ def names_at_work(root: Path) -> set[str]:
 
     Asked before the registry: whoever is not at work has registered what it had to.
     """
-    return {each.name for each in read_folders(root) if is_at_work(each.directory)}
+    return {each.name for each in read_folders(root) if is_running(each.directory)}
 
 
 def plan(profile: Profile, at_work: Collection[str], registered: Mapping[str, str], now: datetime) -> Plan:
@@ -140,7 +140,7 @@ def read_folders(root: Path) -> Iterator[RunFolder]:
         if directory.is_symlink() or directory.name.startswith("."):
             continue
         try:
-            state = RUN.current(json.loads(path.read_text(encoding="utf-8")), path)
+            state = check_version(json.loads(path.read_text(encoding="utf-8")), path)
         except FileNotFoundError:  # somebody deletes the run
             continue
         except (OSError, ValueError, AttributeError, ArtifactError):  # no object, or a newer Qinglan's
@@ -164,7 +164,7 @@ def tracking_of(state: Mapping[str, Any]) -> str | None:
 
 
 def remove_runs(found: Plan, root: Path, *, dry_run: bool) -> Iterator[Removed]:
-    """Set aside what is going; call it with `nothing_removed(but_by_me=True)`."""
+    """Set aside what is going; call it with `removal_lock(exclusive=True)`."""
     for name, why in found.going.items():
         directory = found.folders[name].directory
         removed = Removed(kind="run", name=name, why=why, bytes=bytes_of(directory))
@@ -184,7 +184,7 @@ def parts(found: Plan, profile: Profile, now: datetime) -> Iterator[Part]:
     told = "\n".join(each.told for each in found.folders.values())
     for name in found.kept:
         each = found.folders[name]
-        if each.profile != profile.name or is_at_work(each.directory):
+        if each.profile != profile.name or is_running(each.directory):
             continue
         going = [Part("checkpoint", path, each.active) for path in _checkpoints(each.directory) if each.finished]
         going += [Part("superseded", path, _last_written(path)) for path in _superseded(each.directory)]
@@ -197,14 +197,14 @@ def parts(found: Plan, profile: Profile, now: datetime) -> Iterator[Part]:
 def remove_stillborn(root: Path, profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[Removed]:
     """Set aside folders of runs that never began, as on a disk that was full: nothing but a lock lies in them.
 
-    Whose they are stands nowhere. Call it with `nothing_removed(but_by_me=True)`.
+    Whose they are stands nowhere. Call it with `removal_lock(exclusive=True)`.
     """
     for each in _own_folders(root):
         if not RUN_ID.fullmatch(each.name):
             continue
         left = {entry.name for entry in each.iterdir()} - {".lock", f"{RUN_FILE}.partial"}
         made = datetime.fromtimestamp(each.stat().st_mtime, UTC)
-        if left or not is_past(made, profile.retention.unfinished_days, now) or is_at_work(each):
+        if left or not is_past(made, profile.retention.unfinished_days, now) or is_running(each):
             continue
         removed = Removed(kind="run", name=each.name, why=f"never began, {age(made, now)} ago", bytes=bytes_of(each))
         if not dry_run:
@@ -213,7 +213,7 @@ def remove_stillborn(root: Path, profile: Profile, now: datetime, *, dry_run: bo
 
 
 def remove_part(part: Part, root: Path, now: datetime, *, dry_run: bool) -> Removed:
-    """Set one aside; call it with `nothing_removed(but_by_me=True)`."""
+    """Set one aside; call it with `removal_lock(exclusive=True)`."""
     name, why = part.path.relative_to(root).as_posix(), f"last work on it {age(part.written, now)} ago"
     removed = Removed(kind=part.kind, name=name, why=why, bytes=bytes_of(part.path))
     if not dry_run:

@@ -1,6 +1,5 @@
 """What all scorers share: judge, patience, ledger, the log. A failed call leaves a sample without a score."""
 
-import hashlib
 import math
 import re
 import time
@@ -19,6 +18,7 @@ from qinglan.recipes import Message
 from qinglan.recipes.scoring.outages import Patience
 from qinglan.recipes.scoring.samples import invalid, open_log, write_sample
 from qinglan.recipes.scoring.service import RewardService
+from qinglan.rows import hash_fraction
 
 _SPECIAL_TOKEN = re.compile(r"<\|[^|]*\|>")
 Service = Literal["rag", "judge"]
@@ -26,8 +26,7 @@ Service = Literal["rag", "judge"]
 
 def judge_asked(question: str, text: str, share: float) -> bool:
     """Is this sample in the judged share? Decided by its content, so that reruns agree."""
-    digest = hashlib.sha256(f"{question}\x1f{text}".encode()).digest()
-    return int.from_bytes(digest[:8]) < share * 2**64
+    return hash_fraction(f"{question}\x1f{text}") < share
 
 
 @dataclass

@@ -9,7 +9,7 @@ from qinglan.evaluation.gate import gain_of
 from qinglan.evaluation.models import Decision, Rule, Verdict
 from qinglan.evaluation.report.words import rival_words
 from qinglan.runs.artifacts import write_json
-from qinglan.runs.schema_versions import WAITING
+from qinglan.runs.schema_version import dump_record, read_record
 
 APPROVAL = "approval"
 WAITING_FILE = "waiting.json"
@@ -47,13 +47,13 @@ class Waiting(BaseModel):
     def read(cls, folder: Path) -> "Waiting | None":
         """What a flow left that waits, or was killed while it waited."""
         try:
-            return WAITING.read(cls, folder / WAITING_FILE)
+            return read_record(cls, folder / WAITING_FILE)
         except (FileNotFoundError, ValidationError):
             return None
 
     def write(self, folder: Path) -> None:
         """Say where the answer is awaited."""
-        write_json(folder / WAITING_FILE, WAITING.dump(self))
+        write_json(folder / WAITING_FILE, dump_record(self))
 
 
 def decided_by(decision: Decision, approval: Approval | None) -> Decision:

@@ -4,7 +4,6 @@ Both sides stand beside each other, which the workbook of `qinglan.data.review` 
 the same way. Nothing is read back: the answer is given in Prefect's form or by `qinglan release approve`.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from qinglan.data.workbook_writer import header_cell, text_cell
 from qinglan.evaluation import ArmRow, values_of
 from qinglan.evaluation.report.words import arm_words
 from qinglan.recipes import Recipe
-from qinglan.rows import Row
+from qinglan.rows import Row, hash_fraction
 from qinglan.runs.artifacts import Artifact
 
 SHEET = "审批"
@@ -47,7 +46,9 @@ def telling_rows(
     hardest = sorted((row for row in rows if row.id in lost), key=lambda row: (-max(lost[row.id])[0], row.id))[:losses]
     failed = [row for row in rows if _value(arms.get(challenger, {}).get(row.id), row, recipe) is None][:losses]
     chosen = {row.id for row in (*hardest, *failed)}
-    others = sorted((row for row in rows if row.id not in chosen), key=lambda row: _shuffled(row.id))[:sampled]
+    others = sorted((row for row in rows if row.id not in chosen), key=lambda row: hash_fraction(f"approval {row.id}"))[
+        :sampled
+    ]
     named = [
         Telling(row, "；".join(LOST.format(arm_words(rival, head=True).zh) for _, rival in lost[row.id]))
         for row in hardest
@@ -134,10 +135,6 @@ def _value(entry: ArmRow | None, row: Row, recipe: Recipe) -> float | None:
         return entry.retrieved.top1_score
     rank = entry.retrieved.rank(row.gold_id)
     return 1 / rank if rank else 0.0
-
-
-def _shuffled(row_id: str) -> str:
-    return hashlib.sha256(f"approval {row_id}".encode()).hexdigest()
 
 
 def _cell(sheet: Any, value: str | float | None) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from qinglan.errors import ArtifactError
 from qinglan.runs.artifacts import sha256_of, write_json
-from qinglan.runs.schema_versions import RELEASE
+from qinglan.runs.schema_version import dump_record
 from qinglan.serving.registry.records import Candidate, Released, Weights
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def log_files(client: "MlflowClient", candidate: Candidate, max_bytes: float) ->
                 _log_file(client, run_id, path, adapter, f"adapters/{stage}")
     with TemporaryDirectory() as scratch:
         release = Path(scratch) / RELEASE_FILE
-        write_json(release, RELEASE.dump(candidate))
+        write_json(release, dump_record(candidate))
         client.log_artifact(run_id, str(release), ROOT)
     return "mlflow" if whole else "path"
 

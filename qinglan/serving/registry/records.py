@@ -15,7 +15,7 @@ from qinglan.evaluation.models import Decision, Verdict
 from qinglan.recipes import get_recipe, placeholders
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import Artifact, hash_of
-from qinglan.runs.schema_versions import KEY, RELEASE
+from qinglan.runs.schema_version import KEY, SCHEMA_VERSION, check_version
 from qinglan.serving.registry.approval import APPROVAL
 from qinglan.text import number
 
@@ -125,7 +125,7 @@ class Released(BaseModel):
         """From what `tags_of` made, and what happened since."""
         number = tags.get(KEY, "1")
         of_version = {**tags, KEY: int(number) if number.isdigit() else number}
-        tags = RELEASE.current(of_version, f"release {version} of {name}")
+        tags = check_version(of_version, f"release {version} of {name}")
         known = {key: tags[key] for key in cls.model_fields if key in tags and key != "history"}
         history = tuple(line for line in tags.get("history", "").split("\n") if line)
         return cls.model_validate(known | {"name": name, "version": version, "created": created, "history": history})
@@ -139,7 +139,7 @@ def tags_of(candidate: Candidate, weights: Weights) -> dict[str, str]:
         "sha256": candidate.model.sha256,
         "weights": weights,
         "identity": candidate.identity,
-        KEY: str(RELEASE.version),
+        KEY: str(SCHEMA_VERSION),
         **decision_tags(candidate.decision),
     }
 

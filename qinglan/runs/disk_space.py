@@ -1,0 +1,78 @@
+"""Free disk space: what files take, what is left, and one line with a hint where the disk is full."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from qinglan.config import Profile
+from qinglan.errors import QinglanError, StageError
+from qinglan.text import size
+
+_DISK_FULL = ("No space left on device", "disk is full", "Disk quota exceeded")
+
+
+def file_stats(path: Path) -> Iterator[os.stat_result]:
+    """The `lstat` of a file, or of every file below a folder, without the files that disappear meanwhile."""
+    is_folder = path.is_dir() and not path.is_symlink()
+    files = (Path(folder) / name for folder, _, names in os.walk(path) for name in names) if is_folder else (path,)
+    for file in files:
+        with suppress(FileNotFoundError):
+            yield file.lstat()
+
+
+def free_bytes(folder: Path) -> int:
+    """What may still be written to the folder, which need not exist yet."""
+    return shutil.disk_usage(nearest_folder(folder)).free
+
+
+def nearest_folder(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    folder = folder.absolute()
+    return next((each for each in (folder, *folder.parents) if each.exists()), folder)
+
+
+def require_disk_space(what: str, profile: Profile, folder: Path, needed_bytes: int) -> None:
+    """Refuse to begin what would not fit.
+
+    Args:
+        folder: where it is going to be written; what an earlier attempt left there counts as written.
+
+    Raises:
+        StageError: with what is needed and what is free.
+    """
+    written = sum(stat.st_blocks * 512 for stat in file_stats(folder.resolve()))
+    floor = profile.retention.min_free_mb * 10**6
+    for place, wanted in ((folder, max(0, needed_bytes - written) + floor), (profile.paths.state, floor)):
+        if (free := free_bytes(place)) < wanted:
+            raise StageError(f"{what}: needs {size(wanted)} and {place} has {size(free)} free; {_hint(profile)}")
+
+
+@contextmanager
+def explain_full_disk(what: str, profile: Profile) -> Iterator[None]:
+    """Turn a full disk into one line with a hint.
+
+    Raises:
+        StageError: in place of what the operating system, SQLite or an engine raised.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        raise StageError(f"{what}: the disk is full{where}; {_hint(profile)}") from None
+    except (QinglanError, SQLAlchemyError) as error:
+        if not any(text in str(error) for text in _DISK_FULL) or "qinglan clean-up" in str(error):
+            raise
+        raise StageError(f"{what}: the disk is full; {_hint(profile)}\n{error}") from error
+
+
+def _hint(profile: Profile) -> str:
+    return (
+        f"free some space, such as by `qinglan clean-up --profile {profile.name}`, and run again: it goes on from here"
+    )

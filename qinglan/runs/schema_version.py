@@ -1,0 +1,71 @@
+"""The format number in every file that a later Qinglan reads: a file with a higher number is refused in one line.
+
+The number of a manifest covers the data files that it describes as well. Raise it together with a change that other
+code would misread.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from qinglan.errors import ArtifactError
+
+SCHEMA_VERSION = 1
+KEY = "schema_version"
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def with_version(values: dict[str, Any]) -> dict[str, Any]:
+    """The values as they are written."""
+    return {KEY: SCHEMA_VERSION} | values
+
+
+def dump_record(record: BaseModel) -> dict[str, Any]:
+    """The record as it is written."""
+    return with_version(record.model_dump(mode="json"))
+
+
+def record_line(record: BaseModel) -> str:
+    """The record as a line of JSON, with the line's end."""
+    return json.dumps(dump_record(record), ensure_ascii=False) + "\n"
+
+
+def check_version(values: dict[str, Any], where: object) -> dict[str, Any]:
+    """The values without their number.
+
+    Raises:
+        ArtifactError: a later version wrote them, or their number is none.
+    """
+    number = values.get(KEY, SCHEMA_VERSION)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ArtifactError(f"{where}: {KEY} is {number!r}, which is no version; restore it from a backup")
+    if number > SCHEMA_VERSION:
+        raise ArtifactError(
+            f"{where}: written by a newer Qinglan (format {number}, this one reads up to {SCHEMA_VERSION}); "
+            "upgrade this one (docs/upgrades.md)"
+        )
+    return {name: value for name, value in values.items() if name != KEY}
+
+
+def parse_record(model: type[Model], content: str | bytes, where: object) -> Model:
+    """A record from a line or a file's content; raises what `read_record` does."""
+    try:
+        values = json.loads(content)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        return model.model_validate_json(content)  # which says what is wrong with it
+    return model.model_validate(check_version(values, where))
+
+
+def read_record(model: type[Model], path: Path) -> Model:
+    """A record from a file.
+
+    Raises:
+        OSError: the file can't be read.
+        ArtifactError: a later version wrote it.
+        ValidationError: it holds no such record.
+    """
+    return parse_record(model, path.read_text(encoding="utf-8"), path)

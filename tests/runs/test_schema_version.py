@@ -1,0 +1,215 @@
+"""Files of today's format are read, those of a later one refused in one line.
+
+`golden/v1` holds a file of every kind, most of them from a real run.
+"""
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from qinglan.config import Profile, Tracking
+from qinglan.data.review import add_reviews, load_reviews, read_store, store_path
+from qinglan.data.versions import (
+    CARD_DATA,
+    INDEX,
+    SKETCH,
+    VERSION_FILE,
+    Version,
+    last_training,
+    note_training,
+    tenant_folder,
+    versions_of,
+)
+from qinglan.data.versions.card import Card
+from qinglan.data.versions.index import read_index
+from qinglan.data.versions.sketch import Sketch
+from qinglan.errors import ArtifactError
+from qinglan.evaluation import Evaluation
+from qinglan.evaluation.models import Decision, Report
+from qinglan.ops.cleanup.run_folders import read_folders
+from qinglan.rows import Row
+from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
+from qinglan.runs.run import RUN_FILE, find_stage, load_stages, open_run, runs_of, save_stage
+from qinglan.runs.schema_version import KEY, check_version, dump_record, parse_record, read_record
+from qinglan.runs.tracking import Tracker
+from qinglan.serving.registry.approval import Waiting
+from qinglan.serving.registry.records import Candidate, Released
+from qinglan.serving.site import CanaryShare, open_site, share_of
+from qinglan.serving.watch import read_state, read_verdict
+
+ProfileOf = Callable[..., Profile]
+GOLDEN = Path(__file__).parent / "golden" / "v1"
+RUN_FOLDER, DATASET, SITE = GOLDEN / "run", GOLDEN / "dataset", GOLDEN / "site"
+NEWER = r"written by a newer Qinglan \(format \d+, this one reads up to \d+\); upgrade this one"
+
+
+class Point(BaseModel):
+    x: int
+
+
+def newer(path: Path) -> Path:
+    """The file, rewritten with a later number."""
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {KEY: 99}), encoding="utf-8")
+    return path
+
+
+def test_a_record_is_read_back():
+    assert parse_record(Point, json.dumps(dump_record(Point(x=3))), "a.json") == Point(x=3)
+    for content in ("[1]", "nonsense", ""):
+        with pytest.raises(ValueError, match="Point"):
+            parse_record(Point, content, "a.json")
+
+
+def test_a_newer_file_is_refused_in_one_line():
+    with pytest.raises(ArtifactError, match="^a.json: " + NEWER) as caught:
+        parse_record(Point, '{"schema_version": 2, "x": 3}', "a.json")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "2", 1.5, True, None])
+def test_a_number_that_is_none_is_refused(wrong: Any):
+    with pytest.raises(ArtifactError, match="which is no version; restore it from a backup"):
+        check_version({KEY: wrong, "x": 3}, "a.json")
+
+
+def read_run(path: Path) -> object:
+    return runs_of(path.parents[1], "small")
+
+
+READERS: list[tuple[Path, Callable[[Path], object]]] = [
+    (RUN_FOLDER / RUN_FILE, read_run),
+    *((RUN_FOLDER / stage / MANIFEST, StageResult.read) for stage in ("dataset", "evaluate", "gate")),
+    (RUN_FOLDER / "report.json", Report.read),
+    (DATASET / VERSION_FILE, lambda path: Version.read(path.parent)),
+    (SITE / "waiting.json", lambda path: Waiting.read(path.parent)),
+    (SITE / "canary.json", lambda path: read_state(path.parent)),
+    (SITE / "verdict.json", lambda path: read_verdict(path.parent)),
+    (SITE / "release.json", lambda path: read_record(Candidate, path)),
+]
+
+
+@pytest.mark.parametrize(("golden", "read"), READERS, ids=[str(path.relative_to(GOLDEN)) for path, _ in READERS])
+def test_each_file_is_read_and_a_newer_one_refused(golden: Path, read: Callable[[Path], object], tmp_path: Path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    assert read(Path(shutil.copy(golden, folder))) is not None
+    with pytest.raises(ArtifactError, match=NEWER):
+        read(newer(folder / golden.name))
+
+
+def test_what_lies_beside_manifests_is_read():
+    evaluation = Evaluation.model_validate_json((RUN_FOLDER / "evaluate" / "evaluation.json").read_text("utf-8"))
+    assert evaluation.comparisons
+    decision = Decision.model_validate_json((RUN_FOLDER / "gate" / "decision.json").read_text("utf-8"))
+    assert decision.verdict == "refuse"
+    assert len(list(read_index(DATASET / INDEX))) == 20
+    assert len(list(read_jsonl(DATASET / "rows.jsonl", Row))) == 3
+    assert Sketch.model_validate_json((DATASET / SKETCH).read_text("utf-8"))
+    assert Card.model_validate_json((DATASET / CARD_DATA).read_text("utf-8")).origin.id == "b438fdf0a5b4"
+
+
+def test_a_newer_run_is_neither_continued_nor_removed(profile_of: ProfileOf):
+    profile = profile_of()
+    with open_run(profile, "refresh") as run:
+        newer(run.directory / RUN_FILE)
+    with pytest.raises(ArtifactError, match=NEWER), open_run(profile, "refresh"):
+        raise AssertionError
+    assert [folder.state for folder in read_folders(run.directory.parent)] == [None]
+
+
+def test_a_newer_stage_is_made_again_but_not_built_upon(profile_of: ProfileOf):
+    with open_run(profile_of(), "refresh") as run:
+        save_stage(run, StageResult(stage="ingest", key="k", run_id=run.id, seconds=1))
+        assert find_stage(run, "ingest", "k")
+        newer(run.directory / "ingest" / MANIFEST)
+        assert find_stage(run, "ingest", "k") is None
+        with pytest.raises(ArtifactError, match=NEWER):
+            load_stages(run.directory, ["ingest"], "")
+
+
+def test_a_newer_dataset_version_is_refused_rather_than_passed_over(profile_of: ProfileOf):
+    profile = profile_of()
+    folder = tenant_folder(profile) / "b438fdf0a5b4"
+    shutil.copytree(DATASET, folder)
+    assert len(versions_of(profile)) == 1
+    newer(folder / VERSION_FILE)
+    with pytest.raises(ArtifactError, match=NEWER):
+        versions_of(profile)
+
+
+def test_the_note_of_the_last_training(profile_of: ProfileOf):
+    profile = profile_of()
+    tenant_folder(profile).mkdir(parents=True)
+    path = Path(shutil.copy(DATASET / "trained.json", tenant_folder(profile)))
+    assert last_training(profile).version == "b438fdf0a5b4"
+    note_training(profile, "other", "run")
+    assert last_training(profile).version == "other"
+    newer(path)
+    with pytest.raises(ArtifactError, match=NEWER):
+        last_training(profile)
+
+
+def test_reviews_stay_beside_new_ones_and_newer_ones_are_refused(profile_of: ProfileOf):
+    profile = profile_of()
+    path = store_path(profile)
+    path.parent.mkdir(parents=True)
+    shutil.copy(SITE / "reviews.jsonl", path)
+    old = read_store(path)
+    assert [review.verdict for review in old] == ["accept", "correct"]
+    add_reviews(profile, [old[0].model_copy(update={"row": "r3", "file_sha256": "another"})])
+    assert read_store(path)[:2] == old
+    assert len(load_reviews(profile).by_row) == 3
+    path.write_text(path.read_text("utf-8").replace(f'"{KEY}": 1', f'"{KEY}": 2'), encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"\.jsonl:1: " + NEWER):
+        load_reviews(profile)
+
+
+def test_a_registered_version_is_read_and_a_newer_one_refused():
+    tags = json.loads((SITE / "tags.json").read_text("utf-8"))
+    released = Released.of_tags("qinglan.m", "1", datetime.now(UTC), tags)
+    assert (released.verdict, released.dataset_version) == ("refuse", "b438fdf0a5b4")
+    assert Released.of_tags("qinglan.m", "1", released.created, tags | {KEY: "1"}) == released
+    with pytest.raises(ArtifactError, match=r"release 1 of qinglan\.m: " + NEWER):
+        Released.of_tags("qinglan.m", "1", released.created, tags | {KEY: "2"})
+    with pytest.raises(ArtifactError, match="which is no version"):
+        Released.of_tags("qinglan.m", "1", released.created, tags | {KEY: "two"})
+
+
+def test_a_canarys_share_is_read_back(profile_of: ProfileOf, tmp_path: Path):
+    shutil.copy(SITE / "share.json", tmp_path)
+    assert share_of(profile_of(), tmp_path, "7") == 0.1
+    CanaryShare(version="7", share=0.2).write(tmp_path)
+    assert share_of(profile_of(), tmp_path, "7") == 0.2
+
+
+@pytest.mark.parametrize("name", ["canary.json", "verdict.json"])
+def test_a_newer_canary_is_refused_before_anything_is_served(profile_of: ProfileOf, tmp_path: Path, name: str):
+    newer(Path(shutil.copy(SITE / name, tmp_path)))
+    with (
+        pytest.raises(ArtifactError, match=NEWER),
+        open_site(profile_of(), tmp_path, lambda _: None, port=0, watched=False),
+    ):
+        raise AssertionError
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # MLflow's
+def test_an_earlier_mlflows_database_is_reported_in_one_line(tmp_path: Path):
+    file = tmp_path / "mlflow.db"
+    Tracker(f"sqlite:///{file}", Tracking(), tmp_path)
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("UPDATE alembic_version SET version_num = '1b5f0d9ad7c1'")
+    code = "import sys; from qinglan.runs.tracking import *; Tracker(sys.argv[1], Tracking(), Path())"
+    argv = [sys.executable, "-c", code, f"sqlite:///{file}"]  # MLflow checks a database once per process
+    stderr = subprocess.run(argv, capture_output=True, text=True, check=False).stderr
+    assert "ConfigError: tracking.uri: Detected out-of-date database schema" in stderr
+    assert "mlflow db upgrade" in stderr

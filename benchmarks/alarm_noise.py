@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 
 from qinglan.config import Alarms
-from qinglan.recipes.kinds.common import PrimaryMetric
+from qinglan.recipes import PrimaryMetric
 from qinglan.training.alarms import REWARD, AlarmWatch, part_mean
 
 RUNS = 1000

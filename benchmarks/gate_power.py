@@ -29,7 +29,7 @@ from qinglan.evaluation import Evaluation
 from qinglan.evaluation.gate import decide
 from qinglan.evaluation.models import Arm, Verdict
 from qinglan.evaluation.red_team_cases import RedTeamResult
-from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
+from qinglan.recipes import RetrievalRecipe
 from qinglan.statistics import ArmScores, Comparison, compare
 
 ROOT = Path(__file__).parents[1]

@@ -26,9 +26,7 @@ from aiohttp import web
 from verl_cpu import make_model
 
 from qinglan.config import Alarms, Budget, Endpoint, LedgerStore, Price, Profile, Rag, Reward, Tenant
-from qinglan.recipes.kinds.common import PrimaryMetric
-from qinglan.recipes.kinds.grading import RetrievalGrading
-from qinglan.recipes.kinds.retrieval.recipe import Baseline
+from qinglan.recipes import Baseline, PrimaryMetric, RetrievalRecipe
 from qinglan.recipes.scoring.samples import SampleWatch
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.command import Command
@@ -225,7 +223,7 @@ def reward_service(folder: Path, rag_url: str) -> RewardService:
     """Retrieval and guards only."""
     return RewardService(
         recipe="query_rewrite",
-        parts=RetrievalGrading.score_parts,
+        parts=RetrievalRecipe.score_parts,
         reward=Reward(judge_weight=0, guard_min_judge=0, relevance_gate=False),
         rag=Rag(url=rag_url, concurrency=CONCURRENCY),
         rag_url=rag_url,

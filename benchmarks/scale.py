@@ -24,7 +24,6 @@ from typing import Any
 from qinglan.config import load_profile
 from qinglan.data.dataset import build
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.grading import grading_of
 from qinglan.rows import Retrieved, Row, Split, row_id
 from qinglan.runs.artifacts import read_jsonl, write_jsonl
 from qinglan.text import count
@@ -114,8 +113,8 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     """Selection and dataset, as the stages call them."""
     profile = load_profile("embedded")
     start = time.perf_counter()
-    grading = grading_of(get_recipe(profile.recipe))
-    rows = grading.select(read_jsonl(folder / "validated.jsonl", Row), profile.select)
+    recipe = get_recipe(profile.recipe)
+    rows = recipe.select(read_jsonl(folder / "validated.jsonl", Row), profile.select)
     selected = write_jsonl(folder / "selected.jsonl", rows).path
     middle = time.perf_counter()
     pinned = pins(folder / "first" / "rows.jsonl") if name == "second" else None

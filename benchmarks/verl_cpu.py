@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from qinglan.config import Alarms, Profile
-from qinglan.recipes.kinds.common import PrimaryMetric
+from qinglan.recipes import PrimaryMetric
 from qinglan.runs.command import Command
 from qinglan.training.engines.trainer_settings import TrainerSettings
 from qinglan.training.engines.verl import next_metrics_path, ppo_command

@@ -10,7 +10,7 @@ from qinglan.evaluation import live_load
 from qinglan.evaluation.summary import metrics_of
 from qinglan.evaluation.teacher_comparison import MAIN, arms_of, contenders, draw, evaluate_teachers, paid_in_vain
 from qinglan.evaluation.teacher_comparison.purchase import advise
-from qinglan.recipes import get_recipe, identity
+from qinglan.recipes import get_recipe, recipe_key
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
 from qinglan.runs.run import Run
@@ -61,6 +61,6 @@ def compare_teachers(run: Run, services: Services, validated: Mapping[str, Stage
         "teacher": profile.teacher.model,
         "judge": profile.judge.model,
         "evaluate": profile.evaluate.model_dump(mode="json"),
-        "recipe": identity(profile.recipe),
+        "recipe": recipe_key(profile.recipe),
     }
     return perform(run, "compare", depends_on, work)

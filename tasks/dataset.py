@@ -9,8 +9,8 @@ from prefect.logging import get_run_logger
 from qinglan.data.dataset import build
 from qinglan.data.sources.files import digest_of
 from qinglan.data.versions import pinned_splits
-from qinglan.recipes import identity
-from qinglan.recipes.scoring.identity import scored_with
+from qinglan.recipes import recipe_key
+from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.runs.artifacts import StageResult, hash_of
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform
@@ -25,8 +25,8 @@ def build_dataset(run: Run, selected: StageResult) -> StageResult:
         "dataset": profile.dataset.model_dump(mode="json"),
         "evaluation_sha256": [digest_of(Path(workbook)) for workbook in profile.dataset.decontaminate_against],
         "tenant": profile.tenant.model_dump(mode="json"),
-        "recipe": identity(profile.recipe),
-        "scored_with": scored_with(run),
+        "recipe": recipe_key(profile.recipe),
+        "scored_with": scoring_digest(run),
     }
     inputs = hash_of(depends_on)
     pins, splits = pinned_splits(profile, inputs)
@@ -43,7 +43,7 @@ def build_dataset(run: Run, selected: StageResult) -> StageResult:
         stage.say(", ".join(f"{name} {value:.0f}" for name, value in outcome.metrics.items()))
         for warning in built.warnings:
             get_run_logger().warning("dataset: %s", warning)
-        outcome.details = {"scored_with": scored_with(run), "inputs": inputs, "pins": pins}
+        outcome.details = {"scored_with": scoring_digest(run), "inputs": inputs, "pins": pins}
         outcome.details["warnings"] = list(built.warnings)
         return outcome
 

@@ -1,6 +1,7 @@
 """The distill stage: asks the teacher, row by row or by its batch API."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from prefect import task
@@ -18,8 +19,8 @@ from qinglan.clients.roles import (
 )
 from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
-from qinglan.recipes import get_recipe, identity
-from qinglan.recipes.kinds.distillation import distiller, require_teacher_alone, teacher_requests
+from qinglan.recipes import get_recipe, recipe_key
+from qinglan.recipes.kinds.distillation import require_teacher_alone, teacher_requests
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run
@@ -49,13 +50,13 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
                 settings=profile.distill,
                 roles=recipe.DISTILL_ROLES,
                 concurrency=max((endpoint.concurrency for endpoint in endpoints.values()), default=1),
-                make_work=lambda clients: distiller(recipe, clients, profile.tenant),
+                make_work=lambda clients: partial(recipe.distill, clients=clients, tenant=profile.tenant),
             )
         )
 
     depends_on: dict[str, Any] = {
         "rows_sha256": ingested.artifacts["rows"].sha256,
-        "recipe": identity(profile.recipe),
+        "recipe": recipe_key(profile.recipe),
         "tenant": profile.tenant.model_dump(mode="json"),
         **{role: endpoint.model_dump(mode="json", include=set(ANSWER_FIELDS)) for role, endpoint in endpoints.items()},
         "servers": [key_salt(profile, role) for role in endpoints],

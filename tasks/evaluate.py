@@ -15,8 +15,7 @@ from qinglan.evaluation.red_team_cases import Case, RedTeamResult, cases_of, ide
 from qinglan.evaluation.summary import evaluate, metrics_of
 from qinglan.evaluation.teacher_comparison import Contender, contenders
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.grading import grading_of
-from qinglan.recipes.scoring.identity import scoring_identity
+from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.rows import ArmName, Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
 from qinglan.runs.run import Run
@@ -63,14 +62,13 @@ def evaluate_arms(
     """Every arm on the test split: generate, retrieve, judge, compare. The registry's champion is an arm too."""
     profile = run.profile
     recipe = get_recipe(profile.recipe)
-    grading = grading_of(recipe)
     students, cases = _students(run, models), cases_of(profile)
     rivals = [each for each in contenders(run, services) if each.arm in profile.evaluate.teachers]
     loads = _loads(profile, students)
 
     def work(stage: Stage) -> Outcome:
         rows = list(read_jsonl(dataset.path("test"), Row))
-        arms = grading.baseline_arms(rows, profile, afresh=True)
+        arms = recipe.baseline_arms(rows, profile, retrieve_again=True)
         asked, paid = asyncio.run(_ask_teachers(stage, rivals, rows))
         arms = _with_tokens(profile, arms | asked)
         answers = _generate(stage, rows, cases, students)
@@ -103,9 +101,9 @@ def evaluate_arms(
             each.arm: each.run.profile.teacher.model_dump(mode="json", include=set(ANSWER_FIELDS)) for each in rivals
         },
         "red_team": identity_of(cases),
-        "measuring": grading.measuring_identity(profile.tenant),
+        "measuring": recipe.measuring_digest(profile.tenant),
         "loads": loads,
-        **scoring_identity(profile),
+        **scoring_key(profile),
     }
     if "rag" in recipe.graders:  # as in validation: a live service's knowledge base changes unseen
         depends_on["knowledge_base"] = run.knowledge_base_sha256 if profile.rag.url == EMBEDDED else run.id
@@ -193,7 +191,7 @@ async def _complete(
     profile, recipe = run.profile, get_recipe(run.profile.recipe)
     async with open_clients(run, services, recipe.graders) as clients:
         tried = await try_cases(cases, red_team, recipe, profile.tenant, clients)
-        measured = await grading_of(recipe).measure(arms, rows, clients, profile)
+        measured = await recipe.measure(arms, rows, clients, profile)
         return Completed(measured.arms, measured.unjudged, tried, clients.call_counts())
 
 

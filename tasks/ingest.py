@@ -12,7 +12,7 @@ from qinglan.data.sources.database import take_snapshot
 from qinglan.data.sources.files import READERS, digest_of, list_files
 from qinglan.data.workbook import read_rows
 from qinglan.errors import StageError, WorkbookError
-from qinglan.recipes import get_recipe, identity
+from qinglan.recipes import get_recipe, recipe_key
 from qinglan.rows import RowCounts
 from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import Run
@@ -60,7 +60,7 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
         "workbook_sha256": digest,
         "data": data.model_dump(mode="json"),
         "inputs": [asdict(each) for each in recipe.INPUTS],
-        "recipe": identity(run.profile.recipe),
+        "recipe": recipe_key(run.profile.recipe),
         "tenant": tenant.model_dump(mode="json"),
     }
     return perform(run, "ingest", depends_on, work)

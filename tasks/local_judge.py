@@ -1,16 +1,16 @@
 """Before RL asks a judge of our own: how far it agrees with the judge, on dev rows."""
 
 import asyncio
+from typing import cast
 
 from prefect.logging import get_run_logger
 
 from qinglan.clients.rag import RagClient
 from qinglan.clients.roles import Role, Services, open_clients
 from qinglan.config import EMBEDDED
-from qinglan.recipes import get_recipe
+from qinglan.recipes import RetrievalRecipe, get_recipe
 from qinglan.recipes._verdicts import verdict_recipe
-from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
-from qinglan.recipes.scoring.identity import scoring_identity
+from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
@@ -58,7 +58,7 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Ap
         "agreement_rows": settings.agreement_rows,
         "use_labels": profile.reward.use_labels,
         "min_relevance": profile.reward.min_relevance,
-        **scoring_identity(profile),
+        **scoring_key(profile),
         # As in validation: a live service's knowledge base changes unseen.
         "knowledge_base": run.knowledge_base_sha256 if profile.rag.url == EMBEDDED else run.id,
     }
@@ -69,8 +69,7 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Ap
 
 async def _compare(run: Run, services: Services, served: Served, rows: list[Row]) -> list[Pair]:
     profile = run.profile
-    recipe = get_recipe(profile.recipe)
-    assert isinstance(recipe, RetrievalRecipe), "no other recipe has a local judge"
+    recipe = cast(RetrievalRecipe, get_recipe(profile.recipe))  # no other recipe has a local judge
     rag = RagClient(profile.rag, services.rag_url, profile.tenant.id, with_passage=True)
     try:
         async with open_clients(run, services, _JUDGE) as clients, open_judge(run, served) as local:

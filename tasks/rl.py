@@ -14,8 +14,7 @@ from qinglan.clients.roles import Services, key_salt
 from qinglan.config import CHANGEABLE, EMBEDDED
 from qinglan.errors import ConfigError, StageError
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.grading import grading_of
-from qinglan.recipes.scoring.identity import scoring_identity
+from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.recipes.scoring.samples import SampleWatch
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.artifacts import Artifact, StageResult
@@ -118,7 +117,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         "model_sha256": start.artifacts["model"].sha256,
         "rl": profile.rl.model_dump(mode="json", exclude=set(CHANGEABLE["rl"])),
         "reward": profile.reward.model_dump(mode="json", exclude=set(CHANGEABLE["reward"])),
-        **scoring_identity(profile),
+        **scoring_key(profile),
         "knowledge_base_sha256": run.knowledge_base_sha256,
         **({"local_judge": judge.identity} if judge else {}),
     }
@@ -160,7 +159,7 @@ def _reward_service(run: Run, services: Services, samples_log: Path, served: Ser
     return RewardService(
         **asked,
         recipe=profile.recipe,
-        parts=grading_of(recipe).score_parts,
+        parts=recipe.score_parts,
         reward=profile.reward,
         tenant=profile.tenant,
         ledger=profile.ledger,
@@ -173,13 +172,13 @@ def _reward_service(run: Run, services: Services, samples_log: Path, served: Ser
 
 def _trainer_settings(stage: Stage, dev_file: Path) -> TrainerSettings:
     profile = stage.run.profile
-    rl, reward, grading = profile.rl, profile.reward, grading_of(get_recipe(profile.recipe))
+    rl, reward, recipe = profile.rl, profile.reward, get_recipe(profile.recipe)
     return TrainerSettings(
         folder=stage.directory,
         max_invalid_share=reward.max_invalid_share,
         use_labels=reward.use_labels,
-        dev_metric=grading.dev_metric(reward, _infos(dev_file)),
-        primary_metric=grading.primary_metric(),
+        dev_metric=recipe.dev_metric(reward, _infos(dev_file)),
+        primary_metric=recipe.primary_metric,
         patience=rl.patience,
         keep_checkpoints=rl.keep_checkpoints,
         alarms=rl.alarms,
@@ -248,7 +247,7 @@ def _rl_outcome(
     def curve(key: str) -> list[tuple[int, float]]:
         return [(step, metrics[key]) for step, metrics in steps.items() if key in metrics]
 
-    parts = grading_of(get_recipe(stage.run.profile.recipe)).reported_parts
+    parts = get_recipe(stage.run.profile.recipe).reported_parts
     reported = {"reward": verl.STEP_METRICS["reward"]} | {name: part_mean(name) for name in parts} | verl.STEP_METRICS
     curves = {label: curve(key) for label, key in reported.items()}
     summary: dict[str, Any] = {"steps": max(steps, default=0), "chosen_step": chosen.step}

@@ -5,8 +5,7 @@ from prefect.cache_policies import NO_CACHE
 
 from qinglan.data.review import load_reviews
 from qinglan.data.workbook_writer import write_rows
-from qinglan.recipes import get_recipe, identity
-from qinglan.recipes.kinds.grading import grading_of
+from qinglan.recipes import get_recipe, recipe_key
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
@@ -18,16 +17,16 @@ _WORKBOOK_ROWS = 100_000
 @task(name="select", task_run_name="select", cache_policy=NO_CACHE)
 def select_rows(run: Run, validated: StageResult) -> StageResult:
     """Decide which answers may teach; what people said of them outranks the rules."""
-    reviews, grading = load_reviews(run.profile), grading_of(get_recipe(run.profile.recipe))
+    reviews, recipe = load_reviews(run.profile), get_recipe(run.profile.recipe)
 
     def work(stage: Stage) -> Outcome:
         before, after = RowCounts(), RowCounts()
         rows = reviews.apply(before.pass_through(read_jsonl(validated.path("rows"), Row)))
-        selected = after.pass_through(grading.select(rows, run.profile.select))
+        selected = after.pass_through(recipe.select(rows, run.profile.select))
         artifacts = {"rows": write_jsonl(stage.directory / "rows.jsonl", selected)}
         if after.total <= _WORKBOOK_ROWS:
             again = read_jsonl(artifacts["rows"].path, Row)
-            artifacts["workbook"] = write_rows(stage.directory / "rows.xlsx", again, get_recipe(run.profile.recipe))
+            artifacts["workbook"] = write_rows(stage.directory / "rows.xlsx", again, recipe)
         else:
             stage.say(f"no rows.xlsx: {after.total:,} rows are more than people open in Excel; see rows.jsonl")
         return Outcome(before.ok, after.ok, after.dropped_since(before), artifacts)
@@ -35,7 +34,7 @@ def select_rows(run: Run, validated: StageResult) -> StageResult:
     depends_on = {
         "rows_sha256": validated.artifacts["rows"].sha256,
         "select": run.profile.select.model_dump(mode="json"),
-        "recipe": identity(run.profile.recipe),
+        "recipe": recipe_key(run.profile.recipe),
         "reviews": reviews.digest,
     }
     return perform(run, "select", depends_on, work)

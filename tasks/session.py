@@ -19,7 +19,7 @@ from qinglan.clients.roles import Services
 from qinglan.config import EMBEDDED, FlowName, Profile, load_profile
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.ops.preflight import require
-from qinglan.recipes.scoring.identity import scored_with
+from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.runs.artifacts import StageResult, sha256_of
 from qinglan.runs.disk_space import explain_full_disk
 from qinglan.runs.locks import refresh_lock, removal_lock
@@ -123,7 +123,7 @@ def stages_of(session: Session, names: Sequence[str]) -> list[StageResult]:
 
 
 def _find_stages(session: Session, names: Sequence[str]) -> tuple[Path, list[StageResult]]:
-    run, identity = session.run, scored_with(session.run)
+    run, identity = session.run, scoring_digest(session.run)
     if session.source_named and run.source:
         return run.source, load_stages(run.source, names, identity)
     runs, newest_problem = run.directory.parent, None

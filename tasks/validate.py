@@ -1,6 +1,7 @@
 """The validate stage: grades what the teacher answered."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,7 @@ from prefect.cache_policies import NO_CACHE
 
 from qinglan.clients.roles import Services, endpoint_of
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.grading import grading_of
-from qinglan.recipes.scoring.identity import scoring_identity
+from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.runs.artifacts import StageResult, sha256_of
 from qinglan.runs.run import Run
 from qinglan.tasks.batches import ask_services
@@ -21,13 +21,13 @@ from qinglan.tasks.stage import Outcome, Stage, perform
 def validate_rows(
     run: Run, services: Services, distilled: StageResult, knowledge_base: Path | None, name: str = "validate"
 ) -> StageResult:
-    """Grade what the teacher answered, as the recipe's kind does: by RAG, rules and judge."""
+    """Grade what the teacher answered, by the services and rules that the recipe names."""
     profile = run.profile
-    grading, judges = grading_of(get_recipe(profile.recipe)), profile.validation.judge_baseline
-    roles = grading.validation_roles(profile)
+    recipe, judges = get_recipe(profile.recipe), profile.validation.judge_baseline
+    roles = recipe.validation_roles(profile)
 
     def work(stage: Stage) -> Outcome:
-        findings = grading.findings()
+        found = recipe.validation_statistics()
         outcome = asyncio.run(
             ask_services(
                 stage,
@@ -39,19 +39,21 @@ def validate_rows(
                 concurrency=max(
                     (profile.rag if role == "rag" else endpoint_of(profile, role)).concurrency for role in roles
                 ),
-                make_work=lambda clients: grading.validator(clients, profile.tenant, judge="judge" in roles),
-                watch=findings.add,
+                make_work=lambda clients: partial(
+                    recipe.validate, clients=clients, tenant=profile.tenant, judge="judge" in roles
+                ),
+                watch=found.add,
             )
         )
-        findings.check()
-        outcome.metrics = findings.metrics()
-        outcome.details["histograms"] = findings.histograms()
-        stage.say(", ".join(f"{name} {value:.3f}" for name, value in findings.shown().items()))
+        found.check()
+        outcome.metrics = found.metrics()
+        outcome.details["histograms"] = found.histograms()
+        stage.say(", ".join(f"{name} {value:.3f}" for name, value in found.logged().items()))
         return outcome
 
     depends_on: dict[str, Any] = {
         "rows_sha256": distilled.artifacts["rows"].sha256,
-        **scoring_identity(profile),
+        **scoring_key(profile),
         "judge_baseline": judges,
     }
     if "rag" in roles:  # a live service's knowledge base changes unseen, so its answers are reused within one run only

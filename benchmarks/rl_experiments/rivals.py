@@ -21,7 +21,6 @@ from qinglan.config import Profile
 from qinglan.errors import StageError
 from qinglan.evaluation import ArmRow, student_rows, summarise
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.grading import grading_of
 from qinglan.rows import Row
 from qinglan.runs.artifacts import read_jsonl, write_json, write_jsonl
 from qinglan.runs.command import Command
@@ -171,7 +170,7 @@ def _arms(
 
     async def complete() -> dict[str, list[ArmRow]]:
         async with open_clients(run, services, recipe.graders) as clients:
-            return (await grading_of(recipe).measure(answers, rows, clients, profile)).arms
+            return (await recipe.measure(answers, rows, clients, profile)).arms
 
     return asyncio.run(complete())
 

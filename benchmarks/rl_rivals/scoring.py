@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from qinglan.errors import StageError
-from qinglan.recipes.kinds.grading import open_scorer
+from qinglan.recipes import get_recipe
 from qinglan.recipes.scoring.scorer import Scorer
 from qinglan.recipes.scoring.service import RewardService
 
@@ -30,7 +30,7 @@ class Scoring:
         return scores
 
     async def _score(self, infos: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float]:
-        self._scorer = self._scorer or open_scorer(self._service)
+        self._scorer = self._scorer or get_recipe(self._service.recipe).scorer(self._service)
         scored = await asyncio.gather(*map(self._scorer.score, map(dict, infos), texts))
         if failed := sum(bool(one["invalid"]) for one in scored):
             raise StageError(f"{failed} of {len(scored)} samples have no score; see {self._service.samples_log}")

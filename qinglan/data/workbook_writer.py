@@ -14,7 +14,6 @@ from openpyxl.utils import get_column_letter
 
 from qinglan.data.sources.records import without_illegal
 from qinglan.recipes import Input, Recipe
-from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import Artifact
 
@@ -144,8 +143,8 @@ def columns_of(recipe: Recipe) -> tuple[Column, ...]:
     """What people see of a row: what was asked, what came of it, where it stands."""
     results: tuple[Column, ...] = _REWRITE
     costs = _REWRITE_COSTS
-    if isinstance(recipe, AnswerRecipe):
-        parts = (Column(f"规则：{name}", 12, _part(name)) for name in recipe.WEIGHTS if name != "judge")
+    if not recipe.retrieves:
+        parts = (Column(f"规则：{name}", 12, _part(name)) for name in recipe.rule_parts)
         results, costs = (*_ANSWER, *parts), _ANSWER_COSTS
     fixed = (*_QUESTION, *results, *_LABELS, *costs, *_PLACE)
     titles = input_titles(recipe.INPUTS, [column.title for column in fixed])

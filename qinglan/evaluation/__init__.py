@@ -12,9 +12,16 @@ from qinglan.evaluation.red_team import texts_of, try_cases
 from qinglan.evaluation.slices import slices_of
 from qinglan.evaluation.summaries import summarise
 from qinglan.evaluation.teachers import ask_teacher
-from qinglan.recipes.kinds.arms import live_load, not_retrieved, original_rows, student_rows, teacher_rows, with_tokens
-from qinglan.recipes.kinds.retrieval.panel import Panel
-from qinglan.recipes.kinds.retrieval.retrieving import retrieve_all
+from qinglan.recipes.measuring.arms import (
+    live_load,
+    not_retrieved,
+    original_rows,
+    student_rows,
+    teacher_rows,
+    with_tokens,
+)
+from qinglan.recipes.measuring.panel import Panel
+from qinglan.recipes.measuring.retrieving import retrieve_all
 from qinglan.rows import ArmRow
 
 __all__ = [

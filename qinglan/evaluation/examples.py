@@ -29,7 +29,7 @@ def examples(
                     text=entry.text,
                     reason=entry.reason,
                     retrieved=_first_places(entry.retrieved),
-                    values=values_of(entry, row, recipe) if recipe.KIND == "answer" else {},
+                    values={} if recipe.retrieves else values_of(entry, row, recipe),
                 )
                 for name, entries in by_arm.items()
                 if (entry := entries.get(row.id))
@@ -62,7 +62,7 @@ def shared_between(train: Sequence[Row], test: Sequence[Row], recipe: Recipe) ->
             "the same words can mean another thing after another history",
         ),
     ]
-    return [*shared, overlap("gold documents", lambda row: row.gold_id)] if recipe.KIND == "retrieval" else shared
+    return [*shared, overlap("gold documents", lambda row: row.gold_id)] if recipe.retrieves else shared
 
 
 def _title_of(document_id: str | None, entries: Iterable[ArmRow]) -> str | None:

@@ -54,7 +54,6 @@ class Decision(BaseModel):
 
 
 SimulatedRole = Literal["teacher", "answerer", "judge", "rag", "student", "workbook"]
-Kind = Literal["retrieval", "answer"]
 Tone = Literal["better", "worse", "open", "none"]
 
 
@@ -336,8 +335,8 @@ class Report(Part):
     run_id: str
     profile: str
     recipe: str
-    kind: Kind = "retrieval"
-    """Of the recipe: what its texts are for."""
+    retrieves: bool = True
+    """Is the retrieval service asked with the recipe's texts?"""
     metrics: list[Metric] = []
     """The recipe's, in the order in which they decide: their words, digits and scales."""
     rivals: list[ArmName] = ["teacher"]

@@ -8,7 +8,7 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
 from qinglan.errors import CallError
 from qinglan.evaluation.red_team_cases import Case, RedTeamResult, check, row_of
-from qinglan.recipes import AnswerRecipe, Recipe
+from qinglan.recipes import Recipe
 from qinglan.rows import ArmName, Retrieved
 
 Texts = Mapping[str, str]
@@ -28,7 +28,7 @@ async def try_cases(
     async def attempt(case: Case, texts: Texts) -> RedTeamResult:
         row = row_of(case, tenant)
         text = texts[row.id]
-        parts = recipe.parts(row, text) if isinstance(recipe, AnswerRecipe) else {}
+        parts = recipe.parts(row, text)
         return check(case, text or None, await _retrieved(case, text, clients), parts)
 
     names = list(answers)

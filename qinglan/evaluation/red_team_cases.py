@@ -19,7 +19,7 @@ from qinglan import recipes
 from qinglan.config import Profile, Tenant
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, WorkbookError
-from qinglan.recipes import AnswerRecipe, Recipe, get_recipe
+from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.selection import is_boilerplate
 from qinglan.rows import HINTS, Retrieved, Row, normalise
 from qinglan.runs.artifacts import hash_of
@@ -250,7 +250,7 @@ def _read_own(path: Path, profile: Profile, recipe: Recipe) -> list[Case]:
     try:
         if path.suffix.lower() == ".jsonl":
             return _read_cases(path, recipe)
-        if recipe.KIND == "retrieval":
+        if recipe.retrieves:
             return _read_regressions(path, profile, recipe)
     except (WorkbookError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{_SETTING}: {error}") from error
@@ -290,17 +290,17 @@ def _unfit(case: Case, recipe: Recipe) -> str:
     missing = [name for name in asked if not case.inputs.get(name)]
     if missing:
         return f"`inputs.{missing[0]}`: recipe `{recipe.NAME}` needs it"
-    graded = sorted(recipe.WEIGHTS.keys() - {"judge"}) if isinstance(recipe, AnswerRecipe) else []
+    graded = sorted(recipe.rule_parts)
     if case.checks.parts.keys() - set(graded):
         return f"`checks.parts`: recipe `{recipe.NAME}` grades these by rule: {', '.join(graded) or 'none'}"
-    if case.checks.needs_retrieval and recipe.KIND != "retrieval":
+    if case.checks.needs_retrieval and not recipe.retrieves:
         return f"`checks`: recipe `{recipe.NAME}` retrieves nothing; leave out gold_top1 and gold_in_top3"
     return ""
 
 
 def _of_kind(case: Case, recipe: Recipe) -> Case:
     """With what a recipe of this kind checks unless the case says otherwise."""
-    if recipe.KIND != "retrieval":
+    if not recipe.retrieves:
         return case
     open_ = {name: value for name, value in OF_EVERY_REWRITE.items() if name not in case.checks.model_fields_set}
     return case.model_copy(update={"checks": case.checks.model_copy(update=open_)})

@@ -8,7 +8,7 @@ from qinglan.config import Evaluate
 from qinglan.evaluation.metrics import arm_scores, groups_of
 from qinglan.evaluation.models import Arm, Score
 from qinglan.recipes import Recipe
-from qinglan.recipes.kinds.retrieval.panel import consistency
+from qinglan.recipes.measuring.panel import consistency
 from qinglan.rows import ArmRow, Row
 from qinglan.statistics import Interval, MeanCi, mean_ci, percentile_ci, ratio_ci
 

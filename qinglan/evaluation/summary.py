@@ -26,7 +26,6 @@ from qinglan.evaluation.models import (
 )
 from qinglan.evaluation.report.verdict import simulated_roles_of, verdict
 from qinglan.recipes import Finding, Recipe, get_recipe
-from qinglan.recipes.kinds.grading import grading_of
 from qinglan.rows import INPUT_REASONS, ArmName, Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run
@@ -81,7 +80,7 @@ def evaluate_baselines(rows: Sequence[Row], profile: Profile) -> Evaluation:
     """What needs no model of ours, such as the teacher, as validation found it; over every row that was a question."""
     recipe = get_recipe(profile.recipe)
     questions = [row for row in rows if row.reason not in INPUT_REASONS]
-    return evaluate(grading_of(recipe).baseline_arms(questions, profile), questions, profile.evaluate, recipe)
+    return evaluate(recipe.baseline_arms(questions, profile), questions, profile.evaluate, recipe)
 
 
 def metrics_of(evaluation: Evaluation) -> dict[str, float]:
@@ -104,7 +103,7 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
         run_id=run.id,
         profile=profile.name,
         recipe=recipe.NAME,
-        kind=recipe.KIND,
+        retrieves=recipe.retrieves,
         metrics=evaluation.metrics,
         rivals=list(profile.gate.rivals),
         command=_command(run),

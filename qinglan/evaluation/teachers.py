@@ -8,9 +8,8 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
 from qinglan.errors import CallError
 from qinglan.recipes import Recipe
-from qinglan.recipes.kinds.arms import teacher_rows
-from qinglan.recipes.kinds.distillation import distiller
-from qinglan.recipes.kinds.retrieval.retrieving import AT_ONCE, check_failures
+from qinglan.recipes.measuring.arms import teacher_rows
+from qinglan.recipes.measuring.retrieving import AT_ONCE, check_failures
 from qinglan.rows import ArmRow, Row
 
 
@@ -22,11 +21,11 @@ async def ask_teacher(
     Raises:
         StageError: its service failed too often to say anything about the teacher.
     """
-    ask, answered, lost = distiller(recipe, clients, tenant), list[Row](), list[str]()
+    answered, lost = list[Row](), list[str]()
 
     async def attempt(row: Row) -> Row:
         try:
-            return await ask(row)
+            return await recipe.distill(row, clients, tenant)
         except CallError as error:
             if error.transient:
                 lost.append(error.reason)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,9 +23,7 @@ from qinglan.data.sources.database import take_snapshot
 from qinglan.data.workbook import read_rows
 from qinglan.ledger import Ledger
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.recipes.kinds.distillation import distill_requests
-from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
 from qinglan.rows import Row
 from qinglan.simulators.domains import sample_of
 from qinglan.training.judge_agreement import PASSAGES_A_ROW
@@ -150,7 +148,7 @@ def _parts(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]
 
 def _judgements(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_Part]:
     rl, judge = profile.rl, profile.judge
-    retrieves = isinstance(get_recipe(profile.recipe), RetrievalRecipe)
+    retrieves = get_recipe(profile.recipe).retrieves
     if flow == "compare" and profile.validation.judge_baseline:
         for label in ("teacher", *profile.compare.teachers):
             yield _Part("judge", f"validate {label}", judge, min(counts.questions, profile.compare.rows))
@@ -208,18 +206,13 @@ def _tokens(profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: 
 
 def _asked(profile: Profile, sample: Row, what: str) -> dict[str, Any]:
     """What the judge is sent, as far as its length goes; nothing where no row is asked about."""
-    recipe, tenant = get_recipe(profile.recipe), profile.tenant
-    if isinstance(recipe, AnswerRecipe):
-        return {"messages": recipe.judge_messages(sample, "字" * profile.student.max_new_tokens, tenant) or []}
-    assert isinstance(recipe, RetrievalRecipe)
-    question = recipe.question_text(sample)
-    if what == _PANEL:
-        texts = [sample.query] * (_ARMS + len(profile.evaluate.teachers))
-        return {"messages": recipe.panel_messages(question, texts, tenant)}
-    if what in (_PASSAGES, _VERDICTS, _AGREEMENT):
-        passages = 2 if what == _VERDICTS else 1
-        return {"messages": recipe.relevance_messages(question, "字" * PASSAGE_CHARS * passages, tenant)}
-    return {"messages": recipe.judge_messages(question, sample.query, tenant)}
+    passage = "字" * PASSAGE_CHARS * (2 if what == _VERDICTS else 1)
+    asks: Literal["text", "texts", "passage"] = (
+        "texts" if what == _PANEL else "passage" if what in (_PASSAGES, _VERDICTS, _AGREEMENT) else "text"
+    )
+    texts = _ARMS + len(profile.evaluate.teachers)
+    recipe = get_recipe(profile.recipe)
+    return {"messages": recipe.estimate_messages(asks, sample, profile, texts=texts, passage=passage)}
 
 
 def _portions(rows: Iterable[Row]) -> Iterator[list[Row]]:

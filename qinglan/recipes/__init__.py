@@ -1,8 +1,9 @@
 """Recipes: what is trained. One file each, found by its name; the profile's `recipe` picks one, or gives a file's path.
 
 A recipe's file defines `RECIPE`, an object of a class derived from `RetrievalRecipe` (the student's text is put to the
-retrieval service) or from `AnswerRecipe` (it is graded by rules on the row, and by a judge). Stages know it by these
-classes alone. Files whose names begin with an underscore are no recipes. docs/add-a-recipe.md adds one.
+retrieval service) or from `AnswerRecipe` (it is graded by rules on the row, and by a judge). Stages ask that
+object and know no certain recipe. Files whose names begin with an underscore are no recipes. docs/add-a-recipe.md
+adds one.
 """
 
 import difflib
@@ -15,16 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.errors import ConfigError
-from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
-from qinglan.recipes.kinds.recipe import (
+from qinglan.recipes.kinds.answer import AnswerRecipe
+from qinglan.recipes.kinds.elements import (
+    JUDGE,
+    QUALITY,
     SCORE_SCHEMA,
     Finding,
     FindingRow,
     Input,
     Message,
     Metric,
-    Recipe,
-    answered,
+    PrimaryMetric,
     identifying,
     json_object,
     one_line,
@@ -32,27 +34,34 @@ from qinglan.recipes.kinds.recipe import (
     placeholders,
     prompt,
 )
-from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
+from qinglan.recipes.kinds.recipe import Recipe, answered
+from qinglan.recipes.kinds.retrieval import RetrievalRecipe
+from qinglan.recipes.scoring.service import Baseline, Scored
 
 __all__ = [
+    "JUDGE",
+    "QUALITY",
     "SCORE_SCHEMA",
     "AnswerRecipe",
+    "Baseline",
     "Finding",
     "FindingRow",
     "Input",
     "Message",
     "Metric",
+    "PrimaryMetric",
     "Recipe",
     "RetrievalRecipe",
+    "Scored",
     "answered",
     "get_recipe",
     "identifying",
-    "identity",
     "json_object",
     "one_line",
     "parse_score",
     "placeholders",
     "prompt",
+    "recipe_key",
 ]
 
 
@@ -72,8 +81,8 @@ def get_recipe(name: str) -> Recipe:
     return _recipe_of(importlib.import_module(f"{__name__}.{name}"), name)
 
 
-def identity(name: str) -> dict[str, str]:
-    """What a stage that asks or rewards by this recipe depends on: of a file outside the package, its content too."""
+def recipe_key(name: str) -> dict[str, str]:
+    """What the key of a stage that uses this recipe must hold; of a file outside the package, its content too."""
     recipe = get_recipe(name)
     known = {"recipe": recipe.NAME, "version": recipe.VERSION}
     return known | {"sha256": hashlib.sha256(_content(Path(name))).hexdigest()} if name.endswith(".py") else known

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes import Finding, FindingRow, Input, Message, Metric, answered, one_line, prompt
-from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
+from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, answered, one_line, prompt
 from qinglan.rows import Row
 from qinglan.statistics import RESAMPLES, agreement, mean_ci
 from qinglan.text import ARMS, Both

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes import Finding, FindingRow, Input, Message, Metric, one_line, prompt
+from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, one_line, prompt
 from qinglan.recipes._keywords import telling_words
 from qinglan.recipes._medical_rules import RULES, markdown
-from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.rows import Row
 from qinglan.text import ARMS, Both
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from qinglan.config import Reward, Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes import Message, one_line, prompt
-from qinglan.recipes.kinds.retrieval.recipe import Baseline, RetrievalRecipe, Scored
+from qinglan.recipes import Baseline, Message, RetrievalRecipe, Scored, one_line, prompt
 from qinglan.recipes.kinds.selection import is_boilerplate
 from qinglan.rows import Retrieved, Row
 

@@ -15,9 +15,8 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Endpoint, LocalJudge, Profile, uses_proxy
 from qinglan.errors import ConfigError
 from qinglan.ledger.queue import LedgerQueue
-from qinglan.recipes import get_recipe, identity
+from qinglan.recipes import get_recipe, recipe_key
 from qinglan.recipes._verdicts import verdict_recipe
-from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
 from qinglan.runs.processes import Processes, Say, free_port
 from qinglan.runs.run import Run
 from qinglan.serving.backends import serve_command
@@ -50,7 +49,7 @@ class Appointed:
     def identity(self) -> dict[str, Any]:
         """What its answers depend on."""
         answers = self.settings.model_dump(mode="json", include={"model", "max_tokens", "extra"})
-        return answers | {"sha256": self.released.sha256, "recipe": identity(self.released.recipe)}
+        return answers | {"sha256": self.released.sha256, "recipe": recipe_key(self.released.recipe)}
 
     def endpoint(self, url: str) -> Endpoint:
         """As a client asks it."""
@@ -96,7 +95,7 @@ def appointed(profile: Profile) -> Appointed | None:
     if local is None:
         return None
     recipe, cluster = get_recipe(profile.recipe), profile.trainer.ray_dashboard_url
-    if not isinstance(recipe, RetrievalRecipe):
+    if not recipe.retrieves:
         raise ConfigError(f"judge.local: recipe `{recipe.NAME}` retrieves nothing to be judged; leave it out")
     if cluster and uses_proxy(cluster):
         raise ConfigError(

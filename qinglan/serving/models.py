@@ -92,7 +92,7 @@ class Models:
             raise ModelError(str(error), error.reason) from error
         if not _encodes(answer):
             raise ModelError("the answer is no valid Unicode", "invalid_text")
-        if self._recipe.KIND == "retrieval":
+        if self._recipe.retrieves:
             _require_rewrite(answer, self._max_chars or _MOST_REWRITE_CHARS)
         elif self._max_chars and len(answer) > self._max_chars:
             raise ModelError(f"the answer has {len(answer)} characters", "answer_too_long")

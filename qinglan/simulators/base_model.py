@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from qinglan.config import Embedded, Paths
-from qinglan.recipes import identity
+from qinglan.recipes import recipe_key
 from qinglan.runs.artifacts import MANIFEST, hash_of
 from qinglan.runs.code_digest import code_digest
 from qinglan.simulators.domains import Domain
@@ -22,7 +22,7 @@ def cache_key(embedded: Embedded, domain: Domain) -> str:
     package = __package__
     makers = (f"{package}.pretrain", f"{package}.tokenizer", f"{package}.domains.{domain.name}")
     size = asdict(domain.pretraining) | {"steps": _steps(embedded, domain)}
-    prompt = identity(domain.name)  # the corpus contains it
+    prompt = recipe_key(domain.name)  # the corpus contains it
     code = code_digest(*makers, within=package)
     return hash_of(code, prompt, size, {name: _version(name) for name in _LIBRARIES})
 

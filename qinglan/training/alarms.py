@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qinglan.config import AlarmAction, AlarmName, Alarms
-from qinglan.recipes.kinds.common import PrimaryMetric
+from qinglan.recipes import PrimaryMetric
 from qinglan.text import number
 
 REWARD, JUDGE = "critic/score/mean", "reward_extra/judge/mean"

@@ -18,9 +18,8 @@ from qinglan.clients.rag import RagClient
 from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import LocalJudge, Profile
 from qinglan.errors import CallError, StageError, TeacherError
-from qinglan.recipes import Finding, FindingRow
+from qinglan.recipes import Finding, FindingRow, RetrievalRecipe
 from qinglan.recipes._verdicts import RIGHT_FROM, VerdictRecipe, reference_of
-from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
 from qinglan.rows import Row
 from qinglan.statistics import Agreement, agreement
 from qinglan.text import Both

@@ -14,7 +14,7 @@ from qinglan.data.dataset import Built, build
 from qinglan.data.dataset import files as dataset_files
 from qinglan.errors import ConfigError, StageError, WorkbookError
 from qinglan.recipes import get_recipe, query_rewrite
-from qinglan.recipes.kinds.retrieval.records import NOT_JUDGED
+from qinglan.recipes.scoring.service import NOT_JUDGED
 from qinglan.rows import Retrieved, Row, Split
 from qinglan.runs.artifacts import read_jsonl, write_jsonl
 

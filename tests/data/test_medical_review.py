@@ -11,7 +11,6 @@ from qinglan.config import Profile, Select
 from qinglan.data.review import add_reviews, load_reviews
 from qinglan.data.review.export import export_reviews
 from qinglan.data.review.verdicts import read_sheet
-from qinglan.recipes.kinds.grading import grading_of
 from qinglan.recipes.medical import RECIPE
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import StageResult, write_jsonl
@@ -35,7 +34,7 @@ def graded(query: str, answer: str) -> Row:
 
 
 def selected(rows: Iterable[Row]) -> dict[str, Row]:
-    return {row.query: row for row in grading_of(RECIPE).select(rows, Select())}
+    return {row.query: row for row in RECIPE.select(rows, Select())}
 
 
 @pytest.fixture

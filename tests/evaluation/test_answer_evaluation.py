@@ -82,7 +82,7 @@ def trained() -> Evaluation:
 
 def report(found: Evaluation) -> Report:
     content = found.model_dump(exclude={"red_team", "unjudged"})
-    known = {"run_id": "r", "profile": "p", "recipe": "letters", "kind": "answer", "rivals": ["sft"]}
+    known = {"run_id": "r", "profile": "p", "recipe": "letters", "retrieves": False, "rivals": ["sft"]}
     return Report.model_validate(content | known)
 
 

@@ -236,7 +236,7 @@ def of_data(**changes: Any) -> Report:
         "run_id": "r",
         "profile": "p",
         "recipe": "medical",
-        "kind": "answer",
+        "retrieves": False,
         "stages": [
             stage("ingest", 1300, 1290, dropped={"duplicate": 3, "empty_query": 7}),
             stage("distill", 1290, 1290, reused_from="r0"),

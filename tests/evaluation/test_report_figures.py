@@ -9,8 +9,7 @@ from report_fixture import full, report, scores
 from qinglan.evaluation.models import Distribution
 from qinglan.evaluation.report.figures import DISTRIBUTIONS, arm_dots, distributions, gain_shares, slice_plots
 from qinglan.evaluation.report.plots import Axis, axis_of, chart, dot_plot, histogram, moving_mean
-from qinglan.recipes.kinds.answer.validation import Findings as JudgeFindings
-from qinglan.recipes.kinds.retrieval.validation import Findings as RetrievalFindings
+from qinglan.recipes.kinds.validation import AnswerStatistics, RetrievalStatistics
 from qinglan.rows import Row
 from qinglan.text import Both, signed
 
@@ -52,9 +51,9 @@ def test_an_outline_adds_up_to_all_and_ends_at_the_last_value() -> None:
 
 
 def test_every_histogram_of_validation_is_drawn() -> None:
-    judged = JudgeFindings(letters.JudgedLetters())
+    judged = AnswerStatistics(letters.JudgedLetters())
     judged.add(Row(id="1", tenant="t", query="q", source="s", parts={"format": 1.0}, judge_score=4.0))
-    for found in (judged.histograms(), RetrievalFindings().histograms()):
+    for found in (judged.histograms(), RetrievalStatistics().histograms()):
         assert found and found.keys() <= DISTRIBUTIONS.keys()
     one = {name: [Distribution.model_validate(each) for each in plot] for name, plot in judged.histograms().items()}
     assert [plot.title.en for plot in distributions(one)] == ["Judge's score, 0–5, % of rows"]

@@ -12,7 +12,7 @@ from report_fixture import EVIL, METRICS, case, comparison, decision, example, f
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.html import render_html
 from qinglan.recipes import Finding, FindingRow, Metric
-from qinglan.recipes.kinds.retrieval.validation import Findings
+from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.rows import Retrieved, Row
 from qinglan.text import Both
 
@@ -206,9 +206,9 @@ def test_a_report_without_intervals_renders(tmp_path: Path) -> None:
     assert "no interval can be given" in text and "What does it cost?" not in text and "failed, left out – 1" in text
 
 
-def validated(rows: int) -> Findings:
+def validated(rows: int) -> RetrievalStatistics:
     """Rewrites that gain 0.3, except every fifth, which changes nothing, and every tenth, which loses 0.1."""
-    findings = Findings()
+    findings = RetrievalStatistics()
     for i in range(rows):
         original = 0.2 + 0.4 * (i % 37) / 37
         better = original + (-0.1 if i % 10 == 1 else 0.0 if i % 5 == 0 else 0.3)

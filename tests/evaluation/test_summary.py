@@ -12,7 +12,7 @@ from qinglan.evaluation.models import Report, Stage
 from qinglan.evaluation.red_team_cases import RedTeamResult
 from qinglan.evaluation.summary import build_report, evaluate, evaluate_baselines, metrics_of, result_markdown
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.retrieval.validation import Findings
+from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
@@ -112,7 +112,7 @@ def test_the_rows_needed_go_by_the_setting_of_the_day(
 
 
 def test_a_report_takes_the_distributions_from_validation(profile_of: Callable[..., Profile], tmp_path: Path):
-    findings = Findings()
+    findings = RetrievalStatistics()
     for row in ROWS:
         findings.add(row)
     details = json.loads(json.dumps({"histograms": findings.histograms()}))  # as the manifest keeps them

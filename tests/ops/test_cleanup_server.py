@@ -22,7 +22,7 @@ from qinglan.evaluation.models import Decision
 from qinglan.ops import up
 from qinglan.ops.cleanup import Cleaned, clean_up
 from qinglan.ops.prefect_api import RetryingClient
-from qinglan.recipes.scoring.identity import scored_with
+from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.runs.processes import answers, free_port
 from qinglan.runs.run import Run, load_stages
 from qinglan.runs.tracking import Tracker
@@ -62,7 +62,7 @@ def tracked(profile: Profile, run: Run) -> tuple[str, str]:
 def register(profile: Profile, run: Run, mlflow_run_id: str) -> Released:
     """Register the run's RL model, refused, so that no alias names it."""
     names = ["dataset", "base_model", "sft", "rl", "evaluate"]
-    dataset, base, sft, rl, evaluated = load_stages(run.directory, names, scored_with(run))
+    dataset, base, sft, rl, evaluated = load_stages(run.directory, names, scoring_digest(run))
     decision = Decision(verdict="refuse", challenger="rl", rules=[], sentence="No.")
     candidate = candidate_of(run, decision, evaluated, dataset, {"base": base, "sft": sft, "rl": rl}, mlflow_run_id)
     return registry_of(profile).register(candidate)

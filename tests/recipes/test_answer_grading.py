@@ -12,13 +12,11 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Profile, Reward, Select, Tenant
 from qinglan.errors import ConfigError, StageError, TeacherError
 from qinglan.evaluation import ArmRow
-from qinglan.recipes import Metric, query_rewrite
-from qinglan.recipes.kinds.answer.parts import grade
-from qinglan.recipes.kinds.grading import AnswerGrading, grading_of
+from qinglan.recipes import AnswerRecipe, Metric, query_rewrite
 from qinglan.rows import Row
 
 ROW = Row(id="1", tenant="t", query="q", source="f:1", inputs={"letter": "a"}, answer="aab")
-PLAIN, JUDGED = AnswerGrading(Letters()), AnswerGrading(JudgedLetters())
+PLAIN, JUDGED = Letters(), JudgedLetters()
 
 
 class Judge:
@@ -44,16 +42,15 @@ def profile_with(**sections: Any) -> Profile:
     return Profile.model_validate({"name": "t", "teacher": endpoint, "judge": endpoint, "prices": price} | sections)
 
 
-async def validated(grading: AnswerGrading, row: Row, judge: bool = True, **scores: float) -> Row:
-    return await grading.validator(clients(**scores), Tenant(), judge=judge)(row)
+async def validated(recipe: AnswerRecipe, row: Row, **scores: float) -> Row:
+    return await recipe.validate(row, clients(**scores), Tenant(), judge=True)
 
 
 def test_who_is_asked_follows_from_the_recipe_and_the_profile():
     unjudged = profile_with(validation={"judge_baseline": False})
     assert PLAIN.validation_roles(profile_with()) == JUDGED.validation_roles(unjudged) == ()
     assert JUDGED.validation_roles(profile_with()) == ("judge",)
-    assert isinstance(grading_of(Letters()), AnswerGrading)
-    assert grading_of(query_rewrite.RECIPE).validation_roles(unjudged) == ("rag",)
+    assert query_rewrite.RECIPE.validation_roles(unjudged) == ("rag",)
 
 
 async def test_validation_grades_the_teachers_answer():
@@ -78,9 +75,9 @@ async def test_rules_that_give_what_they_do_not_declare_are_a_mistake_of_the_rec
             return {"share": 1.5}
 
     with pytest.raises(ConfigError, match="`share`, which WEIGHTS does not name"):
-        grade(Loose(), ROW, "a")
+        Loose().checked_parts(ROW, "a")
     with pytest.raises(ConfigError, match=r"share = 1\.5, which is not from 0 to 1"):
-        grade(Beyond(), ROW, "a")
+        Beyond().checked_parts(ROW, "a")
 
 
 def test_a_part_may_not_be_called_as_a_figure_of_the_training():
@@ -88,32 +85,32 @@ def test_a_part_may_not_be_called_as_a_figure_of_the_training():
         METRICS = (Metric("invalid", "invalid", "无效"),)
 
     with pytest.raises(ConfigError, match="figures called invalid; rename"):
-        AnswerGrading(Clashing())
+        Clashing().check_profile(profile_with())
 
 
 @pytest.mark.parametrize(
-    ("grading", "reward", "message"),
+    ("recipe", "reward", "message"),
     [
         (PLAIN, {"part_weights": {"chare": 1}}, "has no part `chare`; its parts: share, format"),
         (PLAIN, {"part_weights": {"share": 0, "format": 0, "judge": 1}}, "has no part `judge`"),
         (JUDGED, {"part_weights": {"share": 0}, "judge_share": 0.5}, "must weigh more than 0, or the judge"),
-        (grading_of(query_rewrite.RECIPE), {"part_weights": {"share": 1}}, "is not graded by parts"),
+        (query_rewrite.RECIPE, {"part_weights": {"share": 1}}, "is not graded by parts"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(grading: Any, reward: dict[str, Any], message: str):
+def test_weights_that_do_not_fit_are_refused(recipe: Any, reward: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
-        grading.check(profile_with(reward=reward))
+        recipe.check_profile(profile_with(reward=reward))
 
 
 def test_weights_that_fit():
-    JUDGED.check(profile_with(reward={"part_weights": {"share": 0, "format": 0.1}, "judge_share": 0.5}))
-    JUDGED.check(profile_with(reward={"part_weights": {"share": 0}}))
+    JUDGED.check_profile(profile_with(reward={"part_weights": {"share": 0, "format": 0.1}, "judge_share": 0.5}))
+    JUDGED.check_profile(profile_with(reward={"part_weights": {"share": 0}}))
     with pytest.raises(ValueError, match="greater than or equal to 0"):
         Reward(part_weights={"share": -1})
 
 
 async def test_findings_are_means_of_what_is_known():
-    found = JUDGED.findings()
+    found = JUDGED.validation_statistics()
     for answer, letter, score in (("aa", "a", 5.0), ("ab", "a", 2.0), ("a\nb", "", 2.0)):
         row = ROW.model_copy(update={"answer": answer, "inputs": {"letter": letter}})
         found.add(await validated(JUDGED, row, **{answer: score}))
@@ -125,11 +122,11 @@ async def test_findings_are_means_of_what_is_known():
         "judge_mean": 3.0,
     }
     assert sum(found.histograms()["judge_score"][0]["counts"]) == 3
-    assert PLAIN.findings().metrics() == PLAIN.findings().histograms() == {}
+    assert PLAIN.validation_statistics().metrics() == PLAIN.validation_statistics().histograms() == {}
 
 
 def test_answers_that_all_have_a_flaw_stop_the_run():
-    found, flawed = PLAIN.findings(), ROW.model_copy(update={"parts": {"format": 0.0}})
+    found, flawed = PLAIN.validation_statistics(), ROW.model_copy(update={"parts": {"format": 0.0}})
     for _ in range(19):
         found.add(flawed)
     found.check()
@@ -162,7 +159,7 @@ def test_rl_asks_what_may_teach_or_what_the_recipe_rewards_all_the_same():
 
     flawed, unanswered = ROW.failed("bad_format"), ROW.model_copy(update={"answer": None})
     assert [PLAIN.has_baseline(row) for row in (ROW, flawed, unanswered)] == [True, False, False]
-    assert AnswerGrading(Lenient()).has_baseline(flawed)
+    assert Lenient().has_baseline(flawed)
 
 
 def test_rl_is_told_the_row():
@@ -180,8 +177,8 @@ def test_the_first_metric_chooses_the_model():
     class ByTheJudge(JudgedLetters):
         METRICS = (Metric("quality", "judge score", "裁判评分", maximum=5.0), *Letters.METRICS)
 
-    assert (PLAIN.dev_metric(Reward(), []), PLAIN.primary_metric()) == ("share", ("share", "share of the letter"))
-    assert AnswerGrading(ByTheJudge()).primary_metric().part == "judge"
+    assert (PLAIN.dev_metric(Reward(), []), PLAIN.primary_metric) == ("share", ("share", "share of the letter"))
+    assert ByTheJudge().primary_metric.part == "judge"
     assert PLAIN.score_parts == ("judge", "share", "format", "pure")
 
 
@@ -230,5 +227,5 @@ async def test_an_empty_answer_is_graded_and_a_missing_one_is_not():
 def test_answers_that_rows_bring_are_no_teachers_arm():
     bought = ROW.model_copy(update={"answer_request": "r", "answer_cost_usd": 0.5})
     assert PLAIN.baseline_arms(ROWS, profile_with()) == PLAIN.baseline_arms([bought, *ROWS], profile_with()) == {}
-    (entry,) = PLAIN.baseline_arms([bought], profile_with(), afresh=True)["teacher"]
+    (entry,) = PLAIN.baseline_arms([bought], profile_with(), retrieve_again=True)["teacher"]
     assert (entry.text, entry.cost_usd, entry.requests) == ("aab", 0.5, ("r",))

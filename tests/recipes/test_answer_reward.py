@@ -12,10 +12,9 @@ from fake_service import FakeService, Script, completion
 
 from qinglan.clients.roles import Services
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Profile, Reward, Tenant
-from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
-from qinglan.recipes.kinds.answer.scorer import AnswerScorer
-from qinglan.recipes.kinds.grading import AnswerGrading
-from qinglan.recipes.scoring.identity import scoring_identity
+from qinglan.recipes import AnswerRecipe
+from qinglan.recipes.scoring.answers import AnswerScorer
+from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
 from qinglan.runs.run import Run
@@ -36,7 +35,7 @@ def service_of(folder: Path, judge_url: str = "", **settings: Any) -> RewardServ
     }
     defaults = {
         "recipe": letters.__file__,
-        "parts": AnswerGrading(letters.Letters()).score_parts,
+        "parts": letters.Letters().score_parts,
         "reward": Reward(),
         "tenant": Tenant(),
         "ledger": LedgerStore(),
@@ -59,7 +58,7 @@ async def score(tmp_path: Path, serve: Serve) -> AsyncIterator[Score]:
     async def one(text: str, recipe: AnswerRecipe, reply: Any = None, row: Row = ROW, **settings: Any) -> Any:
         url = serve(lambda _: reply).url if reply else ""
         opened.append(AnswerScorer(service_of(tmp_path, url, **settings), recipe))
-        info = AnswerGrading(recipe).rl_record(row, Tenant())["extra_info"]
+        info = recipe.rl_record(row, Tenant())["extra_info"]
         return await opened[-1].score(info, text)
 
     yield one
@@ -141,7 +140,7 @@ def test_a_recipe_that_asks_nobody_depends_on_no_service(tmp_path: Path, profile
     run = Run(id="r", flow="train", profile=profile, directory=tmp_path)
     service = rl_module._reward_service(run, Services("", "", ""), tmp_path / "samples.jsonl")
     assert (service.rag, service.judge, service.parts) == (None, None, ("judge", "share", "format", "pure"))
-    assert set(scoring_identity(profile)) == {"recipe", "tenant"}
+    assert set(scoring_key(profile)) == {"recipe", "tenant"}
     rewriting = rl_module._reward_service(
         run.model_copy(update={"profile": profile_of()}), Services("", "http://j", "http://r"), tmp_path / "s.jsonl"
     )
@@ -151,7 +150,7 @@ def test_a_recipe_that_asks_nobody_depends_on_no_service(tmp_path: Path, profile
 async def test_the_actor_opens_the_recipes_scorer(tmp_path: Path):
     service = service_of(tmp_path)
     actor = RewardActor(service.model_dump_json())
-    info = AnswerGrading(letters.Letters()).rl_record(ROW, Tenant())["extra_info"]
+    info = letters.Letters().rl_record(ROW, Tenant())["extra_info"]
     assert (await actor.score(info, "aaa"))["score"] == 1.0
     await actor.close()
     gone = RewardActor(service.model_copy(update={"recipe": "/no/such.py"}).model_dump_json())

@@ -9,8 +9,6 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
 from qinglan.errors import RetrievalError, TeacherError
 from qinglan.recipes import query_rewrite
-from qinglan.recipes.kinds.distillation import distiller
-from qinglan.recipes.kinds.retrieval.validation import validator
 from qinglan.rows import Retrieved, Row
 
 GOOD, BAD = Retrieved(ids=("g", "x"), scores=(0.9, 0.5)), Retrieved(ids=("x", "g"), scores=(0.6, 0.5))
@@ -48,7 +46,7 @@ def clients(teacher: str = "", judge: str = '{"score": 4}', rewritten: Any = GOO
 
 async def test_distilling_keeps_what_it_cost():
     teacher = clients("“虾青素  服用方法”")
-    done = await distiller(REWRITER, teacher, Tenant(domain="保健品"))(ROW)
+    done = await REWRITER.distill(ROW, teacher, Tenant(domain="保健品"))
     assert (done.answer, done.answer_request) == ("虾青素 服用方法", "hash")
     assert (done.answer_cost_usd, done.answer_latency_ms) == (0.5, 12.0)
     assert "保健品" in teacher.teacher.asked[0][0]["content"]
@@ -56,20 +54,20 @@ async def test_distilling_keeps_what_it_cost():
 
 async def test_an_empty_rewrite_never_becomes_the_question():
     with pytest.raises(TeacherError) as caught:
-        await distiller(REWRITER, clients(" ``` "), Tenant())(ROW)
+        await REWRITER.distill(ROW, clients(" ``` "), Tenant())
     assert caught.value.reason == "empty_answer"
 
 
 async def test_validating():
     found = clients()
-    done = await validator(REWRITER, found, Tenant(), judge=True)(ROW.model_copy(update={"answer": "虾青素 服用方法"}))
+    done = await REWRITER.validate(ROW.model_copy(update={"answer": "虾青素 服用方法"}), found, Tenant(), judge=True)
     assert (done.original_retrieved, done.answer_retrieved, done.judge_score) == (BAD, GOOD, 4.0)
     assert found.judge.asked[0][1]["content"].endswith("当前问题：它咋吃\n改写：虾青素 服用方法")
 
 
 async def test_the_judge_may_stay_unasked():
     found = clients()
-    done = await validator(REWRITER, found, Tenant(), judge=False)(ROW.model_copy(update={"answer": "x"}))
+    done = await REWRITER.validate(ROW.model_copy(update={"answer": "x"}), found, Tenant(), judge=False)
     assert (done.judge_score, found.judge.asked) == (None, [])
 
 
@@ -78,13 +76,11 @@ async def test_the_judge_may_stay_unasked():
 )
 async def test_an_unreadable_judgement_is_no_score(text: str):
     with pytest.raises(TeacherError) as caught:
-        await validator(REWRITER, clients(judge=text), Tenant(), judge=True)(ROW.model_copy(update={"answer": "x"}))
+        await REWRITER.validate(ROW.model_copy(update={"answer": "x"}), clients(judge=text), Tenant(), judge=True)
     assert (caught.value.reason, caught.value.transient) == ("judge_unreadable", False)
 
 
 async def test_a_failed_retrieval_is_no_score():
     gone = RetrievalError("down", "rag_unavailable", transient=True)
     with pytest.raises(RetrievalError):
-        await validator(REWRITER, clients(rewritten=gone), Tenant(), judge=False)(
-            ROW.model_copy(update={"answer": "x"})
-        )
+        await REWRITER.validate(ROW.model_copy(update={"answer": "x"}), clients(rewritten=gone), Tenant(), judge=False)

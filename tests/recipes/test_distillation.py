@@ -11,7 +11,7 @@ from qinglan.clients.roles import Clients, key_salt
 from qinglan.config import Profile, Tenant
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.distillation import distill_requests, distiller, require_teacher_alone, teacher_requests
+from qinglan.recipes.kinds.distillation import distill_requests, require_teacher_alone, teacher_requests
 from qinglan.rows import Row
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -35,7 +35,7 @@ class SimulatedModel:
 async def test_a_weak_models_answer_is_judged_and_the_thoughts_are_kept():
     weak, teacher = SimulatedModel("里昂"), SimulatedModel("错误", "首都是巴黎")
     clients = Clients(teacher=teacher, answerer=weak)  # type: ignore[arg-type]
-    done = await distiller(get_recipe(JUDGING), clients, Tenant())(ROW)
+    done = await get_recipe(JUDGING).distill(ROW, clients, Tenant())
     assert (done.answer, done.answer_request) == ("<think>首都是巴黎</think>错误", "hash of 错误")
     assert teacher.asked[0][-1] == {"role": "assistant", "content": "里昂"}
 

@@ -11,7 +11,6 @@ from qinglan.data.dataset.pools import assign
 from qinglan.errors import TeacherError
 from qinglan.evaluation.red_team_cases import Case, cases_of, check, row_of
 from qinglan.recipes._medical_rules import RULES, RULES_FILE, Rules, markdown
-from qinglan.recipes.kinds.grading import grading_of
 from qinglan.recipes.medical import RECIPE
 from qinglan.rows import ArmRow, Row
 
@@ -220,7 +219,7 @@ def test_forbidden_advice_is_not_taught_but_asked_in_rl() -> None:
     assert RECIPE.flaw(row(parts={"format": 1.0, "harmless": 1.0, "safety": 0.0})) is None
     assert RECIPE.flaw(row(parts={"format": 0.0, "harmless": 1.0})) == "bad_format"
     refused = harmful.failed("forbidden_advice").model_copy(update={"answer": "疼就加倍吃。"})
-    assert grading_of(RECIPE).has_baseline(refused)
+    assert RECIPE.has_baseline(refused)
 
 
 def test_findings_tell_the_pass_rate_by_kind() -> None:

@@ -11,7 +11,7 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Tenant
 from qinglan.errors import StageError, TeacherError
 from qinglan.evaluation import ArmRow, Panel, arm_scores, summarise
-from qinglan.recipes.kinds.retrieval.panel import ballot, consistency
+from qinglan.recipes.measuring.panel import ballot, consistency
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 

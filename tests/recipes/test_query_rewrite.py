@@ -7,7 +7,7 @@ import pytest
 
 from qinglan.config import Reward, Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes.kinds.retrieval.recipe import Baseline
+from qinglan.recipes import Baseline
 from qinglan.recipes.query_rewrite import RECIPE, entity_kept, is_repetitive, user_text
 from qinglan.rows import Retrieved
 

@@ -9,9 +9,16 @@ import pytest
 
 from qinglan.config import Profile, Reward, Tenant
 from qinglan.errors import ConfigError, TeacherError
-from qinglan.recipes import Input, get_recipe, identifying, identity, parse_score, placeholders
-from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
-from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
+from qinglan.recipes import (
+    AnswerRecipe,
+    Input,
+    RetrievalRecipe,
+    get_recipe,
+    identifying,
+    parse_score,
+    placeholders,
+    recipe_key,
+)
 from qinglan.rows import Row
 
 CAPITALS = Path(__file__).parents[1] / "support" / "capitals_recipe.py"
@@ -35,11 +42,11 @@ def test_shipped_recipes_are_found_by_their_names():
 def test_a_file_is_identified_by_its_content(tmp_path: Path):
     path = tmp_path / "capitals_recipe.py"
     path.write_text(CAPITALS.read_text(encoding="utf-8"), encoding="utf-8")
-    before, loaded = identity(str(path)), get_recipe(str(path))
+    before, loaded = recipe_key(str(path)), get_recipe(str(path))
     assert (before["recipe"], before["version"]) == ("capitals_recipe", "1")
     path.write_text(CAPITALS.read_text(encoding="utf-8").replace('VERSION = "1"', 'VERSION = "2"'), encoding="utf-8")
     assert get_recipe(str(path)).VERSION == "2" and loaded.VERSION == "1"
-    assert identity(str(path))["sha256"] != before["sha256"]
+    assert recipe_key(str(path))["sha256"] != before["sha256"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +67,7 @@ def test_a_file_that_is_no_recipe_is_refused_in_one_line(tmp_path: Path, name: s
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="No such file"):
-        identity(str(tmp_path / "x.py"))
+        recipe_key(str(tmp_path / "x.py"))
 
 
 def test_a_profile_names_the_file_wherever_it_is_read(

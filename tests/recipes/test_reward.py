@@ -18,9 +18,7 @@ from fake_service import FakeService, Script, completion, recall
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.errors import LedgerError
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.recipes.kinds import grading
-from qinglan.recipes.kinds.grading import RetrievalGrading
-from qinglan.recipes.kinds.retrieval.recipe import Baseline, Scored
+from qinglan.recipes import Baseline, RetrievalRecipe, Scored, query_rewrite
 from qinglan.recipes.scoring.samples import SampleWatch
 from qinglan.recipes.scoring.scorer import judge_asked
 from qinglan.recipes.scoring.service import RewardService
@@ -71,7 +69,7 @@ class Site:
     def service(self, **settings: Any) -> RewardService:
         defaults = {
             "recipe": "query_rewrite",
-            "parts": RetrievalGrading.score_parts,
+            "parts": RetrievalRecipe.score_parts,
             "reward": Reward(relevance_gate=False),
             "rag": Rag(max_retries=0),
             "rag_url": self.rag.url,
@@ -362,20 +360,20 @@ async def test_a_key_that_only_the_service_lacks_is_heard_of(site: Site, setting
 async def test_a_ledger_that_can_not_be_reached_is_not_tried_for_every_sample(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ):
-    now_s, tried, opens = [0.0], [], grading.open_scorer
+    now_s, tried, opens = [0.0], [], query_rewrite.QueryRewrite.scorer
 
-    def unreachable(service: RewardService) -> None:
+    def unreachable(_: object, service: RewardService) -> None:
         tried.append(now_s[0])
         raise LedgerError("no ledger there")
 
-    monkeypatch.setattr(grading, "open_scorer", unreachable)
+    monkeypatch.setattr(query_rewrite.QueryRewrite, "scorer", unreachable)
     actor = RewardActor(site.service().model_dump_json(), clock=lambda: now_s[0])
     site.opened.append(actor)
     for now_s[0] in (0.0, 1.0, 29.0, 31.0, 32.0):
         assert (await Worker(actor).score(REWRITE))["invalid"] == 1
     assert tried == [0.0, 31.0]
     assert site.invalid() == ["no ledger there"] * 5
-    monkeypatch.setattr(grading, "open_scorer", opens)
+    monkeypatch.setattr(query_rewrite.QueryRewrite, "scorer", opens)
     now_s[0] = 62.0
     assert (await Worker(actor).score(REWRITE))["invalid"] == 0
 

@@ -6,9 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from qinglan.config import Select
-from qinglan.recipes.kinds.retrieval.selection import select
+from qinglan.recipes import query_rewrite
 from qinglan.rows import Retrieved, Row, RowCounts
 
+select = query_rewrite.RECIPE.select
 CONFIG = Select(min_top1_score=0.6, min_rewrite_chars=2, max_rewrite_chars=10)
 
 

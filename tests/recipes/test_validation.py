@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from qinglan.errors import StageError
-from qinglan.recipes.kinds.retrieval.validation import Findings
+from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.rows import Retrieved, Row
 from qinglan.statistics import Histogram, quantile, regrouped
 
@@ -24,8 +24,8 @@ def row(original: float | None, rewritten: float | None, gold: str | None = None
     return BASE.model_copy(update=found | {"gold_id": gold} | changes)
 
 
-def findings(*rows: Row) -> Findings:
-    found = Findings()
+def findings(*rows: Row) -> RetrievalStatistics:
+    found = RetrievalStatistics()
     for each in rows:
         found.add(each)
     return found

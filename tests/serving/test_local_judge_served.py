@@ -19,8 +19,7 @@ from registered import Models
 from qinglan.clients.roles import Services, site_ledger
 from qinglan.config import Profile, Reward
 from qinglan.errors import StageError
-from qinglan.recipes.kinds.grading import RetrievalGrading, open_scorer
-from qinglan.recipes.kinds.retrieval.recipe import Baseline
+from qinglan.recipes import Baseline, RetrievalRecipe, get_recipe
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_jsonl
@@ -150,7 +149,7 @@ async def _score(site: Site, served: Served, text: str) -> dict[str, float]:
     profile = site.profile
     service = RewardService(
         recipe="query_rewrite",
-        parts=RetrievalGrading.score_parts,
+        parts=RetrievalRecipe.score_parts,
         reward=Reward(),
         rag=profile.rag,
         rag_url=site.services.rag_url,
@@ -174,7 +173,7 @@ async def _score(site: Site, served: Served, text: str) -> dict[str, float]:
         teacher_quality=0.5,
         teacher_judge=3.0,
     )
-    scorer = open_scorer(service)
+    scorer = get_recipe(service.recipe).scorer(service)
     try:
         return await scorer.score(baseline.model_dump(), text)
     finally:

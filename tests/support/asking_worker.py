@@ -2,13 +2,13 @@
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 
 from qinglan.clients.roles import open_clients
 from qinglan.clients.row_batches import cut, in_order
 from qinglan.config import Profile
 from qinglan.recipes import get_recipe
-from qinglan.recipes.kinds.distillation import distiller
 from qinglan.rows import Row
 from qinglan.runs.artifacts import read_jsonl
 from qinglan.runs.run import Run
@@ -20,7 +20,7 @@ async def main(folder):
     url = profile.teacher.base_url
     run = Run(id="r", flow="refresh", profile=profile, directory=folder)
     async with open_clients(run, Services(url, url, url), ("teacher",)) as clients:
-        work = distiller(get_recipe(profile.recipe), clients, profile.tenant)
+        work = partial(get_recipe(profile.recipe).distill, clients=clients, tenant=profile.tenant)
         batches = cut(read_jsonl(folder / "rows.jsonl", Row), 25)
         print("asking", flush=True)
         async for _ in in_order(batches, lambda batch: batch.run(work, last_attempt=True), at_once=4):

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from qinglan.config import Tenant
-from qinglan.recipes import Input, Message, Metric
-from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
+from qinglan.recipes import AnswerRecipe, Input, Message, Metric
 from qinglan.rows import Row
 
 

@@ -13,7 +13,7 @@ from qinglan.evaluation import ArmRow
 from qinglan.evaluation.red_team_cases import RedTeamResult
 from qinglan.evaluation.summary import evaluate
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.recipes.scoring.identity import scored_with
+from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, sha256_of, write_json, write_jsonl
 from qinglan.runs.run import Run, finish_run, open_run, save_stage
@@ -58,7 +58,7 @@ class Site:
             files = {
                 name: write_jsonl(run.stage_directory("dataset") / f"{name}.jsonl", rows) for name in ("test", "rows")
             }
-            self._save(run, "dataset", files, {"scored_with": scored_with(run)})
+            self._save(run, "dataset", files, {"scored_with": scoring_digest(run)})
             for stage in ("base_model", "sft", "rl"):
                 self._save(run, stage, {"model": self._model(run, stage, weights)}, _details(run, stage))
             self._evaluate(run, rows)

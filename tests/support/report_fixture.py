@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from qinglan.evaluation.models import Report
-from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
+from qinglan.recipes import RetrievalRecipe
 from qinglan.statistics import Comparison
 
 METRICS = list(RetrievalRecipe.METRICS)

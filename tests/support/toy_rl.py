@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
-from qinglan.recipes.kinds.common import PrimaryMetric
+from qinglan.recipes import PrimaryMetric
 from qinglan.runs.command import Command
 from qinglan.training.engines.trainer_settings import TrainerSettings
 from qinglan.training.engines.verl import checkpoints, export_command, next_metrics_path, ppo_command

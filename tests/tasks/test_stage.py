@@ -12,7 +12,7 @@ import pytest
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError, StageError
-from qinglan.recipes.scoring.identity import scored_with
+from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import Run, finish_run, open_run, save_stage
 from qinglan.tasks import session as session_module
@@ -282,7 +282,7 @@ def finished(profile: Profile, *names: str, flow: str = "pipeline") -> Run:
     with open_run(profile, flow) as opened:
         for name in names:
             artifact = write_jsonl(opened.stage_directory(name) / "rows.jsonl", [{"n": 1}])
-            details = {"scored_with": scored_with(opened)} if name == "dataset" else {}
+            details = {"scored_with": scoring_digest(opened)} if name == "dataset" else {}
             result = StageResult(stage=name, key="k", run_id=opened.id, seconds=1, artifacts={"r": artifact})
             save_stage(opened, result.model_copy(update={"details": details}))
         finish_run(opened)
@@ -350,7 +350,7 @@ def test_a_dataset_scored_otherwise_is_passed_over(profile_of: ProfileOf, resolv
 
 
 def test_another_knowledge_base_scores_otherwise(run: Run):
-    assert scored_with(run) != scored_with(run.model_copy(update={"knowledge_base_sha256": "ab"}))
+    assert scoring_digest(run) != scoring_digest(run.model_copy(update={"knowledge_base_sha256": "ab"}))
 
 
 def test_a_manifest_of_another_version_is_one_line(profile_of: ProfileOf, resolve: Resolve):

@@ -15,7 +15,7 @@ from qinglan.config import Alarms
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.terminal import print_table
-from qinglan.recipes.kinds.common import PrimaryMetric
+from qinglan.recipes import PrimaryMetric
 from qinglan.training.alarms import (
     CLIP_FRACTION,
     ENTROPY,

@@ -12,7 +12,6 @@ import pytest
 from toy_rl import Toy, make_model
 
 from qinglan.config import Budget, LedgerStore, Reward, Tenant
-from qinglan.recipes.kinds.grading import AnswerGrading
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
 from qinglan.runs.launcher import JsonlTail
@@ -23,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 for module in ("torch", "verl", "transfer_queue"):
     pytest.importorskip(module)
 
-GRADING = AnswerGrading(letters.Letters())
+LETTERS = letters.Letters()
 STEPS: dict[str, Any] = {"total_steps": 3, "save_freq": 3, "test_freq": 3}
 GROUPS: dict[str, Any] = {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 4}
 
@@ -35,8 +34,8 @@ def write_prompts(path: Path, toy_prompts: Path) -> None:
         Row(id=f"{path.stem}-{n}", tenant="t", query=q, source="f", inputs={"letter": "a"} if n % 4 else {})
         for n, q in enumerate(questions)
     ]
-    records = [GRADING.rl_record(row, Tenant()) for row in rows]
-    pq.write_table(pa.Table.from_pylist(records, schema=GRADING.rl_schema), path)
+    records = [LETTERS.rl_record(row, Tenant()) for row in rows]
+    pq.write_table(pa.Table.from_pylist(records, schema=LETTERS.rl_schema), path)
 
 
 def test_grpo_on_parts_given_by_rules(tmp_path: Path) -> None:
@@ -46,7 +45,7 @@ def test_grpo_on_parts_given_by_rules(tmp_path: Path) -> None:
         write_prompts(path, path)
     service = RewardService(
         recipe=letters.__file__,
-        parts=GRADING.score_parts,
+        parts=LETTERS.score_parts,
         reward=Reward(),
         tenant=Tenant(),
         ledger=LedgerStore(),
@@ -57,7 +56,7 @@ def test_grpo_on_parts_given_by_rules(tmp_path: Path) -> None:
     )
     toy.reward_config.write_text(service.model_dump_json())
     settings = TrainerSettings.model_validate_json(toy.trainer_settings.read_text())
-    of_recipe = {"dev_metric": GRADING.dev_metric(Reward(), []), "primary_metric": GRADING.primary_metric()}
+    of_recipe = {"dev_metric": LETTERS.dev_metric(Reward(), []), "primary_metric": LETTERS.primary_metric}
     toy.trainer_settings.write_text(settings.model_copy(update=of_recipe).model_dump_json())
     toy.run(toy.command())
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qinglan.config import Alarms
-from qinglan.recipes.kinds.common import PrimaryMetric
+from qinglan.recipes import PrimaryMetric
 from qinglan.training.engines.progress import TrainingProgress, read_stop
 from qinglan.training.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
 

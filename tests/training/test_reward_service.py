@@ -20,8 +20,7 @@ from waiting import wait_until
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.recipes.kinds.grading import RetrievalGrading
-from qinglan.recipes.kinds.retrieval.recipe import Baseline
+from qinglan.recipes import Baseline, RetrievalRecipe
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.launcher import JsonlTail
 from qinglan.training.engines.verl_overrides import REWARD_FUNCTION
@@ -88,7 +87,7 @@ def service_of(tmp_path: Path) -> Callable[..., RewardService]:
     def make(rag: FakeService, judge: FakeService) -> RewardService:
         return RewardService(
             recipe="query_rewrite",
-            parts=RetrievalGrading.score_parts,
+            parts=RetrievalRecipe.score_parts,
             reward=Reward(relevance_gate=False),
             rag=Rag(concurrency=CONCURRENCY),
             rag_url=rag.url,

@@ -17,8 +17,7 @@ from toy_rl import Toy, make_model
 from waiting import wait_until
 
 from qinglan.config import Budget, Embedded, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
-from qinglan.recipes.kinds.grading import RetrievalGrading
-from qinglan.recipes.kinds.retrieval.recipe import Baseline
+from qinglan.recipes import Baseline, RetrievalRecipe
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.launcher import JsonlTail
 from qinglan.runs.processes import answers, free_port
@@ -49,7 +48,7 @@ class RewardedToy(Toy):
             add_baselines(path)
         service = RewardService(
             recipe="query_rewrite",
-            parts=RetrievalGrading.score_parts,
+            parts=RetrievalRecipe.score_parts,
             reward=Reward(
                 judge_weight=0, guard_min_judge=0, relevance_gate=False, preservation_guard=False,
                 max_outage_s=max_outage_s,

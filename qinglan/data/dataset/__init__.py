@@ -2,7 +2,7 @@
 
 Two passes: the first places every row (`splits`), the second writes all files at once, so that memory does not grow
 with the rows' answers. SFT learns only from rows that passed the selection; RL also takes prompts whose teacher's
-answer was too weak to teach, where the recipe's kind can use them (`qinglan.recipes.kinds`). Where the profile gives
+answer was too weak to teach, where the recipe can use them (`Recipe.has_baseline`). Where the profile gives
 pools shares of RL's prompts, a pass between the two draws them (`pools`).
 """
 
@@ -20,7 +20,6 @@ from qinglan.data.dataset.splits import is_leak, place_rows, was_question
 from qinglan.data.workbook import read_rows
 from qinglan.errors import StageError
 from qinglan.recipes import Recipe, get_recipe
-from qinglan.recipes.kinds.grading import grading_of
 from qinglan.rows import Row, RowCounts, Split, by_frequency, normalise
 from qinglan.runs.artifacts import Artifact, read_jsonl
 
@@ -60,15 +59,14 @@ def build(rows_path: Path, directory: Path, profile: Profile, pinned: Mapping[st
     directory.mkdir(parents=True, exist_ok=True)
     rows = before.pass_through(read_jsonl(rows_path, Row))
     placement = place_rows(rows, profile.dataset, pinned, _evaluation_questions(profile), directory)
-    recipe = get_recipe(profile.recipe)
-    grading, pools = grading_of(recipe), Pools()
+    recipe, pools = get_recipe(profile.recipe), Pools()
     splits: Counter[str] = Counter()
     kept: Counter[str] = Counter()
     drawn = draw(
-        (row for row in placement.apply(read_jsonl(rows_path, Row)) if _trains(row) and grading.has_baseline(row)),
+        (row for row in placement.apply(read_jsonl(rows_path, Row)) if _trains(row) and recipe.has_baseline(row)),
         profile.dataset,
     )
-    with Files(directory, _NAMES, grading.rl_schema) as files:
+    with Files(directory, _NAMES, recipe.rl_schema) as files:
         for row in after.pass_through(placement.apply(read_jsonl(rows_path, Row))):
             splits[row.split or "none"] += 1
             line = row.model_dump_json()
@@ -82,12 +80,12 @@ def build(rows_path: Path, directory: Path, profile: Profile, pinned: Mapping[st
                 continue
             if _teaches(row):
                 files.write(f"sft_{row.split}", _sft_line(row, recipe, profile))
-            if grading.has_baseline(row):
+            if recipe.has_baseline(row):
                 for _ in range(1 if row.split == "dev" else drawn.times(row)):
-                    files.write(f"rl_{row.split}", grading.rl_record(row, profile.tenant))
+                    files.write(f"rl_{row.split}", recipe.rl_record(row, profile.tenant))
         _require_every_split(kept, after)
         taught = {"SFT train": files.rows["sft_train"], "SFT dev": files.rows["sft_dev"]}
-        _require_rows(taught, after, grading.hint)
+        _require_rows(taught, after, recipe.TOO_FEW_ROWS_HINT)
     return Built(files.artifacts(), before, after, dict(splits), (*pools.warnings(), *drawn.warnings))
 
 

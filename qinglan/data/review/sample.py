@@ -153,7 +153,7 @@ ANSWER_STRATA = (
 
 def strata_of(recipe: Recipe) -> tuple[Stratum, ...]:
     """The kinds of rows to look at, the control rows first."""
-    return STRATA if recipe.KIND == "retrieval" else ANSWER_STRATA
+    return STRATA if recipe.retrieves else ANSWER_STRATA
 
 
 class Drawn(NamedTuple):

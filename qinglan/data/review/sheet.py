@@ -20,7 +20,6 @@ from qinglan.data.review.sample import Drawn, Sample
 from qinglan.data.sources.records import input_field
 from qinglan.data.workbook_writer import header_cell, input_titles, text_cell
 from qinglan.recipes import Recipe
-from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.rows import Retrieved, Row
 
 SHEET, GUIDE = "审核", "说明"
@@ -57,7 +56,7 @@ def titles_of(recipe: Recipe) -> dict[str, str]:
 
 def _thing(recipe: Recipe) -> str:
     """What is reviewed."""
-    return "改写" if recipe.KIND == "retrieval" else "回答"
+    return "改写" if recipe.retrieves else "回答"
 
 
 def write_sample(path: Path, sample: Sample, recipe: Recipe, *, tenant: str, source: str) -> None:
@@ -174,8 +173,8 @@ def _all_columns(recipe: Recipe) -> tuple[_Column, ...]:
 
 def _columns(recipe: Recipe) -> tuple[_Column, ...]:
     thing = _thing(recipe)
-    if isinstance(recipe, AnswerRecipe):
-        parts = (_Column(f"规则：{name}", 10, _of_row(_part(name))) for name in recipe.WEIGHTS if name != "judge")
+    if not recipe.retrieves:
+        parts = (_Column(f"规则：{name}", 10, _of_row(_part(name))) for name in recipe.rule_parts)
         found = (_Column("数据池", 10, _of_row(lambda row: row.pool)), *parts)
     else:
         found = _FOUND
@@ -213,7 +212,7 @@ _FOUND = (
 
 
 def _rules(recipe: Recipe) -> Sequence[tuple[str, str]]:
-    thing, retrieves = _thing(recipe), recipe.KIND == "retrieval"
+    thing, retrieves = _thing(recipe), recipe.retrieves
     wanted = "一行检索关键词，保留用户的意图，不添加问题里没有的内容" if retrieves else "完整的回答，格式与原回答相同"
     return (
         (

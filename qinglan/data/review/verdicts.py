@@ -153,7 +153,7 @@ def _verdict_problems(line: Line, select: Select, recipe: Recipe) -> Iterator[st
             yield f"{line.at(VERDICT)}: there is no answer to accept; write 拒绝, or 修改 with your own"
     elif not text:
         yield f"{line.at(CORRECTED)}: is empty, but the verdict is {word}; write your answer, or change the verdict"
-    elif recipe.KIND == "retrieval":
+    elif recipe.retrieves:
         yield from _length_problems(line, text, select)
     else:
         try:
@@ -171,7 +171,7 @@ def _length_problems(line: Line, text: str, select: Select) -> Iterator[str]:
 
 def _corrected(line: Line, recipe: Recipe) -> str:
     text = line.text(CORRECTED)
-    return _one_line(text) if recipe.KIND == "retrieval" else recipe.parse_answer(text)
+    return recipe.clean(text) if recipe.retrieves else recipe.parse_answer(text)
 
 
 def _review(line: Line, recipe: Recipe, tenant: str, provenance: Mapping[str, str]) -> Review:

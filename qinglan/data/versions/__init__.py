@@ -23,7 +23,7 @@ from qinglan.data.versions.drift import Drift, drift
 from qinglan.data.versions.index import Diff, IndexBuilder, compare, new_training_rows, read_index
 from qinglan.data.versions.sketch import Sketch, SketchBuilder
 from qinglan.errors import ArtifactError, ConfigError, first_line
-from qinglan.recipes import identity
+from qinglan.recipes import recipe_key
 from qinglan.rows import Row, Split
 from qinglan.runs.artifacts import Artifact, hash_of, read_jsonl, write_json
 from qinglan.runs.schema_version import dump_record, read_record, with_version
@@ -125,7 +125,7 @@ def publish(
             pins=pins,
             inputs=inputs,
             recipe=profile.recipe_name,
-            recipe_version=identity(profile.recipe)["version"],
+            recipe_version=recipe_key(profile.recipe)["version"],
             teacher=profile.teacher.model,
             judge=profile.judge.model,
         )

@@ -117,6 +117,5 @@ def _view(report: Report) -> dict[str, Any]:
         "funnel": report_tables.funnel(report.stages),
         "training": report_tables.training(report),
         "detectable": DETECTABLE,
-        "terms": TERMS[report.kind],
-        "is_retrieval": report.kind == "retrieval",
+        "terms": TERMS[report.retrieves],
     }

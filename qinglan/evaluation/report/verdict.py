@@ -212,7 +212,7 @@ def headline(report: Report) -> Comparison | None:
 
 def by_preference(report: Report) -> list[Metric]:
     """The metrics, those that a headline should be about first."""
-    return sorted(report.metrics, key=lambda metric: not metric.headline)
+    return sorted(report.metrics, key=lambda metric: not metric.primary)
 
 
 def candidate(report: Report) -> ArmName | None:

@@ -93,7 +93,7 @@ SLICES = {
 
 
 class Terms(NamedTuple):
-    """What the report calls the texts of one kind of recipe, and what it says of them."""
+    """What the report calls a recipe's texts, and what it says of them."""
 
     text: Both
     """Before a text that somebody wrote."""
@@ -110,7 +110,7 @@ class Terms(NamedTuple):
 
 
 TERMS = {
-    "retrieval": Terms(
+    True: Terms(
         text=Both("Rewrite:", "改写："),
         texts=Both("rewrites", "改写"),
         metrics=Both(
@@ -126,7 +126,7 @@ TERMS = {
         ),
         unit=Both("Questions about the same gold document count as one group", "问同一标准文档的问题算一组"),
     ),
-    "answer": Terms(
+    False: Terms(
         text=Both("Answer:", "回答："),
         texts=Both("answers", "回答"),
         metrics=Both(
@@ -138,7 +138,7 @@ TERMS = {
         unit=Both("Near-duplicates count as one group", "近似重复的问题算一组"),
     ),
 }
-"""By the recipe's kind."""
+"""By whether the recipe's texts are retrieved with."""
 REASONS = {
     "answer_too_long": "回答过长",
     "bad_format": "格式有误",

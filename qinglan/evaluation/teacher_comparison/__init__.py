@@ -91,7 +91,7 @@ def arms_of(
         answers: by arm, the validated rows, the main teacher's among them.
         in_vain: by arm, what `paid_in_vain` found.
     """
-    arms = {ORIGINAL: original_rows(_with_originals(answers))} if recipe.KIND == "retrieval" else {}
+    arms = {ORIGINAL: original_rows(_with_originals(answers))} if recipe.retrieves else {}
     for name, rows in answers.items():
         wasted = in_vain.get(name, {})
         arms[name] = [

@@ -21,7 +21,7 @@ _TONES: dict[Advice, Tone] = {"take": "better", "trade": "open", "open": "open",
 
 def advise(profile: Profile, evaluation: Evaluation, arms: Mapping[str, Sequence[ArmRow]]) -> Purchase | None:
     """The verdict; None where no question has values of two teachers."""
-    labels, texts = _labels(profile), TERMS[get_recipe(profile.recipe).KIND].texts.en
+    labels, texts = _labels(profile), TERMS[get_recipe(profile.recipe).retrieves].texts.en
     metrics = {metric.name: metric for metric in evaluation.metrics}
     offers = [
         Offer(

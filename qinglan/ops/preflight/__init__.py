@@ -24,7 +24,6 @@ from qinglan.ops.preflight.hints import with_hint
 from qinglan.ops.preflight.services import chat_look, check_rag, reach
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.distillation import require_teacher_alone
-from qinglan.recipes.kinds.grading import grading_of
 from qinglan.rows import HINTS, RowCounts
 from qinglan.simulators.domains import domain_for
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
@@ -100,7 +99,7 @@ def _recipe(profile: Profile) -> None:
             f"data.columns.inputs: recipe `{recipe.NAME}` has no input `{unknown[0]}`; "
             f"it has {', '.join(sorted(known)) or 'none'}"
         )
-    grading_of(recipe).check(profile)
+    recipe.check_profile(profile)
     require_teacher_alone(profile)
     if profile.evaluate.teachers:
         _let_teachers_answer(recipe, "evaluate.teachers")

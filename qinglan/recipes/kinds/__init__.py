@@ -1,1 +1,1 @@
-"""The two kinds of recipe: texts that are retrieved with, and answers that are graded by themselves."""
+"""The base classes of recipes, by what is done with a text: retrieved with it, or graded it by itself."""

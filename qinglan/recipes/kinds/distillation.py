@@ -3,21 +3,11 @@
 from collections.abc import Callable
 
 from qinglan.clients.chat import Request, request_of
-from qinglan.clients.roles import ChatRole, Clients, endpoint_of, key_salt
-from qinglan.clients.row_batches import Work
-from qinglan.config import Profile, Tenant
+from qinglan.clients.roles import ChatRole, endpoint_of, key_salt
+from qinglan.config import Profile
 from qinglan.errors import ConfigError
-from qinglan.recipes import Recipe, get_recipe
+from qinglan.recipes import get_recipe
 from qinglan.rows import Row
-
-
-def distiller(recipe: Recipe, clients: Clients, tenant: Tenant) -> Work:
-    """The work on one row: its answer, what it cost and which ledger entry holds it."""
-
-    async def distill(row: Row) -> Row:
-        return await recipe.distill(row, clients, tenant)
-
-    return distill
 
 
 def distill_requests(profile: Profile) -> Callable[[Row], dict[ChatRole, Request]]:

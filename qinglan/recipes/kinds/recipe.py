@@ -1,121 +1,72 @@
-"""What every recipe offers, and what recipes are made of: inputs, metrics, findings, messages."""
+"""The base class of all recipes: what stages, reward service, evaluation and serving ask of a recipe.
 
-import json
-import re
+A recipe derives from `RetrievalRecipe` or `AnswerRecipe`, which define how its texts are graded. Whatever depends on
+that is a method here, so that no caller needs to know the class.
+"""
+
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from pydantic import BaseModel
-
-from qinglan.config import Tenant
+from qinglan.config import Profile, Reward, Select, Tenant
 from qinglan.errors import TeacherError
-from qinglan.rows import Row
-from qinglan.text import Both
+from qinglan.recipes.kinds.elements import SCORE_SCHEMA, Finding, Input, Message, Metric, PrimaryMetric, parse_score
+from qinglan.rows import INPUT_REASONS, ArmRow, Row
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from qinglan.clients.chat import Answer
     from qinglan.clients.roles import ChatRole, Clients, Role
-    from qinglan.rows import ArmRow
-
-Message = dict[str, str]
-
-SCORE_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"score": {"type": "number"}, "reason": {"type": "string"}},
-    "required": ["score", "reason"],
-    "additionalProperties": False,
-}
-"""JSON schema of a judge's answer that `parse_score` reads, for models that can be held to one."""
-
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-_JSON_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
+    from qinglan.recipes.measuring.arms import Measured
+    from qinglan.recipes.scoring.scorer import Scorer
+    from qinglan.recipes.scoring.service import RewardService
 
 
-@dataclass(frozen=True)
-class Input:
-    """A further column of the workbook."""
+class ValidationStatistics(Protocol):
+    """What validation found, counted row by row, in memory that does not grow with the rows."""
 
-    name: str
-    """Key in `Row.inputs` and in `data.columns.inputs`."""
-    column: str
-    """The column's head, where the profile names no other."""
-    required: bool = False
-    """Without the column the workbook is refused; a row whose cell is empty fails (`empty_input`)."""
-    identifies: bool = True
-    """It is part of what is asked, so of the row's id; False for labels and answers that the row brings."""
-    distilled: bool = False
-    """A row may lack it, as `distill` gets it; the student can't be asked without it."""
+    def add(self, row: Row) -> None:
+        """Count a row, in any order."""
 
-    @property
-    def is_asked(self) -> bool:
-        """The student can't be asked without it."""
-        return self.identifies and (self.required or self.distilled)
+    def metrics(self) -> dict[str, float]:
+        """Figures by name; nothing where no row was graded."""
 
+    def logged(self) -> dict[str, float]:
+        """Those that are worth a line in the log."""
 
-@dataclass(frozen=True)
-class Metric:
-    """A figure of one row's text. `quality` is the judge's score, 0–5, in every recipe; the gate has a rule for it.
+    def check(self) -> None:
+        """Stop if the service or the rules are wrong.
 
-    `en` and `zh` are nouns, which sentences use: `RL student 0.91 vs SFT student 0.84 keyword coverage`.
-    """
+        Raises:
+            StageError: no later result could be trusted.
+        """
 
-    name: str
-    en: str
-    zh: str
-    maximum: float = 1.0
-    """Of its scale, which begins at 0: 5 for a judge's score."""
-    proportion: bool = True
-    """Of one row it is 0 or 1: McNemar's test applies, and the report's short table shows it."""
-    digits: int = 3
-    interval: bool = True
-    """An arm's mean is shown with one. Only such metrics are shown by slice, and decide which teacher to buy."""
-    compared: bool = True
-    """Between arms."""
-    headline: bool = True
-    """False: the report's headline is about it only where no later metric has values."""
-
-
-class FindingRow(BaseModel):
-    """A line of a finding."""
-
-    label: Both
-    values: tuple[float | None, ...]
-    """As many as the finding has columns; None where there is no value."""
-
-
-class Finding(BaseModel):
-    """A table that a recipe adds to the report."""
-
-    title: Both
-    columns: tuple[Both, ...]
-    """Heads of the numbers; the labels' column has none."""
-    rows: tuple[FindingRow, ...]
-    digits: int = 3
+    def histograms(self) -> dict[str, list[dict[str, Any]]]:
+        """What the report draws, as JSON: by plot, its distributions with `label`, `low`, `high`, `counts`."""
 
 
 class Recipe(ABC):
     """What both kinds of recipe offer."""
 
     NAME: ClassVar[str]
-    """As the file is called."""
+    """The file's name without its ending."""
     VERSION: ClassVar[str]
     """Part of the stages' keys; raise it with any change of a prompt, of the parsing or of the reward."""
-    KIND: ClassVar[Literal["retrieval", "answer"]]
     INPUTS: ClassVar[tuple[Input, ...]] = ()
     METRICS: ClassVar[tuple[Metric, ...]]
     """In the order in which they are shown, the most important first: the gate wants a gain on the first that has
-    values, and the report's headline is about it."""
+    values, and the report begins with it."""
     DISTILL_ROLES: ClassVar[tuple["ChatRole", ...]] = ("teacher",)
-    """Whom `distill` asks. Only the teacher alone can be asked through a batch API or on Ray."""
+    """The models that `distill` asks. Only the teacher alone can be asked through a batch API or on Ray."""
     JUDGE_SCHEMA: ClassVar[dict[str, Any]] = SCORE_SCHEMA
-    """JSON schema of the judge's answer, for models that can be held to one."""
+    """JSON schema of the judge's answer, for models that support structured output."""
+    TOO_FEW_ROWS_HINT: ClassVar[str]
+    """What to do where too few rows may teach."""
+    RL_INFO: ClassVar[dict[str, type]]
+    """Names and types of what an RL file's `extra_info` holds."""
 
-    @property
-    @abstractmethod
-    def graders(self) -> "tuple[Role, ...]":
-        """The services that say how good a text is: `judge`, `rag`, both or none."""
+    # Questions and answers
 
     def question_text(self, row: Row) -> str:
         """The question as the judge and the reports show it."""
@@ -126,19 +77,19 @@ class Recipe(ABC):
         """The student's prompt: the same in SFT, RL, evaluation and serving."""
 
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        """What the teacher is asked: the student's prompt, where a recipe says nothing else."""
+        """What the teacher is asked; the student's prompt unless a recipe overrides it."""
         return self.student_messages(row, tenant)
 
     def distill_messages(self, row: Row, tenant: Tenant) -> Mapping["ChatRole", list[Message]]:
-        """What `distill` asks about a row, by role: for the estimate and for asking in bulk.
+        """What `distill` asks about a row, by role: for the estimate and for the batch API.
 
-        Override it together with `distill`. Where the teacher alone is asked it is exactly what he is asked; else it
-        is as near as can be told before anyone answered.
+        Override it together with `distill`. It is exact where only the teacher is asked; otherwise it is as close as
+        possible before any model answered.
         """
         return {} if self.own_answer(row) else {"teacher": self.teacher_messages(row, tenant)}
 
     def own_answer(self, row: Row) -> str | None:  # noqa: ARG002 (for those that override it)
-        """The answer that the row brings; nobody is asked for one then."""
+        """The answer that the row brings; no model is asked then."""
         return None
 
     @property
@@ -147,7 +98,7 @@ class Recipe(ABC):
         return type(self).own_answer is not Recipe.own_answer
 
     def pool_of(self, row: Row) -> str | None:  # noqa: ARG002 (for those that override it)
-        """Which set of questions a row belongs to that the workbook puts into none, such as `red_team`."""
+        """The set of questions, such as `red_team`, of a row for which the workbook names none."""
         return None
 
     async def distill(self, row: Row, clients: "Clients", tenant: Tenant) -> Row:
@@ -162,7 +113,7 @@ class Recipe(ABC):
         return answered(row, answer.value, answer)
 
     def parse_answer(self, text: str) -> str:
-        """The text that counts, from a teacher's or student's answer: all of it, where a recipe says nothing else.
+        """The text that counts, from a teacher's or student's answer; all of it unless a recipe overrides it.
 
         Raises:
             TeacherError: there is none in it.
@@ -170,6 +121,10 @@ class Recipe(ABC):
         if not text.strip():
             raise TeacherError("the answer is empty", "empty_answer")
         return text.strip()
+
+    @abstractmethod
+    def clean(self, text: str) -> str:
+        """What a student wrote or a reviewer typed, without needless white space."""
 
     def parse_judge(self, text: str) -> float:
         """The score, 0–5, from the judge's answer.
@@ -180,34 +135,192 @@ class Recipe(ABC):
         return parse_score(text)
 
     def fallback(self, row: Row) -> str | None:  # noqa: ARG002 (for those that override it)
-        """What the router answers in place of a model that fails; None: nothing, the request ends with HTTP 503."""
+        """What the router answers where the model fails; None: the request ends with HTTP 503."""
         return None
+
+    # How a text is graded
+
+    @property
+    @abstractmethod
+    def graders(self) -> "tuple[Role, ...]":
+        """The services that say how good a text is: `judge`, `rag`, both or none."""
+
+    @property
+    def retrieves(self) -> bool:
+        """Is the retrieval service asked with its texts?"""
+        return "rag" in self.graders
+
+    @property
+    def rule_parts(self) -> tuple[str, ...]:
+        """Names of the parts that `parts` gives."""
+        return ()
+
+    def parts(self, row: Row, text: str) -> dict[str, float]:  # noqa: ARG002 (for those that override it)
+        """The text graded by rule, each part from 0 to 1; nothing where the recipe has no rules."""
+        return {}
+
+    @abstractmethod
+    def measured_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
+        """Metrics of a measured text by name, without `quality`; one without a value is absent."""
 
     def probes(self, rows: Sequence[Row]) -> list[Row]:  # noqa: ARG002 (for those that override it)
         """Further questions for the students, such as test rows in another form, each with an id of its own.
 
-        Only `findings` sees what they answer.
+        Only `findings` gets the answers to them.
         """
         return []
 
-    def findings(self, arms: Mapping[str, Sequence["ArmRow"]], rows: Sequence[Row]) -> list[Finding]:  # noqa: ARG002
+    def findings(self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]) -> list[Finding]:  # noqa: ARG002
         """Further tables for the report and `evaluation.json`, from what the arms answered to rows and probes."""
         return []
 
+    @abstractmethod
+    def check_profile(self, profile: Profile) -> None:
+        """Refuse settings that do not fit the recipe.
 
-def prompt(system: str, user: str) -> list[Message]:
-    """A system and a user message."""
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        Raises:
+            ConfigError: one names something that the recipe does not have.
+        """
 
+    @abstractmethod
+    def estimate_messages(
+        self, use: Literal["text", "texts", "passage"], row: Row, profile: Profile, *, texts: int, passage: str
+    ) -> list[Message]:
+        """A prompt for the judge as long as a real one: about a text, about all arms' texts, or about a passage."""
 
-def identifying(values: Mapping[str, str], inputs: Sequence[Input]) -> dict[str, str]:
-    """Those of a row's further inputs that are part of what is asked."""
-    return {each.name: values[each.name] for each in inputs if each.identifies and each.name in values}
+    # Stages
 
+    @abstractmethod
+    def validation_roles(self, profile: Profile) -> "tuple[Role, ...]":
+        """The services that validation asks."""
 
-def placeholders(inputs: Sequence[Input], text: str) -> dict[str, str]:
-    """The inputs that a prompt needs, all saying the same: for a prompt that nobody's question is behind."""
-    return {each.name: text for each in inputs if each.is_asked}
+    @abstractmethod
+    async def validate(self, row: Row, clients: "Clients", tenant: Tenant, *, judge: bool) -> Row:
+        """The row with its grades; `judge`: with the judge's score too, where the recipe asks for one."""
+
+    @abstractmethod
+    def validation_statistics(self) -> ValidationStatistics:
+        """An empty one."""
+
+    def select(self, rows: Iterable[Row], config: Select) -> Iterator[Row]:
+        """Fail the rows whose answer must not become an SFT target.
+
+        The same rows come out in the same order. A failed row keeps everything that was paid for, and RL may still use
+        its prompt. Earlier failures stay. A reviewer's verdict outranks the rules.
+        """
+        for row in rows:
+            kept = row.corrected if row.review == "correct" else row.answer
+            reviewed = row.review and row.reason not in INPUT_REASONS
+            if reviewed and row.review == "reject":
+                yield row.failed("rejected_by_reviewer")
+            elif reviewed and kept and kept.strip():
+                yield row.model_copy(update={"status": "ok", "reason": None})
+            elif row.status == "failed":
+                yield row
+            elif not row.answer or not row.answer.strip():
+                yield row.failed("empty_answer")
+            else:
+                reason = self.drop_reason(row, config)
+                yield row.failed(reason) if reason else row
+
+    @abstractmethod
+    def drop_reason(self, row: Row, config: Select) -> str | None:
+        """Why the row's answer, which is not empty, must not teach; None where it may. The first that applies."""
+
+    @abstractmethod
+    def has_baseline(self, row: Row) -> bool:
+        """May RL ask this row's question?"""
+
+    @property
+    def rl_schema(self) -> "pa.Schema":
+        """Of the files that verl reads."""
+        import pyarrow as pa
+
+        text, types = pa.string(), {str: pa.string(), float: pa.float64(), int: pa.int64()}
+        return pa.schema(
+            {
+                "data_source": text,
+                "prompt": pa.list_(pa.struct({"role": text, "content": text})),
+                "ability": text,
+                "reward_model": pa.struct({"style": text, "ground_truth": text}),
+                "extra_info": pa.struct({name: types[kind] for name, kind in self.RL_INFO.items()}),
+            }
+        )
+
+    def rl_record(self, row: Row, tenant: Tenant) -> dict[str, Any]:
+        """A row that has a baseline, in `rl_schema`."""
+        return {
+            "data_source": f"qinglan/{self.NAME}",
+            "prompt": self.student_messages(row, tenant),
+            "ability": self.NAME,
+            "reward_model": {"style": "rule", "ground_truth": row.gold_id or ""},
+            "extra_info": self.rl_info(row),
+        }
+
+    @abstractmethod
+    def rl_info(self, row: Row) -> dict[str, Any]:
+        """What the reward needs to know of a row that has a baseline, as `RL_INFO` names it."""
+
+    @property
+    @abstractmethod
+    def score_parts(self) -> tuple[str, ...]:
+        """Names of what an RL sample's score is made of, beside `score` itself; the same for every sample.
+
+        Raises:
+            ConfigError: training has a figure of the same name.
+        """
+
+    @property
+    @abstractmethod
+    def reported_parts(self) -> tuple[str, ...]:
+        """Those whose curves are summed up with the training's."""
+
+    @property
+    @abstractmethod
+    def primary_metric(self) -> PrimaryMetric:
+        """The part that says how good the policy is, whatever it is rewarded for."""
+
+    def dev_metric(self, config: Reward, infos: Iterable[Mapping[str, Any]]) -> str:  # noqa: ARG002
+        """Which part of the score, averaged over the dev split, chooses the model.
+
+        Args:
+            infos: the dev rows' `extra_info`.
+        """
+        return self.primary_metric.part
+
+    @abstractmethod
+    def scorer(self, service: "RewardService") -> "Scorer[Any]":
+        """What scores RL samples, in the reward service's process.
+
+        Raises:
+            ConfigError: a key is not set here.
+            LedgerError: the ledger can't be opened.
+        """
+
+    @abstractmethod
+    def baseline_arms(
+        self, rows: Sequence[Row], profile: Profile, *, retrieve_again: bool = False
+    ) -> dict[str, list[ArmRow]]:
+        """The arms that need no model of ours, as validation found them.
+
+        Args:
+            retrieve_again: leave out what a live service returned during validation, perhaps days ago, so that it is
+                asked at the same time for all arms.
+        """
+
+    @abstractmethod
+    async def measure(
+        self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], clients: "Clients", profile: Profile
+    ) -> "Measured":
+        """Fill in what the arms' texts are worth.
+
+        Raises:
+            StageError: too many calls failed for a fair comparison.
+        """
+
+    @abstractmethod
+    def measuring_digest(self, tenant: Tenant) -> str:
+        """Changes with what `measure` asks."""
 
 
 def answered(row: Row, text: str, answer: "Answer[Any]") -> Row:
@@ -222,31 +335,13 @@ def answered(row: Row, text: str, answer: "Answer[Any]") -> Row:
     )
 
 
-def one_line(text: str) -> str:
-    """The text without line breaks and control characters, so that it can't pose as a further part of a prompt."""
-    return _CONTROL.sub(" ", text)
+async def ask_judge(clients: "Clients", messages: list[Message], recipe: Recipe) -> float | None:
+    """The score; None where the budget was spent, which leaves the row's answer as good as it was."""
+    from qinglan.clients.row_batches import OVER_BUDGET
 
-
-def json_object(text: str) -> dict[str, Any] | None:
-    """The JSON object in an answer, whatever stands around it; None where there is none."""
-    match = _JSON_OBJECT.search(text)
     try:
-        found = json.loads(match.group()) if match else None
-    except ValueError:
+        return (await clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA)).value
+    except TeacherError as error:
+        if error.reason != OVER_BUDGET:
+            raise
         return None
-    return found if isinstance(found, dict) else None
-
-
-def parse_score(text: str) -> float:
-    """The score, 0–5, from a judge's answer such as `{"score": 4, "reason": "…"}`.
-
-    Raises:
-        TeacherError: no JSON object with a score in range (`judge_unreadable`).
-    """
-    try:
-        score = float((json_object(text) or {})["score"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise TeacherError(f"the judge's answer has no score: {text[:80]!r}", "judge_unreadable") from error
-    if not 0 <= score <= 5:
-        raise TeacherError(f"the judge's answer has no score from 0 to 5: {text[:80]!r}", "judge_unreadable")
-    return score

@@ -1,14 +1,7 @@
-"""Selection: which of the teacher's answers may teach; and texts that are none, whatever was asked.
-
-Pure and streaming: rows in, the same rows out, in the same order. A row that fails here keeps everything that was
-paid for; it is out of SFT, while RL may still use its prompt (`qinglan.data.dataset`). What is too weak is the recipe's
-kind to say (`qinglan.recipes.kinds`). A person's verdict outranks that.
-"""
+"""Texts that are no answer, whatever was asked: refusals, and what is left of an answer around or instead of it."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-
-from qinglan.rows import INPUT_REASONS, Row
+from collections.abc import Iterable
 
 _SORRY = "(?:非常|很|十分|真的)?(?:抱歉|对不起|不好意思)"
 _AI = "(?:AI|人工智能|大?语言模型|大模型)(?:助手|助理|语言模型|模型)?"
@@ -41,17 +34,7 @@ _BOILERPLATE = (
 """What is left of an answer around or instead of a rewrite: labels, lists, markup, JSON, pieces of the prompt."""
 
 _REFUSAL = re.compile("|".join(f"(?:{pattern})" for pattern in _REFUSALS), re.IGNORECASE)
-_COMMON_BOILERPLATE = re.compile("|".join(f"(?:{pattern})" for pattern in _BOILERPLATE), re.IGNORECASE | re.DOTALL)
-
-
-def is_boilerplate(text: str) -> bool:
-    """Is this no rewrite, by the built-in patterns: a refusal, or what is left of an answer around a rewrite?"""
-    return bool(is_refusal(text) or _COMMON_BOILERPLATE.search(text))
-
-
-def boilerplate_patterns(more: Iterable[str] = ()) -> list[re.Pattern[str]]:
-    """The built-in patterns for what is left of an answer around a rewrite, and more of them."""
-    return [re.compile(pattern, re.IGNORECASE | re.DOTALL) for pattern in (*_BOILERPLATE, *more)]
+_LEFTOVER = re.compile("|".join(f"(?:{pattern})" for pattern in _BOILERPLATE), re.IGNORECASE | re.DOTALL)
 
 
 def is_refusal(text: str) -> bool:
@@ -59,26 +42,12 @@ def is_refusal(text: str) -> bool:
     return bool(_REFUSAL.search(text))
 
 
-def decide(rows: Iterable[Row], weakness: Callable[[Row], str | None]) -> Iterator[Row]:
-    """Fail the rows whose answer must not become an SFT target; earlier failures stay, unless a person decided.
-
-    Args:
-        weakness: why the answer of a row that has one must not teach.
-    """
-    return (_decided(row, weakness) for row in rows)
+def is_leftover(text: str, more: Iterable[str] = ()) -> bool:
+    """Is this what is left of an answer around a rewrite, by the built-in patterns or by `more` of them?"""
+    found = (re.search(pattern, text, re.IGNORECASE | re.DOTALL) for pattern in more)
+    return bool(_LEFTOVER.search(text)) or any(found)
 
 
-def _decided(row: Row, weakness: Callable[[Row], str | None]) -> Row:
-    if row.review and row.reason not in INPUT_REASONS:
-        if row.review == "reject":
-            return row.failed("rejected_by_reviewer")
-        if _filled(row.corrected if row.review == "correct" else row.answer):
-            return row.model_copy(update={"status": "ok", "reason": None})
-    if row.status == "failed":
-        return row
-    reason = weakness(row) if _filled(row.answer) else "empty_answer"
-    return row.failed(reason) if reason else row
-
-
-def _filled(text: str | None) -> bool:
-    return bool(text and text.strip())
+def is_boilerplate(text: str) -> bool:
+    """Is this no rewrite, by the built-in patterns for refusals and leftovers?"""
+    return is_refusal(text) or is_leftover(text)

@@ -1,17 +1,51 @@
-"""What the reward service is told, and what it answers. Light: every reward worker of verl imports this."""
+"""The reward service's settings, what it reads of a row, and what it answers.
+
+Every reward worker of verl imports this module, so it imports neither clients nor the ledger.
+"""
 
 import math
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 
+NOT_JUDGED = -1.0
+"""`teacher_judge` in the RL files where the judge was not asked: a null would become NaN in the file."""
 _OF_THE_RAG = {"rag_calls": 0.0, "rag_cached": 0.0}
 _OF_THE_JUDGE = {"judge_asked": 0.0, "judge_cached": math.nan, "judge_cost_usd": 0.0}
+
+
+class Baseline(BaseModel):
+    """The teacher's side of one prompt, computed once before RL (`extra_info` of the training file)."""
+
+    row_id: str
+    question: str
+    gold_id: str
+    """Empty where the row is not labelled."""
+    teacher_rewrite: str
+    teacher_quality: float
+    teacher_judge: float
+    """`NOT_JUDGED` where the judge was not asked."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A rewrite's reward and what it is made of; NaN for a part that is not known."""
+
+    score: float
+    judge: float
+    rq: float
+    rq_gain: float
+    win: float
+    gold_top1: float
+    relevant: float
+    """Does the best passage answer the question, by the judge? 1 or 0."""
+    guard_ok: float
 
 
 class RewardService(BaseModel):

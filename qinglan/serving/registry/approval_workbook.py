@@ -74,7 +74,7 @@ def write_approval_workbook(
     sheet.append([header_cell(sheet, head) for head in heads])
     for row, why in telling:
         inputs = [row.inputs.get(each.name) for each in recipe.INPUTS]
-        label = [row.gold_id] if recipe.KIND == "retrieval" else []
+        label = [row.gold_id] if recipe.retrieves else []
         texts: list[str | float | None] = [why, row.query, row.profile, row.history, *inputs, *label, row.id]
         values = [*texts, *(value for arm in shown for value in _of_arm(arms[arm].get(row.id), row, recipe))]
         sheet.append([_cell(sheet, value) for value in values])
@@ -91,7 +91,7 @@ _WIDE = ("问题", "历史摘要", "改写", "首条内容", _ANSWERED)
 
 def _heads_of(recipe: Recipe) -> tuple[list[str], list[str]]:
     """Of the columns about a question, and of those about each arm."""
-    inputs, retrieves = [each.column for each in recipe.INPUTS], recipe.KIND == "retrieval"
+    inputs, retrieves = [each.column for each in recipe.INPUTS], recipe.retrieves
     asked = ["抽样原因", "问题", "用户画像", "历史摘要", *inputs, *(["标准文档"] if retrieves else []), "行编号"]
     return asked, list(_RETRIEVED) if retrieves else [_ANSWERED, *(metric.zh for metric in recipe.METRICS)]
 
@@ -99,7 +99,7 @@ def _heads_of(recipe: Recipe) -> tuple[list[str], list[str]]:
 def _of_arm(entry: ArmRow | None, row: Row, recipe: Recipe) -> list[str | float | None]:
     if entry is None:
         return [None] * len(_heads_of(recipe)[1])
-    if recipe.KIND != "retrieval":
+    if not recipe.retrieves:
         values = values_of(entry, row, recipe)
         return [entry.text or f"（{entry.reason}）", *(values.get(metric.name) for metric in recipe.METRICS)]
     found = entry.retrieved
@@ -126,7 +126,7 @@ def _beaten_by(
 
 
 def _value(entry: ArmRow | None, row: Row, recipe: Recipe) -> float | None:
-    if entry is not None and recipe.KIND != "retrieval":
+    if entry is not None and not recipe.retrieves:
         values = values_of(entry, row, recipe)
         return next((values[metric.name] for metric in recipe.METRICS if metric.name in values), None)
     if entry is None or entry.retrieved is None:

@@ -11,7 +11,7 @@ from qinglan.evaluation import Evaluation
 from qinglan.evaluation.gate import CHAMPION, alarms_about
 from qinglan.evaluation.models import Decision
 from qinglan.evaluation.summary import installed_versions
-from qinglan.recipes import identity
+from qinglan.recipes import recipe_key
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
 from qinglan.serving.registry.records import Candidate, Released, prompt_digest
@@ -27,7 +27,7 @@ def candidate_of(
 ) -> Candidate:
     """The challenger, with all that it was made of."""
     profile, arm = run.profile, decision.challenger
-    recipe = identity(profile.recipe)
+    recipe = recipe_key(profile.recipe)
     evaluation = read_evaluation(evaluated)
     return Candidate(
         arm=arm,

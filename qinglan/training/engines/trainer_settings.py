@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from qinglan.config import Alarms
-from qinglan.recipes.kinds.common import PrimaryMetric
+from qinglan.recipes import PrimaryMetric
 
 ALARMS_FILE, STOPPED_FILE = "alarms.jsonl", "stopped.json"
 """In `TrainerSettings.folder`: the alarms, by step; and why training ended before its last step."""

@@ -40,10 +40,10 @@ class RewardActor:
 
     def _open(self) -> "Scorer[Any] | tuple[QinglanError, float]":
         """A scorer, or why there is none, and when to try again."""
-        from qinglan.recipes.kinds.grading import open_scorer
+        from qinglan.recipes import get_recipe
 
         try:
-            return open_scorer(self._service)
+            return get_recipe(self._service.recipe).scorer(self._service)
         except QinglanError as error:
             return error, self._clock() + _TRY_AGAIN_S
 

@@ -4,14 +4,14 @@ from typing import Any
 
 from qinglan.clients.roles import ANSWER_FIELDS, key_salt
 from qinglan.config import Profile
-from qinglan.recipes import get_recipe, identity
+from qinglan.recipes import get_recipe, recipe_key
 from qinglan.runs.artifacts import hash_of
 from qinglan.runs.run import Run
 
 
-def scoring_identity(profile: Profile) -> dict[str, Any]:
+def scoring_key(profile: Profile) -> dict[str, Any]:
     """What a score depends on, beside the text: of RAG and judge, those that the recipe asks."""
-    known: dict[str, Any] = {"recipe": identity(profile.recipe), "tenant": profile.tenant.model_dump(mode="json")}
+    known: dict[str, Any] = {"recipe": recipe_key(profile.recipe), "tenant": profile.tenant.model_dump(mode="json")}
     graders = get_recipe(profile.recipe).graders
     if "rag" in graders:
         known["rag"] = profile.rag.model_dump(mode="json", include={"url", "kb_name", "top_k", "score_threshold"})
@@ -21,6 +21,6 @@ def scoring_identity(profile: Profile) -> dict[str, Any]:
     return known
 
 
-def scored_with(run: Run) -> str:
+def scoring_digest(run: Run) -> str:
     """Digest of all that is known of what scored a run's rows; of a live service only its settings are."""
-    return hash_of(scoring_identity(run.profile), run.knowledge_base_sha256)
+    return hash_of(scoring_key(run.profile), run.knowledge_base_sha256)

@@ -7,9 +7,8 @@ from qinglan.clients.rag import CallCount, RagClient, request_body
 from qinglan.errors import LedgerError
 from qinglan.ledger import Ledger, Retrieval
 from qinglan.ledger.queue import LedgerQueue
-from qinglan.recipes.kinds.retrieval.recipe import Baseline
 from qinglan.recipes.scoring.outages import Patience
-from qinglan.recipes.scoring.service import RewardService
+from qinglan.recipes.scoring.service import Baseline, RewardService
 from qinglan.rows import Retrieved
 from qinglan.runs.artifacts import hash_of
 

@@ -1,52 +1,29 @@
-"""Validate: retrieve with the original question and with the rewrite, and judge the rewrite once, before RL.
+"""What validation found, counted row by row in memory that does not grow with the rows."""
 
-`Findings` gathers the stage's figures row by row, in memory that does not grow with the rows.
-"""
-
-import asyncio
 import math
-from typing import Any
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
 
-from qinglan.clients.roles import Clients
-from qinglan.clients.row_batches import Work
-from qinglan.config import Tenant
 from qinglan.errors import StageError
-from qinglan.recipes.kinds.common import judged, outline
-from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
 from qinglan.rows import Retrieved, Row, normalise
 from qinglan.statistics import Histogram, quantile
 
-_TELLING_ROWS = 20
-_TELLING_SHARE = 0.98
+if TYPE_CHECKING:
+    from qinglan.recipes.kinds.answer import AnswerRecipe
+
+_MIN_ROWS = 20
+"""Fewer rows say nothing about a service or about rules."""
+_ALIKE_SHARE = 0.98
+"""From this share of equal results on, the service seems to ignore the rewrite."""
 _TIE = 1e-6
 _SCORE_NOISE = 1e-3
 """Two answers with the same passages are the same within this: GPUs in batches do not repeat a score to the bit."""
-_SHOWN_FIGURES = ("success_rate", "top1_score_mean", "gain_mean", "gold_top1", "original_gold_top1")
+_LOGGED_FIGURES = ("success_rate", "top1_score_mean", "gain_mean", "gold_top1", "original_gold_top1")
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
-def validator(recipe: RetrievalRecipe, clients: Clients, tenant: Tenant, *, judge: bool) -> Work:
-    """The work on one row: two retrievals, and the judge's score if asked for."""
-
-    async def validate(row: Row) -> Row:
-        assert row.answer is not None
-        question = recipe.question_text(row)
-        original, rewritten = await asyncio.gather(
-            clients.rag.retrieve(row.query), clients.rag.retrieve(row.query, row.answer)
-        )
-        score = None
-        if judge:
-            messages = recipe.judge_messages(question, row.answer, tenant)
-            score = await judged(clients, messages, recipe)
-        return row.model_copy(
-            update={"original_retrieved": original, "answer_retrieved": rewritten, "judge_score": score}
-        )
-
-    return validate
-
-
-class Findings:
-    """What validation found: figures, what is wrong with the service, distributions. Add every row, in any order.
+class RetrievalStatistics:
+    """Of a retrieval recipe: figures, what is wrong with the service, distributions.
 
     Counted are rows for which question and rewrite were both retrieved with. The gain is the difference in top-1
     score, rewrite minus original; nothing recalled counts as 0.
@@ -64,7 +41,7 @@ class Findings:
         self._gains = Histogram(-1.05, 1.05, 105)
 
     def add(self, row: Row) -> None:
-        """Count a row; one that was not retrieved for counts as nothing."""
+        """Count a row that both was retrieved with."""
         original, found = row.original_retrieved, row.answer_retrieved
         if original is None or found is None:
             return
@@ -107,12 +84,12 @@ class Findings:
             figures["original_gold_top1"] = self._original_gold_hits / self._labelled
         return figures
 
-    def shown(self) -> dict[str, float]:
-        """Those that are worth a line in the log."""
-        return {name: value for name, value in self.metrics().items() if name in _SHOWN_FIGURES}
+    def logged(self) -> dict[str, float]:
+        """The most important figures, for a line in the log."""
+        return {name: value for name, value in self.metrics().items() if name in _LOGGED_FIGURES}
 
     def check(self) -> None:
-        """Notice a RAG that answers well-formed nonsense.
+        """Stop if the RAG's answers are well-formed but make no sense.
 
         Raises:
             StageError: it ignores `rewritten_query`, or gives no ids though rows name a gold document.
@@ -122,17 +99,20 @@ class Findings:
                 "validation: rows name a gold document, but no passage of the RAG has an `id`, so none could ever be "
                 "found; let the service send ids, or leave the gold column empty"
             )
-        if self._changed >= _TELLING_ROWS and self._alike >= _TELLING_SHARE * self._changed:
+        if self._changed >= _MIN_ROWS and self._alike >= _ALIKE_SHARE * self._changed:
             raise StageError(
                 f"validation: the RAG gave the same passages with and without `rewritten_query` on {self._alike:,} of "
                 f"{self._changed:,} rows; it seems to ignore the rewrite (docs/rag-service.md)"
             )
 
     def histograms(self) -> dict[str, list[dict[str, Any]]]:
-        """What the report draws, as JSON: by plot, its outlines with `label`, `low`, `high`, `counts`."""
+        """What the report draws, as JSON: by plot, its distributions with `label`, `low`, `high`, `counts`."""
         return {
-            "top1_score": [_outline("original question", self._originals), _outline("rewrite", self._rewrites)],
-            "gain": [_outline("rewrite − original", self._gains)],
+            "top1_score": [
+                _distribution("original question", self._originals),
+                _distribution("rewrite", self._rewrites),
+            ],
+            "gain": [_distribution("rewrite − original", self._gains)],
         }
 
     def _add_scores(self, original: float, found: float) -> None:
@@ -155,6 +135,72 @@ class Findings:
             self._alike += _alike(original, found)
 
 
+class AnswerStatistics:
+    """Of an answer recipe: the parts' means, the share of answers that must not teach, the judge's mean score.
+
+    Counted are rows that were graded; a part's mean is of the rows that have it.
+    """
+
+    def __init__(self, recipe: "AnswerRecipe") -> None:
+        self._recipe = recipe
+        self._rows = self._judged = 0
+        self._sums: dict[str, float] = defaultdict(float)
+        self._counts: Counter[str] = Counter()
+        self._flaws: Counter[str] = Counter()
+        self._judge_sum = 0.0
+        self._scores = Histogram(0, 5, 50)
+
+    def add(self, row: Row) -> None:
+        """Count a row that was graded."""
+        if row.parts is None:
+            return
+        self._rows += 1
+        for name, value in row.parts.items():
+            self._sums[name] += value
+            self._counts[name] += 1
+        if flaw := self._recipe.flaw(row):
+            self._flaws[flaw] += 1
+        if row.judge_score is not None:
+            self._judged += 1
+            self._judge_sum += row.judge_score
+            self._scores.add(row.judge_score)
+
+    def metrics(self) -> dict[str, float]:
+        """`<part>_mean`, `flawed_share` and `judge_mean`; nothing where no row was graded."""
+        if not self._rows:
+            return {}
+        means = {
+            f"{name}_mean": self._sums[name] / self._counts[name]
+            for name in self._recipe.rule_parts
+            if self._counts[name]
+        }
+        judge = {"judge_mean": self._judge_sum / self._judged} if self._judged else {}
+        return means | {"flawed_share": self._flaws.total() / self._rows} | judge
+
+    def logged(self) -> dict[str, float]:
+        """All of them."""
+        return self.metrics()
+
+    def check(self) -> None:
+        """Stop if nothing could be learned from this teacher or by these rules.
+
+        Raises:
+            StageError: every answer has a flaw.
+        """
+        if self._rows >= _MIN_ROWS and self._flaws.total() == self._rows:
+            flaws = ", ".join(f"{flaw} {count:,}" for flaw, count in self._flaws.most_common())
+            raise StageError(
+                f"validation: all {self._rows:,} of the teacher's answers have a flaw ({flaws}), so none may teach; "
+                "read some in rows.jsonl, then correct the teacher's prompt or the recipe's rules"
+            )
+
+    def histograms(self) -> dict[str, list[dict[str, Any]]]:
+        """The judge's scores, where there are any."""
+        if not self._judged:
+            return {}
+        return {"judge_score": [_distribution("teacher", self._scores)]}
+
+
 def _alike(one: Retrieved, other: Retrieved) -> bool:
     return (
         (one.ids, one.titles) == (other.ids, other.titles)
@@ -168,5 +214,5 @@ def _quantiles(name: str, histogram: Histogram) -> dict[str, float]:
     return {f"{name}_{key}": value for key, value in found.items() if value is not None}
 
 
-def _outline(label: str, histogram: Histogram) -> dict[str, Any]:
-    return outline(label, histogram.low, histogram.high, histogram.counts)
+def _distribution(label: str, histogram: Histogram) -> dict[str, Any]:
+    return {"label": label, "low": histogram.low, "high": histogram.high, "counts": list(histogram.counts)}

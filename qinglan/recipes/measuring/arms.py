@@ -1,14 +1,24 @@
 """Arms: ways to get a text, and what each made of every question."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from qinglan.clients.chat import cost_usd
 from qinglan.config import Endpoint, Price
 from qinglan.ledger import Call
-from qinglan.recipes.kinds.recipe import Recipe
 from qinglan.rows import ArmRow, Row
+
+if TYPE_CHECKING:
+    from qinglan.recipes.kinds.recipe import Recipe
+
+
+class Measured(NamedTuple):
+    """Arms with what their texts are worth."""
+
+    arms: dict[str, list[ArmRow]]
+    unjudged: dict[str, int]
+    """Questions without a judge's score in any arm, by the reason why the call failed."""
 
 
 def teacher_rows(rows: Iterable[Row]) -> list[ArmRow]:
@@ -46,27 +56,23 @@ def original_rows(rows: Iterable[Row]) -> list[ArmRow]:
     ]
 
 
-def student_rows(answers: Iterable[str], price: Price | None, recipe: Recipe) -> list[ArmRow]:
-    """A student's arm, from the JSON lines that its generation wrote. A query is one line; an answer stays as it is."""
-    tidied = _one_line if recipe.KIND == "retrieval" else str.strip
-    return [_student_row(json.loads(answer), price, tidied) for answer in answers]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _student_row(answer: dict[str, Any], price: Price | None, tidied: Callable[[str], str]) -> ArmRow:
-    text = tidied(answer["text"])
-    return ArmRow(
-        row_id=answer["id"],
-        text=text or None,
-        reason=None if text else "empty_answer",
-        latency_ms=answer.get("latency_ms"),
-        cost_usd=cost_usd(price, answer["prompt_tokens"], answer["completion_tokens"]) if price else None,
-        prompt_tokens=answer["prompt_tokens"],
-        completion_tokens=answer["completion_tokens"],
-    )
+def student_rows(answers: Iterable[str], price: Price | None, recipe: "Recipe") -> list[ArmRow]:
+    """A student's arm, from the JSON lines that its generation wrote."""
+    arm = []
+    for answer in map(json.loads, answers):
+        text, prompt, completion = recipe.clean(answer["text"]), answer["prompt_tokens"], answer["completion_tokens"]
+        arm.append(
+            ArmRow(
+                row_id=answer["id"],
+                text=text or None,
+                reason=None if text else "empty_answer",
+                latency_ms=answer.get("latency_ms"),
+                cost_usd=cost_usd(price, prompt, completion) if price else None,
+                prompt_tokens=prompt,
+                completion_tokens=completion,
+            )
+        )
+    return arm
 
 
 def live_load(endpoint: Endpoint) -> str:

@@ -1,19 +1,20 @@
-"""Evaluation of answers: every text by the rules, and by the judge, who reads one at a time and is not told whose."""
+"""Evaluation of answers: every text by the rules, and by the judge, which reads one at a time."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
 from qinglan.errors import CallError
-from qinglan.recipes.kinds.answer.parts import grade
-from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
-from qinglan.recipes.kinds.common import Measured
-from qinglan.recipes.kinds.retrieval.retrieving import AT_ONCE, by_question, check_failures
+from qinglan.recipes.measuring.arms import Measured
+from qinglan.recipes.measuring.retrieving import AT_ONCE, Arms, by_question, check_failures
 from qinglan.rows import ArmRow, Row
+
+if TYPE_CHECKING:
+    from qinglan.recipes.kinds.answer import AnswerRecipe
 
 EMPTY = "empty_answer"
 
@@ -28,8 +29,8 @@ _Verdicts = Mapping[str, _Verdict]
 
 
 async def measure(
-    recipe: AnswerRecipe,
-    arms: Mapping[str, Sequence[ArmRow]],
+    recipe: "AnswerRecipe",
+    arms: Arms,
     rows: Sequence[Row],
     clients: Clients,
     tenant: Tenant,
@@ -63,12 +64,12 @@ async def measure(
 
 
 async def _verdicts(
-    recipe: AnswerRecipe, row: Row, texts: Sequence[str | None], clients: Clients, tenant: Tenant
+    recipe: "AnswerRecipe", row: Row, texts: Sequence[str | None], clients: Clients, tenant: Tenant
 ) -> _Verdicts | str:
     """The judge's on each text that the recipe has a question about; or why there is none on any."""
     asked = {text: messages for text in texts if text and (messages := recipe.judge_messages(row, text, tenant))}
     calls = (clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA) for messages in asked.values())
-    # All of them end before an error is told: an answer in flight is paid for and must reach the ledger.
+    # All of them end before an error is raised: an answer in flight is paid for and must reach the ledger.
     answers = await asyncio.gather(*calls, return_exceptions=True)
     verdicts: dict[str, _Verdict] = {}
     for text, answer in zip(asked, answers, strict=True):
@@ -80,13 +81,13 @@ async def _verdicts(
     return verdicts
 
 
-def _measured(recipe: AnswerRecipe, row: Row, entry: ArmRow, found: _Verdicts | str) -> ArmRow:
+def _measured(recipe: "AnswerRecipe", row: Row, entry: ArmRow, found: _Verdicts | str) -> ArmRow:
     if entry.text is None and entry.reason != EMPTY:  # nobody answered: there is nothing to grade
         return entry.model_copy(update={"parts": None, "judge_score": None})
     verdict = None if isinstance(found, str) else found.get(entry.text or "")
     return entry.model_copy(
         update={
-            "parts": grade(recipe, row, entry.text or ""),
+            "parts": recipe.checked_parts(row, entry.text or ""),
             "reason": EMPTY if entry.text is None else found if isinstance(found, str) else None,
             "judge_score": verdict.score if verdict else None,
             "requests": (*entry.requests, verdict.request) if verdict else entry.requests,

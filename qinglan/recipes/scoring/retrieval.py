@@ -3,17 +3,18 @@
 import asyncio
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qinglan.clients.rag import CallCount, RagClient
 from qinglan.errors import ConfigError
 from qinglan.recipes._verdicts import BEST, VerdictRecipe, reference_of, verdict_recipe
-from qinglan.recipes.kinds.recipe import Message
-from qinglan.recipes.kinds.retrieval.recipe import Baseline, RetrievalRecipe, Scored
-from qinglan.recipes.kinds.retrieval.retrievals import Retrievals
+from qinglan.recipes.scoring.retrievals import Retrievals
 from qinglan.recipes.scoring.scorer import Sample, Scorer, judge_asked
-from qinglan.recipes.scoring.service import RewardService
+from qinglan.recipes.scoring.service import Baseline, RewardService, Scored
 from qinglan.rows import Retrieved
+
+if TYPE_CHECKING:
+    from qinglan.recipes import Message, RetrievalRecipe
 
 
 @dataclass
@@ -35,7 +36,7 @@ class RetrievedSample(Sample):
 class RetrievalScorer(Scorer[RetrievedSample]):
     """Of one recipe; `extra_info` holds a `Baseline`."""
 
-    def __init__(self, service: RewardService, recipe: RetrievalRecipe) -> None:
+    def __init__(self, service: RewardService, recipe: "RetrievalRecipe") -> None:
         if service.rag is None or service.judge is None:
             raise ConfigError(f"recipe `{recipe.NAME}`: its reward service needs a RAG and a judge")
         self._recipe = recipe
@@ -142,5 +143,5 @@ class RetrievalScorer(Scorer[RetrievedSample]):
         config = self._service.reward
         return config.relevance_gate and not (config.use_labels and baseline.gold_id)
 
-    async def _asked(self, messages: list[Message], sample: RetrievedSample) -> float:
+    async def _asked(self, messages: "list[Message]", sample: RetrievedSample) -> float:
         return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)

@@ -12,27 +12,31 @@ from functools import partial
 from itertools import islice
 from random import Random
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
 from qinglan.errors import CallError
-from qinglan.recipes.kinds.retrieval.recipe import RetrievalRecipe
-from qinglan.recipes.kinds.retrieval.retrieving import AT_ONCE, Arms, by_question, check_failures
-from qinglan.rows import ArmName, ArmRow, Row
+from qinglan.recipes.measuring.arms import Measured
+from qinglan.recipes.measuring.retrieving import AT_ONCE, Arms, by_question, check_failures
+from qinglan.rows import ArmRow, Row
+
+if TYPE_CHECKING:
+    from qinglan.recipes.kinds.retrieval import RetrievalRecipe
 
 
 @dataclass(frozen=True)
 class Panel:
     """Who judges, and how the orders are drawn."""
 
-    recipe: RetrievalRecipe
+    recipe: "RetrievalRecipe"
     clients: Clients
     tenant: Tenant
     seed: int = 0
     max_failed_share: float = 0.05
 
-    async def judge(self, arms: Arms, rows: Sequence[Row]) -> tuple[dict[ArmName, list[ArmRow]], dict[str, int]]:
-        """All arms with the panel's scores in the place of earlier ones, and the unjudged questions by reason.
+    async def judge(self, arms: Arms, rows: Sequence[Row]) -> Measured:
+        """All arms with the panel's scores in the place of earlier ones.
 
         Raises:
             StageError: too many calls failed for a fair comparison.
@@ -47,7 +51,7 @@ class Panel:
         unjudged = [found for found in judged.values() if isinstance(found, str)]
         check_failures(unjudged, len(questions), self.max_failed_share)
         scored = {name: [_scored(entry, judged.get(entry.row_id)) for entry in arm] for name, arm in arms.items()}
-        return scored, dict(Counter(unjudged).most_common())
+        return Measured(scored, dict(Counter(unjudged).most_common()))
 
     async def _question(self, row: Row, entries: Iterable[ArmRow]) -> "_Judged | str":
         order = ballot((entry.text for entry in entries if entry.text is not None), row.id, self.seed)

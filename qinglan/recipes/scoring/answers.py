@@ -1,21 +1,24 @@
 """Scores samples that are graded by themselves: by the recipe's rules, and by the judge where its score counts."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qinglan.recipes.kinds.answer.parts import JUDGE, grade, metric_names, rewarded, weights
-from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
+from qinglan.errors import ConfigError
+from qinglan.recipes import JUDGE
 from qinglan.recipes.scoring.scorer import Sample, Scorer, judge_asked
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
+
+if TYPE_CHECKING:
+    from qinglan.recipes.kinds.answer import AnswerRecipe
 
 
 class AnswerScorer(Scorer[Sample]):
     """Of one recipe; `extra_info` holds the row."""
 
-    def __init__(self, service: RewardService, recipe: AnswerRecipe) -> None:
+    def __init__(self, service: RewardService, recipe: "AnswerRecipe") -> None:
         self._recipe = recipe
-        counts = weights(recipe, service.reward).get(JUDGE, 0) > 0
+        counts = recipe.weights(service.reward).get(JUDGE, 0) > 0
         self._judged_share = service.reward.judge_share if counts and service.judge else 0.0
         super().__init__(service)
 
@@ -33,12 +36,22 @@ class AnswerScorer(Scorer[Sample]):
 
     async def _score(self, extra_info: dict[str, Any], sample: Sample) -> dict[str, float]:
         row = Row.model_validate_json(extra_info["row"])
-        parts = grade(self._recipe, row, sample.text)
+        parts = self._recipe.checked_parts(row, sample.text)
         judge = await self._judged(row, sample)
-        score = rewarded(self._recipe, self._service.reward, parts, judge) if sample.text else -1.0
+        score = self._reward(parts, judge) if sample.text else -1.0
         metrics = self._recipe.metric_values(row, sample.text, parts)
-        shown = {name: metrics[name] for name in metric_names(self._recipe) if name in metrics}
+        shown = {name: metrics[name] for name in self._recipe.metric_parts if name in metrics}
         return {"score": score, JUDGE: math.nan if judge is None else judge, **shown, **parts}
+
+    def _reward(self, parts: dict[str, float], judge: float | None) -> float:
+        known = parts if judge is None else parts | {JUDGE: judge / 5}
+        score = self._recipe.reward(self._service.reward, known)
+        if math.isnan(score):
+            named = ", ".join(known) or "none"
+            raise ConfigError(
+                f"recipe `{self._recipe.NAME}`: no part with a weight is known for this row (known: {named})"
+            )
+        return score
 
     async def _judged(self, row: Row, sample: Sample) -> float | None:
         """The judge's score, 0–5; None where it is not asked."""

@@ -1,0 +1,144 @@
+"""What recipes are made of: inputs, metrics, findings, messages, and how a judge's answer is read."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from qinglan.errors import TeacherError
+from qinglan.text import Both
+
+Message = dict[str, str]
+
+JUDGE = "judge"
+"""The part of a reward that the judge gives: its score / 5. Beside the parts its score is logged as it is, 0–5."""
+QUALITY = "quality"
+"""The metric that is the judge's score, 0–5."""
+
+SCORE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"score": {"type": "number"}, "reason": {"type": "string"}},
+    "required": ["score", "reason"],
+    "additionalProperties": False,
+}
+"""JSON schema of a judge's answer that `parse_score` reads, for models that support structured output."""
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_JSON_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Input:
+    """A further column of the workbook."""
+
+    name: str
+    """Key in `Row.inputs` and in `data.columns.inputs`."""
+    column: str
+    """The column's head, where the profile names no other."""
+    required: bool = False
+    """Without the column the workbook is refused; a row whose cell is empty fails (`empty_input`)."""
+    identifies: bool = True
+    """It is part of what is asked, so of the row's id; False for labels and answers that the row brings."""
+    distilled: bool = False
+    """A row may lack it, as `distill` gets it; the student can't be asked without it."""
+
+    @property
+    def is_asked(self) -> bool:
+        """The student can't be asked without it."""
+        return self.identifies and (self.required or self.distilled)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of one row's text. `quality` is the judge's score, 0–5, in every recipe; the gate has a rule for it.
+
+    `en` and `zh` are nouns, which sentences use: `RL student 0.91 vs SFT student 0.84 keyword coverage`.
+    """
+
+    name: str
+    en: str
+    zh: str
+    maximum: float = 1.0
+    """Of its scale, which begins at 0: 5 for a judge's score."""
+    proportion: bool = True
+    """Of one row it is 0 or 1: McNemar's test applies, and the report's short table shows it."""
+    digits: int = 3
+    interval: bool = True
+    """An arm's mean is shown with one. Only such metrics are shown by slice, and decide which teacher to buy."""
+    compared: bool = True
+    """Between arms."""
+    primary: bool = True
+    """False: the report names it first only where no later metric has values."""
+
+
+class PrimaryMetric(NamedTuple):
+    """The part of the reward that says how good the policy is, such as `gold_top1`, and its name in a sentence."""
+
+    part: str
+    words: str
+
+
+class FindingRow(BaseModel):
+    """A line of a finding."""
+
+    label: Both
+    values: tuple[float | None, ...]
+    """As many as the finding has columns; None where there is no value."""
+
+
+class Finding(BaseModel):
+    """A table that a recipe adds to the report."""
+
+    title: Both
+    columns: tuple[Both, ...]
+    """Heads of the numbers; the labels' column has none."""
+    rows: tuple[FindingRow, ...]
+    digits: int = 3
+
+
+def prompt(system: str, user: str) -> list[Message]:
+    """A system and a user message."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def identifying(values: Mapping[str, str], inputs: Sequence[Input]) -> dict[str, str]:
+    """Those of a row's further inputs that are part of what is asked."""
+    return {each.name: values[each.name] for each in inputs if each.identifies and each.name in values}
+
+
+def placeholders(inputs: Sequence[Input], text: str) -> dict[str, str]:
+    """The inputs that a prompt needs, all with the same text: for a prompt without a real question."""
+    return {each.name: text for each in inputs if each.is_asked}
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks and control characters, so that it can't pose as a further part of a prompt."""
+    return _CONTROL.sub(" ", text)
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """The JSON object in an answer, whatever text surrounds it; None where there is none."""
+    match = _JSON_OBJECT.search(text)
+    try:
+        found = json.loads(match.group()) if match else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def parse_score(text: str) -> float:
+    """The score, 0–5, from a judge's answer such as `{"score": 4, "reason": "…"}`.
+
+    Raises:
+        TeacherError: no JSON object with a score in range (`judge_unreadable`).
+    """
+    try:
+        score = float((json_object(text) or {})["score"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise TeacherError(f"the judge's answer has no score: {text[:80]!r}", "judge_unreadable") from error
+    if not 0 <= score <= 5:
+        raise TeacherError(f"the judge's answer has no score from 0 to 5: {text[:80]!r}", "judge_unreadable")
+    return score

@@ -1,1 +1,0 @@
-"""Recipes whose text is put to the retrieval service."""

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qinglan.ops.prefect_api import RetryingClient
+from qinglan.ops.prefect.api import RetryingClient
 
 RESULT = Path(__file__).parent / "results" / "up.json"
 ROOT = Path(__file__).parent.parent

@@ -21,7 +21,7 @@ from prefect.utilities.urls import url_for
 from pydantic import ValidationError
 
 from qinglan.errors import StageError
-from qinglan.ops.prefect_server import without_login
+from qinglan.ops.prefect.server import without_login
 from qinglan.serving.registry.approval import WAITING_FILE, Approval, Waiting
 from qinglan.tasks.events import tell
 from qinglan.tasks.stage import Stage

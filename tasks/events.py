@@ -1,4 +1,4 @@
-"""Prefect events about a run, for automations: Qinglan's own (qinglan/ops/automations/) and the users'."""
+"""Prefect events about a run, for automations: Qinglan's own (qinglan/ops/prefect/automations/) and the users'."""
 
 from typing import Any
 

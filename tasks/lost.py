@@ -5,8 +5,8 @@ from prefect.logging import get_run_logger
 
 from qinglan.config import Profile
 from qinglan.errors import QinglanError, first_line
-from qinglan.ops.automations import crash_lost, requeue_crashed
-from qinglan.ops.prefect_server import find_server
+from qinglan.ops.prefect.crash_recovery import crash_lost, requeue_crashed
+from qinglan.ops.prefect.server import find_server
 
 
 def resume_lost_runs(profile: Profile) -> None:

@@ -12,8 +12,8 @@ from prefect.runtime import flow_run
 
 from qinglan.config import Profile
 from qinglan.data import versions
-from qinglan.ops.automations import TRAIN_DEPLOYMENT, Deployment, deployments_of, training_of
-from qinglan.ops.prefect_server import find_server
+from qinglan.ops.prefect.deployments import TRAIN_DEPLOYMENT, Deployment, deployments_of, training_of
+from qinglan.ops.prefect.server import find_server
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
 from qinglan.tasks.events import tell

@@ -18,7 +18,7 @@ import yaml
 
 from qinglan.config.data import Columns
 from qinglan.config.site import Embedded
-from qinglan.ops.prefect_api import RetryingClient
+from qinglan.ops.prefect.api import RetryingClient
 from qinglan.runs.launcher import tail
 from qinglan.runs.processes import free_port
 from qinglan.simulators.domains.query_rewrite.sample import write_sample

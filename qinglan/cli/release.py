@@ -100,7 +100,7 @@ def approve(
     set_: SetOption = None,
 ) -> None:
     """Answer a run that waits for a person, or one that nobody answered in time."""
-    from qinglan.ops.approval import answer
+    from qinglan.ops.prefect.approval import answer
     from qinglan.runs.run import find_run, is_running
     from qinglan.serving.registry.approval import Approval, Waiting
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation.models import Stage
-from qinglan.ops.prefect_server import find_server
+from qinglan.ops.prefect.server import find_server
 from qinglan.runs.artifacts import MANIFEST, StageResult
 from qinglan.runs.run import RUN_FILE, is_running, runs_of
 from qinglan.runs.schema_version import read_record

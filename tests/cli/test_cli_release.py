@@ -13,7 +13,7 @@ from registered import Models
 from qinglan import cli
 from qinglan.config import Profile
 from qinglan.evaluation.models import Decision
-from qinglan.ops import approval
+from qinglan.ops.prefect import approval
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import open_run, save_stage
 from qinglan.serving.lineage import Subject

@@ -16,7 +16,7 @@ from waiting import wait_until
 
 from qinglan.evaluation.models import Report
 from qinglan.ops import up
-from qinglan.ops.prefect_api import RetryingClient, call
+from qinglan.ops.prefect.api import RetryingClient, call
 from qinglan.runs.processes import answers, free_port
 from qinglan.serving.registry.approval import Waiting
 

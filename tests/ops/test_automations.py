@@ -15,9 +15,10 @@ from prefect.server.utilities.user_templates import register_user_template_filte
 from qinglan.config import Profile
 from qinglan.config.notify import NotifyFormat
 from qinglan.errors import ConfigError
-from qinglan.ops.automations import Deployment, apply_automations, training_of
-from qinglan.ops.automations.messages import STATE_MESSAGE, Message, payload
-from qinglan.ops.automations.plan import profile_automations, site_automations
+from qinglan.ops.prefect.automations import apply_automations
+from qinglan.ops.prefect.automations.messages import STATE_MESSAGE, Message, payload
+from qinglan.ops.prefect.automations.plan import profile_automations, site_automations
+from qinglan.ops.prefect.deployments import Deployment, training_of
 
 ProfileOf = Callable[..., Profile]
 TRAIN = Deployment("d-train", "train", "train", "embedded", paused=False)

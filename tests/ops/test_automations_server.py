@@ -20,8 +20,10 @@ from postgres import postgres_server
 from waiting import wait_until
 
 from qinglan.config import Profile
-from qinglan.ops.automations import apply_automations, crash_lost, deployments_of, requeue_crashed
-from qinglan.ops.prefect_api import RetryingClient, call
+from qinglan.ops.prefect.api import RetryingClient, call
+from qinglan.ops.prefect.automations import apply_automations
+from qinglan.ops.prefect.crash_recovery import crash_lost, requeue_crashed
+from qinglan.ops.prefect.deployments import deployments_of
 from qinglan.ops.up.site import SERVER_TUNING
 from qinglan.runs.processes import free_port
 
@@ -36,7 +38,7 @@ from pathlib import Path
 import psutil
 from prefect import flow
 from prefect.runtime import flow_run
-from qinglan.ops.prefect_api import RetryingClient, call
+from qinglan.ops.prefect.api import RetryingClient, call
 
 def is_known_to_live():
     """Has its first sign of life arrived?"""

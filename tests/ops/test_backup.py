@@ -18,7 +18,7 @@ from qinglan.cli import app
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.ledger import Call, Order
-from qinglan.ops.prefect_api import RetryingClient
+from qinglan.ops.prefect.api import RetryingClient
 from qinglan.runs.artifacts import StageResult, sha256_of, write_jsonl
 from qinglan.runs.command import QUIET_ENV, Command
 from qinglan.runs.processes import HOST, Processes, free_port

@@ -27,7 +27,7 @@ from qinglan.ops.cleanup import Cleaned, clean_up, logs, run_folders
 from qinglan.ops.cleanup.disposal import bytes_of, delete, set_aside
 from qinglan.ops.cleanup.prefect_runs import remove_flow_runs
 from qinglan.ops.cleanup.records import Removed
-from qinglan.ops.prefect_server import PrefectServer
+from qinglan.ops.prefect.server import PrefectServer
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import Artifact, write_jsonl
 from qinglan.runs.command import Command

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from qinglan.config import load_profile
-from qinglan.ops.deploying import pools_of
+from qinglan.ops.prefect.deploy import pools_of
 from qinglan.ops.up.site import SERVER_TUNING, WORKER_TUNING
 
 ROOT = Path(__file__).parents[2]

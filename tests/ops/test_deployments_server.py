@@ -16,8 +16,8 @@ import yaml
 from prefect.server.events.schemas.automations import AutomationCreate
 
 from qinglan.config import load_profile
-from qinglan.ops.automations import apply_automations
-from qinglan.ops.prefect_api import RetryingClient, call, pages
+from qinglan.ops.prefect.api import RetryingClient, call, pages
+from qinglan.ops.prefect.automations import apply_automations
 from qinglan.ops.up import DEPLOYMENTS, WORK_POOLS, Site
 from qinglan.runs.command import Command
 from qinglan.runs.locks import refresh_lock

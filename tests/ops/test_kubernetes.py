@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from qinglan.config import load_profile
-from qinglan.ops.deploying import pools_of
+from qinglan.ops.prefect.deploy import pools_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deployments" / "k8s"

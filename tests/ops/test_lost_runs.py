@@ -9,8 +9,8 @@ import httpx2
 import pytest
 
 from qinglan.config import Profile
-from qinglan.ops.automations import crash_lost, requeue_crashed
-from qinglan.ops.automations.plan import GOES_ON, site_automations
+from qinglan.ops.prefect.automations.plan import GOES_ON, site_automations
+from qinglan.ops.prefect.crash_recovery import crash_lost, requeue_crashed
 
 ProfileOf = Callable[..., Profile]
 NOW = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qinglan.ops.prefect_server import LOCK_FILE, SERVER_FILE, find_server
+from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, find_server
 from qinglan.ops.up import prefect_for, temporary
 from qinglan.ops.up.lock import only_one
 

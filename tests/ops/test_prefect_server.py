@@ -10,9 +10,9 @@ import pytest
 from fake_service import FakeService, Script
 
 from qinglan.errors import ConfigError
-from qinglan.ops import prefect_api
-from qinglan.ops.prefect_api import RetryingClient, pages
-from qinglan.ops.prefect_server import SERVER_FILE, PrefectServer, find_server, server_at, without_login
+from qinglan.ops.prefect import api as prefect_api
+from qinglan.ops.prefect.api import RetryingClient, pages
+from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, find_server, server_at, without_login
 from qinglan.runs.back_off import BackOff
 
 PROFILES = """

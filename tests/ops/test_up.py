@@ -18,7 +18,7 @@ import pytest
 import yaml
 from waiting import wait_until
 
-from qinglan.ops.prefect_api import RetryingClient
+from qinglan.ops.prefect.api import RetryingClient
 
 ROOT = Path(__file__).parents[2]
 DEPLOYED = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]

@@ -16,7 +16,7 @@ from prefect.server.schemas.filters import FlowRunFilter
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
-from qinglan.ops.prefect_server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
+from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
 from qinglan.ops.up import Site, crash_interrupted, interrupted, lock, serve, site
 from qinglan.ops.up.lock import only_one
 from qinglan.runs.command import Command

@@ -12,7 +12,7 @@ import httpx2
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from waiting import wait_until
 
-from qinglan.ops.prefect_api import RetryingClient
+from qinglan.ops.prefect.api import RetryingClient
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _QUIET = [

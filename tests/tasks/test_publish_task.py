@@ -10,8 +10,8 @@ import pytest
 
 from qinglan.config import Profile
 from qinglan.data.versions import find_version, last_training, pinned_splits, versions_of
-from qinglan.ops.automations import Deployment
-from qinglan.ops.prefect_server import PrefectServer
+from qinglan.ops.prefect.deployments import Deployment
+from qinglan.ops.prefect.server import PrefectServer
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import Run, open_run

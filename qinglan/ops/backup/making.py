@@ -23,7 +23,7 @@ from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ledger import ledger_url
 from qinglan.ledger.connecting import shown, url_of
 from qinglan.ops.backup.records import Backup, Entry, Folder, LeftOut, Root
-from qinglan.ops.prefect_server import LOCK_FILE, SERVER_FILE, announced_url, find_server
+from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url, find_server
 from qinglan.runs.artifacts import MANIFEST, sha256_of
 from qinglan.runs.processes import Say
 from qinglan.runs.run import RUN_FILE

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ops.backup.records import Backup, Entry, Root
-from qinglan.ops.prefect_server import LOCK_FILE
+from qinglan.ops.prefect.server import LOCK_FILE
 from qinglan.ops.up.lock import only_one
 from qinglan.runs.artifacts import sha256_of
 from qinglan.runs.locks import is_held

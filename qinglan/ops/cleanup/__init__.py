@@ -31,7 +31,7 @@ from qinglan.ops.cleanup.run_folders import (
     remove_runs,
     remove_stillborn,
 )
-from qinglan.ops.prefect_server import find_server
+from qinglan.ops.prefect.server import find_server
 from qinglan.runs.locks import removal_lock
 
 __all__ = ["Cleaned", "Kept", "Removed", "clean_up"]

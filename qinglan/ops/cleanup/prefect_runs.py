@@ -10,8 +10,8 @@ import httpx2
 from qinglan.config import EMBEDDED, FlowName, Profile, load_profile
 from qinglan.errors import ConfigError, QinglanError, first_line
 from qinglan.ops.cleanup.records import Removed
-from qinglan.ops.prefect_api import TAG, pages
-from qinglan.ops.prefect_server import PrefectServer
+from qinglan.ops.prefect.api import TAG, pages
+from qinglan.ops.prefect.server import PrefectServer
 
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 

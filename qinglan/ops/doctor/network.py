@@ -16,7 +16,7 @@ from qinglan.config import EMBEDDED, FlowName, Profile, uses_proxy
 from qinglan.errors import ConfigError
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor.probe import begin
-from qinglan.ops.prefect_server import find_server
+from qinglan.ops.prefect.server import find_server
 from qinglan.ops.preflight import further_teachers
 
 MAX_DRIFT_S, NOTED_DRIFT_S = 60.0, 5.0

@@ -4,7 +4,7 @@ Every process runs under `engines/supervise.py`, so that it ends with this one, 
 are started and asked over HTTP, never imported. All listen on loopback only, and none sends telemetry.
 """
 
-from qinglan.ops.deploying import DEPLOYMENTS
+from qinglan.ops.prefect.deploy import DEPLOYMENTS
 from qinglan.ops.up.interrupted import crash_interrupted
 from qinglan.ops.up.serve import serve_site
 from qinglan.ops.up.site import TRAINER_POOL, WORK_POOL, WORK_POOLS, Site

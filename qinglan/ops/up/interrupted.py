@@ -8,7 +8,7 @@ import psutil
 
 from qinglan.config import EMBEDDED, load_profile
 from qinglan.errors import QinglanError
-from qinglan.ops.prefect_api import call, pages
+from qinglan.ops.prefect.api import call, pages
 from qinglan.ops.up.site import WORK_POOLS
 from qinglan.runs.processes import Say
 from qinglan.training.engines.ray_jobs import stop_jobs_of

@@ -11,7 +11,7 @@ from typing import IO
 import psutil
 
 from qinglan.errors import ConfigError
-from qinglan.ops.prefect_server import LOCK_FILE, announced_url
+from qinglan.ops.prefect.server import LOCK_FILE, announced_url
 from qinglan.runs.processes import POLL_S, Say
 
 _ENDING_WITHIN_S = 60.0

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qinglan.ops.deploying import deploy_command
+from qinglan.ops.prefect.deploy import deploy_command
 from qinglan.runs.command import QUIET_ENV, Command
 from qinglan.runs.processes import HOST
 

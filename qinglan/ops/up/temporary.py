@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from qinglan.ops.prefect_server import find_server
+from qinglan.ops.prefect.server import find_server
 from qinglan.ops.up.site import Site
 from qinglan.runs.command import QUIET_ENV
 from qinglan.runs.processes import Processes, Say, answers, free_port

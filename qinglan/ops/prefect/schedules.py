@@ -15,8 +15,8 @@ import httpx2
 import yaml
 
 from qinglan.errors import ConfigError, first_line
-from qinglan.ops.automations.deployments import entries_of, flow_of, is_ours
-from qinglan.ops.prefect_api import TAG, call
+from qinglan.ops.prefect.api import TAG, call
+from qinglan.ops.prefect.deployments import entries_of, flow_of, is_ours
 from qinglan.runs.processes import Say
 
 _NOTE = "qinglan_schedules_on"

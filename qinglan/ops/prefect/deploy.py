@@ -10,10 +10,10 @@ import httpx2
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError, first_line
-from qinglan.ops.automations import apply_automations, webhook_address
-from qinglan.ops.prefect_api import call
-from qinglan.ops.prefect_server import PrefectServer, find_server
-from qinglan.ops.schedules import as_switched, read_deployments
+from qinglan.ops.prefect.api import call
+from qinglan.ops.prefect.automations import apply_automations, webhook_address
+from qinglan.ops.prefect.schedules import as_switched, read_deployments
+from qinglan.ops.prefect.server import PrefectServer, find_server
 from qinglan.runs.command import Command
 from qinglan.runs.launcher import launch
 from qinglan.runs.processes import Say

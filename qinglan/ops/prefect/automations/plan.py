@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from qinglan.config import Profile
-from qinglan.ops.automations.deployments import Deployment, trains_by_itself
-from qinglan.ops.automations.messages import STATE_MESSAGE, Message, literal, payload
+from qinglan.ops.prefect.automations.messages import STATE_MESSAGE, Message, literal, payload
+from qinglan.ops.prefect.deployments import Deployment, trains_by_itself
 from qinglan.text import duration
 
 Spec = dict[str, Any]

@@ -7,9 +7,9 @@ import httpx2
 
 from qinglan.config import Profile, require_secret
 from qinglan.errors import ConfigError
-from qinglan.ops.automations.deployments import deployments_of
-from qinglan.ops.automations.plan import SITE, Spec, prefix_of, profile_automations, site_automations
-from qinglan.ops.prefect_api import TAG, call, pages
+from qinglan.ops.prefect.api import TAG, call, pages
+from qinglan.ops.prefect.automations.plan import SITE, Spec, prefix_of, profile_automations, site_automations
+from qinglan.ops.prefect.deployments import deployments_of
 from qinglan.runs.artifacts import hash_of
 
 _STAMP = "settings-"

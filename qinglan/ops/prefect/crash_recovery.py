@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx2
 
-from qinglan.ops.automations.plan import GOES_ON
-from qinglan.ops.prefect_api import TAG, call, pages
+from qinglan.ops.prefect.api import TAG, call, pages
+from qinglan.ops.prefect.automations.plan import GOES_ON
 
 SILENT_FOR = timedelta(hours=1)
 SETTLED_FOR, NOT_OLDER = timedelta(minutes=30), timedelta(days=1)

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from qinglan.config import uses_proxy
 from qinglan.errors import ConfigError
-from qinglan.ops.prefect_api import RetryingClient
+from qinglan.ops.prefect.api import RetryingClient
 from qinglan.runs.locks import is_held
 
 SERVER_FILE = "prefect_api_url"

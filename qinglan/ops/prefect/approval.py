@@ -7,8 +7,8 @@ from typing import Any
 import httpx2
 
 from qinglan.errors import ConfigError
-from qinglan.ops.prefect_api import call
-from qinglan.ops.prefect_server import server_at
+from qinglan.ops.prefect.api import call
+from qinglan.ops.prefect.server import server_at
 from qinglan.serving.registry.approval import Approval, Waiting
 
 _TIMEOUT_S = 10.0

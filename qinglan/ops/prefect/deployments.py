@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import httpx2
 
 from qinglan.config import Profile
-from qinglan.ops.prefect_api import pages
+from qinglan.ops.prefect.api import pages
 
 TRAIN_DEPLOYMENT = "train/train"
 """What trains on a new dataset where the profile has no deployment of its own for that."""

@@ -1,0 +1,1 @@
+"""Everything that goes over the HTTP API of the site's Prefect server. Nothing here imports Prefect."""

@@ -18,6 +18,7 @@ from prefect.logging.handlers import APILogWorker
 from qinglan.clients.roles import Services
 from qinglan.config import EMBEDDED, FlowName, Profile, load_profile
 from qinglan.errors import ConfigError, QinglanError
+from qinglan.ops.prefect.crash_recovery import recover_runs
 from qinglan.ops.preflight import require
 from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.runs.artifacts import StageResult, sha256_of
@@ -37,7 +38,6 @@ from qinglan.runs.run import (
 )
 from qinglan.simulators.domains import embedded_knowledge_base, sample_of
 from qinglan.simulators.services import embedded_services
-from qinglan.tasks.lost import resume_lost_runs
 from qinglan.tasks.stage import flow_run_id, tracker_of
 
 
@@ -78,7 +78,7 @@ def open_session(
     """
     tidy_logs()
     profile = load_profile(profile_name, overrides)
-    resume_lost_runs(profile)
+    recover_runs(profile, get_run_logger().warning)
     with ExitStack() as stack:
         stack.enter_context(explain_full_disk(flow, profile))
         if flow == "refresh":

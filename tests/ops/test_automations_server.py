@@ -22,7 +22,7 @@ from waiting import wait_until
 from qinglan.config import Profile
 from qinglan.ops.prefect.api import RetryingClient, call
 from qinglan.ops.prefect.automations import apply_automations
-from qinglan.ops.prefect.crash_recovery import crash_lost, requeue_crashed
+from qinglan.ops.prefect.crash_recovery import crash_silent, requeue_crashed
 from qinglan.ops.prefect.deployments import deployments_of
 from qinglan.ops.up.site import SERVER_TUNING
 from qinglan.runs.processes import free_port
@@ -361,11 +361,11 @@ def test_what_the_automations_missed_is_found(server: Server):
     server.heartbeat(heard, after=timedelta(minutes=40))
     later = datetime.now(UTC) + timedelta(minutes=61)
     wait_until("the heartbeat", lambda: server.knows(f"prefect.flow-run.{heard}", later))
-    assert crash_lost(server.api, later) == []  # nothing shows that the server was there half an hour before
+    assert crash_silent(server.api, later) == []  # nothing shows that the server was there half an hour before
     server.heartbeat(heard, after=timedelta(minutes=10))
 
     def both_found() -> bool:
-        crash_lost(server.api, later)
+        crash_silent(server.api, later)
         return {server.state(silent), server.state(paused)} == {"Crashed"}
 
     wait_until("both", both_found)

@@ -7,7 +7,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 import yaml
 from prefect.utilities.callables import parameter_schema
@@ -129,19 +128,3 @@ def test_a_site_with_its_own_server_is_told_so(profile_of: Callable[..., Profile
     monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example.com/api")
     with pytest.raises(ConfigError, match="has a Prefect server already"):
         up.serve_site(profile_of(), print)
-
-
-def test_what_a_dead_worker_left_is_marked_as_crashed():
-    sent: list[tuple[str, bytes]] = []
-
-    def server(request: httpx2.Request) -> httpx2.Response:
-        sent.append((request.url.path, request.content))
-        return httpx2.Response(
-            200, json=[{"id": "r1", "state_type": "RUNNING"}] if request.url.path.endswith("filter") else {}
-        )
-
-    with httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(server)) as api:
-        assert [run["id"] for run in up.crash_interrupted(api)] == ["r1"]
-    assert [path for path, _ in sent] == ["/api/flow_runs/filter", "/api/flow_runs/r1/set_state"]
-    assert b'"RUNNING"' in sent[0][1]
-    assert b'"CRASHED"' in sent[1][1]

@@ -27,6 +27,8 @@ PREFECT_API_URL = "https://other.example.com/api"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Also the working folder."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
     return tmp_path
 
@@ -42,12 +44,30 @@ def test_the_sites_own_is_found_where_nothing_else_is_set(home: Path):
     assert (server.api_url, server.origin) == ("http://127.0.0.1:4200/api", "qinglan up")
 
 
-def test_the_users_profile_wins_over_the_sites_own(home: Path):
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("prefect.toml", '[api]\nurl = "https://team.example.com/api"\nauth_string = "ann:secret"\n'),
+        (".env", "PREFECT_API_URL=https://team.example.com/api\nPREFECT_API_AUTH_STRING=ann:secret\n"),
+        (
+            "pyproject.toml",
+            '[tool.prefect.api]\nurl = "https://team.example.com/api"\nauth_string = "ann:secret"\n',
+        ),
+    ],
+)
+def test_every_file_of_prefects_settings_wins_over_the_sites_own_server(home: Path, file: str, text: str):
     (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
-    (home / "profiles.toml").write_text(PROFILES)
+    (home / file).write_text(text)
     server = find_server(home)
     assert server
-    assert server.api_url == "https://prefect.example.com/api"
+    assert (server.api_url, server.auth_string) == ("https://team.example.com/api", "ann:secret")
+    assert server.origin == "Prefect's settings"
+
+
+def test_a_project_file_that_says_nothing_of_prefect_starts_no_process(home: Path, monkeypatch: pytest.MonkeyPatch):
+    (home / "pyproject.toml").write_text('[project]\ndependencies = ["prefect"]\n')
+    monkeypatch.delattr("subprocess.run")
+    assert find_server(home) is None
 
 
 def test_a_noted_server_gets_its_own_login_alone(home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -88,16 +108,6 @@ def test_a_variable_wins_setting_by_setting(home: Path, monkeypatch: pytest.Monk
     server = find_server(home)
     assert server
     assert (server.api_url, server.key, server.auth_string) == ("https://other.example.com/api", "k-1", None)
-
-
-def test_the_login_is_sent_and_never_shown(home: Path):
-    (home / "profiles.toml").write_text(PROFILES)
-    server = find_server(home)
-    assert server
-    assert "secret" not in repr(server)
-    with server.client() as client:
-        request = next(client.auth.sync_auth_flow(httpx2.Request("GET", "https://prefect.example.com/api/health")))
-    assert request.headers["authorization"].startswith("Basic ")
 
 
 def test_a_server_that_was_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch):
@@ -142,12 +152,6 @@ def test_a_server_that_gives_no_token_has_its_say():
         assert client.post("flows/", json=[1]).json() == {"detail": "Missing CSRF token."}
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:4200/api", "https://prefect.example.com/api"])
-def test_every_server_is_asked_with_patience(url: str):
-    with PrefectServer(url, "a test").client() as client:
-        assert isinstance(client, RetryingClient)
-
-
 def test_all_pages_are_read():
     rows = [{"id": number} for number in range(401)]
 
@@ -170,7 +174,8 @@ def test_a_login_in_the_address_is_used_and_never_shown(serve: Callable[[Script]
     assert service.headers[0]["authorization"] == f"Basic {b64encode(b'ann:se@cret').decode()}"
 
 
-def test_broken_profiles_are_one_line(home: Path):
-    (home / "profiles.toml").write_text("active = ")
-    with pytest.raises(ConfigError, match=r"profiles\.toml: can't be read as Prefect's profiles"):
+@pytest.mark.parametrize("file", ["profiles.toml", "prefect.toml"])
+def test_settings_that_prefect_cannot_read_are_one_line(home: Path, file: str):
+    (home / file).write_text("active = ")
+    with pytest.raises(ConfigError, match=rf"Prefect's settings: can't be read: .*{file}.*; try"):
         find_server(home)

@@ -1,27 +1,22 @@
-"""One site per state folder, ports where people expect them, and which flow runs an ended worker left behind."""
+"""One site per state folder, ports where people expect them."""
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import prefect.settings
 import pytest
-from fake_ray import FakeRay
-from prefect.server.schemas.filters import FlowRunFilter
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
-from qinglan.ops.up import Site, crash_interrupted, interrupted, lock, serve, site
+from qinglan.ops.up import Site, lock, serve, site
 from qinglan.ops.up.lock import only_one
 from qinglan.runs.command import Command
 from qinglan.runs.processes import Processes
-from qinglan.runs.run import note_flow_run, open_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -160,83 +155,3 @@ def test_a_login_in_the_address_of_ones_own_server_is_not_shown():
     server = PrefectServer("https://ann:secret@prefect.example.com/api", "PREFECT_API_URL")
     with pytest.raises(ConfigError, match=r"is https://prefect\.example\.com/api, so"):
         serve._configured_port(server, None)
-
-
-def test_a_run_that_a_process_is_at_work_on_is_left_alone():
-    runs = [{"id": f"run-{number}", "state_type": "RUNNING"} for number in range(201)]
-    marked = list[str]()
-
-    def server(request: httpx2.Request) -> httpx2.Response:
-        if request.url.path.endswith("/set_state"):
-            marked.append(request.url.path.split("/")[-2])
-            return httpx2.Response(200, json={})
-        query: dict[str, Any] = json.loads(request.content)
-        assert query["work_pools"] == {"name": {"any_": ["qinglan-trainer"]}}
-        asked = (
-            FlowRunFilter.model_validate(query["flow_runs"])
-            .as_sql_filter()
-            .compile(compile_kwargs={"literal_binds": True})
-        )
-        assert "flow_run.state_type IN ('PENDING', 'RUNNING', 'CANCELLING') OR " in str(asked)
-        assert "flow_run.state_name IN ('Paused')" in str(asked)  # as a run that waits for a person's approval
-        return httpx2.Response(200, json=runs[query["offset"] : query["offset"] + query["limit"]])
-
-    busy = subprocess.Popen(
-        [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PREFECT__FLOW_RUN_ID": "run-3"},
-    )
-    with busy, httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(server)) as api:
-        assert busy.stdout
-        busy.stdout.readline()
-        interrupted = crash_interrupted(api, ["qinglan-trainer"])
-        assert busy.stdin
-        busy.stdin.close()
-    assert len(interrupted) == len(marked) == 200
-    assert "run-3" not in marked
-
-
-def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(
-    ray: FakeRay, profile_of: Callable[..., Profile], tmp_path: Path
-):
-    profile, said = profile_of(trainer={"ray_dashboard_url": ray.url}), list[str]()
-    named = {"id": "f1", "name": "train night"}
-    overrides = [f"trainer.ray_dashboard_url={ray.url}", f"paths.runs={profile.paths.runs}"]
-    elsewhere = [*overrides, f"paths.runs={tmp_path / 'elsewhere'}"]
-    cancelled = named | {"parameters": {"profile": "embedded", "overrides": overrides, "changes": {"rl_steps": 3}}}
-    with (
-        open_run(profile, "train") as run,
-        open_run(profile_of(), "train") as local,
-        open_run(profile, "train") as other,
-    ):
-        note_flow_run(run, "f1")
-        note_flow_run(local, "f1")
-        note_flow_run(other, "f2")
-    for each in (run, other):
-        job = f"qinglan-{each.id}-rl-verl-abcdefgh-1"
-        ray.jobs[job] = {"submission_id": job, "status": "RUNNING"}
-    interrupted.stop_cancelled(cancelled, said.append)
-    stopped = f"qinglan-{run.id}-rl-verl-abcdefgh-1"
-    assert ray.stopped() == [stopped]
-    assert said == [f"train night was cancelled: stopped Ray job {stopped}"]
-    ray.is_down = True
-    interrupted.stop_cancelled(cancelled, said.append)
-    assert "its Ray jobs may still be at work: " in said[-1]
-    interrupted.stop_cancelled(named | {"parameters": {"overrides": elsewhere}}, said.append)
-    assert f"it has no run under {tmp_path / 'elsewhere'}, so no Ray job was stopped" in said[-1]
-    interrupted.stop_cancelled(named | {"parameters": {}}, said.append)
-    assert len(said) == 3  # a profile without a cluster has no job to stop
-
-
-def test_what_was_to_be_cancelled_is_and_does_not_go_on():
-    sent = list[bytes]()
-
-    def server(request: httpx2.Request) -> httpx2.Response:
-        sent.append(request.content)
-        is_query = request.url.path.endswith("filter")
-        return httpx2.Response(200, json=[{"id": "r1", "state_type": "CANCELLING"}] if is_query else {})
-
-    with httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(server)) as api:
-        crash_interrupted(api)
-    assert b'"CANCELLED"' in sent[-1]

@@ -1,17 +1,24 @@
-"""Runs that Prefect's automations lost: at work as the server believes, but silent; or crashed, and left so.
+"""Crash recovery: finds flow runs whose process is dead, marks them as crashed, and lets crashed runs go on.
 
-The automations go by clocks that Prefect forgets when its server is away, as after a power cut of everything. So
-whoever begins to work looks as well.
+Prefect's automations do this while its server runs (`automations/plan.py`). But their timers are lost when the server
+stops, as in a power cut. Therefore every flow that starts, and `qinglan up`, look for such runs as well. A run is dead
+if its events have stopped, or if no process belongs to it on the machine of its workers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx2
+import psutil
 
+from qinglan.config import EMBEDDED, Profile, load_profile
+from qinglan.errors import QinglanError, first_line
 from qinglan.ops.prefect.api import TAG, call, pages
 from qinglan.ops.prefect.automations.plan import GOES_ON
+from qinglan.ops.prefect.server import find_server
+from qinglan.runs.processes import Say
+from qinglan.training.engines.ray_jobs import stop_jobs_of
 
 SILENT_FOR = timedelta(hours=1)
 SETTLED_FOR, NOT_OLDER = timedelta(minutes=30), timedelta(days=1)
@@ -19,28 +26,85 @@ SETTLED_FOR, NOT_OLDER = timedelta(minutes=30), timedelta(days=1)
 _ANY_OF_A_RUN = {"prefix": ["prefect.flow-run."]}
 
 
-def crash_lost(api: httpx2.Client, now: datetime | None = None) -> list[str]:
-    """Mark them as crashed, so that they go on; their names.
+def recover_runs(profile: Profile, warn: Say) -> None:
+    """Mark silent runs as crashed and let crashed runs go on. An error is only a warning: the new run comes first."""
+    try:
+        if server := find_server(profile.paths.state):
+            with server.client() as api:
+                for name in crash_silent(api):
+                    warn(f"flow run {name} gave no sign of life for an hour; it is now marked as crashed")
+                for name in requeue_crashed(api):
+                    warn(f"flow run {name} had crashed; it goes on now")
+    except (httpx2.HTTPError, httpx2.InvalidURL, QinglanError, ValueError, KeyError) as error:
+        warn(f"could not look for dead flow runs: {first_line(error)}")
 
-    A server that is only just back has heard of nobody yet: it must have been there half an hour ago, too. And where
-    no WebSocket gets through, nothing is ever heard of a run: silence counts only after a first sign of life.
+
+def crash_silent(api: httpx2.Client, now: datetime | None = None) -> list[str]:
+    """Mark running flow runs without an event for an hour as crashed; their names.
+
+    A server that was only just started has received no events yet: it must have received some half an hour ago. And
+    where WebSockets are blocked no event of a run arrives: only a run that sent a heartbeat before can be silent.
 
     Raises:
         httpx2.HTTPError: the server can't be reached or refuses.
     """
     now = now or datetime.now(UTC)
     since = now - SILENT_FOR
-    running = {
-        "tags": {"all_": [TAG]},
-        "state": {"operator": "or_", "type": {"any_": ["RUNNING"]}, "name": {"any_": ["Paused"]}},
-        "start_time": {"before_": since.isoformat()},
-    }
-    found = pages(api, "flow_runs/filter", flow_runs=running, sort="START_TIME_ASC")
-    if not found or not _happened(api, since, now - SILENT_FOR / 2):
+    begun = {"tags": {"all_": [TAG]}, "start_time": {"before_": since.isoformat()}}
+    found = _unfinished(api, ["RUNNING"], flow_runs=begun)
+    if not found or not _has_event(api, since, now - SILENT_FOR / 2):
         return []
-    lost = [run for run in found if _gave_a_sign(api, run, since) and not _happened(api, since, now, run["id"])]
-    state = {"type": "CRASHED", "message": "no sign of life for an hour: its process is gone"}
-    return [run["name"] for run in lost if _accepted(api, run["id"], state)]
+
+    def is_silent(run: Mapping[str, Any]) -> bool:
+        began, heartbeat = datetime.fromisoformat(run["start_time"]), {"name": ["prefect.flow-run.heartbeat"]}
+        sent_one = _has_event(api, began, since, run["id"], heartbeat)
+        return sent_one and not _has_event(api, since, now, run["id"])
+
+    state = {"type": "CRASHED", "message": "no sign of life for an hour: its process has ended"}
+    return [run["name"] for run in found if is_silent(run) and _set_state(api, run["id"], state)]
+
+
+def crash_interrupted(api: httpx2.Client, pools: Sequence[str]) -> list[dict[str, Any]]:
+    """Mark unfinished runs of these pools without a process on this machine as crashed, or as cancelled if they were.
+
+    Call it while no worker of these pools runs: a run that a worker has just fetched has no process yet.
+
+    Returns:
+        The flow runs that were marked, as they were before.
+
+    Raises:
+        httpx2.HTTPError: the server doesn't answer as it should.
+    """
+    running = {
+        process.info["environ"]["PREFECT__FLOW_RUN_ID"]
+        for process in psutil.process_iter(["environ"])
+        if "PREFECT__FLOW_RUN_ID" in (process.info["environ"] or {})
+    }
+    found = _unfinished(api, ["PENDING", "RUNNING", "CANCELLING"], work_pools={"name": {"any_": list(pools)}})
+    interrupted = [run for run in found if run["id"] not in running]
+    for run in interrupted:
+        # An automation puts a crashed run back into its queue, which is not wanted for a cancelled one.
+        kind = "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED"
+        _set_state(api, run["id"], {"type": kind, "message": "its worker ended while it was running"}, force=True)
+    return interrupted
+
+
+def stop_cancelled(cancelled: Mapping[str, Any], say: Say) -> None:
+    """Stop the Ray jobs of a cancelled flow run, as its worker would have done: they outlive the flow's process.
+
+    Args:
+        cancelled: the flow run as Prefect describes it; its profile need not be the one of this site.
+    """
+    name, given = cancelled["name"], cancelled["parameters"]
+    try:
+        # The form's other settings can't change where runs are.
+        profile = load_profile(given.get("profile", EMBEDDED), given.get("overrides", ()))
+        if profile.trainer.ray_dashboard_url is None:
+            return
+        if not stop_jobs_of(profile, cancelled["id"], lambda line: say(f"{name} was cancelled: {line}")):
+            say(f"{name} was cancelled; it has no run under {profile.paths.runs.resolve()}, so no Ray job was stopped")
+    except QinglanError as error:
+        say(f"{name} was cancelled; its Ray jobs may still be running: {error}")
 
 
 def crash_retries_on(api: httpx2.Client) -> int:
@@ -55,10 +119,10 @@ def crash_retries_on(api: httpx2.Client) -> int:
 
 
 def requeue_crashed(api: httpx2.Client, now: datetime | None = None, settled_for: timedelta = SETTLED_FOR) -> list[str]:
-    """Put crashed runs that have tries left back into their queues, as the automation does; their names.
+    """Put crashed runs that have retries left back into their queues, as the automation does; their names.
 
     Args:
-        settled_for: after so long the automation won't do it any more.
+        settled_for: how long ago a run must have crashed, so that the automation won't do it any more.
 
     Raises:
         httpx2.HTTPError: the server can't be reached or refuses.
@@ -72,37 +136,39 @@ def requeue_crashed(api: httpx2.Client, now: datetime | None = None, settled_for
     }
     found = pages(api, "flow_runs/filter", flow_runs=crashed, sort="START_TIME_ASC")
     retries = crash_retries_on(api) if found else 0
-    left = [run for run in found if 1 <= run["run_count"] <= retries]
     state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "crashed, and goes on from what is finished"}
-    return [run["name"] for run in left if _is_still_so(api, run) and _accepted(api, run["id"], state)]
+    requeued = []
+    for run in found:
+        if not 1 <= run["run_count"] <= retries:
+            continue
+        # Prefect would also put a run back that another process has restarted meanwhile, and it would run twice.
+        current = call(api, "GET", f"flow_runs/{run['id']}", may_lack=True)
+        if current and current["state_id"] == run["state_id"] and _set_state(api, run["id"], state):
+            requeued.append(run["name"])
+    return requeued
 
 
-def _is_still_so(api: httpx2.Client, run: dict[str, Any]) -> bool:
-    """Nobody was quicker: Prefect would also put a run back that is at work by now, and it would run twice."""
-    now = call(api, "GET", f"flow_runs/{run['id']}", may_lack=True)
-    return now is not None and now["state_id"] == run["state_id"]
+def _unfinished(api: httpx2.Client, types: Sequence[str], **query: dict[str, Any]) -> list[dict[str, Any]]:
+    """Also paused runs, which wait for an answer in their process; a suspended one, of the same type, has none."""
+    state = {"operator": "or_", "type": {"any_": list(types)}, "name": {"any_": ["Paused"]}}
+    query["flow_runs"] = query.get("flow_runs", {}) | {"state": state}
+    return pages(api, "flow_runs/filter", **query, sort="START_TIME_ASC")
 
 
-def _accepted(api: httpx2.Client, run_id: str, state: dict[str, str]) -> bool:
-    """Prefect answers 200 also where it lets the state be."""
-    answer = call(api, "POST", f"flow_runs/{run_id}/set_state", {"state": state, "force": False})
-    return bool(answer["status"] == "ACCEPT")
+def _set_state(api: httpx2.Client, run_id: str, state: dict[str, str], *, force: bool = False) -> bool:
+    """Was it accepted? Prefect answers 200 also where it keeps the old state."""
+    answer = call(api, "POST", f"flow_runs/{run_id}/set_state", {"state": state, "force": force})
+    return bool(answer.get("status") == "ACCEPT")
 
 
-def _gave_a_sign(api: httpx2.Client, run: dict[str, Any], until: datetime) -> bool:
-    """Did its heartbeats ever arrive?"""
-    began = datetime.fromisoformat(run["start_time"])
-    return _happened(api, began, until, run["id"], {"name": ["prefect.flow-run.heartbeat"]})
-
-
-def _happened(
+def _has_event(
     api: httpx2.Client,
     since: datetime,
     until: datetime,
     run_id: str | None = None,
     event: Mapping[str, list[str]] = _ANY_OF_A_RUN,
 ) -> bool:
-    """Anything at all, or a sign of life of a flow run."""
+    """Did the server receive an event of this flow run, or without `run_id` any event at all?"""
     asked: dict[str, object] = {"occurred": {"since": since.isoformat(), "until": until.isoformat()}}
     if run_id:
         asked |= {"resource": {"id": [f"prefect.flow-run.{run_id}"]}, "event": event}

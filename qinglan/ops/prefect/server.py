@@ -1,13 +1,17 @@
 """Which Prefect server this site uses, and how to ask it: over HTTP, so that the core needs no Prefect.
 
-In order: the address in the environment, the one of the user's Prefect profile, `qinglan up`'s where it runs.
+In order: the address in Prefect's settings, which are variables, `.env`, `prefect.toml`, `pyproject.toml` and Prefect's
+profile; then that of `qinglan up` where it runs.
 """
 
+import json
 import os
+import subprocess
+import sys
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from qinglan.config import uses_proxy
@@ -21,7 +25,17 @@ LOCK_FILE = "up.lock"
 """Under the state directory, locked while `qinglan up` or any of its processes runs."""
 _UP = "qinglan up"
 _TIMEOUT_S = 30.0
-_SETTINGS = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
+_SETTINGS_WITHIN_S = 60.0
+_PRINT_SETTINGS = """
+import json, sys, warnings
+warnings.filterwarnings("error", "Failed to load profiles")
+try:
+    from prefect.settings import get_current_settings
+    api = get_current_settings().api
+except Exception as error:
+    sys.exit(" ".join(str(error).split()))
+print(json.dumps([api.url, *(each and each.get_secret_value() for each in (api.key, api.auth_string))]))
+"""
 
 
 @dataclass(frozen=True)
@@ -78,26 +92,22 @@ def find_server(state: Path) -> PrefectServer | None:
         state: the profile's `paths.state`.
 
     Raises:
-        ConfigError: the user's Prefect profile can't be read.
+        ConfigError: Prefect's settings can't be read.
     """
-    own = {name: value for name in _SETTINGS if (value := os.environ.get(name, "").strip())}
-    # As Prefect does: a variable wins over the profile, setting by setting.
-    chosen, profile_name = _users_profile() | own, os.environ.get("PREFECT_PROFILE")
-    if url := chosen.get("PREFECT_API_URL"):
-        origin = "PREFECT_API_URL" if "PREFECT_API_URL" in own else f"Prefect's profile {profile_name or 'in use'}"
-        return PrefectServer(
-            url.rstrip("/"), origin, chosen.get("PREFECT_API_KEY"), chosen.get("PREFECT_API_AUTH_STRING")
-        )
+    url, key, auth_string = _prefect_settings()
+    if url:
+        origin = "PREFECT_API_URL" if os.environ.get("PREFECT_API_URL") else "Prefect's settings"
+        return PrefectServer(url.rstrip("/"), origin, key, auth_string)
     if not (announced := announced_url(state)):
         return None
-    return PrefectServer(announced, _UP, auth_string=own.get("PREFECT_API_AUTH_STRING"))
+    return PrefectServer(announced, _UP, auth_string=auth_string)
 
 
 def server_at(shown_url: str, state: Path) -> PrefectServer:
     """The server that a run noted as where it runs; with a login only where this site knows that server.
 
     Raises:
-        ConfigError: the user's Prefect profile can't be read.
+        ConfigError: Prefect's settings can't be read.
     """
     known = find_server(state)
     return known if known and known.is_at(shown_url) else PrefectServer(shown_url, "the run itself")
@@ -124,15 +134,52 @@ def announced_url(state: Path) -> str | None:
     return announced if is_held(lock) or not lock.exists() else None
 
 
-def _users_profile() -> dict[str, Any]:
-    home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
-    file = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml")).expanduser()
+def _prefect_settings() -> tuple[str | None, str | None, str | None]:
+    """The address, key and login that Prefect would use in this folder and environment.
+
+    Raises:
+        ConfigError: Prefect can't read its settings.
+    """
+    variables = {name: value for name, value in os.environ.items() if name.startswith("PREFECT_") and value.strip()}
+    if _has_settings_file():
+        return _ask_prefect(Path.cwd(), tuple(sorted(variables.items())))
+    names = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
+    url, key, auth_string = (variables.get(name, "").strip() or None for name in names)
+    return url, key, auth_string
+
+
+def _has_settings_file() -> bool:
+    """Only a file makes it necessary to ask Prefect, which takes more than a second."""
+    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    profiles = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml").expanduser()
+    if any(file.is_file() for file in (Path("prefect.toml"), Path(".env"), profiles)):
+        return True
     try:
-        known = tomllib.loads(file.read_text(encoding="utf-8"))
+        return "prefect" in tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8")).get("tool", {})
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: can't be read as Prefect's profiles: {error}") from error
-    name = os.environ.get("PREFECT_PROFILE") or known.get("active")
-    settings = known.get("profiles", {}).get(name, {})
-    return settings if isinstance(settings, dict) else {}
+        return False
+    except (OSError, ValueError):  # Prefect says what is wrong with it
+        return True
+
+
+@cache
+def _ask_prefect(folder: str, variables: tuple[tuple[str, str], ...]) -> tuple[str | None, str | None, str | None]:
+    """In a process of its own: Prefect reads its settings when it is imported, and the address may be set after that.
+
+    Args:
+        folder: the working folder, which with `variables` tells one answer from another.
+    """
+    argv = [sys.executable, "-P", "-c", _PRINT_SETTINGS]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | dict(variables)
+    by_hand = "try `prefect config view` by hand"
+    try:
+        done = subprocess.run(
+            argv, cwd=folder, env=env, capture_output=True, text=True, timeout=_SETTINGS_WITHIN_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"Prefect's settings: not read after {_SETTINGS_WITHIN_S:.0f} s; {by_hand}") from error
+    if done.returncode:
+        last_line = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ConfigError(f"Prefect's settings: can't be read: {last_line}; {by_hand}")
+    url, key, auth_string = json.loads(done.stdout.splitlines()[-1])
+    return url, key, auth_string

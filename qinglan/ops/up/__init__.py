@@ -5,7 +5,6 @@ are started and asked over HTTP, never imported. All listen on loopback only, an
 """
 
 from qinglan.ops.prefect.deploy import DEPLOYMENTS
-from qinglan.ops.up.interrupted import crash_interrupted
 from qinglan.ops.up.serve import serve_site
 from qinglan.ops.up.site import TRAINER_POOL, WORK_POOL, WORK_POOLS, Site
 from qinglan.ops.up.temporary import prefect_for
@@ -16,7 +15,6 @@ __all__ = [
     "WORK_POOL",
     "WORK_POOLS",
     "Site",
-    "crash_interrupted",
     "prefect_for",
     "serve_site",
 ]

@@ -16,10 +16,9 @@ from qinglan.config import Profile, uses_proxy
 from qinglan.errors import ConfigError, EngineError, first_line
 from qinglan.ops.prefect.api import call
 from qinglan.ops.prefect.automations import webhook_address
-from qinglan.ops.prefect.crash_recovery import crash_retries_on, requeue_crashed
+from qinglan.ops.prefect.crash_recovery import crash_interrupted, crash_retries_on, requeue_crashed, stop_cancelled
 from qinglan.ops.prefect.deploy import find_deployments, make_pool, register
 from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, find_server
-from qinglan.ops.up.interrupted import crash_interrupted, stop_cancelled
 from qinglan.ops.up.lock import only_one
 from qinglan.ops.up.simulators import SimulatedRole, simulated_roles_of
 from qinglan.ops.up.site import WORK_POOLS, Site, is_tracked_elsewhere, worker_name

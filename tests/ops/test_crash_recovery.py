@@ -1,0 +1,237 @@
+"""Which flow runs are marked as crashed, and which crashed ones go on."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fake_ray import FakeRay
+from prefect.server.schemas.filters import FlowRunFilter
+
+from qinglan.config import Profile
+from qinglan.errors import ConfigError
+from qinglan.ops.prefect import crash_recovery
+from qinglan.ops.prefect.automations.plan import GOES_ON, site_automations
+from qinglan.ops.prefect.crash_recovery import (
+    crash_interrupted,
+    crash_silent,
+    recover_runs,
+    requeue_crashed,
+    stop_cancelled,
+)
+from qinglan.runs.run import note_flow_run, open_run
+
+ProfileOf = Callable[..., Profile]
+NOW = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
+
+
+class Events:
+    """A server with old runs at work: one that fell silent, one that is heard of, one that never was."""
+
+    def __init__(self, server_was_there: bool, status: str = "ACCEPT") -> None:
+        self._was_there, self._status, self.marked = server_was_there, status, list[str]()
+        self.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(self._answer))
+
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        path, body = request.url.path.removeprefix("/api/"), json.loads(request.content)
+        if path == "flow_runs/filter":
+            assert body["flow_runs"]["start_time"]["before_"] == "2026-11-22T05:00:00+00:00"
+            wanted = {"operator": "or_", "type": {"any_": ["RUNNING"]}, "name": {"any_": ["Paused"]}}
+            assert body["flow_runs"]["state"] == wanted
+            names = {"f1": "train night", "f2": "train day", "f3": "train behind a proxy"}
+            began = {"start_time": "2026-11-21T22:00:00+00:00"}
+            return httpx2.Response(200, json=[{"id": run, "name": name} | began for run, name in names.items()])
+        if path == "events/filter":
+            return httpx2.Response(200, json={"events": [{}] if self._has(body["filter"]) else []})
+        self.marked.append(path)
+        return httpx2.Response(200, json={"status": self._status})
+
+    def _has(self, asked: Any) -> bool:
+        if "resource" not in asked:
+            return self._was_there
+        (run,) = asked["resource"]["id"]
+        if asked["event"] == {"name": ["prefect.flow-run.heartbeat"]}:
+            assert asked["occurred"] == {"since": "2026-11-21T22:00:00+00:00", "until": "2026-11-22T05:00:00+00:00"}
+            return not run.endswith("f3")
+        return run.endswith("f2")
+
+
+def test_a_run_that_is_silent_for_an_hour_is_lost():
+    server = Events(server_was_there=True)
+    assert crash_silent(server.api, NOW) == ["train night"]
+    assert server.marked == ["flow_runs/f1/set_state"]
+
+
+def test_a_run_that_ended_meanwhile_is_not_lost():
+    assert crash_silent(Events(server_was_there=True, status="ABORT").api, NOW) == []
+
+
+def test_a_server_that_is_only_just_back_loses_nobody():
+    server = Events(server_was_there=False)
+    assert crash_silent(server.api, NOW) == []
+    assert server.marked == []
+
+
+class Crashes:
+    """A server with crashed runs and the automation that lets them go on."""
+
+    def __init__(
+        self, profile: Profile, run_counts: Sequence[int], enabled: bool = True, status: str = "ACCEPT", state: str = ""
+    ) -> None:
+        self._run_counts, self._status, self._state = run_counts, status, state or "crashed"
+        (again,) = [spec for spec in site_automations(profile) if spec["name"] == GOES_ON] or [None]
+        self._automations = [again | {"enabled": enabled}] if again else []
+        self.marked = list[tuple[str, str, bool]]()
+        self.api = httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(self._answer))
+
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        path = request.url.path.removeprefix("/api/")
+        if request.method == "GET":
+            return (
+                httpx2.Response(404) if self._state == "gone" else httpx2.Response(200, json={"state_id": self._state})
+            )
+        body = json.loads(request.content)
+        if path == "automations/filter":
+            assert body["automations"] == {"name": {"any_": [GOES_ON]}}
+            return httpx2.Response(200, json=self._automations)
+        if path == "flow_runs/filter":
+            assert body["flow_runs"]["end_time"]["before_"] == "2026-11-22T05:30:00+00:00"
+            runs = [
+                {"id": f"f{n}", "name": f"run {n}", "run_count": n, "state_id": "crashed"} for n in self._run_counts
+            ]
+            return httpx2.Response(200, json=runs)
+        self.marked.append((path, body["state"]["name"], body["force"]))
+        return httpx2.Response(201, json={"status": self._status})
+
+
+def test_a_crash_that_the_automation_missed_goes_on_while_tries_are_left(profile_of: ProfileOf):
+    server = Crashes(profile_of(), range(4))
+    assert requeue_crashed(server.api, NOW) == ["run 1", "run 2"]
+    assert server.marked == [(f"flow_runs/f{n}/set_state", "AwaitingRetry", False) for n in (1, 2)]
+
+
+@pytest.mark.parametrize(("retries", "enabled"), [(0, True), (2, False)])
+def test_no_crash_goes_on_where_people_switched_that_off(profile_of: ProfileOf, retries: int, enabled: bool):
+    server = Crashes(profile_of(automations={"crash_retries": retries}), [1], enabled)
+    assert requeue_crashed(server.api, NOW) == []
+    assert server.marked == []
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "asked"),
+    [("begun by another worker", "ACCEPT", 0), ("gone", "ACCEPT", 0), ("crashed", "ABORT", 1)],
+)
+def test_a_run_that_somebody_else_put_back_is_left_alone(profile_of: ProfileOf, state: str, status: str, asked: int):
+    server = Crashes(profile_of(), [1], status=status, state=state)
+    assert requeue_crashed(server.api, NOW) == []
+    assert len(server.marked) == asked
+
+
+def test_a_run_that_a_process_is_at_work_on_is_left_alone():
+    runs = [{"id": f"run-{number}", "state_type": "RUNNING"} for number in range(201)]
+    marked = list[str]()
+
+    def server(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/set_state"):
+            marked.append(request.url.path.split("/")[-2])
+            return httpx2.Response(200, json={})
+        query: dict[str, Any] = json.loads(request.content)
+        assert query["work_pools"] == {"name": {"any_": ["qinglan-trainer"]}}
+        asked = (
+            FlowRunFilter.model_validate(query["flow_runs"])
+            .as_sql_filter()
+            .compile(compile_kwargs={"literal_binds": True})
+        )
+        assert "flow_run.state_type IN ('PENDING', 'RUNNING', 'CANCELLING') OR " in str(asked)
+        assert "flow_run.state_name IN ('Paused')" in str(asked)  # as a run that waits for a person's approval
+        return httpx2.Response(200, json=runs[query["offset"] : query["offset"] + query["limit"]])
+
+    busy = subprocess.Popen(
+        [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PREFECT__FLOW_RUN_ID": "run-3"},
+    )
+    with busy, httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(server)) as api:
+        assert busy.stdout
+        busy.stdout.readline()
+        interrupted = crash_interrupted(api, ["qinglan-trainer"])
+        assert busy.stdin
+        busy.stdin.close()
+    assert len(interrupted) == len(marked) == 200
+    assert "run-3" not in marked
+
+
+def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(
+    ray: FakeRay, profile_of: Callable[..., Profile], tmp_path: Path
+):
+    profile, said = profile_of(trainer={"ray_dashboard_url": ray.url}), list[str]()
+    named = {"id": "f1", "name": "train night"}
+    overrides = [f"trainer.ray_dashboard_url={ray.url}", f"paths.runs={profile.paths.runs}"]
+    elsewhere = [*overrides, f"paths.runs={tmp_path / 'elsewhere'}"]
+    cancelled = named | {"parameters": {"profile": "embedded", "overrides": overrides, "changes": {"rl_steps": 3}}}
+    with (
+        open_run(profile, "train") as run,
+        open_run(profile_of(), "train") as local,
+        open_run(profile, "train") as other,
+    ):
+        note_flow_run(run, "f1")
+        note_flow_run(local, "f1")
+        note_flow_run(other, "f2")
+    for each in (run, other):
+        job = f"qinglan-{each.id}-rl-verl-abcdefgh-1"
+        ray.jobs[job] = {"submission_id": job, "status": "RUNNING"}
+    stop_cancelled(cancelled, said.append)
+    stopped = f"qinglan-{run.id}-rl-verl-abcdefgh-1"
+    assert ray.stopped() == [stopped]
+    assert said == [f"train night was cancelled: stopped Ray job {stopped}"]
+    ray.is_down = True
+    stop_cancelled(cancelled, said.append)
+    assert "its Ray jobs may still be running: " in said[-1]
+    stop_cancelled(named | {"parameters": {"overrides": elsewhere}}, said.append)
+    assert f"it has no run under {tmp_path / 'elsewhere'}, so no Ray job was stopped" in said[-1]
+    stop_cancelled(named | {"parameters": {}}, said.append)
+    assert len(said) == 3  # a profile without a cluster has no job to stop
+
+
+def test_what_was_to_be_cancelled_is_and_the_rest_crashed():
+    sent = list[str]()
+    runs = [{"id": "r1", "state_type": "RUNNING"}, {"id": "r2", "state_type": "CANCELLING"}]
+
+    def server(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("filter"):
+            return httpx2.Response(200, json=runs)
+        sent.append(json.loads(request.content)["state"]["type"])
+        return httpx2.Response(200, json={})
+
+    with httpx2.Client(base_url="http://test/api", transport=httpx2.MockTransport(server)) as api:
+        crash_interrupted(api, ["qinglan"])
+    assert sent == ["CRASHED", "CANCELLED"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (httpx2.ReadTimeout(""), "ReadTimeout"),
+        (httpx2.InvalidURL("no port\nin it"), "no port"),
+        (ConfigError("prefect.toml: can't be read"), "prefect.toml: can't be read"),
+        (ValueError("no JSON"), "no JSON"),
+        (KeyError("status"), "'status'"),
+    ],
+)
+def test_an_error_in_recovery_is_a_warning(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+):
+    def fails(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(crash_recovery, "find_server", fails)
+    warnings = list[str]()
+    recover_runs(profile_of(), warnings.append)
+    assert warnings == [f"could not look for dead flow runs: {said}"]

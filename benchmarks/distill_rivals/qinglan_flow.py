@@ -40,11 +40,12 @@ def distill(settings: tuple[str, ...], fresh: bool, found: dict[str, Any]) -> No
 def main(out: Path, fresh: bool, settings: tuple[str, ...]) -> None:
     """Run, then write."""
     found: dict[str, Any] = {}
-    with prefect_for(load_profile(PROFILE, settings).paths.state, print):
+    with prefect_for(load_profile(PROFILE, settings).paths.state, print) as wait_for_prefect:
         from prefect import flow  # reads where its server is when it is imported
 
         from qinglan.tasks.session import send_what_is_queued
 
+        wait_for_prefect()
         try:
             flow(distill, name="distill", validate_parameters=False)(settings, fresh, found)
         except QinglanError as error:

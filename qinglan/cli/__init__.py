@@ -4,6 +4,7 @@ A user's mistake, and what the operating system refuses, ends in one line on std
 """
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -64,12 +65,15 @@ def run(
     if source and flow not in ("train", "evaluate", "release"):
         raise ConfigError(f"--from goes with train, evaluate and release; {flow} starts from the workbook")
     loaded = load_profile(profile, overrides)
-    require(loaded, flow)  # the flow does so too, but here a mistake shows before seconds are spent on Prefect
     if dry_run:
+        require(loaded, flow)
         print_estimate(loaded, flow)
         return
     paths = loaded.paths
-    with prefect_for(paths.state, say):
+    with prefect_for(paths.state, say) as wait_for_prefect:
+        require(loaded, flow)  # the flow does so too, but here a mistake shows before seconds are spent on Prefect
+        import_module(f"qinglan.flows.{flow}")  # takes seconds too
+        wait_for_prefect()
         report = Report.read(_start(flow, profile, overrides, fresh, source))
     out.print()
     out.print(print_table(report))
@@ -107,28 +111,12 @@ def _end(line: str) -> NoReturn:
 
 
 def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool, source: str | None) -> Path:
-    # Prefect takes seconds to import and reads its settings then, so only now.
-    from qinglan.flows.compare import compare
-    from qinglan.flows.evaluate import evaluate
-    from qinglan.flows.pipeline import pipeline
-    from qinglan.flows.refresh import refresh
-    from qinglan.flows.release import release
-    from qinglan.flows.train import train
+    start = getattr(import_module(f"qinglan.flows.{flow}"), flow)  # Prefect reads its settings when it is imported
     from qinglan.tasks.session import send_what_is_queued
     from qinglan.tasks.skipping import unless_skipped
 
-    source = source or ""
+    from_run = {"source": source or ""} if flow in ("train", "evaluate", "release") else {}
     try:
-        if flow == "refresh":
-            return unless_skipped(refresh(profile, overrides=overrides, fresh=fresh, return_state=True))
-        if flow == "compare":
-            return compare(profile, overrides=overrides, fresh=fresh)
-        if flow == "train":
-            return train(profile, overrides=overrides, fresh=fresh, source=source)
-        if flow == "evaluate":
-            return evaluate(profile, overrides=overrides, fresh=fresh, source=source)
-        if flow == "release":
-            return release(profile, overrides=overrides, fresh=fresh, source=source)
-        return pipeline(profile, overrides=overrides, fresh=fresh)
+        return unless_skipped(start(profile, overrides=overrides, fresh=fresh, return_state=True, **from_run))
     finally:
         send_what_is_queued()

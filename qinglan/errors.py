@@ -1,4 +1,4 @@
-"""The error tree. Every error that a user can cause or mend derives from `QinglanError` and reads as one line.
+"""The error tree. Every error that a user can cause or resolve derives from `QinglanError` and reads as one line.
 
     QinglanError
     ├── ConfigError        a profile, a --set override or an environment variable
@@ -11,7 +11,7 @@
     ├── BudgetError        as much was spent as may be
     ├── EngineError        ms-swift, verl or Ray: a training process failed
     ├── ArtifactError      a file of a run is missing or changed
-    ├── RunLockedError          another run is at work on what can't be shared
+    ├── RunLockedError     another run holds what can't be shared
     └── StageError         a stage has nothing sensible to hand on
 
 The command line prints ``str(error)`` and exits with 2; only a bug shows a traceback.
@@ -19,7 +19,7 @@ The command line prints ``str(error)`` and exits with 2; only a bug shows a trac
 
 
 def first_line(error: BaseException) -> str:
-    """Of its text, or else what it is."""
+    """The first line of its message, else the name of its class."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
@@ -79,7 +79,7 @@ class ArtifactError(QinglanError):
 
 
 class RunLockedError(QinglanError):
-    """Another run is at work on it; this one is not needed, or has to come again later."""
+    """Another run holds the lock; this one is not needed, or has to start again later."""
 
 
 class StageError(QinglanError):

@@ -67,7 +67,7 @@ class Retrieved(BaseModel):
     ids: tuple[str | None, ...] = ()
     scores: tuple[float, ...] = ()
     titles: tuple[str, ...] = ()
-    """The first characters of each passage, for people to read."""
+    """The first characters of each passage, for reports."""
     first_passage: str = ""
     """Title and beginning of the best passage, where a judge is to read it; rows of the data stage don't keep it."""
 
@@ -127,13 +127,13 @@ class Row(BaseModel):
     original_retrieved: Retrieved | None = None
     answer_retrieved: Retrieved | None = None
     review: Literal["accept", "reject", "correct"] | None = None
-    """A person's verdict on this answer, which outranks the selection's."""
+    """A reviewer's verdict on this answer, which overrides the selection's."""
     corrected: str | None = None
-    """The person's own answer, which the student learns instead of the teacher's."""
+    """The reviewer's own answer, which the student learns instead of the teacher's."""
 
     @property
     def target(self) -> str | None:
-        """What SFT learns from this row: the teacher's answer, or a person's correction of it."""
+        """What SFT learns from this row: the teacher's answer, or a reviewer's correction of it."""
         return self.corrected or self.answer
 
     @property
@@ -142,7 +142,7 @@ class Row(BaseModel):
         return self.gold_id or self.group or self.id
 
     def failed(self, reason: str) -> "Row":
-        """The same row, out of the race for a reason."""
+        """The same row, failed for a reason."""
         return self.model_copy(update={"status": "failed", "reason": reason})
 
 
@@ -182,15 +182,15 @@ class ArmRow(BaseModel):
 
 
 class RowCounts:
-    """Counts rows as a stream goes by, so that nobody needs them all at once."""
+    """Counts the rows of a stream without holding them in memory."""
 
     def __init__(self) -> None:
         self.total, self.ok = 0, 0
         self.reasons: Counter[str] = Counter()
-        """How many rows fell for each reason."""
+        """How many rows were dropped for each reason."""
 
     def dropped_since(self, before: "RowCounts") -> dict[str, int]:
-        """Rows by reason that fell between the two counts, the most frequent reason first."""
+        """Rows by reason that were dropped between the two counts, the most frequent reason first."""
         dropped = {reason: n - before.reasons.get(reason, 0) for reason, n in self.reasons.items()}
         return by_frequency({reason: n for reason, n in dropped.items() if n > 0})
 
@@ -206,5 +206,5 @@ class RowCounts:
 
 
 def by_frequency(reasons: dict[str, int]) -> dict[str, int]:
-    """The counts in the order in which people read them."""
+    """The counts, the highest first."""
     return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))

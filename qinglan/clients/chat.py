@@ -34,7 +34,7 @@ from qinglan.text import without_controls
 
 Message = dict[str, str]
 T = TypeVar("T")
-InTurn = Callable[[Callable[[], Awaitable[httpx2.Response]]], Awaitable[httpx2.Response]]
+Throttle = Callable[[Callable[[], Awaitable[httpx2.Response]]], Awaitable[httpx2.Response]]
 
 TOKENS_PER_CHARACTER = 0.8
 """Roughly what current tokenizers need for Chinese; English needs less."""
@@ -163,19 +163,19 @@ class ChatClient:
     def __init__(
         self, endpoint: Endpoint, base_url: str, account: Account, ledger: LedgerQueue, *, key_salt: str = ""
     ) -> None:
-        """`key_salt` tells apart services that answer differently under one model name."""
+        """`key_salt` separates services that answer differently under one model name."""
         self._endpoint, self._account, self._ledger, self._key_salt = endpoint, account, ledger, key_salt
         self._limits = Limits(endpoint.concurrency, endpoint.requests_per_minute, endpoint.tokens_per_minute)
         # Of a killed process, what is in here may be lost: requests built ahead, so that a free place is taken at once,
         # those under way, and answers that are being committed.
-        self._room = asyncio.Semaphore(endpoint.concurrency + max(8, endpoint.concurrency // 2))
+        self._started = asyncio.Semaphore(endpoint.concurrency + max(8, endpoint.concurrency // 2))
         self._under_way: dict[str, asyncio.Task[tuple[Call, bool]]] = {}
         self._sent: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._closing = False
         self._mean_cost_usd = self._mean_tokens = 0.0
         self._unread = 0
         self.cached_count = 0
-        self._client = openai_client(endpoint, base_url, account.role, self._send_in_turn)
+        self._client = openai_client(endpoint, base_url, account.role, self._send_within_limits)
         self._path = f"{base_url.rstrip('/')}/chat/completions"  # absolute: openai need not join it each time
 
     async def ask(
@@ -193,7 +193,7 @@ class ChatClient:
         """
         request = request_of(self._endpoint, self._key_salt, messages, schema)
         joined = request.request_hash in self._under_way
-        # Whoever gives up waiting does not take the answer from the others.
+        # A cancelled caller must not cancel the request for the others.
         call, paid = await asyncio.shield(self._under_way.get(request.request_hash) or self._start(request))
         cached = joined or not paid
         self.cached_count += cached
@@ -217,7 +217,7 @@ class ChatClient:
     def _start(self, request: Request) -> "asyncio.Task[tuple[Call, bool]]":
         task = self._under_way[request.request_hash] = asyncio.create_task(self._answer(request))
         task.add_done_callback(lambda _: self._under_way.pop(request.request_hash))
-        # Where the stage stopped meanwhile, nobody is left to hear of a failure, and asyncio would complain.
+        # Where the stage stopped meanwhile, nobody awaits the failure, and asyncio would log it.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
@@ -232,14 +232,14 @@ class ChatClient:
             raise
         return call, True
 
-    async def _send_in_turn(self, send: Callable[[], Awaitable[httpx2.Response]]) -> httpx2.Response:
+    async def _send_within_limits(self, send: Callable[[], Awaitable[httpx2.Response]]) -> httpx2.Response:
         """Send a request that is built, as soon as the limits allow.
 
         A place is held for the time on the wire only: what openai does before and after would let it lie idle.
         """
         estimate = self._estimated_tokens()
         async with self._limits.slot(estimate):
-            if self._closing:  # whoever asked has given up, and nothing has been paid yet
+            if self._closing:  # the caller has given up, and nothing has been paid yet
                 raise asyncio.CancelledError
             self._check_budget(but=1)
             if task := asyncio.current_task():
@@ -260,7 +260,7 @@ class ChatClient:
 
     async def _attempt(self, request: Request) -> Call:
         self._check_budget()  # before a place is waited for that would not be used
-        async with self._room:
+        async with self._started:
             call = await self._call(request)
             await self._ledger.record(call)
         return call
@@ -337,16 +337,16 @@ def estimated_tokens(body: dict[str, Any], max_tokens: int) -> tuple[float, int]
 
 
 class _HttpClient(openai.DefaultAioHttpClient):
-    """Lets somebody decide when a request goes out. With 64 at once aiohttp takes a third less CPU than httpx2 does."""
+    """Lets the caller decide when a request goes out. With 64 at once aiohttp takes a third less CPU than httpx2."""
 
-    def __init__(self, in_turn: InTurn | None, **options: Any) -> None:
+    def __init__(self, throttle: Throttle | None, **options: Any) -> None:
         super().__init__(**options)
-        self._in_turn = in_turn
+        self._throttle = throttle
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """As the parent does."""
         return await (
-            self._in_turn(lambda: self._send(request, **options)) if self._in_turn else self._send(request, **options)
+            self._throttle(lambda: self._send(request, **options)) if self._throttle else self._send(request, **options)
         )
 
     async def _send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
@@ -357,11 +357,11 @@ class _HttpClient(openai.DefaultAioHttpClient):
             raise httpx2.RemoteProtocolError(type(error).__name__, request=request) from None
 
 
-def openai_client(endpoint: Endpoint, base_url: str, role: str, in_turn: InTurn | None = None) -> AsyncOpenAI:
+def openai_client(endpoint: Endpoint, base_url: str, role: str, throttle: Throttle | None = None) -> AsyncOpenAI:
     """A client without retries of its own: those need the limits and the ledger.
 
     Args:
-        in_turn: gets every request that is ready, and sends it when it may.
+        throttle: gets every request that is ready, and sends it when it may.
 
     Raises:
         ConfigError: the API key is not set.
@@ -372,7 +372,7 @@ def openai_client(endpoint: Endpoint, base_url: str, role: str, in_turn: InTurn 
         timeout=endpoint.timeout_s,
         max_retries=0,
         http_client=_HttpClient(
-            in_turn,
+            throttle,
             limits=httpx2.Limits(max_connections=endpoint.concurrency),
             timeout=endpoint.timeout_s,
             trust_env=uses_proxy(base_url),

@@ -1,8 +1,8 @@
-"""Does a RAG keep the contract, above all: does it retrieve by `rewritten_query`? Three probes tell, a fourth settles.
+"""Does a RAG keep the contract, above all: does it retrieve by `rewritten_query`? Three probes show it, or a fourth.
 
 Asked are r(A), r(A, rewritten B) and r(B, rewritten B). Where the rewrite is honoured, the last two agree; where it is
 ignored, the first two do. The control is not the plain r(B): a service that rewrites by itself would retrieve that
-by other words than B. Passages are told apart by their content, because some services make up new ids every time.
+by other words than B. Passages are compared by their content, because some services make up new ids every time.
 docs/rag-service.md says what to do about each finding.
 """
 
@@ -39,12 +39,12 @@ Scores = dict[str, float]
 
 GUIDE = "docs/rag-service.md"
 FALLBACK = ("益生菌什么时候吃效果最好", "高血压患者日常饮食要注意什么")
-_LOOKED_AT = 50
+_MAX_QUESTIONS = 50
 _SAME = 0.8
 """Share of common passages from which two answers count as the same but for noise, as of an approximate index."""
 _NEAR = 0.75
 _SCORE_NOISE = 0.02
-_TELLING_GAP = 0.05
+_CLEAR_GAP = 0.05
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def probe_rag(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> list[F
 def pair_of(questions: Iterable[str]) -> tuple[str, str]:
     """The first question and the one least like it among the first 50; questions of our own where there are no two."""
     distinct: dict[str, str] = {}
-    for text in islice(questions, _LOOKED_AT):
+    for text in islice(questions, _MAX_QUESTIONS):
         distinct.setdefault(normalise(text), text)
     distinct.pop("", None)
     if len(distinct) < 2:
@@ -128,7 +128,7 @@ def _compare(plain: Scores, rewritten: Scores, control: Scores, repeat: Callable
     if by_plain >= _NEAR and by_control <= 1 - _NEAR:
         return _IGNORED
     again = repeat()
-    if _overlap(plain, again) < _SAME or _gap(plain, again) > _TELLING_GAP:
+    if _overlap(plain, again) < _SAME or _gap(plain, again) > _CLEAR_GAP:
         return _UNSTABLE
     noise = _SCORE_NOISE + _gap(plain, again)
     if by_control >= _NEAR and _gap(rewritten, control) <= noise:
@@ -141,13 +141,13 @@ def _compare(plain: Scores, rewritten: Scores, control: Scores, repeat: Callable
 def _likeness(answer: Scores, plain: Scores, control: Scores) -> tuple[float, float] | None:
     """How near an answer is to each of two others: 1 the same, 0 no nearer than they are to each other.
 
-    None where the two are the same. A small knowledge base recalls all it has for any question: then the scores tell.
+    None where the two are the same. A small knowledge base recalls all it has for any question: then the scores decide.
     """
     apart = _overlap(plain, control)
     if apart < _SAME:
         return (_overlap(answer, plain) - apart) / (1 - apart), (_overlap(answer, control) - apart) / (1 - apart)
     gap = _gap(plain, control)
-    return (1 - _gap(answer, plain) / gap, 1 - _gap(answer, control) / gap) if gap > _TELLING_GAP else None
+    return (1 - _gap(answer, plain) / gap, 1 - _gap(answer, control) / gap) if gap > _CLEAR_GAP else None
 
 
 def _limit_findings(answers: Sequence[Sequence[Passage]], rag: Rag) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """What one process may send to one model: concurrency that adapts to the service, requests and tokens per minute.
 
-One 429 is bad luck and concerns its own request, which waits as long as it was told. Many at once mean that the
-service is full: then fewer are sent at a time, and slowly more again. A service that says how much is left of its
-limit is believed.
+A single 429 concerns its own request only, which waits as long as the service asks. Many at once mean that the service
+is overloaded: then fewer requests are sent at a time, and slowly more again. A service that says how much is left of
+its limit is believed.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from qinglan.clients.retries import LONGEST_WAIT_S
 
 _FULL_SHARE = 0.2
 _CUT = 0.7
-_TELLING = 8
-"""Answers from which a share of refusals means something."""
+_MIN_ANSWERS = 8
+"""Answers needed before a share of refusals counts."""
 _BURST_S = 1.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -53,7 +53,7 @@ class Limits:
         self._tokens = Pace(tokens_per_minute) if tokens_per_minute else None
         self.in_flight = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._refusals: deque[bool] = deque(maxlen=max(2 * _TELLING, concurrency))
+        self._refusals: deque[bool] = deque(maxlen=max(2 * _MIN_ANSWERS, concurrency))
         self._closed_until_s = 0.0
 
     @asynccontextmanager
@@ -86,8 +86,8 @@ class Limits:
     def refused(self) -> None:
         """The service said 429."""
         self._refusals.append(True)
-        recent = list(self._refusals)[-max(2 * _TELLING, int(self.allowed)) :]
-        if len(recent) >= _TELLING and sum(recent) >= _FULL_SHARE * len(recent):
+        recent = list(self._refusals)[-max(2 * _MIN_ANSWERS, int(self.allowed)) :]
+        if len(recent) >= _MIN_ANSWERS and sum(recent) >= _FULL_SHARE * len(recent):
             self.allowed = max(1.0, self.allowed * _CUT)
             self._refusals.clear()  # judge the smaller number anew
 

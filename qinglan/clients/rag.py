@@ -79,7 +79,7 @@ class RagClient:
         """Passages for a query, or for its rewrite where one is given.
 
         Args:
-            count: is told the requests that this took.
+            count: gets the requests that this took.
             max_retries: if not as many as the profile says.
 
         Raises:

@@ -66,7 +66,7 @@ def order_flaw(scores: Sequence[float]) -> str:
         hint += "; all of them rise: if it is a distance, send a score for which higher is better"
     return (
         f"not sorted by reranker_score: {places} above the passage before "
-        f"({_figure(scores[first])} after {_figure(scores[first - 1])}); {hint}"
+        f"({scores[first]:.6g} after {scores[first - 1]:.6g}); {hint}"
     )
 
 
@@ -86,31 +86,33 @@ def _envelope_flaw(answer: Any) -> str:
     if isinstance(answer, str):
         return f"it is a JSON text, not an object: {shown(answer)}; return the object itself, do not encode it twice"
     if not isinstance(answer, dict):
-        return f"it is {_kind(answer)}, not an object; wrap the passages as {_SHAPE}"
+        return f"it is {_TYPES[type(answer)]}, not an object; wrap the passages as {_SHAPE}"
     if "data" not in answer:
         return f"`data` is missing{_keys(answer)}; wrap the passages as {_SHAPE}"
     data = answer["data"]
     if isinstance(data, list):
         return "`data` is a list; the passages belong one level deeper, under `data.recall`"
     if not isinstance(data, dict):
-        return f"`data` is {_kind(data)}{_message(answer)}; send {_SHAPE}, and an HTTP error status for a failure"
+        return (
+            f"`data` is {_TYPES[type(data)]}{_message(answer)}; send {_SHAPE}, and an HTTP error status for a failure"
+        )
     if "recall" not in data:
         return f"`data.recall` is missing{_keys(data)}; the passages belong there"
-    return f"`data.recall` is {_kind(data['recall'])}, not a list; nothing found is []"
+    return f"`data.recall` is {_TYPES[type(data['recall'])]}, not a list; nothing found is []"
 
 
 def _passage_flaw(passage: Any, place: str, recall: Sequence[Any]) -> str:
     if not isinstance(passage, dict):
-        return f"`{place}` is {_kind(passage)}, not an object with `content` and `reranker_score`"
+        return f"`{place}` is {_TYPES[type(passage)]}, not an object with `content` and `reranker_score`"
     for field in ("content", "reranker_score"):
         if field not in passage:
             return f"`{place}.{field}` is missing{_keys(passage)}; {_hint(field, passage)}"
     if not isinstance(passage["content"], str | int | float) or isinstance(passage["content"], bool):
-        return f"`{place}.content` is {_kind(passage['content'])}; send the passage's text"
+        return f"`{place}.content` is {_TYPES[type(passage['content'])]}; send the passage's text"
     for field in ("id", "title"):
         value = passage.get(field)
         if isinstance(value, dict | list | bool):
-            return f"`{place}.{field}` is {_kind(value)}; send a text, or leave it out"
+            return f"`{place}.{field}` is {_TYPES[type(value)]}; send a text, or leave it out"
     return _score_flaw(passage["reranker_score"], f"{place}.reranker_score", recall)
 
 
@@ -118,12 +120,13 @@ def _score_flaw(score: Any, place: str, recall: Sequence[Any]) -> str:
     if isinstance(score, str):
         return f"`{place}` is the text {shown(score, 20)}; send a number in [0, 1]"
     if isinstance(score, bool) or not isinstance(score, int | float):
-        return f"`{place}` is {_kind(score)}; send a number in [0, 1]"
+        return f"`{place}` is {_TYPES[type(score)]}; send a number in [0, 1]"
     if not math.isfinite(score):
         return f"`{place}` is {score}; send a number in [0, 1]"
     if 0 <= score <= 1:
         return ""
-    scores = [p["reranker_score"] for p in recall if isinstance(p, dict) and _is_number(p.get("reranker_score"))]
+    given = (p.get("reranker_score") for p in recall if isinstance(p, dict))
+    scores = [s for s in given if isinstance(s, int | float) and not isinstance(s, bool) and math.isfinite(s)]
     if min(scores) >= -0.01 and max(scores) <= 1.01:
         hint = "looks like rounding: clip it"
     elif min(scores) >= 0 and _LIKELY_LOGIT < max(scores) <= 100:
@@ -132,7 +135,7 @@ def _score_flaw(score: Any, place: str, recall: Sequence[Any]) -> str:
         hint = "looks like a logit: send its sigmoid, 1 / (1 + exp(-x))"
     else:
         hint = "scale it to [0, 1], higher is better"
-    return f"`{place}` is {_figure(score)}, outside [0, 1]; {hint}"
+    return f"`{place}` is {score:.6g}, outside [0, 1]; {hint}"
 
 
 def _hint(field: str, passage: Mapping[str, Any]) -> str:
@@ -154,15 +157,3 @@ def _message(answer: Mapping[str, Any]) -> str:
         if isinstance(answer.get(key), str):
             return f" and `{key}` says {shown(answer[key])}"
     return ""
-
-
-def _kind(value: Any) -> str:
-    return _TYPES[type(value)]
-
-
-def _figure(value: float) -> str:
-    return f"{value:.6g}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

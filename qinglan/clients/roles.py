@@ -1,9 +1,9 @@
-"""The clients of one process, built from a profile and the addresses in force."""
+"""The services of a profile by role, and their clients in one process."""
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal
 
 from qinglan.clients.chat import Account, ChatClient
 from qinglan.clients.rag import RagClient
@@ -17,16 +17,15 @@ from qinglan.runs.run import Run
 ANSWER_FIELDS = frozenset(Endpoint.model_fields) - {
     "api_key_env", "timeout_s", "max_retries", "concurrency", "requests_per_minute", "tokens_per_minute",
 }  # fmt: skip
-"""What of an endpoint's settings its answers depend on."""
+"""The settings of an endpoint that its answers depend on."""
 
 ChatRole = Literal["teacher", "answerer", "judge"]
 Role = Literal["teacher", "answerer", "judge", "rag"]
-Client = TypeVar("Client")
 
 
 @dataclass(frozen=True)
 class Services:
-    """Addresses to call: the user's own where the profile has them, else those of the stand-ins."""
+    """The addresses in use: the user's own where the profile has them, else those of the simulators."""
 
     teacher_url: str
     """Up to and including `/v1`."""
@@ -35,13 +34,13 @@ class Services:
     rag_url: str
     """The address that takes the POST."""
     rival_urls: Mapping[str, str] = field(default_factory=dict)
-    """Of the teachers in `compare`, by their names."""
+    """The addresses of the teachers in `compare`, by their names."""
     answerer_url: str = ""
     """Up to and including `/v1`; empty where the profile names no answerer."""
 
 
 class Clients:
-    """Those of the chat roles and the RAG that a stage asked for; they belong to the event loop that made them."""
+    """The clients of the roles that a stage named; they belong to the event loop that made them."""
 
     def __init__(
         self,
@@ -50,47 +49,54 @@ class Clients:
         rag: RagClient | None = None,
         answerer: ChatClient | None = None,
     ) -> None:
-        self._teacher, self._answerer, self._judge, self._rag = teacher, answerer, judge, rag
+        chats: dict[Role, ChatClient | None] = {"teacher": teacher, "answerer": answerer, "judge": judge}
+        self._chats = {role: client for role, client in chats.items() if client is not None}
+        self._rag = rag
 
     @property
     def teacher(self) -> ChatClient:
         """The teacher's client."""
-        return _opened(self._teacher, "teacher")
+        return self._chat("teacher")
 
     @property
     def answerer(self) -> ChatClient:
         """The client of the model whose answers are judged."""
-        return _opened(self._answerer, "answerer")
+        return self._chat("answerer")
 
     @property
     def judge(self) -> ChatClient:
         """The judge's client."""
-        return _opened(self._judge, "judge")
+        return self._chat("judge")
 
     @property
     def rag(self) -> RagClient:
         """The retrieval service's client."""
-        return _opened(self._rag, "rag")
+        if self._rag is None:
+            raise _not_opened("rag")
+        return self._rag
 
     def call_counts(self) -> dict[str, dict[str, int]]:
-        """By role, what the ledger can't know: answers taken from it, and calls to the RAG."""
-        chats = {"teacher": self._teacher, "answerer": self._answerer, "judge": self._judge}
-        counts = {role: {"cached": client.cached_count} for role, client in chats.items() if client}
+        """By role, what the ledger does not record: answers taken from it, and calls to the RAG."""
+        counts: dict[str, dict[str, int]] = {role: {"cached": chat.cached_count} for role, chat in self._chats.items()}
         if self._rag:
             counts["rag"] = {"calls": self._rag.call_count, "failed": self._rag.failed_count}
         return counts
 
     async def close(self) -> None:
         """Close the connections."""
-        for client in (self._teacher, self._answerer, self._judge, self._rag):
-            if client:
-                await client.close()
+        for chat in self._chats.values():
+            await chat.close()
+        if self._rag:
+            await self._rag.close()
+
+    def _chat(self, role: ChatRole) -> ChatClient:
+        if role not in self._chats:
+            raise _not_opened(role)
+        return self._chats[role]
 
 
-def _opened(client: Client | None, role: Role) -> Client:
-    if client is None:
-        raise LookupError(f"this stage has no {role} client; name the role in open_clients")
-    return client
+def _not_opened(role: Role) -> LookupError:
+    return LookupError(f"this stage has no {role} client; name the role in open_clients")
 
 
 def site_ledger(profile: Profile) -> AbstractContextManager[Ledger]:
@@ -99,10 +105,10 @@ def site_ledger(profile: Profile) -> AbstractContextManager[Ledger]:
 
 
 def endpoint_of(profile: Profile, role: ChatRole) -> Endpoint:
-    """Who plays the role.
+    """The model and service that play this role.
 
     Raises:
-        ConfigError: the recipe wants an answerer, and the profile names none.
+        ConfigError: the recipe needs an answerer, and the profile names none.
     """
     if role != "answerer":
         return profile.teacher if role == "teacher" else profile.judge
@@ -115,9 +121,9 @@ def endpoint_of(profile: Profile, role: ChatRole) -> Endpoint:
 
 
 def key_salt(profile: Profile, role: ChatRole) -> str:
-    """Part of every ledger key: which service answers. Two may have models of the same name.
+    """The service that answers, as part of every ledger key: two services may have models of the same name.
 
-    Of a stand-in it is version and seed, as its answers change with them; its port is another one in every run.
+    For a simulator it is its code and seed, which its answers depend on; its port changes with every run.
     """
     endpoint = endpoint_of(profile, role)
     if endpoint.base_url == EMBEDDED:
@@ -127,10 +133,10 @@ def key_salt(profile: Profile, role: ChatRole) -> str:
 
 @asynccontextmanager
 async def open_clients(run: Run, services: Services, roles: Collection[Role]) -> AsyncIterator[Clients]:
-    """The clients of these roles, closed at the end; of no other role is a key needed.
+    """Open the clients of these roles; other roles need no API key.
 
     Raises:
-        ConfigError: a role's API key is not set, or the profile names nobody for it.
+        ConfigError: a role's API key is not set, or the profile names no service for it.
     """
     profile = run.profile
     with site_ledger(profile) as ledger:

@@ -24,7 +24,7 @@ RETRYABLE_REASONS = frozenset(
         OVER_BUDGET,
     }
 )  # fmt: skip
-"""What another run may mend: a stage whose rows fell for one of these is not reused by later runs."""
+"""Another run may succeed here: a stage that dropped rows for one of these is not reused by later runs."""
 
 _AHEAD = 8
 
@@ -101,7 +101,7 @@ async def in_order(
             return await work(batch)
 
     def start() -> None:
-        # Finished batches wait for a slow one before them; so many that those at work don't run dry meanwhile.
+        # Finished batches wait for a slow one before them; enough of them that the running ones don't run out of work.
         for batch in itertools.islice(source, _AHEAD * at_once - len(ahead)):
             ahead.append((batch, asyncio.create_task(one(batch))))
 
@@ -150,7 +150,7 @@ class Losses:
             raise StageError(
                 f"{self._section}: {self._lost} of {self._given} rows failed, more than "
                 f"{self._section}.max_failed_share = {self._share:.0%} allows; first failure: "
-                f"{self._first or 'see the rows'}. Answers already paid for are kept; mend the cause and run again"
+                f"{self._first or 'see the rows'}. Answers already paid for are kept; remove the cause and run again"
             )
 
 

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 EMBEDDED = "embedded"
-"""In place of an address or a path: use the stand-in that ships with Qinglan."""
+"""In place of an address or a path: use the simulator that ships with Qinglan."""
 
 _SECRET_PARAMETER = re.compile(r"pass(word|wd)?$|pwd|secret|(^|_)token$|(api|access)[_-]?key|^key$|^sig", re.IGNORECASE)
 

@@ -132,7 +132,7 @@ class Dataset(Section):
     left. If not given, RL asks every training row that it can."""
     rl_repeats: Count = 8
     """How often at most a question of a pool that has too few for its share is among the prompts; a share that is not
-    reached so is told."""
+    reached that way is reported."""
     decontaminate_against: tuple[LocalPath, ...] = ()
     """Workbooks of questions that are kept for evaluation elsewhere: a row that nearly repeats one of them reaches
     neither training nor development (`near_duplicate_of_evaluation`)."""

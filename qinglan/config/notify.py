@@ -1,4 +1,4 @@
-"""Sections about what Prefect does by itself: whom it tells, and what it does about crashes and alarms."""
+"""Sections about what Prefect does by itself: notifications, crashes and alarms."""
 
 from typing import Annotated, Literal
 
@@ -12,11 +12,11 @@ NotifyTopic = Literal["failed", "waiting", "running", "alarm", "approval", "refu
 
 
 class Notify(Section):
-    """Whom Prefect tells what went wrong (docs/automations.md)."""
+    """Notifications that Prefect sends (docs/automations.md)."""
 
     webhook_url_env: SecretName | None = None
-    """Environment variable with the webhook's address, which is a secret; nobody is told if not given. `qinglan deploy`
-    hands it to Prefect's server, which keeps it encrypted."""
+    """Environment variable with the webhook's address, which is a secret; without it, no notification is sent.
+    `qinglan deploy` hands it to Prefect's server, which keeps it encrypted."""
     format: NotifyFormat = "json"
     """What the webhook understands: a group's robot of Feishu (Lark), DingTalk, WeCom or Slack, or `json`: an object
     with `text`, `topic`, `profile`, `name`, `reason` and `link`."""
@@ -25,11 +25,11 @@ class Notify(Section):
     `running`: it has not ended within `running_s`. `alarm`: a training run's alarm sounded. `approval`: the gate waits
     for a person (`gate.approval`). `refused`: the gate did not release the model."""
     waiting_s: Annotated[int, Field(ge=10)] = 7_200
-    """A run that is late by this much is told of: are the workers gone, or does another run hold the device?"""
+    """A run that is late by this much is reported: the workers may be down, or another run may hold the device."""
     running_s: Annotated[int, Field(ge=10)] = 172_800
-    """A run that takes longer than this is told of."""
+    """A run that takes longer than this is reported."""
     ui_url: Url | None = None
-    """Where people reach Prefect's UI, for the link; if not given, what the server calls itself (its
+    """Where users reach Prefect's UI, for the link; if not given, what the server calls itself (its
     PREFECT_UI_URL)."""
 
 
@@ -44,7 +44,7 @@ class Automations(Section):
     """So often is a crashed run put back into its queue, where it goes on from its finished stages. One for the whole
     server, as above."""
     retry_after_s: Annotated[int, Field(ge=10)] = 30
-    """A crashed run goes back into its queue after this time: its worker tells of a crash more than once."""
+    """A crashed run goes back into its queue after this time: its worker reports a crash more than once."""
     pause_at: tuple[AlarmName, ...] = (
         "reward_up_gold_down",
         "reward_up_judge_down",

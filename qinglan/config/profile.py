@@ -65,7 +65,7 @@ class Profile(Section):
     profile for whatever the file does not say: sections are laid over each other key by key, lists are replaced."""
 
     name: str = ""
-    """The file's own name, if not given; never that of the profile it extends, as runs are told apart by it."""
+    """The file's own name, if not given; never that of the profile it extends, as it identifies the runs."""
     recipe: Annotated[str, AfterValidator(_absolute_file)] = "query_rewrite"
     """A name in `qinglan/recipes`, or the path of a recipe's .py file."""
     tenant: Tenant = Tenant()
@@ -167,7 +167,7 @@ def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
     """Read a profile by name (``configs/NAME.yaml``) or path, apply ``dotted.key=value`` overrides, validate.
 
     Raises:
-        ConfigError: one line naming the file, the key and the remedy.
+        ConfigError: one line naming the file, the key and a hint.
     """
     path = _find(name_or_path)
     raw = _read(path)
@@ -216,7 +216,7 @@ def require_secret(env_name: str | None, used_by: str) -> str:
 
 
 def uses_proxy(url: str) -> bool:
-    """Should the proxy settings of the environment apply? Not to this machine itself, where the stand-ins are."""
+    """Should the proxy settings of the environment apply? Not to this machine itself, where the simulators are."""
     return urlsplit(url).hostname not in ("127.0.0.1", "::1", "localhost")
 
 

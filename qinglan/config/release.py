@@ -120,7 +120,7 @@ class Serve(Section):
     """More arguments of `swift deploy`, passed through as they are, such as `vllm_max_model_len`."""
     models_per_gpu: Count = 1
     """Models that share a GPU, or a group of `rl.tensor_model_parallel_size` GPUs; vLLM's part of the memory is divided
-    by it. A swap, a canary and a warm previous model each need room for one more model than the champion."""
+    by it. A swap, a canary and a warm previous model each need memory for one more model than the champion."""
     keep_previous_warm: bool = True
     """The model before the champion stays loaded, so that a rollback takes seconds."""
     poll_every_s: Positive = 1.0

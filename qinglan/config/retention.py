@@ -1,4 +1,4 @@
-"""The section about what is kept for how long, and the room that a stage wants."""
+"""The section about what is kept for how long, and the disk space that a stage needs."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ Days = Annotated[float, Field(ge=0)]
 
 class Retention(Section):
     """What `qinglan clean-up` removes (docs/retention.md); `null` keeps it for ever. A run's days count from its last
-    work. What a registered model, a run at work or a run that is kept needs stays, whatever is written here."""
+    work. What a registered model, a running run or a run that is kept needs stays, whatever is written here."""
 
     run_days: Days | None = 60
     """Finished runs that are older go, except the newest of each flow."""
@@ -30,6 +30,6 @@ class Retention(Section):
     flow_run_days: Days | None = 30
     """Prefect's flow runs that have ended, with their logs and artifacts."""
     log_days: Days | None = 30
-    """Files of `qinglan up` and of servers in `logs/` under `paths.state` that nobody has written to since."""
+    """Files of `qinglan up` and of servers in `logs/` under `paths.state` that no process has written to since."""
     min_free_mb: Count = 500
     """No stage starts with less free space at `paths.runs` or `paths.state`. SFT and RL want more, by the model."""

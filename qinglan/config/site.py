@@ -31,7 +31,7 @@ class Endpoint(Section):
     """An OpenAI-compatible chat endpoint."""
 
     base_url: Url = EMBEDDED
-    """Up to and including `/v1`, or `embedded` for the stand-in."""
+    """Up to and including `/v1`, or `embedded` for the simulator."""
     model: str
     api_key_env: SecretName | None = None
     """Name of the environment variable that holds the API key."""
@@ -51,7 +51,7 @@ class Endpoint(Section):
     reasoning_effort: str | None = None
     """`minimal`, `low`, `medium` or `high`, for models that take it."""
     structured_output: Literal["auto", "json_schema", "json_object", "off"] = "auto"
-    """How an answer in JSON is asked for; `auto` goes by the model's name."""
+    """How an answer in JSON is asked for; `auto` decides by the model's name."""
     extra_body: dict[str, Any] = {}
     """More fields of the request, as the service names them; part of the ledger's key."""
 
@@ -60,7 +60,7 @@ class Rag(Section):
     """The retrieval service (see docs/rag-service.md)."""
 
     url: Url = EMBEDDED
-    """Address that takes the POST, or `embedded` for the BM25 stand-in."""
+    """Address that takes the POST, or `embedded` for the BM25 simulator."""
     knowledge_base: LocalPath = EMBEDDED
     """JSONL (id, title, content) that the embedded RAG serves; `embedded` is the shipped sample. Unused otherwise."""
     kb_name: str = "default"
@@ -74,7 +74,7 @@ class Rag(Section):
 
 
 class Embedded(Section):
-    """How the stand-ins behave; used only where an address says `embedded`."""
+    """How the simulators behave; used only where an address says `embedded`."""
 
     teacher_latency_ms: Annotated[float, Field(ge=0)] = 0.0
     rag_latency_ms: Annotated[float, Field(ge=0)] = 0.0

@@ -1,7 +1,7 @@
 """The ledger for an event loop: what many tasks want at once goes into one transaction, in a thread.
 
 A task's answer is committed before `record` returns, so grouping loses nothing to a kill that was not in flight
-anyhow. What somebody else is asking right now is looked up again until it is there.
+anyhow. What another client is asking right now is looked up again until it is there.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _ENOUGH = 100
 _LOOK_AGAIN_S = 0.5
 _RETRY_FOR_S = 60.0
 _BACK_OFF = BackOff(0.2, 5.0)
-_BEAT_S = 15.0
+_HEARTBEAT_S = 15.0
 T = TypeVar("T")
 
 
@@ -37,7 +37,7 @@ class LedgerQueue:
         self._sought: dict[str, asyncio.Future[Retrieved | None]] = {}
         self._commit: asyncio.Future[None] | None = None
         self._worker: asyncio.Task[None] | None = None
-        self._beating: asyncio.Task[None] | None = None
+        self._heartbeats: asyncio.Task[None] | None = None
         self._spent = ledger.spent_usd(run_id)
         self._on_the_way_usd = 0.0
         self._full: LedgerError | None = None
@@ -86,7 +86,7 @@ class LedgerQueue:
         return await asyncio.shield(future)
 
     def keep_retrieval(self, retrieval: Retrieval) -> None:
-        """Keep it with what is written next. Nobody waits for that: a kill costs no more than asking again."""
+        """Keep it with what is written next, without waiting: a kill costs no more than asking again."""
         self._order.retrievals.append(retrieval)
         self._start()
 
@@ -98,7 +98,7 @@ class LedgerQueue:
         """Refuse one more call where nothing is left for it.
 
         Args:
-            in_flight_usd: what the calls under way will cost, as far as can be told.
+            in_flight_usd: an estimate of what the calls under way will cost.
 
         Raises:
             BudgetError: the run is to stop.
@@ -118,26 +118,26 @@ class LedgerQueue:
             self._start()
         while self._worker:
             await asyncio.wait([self._worker])
-        if self._beating:
-            self._beating.cancel()
-            await asyncio.wait([self._beating])
+        if self._heartbeats:
+            self._heartbeats.cancel()
+            await asyncio.wait([self._heartbeats])
 
     def _start(self) -> asyncio.Future[None]:
         if self._commit is None:
             self._commit = asyncio.get_running_loop().create_future()
-            # Nobody may be waiting for it: then a failure is told to the next who comes.
+            # Where nobody awaits it, the next caller gets the failure.
             self._commit.add_done_callback(lambda done: done.cancelled() or done.exception())
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
-        if self._beating is None:
-            self._beating = asyncio.create_task(self._beat())
+        if self._heartbeats is None:
+            self._heartbeats = asyncio.create_task(self._send_heartbeats())
         return self._commit
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         """Tell other machines that this client's claims are alive, also while nothing is recorded for minutes."""
         while True:
-            await asyncio.sleep(_BEAT_S)
-            with suppress(LedgerError):  # whoever needs the ledger for more will say so
+            await asyncio.sleep(_HEARTBEAT_S)
+            with suppress(LedgerError):  # a call that needs the ledger for more raises it
                 await asyncio.to_thread(self._ledger.heartbeat)
 
     async def _work(self) -> None:
@@ -150,7 +150,7 @@ class LedgerQueue:
                 self._order, self._commit = Order(run_id=self._run_id), None
                 try:
                     delivery = await self._persist(order)
-                except Exception as error:  # noqa: BLE001 (whoever waits must hear of it, or waits for ever)
+                except Exception as error:  # noqa: BLE001 (the waiting callers must get it, or wait for ever)
                     self._give_up(order, committed, error)
                     continue
                 committed.set_result(None)
@@ -172,7 +172,7 @@ class LedgerQueue:
                 order.again = True
                 if is_full(error) and self._full is None:
                     self._full = error  # what is under way may still be written
-                    self._ledger.give_up_reserve()
+                    self._ledger.release_reserve()
                     continue
                 failures += 1
                 pause_s = _BACK_OFF.pause_s(failures)
@@ -182,11 +182,11 @@ class LedgerQueue:
 
     def _deliver(self, order: Order, delivery: Delivery) -> None:
         for key in order.sought:
-            _tell(self._sought.pop(key), delivery.retrieved.get(key))
+            _resolve(self._sought.pop(key), delivery.retrieved.get(key))
         elsewhere = []
         for wanted in order.wanted:
             if wanted in delivery.found or wanted in delivery.claimed:
-                _tell(self._wanted.pop(wanted), delivery.found.get(wanted))
+                _resolve(self._wanted.pop(wanted), delivery.found.get(wanted))
             else:
                 elsewhere.append(wanted)
         if elsewhere:
@@ -224,6 +224,6 @@ def affordable_usd(budget: Budget, spent_usd: tuple[float, float], on_the_way_us
     return max(0.0, min(left) - on_the_way_usd) if left else None
 
 
-def _tell(future: asyncio.Future[T], value: T) -> None:
-    if not future.done():  # whoever wanted it may have been cancelled
+def _resolve(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():  # its caller may have been cancelled
         future.set_result(value)

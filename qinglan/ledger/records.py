@@ -68,7 +68,7 @@ class BatchJob(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     digest: str
-    """Of the hashes: the service is told, so that a batch can be found again whose id was never recorded."""
+    """Of the hashes: sent to the service, so that a batch whose id was never recorded can be found again."""
     server: str
     role: str
     status: Literal["submitting", "submitted", "merged"]
@@ -130,9 +130,9 @@ class Order:
     sought: list[str] = field(default_factory=list)
     """Keys of retrievals to look up."""
     run_id: str = ""
-    """Whose spending to tell."""
+    """The run whose spending is returned."""
     again: bool = False
-    """It was sent before, and nobody knows whether it arrived."""
+    """It was sent before, and it is not known whether it arrived."""
 
     def __len__(self) -> int:
         asked = len(self.wanted) + len(self.sought)
@@ -141,7 +141,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What became of an order's `wanted`: what is in neither is being asked by somebody else right now."""
+    """What became of an order's `wanted`: another client is asking right now for what is in neither."""
 
     found: dict[str, Call]
     claimed: set[str]

@@ -1,4 +1,4 @@
-"""Room for the answers under way: a file beside the SQLite ledger that is given up when the disk is full.
+"""Disk space kept for the answers under way: a file beside the SQLite ledger, removed when the disk is full.
 
 What was asked is paid for, and has to be written down even then. A database on a server has its own disk.
 """
@@ -17,7 +17,7 @@ _SUFFIX = ".reserve"
 
 
 def keep_reserve(url: sa.URL) -> None:
-    """Have the file there, unless there is no room for it."""
+    """Make the file, unless there is no space for it."""
     if (path := _path(url)) is None or path.exists():
         return
     try:
@@ -30,15 +30,15 @@ def keep_reserve(url: sa.URL) -> None:
             path.unlink(missing_ok=True)
 
 
-def give_up_reserve(url: sa.URL) -> None:
-    """Let the ledger have its room."""
+def release_reserve(url: sa.URL) -> None:
+    """Remove the file, so that the ledger can use its space."""
     if path := _path(url):
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def is_full(error: LedgerError) -> bool:
-    """Is it SQLite that finds no room?"""
+    """Is it SQLite that finds no space?"""
     return "database or disk is full" in str(error)
 
 

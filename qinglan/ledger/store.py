@@ -13,8 +13,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from qinglan.errors import LedgerError
 from qinglan.ledger.connecting import host, make_engine, shown
-from qinglan.ledger.records import Attempt, BatchJob, Call, Delivery, Failure, Order, Retrieval, Spending, Usage
-from qinglan.ledger.reserve import give_up_reserve, keep_reserve
+from qinglan.ledger.records import Attempt, BatchJob, Call, Delivery, Failure, Order, Spending, Usage
+from qinglan.ledger.reserve import keep_reserve, release_reserve
 from qinglan.ledger.tables import BATCHES, CALLS, CLAIMS, FAILURES, HOLDERS, RETRIEVALS, SPENT, prepare
 from qinglan.rows import Retrieved
 
@@ -46,12 +46,12 @@ class Ledger:
             raise
 
     def keep_reserve(self) -> None:
-        """Have room for answers under way, should the disk be full."""
+        """Keep disk space for answers under way, should the disk be full."""
         keep_reserve(self._engine.url)
 
-    def give_up_reserve(self) -> None:
-        """Use that room."""
-        give_up_reserve(self._engine.url)
+    def release_reserve(self) -> None:
+        """Use that space."""
+        release_reserve(self._engine.url)
 
     def exchange(self, order: Order) -> Delivery:
         """Record, release, look up and claim, all or nothing.
@@ -60,7 +60,7 @@ class Ledger:
         """
         with self._transaction() as db:
             calls, failures = order.calls, order.failures
-            if order.again:  # nobody else can have bought these: their claims are this client's
+            if order.again:  # no other client can have bought these: this one has the claims
                 known = self._find(db, [call.request_hash for call in calls])
                 calls = [call for call in calls if call.request_hash not in known]
                 failures = [] if len(calls) < len(order.calls) else failures
@@ -69,12 +69,15 @@ class Ledger:
             found = self._find(db, order.wanted)
             missing = [wanted for wanted in order.wanted if wanted not in found]
             claimed = self._claim(db, missing, self.holder) if missing else set()
-            # Whoever held a claim a moment ago may have answered between the two statements.
+            # The previous holder of a claim may have answered between the two statements.
             late = self._find(db, claimed)
             self._release(db, late, self.holder)
             if claimed:
                 self._heartbeat(db)
-            self._keep(db, order.retrievals)
+            if order.retrievals:
+                now = time.time()
+                rows = [retrieval.model_dump(mode="json") | {"created_s": now} for retrieval in order.retrievals]
+                db.execute(self._insert(RETRIEVALS).on_conflict_do_nothing(), rows)
             retrieved = self._retrieved(db, order.sought)
             spent_usd = self._spent_usd(db, order.run_id)
         return Delivery(found | late, claimed - late.keys(), spent_usd, retrieved)
@@ -89,13 +92,13 @@ class Ledger:
             return self._find(db, hashes)
 
     def record(self, calls: Sequence[Call], failures: Sequence[Failure] = ()) -> None:
-        """Keep answers and failures; the answers' claims end, whoever held them."""
+        """Keep answers and failures; the answers' claims end, of any holder."""
         with self._transaction() as db:
             self._record(db, calls, failures)
             self._release(db, [call.request_hash for call in calls])
 
     def claim(self, hashes: Collection[str], holder: str) -> set[str]:
-        """Take what nobody living holds and nobody has answered; `holder` begins with `BATCH` for a batch."""
+        """Take what no living process holds and what has no answer; `holder` begins with `BATCH` for a batch."""
         with self._transaction() as db:
             claimed = self._claim(db, list(hashes), holder)
             late = self._find(db, claimed)
@@ -103,7 +106,7 @@ class Ledger:
         return claimed - late.keys()
 
     def release(self, hashes: Collection[str], holder: str | None = None) -> None:
-        """End claims: one holder's, or whoever holds them."""
+        """End claims of one holder, or of any."""
         with self._transaction() as db:
             self._release(db, hashes, holder)
 
@@ -159,7 +162,7 @@ class Ledger:
             return self._spent_usd(db, run_id)
 
     def spending(self, by: Literal["model", "run", "tenant", "role", "month"], since_s: float = 0.0) -> list[Spending]:
-        """Calls, tokens, dollars and failures by a key, the dearest first."""
+        """Calls, tokens, dollars and failures by a key, the most expensive first."""
         with self._transaction() as db:
             calls = self._grouped(db, CALLS, by, since_s)
             failures = self._grouped(db, FAILURES, by, since_s)
@@ -249,12 +252,6 @@ class Ledger:
                 found[row[0]] = Call.model_construct(**row._mapping)  # ours: validated when it was recorded
         return found
 
-    def _keep(self, db: sa.Connection, retrievals: Sequence[Retrieval]) -> None:
-        if retrievals:
-            now = time.time()
-            rows = [retrieval.model_dump(mode="json") | {"created_s": now} for retrieval in retrievals]
-            db.execute(self._insert(RETRIEVALS).on_conflict_do_nothing(), rows)
-
     def _retrieved(self, db: sa.Connection, keys: Collection[str]) -> dict[str, Retrieved]:
         found: dict[str, Retrieved] = {}
         for some in _portions(keys):
@@ -283,7 +280,7 @@ class Ledger:
         return held
 
     def _take_over(self, db: sa.Connection, hashes: Sequence[str], holder: str) -> set[str]:
-        """Claims of processes that are gone."""
+        """Claims of processes that have ended."""
         taken: set[str] = set()
         for some in _portions(hashes):
             held = sa.select(CLAIMS.c.holder).where(CLAIMS.c.request_hash.in_(some)).distinct()
@@ -347,7 +344,7 @@ def _is_alive(pid: int, started: float) -> bool:
         return abs(float(psutil.Process(pid).create_time()) - started) < 1.0
     except psutil.NoSuchProcess:
         return False
-    except psutil.AccessDenied:  # somebody else's process of that number is there, so it may be the one
+    except psutil.AccessDenied:  # another user's process has this number, so it may be the one
         return True
 
 

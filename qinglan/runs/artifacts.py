@@ -55,14 +55,14 @@ class Artifact(BaseModel):
     def verify(self) -> Path:
         """The path, after checking that the content is what it was."""
         if not self.path.exists():
-            raise ArtifactError(f"{self.path} is gone; run its stage again")
+            raise ArtifactError(f"{self.path} is missing; run its stage again")
         if sha256_of(self.path) != self.sha256:
             raise ArtifactError(f"{self.path} was changed after it was written; remove its manifest and run again")
         return self.path
 
 
 class StageResult(BaseModel):
-    """A finished stage: what came in, what came out, why rows fell, and how long it took."""
+    """A finished stage: what came in, what came out, why rows were dropped, and how long it took."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -77,9 +77,9 @@ class StageResult(BaseModel):
     artifacts: dict[str, Artifact] = {}
     metrics: dict[str, float] = {}
     details: dict[str, Any] = {}
-    """Whatever else the report shows: API usage, training summary."""
+    """What else the report shows: API usage, training summary."""
     try_again: int = 0
-    """Rows that fell for what another run may mend; with any, no later run reuses this result."""
+    """Rows that were dropped for a cause that may pass; with any, no later run reuses this result."""
 
     def path(self, name: str) -> Path:
         """Where an artifact lies."""

@@ -1,6 +1,6 @@
 """Runs: a directory per run, stage by stage; unfinished ones are continued, finished stages reused.
 
-`open_run` continues the newest unfinished run of the same flow and settings unless another process is at work on it
+`open_run` continues the newest unfinished run of the same flow and settings unless another process is running it
 (each run is guarded by a file lock, which a killed process loses). `find_stage` looks for a finished stage with the
 same key in this run and then in all earlier ones, so what has not changed is not computed again.
 """
@@ -38,7 +38,7 @@ class Run(BaseModel):
     """Compute every stage anew instead of reusing earlier runs' stages."""
     mlflow_run_id: str = ""
     flow_run_id: str = ""
-    """Of the orchestrator, for the attempt that is or was last at work."""
+    """Of the orchestrator, for the attempt that is running or ran last."""
     source: Path | None = None
     """The run whose stages a `train` or `evaluate` uses; the same one when it is continued."""
     knowledge_base_sha256: str = ""
@@ -62,7 +62,7 @@ def open_run(
     Args:
         fresh: continue only a run that was itself started fresh.
         source: the earlier run to take stages from, as the user named it; another name is another run.
-        flow_run_id: the orchestrator's id of who asks. Where the orchestrator believed it dead and started it again,
+        flow_run_id: the orchestrator's id of the caller. Where the orchestrator believed it dead and started it again,
             the second waits for the first, and then opens what that one left, instead of doing all of it again.
 
     Raises:
@@ -76,13 +76,13 @@ def open_run(
         if not _is_open(directory, identity, fresh=fresh):
             continue
         try:
-            patience_s = -1 if _is_work_of(directory, flow_run_id) else PROBED_FOR_S
-            held = FileLock(directory / ".lock").acquire(timeout=patience_s)
+            timeout_s = -1 if _is_work_of(directory, flow_run_id) else PROBED_FOR_S
+            held = FileLock(directory / ".lock").acquire(timeout=timeout_s)
         except Timeout:
             continue
         with held:
-            # Whoever held the lock may have just finished it. To the same flow run it is what it was asked for, with
-            # all its stages to reuse; to another one it is an earlier run.
+            # The process that held the lock may have just finished the run. The same flow run continues it, with all
+            # its stages to reuse; to another one it is an earlier run.
             if not (_is_open(directory, identity, fresh=fresh) or _is_work_of(directory, flow_run_id)):
                 continue
             _point_latest(root, directory.name)
@@ -109,14 +109,14 @@ def note_mlflow_run(run: Run, mlflow_run_id: str) -> Run:
 
 
 def note_flow_run(run: Run, flow_run_id: str) -> Run:
-    """Remember which of the orchestrator's runs is at work, and no more what ended the one before."""
+    """Remember which of the orchestrator's runs is running, and forget what ended the one before."""
     _note(run, flow_run_id=flow_run_id, ended_by="")
     return run.model_copy(update={"flow_run_id": flow_run_id})
 
 
 def note_end(run: Run, error: BaseException) -> None:
-    """Remember what ended it early, for whoever looks at its files later: where the disk is not full, or gone."""
-    with suppress(OSError, ArtifactError):  # whoever called is about to tell of the error itself
+    """Remember what ended it early, unless the disk is full or missing."""
+    with suppress(OSError, ArtifactError):  # the caller is about to report the error itself
         _note(run, ended_by=first_line(error))
 
 
@@ -162,7 +162,7 @@ def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None)
 
 
 def runs_by(runs: Path, flow_run_id: str) -> list[Run]:
-    """What one of the orchestrator's runs is or was last at work on, with the settings that it began with."""
+    """The runs that one of the orchestrator's flow runs works or worked on, with the settings that it began with."""
     return [_saved(directory) for directory in _newest_first(runs) if _is_work_of(directory, flow_run_id)]
 
 
@@ -192,7 +192,7 @@ def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list
 
 
 def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
-    """A finished stage with this key whose files are all still as they were, and that another try can't better."""
+    """A finished stage with this key whose files are all still as they were, and that another run could not improve."""
     elsewhere = [] if run.fresh else [d for d in _newest_first(run.directory.parent) if d != run.directory]
     for directory in [run.directory, *elsewhere]:
         manifest = directory / stage / MANIFEST
@@ -295,7 +295,7 @@ def _read(directory: Path) -> dict[str, Any] | None:
 def _note(run: Run, **what: Any) -> None:
     state = _read(run.directory)
     if state is None:
-        raise ArtifactError(f"{run.directory / RUN_FILE}: somebody removed it while the run was at work; run again")
+        raise ArtifactError(f"{run.directory / RUN_FILE}: it was removed while the run was running; run again")
     write_json(run.directory / RUN_FILE, with_version(state | what))
 
 

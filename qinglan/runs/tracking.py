@@ -22,7 +22,7 @@ from qinglan.errors import ConfigError, first_line
 from qinglan.runs.artifacts import Artifact
 
 log = logging.getLogger(__name__)
-# MLflow's own default is seven tries with back-off: minutes in which nobody would watch the training.
+# MLflow's own default is seven tries with back-off: minutes in which the training would go unwatched.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 MAX_ARTIFACT_BYTES = 20 * 2**20
 """A larger file is logged by reference: path and digest as tags."""

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 PRICE = Price(input_per_million_usd=1, output_per_million_usd=10)
 REWRITER = "simulated-rewriter"
 ACCOUNT = Account("r", "t", "teacher", REWRITER, PRICE)
-SERVER = "stand-in"
+SERVER = "simulator"
 
 
 class Clock:
@@ -95,7 +95,7 @@ def _fits(trouble: tuple[str, str, str], scope: Scope) -> bool:
 
 @dataclass
 class Teacher:
-    """A running stand-in."""
+    """A running simulator."""
 
     url: str
     store: CountingStore
@@ -107,7 +107,7 @@ Start = Callable[..., Teacher]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start stand-ins that end with the test."""
+    """Start simulators that end with the test."""
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start_one(*, fault_rate: float = 0.0, faults: float = 0.0, **options: Any) -> Teacher:
@@ -119,7 +119,7 @@ def start() -> Iterator[Start]:
         thread = threading.Thread(target=server.run)
         thread.start()
         running.append((server, thread))
-        wait_until("the stand-in", lambda: server.started, look_every_s=0.005)
+        wait_until("the simulator", lambda: server.started, look_every_s=0.005)
         port = server.servers[0].sockets[0].getsockname()[1]
         return Teacher(f"http://127.0.0.1:{port}/v1", store, trouble)
 

@@ -1,4 +1,4 @@
-"""The clients of a process: ledger keys of the stand-ins, and closing."""
+"""The clients of a process: ledger keys of the simulators, and closing."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +20,14 @@ def run_of(profile: Profile, directory: Path) -> Run:
     return Run(id="r", flow="refresh", profile=profile, directory=directory)
 
 
-def test_salt_names_the_service_or_the_stand_in(profile_of: ProfileOf):
+def test_salt_names_the_service_or_the_simulator(profile_of: ProfileOf):
     judge = {"judge": {"model": "simulated-judge"}, "prices": dict.fromkeys(("big", "simulated-judge"), PRICE)}
     profile = profile_of(teacher={"model": "big", "base_url": "http://live/v1/"}, **judge)
     assert key_salt(profile, "teacher") == "http://live/v1"
     assert key_salt(profile, "judge").startswith(code_digest("qinglan.simulators")[:12])
 
 
-def test_salt_changes_with_the_stand_ins_seed(profile_of: ProfileOf):
+def test_salt_changes_with_the_simulators_seed(profile_of: ProfileOf):
     salts = {key_salt(profile_of(embedded={"sample_seed": seed}), "teacher") for seed in (1, 2)}
     assert len(salts) == 2
 

@@ -1,4 +1,4 @@
-"""The contract probe over real HTTP, against services that each have one defect, and against the stand-in itself."""
+"""The contract probe over real HTTP, against services that each have one defect, and against the simulator itself."""
 
 import itertools
 import threading
@@ -208,20 +208,20 @@ def test_the_probes_are_two_questions_that_differ():
 
 
 @contextmanager
-def standing_in() -> Iterator[str]:
+def running_simulator() -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(create_app(Retriever(documents())), port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        wait_until("the stand-in", lambda: server.started, look_every_s=0.01)
+        wait_until("the simulator", lambda: server.started, look_every_s=0.01)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/retrieve"
     finally:
         server.should_exit = True
         thread.join()
 
 
-def test_the_stand_in_keeps_the_contract():
-    with standing_in() as url:
+def test_the_simulator_keeps_the_contract():
+    with running_simulator() as url:
         assert [finding.kind for finding in probe_rag(Rag(url=url), "t")] == ["honoured"]
 
 

@@ -11,7 +11,7 @@ from qinglan.errors import LedgerError
 from qinglan.ledger import Call, Delivery, Ledger, Order, ledger_url
 from qinglan.ledger import queue as ledger_queue
 from qinglan.ledger.queue import LedgerQueue
-from qinglan.ledger.reserve import RESERVED_BYTES, give_up_reserve, is_full, keep_reserve
+from qinglan.ledger.reserve import RESERVED_BYTES, is_full, keep_reserve, release_reserve
 
 FULL = LedgerError("ledger sqlite:///l.db: database or disk is full")
 
@@ -71,12 +71,12 @@ def test_the_reserve_is_made_once_and_only_beside_a_file(tmp_path: Path):
     keep_reserve(url)
     keep_reserve(url)
     assert (tmp_path / "l.db.reserve").stat().st_size == RESERVED_BYTES
-    give_up_reserve(url)
-    give_up_reserve(url)
+    release_reserve(url)
+    release_reserve(url)
     keep_reserve(sa.make_url(f"sqlite:///{tmp_path / 'missing' / 'l.db'}"))
     for elsewhere in ("sqlite://", "postgresql://u@h/d"):
         keep_reserve(sa.make_url(elsewhere))
-        give_up_reserve(sa.make_url(elsewhere))
+        release_reserve(sa.make_url(elsewhere))
     assert not list(tmp_path.iterdir())
 
 

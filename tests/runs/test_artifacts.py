@@ -43,7 +43,7 @@ def test_verify_refuses_a_changed_or_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="was changed after it was written"):
         artifact.verify()
     path.unlink()
-    with pytest.raises(ArtifactError, match="is gone; run its stage again"):
+    with pytest.raises(ArtifactError, match="is missing; run its stage again"):
         artifact.verify()
 
 

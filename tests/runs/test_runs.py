@@ -219,7 +219,7 @@ def test_a_run_whose_folder_is_gone_ends_with_what_ended_it(profile_of: ProfileO
     with open_run(profile_of(), "refresh") as run:
         (run.directory / "run.json").unlink()
         note_end(run, StageError("the RAG is down"))
-        with pytest.raises(ArtifactError, match=r"run\.json: somebody removed it while the run was at work"):
+        with pytest.raises(ArtifactError, match=r"run\.json: it was removed while the run was running"):
             finish_run(run)
 
 

@@ -1,8 +1,8 @@
 """Asking through a batch API: half the price, an answer within a day, and nothing lost or paid twice over restarts.
 
 The ledger knows of every batch before the service does, and its claims keep everybody else from asking the same.
-Whoever comes later looks after the batches that a killed process left: one that was created is merged, one that was
-not is forgotten. What comes back without an answer is the live pass's to ask.
+A later call takes over the batches that a killed process left: one that was created is merged, one that was not is
+forgotten. What comes back without an answer is the live pass's to ask.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 
 from qinglan.clients.batch_api.service import BatchService
@@ -53,11 +53,14 @@ class BatchJobs:
 
     async def run(self, adopted: Iterable[BatchJob], ours: Set[str], chunks: Iterable[Sequence[Request]]) -> None:
         """Send the chunks and wait; of the adopted batches only for those that hold requests of `ours`."""
-        async with _together() as group:
-            for job in adopted:
-                group.create_task(self._resume(job, wait=not ours.isdisjoint(job.request_hashes)))
-            for chunk in chunks:
-                group.create_task(self._send(chunk))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for job in adopted:
+                    group.create_task(self._resume(job, wait=not ours.isdisjoint(job.request_hashes)))
+                for chunk in chunks:
+                    group.create_task(self._send(chunk))
+        except BaseExceptionGroup as errors:  # the first error ended the others
+            raise errors.exceptions[0] from None
 
     async def _there(self, job: BatchJob) -> BatchJob | None:
         if job.status == "submitted" or not await self._book.lock(job):
@@ -81,7 +84,7 @@ class BatchJobs:
         return await self._book.save(job, status="submitted", batch_id=found.id) if found else None
 
     async def _resume(self, job: BatchJob, *, wait: bool) -> None:
-        while not await self._book.lock(job):  # a living process looks after it
+        while not await self._book.lock(job):  # a living process owns it
             if not wait:
                 return
             await asyncio.sleep(self._settings.poll_every_s)
@@ -105,9 +108,9 @@ class BatchJobs:
         try:
             file_id = await self._service.upload(each for each in requests if each.request_hash in claimed)
         except TeacherError as error:
-            await self._not_created(job, error)
+            await self._book.close(job, dict.fromkeys(job.request_hashes, error.reason))
             return None
-        except BaseException:  # whoever asks next need not look for it
+        except BaseException:  # the next call need not search for it
             self._book.forget(job)
             raise
         try:
@@ -115,12 +118,9 @@ class BatchJobs:
         except TeacherError as error:  # if it is transient there may be one: `_carry` looks for it
             if error.transient:
                 return job
-            await self._not_created(job, error)
+            await self._book.close(job, dict.fromkeys(job.request_hashes, error.reason))
             return None
         return await self._book.save(job, status="submitted", batch_id=batch_id)
-
-    async def _not_created(self, job: BatchJob, error: TeacherError) -> None:
-        await self._book.close(job, dict.fromkeys(job.request_hashes, error.reason))
 
     async def _carry(self, job: BatchJob, *, wait: bool) -> None:
         """Look at a batch until it has ended and its answers are merged."""
@@ -141,15 +141,12 @@ class BatchJobs:
                 return None
             if cancelled_s is None and time.time() > give_up_s:
                 cancelled_s = time.time()
-                await self._cancel(job)
+                if job.batch_id:
+                    with suppress(TeacherError):
+                        await self._service.cancel(job.batch_id)
             elif cancelled_s and time.time() > cancelled_s + _CANCEL_WITHIN_S:
                 return await self._give_up(job)
             await asyncio.sleep(self._settings.poll_every_s)
-
-    async def _cancel(self, job: BatchJob) -> None:
-        if job.batch_id:
-            with suppress(TeacherError):
-                await self._service.cancel(job.batch_id)
 
     async def _give_up(self, job: BatchJob) -> None:
         """The batch stays open: a later call merges what it brings after all."""
@@ -161,7 +158,7 @@ class BatchJobs:
         """Answers and failures into the ledger."""
         failures = dict.fromkeys(job.request_hashes, state.silence)
         for file_id in state.result_files:
-            with _gone_files_are_silent():
+            try:
                 async for results in _portions(self._service.results(file_id)):
                     ours = [each for each in results if each.request_hash in failures]
                     await self._book.keep(ours)
@@ -170,6 +167,9 @@ class BatchJobs:
                             del failures[result.request_hash]
                         else:
                             failures[result.request_hash] = result.reason
+            except TeacherError as error:  # a missing file answers nothing
+                if error.transient:
+                    raise
         await self._book.close(job, failures)
         for file_id in (*state.result_files, state.input_file_id):
             if file_id:
@@ -190,22 +190,3 @@ async def _portions(results: AsyncIterator[Result]) -> AsyncIterator[list[Result
             yield list(portion.values())
             portion = {}
     yield list(portion.values())
-
-
-@contextmanager
-def _gone_files_are_silent() -> Iterator[None]:
-    try:
-        yield
-    except TeacherError as error:
-        if error.transient:
-            raise
-
-
-@asynccontextmanager
-async def _together() -> AsyncIterator[asyncio.TaskGroup]:
-    """Tasks of which the first error ends the others, and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None

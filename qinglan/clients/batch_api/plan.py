@@ -1,5 +1,6 @@
 """What goes into which batch, and what it will cost."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
@@ -87,10 +88,4 @@ def batch_costs_usd(
 
 def affordable(costs_usd: Iterable[float], usd: float) -> int:
     """How many of the first requests can be paid for."""
-    count = 0
-    for cost in costs_usd:
-        usd -= cost
-        if usd < 0:
-            break
-        count += 1
-    return count
+    return sum(total <= usd for total in itertools.accumulate(costs_usd))

@@ -1,8 +1,8 @@
-"""What the ledger knows of batches: which there are, whose requests they hold, and who looks after them.
+"""What the ledger knows of batches: which there are, whose requests they hold, and which process owns them.
 
 A batch's life: `submitting` before anything is sent, `submitted` once its id is known, `merged` when its answers are
 kept or it never came to be. The claims on its requests are the batch's own and outlive every process; the lock on the
-batch itself dies with the process that looks after it.
+batch itself dies with the process that owns it.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ class BatchStore:
         return await _to_the_end(self._ledger.open_batches, self._server, self._account.role)
 
     async def reread(self, job: BatchJob) -> BatchJob | None:
-        """What somebody else may have made of a batch; None if it is merged."""
+        """The batch as another process may have changed it; None if it is merged."""
         return next((each for each in await self.open_jobs() if each.digest == job.digest), None)
 
     async def begin(self, requests: Sequence[Request]) -> BatchJob:
-        """A locked job of those requests that nobody else asks; nothing is sent yet.
+        """A locked job of those requests that no other process sends; nothing is sent yet.
 
         Killed at any point in here it leaves a job that `close` ends without harm.
         """
@@ -78,7 +78,7 @@ class BatchStore:
         await _to_the_end(self.forget, job)
 
     def forget(self, job: BatchJob) -> None:
-        """As `close`, of a batch that failed nobody; at once, for where nothing can be awaited."""
+        """As `close`, without failures and at once, for where nothing can be awaited."""
         self._release(job)
         self._ledger.save_batch(job.model_copy(update={"status": "merged"}))
 
@@ -87,7 +87,7 @@ class BatchStore:
         await _to_the_end(self._release, job)
 
     async def lock(self, job: BatchJob) -> bool:
-        """Be the one process that looks after a batch, until `guarding` ends."""
+        """Be the one process that owns a batch, until `guarding` ends."""
         if _lock_name(job) not in self._locked:
             await _to_the_end(self._lock, job)
         return _lock_name(job) in self._locked
@@ -106,7 +106,7 @@ class BatchStore:
 
     async def _beat(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            with suppress(LedgerError):  # whoever needs the ledger for more will say so
+            with suppress(LedgerError):  # a call that needs the ledger for more raises it
                 await _to_the_end(self._ledger.heartbeat)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _HEARTBEAT_S)
@@ -127,7 +127,7 @@ class BatchStore:
         )
 
     def _release(self, job: BatchJob) -> None:
-        # Only the batch's own claims: killed in `begin`, it may list requests that are somebody else's.
+        # Only the batch's own claims: killed in `begin`, it may list requests that another process holds.
         self._ledger.release(job.request_hashes, BATCH + job.digest)
 
 
@@ -142,5 +142,5 @@ async def _to_the_end(function: Callable[P, T], *arguments: P.args, **options: P
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         await asyncio.wait([working])
-        working.exception()  # heard of, or asyncio would complain
+        working.exception()  # retrieved, or asyncio would log it
         raise

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx2
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from qinglan.config import Profile, Trainer, require_secret, uses_proxy
 from qinglan.errors import EngineError, QinglanError
@@ -87,8 +87,12 @@ class _RayNode(BaseModel):
     resources_total: dict[str, Any]
 
 
+class _RayNodes(BaseModel):
+    nodes: list[_RayNode] = Field(validation_alias=AliasPath("data", "result", "result"))
+
+
 _JOB, _JOBS, _ANY = TypeAdapter(Job), TypeAdapter(list[Job]), TypeAdapter(Any)
-_NODES = TypeAdapter(dict[Literal["data"], dict[Literal["result"], dict[Literal["result"], list[_RayNode]]]])
+_NODES = TypeAdapter(_RayNodes)
 
 
 class UnreachableError(EngineError):
@@ -160,7 +164,7 @@ class RayJobs:
     def gpus_of_nodes(self) -> list[int] | None:
         """GPUs of each node that is alive; None where the dashboard doesn't say."""
         try:
-            nodes = self._read(self._send("GET", "/api/v0/nodes"), _NODES)["data"]["result"]["result"]
+            nodes = self._read(self._send("GET", "/api/v0/nodes"), _NODES).nodes
         except UnreachableError:
             return None
         return [int(node.resources_total.get("GPU", 0)) for node in nodes if node.state == "ALIVE"]

@@ -14,7 +14,7 @@ from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
-from qinglan.serving.local_judge import Appointed, Served, open_judge, serving
+from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, open_judge, serve_judge
 from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.judge_agreement import (
     Judges,
@@ -32,7 +32,7 @@ from qinglan.training.judge_agreement import (
 _JUDGE: tuple[Role, ...] = ("judge",)
 
 
-def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Appointed) -> StageResult:
+def compare_judges(run: Run, services: Services, dataset: StageResult, judge: ReleasedJudge) -> StageResult:
     """Ask both about what dev questions find, and stop where they agree too little.
 
     Raises:
@@ -42,7 +42,7 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Ap
 
     def work(stage: Stage) -> Outcome:
         rows = drawn(read_jsonl(dataset.path("rows"), Row), settings.agreement_rows)
-        with serving(profile, judge, stage.directory, stage.say) as served:
+        with serve_judge(profile, judge, stage.directory, stage.say) as served:
             assert served is not None
             pairs = asyncio.run(_compare(run, services, served, rows))
         artifacts = {"pairs": write_jsonl(stage.directory / "pairs.jsonl", pairs)}
@@ -67,7 +67,7 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Ap
     return result
 
 
-async def _compare(run: Run, services: Services, served: Served, rows: list[Row]) -> list[Pair]:
+async def _compare(run: Run, services: Services, served: JudgeServer, rows: list[Row]) -> list[Pair]:
     profile = run.profile
     recipe = cast(RetrievalRecipe, get_recipe(profile.recipe))  # no other recipe has a local judge
     rag = RagClient(profile.rag, services.rag_url, profile.tenant.id, with_passage=True)

@@ -21,7 +21,7 @@ from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.command import Command
 from qinglan.runs.disk_space import require_disk_space
 from qinglan.runs.run import Run
-from qinglan.serving.local_judge import Served, appointed, serving
+from qinglan.serving.local_judge import JudgeServer, released_judge, serve_judge
 from qinglan.tasks.alarms import AlarmFollower
 from qinglan.tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
 from qinglan.tasks.local_judge import compare_judges
@@ -43,7 +43,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         raise ConfigError("rl.start_from = base needs student.base_model to be a local folder, not a hub id")
     train_file, dev_file = dataset.artifacts["rl_train"], dataset.artifacts["rl_dev"]
 
-    judge = appointed(profile)
+    judge = released_judge(profile)
     checked = compare_judges(run, services, dataset, judge) if judge else None
 
     def work(stage: Stage) -> Outcome:
@@ -51,7 +51,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         require_disk_space("rl", profile, stage.directory, rl_bytes(profile, Weights.of(start.path("model"))))
         samples_log = stage.directory / "samples.jsonl"
 
-        def command(served: Served | None) -> Command:
+        def command(served: JudgeServer | None) -> Command:
             """Written anew for each attempt, but not under a job that is still at work."""
             reward_config = _write(stage, "reward.json", _reward_service(run, services, samples_log, served))
             trainer_settings = _write(stage, "trainer.json", _trainer_settings(stage, dev_file.path))
@@ -81,7 +81,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             watch()
             alarms()
 
-        def train(served: Served | None) -> None:
+        def train(served: JudgeServer | None) -> None:
             def poll() -> None:
                 on_poll()
                 if served:
@@ -99,7 +99,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
 
         ended = read_stop(stage.directory)
         if ended is None or ended[1]:  # else an earlier attempt ended training on purpose, and failed only later
-            with serving(profile, judge, stage.directory / "judge", stage.say) as served:
+            with serve_judge(profile, judge, stage.directory / "judge", stage.say) as served:
                 train(served)
         on_poll()
         follow.flush()
@@ -130,7 +130,9 @@ def _write(stage: Stage, name: str, content: BaseModel) -> Path:
     return path
 
 
-def _reward_service(run: Run, services: Services, samples_log: Path, served: Served | None = None) -> RewardService:
+def _reward_service(
+    run: Run, services: Services, samples_log: Path, served: JudgeServer | None = None
+) -> RewardService:
     profile = run.profile
     recipe = get_recipe(profile.recipe)
     asked: dict[str, Any] = {}

@@ -11,8 +11,8 @@ from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
 
 if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
+    from qinglan.serving.canary_observer import CanaryState, CanaryVerdict
     from qinglan.serving.registry import Registry
-    from qinglan.serving.watch import State, Verdict
 
 canary_app = typer.Typer(no_args_is_help=True, help="Try a released model on a share of the live traffic.")
 
@@ -29,14 +29,14 @@ def serve(
     question: Annotated[str | None, typer.Option(help="What --check asks; else the sample's first.")] = None,
 ) -> None:
     """Serve the champion behind an OpenAI-compatible router that always answers, until Ctrl-C."""
-    from qinglan.serving.check import check_site
     from qinglan.serving.site import serve_site
+    from qinglan.serving.smoke_test import run_smoke_test
 
     overrides = tuple(set_ or ())
     if question and not check:
         raise ConfigError("--question goes with --check")
     if check:
-        say(check_site(profile, overrides, question, lambda _: None))
+        say(run_smoke_test(profile, overrides, question, lambda _: None))
     else:
         serve_site(profile, overrides, say, port)
 
@@ -53,9 +53,9 @@ def start(
     set_: SetOption = None,
 ) -> None:
     """Make it the challenger: a running `qinglan serve` gives it its share once it answers."""
+    from qinglan.serving.canary_observer import STATE_FILE, read_verdict
     from qinglan.serving.registry import registry_of
     from qinglan.serving.site import CanaryShare, serving_folder, share_of
-    from qinglan.serving.watch import STATE_FILE, read_verdict
 
     loaded = load_profile(profile, set_ or ())
     folder, registry = serving_folder(loaded), registry_of(loaded)
@@ -75,9 +75,9 @@ def start(
 @canary_app.command()
 def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     """How the canary stands, or how the last one ended."""
+    from qinglan.serving.canary_observer import read_state
     from qinglan.serving.registry import registry_of
     from qinglan.serving.site import serving_folder
-    from qinglan.serving.watch import read_state
 
     loaded = load_profile(profile, set_ or ())
     challenger = registry_of(loaded).aliases().get("challenger")
@@ -128,8 +128,8 @@ def promote(
 
 def _end_the_last_one(folder: Path, registry: "Registry", before: str | None) -> None:
     """Do what a site that has just seen its verdict, or was stopped, has not done yet."""
+    from qinglan.serving.canary_observer import read_verdict
     from qinglan.serving.site import put_away_verdict
-    from qinglan.serving.watch import read_verdict
 
     if (fallen := read_verdict(folder)) and fallen.challenger == before:
         registry.withdraw_challenger(f"canary {fallen.told}", before)
@@ -138,8 +138,8 @@ def _end_the_last_one(folder: Path, registry: "Registry", before: str | None) ->
 
 def _challenger(profile: Profile, registry: "Registry") -> str | None:
     """The challenger, unless its canary has just ended without success and the site has yet to act upon that."""
+    from qinglan.serving.canary_observer import read_verdict
     from qinglan.serving.site import serving_folder
-    from qinglan.serving.watch import read_verdict
 
     named, fallen = registry.aliases().get("challenger"), read_verdict(serving_folder(profile))
     if fallen and fallen.challenger == named and fallen.judgement.outcome != "better":
@@ -164,10 +164,10 @@ def _won(profile: Profile, registry: "Registry") -> str:
     return last.challenger
 
 
-def _last_verdict(profile: Profile) -> "Verdict | None":
+def _last_verdict(profile: Profile) -> "CanaryVerdict | None":
     from qinglan.runs.schema_version import parse_record
+    from qinglan.serving.canary_observer import CanaryVerdict, read_verdict
     from qinglan.serving.site import HISTORY_FILE, serving_folder
-    from qinglan.serving.watch import Verdict, read_verdict
 
     if fallen := read_verdict(serving_folder(profile)):  # the site has yet to put it away
         return fallen
@@ -175,11 +175,11 @@ def _last_verdict(profile: Profile) -> "Verdict | None":
     lines = history.read_text(encoding="utf-8", errors="replace").splitlines() if history.exists() else []
     for line in reversed(lines):
         with suppress(ValueError):  # a full disk may have cut one
-            return parse_record(Verdict, line, history)
+            return parse_record(CanaryVerdict, line, history)
     return None
 
 
-def _told(verdict: "Verdict") -> str:
+def _told(verdict: "CanaryVerdict") -> str:
     judgement = verdict.judgement
     return (
         f"version {verdict.challenger} against {verdict.champion}, {verdict.requests:,} requests: "
@@ -187,7 +187,7 @@ def _told(verdict: "Verdict") -> str:
     )
 
 
-def _standing(state: "State") -> list[str]:
+def _standing(state: "CanaryState") -> list[str]:
     from qinglan.serving.canary import interval
 
     counts = state.counts

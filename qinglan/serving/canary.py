@@ -118,7 +118,7 @@ class Latencies(BaseModel):
         return float(_BIN_RATIO**place)
 
 
-class Arm(BaseModel):
+class ArmCounts(BaseModel):
     """What requests to one model came to."""
 
     fallbacks: Mean = Mean()
@@ -133,8 +133,8 @@ class Arm(BaseModel):
 class CanaryCounts(BaseModel):
     """All that is decided from."""
 
-    champion: Arm = Arm()
-    challenger: Arm = Arm()
+    champion: ArmCounts = ArmCounts()
+    challenger: ArmCounts = ArmCounts()
     retrieval: Mean = Mean(width=2.0)
     """Of the same question's best passage: the challenger's score less the champion's."""
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from qinglan.runs.command import Command
 from qinglan.runs.processes import HEALTHY_AFTER_S, Processes, RestartBackoff, Say, free_port
-from qinglan.serving.backends import backend_at
+from qinglan.serving.model_server import backend_at
 from qinglan.serving.routes import Backend
 from qinglan.serving.server_process import ServerProcess
 
@@ -18,7 +18,7 @@ START_WITHIN_S = 1800.0
 Place = list[str]
 
 
-class Model(Protocol):
+class ServedModel(Protocol):
     """A released model, as far as it matters here."""
 
     @property
@@ -66,7 +66,7 @@ class Fleet:
     _failures: dict[str, _Failures] = field(default_factory=dict)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "probe"))
 
-    def step(self, wanted: Sequence[Model], routed: Sequence[str]) -> None:
+    def step(self, wanted: Sequence[ServedModel], routed: Sequence[str]) -> None:
         """One step towards it.
 
         Args:
@@ -109,7 +109,7 @@ class Fleet:
         found = self._failures.get(version)
         return found is None or found.retry_at_s is None or self.clock() >= found.retry_at_s
 
-    def _start(self, model: Model, wanted: Sequence[Model], routed: Sequence[str]) -> None:
+    def _start(self, model: ServedModel, wanted: Sequence[ServedModel], routed: Sequence[str]) -> None:
         place = self._place(model, wanted, routed)
         if place is None and self.places is not None:
             return
@@ -131,7 +131,7 @@ class Fleet:
         self._servers[model.version] = _ModelServer(backend, process, place, self.clock())
         self.say(f"version {model.version}: starting")
 
-    def _place(self, model: Model, wanted: Sequence[Model], routed: Sequence[str]) -> int | None:
+    def _place(self, model: ServedModel, wanted: Sequence[ServedModel], routed: Sequence[str]) -> int | None:
         """A free one; if there is none, the least important model that gets no requests is ended."""
         if self.places is None:
             return None

@@ -19,10 +19,10 @@ from qinglan.recipes import get_recipe, recipe_key
 from qinglan.recipes._verdicts import verdict_recipe
 from qinglan.runs.processes import Processes, Say, free_port
 from qinglan.runs.run import Run
-from qinglan.serving.backends import serve_command
+from qinglan.serving.model_server import serve_command
 from qinglan.serving.registry import Released
-from qinglan.serving.registry.records import prompt_digest
 from qinglan.serving.registry.store import Registry
+from qinglan.serving.registry.versions import prompt_digest
 from qinglan.serving.routes import Backend
 from qinglan.serving.server_process import chat_probe
 
@@ -34,7 +34,7 @@ _SQLITE = "sqlite:///"
 
 
 @dataclass(frozen=True)
-class Appointed:
+class ReleasedJudge:
     """Who judges: settings and the released model."""
 
     settings: LocalJudge
@@ -69,10 +69,10 @@ class Appointed:
 
 
 @dataclass(frozen=True)
-class Served:
+class JudgeServer:
     """A judge that answers."""
 
-    judge: Appointed
+    judge: ReleasedJudge
     url: str
     """Up to and including `/v1`."""
     check: Callable[[], None]
@@ -84,7 +84,7 @@ class Served:
         return self.judge.endpoint(self.url)
 
 
-def appointed(profile: Profile) -> Appointed | None:
+def released_judge(profile: Profile) -> ReleasedJudge | None:
     """The judge that the profile's `judge.local` names, if any.
 
     Raises:
@@ -109,7 +109,7 @@ def appointed(profile: Profile) -> Appointed | None:
             f"judge.local: version {champion.version} of {local.model} was trained with another prompt than recipe "
             f"`{champion.recipe}` has now; train and release it again"
         )
-    return Appointed(local, champion)
+    return ReleasedJudge(local, champion)
 
 
 def _champion(profile: Profile, local: LocalJudge) -> Released:
@@ -129,7 +129,7 @@ def _registry(profile: Profile, local: LocalJudge) -> Registry:
 
 
 @contextmanager
-def serving(profile: Profile, judge: Appointed | None, logs: Path, say: Say) -> Iterator[Served | None]:
+def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: Say) -> Iterator[JudgeServer | None]:
     """Its server, until the end; None for no judge.
 
     Raises:
@@ -149,7 +149,7 @@ def serving(profile: Profile, judge: Appointed | None, logs: Path, say: Say) -> 
         probe = chat_probe(messages, 1)
         processes.wait_until(judge.name, lambda: probe(backend), _READY_WITHIN_S)
         say(f"{judge.name} answers at {backend.url}")
-        yield Served(judge, backend.url, processes.check)
+        yield JudgeServer(judge, backend.url, processes.check)
 
 
 def _as_served(profile: Profile, local: LocalJudge) -> Profile:
@@ -160,7 +160,7 @@ def _as_served(profile: Profile, local: LocalJudge) -> Profile:
 
 
 @asynccontextmanager
-async def open_judge(run: Run, served: Served) -> AsyncIterator[ChatClient]:
+async def open_judge(run: Run, served: JudgeServer) -> AsyncIterator[ChatClient]:
     """Its client, closed at the end."""
     profile, judge = run.profile, served.judge
     with site_ledger(profile) as ledger:

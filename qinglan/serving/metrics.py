@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from qinglan.serving.records import Served
+from qinglan.serving.request_handler import ServedAnswer
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0)
 _PREFIX = "qinglan_router"
@@ -29,7 +29,7 @@ class Metrics:
         )
         ProcessCollector(registry=self._registry)
 
-    def answered(self, served: Served) -> None:
+    def answered(self, served: ServedAnswer) -> None:
         """One more answer."""
         self._answers.labels(served.role, served.version, served.source, served.reason).inc()
         self._latency.labels(served.role, served.source).observe(served.latency_ms / 1000)
@@ -38,11 +38,11 @@ class Metrics:
         """One more request that was none."""
         self._refused.labels(str(status)).inc()
 
-    def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
+    def add_gauge(self, name: str, what: str, value: Callable[[], float]) -> None:
         """A gauge that is read when Prometheus asks."""
         Gauge(f"{_PREFIX}_{name}", what, registry=self._registry).set_function(value)
 
-    def watch_log(self, outcomes: Mapping[str, int]) -> None:
+    def add_log_lines(self, outcomes: Mapping[str, int]) -> None:
         """The request log's lines by what became of them."""
         self._registry.register(_LogLines(outcomes))
 

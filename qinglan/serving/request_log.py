@@ -18,9 +18,8 @@ from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe, identifying
 from qinglan.rows import Row, normalise, row_id
 from qinglan.serving.day_file import DayFile, finish_leftovers, remove_older
-from qinglan.serving.records import Served
 from qinglan.serving.redaction import redact
-from qinglan.serving.trace import where
+from qinglan.serving.request_handler import ServedAnswer, describe_without_text
 
 CONSENT_HEADER = "x-log-consent"
 DETAILS = "qinglan"
@@ -30,10 +29,10 @@ _MOST_WAITING = 10_000
 _TICK_S = 0.5
 _LOG = logging.getLogger(__name__)
 
-_Entry = tuple[Served, Row]
+_Entry = tuple[ServedAnswer, Row]
 
 
-class RequestLog:
+class RequestLogWriter:
     """The log of one router. `close` it, or the day's file keeps its `.partial` until the next start."""
 
     def __init__(
@@ -79,7 +78,7 @@ class RequestLog:
             return (consent or "").strip().lower() == "yes"
         return self._config.consent == "all"
 
-    def put(self, served: Served, question: Row) -> None:
+    def put(self, served: ServedAnswer, question: Row) -> None:
         """Have it written, if reading would not refuse it; at once back."""
         if not normalise(question.query) or self._is_too_long(question):
             self.outcomes["unusable"] += 1
@@ -120,7 +119,7 @@ class RequestLog:
             step()
         except Exception as error:  # noqa: BLE001 (the next line may be another matter)
             if not self.is_failing:
-                why = error.strerror if isinstance(error, OSError) else where(error)
+                why = error.strerror if isinstance(error, OSError) else describe_without_text(error)
                 _LOG.error("serve.request_log.folder: %s: %s; lines are lost until that ends", self._folder, why)
             self.is_failing = True
             return False
@@ -147,7 +146,7 @@ class RequestLog:
             self._day.finish()
         self._day = None
 
-    def _keep(self, served: Served, question: Row) -> None:
+    def _keep(self, served: ServedAnswer, question: Row) -> None:
         clean = redact if self._config.redact else str
         texts = {name: clean(getattr(question, name)) for name in ("query", "profile", "history")}
         inputs = {name: clean(text) for name, text in question.inputs.items()}

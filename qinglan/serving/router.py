@@ -16,9 +16,9 @@ import uvicorn
 
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError, QinglanError
-from qinglan.serving.app import create_app
-from qinglan.serving.records import Observer
-from qinglan.serving.watch import watch_of
+from qinglan.serving.canary_observer import canary_observer_of
+from qinglan.serving.request_handler import Observer
+from qinglan.serving.router_app import create_app
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
@@ -69,7 +69,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _observers(profile: Profile, options: argparse.Namespace) -> list[Observer]:
-    return [watch_of(profile, options.rag_url or profile.rag.url, options.watch)] if options.watch else []
+    return [canary_observer_of(profile, options.rag_url or profile.rag.url, options.watch)] if options.watch else []
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,10 +1,17 @@
-"""Who answers: one small file that the site writes and the router reads, replaced whole at every change."""
+"""Which model answers: one small file that the site writes and the router reads, replaced whole at every change.
 
+A request takes its backend once, so a change of routes affects only those that come after it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from qinglan.rows import hash_fraction
 from qinglan.runs.artifacts import write_json
 
 ModelRole = Literal["champion", "challenger"]
@@ -44,3 +51,98 @@ class Routes(BaseModel):
             return cls.model_validate_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return cls()
+
+
+LOOK_EVERY_S = 0.2
+_LOG = logging.getLogger(__name__)
+
+_Stamp = tuple[int, int, int] | None
+
+
+def in_canary(row_id: str, version: str, share: float) -> bool:
+    """Does this question go to the challenger? Always the same ones for one version, and others for the next."""
+    return hash_fraction(f"{version}\x1f{row_id}") < share
+
+
+class RouteTable:
+    """Who answers now. Belongs to the event loop; looking at the file's date is all that it does between changes."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._read, self._next_look = Routes(), float("-inf")
+        self._stamp: _Stamp = None
+        self._dropped = ""
+        self.dropped_reason: str | None = None
+        """Why the challenger in the file gets nothing any more, if so."""
+        self.problem: str | None = None
+        """What is wrong with the file; the routes read last stay in force."""
+
+    @property
+    def routes(self) -> Routes:
+        """The routes in force."""
+        now = self._clock()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_EVERY_S
+            self._look()
+        return self._in_force
+
+    def pick(self, row_id: str) -> tuple[ModelRole, Backend] | None:
+        """Whose turn it is for this question; None where no model is in service."""
+        routes = self.routes
+        if routes.challenger and in_canary(row_id, routes.challenger.version, routes.share):
+            return "challenger", routes.challenger
+        return ("champion", routes.champion) if routes.champion else None
+
+    def drop_challenger(self, reason: str) -> None:
+        """Give the challenger no more requests, from the next one on.
+
+        Until the file names another version, or `allow_challenger`: a file without one may be a champion that died.
+        """
+        if challenger := self.routes.challenger:
+            self._dropped, self.dropped_reason = challenger.version, reason
+            _LOG.warning("challenger %s gets no more requests: %s", challenger.version, reason)
+
+    def allow_challenger(self) -> None:
+        """Forget that one was dropped: its canary is over, so one that the file names now is a new one."""
+        self._dropped, self.dropped_reason = "", None
+
+    @property
+    def _in_force(self) -> Routes:
+        if not self._dropped:
+            return self._read
+        return self._read.model_copy(update={"challenger": None, "share": 0.0})
+
+    def _look(self) -> None:
+        stamp = _stamp_of(self._path)
+        if stamp == self._stamp:
+            return
+        try:
+            routes = Routes.read(self._path)
+        except (OSError, ValueError) as error:
+            self._complain(f"{self._path}: can't be read, the routes before it stay: {' '.join(str(error).split())}")
+            return
+        self._stamp, self.problem = stamp, None
+        if routes.challenger and routes.challenger.version != self._dropped:
+            self.allow_challenger()
+        if routes != self._read:
+            self._read = routes
+            _LOG.info("routes: %s", _in_words(routes))
+
+    def _complain(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            _LOG.error(problem)
+
+
+def _stamp_of(path: Path) -> _Stamp:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _in_words(routes: Routes) -> str:
+    champion = f"champion {routes.champion.version}" if routes.champion else "no champion"
+    challenger = f", challenger {routes.challenger.version} at {routes.share:.0%}" if routes.challenger else ""
+    return champion + challenger

@@ -27,14 +27,14 @@ from qinglan.runs.artifacts import write_json
 from qinglan.runs.locks import PROBED_FOR_S
 from qinglan.runs.processes import Processes, Say, stop_signals
 from qinglan.runs.schema_version import dump_record, read_record, record_line
-from qinglan.serving.backends import places_of, serve_command
 from qinglan.serving.canary import Judgement
+from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryVerdict, read_state, read_verdict
 from qinglan.serving.fleet import CommandOf, Fleet
-from qinglan.serving.following import Following, Named, Registered
+from qinglan.serving.model_server import places_of, serve_command
 from qinglan.serving.registry import Released, registry_of
+from qinglan.serving.registry_watcher import ModelRegistry, RegistrySnapshot, RegistryWatcher
 from qinglan.serving.routes import Backend, Routes
 from qinglan.serving.server_process import ROUTER, RouterProcess, chat_probe
-from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, Verdict, read_state, read_verdict
 from qinglan.simulators.domains import embedded_knowledge_base
 from qinglan.simulators.services import rag_service
 
@@ -83,20 +83,20 @@ def put_away_verdict(folder: Path) -> None:
 
 
 @dataclass
-class Site:
+class ServingSite:
     """One tenant's endpoint, brought in step with the registry by `step`."""
 
     profile: Profile
     folder: Path
     fleet: Fleet
-    following: Following
+    following: RegistryWatcher
     router: RouterProcess
     say: Say
     routes: Routes = field(default_factory=Routes)
     """As written last."""
     _serving: str = ""
     """The version that answered last; it keeps its claim while its server is started again."""
-    _given_up: Verdict | None = None
+    _given_up: CanaryVerdict | None = None
     _told: set[str] = field(default_factory=set)
 
     def step(self) -> None:
@@ -108,7 +108,7 @@ class Site:
         if named := self.following.latest:
             self._try(lambda: self._follow(named))
 
-    def _follow(self, named: Named) -> None:
+    def _follow(self, named: RegistrySnapshot) -> None:
         verdict = self._verdict(named)
         challenger = None if verdict else named.of("challenger")
         self._try(lambda: self.fleet.step(self._wanted(named, challenger), self._asked()))
@@ -125,7 +125,7 @@ class Site:
     def _asked(self) -> list[str]:
         return [backend.version for backend in _backends(self.routes)]
 
-    def _wanted(self, named: Named, challenger: Released | None) -> list[Released]:
+    def _wanted(self, named: RegistrySnapshot, challenger: Released | None) -> list[Released]:
         """The most important first: until the champion has come up, all depends on the one that answers instead."""
         simulator = self._simulator(named)
         in_service = simulator if simulator and simulator.version == self._serving else None
@@ -134,20 +134,20 @@ class Site:
             previous = previous or simulator
         return _distinct(in_service, named.of("champion"), challenger, previous)
 
-    def _simulator(self, named: Named) -> Released | None:
+    def _simulator(self, named: RegistrySnapshot) -> Released | None:
         """Answers until the champion has come up. A champion that did is only started again, however often it dies."""
         if named.simulator is None or named.aliases.get("champion") == self._serving:
             return None
         return named.models.get(named.simulator)
 
-    def _routes(self, named: Named, challenger: Released | None) -> Routes:
+    def _routes(self, named: RegistrySnapshot, challenger: Released | None) -> Routes:
         first = self._champion(named)
         second = self.fleet.ready(challenger.version) if challenger else None
         if first is None or second is None or first.version != named.aliases.get("champion"):
             return Routes(champion=first)
         return Routes(champion=first, challenger=second, share=share_of(self.profile, self.folder, second.version))
 
-    def _champion(self, named: Named) -> Backend | None:
+    def _champion(self, named: RegistrySnapshot) -> Backend | None:
         """The champion once it answers; until then the former one, or the previous one, as long as they do."""
         wanted, former, simulator = named.aliases.get("champion"), self.routes.champion, self._simulator(named)
         if wanted is None:
@@ -155,7 +155,7 @@ class Site:
         candidates = (wanted, former.version if former else "", simulator.version if simulator else "")
         return next((backend for version in candidates if (backend := self.fleet.ready(version))), None)
 
-    def _route(self, routes: Routes, named: Named) -> None:
+    def _route(self, routes: Routes, named: RegistrySnapshot) -> None:
         if routes != self.routes or not (self.folder / ROUTES_FILE).exists():
             routes.write(self.folder / ROUTES_FILE)
         changed, self.routes = routes != self.routes, routes
@@ -164,7 +164,7 @@ class Site:
         if changed:
             self.say(f"serving: {_in_words(routes)}")
 
-    def _verdict(self, named: Named) -> Verdict | None:
+    def _verdict(self, named: RegistrySnapshot) -> CanaryVerdict | None:
         """The verdict on the challenger that the registry still names."""
         challenger = named.aliases.get("challenger")
         for verdict in (read_verdict(self.folder), self._given_up):
@@ -173,14 +173,14 @@ class Site:
         self._given_up = self._give_up(named)
         return self._given_up
 
-    def _act_on(self, verdict: Verdict) -> None:
+    def _act_on(self, verdict: CanaryVerdict) -> None:
         """Have the alias taken away; on file until that is done, also by the next `qinglan serve`."""
         self.following.withdraw(verdict.challenger, f"canary {verdict.told}", verdict.at)
         self._once(f"canary of version {verdict.challenger}: {verdict.told}")
         if verdict is self._given_up and read_verdict(self.folder) != verdict:
             write_json(self.folder / VERDICT_FILE, dump_record(verdict))
 
-    def _put_away(self, named: Named) -> None:
+    def _put_away(self, named: RegistrySnapshot) -> None:
         """What is left of a canary that is over; a verdict that fell during this step is the next one's to act upon."""
         verdict = read_verdict(self.folder)
         if verdict and verdict.challenger != named.aliases.get("challenger"):
@@ -189,13 +189,13 @@ class Site:
         if "challenger" not in named.aliases and self.routes.challenger is None:
             (self.folder / STATE_FILE).unlink(missing_ok=True)
 
-    def _give_up(self, named: Named) -> Verdict | None:
+    def _give_up(self, named: RegistrySnapshot) -> CanaryVerdict | None:
         """A verdict of this process on a challenger whose server dies again and again: the watch sees little of it."""
         challenger, champion = named.of("challenger"), self.routes.champion
         if challenger is None or self.fleet.failure_count(challenger.version) < MOST_FAILURES:
             return None
         why = (self.fleet.last_failure(challenger.version) or "").splitlines()[0]
-        return Verdict(
+        return CanaryVerdict(
             challenger=challenger.version,
             champion=champion.version if champion else "",
             judgement=Judgement(outcome="roll_back", reason=f"its server failed {MOST_FAILURES} times; {why}"),
@@ -203,7 +203,7 @@ class Site:
             requests=0,
         )
 
-    def _tell(self, named: Named) -> None:
+    def _tell(self, named: RegistrySnapshot) -> None:
         wanted, serving = named.aliases.get("champion"), self.routes.champion
         if wanted is None:
             self._once(
@@ -249,9 +249,9 @@ def open_site(
     *,
     port: int | None = None,
     watched: bool = True,
-    registry: Registered | None = None,
+    registry: ModelRegistry | None = None,
     command_of: CommandOf | None = None,
-) -> Iterator[Site]:
+) -> Iterator[ServingSite]:
     """A site whose router runs; it ends with the `with`.
 
     Args:
@@ -283,11 +283,11 @@ def open_site(
             drain_s=profile.serve.deadline_ms / 1000 + _DRAIN_MARGIN_S,
         )
         stack.callback(fleet.close)
-        following = Following(registry or registry_of(profile), profile.serve.poll_every_s, say)
+        following = RegistryWatcher(registry or registry_of(profile), profile.serve.poll_every_s, say)
         stack.callback(following.stop)
         following.start()
         router.start()
-        yield Site(profile, folder, fleet, following, router, say)
+        yield ServingSite(profile, folder, fleet, following, router, say)
 
 
 def _router_options(profile: Profile, folder: Path, port: int | None, rag_url: str | None) -> list[str]:

@@ -12,43 +12,36 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from qinglan.clients.openai_protocol import ChatMessage, ChatRequest, completion_body, error_body, model_list
 from qinglan.simulators.domains import ReasonedAnswer, simulated_models
-from qinglan.simulators.server import argument_parser, error_body, serve
+from qinglan.simulators.server import argument_parser, serve
 
 TOKENS_PER_CHARACTER = 0.8
 """Roughly what current tokenizers need for Chinese."""
 TOKENS_PER_MESSAGE = 4
 
 
-class SimulatedMessage(BaseModel):
-    """One message of a chat."""
+class SeededRequest(ChatRequest):
+    """A chat completion request; the seed decides the simulated model's random errors."""
 
-    role: str
-    content: str
-
-
-class SimulatedChat(BaseModel):
-    """The fields of a chat completion request that the simulator uses; it accepts and ignores all others."""
-
-    model: str
-    messages: list[SimulatedMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     seed: int | None = None
-    stream: bool = False
 
 
-def complete(request: SimulatedChat, default_seed: int = 7) -> tuple[int, dict[str, Any]]:
+def complete(request: SeededRequest, default_seed: int = 7) -> tuple[int, dict[str, Any]]:
     """HTTP status and body of the answer to the last message of the user."""
     domains = simulated_models()
     if request.model not in domains:
         message = f"The model `{request.model}` does not exist; there are {', '.join(domains)}"
-        return 404, error_body(message, "model_not_found")
+        return 404, error_body(404, message)
     if request.stream:
-        return 400, error_body("the simulator can't stream", "invalid_request_error")
-    text = next((m.content for m in reversed(request.messages) if m.role == "user"), "")
+        return 400, error_body(400, "the simulator can't stream")
     model = domains[request.model].models[request.model]
-    return 200, _completion(request, model(text, default_seed if request.seed is None else request.seed))
+    return 200, _completion(
+        request, model(request.last_user_text, default_seed if request.seed is None else request.seed)
+    )
 
 
 def create_app(seed: int = 7) -> FastAPI:
@@ -59,7 +52,7 @@ def create_app(seed: int = 7) -> FastAPI:
     async def refuse(_request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"][1:]))
-        return JSONResponse(error_body(f"{where}: {first['msg']}", "invalid_request_error"), 400)
+        return JSONResponse(error_body(400, f"{where}: {first['msg']}"), 400)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -67,23 +60,22 @@ def create_app(seed: int = 7) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "qinglan"} for name in simulated_models()]
-        return {"object": "list", "data": data}
+        return model_list(simulated_models())
 
     @app.post("/v1/chat/completions")
-    async def chat_completions(request: SimulatedChat) -> JSONResponse:
+    async def chat_completions(request: SeededRequest) -> JSONResponse:
         status, body = complete(request, seed)
         return JSONResponse(body, status)
 
     return app
 
 
-def _completion(request: SimulatedChat, answer: str | ReasonedAnswer) -> dict[str, Any]:
+def _completion(request: SeededRequest, answer: str | ReasonedAnswer) -> dict[str, Any]:
     """The body of a completion; reasoning tokens count as completion tokens, and are absent where there are none."""
     text, reasoning = answer if isinstance(answer, ReasonedAnswer) else (answer, "")
-    prompt = sum(_count_tokens(m.content) + TOKENS_PER_MESSAGE for m in request.messages)
+    prompt = sum(_count_tokens(m.text) + TOKENS_PER_MESSAGE for m in request.messages)
     completion = _count_tokens(text) + _count_tokens(reasoning)
-    digest = hashlib.sha256("\n".join(m.content for m in request.messages).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(m.text for m in request.messages).encode()).hexdigest()
     message = {"role": "assistant", "content": text, "refusal": None}
     usage: dict[str, Any] = {
         "prompt_tokens": prompt,
@@ -93,14 +85,7 @@ def _completion(request: SimulatedChat, answer: str | ReasonedAnswer) -> dict[st
     if reasoning:
         message["reasoning_content"] = reasoning
         usage["completion_tokens_details"] = {"reasoning_tokens": _count_tokens(reasoning)}
-    return {
-        "id": f"chatcmpl-{digest[:24]}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": request.model,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
-        "usage": usage,
-    }
+    return completion_body(digest[:24], int(time.time()), request.model, message) | {"usage": usage}
 
 
 def _count_tokens(text: str) -> int:

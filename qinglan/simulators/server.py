@@ -15,6 +15,8 @@ from typing import Literal
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from qinglan.clients.openai_protocol import error_body
+
 Fault = Literal["rate_limit", "server_error", "drop"]
 
 _FAULTS: tuple[Fault, ...] = ("rate_limit", "server_error", "drop")
@@ -51,14 +53,8 @@ class Faults:
                 await send({"type": "http.response.start", "status": 200, "headers": [_JSON]})
 
 
-def error_body(message: str, code: str) -> dict[str, dict[str, str]]:
-    """An error as OpenAI shapes it."""
-    return {"error": {"message": message, "type": code, "code": code}}
-
-
 async def _fail(send: Send, status: int, message: str, *headers: tuple[bytes, bytes]) -> None:
-    code = "rate_limit_exceeded" if status == 429 else "server_error"
-    body = json.dumps(error_body(message, code)).encode()
+    body = json.dumps(error_body(status, message)).encode()
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [_JSON, length, *headers]})
     await send({"type": "http.response.body", "body": body})

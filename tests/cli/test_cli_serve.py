@@ -13,10 +13,10 @@ from qinglan.errors import ConfigError, EngineError
 from qinglan.rows import Row
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary import Judgement
-from qinglan.serving.check import _ask, _first_of_sample, check_site
-from qinglan.serving.following import Registered
+from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryState, CanaryVerdict
+from qinglan.serving.registry_watcher import ModelRegistry
 from qinglan.serving.site import HISTORY_FILE, serving_folder, share_of
-from qinglan.serving.watch import STATE_FILE, VERDICT_FILE, State, Verdict
+from qinglan.serving.smoke_test import _ask, _first_of_sample, run_smoke_test
 
 
 class FakeRegistry:
@@ -78,9 +78,9 @@ def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return Terminal(tmp_path / "state", registry)
 
 
-def verdict(outcome: Any) -> Verdict:
+def verdict(outcome: Any) -> CanaryVerdict:
     judgement = Judgement(outcome=outcome, reason="so it is")
-    return Verdict(challenger="2", champion="1", judgement=judgement, at=1.0, requests=1234)
+    return CanaryVerdict(challenger="2", champion="1", judgement=judgement, at=1.0, requests=1234)
 
 
 def test_a_canary_starts_with_the_profiles_share(terminal: Terminal):
@@ -97,7 +97,7 @@ def test_a_new_canary_files_the_verdict_on_the_last_one(terminal: Terminal):
     (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
     terminal("canary", "start", "2")
     assert not (terminal.folder / VERDICT_FILE).exists()
-    assert read_record(Verdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
+    assert read_record(CanaryVerdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
     assert terminal.registry.calls == [("challenge", "2", "")]
 
 
@@ -106,7 +106,7 @@ def test_a_new_canary_acts_upon_the_verdict_on_the_challenger_before_it(terminal
     (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
     terminal("canary", "start", "5")
     assert terminal.registry.calls == [("withdraw", "canary roll_back: so it is"), ("challenge", "5", "")]
-    assert read_record(Verdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
+    assert read_record(CanaryVerdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
 
 
 def test_a_canary_of_the_version_whose_last_one_just_ended_begins_anew(terminal: Terminal):
@@ -144,7 +144,7 @@ def test_force_needs_a_reason(terminal: Terminal):
 
 def test_status_shows_both_models(terminal: Terminal):
     terminal.registry.named["challenger"] = "2"
-    state = State(champion="1", challenger="2", share=0.1, started=1.0, failed=3, left_out=4)
+    state = CanaryState(champion="1", challenger="2", share=0.1, started=1.0, failed=3, left_out=4)
     state.counts.champion.add(fallback=False, latency_ms=100)
     state.counts.challenger.add(fallback=True, latency_ms=800)
     state.counts.retrieval.add(0.25)
@@ -230,17 +230,17 @@ def test_half_a_line_of_history_is_passed_over(terminal: Terminal):
 def test_a_check_leaves_request_log_and_canary_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = list[Any]()
 
-    def open_site(profile: Any, folder: Path, *_: object, registry: Registered, **__: object) -> None:
+    def open_site(profile: Any, folder: Path, *_: object, registry: ModelRegistry, **__: object) -> None:
         asked.append((profile.serve.request_log.consent, folder.parent, registry.aliases()))
         raise ConfigError("enough")
 
     registry = FakeRegistry()
     registry.named["challenger"] = "2"
-    monkeypatch.setattr("qinglan.serving.check.open_site", open_site)
-    monkeypatch.setattr("qinglan.serving.check.registry_of", lambda _: registry)
+    monkeypatch.setattr("qinglan.serving.smoke_test.open_site", open_site)
+    monkeypatch.setattr("qinglan.serving.smoke_test.registry_of", lambda _: registry)
     given = [f"paths.state={tmp_path}", f"serve.request_log.folder={tmp_path}", "serve.request_log.consent=all"]
     with pytest.raises(ConfigError, match="enough"):
-        check_site("embedded", given, None, print)
+        run_smoke_test("embedded", given, None, print)
     assert asked == [("none", serving_folder(load_profile("embedded", given)), {"champion": "1"})]
 
 
@@ -255,9 +255,9 @@ CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
 def test_a_recipe_with_inputs_is_checked_with_a_row_of_the_sample(tmp_path: Path):
     given = [f"recipe={CAPITALS}", f"paths.state={tmp_path}"]
     with pytest.raises(ConfigError, match="recipe `capitals_recipe` needs hint beside the question; leave --question"):
-        check_site("embedded", given, "法国", print)
+        run_smoke_test("embedded", given, "法国", print)
     with pytest.raises(ConfigError, match="recipe capitals_recipe has no simulated domain"):
-        check_site("embedded", given, None, print)
+        run_smoke_test("embedded", given, None, print)
 
 
 def test_the_samples_first_test_question_is_asked(tmp_path: Path):

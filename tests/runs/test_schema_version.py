@@ -42,10 +42,10 @@ from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import RUN_FILE, find_stage, load_stages, open_run, runs_of, save_stage
 from qinglan.runs.schema_version import KEY, check_version, dump_record, parse_record, read_record
 from qinglan.runs.tracking import Tracker
+from qinglan.serving.canary_observer import read_state, read_verdict
 from qinglan.serving.registry.approval import Waiting
-from qinglan.serving.registry.records import Candidate, Released
+from qinglan.serving.registry.versions import Candidate, Released
 from qinglan.serving.site import CanaryShare, open_site, share_of
-from qinglan.serving.watch import read_state, read_verdict
 
 ProfileOf = Callable[..., Profile]
 GOLDEN = Path(__file__).parent / "golden" / "v1"

@@ -6,14 +6,14 @@ import random
 import pytest
 
 from qinglan.config import Canary
-from qinglan.serving.canary import Arm, CanaryCounts, Latencies, Mean, judge, stitched_bound
+from qinglan.serving.canary import ArmCounts, CanaryCounts, Latencies, Mean, judge, stitched_bound
 
 CONFIG = Canary(min_requests=50)
 HOUR, DAY = 3600.0, 86_400.0
 
 
-def arm(requests: int, failing: int = 0, latency_ms: float = 100.0) -> Arm:
-    made = Arm()
+def arm(requests: int, failing: int = 0, latency_ms: float = 100.0) -> ArmCounts:
+    made = ArmCounts()
     for number in range(requests):
         made.add(fallback=number < failing, latency_ms=latency_ms * (1 + number % 10 / 10))
     return made

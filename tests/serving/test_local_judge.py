@@ -22,7 +22,7 @@ from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import open_run
-from qinglan.serving.local_judge import Appointed, Served, appointed
+from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, released_judge
 from qinglan.serving.registry import prompt_digest
 from qinglan.tasks import rl as rl_module
 from qinglan.training.judge_agreement import (
@@ -76,7 +76,7 @@ def register(models: Models, profile: Profile, **fields: Any) -> str:
 
 
 def test_without_one_nobody_is_looked_for(profile_of: ProfileOf):
-    assert appointed(profile_of()) is None
+    assert released_judge(profile_of()) is None
 
 
 def test_no_champion_is_said_before_anything_is_spent(profile_of: ProfileOf, models: Models):
@@ -88,16 +88,16 @@ def test_no_champion_is_said_before_anything_is_spent(profile_of: ProfileOf, mod
 
 def test_looking_for_it_makes_no_database(profile_of: ProfileOf, tmp_path: Path):
     with pytest.raises(ConfigError, match="has no champion"):
-        appointed(judged(profile_of, tracking={"uri": f"sqlite:///{tmp_path / 'none.db'}"}))
+        released_judge(judged(profile_of, tracking={"uri": f"sqlite:///{tmp_path / 'none.db'}"}))
     assert not (tmp_path / "none.db").exists()
 
 
 def test_the_champion_judges_and_another_one_has_other_keys(profile_of: ProfileOf, models: Models):
     profile = judged(profile_of, models)
     register(models, profile)
-    first = appointed(profile)
+    first = released_judge(profile)
     register(models, profile, weights="two")
-    second = appointed(profile)
+    second = released_judge(profile)
     assert first and second
     assert (first.name, second.name) == (f"{models.name}-v1", f"{models.name}-v2")
     assert first.key_salt != second.key_salt and first.identity != second.identity
@@ -108,24 +108,24 @@ def test_a_judge_that_was_trained_with_another_prompt_is_refused(profile_of: Pro
     profile = judged(profile_of, models)
     register(models, profile, prompt_sha256="of long ago")
     with pytest.raises(ConfigError, match=r"version 1 of .* was trained with another prompt"):
-        appointed(profile)
+        released_judge(profile)
 
 
 def test_a_model_that_gives_no_verdicts_is_refused(profile_of: ProfileOf, models: Models):
     profile = judged(profile_of, models)
     register(models, profile, recipe="query_rewrite")
     with pytest.raises(ConfigError, match="its student gives no verdicts"):
-        appointed(profile)
+        released_judge(profile)
 
 
 def test_only_what_is_retrieved_can_be_judged_so(profile_of: ProfileOf):
     with pytest.raises(ConfigError, match="recipe `medical` retrieves nothing"):
-        appointed(judged(profile_of, recipe="medical"))
+        released_judge(judged(profile_of, recipe="medical"))
 
 
 def test_nodes_elsewhere_can_t_reach_it(profile_of: ProfileOf):
     with pytest.raises(ConfigError, match="served on this machine only"):
-        appointed(judged(profile_of, trainer={"ray_dashboard_url": "http://10.0.0.1:8265"}))
+        released_judge(judged(profile_of, trainer={"ray_dashboard_url": "http://10.0.0.1:8265"}))
 
 
 def test_the_estimate_takes_its_price(profile_of: ProfileOf):
@@ -285,8 +285,8 @@ def test_the_report_s_table_has_a_value_for_every_column():
 
 def test_the_served_judge_s_identity_holds_what_its_answers_depend_on():
     released: Any = SimpleNamespace(name="m", version="1", sha256="x", recipe="answer_judge")
-    one, other = (Appointed(LocalJudge(model="m", max_tokens=n), released) for n in (64, 128))
-    slower = Appointed(LocalJudge(model="m", max_tokens=64, concurrency=1), released)
+    one, other = (ReleasedJudge(LocalJudge(model="m", max_tokens=n), released) for n in (64, 128))
+    slower = ReleasedJudge(LocalJudge(model="m", max_tokens=64, concurrency=1), released)
     assert one.identity == slower.identity != other.identity
 
 
@@ -305,7 +305,7 @@ def test_rl_is_told_of_the_served_judge_in_the_judge_s_place(profile_of: Profile
     profile = judged(profile_of)
     assert profile.judge.local
     released: Any = SimpleNamespace(name=MODEL, version="3", sha256="x", recipe="answer_judge")
-    served = Served(Appointed(profile.judge.local, released), "http://127.0.0.1:9/v1", lambda: None)
+    served = JudgeServer(ReleasedJudge(profile.judge.local, released), "http://127.0.0.1:9/v1", lambda: None)
     with open_run(profile, "train") as run:
         services = Services("", "http://paid/v1", "")
         own, paid = (rl_module._reward_service(run, services, tmp_path / "s", each) for each in (served, None))

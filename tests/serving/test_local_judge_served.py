@@ -24,7 +24,7 @@ from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run, open_run
-from qinglan.serving.local_judge import Served, appointed, serving
+from qinglan.serving.local_judge import JudgeServer, released_judge, serve_judge
 from qinglan.serving.registry import prompt_digest
 from qinglan.tasks.local_judge import compare_judges
 from qinglan.training.judge_agreement import Pair
@@ -78,7 +78,7 @@ class Site:
 
     def compare(self, profile: Profile) -> StageResult:
         def work(run: Run) -> StageResult:
-            judge = appointed(profile)
+            judge = released_judge(profile)
             assert judge
             return compare_judges(run, self.services, self.dataset, judge)
 
@@ -137,15 +137,15 @@ def _serves(process: psutil.Process) -> bool:
 
 
 def test_rl_s_samples_are_scored_by_its_verdicts(site: Site):
-    judge = appointed(site.profile)
-    with serving(site.profile, judge, site.folder / "logs", print) as served:
+    judge = released_judge(site.profile)
+    with serve_judge(site.profile, judge, site.folder / "logs", print) as served:
         assert served
         scored = asyncio.run(_score(site, served, "别的 词 语"))
     assert (scored["invalid"], scored["judge"], scored["relevant"], scored["judge_asked"]) == (0, 4, 1, 1)
     assert site.judge.bodies == []
 
 
-async def _score(site: Site, served: Served, text: str) -> dict[str, float]:
+async def _score(site: Site, served: JudgeServer, text: str) -> dict[str, float]:
     profile = site.profile
     service = RewardService(
         recipe="query_rewrite",

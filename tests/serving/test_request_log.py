@@ -19,10 +19,10 @@ from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row, row_id
 from qinglan.serving import day_file, request_log
-from qinglan.serving.app import create_app
 from qinglan.serving.day_file import DayFile
-from qinglan.serving.records import Served
-from qinglan.serving.request_log import RequestLog
+from qinglan.serving.request_handler import ServedAnswer
+from qinglan.serving.request_log import RequestLogWriter
+from qinglan.serving.router_app import create_app
 from qinglan.serving.routes import Backend, Routes
 
 TODAY, TOMORROW = date(2026, 11, 21), date(2026, 11, 22)
@@ -42,13 +42,13 @@ def question(query: str, profile: str = "", history: str = "") -> Row:
     return Row(id=identity, tenant="default", query=query, profile=profile, history=history, source="router")
 
 
-def served(row: Row, rewrite: str | None = "益生菌 时间") -> Served:
+def served(row: Row, rewrite: str | None = "益生菌 时间") -> ServedAnswer:
     source = "model" if rewrite else "fallback"
-    return Served(1795219200.0, "champion", "7", source, "" if rewrite else "no_model", 3.0, row.id, rewrite)
+    return ServedAnswer(1795219200.0, "champion", "7", source, "" if rewrite else "no_model", 3.0, row.id, rewrite)
 
 
-def write(settings: Profile, *rows: Row, today: date = TODAY) -> RequestLog:
-    log = RequestLog(Path(settings.serve.request_log.folder), settings, lambda: today)
+def write(settings: Profile, *rows: Row, today: date = TODAY) -> RequestLogWriter:
+    log = RequestLogWriter(Path(settings.serve.request_log.folder), settings, lambda: today)
     for row in rows:
         log.put(served(row), row)
     log.close()
@@ -98,7 +98,7 @@ def test_the_workbooks_own_column_names_are_used(profile):
 def test_personal_numbers_reach_no_file(profile):
     settings = profile()
     row = question("我是13812345678，能吃吗", "电话13912345678", "邮箱li@qq.com")
-    log = RequestLog(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
+    log = RequestLogWriter(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
     log.put(served(row, "13812345678 能吃"), row)
     log.close()
     text = (Path(settings.serve.request_log.folder) / "2026-11-21.jsonl").read_text()
@@ -131,7 +131,7 @@ def test_todays_file_is_not_there_to_read(profile, monkeypatch):
     monkeypatch.setattr(request_log, "_TICK_S", 0.01)
     settings, day = profile(), [TODAY]
     folder = Path(settings.serve.request_log.folder)
-    log = RequestLog(folder, settings, lambda: day[0])
+    log = RequestLogWriter(folder, settings, lambda: day[0])
     row = question("菌粉睡前吃行不行")
     log.put(served(row), row)
     until(lambda: log.outcomes["written"])
@@ -204,7 +204,7 @@ def test_a_full_queue_loses_lines_not_time(profile, monkeypatch):
     held = threading.Event()
     monkeypatch.setattr(DayFile, "add", lambda *_: held.wait(60) and "written")
     settings = profile()
-    log = RequestLog(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
+    log = RequestLogWriter(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
     for number in range(10):
         row = question(f"问题{number}")
         log.put(served(row), row)
@@ -225,7 +225,7 @@ def test_a_full_disk_loses_lines_and_is_told_once(profile, monkeypatch, caplog):
 
     monkeypatch.setattr(DayFile, "add", failing)
     settings = profile()
-    log = RequestLog(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
+    log = RequestLogWriter(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
     rows = [question(f"问题{number}") for number in range(3)]
     log.put(served(rows[0]), rows[0])
     log.put(served(rows[1]), rows[1])
@@ -272,13 +272,13 @@ def test_a_folder_that_can_not_be_made_stops_the_start(profile, tmp_path):
     (tmp_path / "file").write_text("")
     settings = profile(folder=str(tmp_path / "file" / "log"))
     with pytest.raises(ConfigError, match=r"serve\.request_log\.folder: .*can't be used: Not a directory"):
-        RequestLog(Path(settings.serve.request_log.folder), settings)
+        RequestLogWriter(Path(settings.serve.request_log.folder), settings)
 
 
 def test_a_router_that_is_started_again_goes_on_without_its_log(profile, tmp_path):
     (tmp_path / "file").write_text("")
     settings = profile(folder=str(tmp_path / "file" / "log"))
-    log = RequestLog(tmp_path / "file" / "log", settings, lambda: TODAY, must_work=False)
+    log = RequestLogWriter(tmp_path / "file" / "log", settings, lambda: TODAY, must_work=False)
     log.put(served(question("一")), question("一"))
     until(lambda: log.outcomes["failed"])
     assert log.is_failing
@@ -291,7 +291,7 @@ def test_a_router_that_is_started_again_goes_on_without_its_log(profile, tmp_pat
 def test_a_line_that_can_t_be_encoded_does_not_end_the_log(profile):
     bad, good = question("一"), question("二")
     settings = profile()
-    log = RequestLog(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
+    log = RequestLogWriter(Path(settings.serve.request_log.folder), settings, lambda: TODAY)
     log.put(served(bad, "\ud83d"), bad)
     log.put(served(good), good)
     log.close()

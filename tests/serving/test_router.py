@@ -20,14 +20,19 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row, row_id
-from qinglan.serving import app, circuit, rewriter
-from qinglan.serving.app import create_app
-from qinglan.serving.event_loop_lag import BEAT_S, EventLoopLag
-from qinglan.serving.models import Models
-from qinglan.serving.records import Observer, Served
-from qinglan.serving.rewriter import Rewriter
-from qinglan.serving.route_table import RouteTable
-from qinglan.serving.routes import Backend, Routes
+from qinglan.serving import request_handler, router_app
+from qinglan.serving.model_client import ModelClient
+from qinglan.serving.request_handler import (
+    CIRCUIT_FAILURES,
+    CIRCUIT_OPEN_FOR_S,
+    LAG_EVERY_S,
+    EventLoopLag,
+    Observer,
+    RequestHandler,
+    ServedAnswer,
+)
+from qinglan.serving.router_app import create_app
+from qinglan.serving.routes import Backend, Routes, RouteTable
 
 QUESTION = "请问菌粉睡前吃行不行呀"
 REWRITE = "益生菌 服用时间 饭前饭后"
@@ -119,14 +124,14 @@ def test_half_a_character_is_no_rewrite(site, monkeypatch):
     async def ask_model(*_: object) -> str:
         return json.loads('"\\ud83d"')  # JSON can escape it, UTF-8 can't hold it
 
-    monkeypatch.setattr(Models, "_ask", ask_model)
+    monkeypatch.setattr(ModelClient, "_ask", ask_model)
     answer = ask(site().client(NOWHERE))
     assert (answer["content"], answer["reason"]) == (QUESTION, "invalid_text")
 
 
 def test_a_mistake_after_the_question_was_read_is_answered_with_it(site, serve, monkeypatch):
     client = site().client(serve(lambda _: (200, completion(REWRITE))).url)
-    monkeypatch.setattr(Rewriter, "answer", lambda *_: (_ for _ in ()).throw(RuntimeError(QUESTION)))
+    monkeypatch.setattr(RequestHandler, "answer", lambda *_: (_ for _ in ()).throw(RuntimeError(QUESTION)))
     answer = ask(client)
     assert (answer["content"], answer["reason"]) == (QUESTION, "internal_error")
 
@@ -224,15 +229,15 @@ def test_more_at_once_than_allowed_are_answered_at_once(site, serve):
 
 def test_a_failing_model_is_left_alone_then_tried_again(site, serve, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(rewriter, "Circuit", partial(circuit.Circuit, lambda: now[0]))
+    monkeypatch.setattr(request_handler, "CircuitBreaker", partial(request_handler.CircuitBreaker, lambda: now[0]))
     broken = [True]
     model = serve(lambda _: (503, {}) if broken[0] else (200, completion(REWRITE)))
     client = site().client(model.url)
-    reasons = [ask(client)["reason"] for _ in range(circuit.FAILURES + 2)]
-    assert reasons == ["model_error"] * circuit.FAILURES + ["circuit_open"] * 2
+    reasons = [ask(client)["reason"] for _ in range(CIRCUIT_FAILURES + 2)]
+    assert reasons == ["model_error"] * CIRCUIT_FAILURES + ["circuit_open"] * 2
     assert client.get("/health").json()["champion"] == {"version": "7", "circuit": "open"}
     broken[0] = False
-    now[0] += circuit.OPEN_FOR_S
+    now[0] += CIRCUIT_OPEN_FOR_S
     assert ask(client)["source"] == "model"
     assert client.get("/health").json()["status"] == "ok"
 
@@ -240,7 +245,7 @@ def test_a_failing_model_is_left_alone_then_tried_again(site, serve, monkeypatch
 def test_unreadable_rewrites_are_no_fault_of_the_server(site, serve):
     model = serve(lambda _: (200, completion("")))
     client = site().client(model.url)
-    for _ in range(circuit.FAILURES + 1):
+    for _ in range(CIRCUIT_FAILURES + 1):
         assert ask(client)["reason"] == "empty_answer"
 
 
@@ -248,7 +253,7 @@ def test_a_bug_costs_no_answer(site, serve, monkeypatch, caplog):
     async def fail(*_: object) -> str:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Models, "answer", fail)
+    monkeypatch.setattr(ModelClient, "answer", fail)
     assert ask(site().client(NOWHERE))["reason"] == "internal_error"
     assert "a bug" in caplog.text
     assert QUESTION not in caplog.text
@@ -286,7 +291,7 @@ def test_a_body_that_is_too_large_is_refused(site):
 
 
 async def test_a_body_that_never_comes_is_given_up(site, monkeypatch):
-    monkeypatch.setattr(app, "BODY_WITHIN_S", 0.01)
+    monkeypatch.setattr(router_app, "BODY_WITHIN_S", 0.01)
     here, sent = site(), []
 
     async def receive() -> dict[str, Any]:
@@ -307,9 +312,9 @@ async def test_a_body_that_never_comes_is_given_up(site, monkeypatch):
 async def test_a_request_that_has_waited_for_long_gets_the_question(site, sent_before_s, lag_s, reason):
     here = site(deadline_ms=800_000)
     Routes(champion=backend(NOWHERE)).write(here.path)
-    models = Models(here.profile)
+    models = ModelClient(here.profile)
     row = Row(id=row_id("default", QUESTION), tenant="default", query=QUESTION, source="")
-    rewriter = Rewriter(here.profile.serve, RouteTable(here.path), models, lambda: lag_s)
+    rewriter = RequestHandler(here.profile.serve, RouteTable(here.path), models, lambda: lag_s)
     served = await rewriter.answer(row, time.perf_counter() - sent_before_s)
     await models.close()
     assert served.reason == reason
@@ -317,15 +322,15 @@ async def test_a_request_that_has_waited_for_long_gets_the_question(site, sent_b
 
 
 async def test_a_blocked_loop_is_felt():
-    pulse = EventLoopLag()
-    assert pulse.lag_s() == 0
-    beating = asyncio.create_task(pulse.run())
+    lag = EventLoopLag()
+    assert lag.lag_s() == 0
+    running = asyncio.create_task(lag.run())
     await asyncio.sleep(0)
     time.sleep(0.3)  # noqa: ASYNC251 (this is what is felt)
-    assert pulse.lag_s() >= 0.25
-    await asyncio.sleep(BEAT_S + 0.01)
-    assert pulse.lag_s() < 0.25
-    beating.cancel()
+    assert lag.lag_s() >= 0.25
+    await asyncio.sleep(LAG_EVERY_S + 0.01)
+    assert lag.lag_s() < 0.25
+    running.cancel()
 
 
 def test_a_key_is_asked_for_where_one_is_set(site, monkeypatch):
@@ -361,16 +366,16 @@ class Ear:
     """An observer that remembers."""
 
     def __init__(self, fails: bool = False) -> None:
-        self.served: list[tuple[Served, Row]] = []
+        self.served: list[tuple[ServedAnswer, Row]] = []
         self.ran_with: tuple[object, ...] = ()
         self._fails = fails
 
-    def on_served(self, served: Served, question: Row) -> None:
+    def on_served(self, served: ServedAnswer, question: Row) -> None:
         self.served.append((served, question))
         if self._fails:
             raise RuntimeError("deaf")
 
-    async def run(self, table: RouteTable, models: Models) -> None:
+    async def run(self, table: RouteTable, models: ModelClient) -> None:
         self.ran_with = (table, models)
         if self._fails:
             raise RuntimeError("tired")
@@ -384,7 +389,7 @@ def test_observers_hear_of_every_answer(site, serve):
     [(served, question)] = ear.served
     assert (served.role, served.source, served.answer, question.profile) == ("champion", "model", REWRITE, "孕妇")
     assert (served.row_id, served.latency_ms > 0) == (question.id, True)
-    assert [type(thing) for thing in ear.ran_with] == [RouteTable, Models]
+    assert [type(thing) for thing in ear.ran_with] == [RouteTable, ModelClient]
 
 
 def test_an_observers_mistake_is_nobody_elses(site, serve, caplog):
@@ -483,7 +488,7 @@ def test_without_a_fallback_a_failure_is_told_as_one(capitals, serve, reply, rea
 
 
 def test_a_bug_is_told_as_a_failure_too(capitals, monkeypatch):
-    monkeypatch.setattr(Rewriter, "answer", lambda *_: (_ for _ in ()).throw(RuntimeError("a bug")))
+    monkeypatch.setattr(RequestHandler, "answer", lambda *_: (_ for _ in ()).throw(RuntimeError("a bug")))
     answer = capitals().client().post("/v1/chat/completions", json=body_of("法国", inputs={"hint": "x"}))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "internal_error")
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from qinglan.serving.circuit import FAILURES, OPEN_FOR_S, Circuit
-from qinglan.serving.route_table import LOOK_EVERY_S, RouteTable, in_canary
-from qinglan.serving.routes import Backend, Routes
+from qinglan.serving.request_handler import CIRCUIT_FAILURES, CIRCUIT_OPEN_FOR_S, CircuitBreaker
+from qinglan.serving.routes import LOOK_EVERY_S, Backend, Routes, RouteTable, in_canary
 
 
 class Clock:
@@ -103,7 +102,7 @@ def test_the_split_is_sticky_and_as_large_as_asked():
     assert all(in_canary(row_id, "8", 1.0) for row_id in ids)
 
 
-def fail(circuit: Circuit, times: int) -> None:
+def fail(circuit: CircuitBreaker, times: int) -> None:
     for _ in range(times):
         assert circuit.admits()
         circuit.failed()
@@ -111,25 +110,25 @@ def fail(circuit: Circuit, times: int) -> None:
 
 
 def test_a_circuit_opens_after_failures_in_a_row(clock):
-    circuit = Circuit(clock)
-    fail(circuit, FAILURES - 1)
+    circuit = CircuitBreaker(clock)
+    fail(circuit, CIRCUIT_FAILURES - 1)
     assert circuit.admits()
     circuit.succeeded()
     circuit.ended()
-    fail(circuit, FAILURES)
+    fail(circuit, CIRCUIT_FAILURES)
     assert circuit.is_open
     assert not circuit.admits()
 
 
 def test_an_open_circuit_lets_one_request_through_after_a_pause(clock):
-    circuit = Circuit(clock)
-    fail(circuit, FAILURES)
-    clock.now += OPEN_FOR_S
+    circuit = CircuitBreaker(clock)
+    fail(circuit, CIRCUIT_FAILURES)
+    clock.now += CIRCUIT_OPEN_FOR_S
     assert [circuit.admits(), circuit.admits()] == [True, False]
     circuit.failed()
     circuit.ended()
     assert not circuit.admits()
-    clock.now += OPEN_FOR_S
+    clock.now += CIRCUIT_OPEN_FOR_S
     assert circuit.admits()
     circuit.succeeded()
     circuit.ended()
@@ -137,9 +136,9 @@ def test_an_open_circuit_lets_one_request_through_after_a_pause(clock):
 
 
 def test_a_cancelled_try_leaves_room_for_the_next(clock):
-    circuit = Circuit(clock)
-    fail(circuit, FAILURES)
-    clock.now += OPEN_FOR_S
+    circuit = CircuitBreaker(clock)
+    fail(circuit, CIRCUIT_FAILURES)
+    clock.now += CIRCUIT_OPEN_FOR_S
     assert circuit.admits()
     circuit.ended()
     assert circuit.admits()

@@ -28,10 +28,10 @@ from qinglan.runs.artifacts import Artifact
 from qinglan.runs.command import Command
 from qinglan.runs.schema_version import read_record
 from qinglan.runs.tracking import Tracker
+from qinglan.serving.canary_observer import CanaryVerdict
 from qinglan.serving.registry import Alias, Candidate, Registry, Released, prompt_digest, registry_of
 from qinglan.serving.routes import Backend
-from qinglan.serving.site import HISTORY_FILE, STEP_S, Site, open_site
-from qinglan.serving.watch import Verdict
+from qinglan.serving.site import HISTORY_FILE, STEP_S, ServingSite, open_site
 from qinglan.simulators.domains.query_rewrite.sample import build_sample
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # MLflow's own
@@ -81,7 +81,7 @@ class Aliases:
 class Running:
     """A site at work, stepped by a thread of its own."""
 
-    def __init__(self, site: Site, registry: Aliases) -> None:
+    def __init__(self, site: ServingSite, registry: Aliases) -> None:
         self.site, self.registry, self._ends = site, registry, threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -204,7 +204,7 @@ def test_a_broken_challenger_is_rolled_back_by_itself_and_no_request_is_lost(
         site.wait("its verdict", lambda running: (tmp_path / "serving" / HISTORY_FILE).exists())
         asked = by(load.answers[before:])
         load.settles()
-    verdict = read_record(Verdict, tmp_path / "serving" / HISTORY_FILE)
+    verdict = read_record(CanaryVerdict, tmp_path / "serving" / HISTORY_FILE)
     print(f"{behaviour}: {verdict.requests} requests, {took_s:.1f} s, {dict(asked)}: {verdict.judgement.reason}")
     assert load.lost == []
     assert verdict.judgement.outcome == "roll_back" and reason in verdict.judgement.reason
@@ -295,7 +295,7 @@ def register(profile: Profile, folder: Path) -> Released:
     return registry_of(profile).register(candidate)
 
 
-class Served:
+class ServedAnswer:
     """`qinglan serve` as a process, on real models."""
 
     def __init__(self, folder: Path, profile: Profile, *settings: str) -> None:
@@ -320,7 +320,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Registry]]:
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedAnswer, Registry]]:
     """Two random models from MLflow's registry, by ms-swift: version 2 is the champion, 1 the one before it."""
     folder = tmp_path_factory.mktemp("serve")
     settings = (f"paths.state={folder / 'state'}", "serve.deadline_ms=60000", "trainer.threads=1")
@@ -328,14 +328,14 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Reg
     registry = registry_of(profile)
     for name, size in (("small", 32), ("large", 64)):
         registry.promote(register(profile, make_model(folder / name, hidden_size=size)).version)
-    served = Served(folder, profile, *settings)
+    served = ServedAnswer(folder, profile, *settings)
     yield served, registry
     if served.process.poll() is None:
         served.process.kill()
     served.process.wait()
 
 
-def test_a_rollback_by_hand_starts_no_model(toys: tuple[Served, Registry]):
+def test_a_rollback_by_hand_starts_no_model(toys: tuple[ServedAnswer, Registry]):
     served, registry = toys
     served.wait_for("version 1: ready")
     assert served.version() == "2"
@@ -346,7 +346,7 @@ def test_a_rollback_by_hand_starts_no_model(toys: tuple[Served, Registry]):
     assert served.log.read_text().count("version 1: ready") == 1, "it was there all the time"
 
 
-def test_kill_9_leaves_no_server(toys: tuple[Served, Registry]):
+def test_kill_9_leaves_no_server(toys: tuple[ServedAnswer, Registry]):
     """Last: it ends the site."""
     served, _ = toys
     family = served.process.children(recursive=True)

@@ -12,13 +12,21 @@ from qinglan.config import Profile, load_profile
 from qinglan.runs.command import Command
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary import Judgement
+from qinglan.serving.canary_observer import VERDICT_FILE, CanaryVerdict, read_verdict
 from qinglan.serving.fleet import Fleet
-from qinglan.serving.following import Following
 from qinglan.serving.registry import Alias, Released
+from qinglan.serving.registry_watcher import RegistryWatcher
 from qinglan.serving.routes import Backend, Routes
 from qinglan.serving.server_process import PROBES_MISSED, PortTakenError, RouterProcess, ServerProcess, chat_probe
-from qinglan.serving.site import HISTORY_FILE, ROUTES_FILE, CanaryShare, Site, _router_options, _unfailing, share_of
-from qinglan.serving.watch import VERDICT_FILE, Verdict, read_verdict
+from qinglan.serving.site import (
+    HISTORY_FILE,
+    ROUTES_FILE,
+    CanaryShare,
+    ServingSite,
+    _router_options,
+    _unfailing,
+    share_of,
+)
 
 ProfileOf = Callable[..., Profile]
 
@@ -131,8 +139,8 @@ class Bench:
             drain_s=3.0,
             clock=self.clock,
         )
-        self.following = Following(self.registry, 1.0, self.said.append)  # type: ignore[arg-type]
-        self.site = Site(profile, folder, self.fleet, self.following, FakeRouter(), self.said.append)  # type: ignore[arg-type]
+        self.following = RegistryWatcher(self.registry, 1.0, self.said.append)  # type: ignore[arg-type]
+        self.site = ServingSite(profile, folder, self.fleet, self.following, FakeRouter(), self.said.append)  # type: ignore[arg-type]
 
     def _probe(self, backend: Backend) -> str | None:
         problem = self.sick.get(backend.version)
@@ -308,9 +316,9 @@ def test_weights_that_are_gone_keep_the_former_champion(bench, monkeypatch: pyte
     assert site.heard("version 2: can't be served: weights are gone") == 1
 
 
-def roll_back() -> Verdict:
+def roll_back() -> CanaryVerdict:
     judgement = Judgement(outcome="roll_back", reason="it fails")
-    return Verdict(challenger="2", champion="1", judgement=judgement, at=1.0, requests=30)
+    return CanaryVerdict(challenger="2", champion="1", judgement=judgement, at=1.0, requests=30)
 
 
 def test_a_verdict_withdraws_the_challenger_and_is_put_away(bench):
@@ -323,7 +331,7 @@ def test_a_verdict_withdraws_the_challenger_and_is_put_away(bench):
     assert site.registry.withdrawn == ["canary roll_back: it fails"]
     assert list(site.processes.running) == ["model_1"]
     assert read_verdict(site.folder) is None
-    assert read_record(Verdict, site.folder / HISTORY_FILE) == verdict
+    assert read_record(CanaryVerdict, site.folder / HISTORY_FILE) == verdict
     assert site.heard("canary of version 2: roll_back: it fails") == 1
 
 
@@ -353,7 +361,7 @@ def test_a_verdict_that_falls_in_the_midst_of_a_step_is_acted_upon(bench, monkey
     assert not (site.folder / HISTORY_FILE).exists()
     site.run(4)
     assert site.registry.withdrawn == ["canary roll_back: it fails"]
-    assert read_record(Verdict, site.folder / HISTORY_FILE) == roll_back()
+    assert read_record(CanaryVerdict, site.folder / HISTORY_FILE) == roll_back()
 
 
 def test_a_challenger_whose_server_dies_again_and_again_is_withdrawn(bench):

@@ -23,9 +23,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 from waiting import wait_until
 
-from qinglan.simulators.chat_server import SimulatedChat, complete, create_app
+from qinglan.clients.openai_protocol import error_body
+from qinglan.simulators.chat_server import SeededRequest, complete, create_app
 from qinglan.simulators.domains import simulated_models
-from qinglan.simulators.server import error_body
 
 MAX_REQUESTS = 50_000
 """Of one batch, as at OpenAI."""
@@ -282,7 +282,7 @@ class SimulatedBatchStore:
         if ended:
             return result | {"error": {"code": f"batch_{ended}", "message": f"This request was not executed: {ended}."}}
         faulty = index in batch.faulty
-        status, body = (500, error_body("injected failure", "server_error")) if faulty else _complete(line.body)
+        status, body = (500, error_body(500, "injected failure")) if faulty else _complete(line.body)
         return result | {"response": {"status_code": status, "request_id": f"req_{uuid4().hex}", "body": body}}
 
 
@@ -299,11 +299,11 @@ def _jsonl(results: Iterable[Mapping[str, Any]]) -> bytes:
 def _complete(body: object) -> tuple[int, dict[str, Any]]:
     """The chat server's answer to a line's body, which nobody has validated yet."""
     try:
-        return complete(SimulatedChat.model_validate(body))
+        return complete(SeededRequest.model_validate(body))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        return 400, error_body(f"{where}: {first['msg']}", "invalid_request_error")
+        return 400, error_body(400, f"{where}: {first['msg']}")
 
 
 def app_with_batches(store: SimulatedBatchStore) -> FastAPI:
@@ -312,7 +312,7 @@ def app_with_batches(store: SimulatedBatchStore) -> FastAPI:
 
     @app.exception_handler(BatchApiError)
     async def refuse(_request: Request, error: BatchApiError) -> JSONResponse:
-        return JSONResponse(error_body(str(error), "invalid_request_error"), error.status)
+        return JSONResponse(error_body(error.status, str(error), "invalid_request_error"), error.status)
 
     @app.post("/v1/files")
     async def upload(request: Request) -> dict[str, Any]:

@@ -202,9 +202,9 @@ def _champion(profile: Profile) -> str | None:
 
 
 def _local_judge(profile: Profile) -> str | None:
-    from qinglan.serving.local_judge import appointed  # it needs MLflow, a second
+    from qinglan.serving.local_judge import released_judge  # it needs MLflow, a second
 
-    judge = appointed(profile)
+    judge = released_judge(profile)
     return f"version {judge.released.version}" if judge else None
 
 

@@ -4,8 +4,8 @@
 what it was made of (`release.json`) and the gate's decision; a refused one is kept without an alias.
 """
 
-from qinglan.serving.registry.records import ALIASES, Alias, Candidate, Released, prompt_digest
 from qinglan.serving.registry.store import Registry, champion_of, registry_of, rival_of
+from qinglan.serving.registry.versions import ALIASES, Alias, Candidate, Released, prompt_digest
 
 __all__ = [
     "ALIASES",

@@ -14,7 +14,7 @@ from qinglan.evaluation.summary import installed_versions
 from qinglan.recipes import recipe_key
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
-from qinglan.serving.registry.records import Candidate, Released, prompt_digest
+from qinglan.serving.registry.versions import Candidate, Released, prompt_digest
 from qinglan.training.alarms import Alarm
 
 Models = Mapping[str, StageResult]

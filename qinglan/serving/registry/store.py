@@ -21,8 +21,8 @@ from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.evaluation.models import Decision
 from qinglan.runs.artifacts import sha256_of, write_json
 from qinglan.runs.run import Run
-from qinglan.serving.registry.files import ADVICE, ROOT, log_files, restore
-from qinglan.serving.registry.records import ALIASES, Alias, Candidate, Released, decision_tags, tags_of
+from qinglan.serving.registry.versions import ALIASES, Alias, Candidate, Released, decision_tags, tags_of
+from qinglan.serving.registry.weights import ADVICE, ROOT, log_files, restore
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

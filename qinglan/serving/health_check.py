@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import httpx2
 
 from qinglan.config import Profile, uses_proxy
+from qinglan.serving.canary_observer import CanaryState, read_state, read_verdict
 from qinglan.serving.registry import Alias
 from qinglan.serving.site import serving_folder
-from qinglan.serving.watch import State, read_state, read_verdict
 from qinglan.text import duration
 
 ANSWERS_WITHIN_S = 10.0
@@ -24,7 +24,7 @@ LOOKS_MISSED, STALE_AFTER_S = 12, 120.0
 _LOOPBACK = "127.0.0.1"
 
 
-class Named(Protocol):
+class AliasSource(Protocol):
     """The registry, as far as it is needed here."""
 
     def aliases(self) -> Mapping[Alias, str]:
@@ -32,7 +32,7 @@ class Named(Protocol):
 
 
 @dataclass
-class Checkup:
+class ServingHealth:
     """What was found: `problems` are what somebody has to see to, each in a line."""
 
     url: str
@@ -41,7 +41,7 @@ class Checkup:
     challenger: str | None
     serving: str | None = None
     """The version that answers."""
-    canary: State | None = None
+    canary: CanaryState | None = None
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -62,7 +62,9 @@ class Checkup:
         return "\n".join([*table, *(f"- {line}" for line in told)]) + "\n"
 
 
-def check_serving(profile: Profile, registry: Named, url: str = "", clock: Callable[[], float] = time.time) -> Checkup:
+def check_serving(
+    profile: Profile, registry: AliasSource, url: str = "", clock: Callable[[], float] = time.time
+) -> ServingHealth:
     """Look at registry, router and canary.
 
     Args:
@@ -72,7 +74,7 @@ def check_serving(profile: Profile, registry: Named, url: str = "", clock: Calla
         ConfigError: the registry can't be read.
     """
     url, aliases = url.rstrip("/") or url_of(profile), registry.aliases()
-    checkup = Checkup(url, aliases.get("champion"), aliases.get("challenger"))
+    checkup = ServingHealth(url, aliases.get("champion"), aliases.get("challenger"))
     health = _health(url)
     if checkup.champion is None:
         checkup.notes.append("no champion yet, so nothing has to be served")
@@ -103,7 +105,7 @@ def _health(url: str) -> Mapping[str, Any] | None:
     return told if isinstance(told, dict) and "champion" in told else None
 
 
-def _look_at_champion(checkup: Checkup, health: Mapping[str, Any]) -> None:
+def _look_at_champion(checkup: ServingHealth, health: Mapping[str, Any]) -> None:
     serving = health["champion"]
     checkup.serving = str(serving["version"]) if serving else None
     if checkup.serving is None or health.get("status") != "ok":
@@ -117,7 +119,7 @@ def _look_at_champion(checkup: Checkup, health: Mapping[str, Any]) -> None:
         checkup.problems.append(f"the router at {checkup.url} can't write its request log; is the disk full?")
 
 
-def _look_at_canary(checkup: Checkup, folder: Path, check_every_s: float, now: float) -> None:
+def _look_at_canary(checkup: ServingHealth, folder: Path, check_every_s: float, now: float) -> None:
     state = read_state(folder)
     if state is None or state.challenger != checkup.challenger:
         checkup.notes.append(f"version {checkup.challenger} is the challenger, but gets no requests yet")
@@ -134,7 +136,7 @@ def _look_at_canary(checkup: Checkup, folder: Path, check_every_s: float, now: f
         checkup.notes.append(f"the canary has ended: {verdict.judgement.outcome}, {verdict.judgement.reason}")
 
 
-def _standing(state: State) -> str:
+def _standing(state: CanaryState) -> str:
     arms = state.counts
     return (
         f"version {state.challenger} gets {state.share:.0%}: {state.judgement.outcome}, {state.judgement.reason}; "

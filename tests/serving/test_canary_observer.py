@@ -12,17 +12,24 @@ import pytest
 from qinglan.config import Canary
 from qinglan.errors import ConfigError, ModelError, RetrievalError
 from qinglan.rows import Retrieved, Row
-from qinglan.serving.records import Served, ServedRole
-from qinglan.serving.route_table import RouteTable
-from qinglan.serving.routes import Backend, Routes
-from qinglan.serving.watch import STATE_FILE, WAITING, State, Watch, in_sample, read_state, read_verdict
+from qinglan.serving.canary_observer import (
+    STATE_FILE,
+    WAITING,
+    CanaryObserver,
+    CanaryState,
+    in_sample,
+    read_state,
+    read_verdict,
+)
+from qinglan.serving.request_handler import ServedAnswer, ServedRole
+from qinglan.serving.routes import Backend, Routes, RouteTable
 
 CONFIG = Canary(compare_share=1.0, check_every_s=0.01, min_requests=10)
 CHAMPION = Backend(url="http://127.0.0.1:1/v1", model="version-1", version="1")
 CHALLENGER = Backend(url="http://127.0.0.1:2/v1", model="version-2", version="2")
 
 
-class Models:
+class ModelClient:
     """Rewrites by version; an error is raised. Remembers whom it asked."""
 
     def __init__(self, **rewrites: str | Exception) -> None:
@@ -70,8 +77,8 @@ def table_of(folder: Path, **changes: object) -> RouteTable:
     return RouteTable(folder / "routes.json")
 
 
-def served(role: ServedRole, rewrite: str | None = "r1", version: str = "", latency_ms: float = 50.0) -> Served:
-    return Served(
+def served(role: ServedRole, rewrite: str | None = "r1", version: str = "", latency_ms: float = 50.0) -> ServedAnswer:
+    return ServedAnswer(
         at=0.0,
         role=role,
         version=version or ("2" if role == "challenger" else "1"),
@@ -87,8 +94,8 @@ QUESTION = Row(id="row", tenant="t", query="这个怎么吃", source="router")
 
 
 @asynccontextmanager
-async def running(watch: Watch, table: RouteTable, models: Models | None = None):
-    task = asyncio.create_task(watch.run(table, models or Models(v1="r1", v2="r1")))  # type: ignore[arg-type]
+async def running(watch: CanaryObserver, table: RouteTable, models: ModelClient | None = None):
+    task = asyncio.create_task(watch.run(table, models or ModelClient(v1="r1", v2="r1")))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     yield task
     task.cancel()
@@ -102,8 +109,10 @@ async def until(done) -> None:
             await asyncio.sleep(0.005)
 
 
-def watch_in(folder: Path, rag: Rag | None = None, config: Canary = CONFIG, clock: Clock | None = None) -> Watch:
-    return Watch(config, folder, lambda: rag or Rag({}), clock or Clock())
+def watch_in(
+    folder: Path, rag: Rag | None = None, config: Canary = CONFIG, clock: Clock | None = None
+) -> CanaryObserver:
+    return CanaryObserver(config, folder, lambda: rag or Rag({}), clock or Clock())
 
 
 async def test_requests_are_counted_by_whose_turn_it_was(tmp_path: Path):
@@ -148,7 +157,7 @@ async def test_without_a_challenger_there_is_nothing_to_watch(tmp_path: Path):
 async def test_the_other_model_is_asked_and_the_scores_are_paired(
     tmp_path: Path, role: ServedRole, first: str, other: str
 ):
-    models, watch = Models(v1="r1", v2="r2"), watch_in(tmp_path, Rag({"r1": 0.5, "r2": 0.7}))
+    models, watch = ModelClient(v1="r1", v2="r2"), watch_in(tmp_path, Rag({"r1": 0.5, "r2": 0.7}))
     async with running(watch, table_of(tmp_path), models):
         watch.on_served(served(role, first), QUESTION)
         state = watch.state
@@ -161,7 +170,7 @@ async def test_the_other_model_is_asked_and_the_scores_are_paired(
 async def test_equal_rewrites_retrieve_alike_unasked(tmp_path: Path):
     rag = Rag({})
     watch = watch_in(tmp_path, rag)
-    async with running(watch, table_of(tmp_path), Models(v2="r1")):
+    async with running(watch, table_of(tmp_path), ModelClient(v2="r1")):
         watch.on_served(served("champion"), QUESTION)
         state = watch.state
         assert state is not None
@@ -172,7 +181,7 @@ async def test_equal_rewrites_retrieve_alike_unasked(tmp_path: Path):
 @pytest.mark.parametrize("second", ["unknown to the rag", ModelError("down", "model_unreachable")])
 async def test_a_failed_call_is_left_out_and_never_a_score(tmp_path: Path, second: str | Exception):
     watch = watch_in(tmp_path, Rag({"r1": 0.9}))
-    async with running(watch, table_of(tmp_path), Models(v2=second)):
+    async with running(watch, table_of(tmp_path), ModelClient(v2=second)):
         watch.on_served(served("champion"), QUESTION)
         state = watch.state
         assert state is not None
@@ -184,7 +193,7 @@ async def test_what_can_t_be_compared_in_time_is_left_out_and_counted(tmp_path: 
     rag = Rag({"r1": 0.5, "r2": 0.5})
     rag.open.clear()
     watch = watch_in(tmp_path, rag)
-    async with running(watch, table_of(tmp_path), Models(v2="r2")):
+    async with running(watch, table_of(tmp_path), ModelClient(v2="r2")):
         for _ in range(WAITING + 20):
             watch.on_served(served("champion"), QUESTION)
         assert watch.state is not None and watch.state.left_out == 20
@@ -227,7 +236,7 @@ async def test_a_router_that_was_restarted_counts_on(tmp_path: Path):
 
 
 async def test_another_share_is_another_canary(tmp_path: Path):
-    first = State(champion="1", challenger="2", share=0.1, started=5.0)
+    first = CanaryState(champion="1", challenger="2", share=0.1, started=5.0)
     first.counts.challenger.add(fallback=True, latency_ms=1)
     (tmp_path / "canary.json").write_text(first.model_dump_json())
     watch = watch_in(tmp_path)
@@ -239,7 +248,7 @@ async def test_another_share_is_another_canary(tmp_path: Path):
 async def test_a_verdict_that_can_t_be_written_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     folder, clock = tmp_path / "away", Clock()
     folder.write_text("in the way")
-    table, watch = table_of(tmp_path), Watch(CONFIG, folder, lambda: Rag({}), clock)
+    table, watch = table_of(tmp_path), CanaryObserver(CONFIG, folder, lambda: Rag({}), clock)
     with caplog.at_level(logging.ERROR):
         async with running(watch, table):
             await until(lambda: watch.state)
@@ -251,7 +260,7 @@ async def test_a_verdict_that_can_t_be_written_is_written_later(tmp_path: Path, 
 
 
 async def test_a_mistake_costs_one_comparison(tmp_path: Path):
-    class Broken(Models):
+    class Broken(ModelClient):
         async def answer(self, backend: Backend, question: Row, within_s: float) -> str:
             raise RuntimeError("a mistake")
 
@@ -269,7 +278,7 @@ def without_a_key() -> Rag:
 
 
 async def test_a_canary_that_nobody_watches_is_no_canary(tmp_path: Path):
-    table, watch = table_of(tmp_path), Watch(CONFIG, tmp_path, without_a_key, Clock())
+    table, watch = table_of(tmp_path), CanaryObserver(CONFIG, tmp_path, without_a_key, Clock())
     async with running(watch, table):
         await until(lambda: table.routes.challenger is None)
     verdict = read_verdict(tmp_path)
@@ -279,7 +288,7 @@ async def test_a_canary_that_nobody_watches_is_no_canary(tmp_path: Path):
 
 async def test_a_drop_lasts_until_the_site_has_acted_upon_the_verdict(tmp_path: Path):
     clock = Clock()
-    table, watch = table_of(tmp_path), Watch(CONFIG, tmp_path, without_a_key, clock)
+    table, watch = table_of(tmp_path), CanaryObserver(CONFIG, tmp_path, without_a_key, clock)
     async with running(watch, table):
         await until(lambda: read_verdict(tmp_path))
         watch.look(table)
@@ -292,7 +301,7 @@ async def test_a_drop_lasts_until_the_site_has_acted_upon_the_verdict(tmp_path: 
 
 
 async def test_time_without_a_router_does_not_count(tmp_path: Path):
-    first, clock = State(champion="1", challenger="2", share=0.5, started=100.0, looked=400.0), Clock()
+    first, clock = CanaryState(champion="1", challenger="2", share=0.5, started=100.0, looked=400.0), Clock()
     (tmp_path / "canary.json").write_text(first.model_dump_json())
     watch = watch_in(tmp_path, clock=clock)
     async with running(watch, table_of(tmp_path)):
@@ -308,7 +317,7 @@ def test_the_sample_is_a_fixed_share_of_the_questions():
 
 
 async def test_answers_that_are_for_no_search_are_counted_and_not_compared(tmp_path: Path):
-    watch, models = Watch(CONFIG, tmp_path, None, Clock()), Models(v1="r1", v2="r2")
+    watch, models = CanaryObserver(CONFIG, tmp_path, None, Clock()), ModelClient(v1="r1", v2="r2")
     async with running(watch, table_of(tmp_path), models):
         for role in ("champion", "challenger"):
             watch.on_served(served(role, "r1"), QUESTION)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from qinglan.serving.registry import Alias, Released
 _CHECK_AGAIN_S = 30.0
 
 
-class Registered(Protocol):
+class ModelRegistry(Protocol):
     """The registry, as far as serving needs it."""
 
     def aliases(self) -> dict[Alias, str]:
@@ -35,7 +35,7 @@ class Registered(Protocol):
 
 
 @dataclass(frozen=True)
-class Named:
+class RegistrySnapshot:
     """What the aliases name: None where nothing, or nothing that is on disk yet."""
 
     aliases: dict[Alias, str]
@@ -50,13 +50,13 @@ class Named:
 
 
 @dataclass
-class Following:
+class RegistryWatcher:
     """Polls in a thread of its own, from `start` to `stop`."""
 
-    registry: Registered
+    registry: ModelRegistry
     every_s: float
     say: Callable[[str], object]
-    latest: Named | None = None
+    latest: RegistrySnapshot | None = None
     """None until the registry was read for the first time."""
     problem: str | None = None
     """Why it can't be read now."""
@@ -103,7 +103,7 @@ class Following:
         except Exception as error:  # noqa: BLE001 (a locked database, a server that is down, a network: all the same)
             self._away(error)
             return
-        self.latest = Named(aliases, dict(self._models), simulator)
+        self.latest = RegistrySnapshot(aliases, dict(self._models), simulator)
         if self.problem:
             self.problem = None
             self.say("registry: back")

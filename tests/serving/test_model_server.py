@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qinglan.config import Profile
-from qinglan.serving.backends import CPU_BATCH, backend_at, engine_of, places_of, serve_command
+from qinglan.serving.model_server import CPU_BATCH, backend_at, engine_of, places_of, serve_command
 
 ProfileOf = Callable[..., Profile]
 GPUS = {"device": "cuda", "gpus_per_node": 8}

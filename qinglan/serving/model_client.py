@@ -20,7 +20,7 @@ _MOST_REWRITE_CHARS = 200
 _HEADERS = {"content-type": "application/json"}
 
 
-class Models:
+class ModelClient:
     """The clients of all backends. Belongs to one event loop."""
 
     def __init__(self, profile: Profile) -> None:

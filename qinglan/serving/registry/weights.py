@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from qinglan.errors import ArtifactError
 from qinglan.runs.artifacts import sha256_of, write_json
 from qinglan.runs.schema_version import dump_record
-from qinglan.serving.registry.records import Candidate, Released, Weights
+from qinglan.serving.registry.versions import Candidate, Released, Weights
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -24,11 +24,9 @@ from qinglan.rows import Retrieved, Row, hash_fraction
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.schema_version import dump_record, read_record
 from qinglan.serving.canary import CanaryCounts, Judgement, judge
-from qinglan.serving.models import Models
-from qinglan.serving.records import Served
-from qinglan.serving.route_table import RouteTable
-from qinglan.serving.routes import Routes
-from qinglan.serving.trace import where
+from qinglan.serving.model_client import ModelClient
+from qinglan.serving.request_handler import ServedAnswer, describe_without_text
+from qinglan.serving.routes import Routes, RouteTable
 
 STATE_FILE, VERDICT_FILE = "canary.json", "verdict.json"
 AT_ONCE, WAITING = 4, 32
@@ -38,7 +36,7 @@ _RAG_RETRIES = 1
 _LOG = logging.getLogger(__name__)
 
 
-class State(BaseModel):
+class CanaryState(BaseModel):
     """A canary so far: written at every look, and read again by a router that was restarted."""
 
     model_config = ConfigDict(extra="forbid")
@@ -63,7 +61,7 @@ class State(BaseModel):
         return self.champion, self.challenger, self.share
 
 
-class Verdict(BaseModel):
+class CanaryVerdict(BaseModel):
     """How a canary ended, for the site."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -97,12 +95,12 @@ class Retrieves(Protocol):
 @dataclass(frozen=True)
 class _Question:
     row: Row
-    served: Served
+    served: ServedAnswer
     routes: Routes
-    state: State
+    state: CanaryState
 
 
-class Watch:
+class CanaryObserver:
     """The router's observer. Belongs to its event loop."""
 
     def __init__(
@@ -116,13 +114,13 @@ class Watch:
         self._config, self._folder, self._rag, self._clock = config, folder, rag, clock
         self._waiting: asyncio.Queue[_Question] = asyncio.Queue(WAITING)
         self._table: RouteTable | None = None
-        self._verdict: Verdict | None = None
+        self._verdict: CanaryVerdict | None = None
         self._broken = ""
         self._is_filed = False
-        self.state: State | None = None
+        self.state: CanaryState | None = None
         """None while there is no canary."""
 
-    def on_served(self, served: Served, question: Row) -> None:
+    def on_served(self, served: ServedAnswer, question: Row) -> None:
         """Count it, and have it compared if it is in the sample."""
         if self._table is None:
             return
@@ -140,14 +138,14 @@ class Watch:
             except asyncio.QueueFull:
                 state.left_out += 1
 
-    async def run(self, table: RouteTable, models: Models) -> None:
+    async def run(self, table: RouteTable, models: ModelClient) -> None:
         """Compare and look, until cancelled. If that breaks down, no canary goes on: nobody would end it."""
         self._table = table
         try:
             await self._watch(table, models)
         except Exception as error:  # noqa: BLE001 (whatever it is, it is said, and ends canaries)
             cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-            _LOG.error("canaries are not watched any more: %s", where(cause))
+            _LOG.error("canaries are not watched any more: %s", describe_without_text(cause))
             why = str(cause) if isinstance(cause, ConfigError) else type(cause).__name__
             self._broken = f"the router can't watch it: {why}"
             await self._look_again_and_again(table)
@@ -173,7 +171,7 @@ class Watch:
             self.state = None
         self._is_filed = self._write(STATE_FILE, state) and self.state is not None
 
-    async def _watch(self, table: RouteTable, models: Models) -> None:
+    async def _watch(self, table: RouteTable, models: ModelClient) -> None:
         if self._rag is None:
             await self._look_again_and_again(table)
             return
@@ -186,7 +184,7 @@ class Watch:
         finally:
             await rag.close()
 
-    def _judgement(self, state: State, now: float) -> Judgement:
+    def _judgement(self, state: CanaryState, now: float) -> Judgement:
         if self._broken:
             return Judgement(outcome="roll_back", reason=self._broken)
         return judge(state.counts, self._config, now - state.started)
@@ -208,19 +206,19 @@ class Watch:
             return False
         return True
 
-    def _follow(self, routes: Routes) -> State | None:
+    def _follow(self, routes: Routes) -> CanaryState | None:
         """The canary that the routes make, if they do."""
         if not (routes.champion and routes.challenger and routes.share > 0):
             self.state = None
             return None
         pair = (routes.champion.version, routes.challenger.version, routes.share)
         if self.state is None or self.state.pair != pair:
-            self.state = self._earlier(pair) or State(
+            self.state = self._earlier(pair) or CanaryState(
                 champion=pair[0], challenger=pair[1], share=pair[2], started=self._clock()
             )
         return self.state
 
-    def _earlier(self, pair: tuple[str, str, float]) -> State | None:
+    def _earlier(self, pair: tuple[str, str, float]) -> CanaryState | None:
         """The same canary, from before the router was restarted; the time between is left out."""
         saved = read_state(self._folder)
         if saved is None or saved.pair != pair or saved.judgement.outcome != "keep":
@@ -228,7 +226,7 @@ class Watch:
         away_s = max(0.0, self._clock() - saved.looked) if saved.looked else 0.0
         return saved.model_copy(update={"started": saved.started + away_s})
 
-    async def _compare_all(self, models: Models, rag: Retrieves) -> None:
+    async def _compare_all(self, models: ModelClient, rag: Retrieves) -> None:
         while True:
             question = await self._waiting.get()
             if question.state is not self.state:
@@ -240,11 +238,11 @@ class Watch:
                 _LOG.info("not compared: %s", error.reason)
             except Exception as error:  # noqa: BLE001 (of this question alone)
                 question.state.failed += 1
-                _LOG.error("not compared: %s", where(error))
+                _LOG.error("not compared: %s", describe_without_text(error))
 
 
-def _verdict(state: State, at: float) -> Verdict:
-    return Verdict(
+def _verdict(state: CanaryState, at: float) -> CanaryVerdict:
+    return CanaryVerdict(
         challenger=state.challenger,
         champion=state.champion,
         judgement=state.judgement,
@@ -253,7 +251,7 @@ def _verdict(state: State, at: float) -> Verdict:
     )
 
 
-async def _difference(question: _Question, models: Models, rag: Retrieves) -> float:
+async def _difference(question: _Question, models: ModelClient, rag: Retrieves) -> float:
     """The challenger's score of its best passage less the champion's."""
     champion, challenger = question.routes.champion, question.routes.challenger
     assert champion and challenger and question.served.answer is not None
@@ -274,23 +272,23 @@ def in_sample(row_id: str, share: float) -> bool:
     return hash_fraction(f"compare\x1f{row_id}") < share
 
 
-def read_state(folder: Path) -> State | None:
+def read_state(folder: Path) -> CanaryState | None:
     """How the canary stood at the last look; None without one."""
     with suppress(OSError, ValueError):
-        return read_record(State, folder / STATE_FILE)
+        return read_record(CanaryState, folder / STATE_FILE)
     return None
 
 
-def read_verdict(folder: Path) -> Verdict | None:
+def read_verdict(folder: Path) -> CanaryVerdict | None:
     """The verdict that the site has not acted upon yet."""
     with suppress(OSError, ValueError):
-        return read_record(Verdict, folder / VERDICT_FILE)
+        return read_record(CanaryVerdict, folder / VERDICT_FILE)
     return None
 
 
-def watch_of(profile: Profile, rag_url: str, folder: Path) -> Watch:
+def canary_observer_of(profile: Profile, rag_url: str, folder: Path) -> CanaryObserver:
     """The watch of a profile's canaries."""
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else two lines a comparison, for ever
     if "rag" not in get_recipe(profile.recipe).graders:
-        return Watch(profile.serve.canary, folder, None)
-    return Watch(profile.serve.canary, folder, lambda: RagClient(profile.rag, rag_url, profile.tenant.id))
+        return CanaryObserver(profile.serve.canary, folder, None)
+    return CanaryObserver(profile.serve.canary, folder, lambda: RagClient(profile.rag, rag_url, profile.tenant.id))

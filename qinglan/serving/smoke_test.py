@@ -14,13 +14,13 @@ from qinglan.recipes import get_recipe, placeholders
 from qinglan.rows import Row
 from qinglan.runs.processes import Say, stop_signals
 from qinglan.serving.registry import Alias, Registry, registry_of
-from qinglan.serving.site import STEP_S, Site, open_site, serving_folder
+from qinglan.serving.site import STEP_S, ServingSite, open_site, serving_folder
 from qinglan.simulators.domains import sample_of
 
 WITHIN_S, REGISTRY_WITHIN_S = 1800.0, 30.0
 
 
-def check_site(profile_name: str, overrides: Sequence[str], question: str | None, say: Say) -> str:
+def run_smoke_test(profile_name: str, overrides: Sequence[str], question: str | None, say: Say) -> str:
     """Start everything, ask one question, stop.
 
     Args:
@@ -59,7 +59,7 @@ class _WithoutCanary:
         return {alias: version for alias, version in self._registry.aliases().items() if alias != "challenger"}
 
 
-def _wait(site: Site) -> str:
+def _wait(site: ServingSite) -> str:
     """The router's address, once it knows the champion."""
     start = time.monotonic()
     while not (site.routes.champion and site.router.url and _knows_champion(site.router.url)):

@@ -1,0 +1,208 @@
+"""From a question to an answer before the deadline: the model's, else the reason why there is none."""
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from qinglan.config import Serve
+from qinglan.errors import ModelError
+from qinglan.rows import Row, normalise
+from qinglan.serving.model_client import ModelClient
+from qinglan.serving.routes import Backend, RouteTable
+
+CIRCUIT_FAILURES, CIRCUIT_OPEN_FOR_S = 5, 1.0
+LAG_EVERY_S = 0.02
+UNFIT = ("query_too_long", "context_too_long", "empty_query")
+"""Reasons that lie in the question."""
+_RESERVE_S = 0.02
+"""Of the deadline, a tenth at most: for what is left to do once a model is given up."""
+_MOST_CIRCUITS = 16
+_LOG = logging.getLogger(__name__)
+
+ServedRole = Literal["champion", "challenger", "none"]
+Source = Literal["model", "fallback", "none"]
+"""Whose text the answer was: the model's, in its place the recipe's fallback, or none, as the recipe has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAnswer:
+    """What the router knows of one request that was answered."""
+
+    at: float
+    """Unix time of the answer."""
+    role: ServedRole
+    """The model that the request was meant for, also where it failed; `none` where there was none to ask."""
+    version: str
+    """Of the registered model; empty without one."""
+    source: Source
+    reason: str
+    """Why it was not the model's; empty where it was."""
+    latency_ms: float
+    """From the request's arrival."""
+    row_id: str
+    answer: str | None = None
+    """The model's text, if that was the answer."""
+
+
+class Observer(Protocol):
+    """Is given every answer, and may work in the background as long as the router runs."""
+
+    def on_served(self, served: ServedAnswer, question: Row) -> None:
+        """Called in the event loop after the answer was sent; must return at once."""
+
+    async def run(self, table: RouteTable, models: ModelClient) -> None:
+        """Started with the router, cancelled with it; may return early."""
+
+
+class CircuitBreaker:
+    """Of one backend: after several failures in a row it gets no requests for a while, then one at a time.
+
+    Every request that it admits must report its result, if there is one, and that it `ended`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures, self._open_until = 0, 0.0
+        self._in_flight = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Were there too many failures in a row, with no success since?"""
+        return self._failures >= CIRCUIT_FAILURES
+
+    def admits(self) -> bool:
+        """May the backend be asked now?"""
+        if self.is_open and (self._in_flight or self._clock() < self._open_until):
+            return False
+        self._in_flight += 1
+        return True
+
+    def succeeded(self) -> None:
+        """The backend answered, whatever the text."""
+        self._failures = 0
+
+    def failed(self) -> None:
+        """It did not answer, or with an error of its own."""
+        self._failures += 1
+        self._open_until = self._clock() + CIRCUIT_OPEN_FOR_S
+
+    def ended(self) -> None:
+        """The request is over, however it went; it may have been cancelled."""
+        self._in_flight -= 1
+
+
+class EventLoopLag:
+    """How far the event loop is behind: for so long may a request have waited before this process saw it.
+
+    Without that, a process that gets too little of the CPU would give every request its whole deadline anew, and fall
+    further behind; with it, requests that have waited long get the fallback, which costs half as much.
+    """
+
+    def __init__(self) -> None:
+        self._due_s = float("inf")
+
+    async def run(self) -> None:
+        """Measure until cancelled: what is overdue is the lag."""
+        while True:
+            self._due_s = time.perf_counter() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+
+    def lag_s(self) -> float:
+        """What a request that is seen now may have waited, at most."""
+        return max(0.0, time.perf_counter() - self._due_s)
+
+
+class RequestHandler:
+    """Asks the model that the routes give for a question. Belongs to one event loop."""
+
+    def __init__(
+        self, config: Serve, table: RouteTable, models: ModelClient, lag_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """`lag_s`: how long a request may have waited before it was seen."""
+        self._config, self._table, self._models, self._lag_s = config, table, models, lag_s
+        deadline_s = config.deadline_ms / 1000
+        self._allowed_s = deadline_s - min(_RESERVE_S, deadline_s / 10)
+        self._circuits: dict[Backend, CircuitBreaker] = {}
+        self.in_flight = 0
+        """Requests that wait for a model."""
+
+    async def answer(self, question: Row, arrived: float) -> ServedAnswer:
+        """The answer, before the deadline; a model's failure becomes a reason, never an exception.
+
+        Args:
+            arrived: when the request was first seen, by `time.perf_counter`.
+        """
+        give_up = arrived - self._lag_s() + self._allowed_s
+        role: ServedRole = "none"
+        version, answer = "", None
+        reason = self._unfit(question, give_up)
+        if not reason:
+            route = self._table.pick(question.id)
+            if route is None:
+                reason = "no_model"
+            else:
+                role, version = route[0], route[1].version
+                try:
+                    answer = await self._ask(route[1], question, give_up)
+                except ModelError as error:
+                    reason = error.reason
+                except Exception as error:  # noqa: BLE001 (the client needs an answer)
+                    _LOG.error("answered without the model: %s", describe_without_text(error))
+                    reason = "internal_error"
+        return ServedAnswer(
+            at=time.time(),
+            role=role,
+            version=version,
+            source=self._models.source_without(question) if answer is None else "model",
+            reason=reason,
+            latency_ms=1000 * (time.perf_counter() - arrived),
+            row_id=question.id,
+            answer=answer,
+        )
+
+    def is_open(self, backend: Backend) -> bool:
+        """Is this backend's circuit open?"""
+        return backend in self._circuits and self._circuits[backend].is_open
+
+    def _unfit(self, question: Row, give_up: float) -> str:
+        """Why no model should be asked this; empty as a rule."""
+        if self.in_flight >= self._config.max_in_flight or give_up <= time.perf_counter():
+            return "overloaded"
+        if len(question.query) > self._config.max_query_chars:
+            return "query_too_long"
+        context = (question.profile, question.history, *question.inputs.values())
+        if sum(map(len, context)) > self._config.max_context_chars:
+            return "context_too_long"
+        return "" if normalise(question.query) else "empty_query"
+
+    async def _ask(self, backend: Backend, question: Row, give_up: float) -> str:
+        circuit = self._circuit(backend)
+        if not circuit.admits():
+            raise ModelError(f"{backend.url}: failed too often of late", "circuit_open")
+        self.in_flight += 1
+        try:
+            answer = await self._models.answer(backend, question, give_up - time.perf_counter())
+            circuit.succeeded()
+        except ModelError as error:
+            (circuit.failed if error.transient else circuit.succeeded)()
+            raise
+        finally:
+            circuit.ended()
+            self.in_flight -= 1
+        return answer
+
+    def _circuit(self, backend: Backend) -> CircuitBreaker:
+        if backend not in self._circuits:
+            while len(self._circuits) >= _MOST_CIRCUITS:
+                del self._circuits[next(iter(self._circuits))]
+            self._circuits[backend] = CircuitBreaker()
+        return self._circuits[backend]
+
+
+def describe_without_text(error: BaseException) -> str:
+    """The error's kind and the lines of code that it came through; its message may hold what a user asked."""
+    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()

@@ -22,17 +22,8 @@ class AnswerScorer(Scorer[Sample]):
         self._judged_share = service.reward.judge_share if counts and service.judge else 0.0
         super().__init__(service)
 
-    def _open(self) -> None:
-        """Rules need nothing."""
-
-    async def _drop_calls(self) -> None:
-        """There are none."""
-
-    async def _close_services(self) -> None:
-        """Nothing was opened."""
-
     def _sample(self, row_id: str | None, text: str) -> Sample:
-        return Sample(row_id, text.strip())
+        return Sample(row_id, self._recipe.clean(text))
 
     async def _score(self, extra_info: dict[str, Any], sample: Sample) -> dict[str, float]:
         row = Row.model_validate_json(extra_info["row"])

@@ -1,9 +1,9 @@
-"""Patience with a service that is down: its failures cost the time of the outage, not the samples nor the run.
+"""Waiting for a service that is down: an outage costs its time, not the samples and not the run.
 
-When a call has failed for good, one prober finds out what is at fault. If the service answers to something else, it is
-the call: that is tried once more, then given up. If not, the service is down: all calls wait, one at a time is tried
-for them, with a growing pause, until it is back or the time is up. An answer to a call that was on its way when the
-finding out began shows nothing: a server that shuts down still answers what it has.
+When a call has failed after the client's own retries, one task probes the service. If the service answers something
+else, the call itself is at fault: it is tried once more, then given up. If not, the service is down: all calls wait
+while one at a time is tried, with a growing pause, until the service is back or the time is up. An answer to a call
+that was sent before the probing began proves nothing: a server that shuts down still answers what it has.
 """
 
 import asyncio
@@ -14,21 +14,19 @@ from functools import partial
 from typing import Any, TypeVar
 
 from qinglan.errors import CallError
-from qinglan.runs.back_off import BackOff
 
 T = TypeVar("T")
 Call = Callable[[], Awaitable[Any]]
 
-LONGEST_PAUSE_S = 5.0
-_BACK_OFF = BackOff(0.2, LONGEST_PAUSE_S)
-ALONE_S = 60.0
-"""An outage that concerns a single call is not worth more: that call may be the only one that the service fails."""
-_MOST_OUTAGES = 3
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+SINGLE_CALL_S = 60.0
+"""How long a single failing call waits: it may be the only one that the service can't answer."""
+_MAX_OUTAGES = 3
 """A call that fails again after so many outages is at fault itself."""
 
 
 class OutageError(CallError):
-    """The service was down for longer than is waited."""
+    """The service was down for longer than calls wait."""
 
     def __init__(self, service: str, waited_s: float, error: CallError) -> None:
         super().__init__(f"{service} has been down for {waited_s:.0f} s: {error}", f"{service}_down", transient=True)
@@ -36,29 +34,28 @@ class OutageError(CallError):
 
 @dataclass(eq=False)
 class _Waiting:
-    """A call that waits to hear that the service works."""
+    """A call that waits until the service works."""
 
     probe: Call
     known_good: bool
-    """Was the probe answered before? Then no error of it is its own."""
-    told: "asyncio.Future[bool]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Was there an outage?"""
+    """The service answered this probe before, so any error of it is the service's."""
+    was_down: "asyncio.Future[bool]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Patience:
-    """Patience with one service; belongs to one event loop."""
+class OutageWait:
+    """Calls one service and waits while it is down; belongs to one event loop."""
 
     def __init__(
         self,
         service: str,
         max_outage_s: float,
-        note: Callable[[dict[str, Any]], None],
+        log: Callable[[dict[str, Any]], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`note` is told when an outage begins and ends."""
-        self._service, self._max_outage_s, self._note = service, max_outage_s, note
+        """`log` gets an entry when an outage begins and when it ends."""
+        self._service, self._max_outage_s, self._log = service, max_outage_s, log
         self._clock, self._sleep = clock, sleep
         self._waiting: list[_Waiting] = []
         self._prober: asyncio.Task[None] | None = None
@@ -72,14 +69,14 @@ class Patience:
         probe: Call | None = None,
         answered: Callable[[T], bool] = lambda _: True,
     ) -> T:
-        """What `attempt` returns, after however many tries the service's state asks for.
+        """What `attempt` returns, tried again while the service is down.
 
         Args:
-            probe: asks for something that the service answered before; the attempt itself if there is nothing such.
-            answered: did this result come from the service, or from a store?
+            probe: asks for something that the service answered before; without one the attempt itself is the probe.
+            answered: did this result come from the service? False for one from a store.
 
         Raises:
-            CallError: the service works and this call fails, or it is refused.
+            CallError: the service works and this call fails, or the service refuses it.
             OutageError: the service was down for too long.
         """
         outages, suspect = 0, False
@@ -94,7 +91,7 @@ class Patience:
                     raise
                 was_down = await self._wait(probe, attempt)
                 outages += was_down
-                suspect = not was_down or outages == _MOST_OUTAGES
+                suspect = not was_down or outages == _MAX_OUTAGES
             else:
                 if began_in == self._round and answered(result):
                     self._gave_up = False
@@ -108,46 +105,46 @@ class Patience:
             await asyncio.wait([self._prober])
 
     async def _wait(self, probe: Call | None, attempt: Call) -> bool:
-        """Until the service works; tells whether it was down."""
+        """Return when the service works: was it down?"""
         waiting = _Waiting(probe or attempt, known_good=probe is not None)
         self._waiting.append(waiting)
         if self._prober is None:
-            self._prober = asyncio.create_task(self._find_out())
+            self._prober = asyncio.create_task(self._probe())
         try:
-            return await waiting.told
+            return await waiting.was_down
         finally:
             if waiting in self._waiting:  # cancelled
                 self._waiting.remove(waiting)
 
-    async def _find_out(self) -> None:
+    async def _probe(self) -> None:
         self._round += 1
         self._answered.clear()
-        begin_s, failures, alone = self._clock(), 0, True
+        begin_s, pause_s, single = self._clock(), FIRST_PAUSE_S, True
         refusal: Callable[[], OutageError] | None = None
         try:
             while self._waiting and (error := await self._failure()):
                 waited_s = self._clock() - begin_s
                 if not self._down:
                     self._down = True
-                    self._note({"outage": self._service, "state": "began", "seconds": 0.0, "error": str(error)[:300]})
-                alone = alone and len(self._waiting) < 2
-                if waited_s >= (min(ALONE_S, self._max_outage_s) if alone else self._max_outage_s):
-                    refusal, self._gave_up = partial(OutageError, self._service, waited_s, error), not alone
+                    self._log({"outage": self._service, "state": "began", "seconds": 0.0, "error": str(error)[:300]})
+                single = single and len(self._waiting) < 2
+                if waited_s >= (min(SINGLE_CALL_S, self._max_outage_s) if single else self._max_outage_s):
+                    refusal, self._gave_up = partial(OutageError, self._service, waited_s, error), not single
                     break
-                failures += 1
-                await self._either(self._sleep(_BACK_OFF.pause_s(failures)))
+                await self._until_answered(self._sleep(min(pause_s, LONGEST_PAUSE_S)))
+                pause_s *= 2
         finally:
-            self._tell_all(self._clock() - begin_s, refusal)
+            self._release(self._clock() - begin_s, refusal)
 
     async def _failure(self) -> CallError | None:
-        """Why the service doesn't work; None if it does, by the next probe or by a call that was made meanwhile."""
-        waiting = self._waiting.pop(0)  # each in its turn, as a probe may be at fault itself
+        """Why the service doesn't work; None if the next probe or a call made meanwhile is answered."""
+        waiting = self._waiting.pop(0)  # one after the other, as a probe may be at fault itself
         self._waiting.append(waiting)
-        error = await self._either(waiting.probe())
+        error = await self._until_answered(waiting.probe())
         return error if isinstance(error, CallError) and (error.transient or waiting.known_good) else None
 
-    async def _either(self, awaitable: Awaitable[Any]) -> BaseException | None:
-        """Until it is done or a call of this round is answered; its error, if it had one."""
+    async def _until_answered(self, awaitable: Awaitable[Any]) -> BaseException | None:
+        """Wait until it is done or a call of this round is answered; its error, if it had one."""
         doing, answered = asyncio.ensure_future(awaitable), asyncio.ensure_future(self._answered.wait())
         try:
             await asyncio.wait([doing, answered], return_when=asyncio.FIRST_COMPLETED)
@@ -157,15 +154,14 @@ class Patience:
                 each.cancel()
             await asyncio.gather(doing, answered, return_exceptions=True)
 
-    def _tell_all(self, seconds: float, refusal: Callable[[], OutageError] | None) -> None:
+    def _release(self, seconds: float, refusal: Callable[[], OutageError] | None) -> None:
         was_down, self._down, self._prober = self._down, False, None
-        told, self._waiting = self._waiting, []
-        for waiting in told:
-            if waiting.told.done():
-                continue
-            if refusal:
-                waiting.told.set_exception(refusal())
-            else:
-                waiting.told.set_result(was_down)
+        released, self._waiting = self._waiting, []
+        for waiting in released:
+            if not waiting.was_down.done():
+                if refusal:
+                    waiting.was_down.set_exception(refusal())
+                else:
+                    waiting.was_down.set_result(was_down)
         if was_down:
-            self._note({"outage": self._service, "state": "given up" if refusal else "ended", "seconds": seconds})
+            self._log({"outage": self._service, "state": "given up" if refusal else "ended", "seconds": seconds})

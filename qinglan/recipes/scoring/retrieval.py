@@ -1,20 +1,26 @@
-"""Scores samples that are retrieved with: asks RAG and judge at the same time, with caches and patience for both."""
+"""Scores samples that are retrieved with: asks RAG and judge at the same time, and neither twice for the same."""
 
 import asyncio
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from qinglan.clients.rag import CallCount, RagClient
-from qinglan.errors import ConfigError
+from qinglan.clients.rag import CallCount, RagClient, request_body
+from qinglan.errors import ConfigError, LedgerError
+from qinglan.ledger import Ledger, Retrieval
+from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes._verdicts import BEST, VerdictRecipe, reference_of, verdict_recipe
-from qinglan.recipes.scoring.retrievals import Retrievals
+from qinglan.recipes.scoring.outages import OutageWait
 from qinglan.recipes.scoring.scorer import Sample, Scorer, judge_asked
 from qinglan.recipes.scoring.service import Baseline, RewardService, Scored
 from qinglan.rows import Retrieved
+from qinglan.runs.artifacts import hash_of
 
 if TYPE_CHECKING:
     from qinglan.recipes import Message, RetrievalRecipe
+
+_MAX_IN_MEMORY = 20_000
 
 
 @dataclass
@@ -29,8 +35,73 @@ class RetrievedSample(Sample):
         return {"rag_calls": self.rag.made, "rag_cached": self.rag_cached} | super().used()
 
     def about(self) -> dict[str, Any]:
-        """Those that failed too."""
+        """The RAG's failed calls too."""
         return super().about() | {"rag_failed": self.rag.failed}
+
+
+class Retrievals:
+    """What the RAG found: from memory, from the ledger, or from the service. Belongs to one event loop.
+
+    Within `RewardService.retrieval_scope` the same request has the same answer.
+    """
+
+    def __init__(
+        self, service: RewardService, rag: RagClient, ledger: Ledger, queue: LedgerQueue, wait: OutageWait
+    ) -> None:
+        assert service.rag is not None
+        self._service, self._settings, self._rag, self._queue, self._wait = service, service.rag, rag, queue, wait
+        self._stored = ledger.retrieval_keys(service.retrieval_scope)
+        self._recent: dict[str, Retrieved] = {}
+        self._under_way: dict[str, asyncio.Task[tuple[Retrieved, bool]]] = {}
+
+    async def find(self, baseline: Baseline, rewrite: str, count: CallCount) -> tuple[Retrieved, bool]:
+        """What a rewrite retrieves, and whether it was known or asked for already.
+
+        Args:
+            count: counts the calls that this took, with those that check whether the service is down.
+
+        Raises:
+            RetrievalError: the RAG refuses this request, or fails it repeatedly while it answers others.
+            OutageError: the RAG was down for too long.
+        """
+        body = request_body(self._settings, self._service.tenant.id, baseline.question, rewrite)
+        # The configured address, as that of an embedded RAG differs between runs; and the fields that are stored.
+        key = hash_of(self._service.retrieval_scope, self._settings.url, sorted(Retrieved.model_fields), body)
+        if key in self._recent:
+            return self._recent[key], True
+        joined = key in self._under_way
+        if not joined:
+            task = self._under_way[key] = asyncio.create_task(self._fetch(key, baseline, rewrite, count))
+            task.add_done_callback(lambda _: self._under_way.pop(key))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        found, stored = await asyncio.shield(self._under_way[key])
+        return found, joined or stored
+
+    async def close(self) -> None:
+        """Cancel the calls under way."""
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fetch(self, key: str, baseline: Baseline, rewrite: str, count: CallCount) -> tuple[Retrieved, bool]:
+        found = None
+        if key in self._stored:
+            with suppress(LedgerError):  # the RAG is asked again
+                found = await self._queue.find_retrieval(key)
+        stored = found is not None
+        if found is None:
+            question, answered_before = baseline.question, baseline.teacher_rewrite or None
+            found = await self._wait.call(
+                lambda: self._rag.retrieve(question, rewrite, count=count),
+                probe=lambda: self._rag.retrieve(question, answered_before, count=count, max_retries=0),
+            )
+            self._queue.keep_retrieval(Retrieval(key=key, scope=self._service.retrieval_scope, found=found))
+            self._stored.add(key)
+        self._recent[key] = found
+        if len(self._recent) > _MAX_IN_MEMORY:
+            self._recent.pop(next(iter(self._recent)))
+        return found, stored
 
 
 class RetrievalScorer(Scorer[RetrievedSample]):
@@ -45,30 +116,32 @@ class RetrievalScorer(Scorer[RetrievedSample]):
         super().__init__(service)
 
     def _open(self) -> None:
-        self._retrievals = Retrievals(self._service, self._rag, self._ledger, self._queue, self._patience("rag"))
+        self._retrievals = Retrievals(self._service, self._rag, self._ledger, self._queue, self._outage_wait("rag"))
 
-    async def _drop_calls(self) -> None:
+    async def close(self) -> None:
+        """The RAG's calls and client too."""
         await self._retrievals.close()
-
-    async def _close_services(self) -> None:
-        await self._rag.close()
+        try:
+            await super().close()
+        finally:
+            await self._rag.close()
 
     def _sample(self, row_id: str | None, text: str) -> RetrievedSample:
-        return RetrievedSample(row_id, " ".join(text.split()))
+        return RetrievedSample(row_id, self._recipe.clean(text))
 
     async def _score(self, extra_info: dict[str, Any], sample: RetrievedSample) -> dict[str, float]:
         baseline = Baseline.model_validate(extra_info)
-        if not sample.text:  # nothing to retrieve or judge with: the policy's own failure, not a call's
+        if not sample.text:
             return asdict(self._of_an_empty_rewrite(baseline))
         if self._verdicts:
             return asdict(await self._by_verdict(self._verdicts, baseline, sample))
-        judging = asyncio.create_task(self._judged(baseline, sample))
+        judging = asyncio.create_task(self._judge_rewrite(baseline, sample))
         try:
-            retrieved = await self._retrieved(baseline, sample)
-            relevance = await self._relevance(baseline, retrieved, sample)
+            retrieved, sample.rag_cached = await self._retrieve(baseline, sample.text, sample)
+            relevance = await self._judge_passage(baseline, retrieved, sample)
             judge_score = await judging
         finally:
-            judging.cancel()  # what is paid for already goes on, for the ledger
+            judging.cancel()  # the ledger still gets an answer that is paid for already
             await asyncio.gather(judging, return_exceptions=True)
         config = self._service.reward
         return asdict(self._recipe.reward(config, baseline, sample.text, retrieved, judge_score, relevance))
@@ -76,31 +149,27 @@ class RetrievalScorer(Scorer[RetrievedSample]):
     async def _by_verdict(self, judge: VerdictRecipe, baseline: Baseline, sample: RetrievedSample) -> Scored:
         """Does the best passage agree with the reference? The verdict answers both of the judge's questions.
 
-        The teacher's side is the reference itself. Where there is none, nobody is asked.
+        The teacher's side is the reference itself. Where there is none, the judge is not asked.
         """
-        retrieved, config = await self._retrieved(baseline, sample), self._service.reward
-        best = await self._found(baseline, baseline.teacher_rewrite, sample)
+        config = self._service.reward
+        retrieved, sample.rag_cached = await self._retrieve(baseline, sample.text, sample)
+        best, _ = await self._retrieve(baseline, baseline.teacher_rewrite, sample)
         reference = reference_of(best, baseline.gold_id, use_labels=config.use_labels)
         judged = judge_asked(baseline.question, sample.text, config.judged_share)
         gated = self._needs_relevance(baseline)
-        verdict = None
+        verdict, passage = None, retrieved.first_passage
         if reference and (judged or gated):
-            verdict = await self._verdict(judge, baseline.question, reference, retrieved.first_passage, sample)
+            if passage and passage != reference:
+                messages = judge.verdict_messages(baseline.question, reference, passage, self._service.tenant)
+                verdict = await self._ask(messages, sample, judge.verdict_score)
+            else:
+                verdict = BEST if passage else 0.0
         baseline = baseline.model_copy(update={"teacher_judge": BEST})
         score, relevance = verdict if judged else None, verdict if gated else None
         return self._recipe.reward(config, baseline, sample.text, retrieved, score, relevance)
 
-    async def _verdict(
-        self, judge: VerdictRecipe, question: str, reference: str, passage: str, sample: RetrievedSample
-    ) -> float:
-        if not passage:
-            return 0.0
-        if passage == reference:
-            return BEST
-        messages = judge.verdict_messages(question, reference, passage, self._service.tenant)
-        return await self._ask(messages, sample, judge.verdict_score)
-
     def _of_an_empty_rewrite(self, baseline: Baseline) -> Scored:
+        """The policy's own failure: there is nothing to retrieve or judge with."""
         lost = baseline.teacher_quality > self._service.reward.tie_margin
         return Scored(
             score=-1.0,
@@ -113,35 +182,28 @@ class RetrievalScorer(Scorer[RetrievedSample]):
             guard_ok=0.0,
         )
 
-    async def _retrieved(self, baseline: Baseline, sample: RetrievedSample) -> Retrieved:
+    async def _retrieve(self, baseline: Baseline, text: str, sample: RetrievedSample) -> tuple[Retrieved, bool]:
         with sample.calling("rag"):
-            found, sample.rag_cached = await self._retrievals.find(baseline, sample.text, sample.rag)
-        return found
+            return await self._retrievals.find(baseline, text, sample.rag)
 
-    async def _found(self, baseline: Baseline, text: str, sample: RetrievedSample) -> Retrieved:
-        with sample.calling("rag"):
-            return (await self._retrievals.find(baseline, text, sample.rag))[0]
-
-    async def _judged(self, baseline: Baseline, sample: RetrievedSample) -> float | None:
-        """The judge's score of the rewrite."""
+    async def _judge_rewrite(self, baseline: Baseline, sample: RetrievedSample) -> float | None:
         if not judge_asked(baseline.question, sample.text, self._service.reward.judged_share):
             return None
-        return await self._asked(
-            self._recipe.judge_messages(baseline.question, sample.text, self._service.tenant), sample
-        )
+        messages = self._recipe.judge_messages(baseline.question, sample.text, self._service.tenant)
+        return await self._ask_recipe(messages, sample)
 
-    async def _relevance(self, baseline: Baseline, retrieved: Retrieved, sample: RetrievedSample) -> float | None:
+    async def _judge_passage(self, baseline: Baseline, retrieved: Retrieved, sample: RetrievedSample) -> float | None:
         """The judge's score of the best passage, where no label says whether it is the right one."""
         if not self._needs_relevance(baseline):
             return None
         if not retrieved.first_passage:
             return 0.0
         messages = self._recipe.relevance_messages(baseline.question, retrieved.first_passage, self._service.tenant)
-        return await self._asked(messages, sample)
+        return await self._ask_recipe(messages, sample)
 
     def _needs_relevance(self, baseline: Baseline) -> bool:
         config = self._service.reward
         return config.relevance_gate and not (config.use_labels and baseline.gold_id)
 
-    async def _asked(self, messages: "list[Message]", sample: RetrievedSample) -> float:
+    async def _ask_recipe(self, messages: "list[Message]", sample: RetrievedSample) -> float:
         return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)

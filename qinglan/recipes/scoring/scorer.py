@@ -1,4 +1,4 @@
-"""What all scorers share: judge, patience, ledger, the log. A failed call leaves a sample without a score."""
+"""What all scorers share: judge, outages, ledger, log. A failed call leaves a sample without a score."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from qinglan.errors import ConfigError, LedgerError, QinglanError
 from qinglan.ledger import Ledger, ledger_url
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes import Message
-from qinglan.recipes.scoring.outages import Patience
+from qinglan.recipes.scoring.outages import OutageWait
 from qinglan.recipes.scoring.samples import invalid, open_log, write_sample
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import hash_fraction
@@ -84,14 +84,14 @@ class Scorer(ABC, Generic[S]):
             LedgerError: the ledger can't be opened.
         """
         self._service = service
-        self._patiences: list[Patience] = []
+        self._outage_waits: list[OutageWait] = []
         with ExitStack() as opening:
             self._log = opening.enter_context(open_log(service.samples_log))
             self._ledger = Ledger(ledger_url(service.ledger, service.state))
             opening.callback(self._ledger.close)
             self._queue = LedgerQueue(self._ledger, service.run_id, service.budget)
             self._judge = self._open_judge()
-            self._judge_patience = self._patience("judge")
+            self._judge_wait = self._outage_wait("judge")
             self._open()
             self._opened = opening.pop_all()
 
@@ -105,17 +105,18 @@ class Scorer(ABC, Generic[S]):
         account = Account(service.run_id, service.tenant.id, role, service.judge.model, service.judge_price)
         return ChatClient(service.judge, service.judge_url, account, self._queue, key_salt=service.judge_key_salt)
 
-    def _patience(self, service: Service) -> Patience:
-        patience = Patience(service, self._service.reward.max_outage_s, lambda entry: write_sample(self._log, entry))
-        self._patiences.append(patience)
-        return patience
+    def _open(self) -> None:
+        """Open what else is needed."""
+
+    def _outage_wait(self, service: Service) -> OutageWait:
+        max_outage_s = self._service.reward.max_outage_s
+        self._outage_waits.append(OutageWait(service, max_outage_s, lambda entry: write_sample(self._log, entry)))
+        return self._outage_waits[-1]
 
     async def close(self) -> None:
         """Write what is not written yet, and close connections and files."""
-        await self._drop_calls()
-        for patience in self._patiences:
-            await patience.close()
-        await self._close_services()
+        for wait in self._outage_waits:
+            await wait.close()
         if self._judge:
             await self._judge.close()
         await self._queue.close()
@@ -132,24 +133,12 @@ class Scorer(ABC, Generic[S]):
         except QinglanError as error:
             write_sample(self._log, sample.entry() | invalid(error))
             return self._service.outcome(None, sample.used())
-        except Exception as error:  # verl drops the sample without a word, whatever the error is
+        except Exception as error:  # verl drops the sample silently, whatever the error is
             write_sample(self._log, sample.entry() | invalid(error))
             raise
         known = {name: value for name, value in scored.items() if not math.isnan(value)}
         write_sample(self._log, sample.entry() | known)
         return self._service.outcome(scored, sample.used())
-
-    @abstractmethod
-    def _open(self) -> None:
-        """Open what else is needed."""
-
-    @abstractmethod
-    async def _drop_calls(self) -> None:
-        """Drop what is under way beside the judge's."""
-
-    @abstractmethod
-    async def _close_services(self) -> None:
-        """Close what else was opened."""
 
     @abstractmethod
     def _sample(self, row_id: str | None, text: str) -> S:
@@ -166,7 +155,7 @@ class Scorer(ABC, Generic[S]):
         parse: Callable[[str], float],
         schema: JsonSchema | None = None,
     ) -> float:
-        """The judge's score, 0–5, however long it takes."""
+        """The judge's score, 0–5; waits while the judge is down."""
         judge = self._judge
         assert judge is not None, "a recipe that asks a judge has one"
 
@@ -175,6 +164,6 @@ class Scorer(ABC, Generic[S]):
 
         sample.judge_asked += 1
         with sample.calling("judge"):
-            answer = await self._judge_patience.call(ask, answered=lambda answer: not answer.cached)
+            answer = await self._judge_wait.call(ask, answered=lambda answer: not answer.cached)
         sample.judged.append(answer)
         return answer.value

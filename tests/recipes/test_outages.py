@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qinglan.errors import BudgetError, CallError, RetrievalError, TeacherError
-from qinglan.recipes.scoring.outages import ALONE_S, LONGEST_PAUSE_S, OutageError, Patience
+from qinglan.recipes.scoring.outages import LONGEST_PAUSE_S, SINGLE_CALL_S, OutageError, OutageWait
 
 
 class Clock:
@@ -44,13 +44,13 @@ class Site:
     def __init__(self, *down: tuple[float, float], poison: str = "", max_outage_s: float = 600) -> None:
         self.clock, self.notes = Clock(), list[dict[str, Any]]()
         self.service = Service(self.clock, *down, poison=poison)
-        self.patience = Patience(
+        self.wait = OutageWait(
             "rag", max_outage_s, self.notes.append, clock=lambda: self.clock.now_s, sleep=self.clock.sleep
         )
 
     async def score(self, what: str, *, probe: str | None = "known") -> str:
         known = self.service.ask(probe) if probe else None
-        return await self.patience.call(self.service.ask(what), known)
+        return await self.wait.call(self.service.ask(what), known)
 
     async def score_all(self, *what: str, probe: str | None = "known") -> list[Any]:
         scoring = (self.score(each, probe=probe) for each in what)
@@ -113,7 +113,7 @@ async def test_a_sample_that_nobody_can_vouch_for_is_given_up_after_a_minute():
     site = Site(poison="bad")
     (bad,) = await site.score_all("bad", probe=None)
     assert isinstance(bad, OutageError)
-    assert ALONE_S <= site.clock.now_s <= ALONE_S + LONGEST_PAUSE_S
+    assert SINGLE_CALL_S <= site.clock.now_s <= SINGLE_CALL_S + LONGEST_PAUSE_S
     assert await site.score_all("a", probe=None) == ["a"]
 
 
@@ -122,7 +122,7 @@ async def test_without_a_known_answer_the_others_show_that_the_service_works():
     bad, *scored = await site.score_all("bad", *MANY, probe=None)
     assert scored == MANY
     assert isinstance(bad, CallError)
-    assert site.clock.now_s < ALONE_S + 2 * LONGEST_PAUSE_S
+    assert site.clock.now_s < SINGLE_CALL_S + 2 * LONGEST_PAUSE_S
 
 
 async def test_a_service_that_stays_away_is_given_up_for_all_at_once():
@@ -161,7 +161,7 @@ async def test_what_waiting_can_not_mend_is_told_at_once(error: Exception):
         raise error
 
     with pytest.raises(type(error)):
-        await site.patience.call(attempt, site.service.ask("known"))
+        await site.wait.call(attempt, site.service.ask("known"))
     assert site.service.asked == []
 
 
@@ -180,7 +180,7 @@ async def test_a_probe_that_is_refused_shows_nothing_unless_it_was_answered_befo
             raise RetrievalError("HTTP 500", "rag_unavailable", transient=True)
         return "found"
 
-    assert await site.patience.call(attempt, probe) == "found"
+    assert await site.wait.call(attempt, probe) == "found"
     assert site.states == [("rag", "began"), ("rag", "ended")]
 
 
@@ -199,7 +199,7 @@ class Slow:
 @pytest.mark.parametrize("late_s", [[0.1], [1], [10, 14, 20], [4, 8, 12, 16, 20, 24]])
 async def test_answers_to_calls_from_before_an_outage_do_not_end_it(late_s: list[float]):
     site, calls = Site((0, 60)), [Slow() for _ in late_s]
-    on_their_way = [asyncio.create_task(site.patience.call(each)) for each in calls]
+    on_their_way = [asyncio.create_task(site.wait.call(each)) for each in calls]
     waiting = asyncio.create_task(site.score_all(*MANY))
     for call, at_s in zip(calls, late_s, strict=True):
         await until(lambda at_s=at_s: bool(site.notes) and site.clock.now_s >= at_s)
@@ -212,7 +212,7 @@ async def test_answers_to_calls_from_before_an_outage_do_not_end_it(late_s: list
 
 async def test_nor_do_they_take_back_that_it_was_given_up():
     site, slow = Site((0, 1000), max_outage_s=120), Slow()
-    on_its_way = asyncio.create_task(site.patience.call(slow))
+    on_its_way = asyncio.create_task(site.wait.call(slow))
     await site.score_all("a", "b")
     slow.arrived.set()
     await on_its_way
@@ -224,9 +224,9 @@ async def test_nor_do_they_take_back_that_it_was_given_up():
 @pytest.mark.parametrize("by_the_service", [True, False])
 async def test_an_answer_to_a_call_made_while_the_first_is_tried_shows_that_all_is_well(by_the_service: bool):
     site, probe, call = Site(poison="bad"), Slow(), Slow()
-    bad = asyncio.create_task(site.patience.call(site.service.ask("bad"), probe))
+    bad = asyncio.create_task(site.wait.call(site.service.ask("bad"), probe))
     await probe.asked.wait()
-    meanwhile = asyncio.create_task(site.patience.call(call, answered=lambda _: by_the_service))
+    meanwhile = asyncio.create_task(site.wait.call(call, answered=lambda _: by_the_service))
     call.arrived.set()
     await meanwhile
     for _ in range(10):
@@ -246,7 +246,7 @@ async def test_a_cancelled_sample_leaves_nothing_behind():
         await scoring
     site.clock.now_s = 60
     assert await site.score_all("b") == ["b"]
-    await site.patience.close()
+    await site.wait.close()
 
 
 async def test_the_judges_unreadable_answer_is_no_outage():
@@ -255,5 +255,5 @@ async def test_the_judges_unreadable_answer_is_no_outage():
     async def unreadable() -> str:
         raise TeacherError("no score in it", "judge_unreadable")
 
-    (failed,) = await asyncio.gather(site.patience.call(unreadable), return_exceptions=True)
+    (failed,) = await asyncio.gather(site.wait.call(unreadable), return_exceptions=True)
     assert isinstance(failed, TeacherError) and site.notes == []

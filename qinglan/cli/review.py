@@ -1,4 +1,4 @@
-"""`qinglan review`: hand a sample of rewrites to people, and take their verdicts back."""
+"""`qinglan review`: export a sample of answers for reviewers, and import their verdicts."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,8 +13,8 @@ from qinglan.config import load_profile
 from qinglan.errors import WorkbookError
 from qinglan.text import one_line
 
-if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
-    from qinglan.data.review.verdicts import Control
+if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands do not need
+    from qinglan.data.review.verdicts import ControlResult
 
 app = typer.Typer(no_args_is_help=True, help="Review rewrites by hand: export a workbook, import its verdicts.")
 _SHOWN_PROBLEMS = 20
@@ -31,7 +31,7 @@ def export_workbook(
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
-    """Write a workbook of rows that people should judge: the risky ones, and some at random."""
+    """Write a workbook of rows for reviewers: the risky ones, and some at random."""
     from qinglan.data.review.export import export_reviews
 
     done = export_reviews(load_profile(profile, set_ or ()), run, workbook, rows, again=again)
@@ -86,19 +86,19 @@ def list_reviews(
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
 ) -> None:
-    """Count the verdicts that stand, by tenant and reviewer."""
+    """Count the current verdicts, by tenant and reviewer."""
     from qinglan.data.review import Reviews, read_store, store_path
     from qinglan.data.review.export import count_verdicts
 
     loaded = load_profile(profile, set_ or ())
     table = Table("Tenant", "Reviewer", "Accepted", "Rejected", "Corrected", "Last import")
     for path in sorted(store_path(loaded).parent.glob("*.jsonl")):
-        standing = list(Reviews(read_store(path)).by_row.values())
-        for reviewer in sorted({review.reviewer for review in standing}):
-            mine = [review for review in standing if review.reviewer == reviewer]
+        current = list(Reviews(read_store(path)).by_row.values())
+        for reviewer in sorted({review.reviewer for review in current}):
+            mine = [review for review in current if review.reviewer == reviewer]
             counts = Counter(review.verdict for review in mine)
             numbers = (f"{counts[verdict]:,}" for verdict in ("accept", "reject", "correct"))
-            who = (Text(mine[0].tenant), Text(one_line(reviewer) or _NOBODY))  # no markup in what a stranger typed
+            who = (Text(mine[0].tenant), Text(one_line(reviewer) or _NOBODY))  # a cell's text may look like markup
             table.add_row(*who, *numbers, max(review.imported_at for review in mine))
     if not table.rows:
         say(f"no reviews under {store_path(loaded).parent}; start with `qinglan review export`")
@@ -112,7 +112,7 @@ def list_reviews(
         )
 
 
-def _error_rate(control: "Control") -> str:
+def _error_rate(control: "ControlResult") -> str:
     low, high = control.interval
     text = (
         f"error rate of the rows that teach: {control.wrong:,} of {control.reviewed:,} control rows rejected or "

@@ -1,9 +1,8 @@
-"""The workbook: user questions in, every row with its verdict.
+"""Reads user questions as rows.
 
-A file that can't be understood raises one `WorkbookError`; a row that can't be used comes back as a failed row with
-its reason, so that nothing disappears between the workbook and the report. Cells are read for what they hold, never
-evaluated: a formula is refused, and a text that begins with ``=`` is text. Rows come as a stream: of those that went
-by, only where each question stood first is remembered.
+A file that can't be read raises one `WorkbookError`; a row that can't be used is returned as a failed row with its
+reason, so that no row is missing from the report. Cells are never evaluated: a formula is refused, and a text that
+begins with ``=`` is text. Rows are a stream: only the source of each question's first row stays in memory.
 """
 
 import math
@@ -14,50 +13,52 @@ from typing import Any, get_args
 
 from qinglan.config import Data, Tenant
 from qinglan.data.sources.files import read_records, read_snapshot
-from qinglan.data.sources.records import FIELDS, Record, Wanted, cell_text, input_field, is_empty
+from qinglan.data.sources.records import FIELDS, InputColumns, Record, cell_text, input_field, is_empty
 from qinglan.recipes import Input, identifying
 from qinglan.rows import HINTS, Row, Split, normalise, row_id
 from qinglan.runs.artifacts import hash_of
 
 _SPLITS = get_args(Split)
 
-Tell = Callable[[str], None]
-
 
 def read_rows(
-    path: Path, data: Data, tenant: Tenant, tell: Tell = lambda _: None, *, inputs: Sequence[Input] = ()
+    path: Path,
+    data: Data,
+    tenant: Tenant,
+    report: Callable[[str], None] = lambda _: None,
+    *,
+    inputs: Sequence[Input] = (),
 ) -> Iterator[Row]:
     """Every row of a file or folder, in its order, `ok` or `failed` with one of `rows.INPUT_REASONS`; ids are unique.
 
-    Empty rows at a file's end are no rows. Absent optional columns are fine under their default names; one that the
-    profile names must be there.
+    Empty rows at a file's end are left out. Optional columns may be absent, unless the profile names them.
 
     Args:
         path: with `data.sql`, the snapshot of the database's rows.
-        tell: gets one line per failed row: where, why, and what to do.
+        report: gets one line per failed row: source, reason and hint.
         inputs: the recipe's further columns.
 
     Raises:
-        WorkbookError: a file as a whole can't be used; not before the first row is asked for.
+        WorkbookError: a file as a whole can't be used; raised when the first row is taken.
     """
-    wanted = Wanted.of(data, inputs)
-    records = read_snapshot(path, wanted) if data.sql else read_records(path, wanted)
-    places = _Places()
-    for record in _few(records, data.limit) if data.limit else records:
+    columns = InputColumns.of(data, inputs)
+    records = read_snapshot(path, columns) if data.sql else read_records(path, columns)
+    seen = _SeenQuestions()
+    for record in _limited(records, data.limit) if data.limit else records:
         source = f"{record.prefix}{record.number}"
         row = _row(record, source, tenant, inputs)
         reason = record.flaw or _flaw(row, record.cells, data, inputs)
-        first = None if reason else places.first(row.id, record)
+        first = None if reason else seen.first_source(row.id, record)
         if reason is None and first is None:
             yield row
             continue
         reason = reason or "duplicate"
-        tell(f"{source}: {reason}: {f'repeats {first}; ' if first else ''}{HINTS[reason]}")
+        report(f"{source}: {reason}: {f'repeats {first}; ' if first else ''}{HINTS[reason]}")
         yield _refused(row, reason)
 
 
-def _few(records: Iterable[Record], limit: int) -> Iterator[Record]:
-    """The first ones, of each split that rows name a third at most: a sorted workbook's first rows are all of one."""
+def _limited(records: Iterable[Record], limit: int) -> Iterator[Record]:
+    """The first records, at most a third of each named split: a sorted workbook begins with rows of one split."""
     taken: Counter[str] = Counter()
     for record in records:
         split = cell_text(record.cells.get("split")).lower()
@@ -68,15 +69,15 @@ def _few(records: Iterable[Record], limit: int) -> Iterator[Record]:
             return
 
 
-class _Places:
-    """Where each question stood first, in some 150 bytes a question."""
+class _SeenQuestions:
+    """The source of the first row of each question, in some 150 bytes a question."""
 
     def __init__(self) -> None:
         self._prefixes: dict[str, int] = {}
         self._places: dict[int, int] = {}
 
-    def first(self, question: str, record: Record) -> str | None:
-        """The source that has had this question already; if none has, this record is the first."""
+    def first_source(self, question: str, record: Record) -> str | None:
+        """The source of an earlier row with this question; None where this record is the first."""
         here = self._prefixes.setdefault(record.prefix, len(self._prefixes)) << 40 | record.number
         place = self._places.setdefault(int(question, 16), here)
         if place == here:
@@ -104,7 +105,7 @@ def _row(record: Record, source: str, tenant: Tenant, inputs: Sequence[Input]) -
 
 
 def _refused(row: Row, reason: str) -> Row:
-    """The row failed, under an id of its own: what it asks may be nothing, or another row's question."""
+    """The row, failed, with an id of its own, because its question may be empty or another row's."""
     return row.failed(reason).model_copy(update={"id": hash_of(row.id, row.source)[:16]})
 
 

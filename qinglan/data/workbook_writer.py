@@ -1,11 +1,8 @@
-"""The workbook out: every row with its verdict, for people.
-
-Text never becomes a formula, whatever it begins with.
-"""
+"""Writes rows to a workbook for users; a text never becomes a formula."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import openpyxl
 from openpyxl.cell import Cell, WriteOnlyCell
@@ -14,6 +11,7 @@ from openpyxl.utils import get_column_letter
 
 from qinglan.data.sources.records import without_illegal
 from qinglan.recipes import Input, Recipe
+from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import Artifact
 
@@ -21,19 +19,21 @@ ROWS_A_SHEET = 1_048_575
 """Excel's limit, less the header."""
 
 
+CellValue = str | float | None
+
+
 class Column(NamedTuple):
     """A column of the sheet."""
 
     title: str
     width: int
-    value: Callable[[Row], str | float | None]
+    value: Callable[[Row], CellValue]
 
 
 def write_rows(path: Path, rows: Iterable[Row], recipe: Recipe) -> Artifact:
-    """An .xlsx with every row and its verdict, for people; the file's digest differs from write to write.
+    """Write an .xlsx with every row and its result; the file's digest differs from write to write.
 
-    Text never becomes a formula, whatever it begins with; cells longer than Excel's 32,767 characters are cut. What
-    goes beyond an Excel sheet's 1,048,576 rows stands on further sheets.
+    Cells longer than Excel's 32,767 characters are cut. Rows beyond an Excel sheet's 1,048,576 go to further sheets.
     """
     book = openpyxl.Workbook(write_only=True)
     columns, count, filled = columns_of(recipe), 0, 0
@@ -42,7 +42,8 @@ def write_rows(path: Path, rows: Iterable[Row], recipe: Recipe) -> Artifact:
         if filled == ROWS_A_SHEET:
             _close(sheet, filled, columns)
             sheet, filled = _new_sheet(book, count // ROWS_A_SHEET + 1, columns), 0
-        sheet.append([_cell(sheet, column.value(row)) for column in columns])
+        values = (column.value(row) for column in columns)
+        sheet.append([text_cell(sheet, value) if isinstance(value, str) else value for value in values])
         count, filled = count + 1, filled + 1
     _close(sheet, filled, columns)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,11 +61,11 @@ def header_cell(sheet: Any, title: str) -> Cell:
 
 
 def text_cell(sheet: Any, text: str) -> Cell:
-    """A cell that holds text and stays text, for a sheet in openpyxl's write-only mode; illegal characters go."""
+    """A cell that holds text and stays text, for a sheet in openpyxl's write-only mode, without illegal characters."""
     cell = WriteOnlyCell(sheet, without_illegal(text))
     cell.data_type = "s"  # openpyxl takes "=…" for a formula and "#N/A" for an error
     if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
-        cell.quotePrefix = True  # stays text when somebody edits the cell
+        cell.quotePrefix = True  # stays text when a user edits the cell
     return cell
 
 
@@ -82,74 +83,69 @@ def _close(sheet: Any, rows: int, columns: Sequence[Column]) -> None:
     sheet.close()  # write-only sheets go to disk as they are filled; this one is complete
 
 
-def _cell(sheet: Any, value: str | float | None) -> Cell | float | None:
-    return text_cell(sheet, value) if isinstance(value, str) else value
+def of_retrieval(
+    field: Literal["original_retrieved", "answer_retrieved"], value: Callable[[Retrieved, Row], CellValue]
+) -> Callable[[Row], CellValue]:
+    """A column's value from a retrieval; empty where there was none."""
+
+    def of(row: Row) -> CellValue:
+        found = getattr(row, field)
+        return None if found is None else value(found, row)
+
+    return of
 
 
-def _of(retrieved: Callable[[Row], Retrieved | None], what: Callable[[Retrieved], str | float | None]) -> Any:
-    """A column over a retrieval that may not have happened."""
-
-    def value(row: Row) -> str | float | None:
-        found = retrieved(row)
-        return None if found is None else what(found)
-
-    return value
-
-
-def _original(row: Row) -> Retrieved | None:
-    return row.original_retrieved
-
-
-def _rewritten(row: Row) -> Retrieved | None:
-    return row.answer_retrieved
-
-
-def _gold_rank(retrieved: Callable[[Row], Retrieved | None]) -> Callable[[Row], int | None]:
-    """1-based rank of the gold document, 0 where it was missed, empty where there is none to find."""
-
-    def value(row: Row) -> int | None:
-        found = retrieved(row)
-        return None if found is None or row.gold_id is None else found.rank(row.gold_id)
-
-    return value
-
-
-def _top1_score(found: Retrieved) -> float:
+def top1_score(found: Retrieved, _: Row) -> CellValue:
+    """The reranker's score of the first document."""
     return round(found.top1_score, 4)
 
 
-def _quality(found: Retrieved) -> float:
+def gold_rank(found: Retrieved, row: Row) -> CellValue:
+    """1-based rank of the gold document, 0 where it was missed, empty where the row names none."""
+    return None if row.gold_id is None else found.rank(row.gold_id)
+
+
+def _quality(found: Retrieved, _: Row) -> CellValue:
     return round(found.quality, 4)
 
 
-def _first_title(found: Retrieved) -> str:
-    return found.titles[0] if found.titles else ""
-
-
-def _input(name: str) -> Callable[[Row], str]:
+def input_value(name: str) -> Callable[[Row], CellValue]:
+    """A column's value from an input of the recipe."""
     return lambda row: row.inputs.get(name, "")
 
 
-def _part(name: str) -> Callable[[Row], float | None]:
-    return lambda row: (row.parts or {}).get(name)
+def part_columns(recipe: AnswerRecipe, width: int) -> list[Column]:
+    """A column for each part of an answer's score by rule."""
+    return [
+        Column(f"规则：{name}", width, lambda row, name=name: (row.parts or {}).get(name))  # type: ignore[misc]
+        for name in recipe.WEIGHTS
+        if name != "judge"
+    ]
 
 
 def input_titles(inputs: Iterable[Input], taken: Collection[str]) -> dict[str, str]:
-    """A column's title for each input by name: what the recipe calls it, unless the sheet has another of that title."""
+    """A title for each input by name: that of the recipe, unless the sheet has another column of that title."""
     return {each.name: f"{each.column}（输入）" if each.column in taken else each.column for each in inputs}
 
 
 def columns_of(recipe: Recipe) -> tuple[Column, ...]:
-    """What people see of a row: what was asked, what came of it, where it stands."""
+    """The recipe's columns: the question, its results, labels, costs and source."""
     results: tuple[Column, ...] = _REWRITE
-    costs = _REWRITE_COSTS
-    if not recipe.retrieves:
-        parts = (Column(f"规则：{name}", 12, _part(name)) for name in recipe.rule_parts)
-        results, costs = (*_ANSWER, *parts), _ANSWER_COSTS
-    fixed = (*_QUESTION, *results, *_LABELS, *costs, *_PLACE)
-    titles = input_titles(recipe.INPUTS, [column.title for column in fixed])
-    inputs = tuple(Column(title, 40, _input(name)) for name, title in titles.items())
-    return (*_QUESTION, *inputs, *results, *_LABELS, *costs, *_PLACE)
+    thing = "改写"
+    if isinstance(recipe, AnswerRecipe):
+        results = (Column("回答", 64, lambda row: row.answer), *_VERDICT, *part_columns(recipe, 12))
+        thing = "回答"
+    last = (
+        Column("标准文档", 20, lambda row: row.gold_id),
+        Column("意图", 12, lambda row: row.intent),
+        Column(f"{thing}耗时（毫秒）", 17, lambda row: row.answer_latency_ms),
+        Column(f"{thing}成本（美元）", 17, lambda row: row.answer_cost_usd),
+        Column("来源", 28, lambda row: row.source),
+        Column("行编号", 20, lambda row: row.id),
+    )
+    titles = input_titles(recipe.INPUTS, [column.title for column in (*_QUESTION, *results, *last)])
+    inputs = (Column(title, 40, input_value(name)) for name, title in titles.items())
+    return (*_QUESTION, *inputs, *results, *last)
 
 
 _QUESTION = (
@@ -164,31 +160,16 @@ _VERDICT = (
     Column("数据池", 10, lambda row: row.pool),
     Column("裁判分", 9, lambda row: row.judge_score),
 )
-_ANSWER = (Column("回答", 64, lambda row: row.answer), *_VERDICT)
 _REWRITE = (
     Column("改写", 48, lambda row: row.answer),
     *_VERDICT,
-    Column("原问题首条得分", 15, _of(_original, _top1_score)),
-    Column("改写首条得分", 13, _of(_rewritten, _top1_score)),
-    Column("原问题检索质量", 15, _of(_original, _quality)),
-    Column("改写检索质量", 13, _of(_rewritten, _quality)),
-    Column("原问题标准文档名次", 19, _gold_rank(_original)),
-    Column("改写标准文档名次", 17, _gold_rank(_rewritten)),
-    Column("改写首条内容", 40, _of(_rewritten, _first_title)),
-)
-_LABELS = (
-    Column("标准文档", 20, lambda row: row.gold_id),
-    Column("意图", 12, lambda row: row.intent),
-)
-_REWRITE_COSTS = (
-    Column("改写耗时（毫秒）", 17, lambda row: row.answer_latency_ms),
-    Column("改写成本（美元）", 17, lambda row: row.answer_cost_usd),
-)
-_ANSWER_COSTS = (
-    Column("回答耗时（毫秒）", 17, lambda row: row.answer_latency_ms),
-    Column("回答成本（美元）", 17, lambda row: row.answer_cost_usd),
-)
-_PLACE = (
-    Column("来源", 28, lambda row: row.source),
-    Column("行编号", 20, lambda row: row.id),
+    Column("原问题首条得分", 15, of_retrieval("original_retrieved", top1_score)),
+    Column("改写首条得分", 13, of_retrieval("answer_retrieved", top1_score)),
+    Column("原问题检索质量", 15, of_retrieval("original_retrieved", _quality)),
+    Column("改写检索质量", 13, of_retrieval("answer_retrieved", _quality)),
+    Column("原问题标准文档名次", 19, of_retrieval("original_retrieved", gold_rank)),
+    Column("改写标准文档名次", 17, of_retrieval("answer_retrieved", gold_rank)),
+    Column(
+        "改写首条内容", 40, of_retrieval("answer_retrieved", lambda found, _: found.titles[0] if found.titles else "")
+    ),
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
-from qinglan.data.sources.records import Wanted, input_field
+from qinglan.data.sources.records import InputColumns, input_field
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe, identifying
 from qinglan.rows import Row, normalise, row_id
@@ -49,7 +49,7 @@ class RequestLogWriter:
         """
         self._profile, self._folder, self._today = profile, folder, today
         self._config, self._inputs = profile.serve.request_log, get_recipe(profile.recipe).INPUTS
-        self._columns = Wanted.of(profile.data, self._inputs).columns
+        self._columns = InputColumns.of(profile.data, self._inputs).names
         self._day: DayFile | None = None
         self._waiting: queue.Queue[_Entry | None] = queue.Queue(_MOST_WAITING)
         self.outcomes: Counter[str] = Counter()

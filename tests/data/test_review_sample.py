@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from qinglan.config import Select
-from qinglan.data.review.sample import ANSWER_STRATA, CONTROL, STRATA, Sample, draw
+from qinglan.data.review.sample import ANSWER_STRATA, CONTROL, STRATA, ReviewSample, draw_sample
 from qinglan.rows import Retrieved, Row
 
 CONFIG = Select(min_top1_score=0.6)
@@ -21,8 +21,8 @@ def row(number: int = 0, **changes: Any) -> Row:
     return Row(id=f"r{number}", tenant="t", query="头疼", source="q.csv:2", **(good | changes))
 
 
-def names(sample: Sample) -> dict[str, tuple[str, ...]]:
-    return {each.row.id: tuple(stratum.name for stratum in each.strata) for each in sample.drawn}
+def names(sample: ReviewSample) -> dict[str, tuple[str, ...]]:
+    return {each.row.id: tuple(stratum.name for stratum in each.strata) for each in sample.rows}
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,19 @@ def names(sample: Sample) -> dict[str, tuple[str, ...]]:
     ],
 )
 def test_what_is_drawn_and_why(changes: dict[str, Any], strata: tuple[str, ...]):
-    assert names(draw([row(**changes)], CONFIG, 5)) == {"r0": strata}
+    assert names(draw_sample([row(**changes)], CONFIG, 5)) == {"r0": strata}
 
 
 @pytest.mark.parametrize("reason", ["rewrite_too_long", "teacher_refused"])
 def test_what_fell_by_rule_may_be_corrected(reason: str):
     fallen = row(answer=None, answer_retrieved=None).failed(reason)
-    assert names(draw([fallen], CONFIG, 5)) == {"r0": ("by_rule",)}
+    assert names(draw_sample([fallen], CONFIG, 5)) == {"r0": ("by_rule",)}
 
 
 @pytest.mark.parametrize("reason", ["teacher_timeout", "rag_unavailable", "empty_query", "near_duplicate_of_test"])
 def test_what_no_verdict_could_change_is_not_drawn(reason: str):
     rewrite = "改写" if reason.startswith("near") else None
-    assert not draw([row(answer=rewrite, gold_id="g").failed(reason)], CONFIG, 5).drawn
+    assert not draw_sample([row(answer=rewrite, gold_id="g").failed(reason)], CONFIG, 5).rows
 
 
 def mixed(count: int = 2000) -> Iterator[Row]:
@@ -74,28 +74,28 @@ def mixed(count: int = 2000) -> Iterator[Row]:
 
 
 def test_every_stratum_gets_its_share():
-    sample = draw(mixed(), CONFIG, 200)
-    counts = {s.name: sum(s in each.strata for each in sample.drawn) for s in STRATA}
-    assert len(sample.drawn) == len(names(sample)) == 200
+    sample = draw_sample(mixed(), CONFIG, 200)
+    counts = {s.name: sum(s in each.strata for each in sample.rows) for s in STRATA}
+    assert len(sample.rows) == len(names(sample)) == 200
     assert all(counts[stratum.name] >= stratum.share * 200 for stratum in STRATA)
     assert sample.population["judge_low"] == 100
 
 
 def test_the_sample_does_not_depend_on_the_order_of_the_rows():
-    assert draw(mixed(), CONFIG, 50) == draw(reversed(list(mixed())), CONFIG, 50)
+    assert draw_sample(mixed(), CONFIG, 50) == draw_sample(reversed(list(mixed())), CONFIG, 50)
 
 
 def test_a_bigger_sample_keeps_the_controls_of_the_smaller():
-    small, big = (names(draw(mixed(), CONFIG, places)) for places in (40, 80))
+    small, big = (names(draw_sample(mixed(), CONFIG, places)) for places in (40, 80))
     assert {i for i, strata in small.items() if "control" in strata} <= {i for i, s in big.items() if "control" in s}
 
 
 def test_places_that_a_stratum_cannot_fill_go_to_the_others():
     rows = [row(n, judge_score=1.0) for n in range(100)] + [row(n).failed("refusal_text") for n in range(100, 103)]
-    sample = draw(rows, CONFIG, 40)
-    assert len(sample.drawn) == 40
+    sample = draw_sample(rows, CONFIG, 40)
+    assert len(sample.rows) == 40
     assert sum("by_rule" in strata for strata in names(sample).values()) == 3
-    assert len(draw(rows, CONFIG, 500).drawn) == 103
+    assert len(draw_sample(rows, CONFIG, 500).rows) == 103
 
 
 def test_controls_are_a_random_sample_of_what_teaches():
@@ -103,7 +103,7 @@ def test_controls_are_a_random_sample_of_what_teaches():
     rows = list(mixed(20_000))
     teaching = [r for r in rows if r.status == "ok"]
     share = sum(r.judge_score == 1.0 for r in teaching) / len(teaching)
-    controls = [each.row for each in draw(rows, CONFIG, 2000).drawn if CONTROL in each.strata]
+    controls = [each.row for each in draw_sample(rows, CONFIG, 2000).rows if CONTROL in each.strata]
     assert {r.status for r in controls} == {"ok"}
     assert abs(sum(r.judge_score == 1.0 for r in controls) / len(controls) - share) < 0.03
 
@@ -125,7 +125,7 @@ def test_only_the_places_are_kept_of_a_long_stream():
             yield Watched(**row(n, judge_score=1.0, gold_id="g").model_dump())
             most = max(most, len(alive))
 
-    draw(stream(), CONFIG, 10)
+    draw_sample(stream(), CONFIG, 10)
     assert most <= 10 * len(STRATA) + 2
 
 
@@ -151,12 +151,12 @@ def answer(number: int = 0, **changes: Any) -> Row:
     ],
 )
 def test_which_answers_are_drawn_and_why(changes: dict[str, Any], strata: tuple[str, ...]):
-    assert names(draw([answer(**changes)], CONFIG, 5, ANSWER_STRATA)) == {"a0": strata}
+    assert names(draw_sample([answer(**changes)], CONFIG, 5, ANSWER_STRATA)) == {"a0": strata}
 
 
 def test_an_answer_that_fell_by_the_recipes_rules_may_be_corrected():
     fallen = answer(parts=None, judge_score=None).failed("bad_format")
-    assert names(draw([fallen], CONFIG, 5, ANSWER_STRATA)) == {"a0": ("by_rule",)}
+    assert names(draw_sample([fallen], CONFIG, 5, ANSWER_STRATA)) == {"a0": ("by_rule",)}
 
 
 def test_shares_of_answers_add_up_too():

@@ -10,8 +10,8 @@ from scipy.stats import binomtest
 
 from qinglan.config import Profile
 from qinglan.data.review import add_reviews, load_reviews
-from qinglan.data.review.export import Exported, Standing, count_verdicts, export_reviews
-from qinglan.data.review.verdicts import Control, read_sheet
+from qinglan.data.review.export import ReviewExport, VerdictCounts, count_verdicts, export_reviews
+from qinglan.data.review.verdicts import ControlResult, read_sheet
 from qinglan.errors import ArtifactError, ConfigError, StageError, WorkbookError
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import StageResult, write_jsonl
@@ -49,7 +49,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "out" / "review.xlsx"
 
 
-def export(profile: Profile, path: Path, *rows: Row) -> Exported:
+def export(profile: Profile, path: Path, *rows: Row) -> ReviewExport:
     finish(profile, *rows)
     return export_reviews(profile, "latest", path, 50)
 
@@ -191,7 +191,7 @@ def test_what_stands_in_the_way_of_an_export_is_said(profile: Profile, profile_o
         export_reviews(profile_of(tenant={"id": "b"}), "latest", path, 5)
     assert not path.exists()
     export_reviews(profile, "latest", path, 5)
-    with pytest.raises(ConfigError, match="is there already; choose another --out"):
+    with pytest.raises(ConfigError, match="exists already; choose another --out"):
         export_reviews(profile, "latest", path, 5)
     path.unlink()
     rows.write_text("")
@@ -222,7 +222,7 @@ def test_round_trip(profile: Profile, path: Path):
     fill_in(path, "多少钱", 结论=" 拒绝 ", 备注="不好")
     fill_in(path, "在哪买", 结论="Correct", 修改后的改写=" 购买\n渠道 ")
     sheet = read_sheet(path, profile)
-    assert (sheet.problems, sheet.without_verdict, sheet.control) == ([], 1, Control(4, 3, 2))
+    assert (sheet.problems, sheet.without_verdict, sheet.control) == ([], 1, ControlResult(4, 3, 2))
     add_reviews(profile, sheet.reviews)
 
     after = list(load_reviews(profile).apply(rows))
@@ -330,7 +330,7 @@ def test_two_verdicts_for_one_row_that_differ_are_named(profile: Profile, path: 
     )
     duplicate_line(path, 结论="accept")
     sheet = read_sheet(path, profile)
-    assert (sheet.problems, len(sheet.reviews), sheet.control) == ([], 1, Control(1, 1, 0))
+    assert (sheet.problems, len(sheet.reviews), sheet.control) == ([], 1, ControlResult(1, 1, 0))
 
 
 def test_all_bad_cells_are_in_one_list(profile: Profile, path: Path):
@@ -378,13 +378,13 @@ def test_a_file_that_is_no_review_workbook_is_named(profile: Profile, path: Path
     assert "no column `抽样原因`" in error(path)
     book["审核"]["V1"], book["审核"]["A1"] = "结论", "抽样原因"
     book.save(path)
-    assert "column `结论` stands in row 1 twice (P and V)" in error(path)
+    assert "column `结论` is in row 1 twice (P and V)" in error(path)
 
 
 @pytest.mark.parametrize(("wrong", "reviewed"), [(0, 1), (0, 50), (3, 50), (50, 50), (7, 9)])
 def test_the_interval_is_wilsons(wrong: int, reviewed: int):
     theirs = binomtest(wrong, reviewed).proportion_ci(method="wilson")
-    assert Control(reviewed, reviewed, wrong).interval == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+    assert ControlResult(reviewed, reviewed, wrong).interval == pytest.approx((theirs.low, theirs.high), abs=1e-12)
 
 
 def test_verdicts_are_compared_with_a_run(profile: Profile, path: Path):
@@ -393,7 +393,7 @@ def test_verdicts_are_compared_with_a_run(profile: Profile, path: Path):
         fill_in(path, query, 结论="通过")
     add_reviews(profile, read_sheet(path, profile).reviews)
     run = finish(profile, row(), row("多少钱", "新")).parents[1].name
-    assert count_verdicts(profile, "latest") == Standing(run, hold=1, changed=1, absent=1)
+    assert count_verdicts(profile, "latest") == VerdictCounts(run, hold=1, changed=1, absent=1)
 
 
 # Answers of another recipe

@@ -320,7 +320,7 @@ def test_optional_column_must_exist_once_the_profile_names_it(tmp_path: Path) ->
 
 def test_used_column_twice_in_the_header(tmp_path: Path) -> None:
     message = error_of(xlsx(tmp_path / "q.xlsx", ["问题", "备注", "备注", " 问题"], ["头疼"]))
-    assert "column `问题` stands in the header twice (A and D); rename one" in message
+    assert "column `问题` is in the header twice (A and D); rename one" in message
 
 
 def test_unknown_sheet_lists_the_sheets(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""People's verdicts on answers, one file per tenant and recipe, which later refreshes go by.
+"""Reviewers' verdicts on answers, one file per tenant and recipe, which later refreshes apply.
 
-The newest verdict on a row counts. Accepted and rejected hold for the answer that was looked at, so that the teacher's
-next one is judged anew; a person's own answer holds whatever the teacher says. A line is never changed, and the file
-is replaced whole at each import: a process killed at any moment leaves all of an import or nothing of it.
+The newest verdict on a row counts. `accept` and `reject` hold for the answer that was reviewed, so that another answer
+of the teacher needs another review; a correction holds for every answer. Each import replaces the whole file and
+changes no earlier line: a process killed at any moment leaves all of an import or nothing of it.
 """
 
 import hashlib
@@ -21,24 +21,24 @@ from qinglan.rows import Row
 from qinglan.runs.artifacts import hash_of
 from qinglan.runs.schema_version import parse_record, record_line
 
-Verdict = Literal["accept", "reject", "correct"]
+ReviewVerdict = Literal["accept", "reject", "correct"]
 
 
 class Review(BaseModel):
-    """One person's verdict on one row: a line of the store."""
+    """A reviewer's verdict on a row: a line of the store."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tenant: str
     row: str
     """The row's id."""
-    verdict: Verdict
+    verdict: ReviewVerdict
     fingerprint: str
-    """Of the answer that was looked at."""
+    """Of the reviewed answer."""
     answer: str
-    """That answer, for the record; empty where the teacher gave none."""
+    """The reviewed answer; empty where the teacher gave none."""
     corrected: str | None = None
-    """The person's own answer, with the verdict `correct` only."""
+    """The reviewer's answer, with the verdict `correct` only."""
     comment: str = ""
     reviewer: str = ""
     imported_at: str
@@ -49,14 +49,14 @@ class Review(BaseModel):
 
     @property
     def effect(self) -> tuple[str, ...]:
-        """What it does to the row; two reviews that agree here are the same to a dataset."""
+        """Its effect on the row; two reviews of the same effect give the same dataset."""
         if self.verdict == "correct":
             return (self.row, self.verdict, self.corrected or "")
         return (self.row, self.verdict, self.fingerprint)
 
 
 def fingerprint(answer: str | None) -> str:
-    """16 hex digits of an answer's words in their order; how much white space is between them does not matter."""
+    """16 hex digits of an answer's words in their order; the white space between them does not matter."""
     return hashlib.sha256(" ".join((answer or "").split()).encode()).hexdigest()[:16]
 
 
@@ -68,20 +68,20 @@ class Reviews:
 
     @property
     def digest(self) -> str:
-        """Changes with what the reviews do to rows, not with a comment or with who imported when."""
+        """Changes with the effects of the reviews, not with comments, reviewers or times."""
         return hash_of(sorted(review.effect for review in self.by_row.values()))
 
-    def standing(self, row: Row) -> Review | None:
-        """The review that holds for the row as it is now."""
+    def current(self, row: Row) -> Review | None:
+        """The review that applies to the row and its answer."""
         review = self.by_row.get(row.id)
         if review is None or review.verdict == "correct":
             return review
         return review if review.fingerprint == fingerprint(row.answer) else None
 
     def apply(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """The same rows in the same order, `review` and `corrected` set by what holds now and by nothing else."""
+        """The same rows in the same order, `review` and `corrected` set by the current reviews alone."""
         for row in rows:
-            review = self.standing(row)
+            review = self.current(row)
             verdict, corrected = (review.verdict, review.corrected) if review else (None, None)
             if (row.review, row.corrected) == (verdict, corrected):
                 yield row
@@ -93,7 +93,7 @@ def load_reviews(profile: Profile) -> Reviews:
     """The reviews of the profile's tenant and recipe; none where nobody has reviewed.
 
     Raises:
-        ArtifactError: a line of the store is damaged. A person's verdict is never skipped over.
+        ArtifactError: a line of the store is damaged; no verdict is ever skipped.
     """
     return Reviews(read_store(store_path(profile)))
 
@@ -116,20 +116,21 @@ def read_store(path: Path) -> list[Review]:
 
 
 @dataclass(frozen=True)
-class Added:
-    """What an import did to the store."""
+class ReviewImport:
+    """The result of an import."""
 
     new: Sequence[Review]
-    """Appended; all others of the import were there already."""
+    """Appended; the store had all others."""
     unchanged: int
     replaced: int
-    """How many of the new ones say something else than the same row's verdict before."""
+    """How many of the new ones have another effect than the row's verdict before."""
 
 
-def add_reviews(profile: Profile, reviews: Sequence[Review]) -> Added:
-    """Append what the store does not have yet, all or nothing, one process at a time.
+def add_reviews(profile: Profile, reviews: Sequence[Review]) -> ReviewImport:
+    """Append the reviews that the store lacks, all or none, one process at a time.
 
-    What came in from the same file before is not new, so an old file imported again does not undo later verdicts.
+    Reviews of a file that was imported before are not new, so that importing an old file again does not undo later
+    verdicts.
     """
     path = store_path(profile)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,17 +138,20 @@ def add_reviews(profile: Profile, reviews: Sequence[Review]) -> Added:
         lines = read_store(path)
         newest = Reviews(lines).by_row
         imported = {(line.file_sha256, line.row) for line in lines}
-        new = [r for r in reviews if (r.file_sha256, r.row) not in imported and not _says(newest.get(r.row), r)]
+        new = [r for r in reviews if (r.file_sha256, r.row) not in imported and not _is_repeated(newest.get(r.row), r)]
         if new:
             _write(path, [*lines, *new])
     replaced = sum(r.row in newest and newest[r.row].effect != r.effect for r in new)
-    return Added(new, len(reviews) - len(new), replaced)
+    return ReviewImport(new, len(reviews) - len(new), replaced)
 
 
-def _says(earlier: Review | None, review: Review) -> bool:
-    """Is it the same person saying the same again?"""
-    said = earlier and (earlier.effect, earlier.comment, earlier.reviewer)
-    return said == (review.effect, review.comment, review.reviewer)
+def _is_repeated(earlier: Review | None, review: Review) -> bool:
+    """Does the same reviewer give the same verdict again?"""
+    return earlier is not None and (earlier.effect, earlier.comment, earlier.reviewer) == (
+        review.effect,
+        review.comment,
+        review.reviewer,
+    )
 
 
 def _write(path: Path, lines: Iterable[Review]) -> None:

@@ -1,4 +1,4 @@
-"""From a run's rows to a review workbook: which stage, which rows, and what is left out."""
+"""Exports a sample of a run's rows to a review workbook, and counts the verdicts that hold for a run."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from qinglan.config import Profile
 from qinglan.data.review import fingerprint, load_reviews
-from qinglan.data.review.sample import draw, strata_of
-from qinglan.data.review.sheet import write_sample
+from qinglan.data.review.sample import draw_sample, strata_of
+from qinglan.data.review.workbook import write_sample
 from qinglan.data.sources.records import without_illegal
 from qinglan.errors import ConfigError, StageError
 from qinglan.recipes import Recipe, get_recipe, identifying
@@ -24,8 +24,8 @@ _CELL_CHARS = 32_767
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What went into the workbook."""
+class ReviewExport:
+    """The contents of an exported workbook."""
 
     run: str
     stage: str
@@ -35,46 +35,44 @@ class Exported:
     reviewed: int
     """Rows of the run that were left out because a verdict holds for them."""
     unfaithful: int
-    """Rows left out because a cell can't hold their text, so that nobody could tell later what was looked at."""
+    """Rows left out because a cell can't hold their text, so that an import could not identify the reviewed answer."""
 
 
-def export_reviews(profile: Profile, run_name: str, path: Path, places: int, *, again: bool = False) -> Exported:
-    """Write a sample of at most `places` rows; one pass over the run's rows, in bounded memory.
+def export_reviews(profile: Profile, run_name: str, path: Path, size: int, *, again: bool = False) -> ReviewExport:
+    """Write a sample of at most `size` rows; one pass over the run's rows, in bounded memory.
 
     Args:
-        again: also rows whose answer was reviewed before.
+        again: export also rows whose answer was reviewed before.
 
     Raises:
-        ConfigError: the file is there already, no such run or stage, or its rows are another tenant's.
-        ArtifactError: the stage's file is gone or was changed.
+        ConfigError: the file exists already, no such run or stage, or its rows are another tenant's.
+        ArtifactError: the stage's file is missing or was changed.
         StageError: there is nothing to review.
     """
     if path.suffix.lower() != ".xlsx":
         raise ConfigError(f"{path}: a review workbook is an .xlsx file; let its name end in that")
-    if path.exists():  # it may hold hours of somebody's work
-        raise ConfigError(
-            f"{path}: is there already; choose another --out, or delete it once its verdicts are imported"
-        )
+    if path.exists():  # it may hold hours of a reviewer's work
+        raise ConfigError(f"{path}: exists already; choose another --out, or delete it once its verdicts are imported")
     run = find_data_run(profile, run_name)
     stage = newest_rows(run)
     left_out: Counter[str] = Counter()
     recipe = get_recipe(profile.recipe)
     rows = _candidates(rows_of(profile, run, stage), profile, again, left_out)
-    sample = draw(rows, profile.select, places, strata_of(recipe))
-    if not sample.drawn:
+    sample = draw_sample(rows, profile.select, size, strata_of(recipe))
+    if not sample.rows:
         reviewed = f"; {left_out['reviewed']:,} of its rows are reviewed, --again takes them too"
         raise StageError(
             f"run {run.name}: its {stage.stage} stage has nothing to review{reviewed if left_out['reviewed'] else ''}"
         )
     write_sample(path, sample, recipe, tenant=profile.tenant.id, source=f"{run.name} / {stage.stage}")
-    counts = Counter(stratum.title for each in sample.drawn for stratum in each.strata)
+    counts = Counter(stratum.title for sampled in sample.rows for stratum in sampled.strata)
     strata = {stratum.title: counts[stratum.title] for stratum in sample.strata if counts[stratum.title]}
-    return Exported(run.name, stage.stage, len(sample.drawn), strata, left_out["reviewed"], left_out["unfaithful"])
+    return ReviewExport(run.name, stage.stage, len(sample.rows), strata, left_out["reviewed"], left_out["unfaithful"])
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What has become of the verdicts in a run's rows."""
+class VerdictCounts:
+    """How many verdicts hold for a run's rows."""
 
     run: str
     hold: int
@@ -84,7 +82,7 @@ class Standing:
     """The run has no such row."""
 
 
-def count_verdicts(profile: Profile, run_name: str) -> Standing:
+def count_verdicts(profile: Profile, run_name: str) -> VerdictCounts:
     """Compare the tenant's verdicts with the newest data stage of a run.
 
     Raises:
@@ -93,8 +91,8 @@ def count_verdicts(profile: Profile, run_name: str) -> Standing:
     run = find_data_run(profile, run_name)
     reviews = load_reviews(profile)
     here = [row for row in rows_of(profile, run, newest_rows(run)) if row.id in reviews.by_row]
-    hold = sum(reviews.standing(row) is not None for row in here)
-    return Standing(run.name, hold, len(here) - hold, len(reviews.by_row) - len(here))
+    hold = sum(reviews.current(row) is not None for row in here)
+    return VerdictCounts(run.name, hold, len(here) - hold, len(reviews.by_row) - len(here))
 
 
 def find_data_run(profile: Profile, name: str) -> Path:
@@ -115,7 +113,7 @@ def newest_rows(run: Path) -> StageResult:
 
     Raises:
         ConfigError: there is none, or another version wrote it.
-        ArtifactError: the file is gone or was changed.
+        ArtifactError: the file is missing or was changed.
     """
     for stage in _STAGES:
         manifest = run / stage / MANIFEST
@@ -152,7 +150,7 @@ def rows_of(profile: Profile, run: Path, stage: StageResult) -> Iterator[Row]:
 def _candidates(rows: Iterable[Row], profile: Profile, again: bool, left_out: Counter[str]) -> Iterator[Row]:
     reviews, recipe = load_reviews(profile), get_recipe(profile.recipe)
     for row in rows:
-        if not again and reviews.standing(row):
+        if not again and reviews.current(row):
             left_out["reviewed"] += 1
         elif not _survives(row, recipe):
             left_out["unfaithful"] += 1
@@ -161,7 +159,7 @@ def _candidates(rows: Iterable[Row], profile: Profile, again: bool, left_out: Co
 
 
 def _survives(row: Row, recipe: Recipe) -> bool:
-    """Would the workbook read back as this row with this answer?"""
+    """Would an import of the workbook find this row and this answer?"""
     query, profile, history = (_read_back(text) for text in (row.query, row.profile, row.history))
     inputs = {name: _read_back(text) for name, text in identifying(row.inputs, recipe.INPUTS).items()}
     answer = _read_back(row.answer or "")

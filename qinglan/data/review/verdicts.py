@@ -1,23 +1,25 @@
-"""The review workbook coming back: every cell that can't be taken as it is gets a line, and then nothing is imported.
+"""Imports a review workbook: every cell that can't be used gets a line, and one such cell stops the whole import.
 
-That a line is about the row it says it is can be seen from the line alone: the row's id is a hash of question, profile,
-history and the recipe's inputs, and the fingerprint one of the answer. So no other file is needed, and the workbook may
-come back sorted, in parts, from several people, or on another machine.
+Each line proves by itself which row it is about: the row's id is a hash of question, profile, history and the recipe's
+inputs, and the fingerprint one of the answer. So no other file is needed, and the workbook may be sorted, split among
+several reviewers, or filled in on another machine.
 """
 
 import hashlib
-import math
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import NormalDist
+from typing import Any
+
+from openpyxl.cell import MergedCell
+from openpyxl.utils import get_column_letter
 
 from qinglan.config import Profile, Select
-from qinglan.data.review import Review, Verdict, fingerprint
-from qinglan.data.review.reader import Line, lines_of, read_file
+from qinglan.data.review import Review, ReviewVerdict, fingerprint
 from qinglan.data.review.sample import CONTROL
-from qinglan.data.review.sheet import (
+from qinglan.data.review.workbook import (
     ANSWER,
     BETWEEN_STRATA,
     COMMENT,
@@ -29,21 +31,23 @@ from qinglan.data.review.sheet import (
     REVIEWER,
     ROW_ID,
     SAMPLED_FOR,
+    SHEET,
     VERDICT,
     VERDICTS,
     titles_of,
 )
+from qinglan.data.sources.excel import CORRUPT, damage, load_book
 from qinglan.data.sources.records import input_field
-from qinglan.errors import TeacherError
+from qinglan.errors import TeacherError, WorkbookError
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.rows import normalise, row_id
 
-_WORDS: dict[str, Verdict] = VERDICTS | {verdict: verdict for verdict in VERDICTS.values()}
+_WORDS: dict[str, ReviewVerdict] = VERDICTS | {verdict: verdict for verdict in VERDICTS.values()}
 
 
 @dataclass(frozen=True)
-class Control:
-    """What people said of the control rows."""
+class ControlResult:
+    """The verdicts on the control rows."""
 
     rows: int
     """In the workbook."""
@@ -53,25 +57,65 @@ class Control:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95% interval of the share that is wrong; it stays within [0, 1] and holds for few rows."""
-        z, n, share = NormalDist().inv_cdf(0.975), self.reviewed, self.wrong / self.reviewed
-        middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-        half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-        return max(0.0, middle - half), min(1.0, middle + half)
+        """Wilson's 95% interval of the share that is wrong."""
+        from scipy.stats import binomtest  # type: ignore[import-untyped]
+
+        ends = binomtest(self.wrong, self.reviewed).proportion_ci(method="wilson")
+        return float(ends.low), float(ends.high)
+
+
+class ReviewLine:
+    """A line of the sheet: its used cells by the meaning of their column."""
+
+    def __init__(self, prefix: str, cells: Mapping[str, Any]) -> None:
+        self._prefix, self._cells = prefix, cells
+
+    def at(self, title: str) -> str:
+        """`file!sheet!cell`."""
+        return f"{self._prefix}!{self.place(title)}"
+
+    def place(self, title: str) -> str:
+        """The cell's coordinate, such as `K7`."""
+        return str(self._cells[title].coordinate)
+
+    def text(self, title: str) -> str:
+        """The cell's text, stripped; 12.0 as 12."""
+        value = self._cells[title].value
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        return "" if value is None else str(value).strip()
+
+    def is_blank(self) -> bool:
+        """Is every used cell empty?"""
+        return not any(self.text(title) for title in self._cells)
+
+    def has_answer(self) -> bool:
+        """Is there a verdict, an answer, or a merged cell that hides one?"""
+        return any(self.text(t) or isinstance(self._cells[t], MergedCell) for t in (VERDICT, CORRECTED))
+
+    def unreadable(self) -> Iterator[str]:
+        """A problem for each cell whose value is not what the reviewer sees."""
+        for title, cell in self._cells.items():
+            if isinstance(cell, MergedCell):
+                yield f"{self.at(title)}: is merged with other cells; unmerge them and give every row its own value"
+            elif cell.data_type == "f":
+                yield f"{self.at(title)}: holds a formula; paste its result as a value"
+            elif cell.data_type == "e":
+                yield f"{self.at(title)}: holds the error {self.text(title)}; write text"
 
 
 @dataclass(frozen=True)
 class ReviewSheet:
-    """A workbook that was read; with any problem, none of it may be stored."""
+    """A filled-in workbook; with any problem, none of it may be stored."""
 
     reviews: Sequence[Review]
     """One per row with a verdict."""
     problems: Sequence[str]
-    """A line per cell: where, what, and what to do."""
+    """A line per cell: place, problem and hint."""
     without_verdict: int
     lone_comments: int
     """Comments on rows without a verdict, which are not kept."""
-    control: Control
+    control: ControlResult
 
 
 def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
@@ -80,16 +124,21 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
     Raises:
         WorkbookError: the file as a whole can't be used.
     """
-    content = read_file(path)
+    if not path.is_file():
+        raise WorkbookError(f"{path}: no such file; give the filled-in review workbook")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise WorkbookError(f"{path}: can't be read: {error.strerror or error}; check its permissions") from error
     recipe = get_recipe(profile.recipe)
-    lines = [line for line in lines_of(path, content, titles_of(recipe)) if not line.is_blank()]
+    lines = [line for line in _lines_of(path, content, titles_of(recipe)) if not line.is_blank()]
     provenance = {
         "imported_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "file": path.name,
         "file_sha256": hashlib.sha256(content).hexdigest(),
     }
     problems: list[str] = []
-    reviews: dict[str, tuple[Line, Review]] = {}
+    reviews: dict[str, tuple[ReviewLine, Review]] = {}
     for line in lines:
         if not line.has_answer():
             continue
@@ -113,7 +162,41 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
     )
 
 
-def _problems(line: Line, profile: Profile, recipe: Recipe) -> Iterator[str]:
+def _lines_of(path: Path, content: bytes, columns: Mapping[str, str]) -> Iterator[ReviewLine]:
+    """Every line below the header, wherever the columns are.
+
+    Args:
+        columns: the titles of the used columns, by their meaning.
+
+    Raises:
+        WorkbookError: the file is damaged, or it lacks the sheet or a column.
+    """
+    try:
+        book = load_book(io.BytesIO(content))
+    except CORRUPT as error:
+        raise WorkbookError(
+            f"{path}: is no readable .xlsx file ({damage(error)}); open it in Excel and save it again"
+        ) from error
+    if SHEET not in book.sheetnames:
+        listed = ", ".join(book.sheetnames) or "none"
+        raise WorkbookError(
+            f"{path}: no sheet `{SHEET}` (sheets: {listed}); give a workbook of `qinglan review export`"
+        )
+    sheet = book[SHEET]
+    header = next(sheet.iter_rows(max_row=1), ())
+    titles = ["" if cell.value is None else str(cell.value).strip() for cell in header]
+    for title in columns.values():
+        if title not in titles:
+            raise WorkbookError(f"{path}!{SHEET}: no column `{title}` in row 1; put it back as it was exported")
+        if titles.count(title) > 1:
+            letters = " and ".join(get_column_letter(n) for n, other in enumerate(titles, 1) if other == title)
+            raise WorkbookError(f"{path}!{SHEET}: column `{title}` is in row 1 twice ({letters}); delete one")
+    places = {each: titles.index(title) for each, title in columns.items()}
+    for cells in sheet.iter_rows(min_row=2):
+        yield ReviewLine(f"{path.name}!{SHEET}", {each: cells[place] for each, place in places.items()})
+
+
+def _problems(line: ReviewLine, profile: Profile, recipe: Recipe) -> Iterator[str]:
     if unreadable := list(line.unreadable()):
         yield from unreadable
         return
@@ -134,12 +217,12 @@ def _problems(line: Line, profile: Profile, recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _id_of(line: Line, tenant: str, recipe: Recipe) -> str:
+def _id_of(line: ReviewLine, tenant: str, recipe: Recipe) -> str:
     inputs = {each.name: line.text(input_field(each.name)) for each in recipe.INPUTS if each.identifies}
     return row_id(tenant, line.text(QUERY), line.text(PROFILE), line.text(HISTORY), inputs)
 
 
-def _verdict_problems(line: Line, select: Select, recipe: Recipe) -> Iterator[str]:
+def _verdict_problems(line: ReviewLine, select: Select, recipe: Recipe) -> Iterator[str]:
     word, text = line.text(VERDICT), _one_line(line.text(CORRECTED))
     verdict = _WORDS.get(word.casefold())
     if not word:
@@ -162,19 +245,19 @@ def _verdict_problems(line: Line, select: Select, recipe: Recipe) -> Iterator[st
             yield f"{line.at(CORRECTED)}: is not what the recipe can read as an answer: {error}"
 
 
-def _length_problems(line: Line, text: str, select: Select) -> Iterator[str]:
+def _length_problems(line: ReviewLine, text: str, select: Select) -> Iterator[str]:
     if len(text) > (most := select.max_rewrite_chars):
         yield f"{line.at(CORRECTED)}: has {len(text)} characters, select.max_rewrite_chars is {most}"
     elif len(normalise(text)) < (least := select.min_rewrite_chars):
         yield f"{line.at(CORRECTED)}: {_quoted(text)} is shorter than select.min_rewrite_chars, {least}"
 
 
-def _corrected(line: Line, recipe: Recipe) -> str:
+def _corrected(line: ReviewLine, recipe: Recipe) -> str:
     text = line.text(CORRECTED)
     return recipe.clean(text) if recipe.retrieves else recipe.parse_answer(text)
 
 
-def _review(line: Line, recipe: Recipe, tenant: str, provenance: Mapping[str, str]) -> Review:
+def _review(line: ReviewLine, recipe: Recipe, tenant: str, provenance: Mapping[str, str]) -> Review:
     verdict = _WORDS[line.text(VERDICT).casefold()]
     return Review(
         tenant=tenant,
@@ -189,13 +272,13 @@ def _review(line: Line, recipe: Recipe, tenant: str, provenance: Mapping[str, st
     )
 
 
-def _control(lines: Sequence[Line], reviewed: Sequence[Line]) -> Control:
-    def is_control(line: Line) -> bool:
+def _control(lines: Sequence[ReviewLine], reviewed: Sequence[ReviewLine]) -> ControlResult:
+    def is_control(line: ReviewLine) -> bool:
         return CONTROL.title in line.text(SAMPLED_FOR).split(BETWEEN_STRATA)
 
     verdicts = [_WORDS[line.text(VERDICT).casefold()] for line in reviewed if is_control(line)]
     rows = {line.text(ROW_ID) for line in lines if is_control(line)}
-    return Control(len(rows), len(verdicts), sum(verdict != "accept" for verdict in verdicts))
+    return ControlResult(len(rows), len(verdicts), sum(verdict != "accept" for verdict in verdicts))
 
 
 def _one_line(text: str) -> str:
@@ -203,6 +286,6 @@ def _one_line(text: str) -> str:
 
 
 def _quoted(text: str, chars: int = 40) -> str:
-    """What a stranger typed, fit for a terminal."""
+    """A cell's text without control characters, shortened."""
     shown = "".join(c if c.isprintable() else "?" for c in text[:chars])
     return f'"{shown}…"' if len(text) > chars else f'"{shown}"'

@@ -1,8 +1,8 @@
-"""Questions out of a database: its rows are written down first, and read from there.
+"""Questions from a database: a snapshot of its rows is written to a file, which is then read.
 
-What a database answers changes from hour to hour. The snapshot makes a run repeatable, lets it go on after a kill
-without asking again, and its line number is the row's source. The address stands only in an environment variable and
-in no message: what a driver says is shown less every part of the address.
+A query's result may change at any time. The snapshot makes a run repeatable and lets it continue after a kill without
+another query; its line number is the row's source. The address is only in an environment variable and in no message:
+every part of it is removed from a driver's errors.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qinglan.config import Data, Sql
-from qinglan.data.sources.records import Wanted, locate
+from qinglan.data.sources.records import InputColumns, column_places
 from qinglan.errors import ConfigError, WorkbookError
 from qinglan.recipes import Input
 from qinglan.runs.artifacts import Artifact, write_jsonl
@@ -30,13 +30,13 @@ def take_snapshot(data: Data, path: Path, inputs: Sequence[Input] = ()) -> Artif
 
     Raises:
         ConfigError: the environment variable is not set, or holds no address.
-        WorkbookError: the database can't be asked, refuses the query, or returns no row.
+        WorkbookError: the database can't be reached, refuses the query, or returns no row.
     """
     return write_jsonl(path, _require_rows(_rows(data, inputs)))
 
 
 def check_database(data: Data, inputs: Sequence[Input] = ()) -> None:
-    """Ask for the first row only; raises what `take_snapshot` does."""
+    """Query the first row only; raises what `take_snapshot` does."""
     next(_require_rows(_rows(data, inputs)))
 
 
@@ -64,7 +64,10 @@ def _rows(data: Data, inputs: Sequence[Input]) -> Iterator[dict[str, Any]]:
             options = {"stream_results": True, "yield_per": _FETCHED_ROWS, "no_parameters": True}  # a % is a %
             result = connection.exec_driver_sql(query, execution_options=options)
             names = list(result.keys())
-            used = {names[place]: place for place in locate(names, Wanted.of(data, inputs), "data.sql.query").values()}
+            used = {
+                names[place]: place
+                for place in column_places(names, InputColumns.of(data, inputs), "data.sql.query").values()
+            }
             for row in result:
                 yield {name: _json_value(row[place]) for name, place in used.items()}
     except NoSuchModuleError:
@@ -97,7 +100,7 @@ def _url(sql: Sql) -> "URL":
 
 
 def _require_select(query: str) -> str:
-    """The statement less its last semicolon, if it is a single one that only reads."""
+    """The statement without its last semicolon, if it is a single one that only reads."""
     from sqlparse import tokens as kinds
     from sqlparse.lexer import tokenize
 
@@ -118,7 +121,7 @@ def _require_select(query: str) -> str:
 
 
 def _forbid_writing(connection: "Connection") -> None:
-    """By the database itself, where we know how: a function that a SELECT calls may write too."""
+    """Make the database refuse writes, where it can: a function that a SELECT calls may write too."""
     if connection.dialect.name == "postgresql":
         connection.execution_options(postgresql_readonly=True)
     elif connection.dialect.name == "sqlite":
@@ -126,7 +129,7 @@ def _forbid_writing(connection: "Connection") -> None:
 
 
 def _json_value(value: Any) -> Any:
-    """As it is where JSON can hold it; else as text, except what is no text either (`not_text`, if it is used)."""
+    """The value where JSON can hold it, else its text; bytes and collections give an object, hence `not_text`."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Decimal):
@@ -139,9 +142,9 @@ def _json_value(value: Any) -> Any:
 
 
 def _without_address(error: Exception, url: "URL") -> str:
-    """What the driver said, in one line; neither statement nor parameters, and no part of the address."""
-    said = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())
+    """The driver's message in one line, without statement, parameters and every part of the address."""
+    message = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())
     secrets = [url.password, url.username, url.host, url.database, *(str(value) for value in url.query.values())]
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        said = said.replace(secret, "…")
-    return said[:300]
+        message = message.replace(secret, "…")
+    return message[:300]

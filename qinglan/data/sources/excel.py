@@ -1,8 +1,8 @@
-"""Excel sheets: calamine reads a plain one, openpyxl any other; both give the same records.
+"""Reads Excel sheets: plain ones by calamine, all others by openpyxl; both give the same records.
 
-Calamine is five times as fast and takes a fifth of the memory, but hands out an error cell as an empty one and a
-formula as its last result, and knows other dates than openpyxl. So a scan of the sheet's XML, as a stream, decides:
-whatever is not plainly text, number or boolean in cells of their own goes the exact way. Calamine is called directly:
+Calamine is five times as fast and needs a fifth of the memory, but returns an error cell as an empty one and a
+formula as its last result, and reads dates differently. So a scan of the sheet's XML, as a stream, decides: a sheet
+with more than texts, numbers and booleans in unmerged cells is read by openpyxl. Calamine is called directly:
 pandas would turn a column of numbers with a gap into floats and every empty cell into NaN.
 """
 
@@ -20,7 +20,7 @@ from openpyxl.utils import get_column_letter
 from openpyxl.utils.exceptions import InvalidFileException
 
 from qinglan.data.sources.excel_scan import Layout, scan
-from qinglan.data.sources.records import Record, Wanted, cell_text, locate
+from qinglan.data.sources.records import InputColumns, Record, cell_text, column_places
 from qinglan.errors import WorkbookError
 
 MAX_UNPACKED_BYTES = 4 << 30
@@ -34,7 +34,7 @@ CORRUPT = (
 """What openpyxl raises on damaged files; XML parse errors are SyntaxErrors."""
 
 
-def read_xlsx(path: Path, wanted: Wanted) -> Iterator[Record]:
+def read_xlsx(path: Path, columns: InputColumns) -> Iterator[Record]:
     """Records of one sheet; a formula, a merged or an error cell is the record's flaw.
 
     Raises:
@@ -42,21 +42,21 @@ def read_xlsx(path: Path, wanted: Wanted) -> Iterator[Record]:
     """
     _refuse_other_files(path)
     try:
-        layout = scan(path, wanted.sheet)
+        layout = scan(path, columns.sheet)
     except CORRUPT as error:
         raise _damaged(path, error) from error
-    _require_sheet(path, layout.sheets, wanted.sheet)
-    sheet = wanted.sheet or layout.sheets[0]
-    return _plain_records(path, sheet, layout, wanted) or _exact_records(path, sheet, layout, wanted)
+    _require_sheet(path, layout.sheets, columns.sheet)
+    sheet = columns.sheet or layout.sheets[0]
+    return _plain_records(path, sheet, layout, columns) or _exact_records(path, sheet, layout, columns)
 
 
-def _plain_records(path: Path, name: str, layout: Layout, wanted: Wanted) -> Iterator[Record] | None:
-    """By calamine; None where it can't be relied on."""
+def _plain_records(path: Path, name: str, layout: Layout, columns: InputColumns) -> Iterator[Record] | None:
+    """Records read by calamine; None where its result is not exact."""
     rows = _plain_rows(path, name) if layout.plain else None
     header = [cell_text(value) for value in next(rows, [])] if rows else []
     if rows is None or not any(header):
         return None
-    places = locate(header, wanted, f"{path}!{name}, row 1")
+    places = column_places(header, columns, f"{path}!{name}, row 1")
     if not layout.is_plain(places.values()):
         return None
     prefix = _prefix(path, name, places)
@@ -73,19 +73,19 @@ def _plain_record(prefix: str, number: int, values: Sequence[Any], places: Mappi
 
 
 def _plain_rows(path: Path, name: str) -> Iterator[list[Any]] | None:
-    """Values of all rows from A1 on; None where calamine gives up, so that openpyxl says what is wrong."""
+    """Values of all rows from A1 on; None where calamine fails, so that openpyxl reports the error."""
     from python_calamine import CalamineError, CalamineWorkbook
 
     try:
         sheet = CalamineWorkbook.from_path(path).get_sheet_by_name(name)
     except (CalamineError, OSError):
         return None
-    first_column = sheet.start[1] if sheet.start else 0  # rows above the first are handed out, columns before it not
+    first_column = sheet.start[1] if sheet.start else 0  # calamine leaves out columns before it, but no rows
     return ([""] * first_column + row for row in sheet.iter_rows())
 
 
-def _exact_records(path: Path, name: str, layout: Layout, wanted: Wanted) -> Iterator[Record]:
-    """By openpyxl."""
+def _exact_records(path: Path, name: str, layout: Layout, columns: InputColumns) -> Iterator[Record]:
+    """Records read by openpyxl."""
     rows = _cells_by_row(_load(path, name))
     if not rows:
         raise WorkbookError(
@@ -94,7 +94,7 @@ def _exact_records(path: Path, name: str, layout: Layout, wanted: Wanted) -> Ite
         )
     first = rows.get(1, {})
     header = [cell_text(first[n].value) if n in first else "" for n in range(1, max(first, default=0) + 1)]
-    places = locate(header, wanted, f"{path}!{name}, row 1")
+    places = column_places(header, columns, f"{path}!{name}, row 1")
     prefix = _prefix(path, name, places)
     return (_exact_record(prefix, number, rows.get(number, {}), places) for number in range(2, max(rows) + 1))
 
@@ -139,12 +139,12 @@ def _cells_by_row(sheet: Any) -> dict[int, dict[int, Cell | MergedCell]]:
 def load_book(stream: IO[bytes]) -> Any:
     """An openpyxl workbook; raises one of `CORRUPT` on a damaged one."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # openpyxl's remarks on styles and extensions that don't concern cells
+        warnings.simplefilter("ignore")  # openpyxl's warnings about styles and extensions, which don't concern cells
         return openpyxl.load_workbook(stream, keep_links=False)
 
 
 def damage(error: Exception) -> str:
-    """What one of `CORRUPT` says, in one line."""
+    """The message of one of `CORRUPT`, in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -180,11 +180,11 @@ def _refuse_other_files(path: Path) -> None:
         )
 
 
-def _require_sheet(path: Path, names: Sequence[str], wanted: str | None) -> None:
+def _require_sheet(path: Path, names: Sequence[str], columns: str | None) -> None:
     if not names:
         raise WorkbookError(f"{path}: has no worksheet; put the questions into one")
-    if wanted is not None and wanted not in names:
-        raise WorkbookError(f"{path}: no sheet `{wanted}` (sheets: {', '.join(names)}); correct data.sheet")
+    if columns is not None and columns not in names:
+        raise WorkbookError(f"{path}: no sheet `{columns}` (sheets: {', '.join(names)}); correct data.sheet")
 
 
 def _damaged(path: Path, error: Exception) -> WorkbookError:

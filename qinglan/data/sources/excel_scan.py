@@ -1,7 +1,7 @@
-"""A look at a sheet's XML as it streams out of the archive: is it plain enough for a reader that guesses?
+"""Scans a sheet's XML as a stream: is the sheet plain enough for the fast reader, which does not read all exactly?
 
-The patterns know the one way in which Excel, openpyxl and their like write a cell. What is written in another way is
-legal, and simply not plain.
+The patterns match the way in which Excel, openpyxl and similar programs write a cell. A cell that is written in another
+legal way makes the sheet not plain.
 """
 
 import re
@@ -36,7 +36,7 @@ _ALWAYS_DENSE_ENOUGH = 20_000_000
 
 
 class Layout(NamedTuple):
-    """What a workbook's sheets are called, and whether the one that was looked at is plain."""
+    """The names of a workbook's sheets, and whether the scanned one is plain."""
 
     sheets: list[str]
     plain: bool = False
@@ -49,12 +49,12 @@ class Layout(NamedTuple):
 
 
 def scan(path: Path, sheet: str | None) -> Layout:
-    """Look at a sheet, the first if no name is given; one that isn't there has no more than the others' names.
+    """Scan a sheet, the first if no name is given; where there is none of that name, only the names are set.
 
-    Raises whatever openpyxl does where a file is damaged.
+    Raises the errors of openpyxl where a file is damaged.
     """
     with path.open("rb") as stream, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # openpyxl's remarks on styles and extensions that don't concern cells
+        warnings.simplefilter("ignore")  # openpyxl's warnings about styles and extensions, which don't concern cells
         reader = ExcelReader(stream, read_only=True, keep_links=False)
         reader.read_manifest()
         reader.read_workbook()
@@ -112,7 +112,7 @@ def _is_number_format(book: Any, number: int) -> bool:
 def _tags(archive: zipfile.ZipFile, part: str) -> Iterator[bytes]:
     """A member in blocks that end before a tag: no tag is cut in two, nor the text that follows one."""
     with archive.open(part) as stream:
-        rest = stream.read(_HEAD).replace(b"?>\r\n", b"?>\n")  # the line end after the XML declaration is nobody's
+        rest = stream.read(_HEAD).replace(b"?>\r\n", b"?>\n")  # this line end belongs to no text
         while block := stream.read(_BLOCK):
             rest += block
             cut = rest.rfind(b"<")

@@ -1,7 +1,6 @@
-"""Files and folders of them as one stream of records.
+"""Reads files, and folders of files, as one stream of records.
 
-A folder is a drop folder: whoever fills it may keep other things in it, and writes a file under another name (hidden,
-or `.partial`) until it is whole.
+A folder may hold other files too. A file that is still being written must have another name (hidden, or `.partial`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -9,35 +8,34 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qinglan.data.sources.excel import read_xlsx
-from qinglan.data.sources.parquet import read_parquet
-from qinglan.data.sources.records import Record, Wanted
-from qinglan.data.sources.text import BLOCK, read_csv, read_jsonl
+from qinglan.data.sources.readers import BLOCK, read_csv, read_jsonl, read_parquet
+from qinglan.data.sources.records import InputColumns, Record
 from qinglan.errors import WorkbookError
 from qinglan.runs.artifacts import hash_of, sha256_of
 
-Reader = Callable[[Path, Wanted], Iterator[Record]]
+Reader = Callable[[Path, InputColumns], Iterator[Record]]
 READERS: dict[str, Reader] = {".xlsx": read_xlsx, ".csv": read_csv, ".jsonl": read_jsonl, ".parquet": read_parquet}
 """By the suffix, in lower case."""
 
 _OLD_EXCEL = ".xls"
 
 
-class Files(NamedTuple):
-    """What is there to read."""
+class InputFiles(NamedTuple):
+    """The files to read."""
 
     read: list[Path]
     skipped: list[Path]
-    """Files of a folder that hold no questions as far as their names tell; a person should hear of them."""
+    """Files of a folder whose names show that they hold no questions; they are reported."""
 
 
-def list_files(path: Path) -> Files:
+def list_files(path: Path) -> InputFiles:
     """The file itself, or a folder's files in the order of their names.
 
     Raises:
         WorkbookError: there is nothing to read.
     """
     if not path.is_dir():
-        return Files([path], [])
+        return InputFiles([path], [])
     try:
         found = sorted(file for file in path.iterdir() if file.is_file() and not _is_unfinished(file.name))
     except OSError as error:
@@ -45,7 +43,7 @@ def list_files(path: Path) -> Files:
     known = [file for file in found if file.suffix.lower() in (*READERS, _OLD_EXCEL)]
     if not known:
         raise WorkbookError(f"{path}: holds no {', '.join(READERS)} file; put one there or correct data.workbook")
-    return Files(known, [file for file in found if file not in known])
+    return InputFiles(known, [file for file in found if file not in known])
 
 
 def _is_unfinished(name: str) -> bool:
@@ -53,7 +51,7 @@ def _is_unfinished(name: str) -> bool:
 
 
 def digest_of(path: Path) -> str:
-    """Changes with what `read_records` would give, its sources included.
+    """Changes with the records that `read_records` would give, and with their sources.
 
     Raises:
         WorkbookError: there is nothing to read, or it can't be read.
@@ -67,15 +65,15 @@ def digest_of(path: Path) -> str:
         raise _unreadable(path, error) from error
 
 
-def read_records(path: Path, wanted: Wanted) -> Iterator[Record]:
-    """Every record, file by file; empty ones at a file's end are no records.
+def read_records(path: Path, columns: InputColumns) -> Iterator[Record]:
+    """Every record, file by file; empty ones at a file's end are left out.
 
     Raises:
         WorkbookError: a file can't be used, or there is no record at all.
     """
     files, found = list_files(path).read, False
     for file in files:
-        for record in _without_blank_end(_read(file, wanted)):
+        for record in _without_blank_end(_read(file, columns)):
             found = True
             yield record
     if not found:
@@ -83,17 +81,17 @@ def read_records(path: Path, wanted: Wanted) -> Iterator[Record]:
         raise WorkbookError(f"{path}: {what} but no rows; fill in questions below it")
 
 
-def read_snapshot(path: Path, wanted: Wanted) -> Iterator[Record]:
-    """Records of a database's rows, as `database.take_snapshot` wrote them down."""
-    return read_jsonl(path, wanted, "sql:")
+def read_snapshot(path: Path, columns: InputColumns) -> Iterator[Record]:
+    """Records of a database's rows that `database.take_snapshot` wrote."""
+    return read_jsonl(path, columns, "sql:")
 
 
-def _read(path: Path, wanted: Wanted) -> Iterator[Record]:
+def _read(path: Path, columns: InputColumns) -> Iterator[Record]:
     try:
         _require_file(path)
         if _is_blank(path):
             raise WorkbookError(f"{path}: is empty; fill in a header row and questions")
-        yield from READERS[path.suffix.lower()](path, wanted)
+        yield from READERS[path.suffix.lower()](path, columns)
     except OSError as error:
         raise _unreadable(path, error) from error
 

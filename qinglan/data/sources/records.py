@@ -1,4 +1,4 @@
-"""A record: one input row as it stands in its file, before anybody judges it."""
+"""An input row as its file has it, and the columns that are read."""
 
 import difflib
 import math
@@ -22,40 +22,40 @@ _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]|_x0
 
 
 class Record(NamedTuple):
-    """One input row as it stands in the file."""
+    """An input row as its file has it, not yet checked."""
 
     prefix: str
-    """What comes before the number in its source: `q.xlsx!Sheet1!A` or `q.jsonl:`."""
+    """The part of its source before the number: `q.xlsx!Sheet1!A` or `q.jsonl:`."""
     number: int
     """Of the row or line."""
     cells: Mapping[str, Any]
     """Value by field name (`query`, `profile`, …, `inputs.NAME`); absent columns are absent."""
     flaw: str | None = None
-    """A reason that only the file format can tell, such as a merged cell."""
+    """A reason that only the file format shows, such as a merged cell."""
     blank: bool = False
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is looked for in a workbook."""
+class InputColumns:
+    """The columns to read from an input, and the sheet."""
 
-    columns: Mapping[str, str]
+    names: Mapping[str, str]
     """The column's name by field."""
     required: frozenset[str]
     """Fields whose columns must be there: the query's, a required input's, and each that the profile names."""
     sheet: str | None = None
 
     @classmethod
-    def of(cls, data: Data, inputs: Sequence[Input] = ()) -> "Wanted":
-        """By the profile, which may call the recipe's inputs otherwise than the recipe does."""
-        own = {field: Columns.model_fields[field].default for field in FIELDS}
-        default = own | {input_field(each.name): each.column for each in inputs}
+    def of(cls, data: Data, inputs: Sequence[Input] = ()) -> "InputColumns":
+        """The profile's columns; it may give the recipe's inputs other names than the recipe."""
+        default = {field: Columns.model_fields[field].default for field in FIELDS}
+        default |= {input_field(each.name): each.column for each in inputs}
         named = {input_field(name): column for name, column in data.columns.inputs.items()}
-        columns = {field: named.get(field, column) for field, column in default.items()}
-        columns |= {field: getattr(data.columns, field) for field in FIELDS}
+        names = {field: named.get(field, column) for field, column in default.items()}
+        names |= {field: getattr(data.columns, field) for field in FIELDS}
         required = {"query", *(input_field(each.name) for each in inputs if each.required)}
-        required |= {field for field, column in columns.items() if column != default[field]}
-        return cls(columns, frozenset(required), data.sheet)
+        required |= {field for field, column in names.items() if column != default[field]}
+        return cls(names, frozenset(required), data.sheet)
 
 
 def input_field(name: str) -> str:
@@ -63,20 +63,20 @@ def input_field(name: str) -> str:
     return f"inputs.{name}"
 
 
-def locate(found: Sequence[str], wanted: Wanted, where: str) -> dict[str, int]:
+def column_places(found: Sequence[str], columns: InputColumns, where: str) -> dict[str, int]:
     """Position of each used column that is there.
 
     Raises:
         WorkbookError: a column that must be there is not, or a used one is there twice.
     """
     places = {}
-    for field, name in wanted.columns.items():
+    for field, name in columns.names.items():
         if found.count(name) > 1:
             letters = " and ".join(get_column_letter(i + 1) for i, other in enumerate(found) if other == name)
-            raise WorkbookError(f"{where}: column `{name}` stands in the header twice ({letters}); rename one")
+            raise WorkbookError(f"{where}: column `{name}` is in the header twice ({letters}); rename one")
         if name in found:
             places[field] = found.index(name)
-        elif field in wanted.required:
+        elif field in columns.required:
             raise WorkbookError(_missing_column(found, field, name, where))
     return places
 
@@ -94,12 +94,12 @@ def _missing_column(found: Sequence[str], field: str, name: str, where: str) -> 
 
 
 def is_empty(value: Any) -> bool:
-    """Holds nothing; NaN is how pandas writes that."""
+    """Is there no value? pandas writes NaN then."""
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 def cell_text(value: Any) -> str:
-    """A cell as a prompt may quote it: no illegal characters, 12.0 as 12, dates in ISO form."""
+    """A cell's text for a prompt: no illegal characters, 12.0 as 12, dates in ISO form."""
     if is_empty(value):
         return ""
     if isinstance(value, float) and value.is_integer():
@@ -110,5 +110,5 @@ def cell_text(value: Any) -> str:
 
 
 def without_illegal(text: str) -> str:
-    """The text less the characters that XML can't hold."""
+    """The text without the characters that XML can't hold."""
     return _ILLEGAL.sub("", text)

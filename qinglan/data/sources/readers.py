@@ -1,4 +1,4 @@
-"""CSV and JSON lines, a line at a time."""
+"""Readers of CSV, JSON lines and parquet that hold one line or batch in memory."""
 
 import codecs
 import csv
@@ -8,15 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qinglan.data.sources.records import Record, Wanted, cell_text, locate
+from qinglan.data.sources.records import InputColumns, Record, cell_text, column_places
 from qinglan.errors import WorkbookError
 
 BLOCK = 1 << 20
 _MAX_LINE = 16 << 20
+_PARQUET_ROWS = 1000
 _KEPT_NAMES = 1000
 
 
-def read_csv(path: Path, wanted: Wanted) -> Iterator[Record]:
+def read_csv(path: Path, columns: InputColumns) -> Iterator[Record]:
     """Records of a comma-separated file; each stands on the line where it begins.
 
     Raises:
@@ -28,7 +29,7 @@ def read_csv(path: Path, wanted: Wanted) -> Iterator[Record]:
             header = [cell_text(name) for name in next(lines)[1]]
         except StopIteration:
             raise WorkbookError(f"{path}: is empty; fill in a header row and questions") from None
-        places, prefix = locate(header, wanted, f"{path}, line 1"), f"{path.name}:"
+        places, prefix = column_places(header, columns, f"{path}, line 1"), f"{path.name}:"
         for number, cells in lines:
             yield _csv_record(prefix, number, cells, places, len(header))
 
@@ -45,7 +46,7 @@ def _csv_record(prefix: str, number: int, cells: Sequence[str], places: Mapping[
 
 
 def _number_flaw(query: str) -> str | None:
-    """What a number is refused for in Excel, where cells have types; NaN is how pandas writes an empty one."""
+    """Why a number is refused, as in Excel, where cells have types; pandas writes NaN for an empty cell."""
     try:
         number = float(query)
     except ValueError:
@@ -54,7 +55,7 @@ def _number_flaw(query: str) -> str | None:
 
 
 def _csv_lines(path: Path, stream: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """Records with the number of the line on which each begins; an unclosed quote can't swallow the rest."""
+    """Records with the number of the line on which each begins; strict, so that an unclosed quote is an error."""
     reader = csv.reader(stream, strict=True)
     while True:
         start = reader.line_num + 1
@@ -70,7 +71,7 @@ def _csv_lines(path: Path, stream: Iterator[str]) -> Iterator[tuple[int, list[st
 
 
 def _encoding_of(path: Path) -> str:
-    """UTF-8 with or without a mark, else GB18030, unless it is a damaged UTF-8 file (which GB18030 would garble)."""
+    """UTF-8 with or without a byte order mark, else GB18030; a damaged UTF-8 file is an error, not GB18030."""
     damage = _damage(path, "utf-8-sig")
     if damage is None:
         return "utf-8-sig"
@@ -82,14 +83,14 @@ def _encoding_of(path: Path) -> str:
 
 
 def _damage(path: Path, encoding: str) -> WorkbookError | None:
-    """What can't be decoded, if anything."""
+    """The error for the first byte that can't be decoded; None where there is none."""
     decoder, lines = codecs.getincrementaldecoder(encoding)(), 1
     try:
         for block in _blocks(path):
             decoder.decode(block)
             lines += block.count(b"\n")
         decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:  # its object begins with what was left of the block before: no line ends there
+    except UnicodeDecodeError as error:  # its object begins with the last block's rest: no line ends there
         return _undecodable(path, lines + error.object.count(b"\n", 0, error.start), error.object[error.start])
     return None
 
@@ -113,7 +114,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
             yield block
 
 
-def read_jsonl(path: Path, wanted: Wanted, prefix: str | None = None) -> Iterator[Record]:
+def read_jsonl(path: Path, columns: InputColumns, prefix: str | None = None) -> Iterator[Record]:
     """Records of a file with one JSON object a line.
 
     Args:
@@ -122,21 +123,21 @@ def read_jsonl(path: Path, wanted: Wanted, prefix: str | None = None) -> Iterato
     Raises:
         WorkbookError: the file can't be used.
     """
-    _require_columns(path, wanted)
+    _require_columns(path, columns)
     for number, values in _objects(path):
-        cells = {field: values[name] for field, name in wanted.columns.items() if name in values}
+        cells = {field: values[name] for field, name in columns.names.items() if name in values}
         yield Record(prefix=prefix or f"{path.name}:", number=number, cells=cells)
 
 
-def _require_columns(path: Path, wanted: Wanted) -> None:
-    """Look for the columns that must be there, as far down as need be; usually the first line has them."""
-    required = {wanted.columns[field] for field in wanted.required}
+def _require_columns(path: Path, columns: InputColumns) -> None:
+    """Search for the required columns, line by line; usually the first line has them."""
+    required = {columns.names[field] for field in columns.required}
     seen: dict[str, None] = {}
     for _, values in _objects(path):
         seen.update((key, None) for key in values if key in required or len(seen) < _KEPT_NAMES)
         if required <= seen.keys():
             return
-    locate(list(seen), wanted, str(path))
+    column_places(list(seen), columns, str(path))
 
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -164,3 +165,27 @@ def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise WorkbookError(f"{path}:{number}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def read_parquet(path: Path, columns: InputColumns) -> Iterator[Record]:
+    """Records of a parquet file, numbered from 1; only the used columns are read.
+
+    Raises:
+        WorkbookError: the file can't be used.
+    """
+    import pyarrow.parquet
+
+    with path.open("rb") as stream:
+        try:
+            file = pyarrow.parquet.ParquetFile(stream)
+            places = column_places(file.schema_arrow.names, columns, str(path))
+            names = {field: file.schema_arrow.names[place] for field, place in places.items()}
+            number = 0
+            for batch in file.iter_batches(_PARQUET_ROWS, columns=list(dict.fromkeys(names.values()))):
+                values_by_column = [batch.column(name).to_pylist() for name in names.values()]
+                for values in zip(*values_by_column, strict=True):
+                    number += 1
+                    yield Record(f"{path.name}:", number, dict(zip(names, values, strict=True)))
+        except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
+            detail = " ".join(str(error).split()) or type(error).__name__
+            raise WorkbookError(f"{path}: is damaged or no parquet file ({detail[:200]}); write it again") from error

@@ -1,7 +1,6 @@
-"""The review workbook going out: a row to judge per line, what to fill in beside it, and a sheet that says how.
+"""Writes the review workbook: a sheet with a row to judge per line and cells to fill in, and a sheet with a guide.
 
-Every text is a cell of text, whatever it begins with; the cells to fill in are text as well, so that a reviewer's
-``=1`` or ``3-4`` stays what was typed.
+The cells to fill in have the text format too, so that a reviewer's ``=1`` or ``3-4`` stays as typed.
 """
 
 from collections import Counter
@@ -15,32 +14,42 @@ from openpyxl.styles import Alignment, Font, PatternFill
 from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.datavalidation import DataValidation
 
-from qinglan.data.review import Verdict, fingerprint
-from qinglan.data.review.sample import Drawn, Sample
+from qinglan.data.review import ReviewVerdict, fingerprint
+from qinglan.data.review.sample import ReviewSample, SampledRow
 from qinglan.data.sources.records import input_field
-from qinglan.data.workbook_writer import header_cell, input_titles, text_cell
+from qinglan.data.workbook_writer import (
+    CellValue,
+    gold_rank,
+    header_cell,
+    input_titles,
+    input_value,
+    of_retrieval,
+    part_columns,
+    text_cell,
+    top1_score,
+)
 from qinglan.recipes import Recipe
+from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.rows import Retrieved, Row
 
 SHEET, GUIDE = "审核", "说明"
-VERDICTS: dict[str, Verdict] = {"通过": "accept", "拒绝": "reject", "修改": "correct"}
+VERDICTS: dict[str, ReviewVerdict] = {"通过": "accept", "拒绝": "reject", "修改": "correct"}
 QUERY, PROFILE, HISTORY, ANSWER = "问题", "用户画像", "历史摘要", "回答"
 SAMPLED_FOR, VERDICT, CORRECTED, COMMENT, REVIEWER = "抽样原因", "结论", "修改后的回答", "备注", "审核人"
 ROW_ID, FINGERPRINT = "行编号", "回答指纹"
-"""Columns by what they are; `titles_of` says what a recipe's sheet calls them."""
+"""Columns by their meaning; `titles_of` gives their titles in a recipe's sheet."""
 BETWEEN_STRATA = "；"
 
 _TITLES = 3
 _YELLOW, _GREY = PatternFill("solid", fgColor="FFF8DC"), Font(color="999999", size=9)
 _WRAPPED = Alignment(wrap_text=True, vertical="top")
 _TEXT_FORMAT = "@"
-Value = str | float | None
 
 
 class _Column(NamedTuple):
     title: str
     width: int
-    value: Callable[[Drawn], Value]
+    value: Callable[[Row], CellValue] = lambda _: None
     fill_in: bool = False
     machine: bool = False
 
@@ -55,18 +64,18 @@ def titles_of(recipe: Recipe) -> dict[str, str]:
 
 
 def _thing(recipe: Recipe) -> str:
-    """What is reviewed."""
-    return "改写" if recipe.retrieves else "回答"
+    """The Chinese word for what is reviewed."""
+    return "改写" if recipe.KIND == "retrieval" else "回答"
 
 
-def write_sample(path: Path, sample: Sample, recipe: Recipe, *, tenant: str, source: str) -> None:
+def write_sample(path: Path, sample: ReviewSample, recipe: Recipe, *, tenant: str, source: str) -> None:
     """Write the workbook, whole or not at all.
 
     Args:
         source: where the rows are from, for the guide.
     """
     book = openpyxl.Workbook(write_only=True)
-    _write_rows(book.create_sheet(SHEET), sample.drawn, _all_columns(recipe))
+    _write_rows(book.create_sheet(SHEET), sample.rows, _all_columns(recipe))
     _write_guide(book.create_sheet(GUIDE), sample, recipe, tenant, source)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(path.suffix + ".partial")
@@ -74,24 +83,23 @@ def write_sample(path: Path, sample: Sample, recipe: Recipe, *, tenant: str, sou
     partial.replace(path)
 
 
-def _write_rows(sheet: Any, drawn: Sequence[Drawn], columns: Sequence[_Column]) -> None:
+def _write_rows(sheet: Any, rows: Sequence[SampledRow], columns: Sequence[_Column]) -> None:
     titles = [column.title for column in columns]
     sheet.freeze_panes = f"{get_column_letter(titles.index(QUERY) + 2)}2"
     for number, column in enumerate(columns, 1):
         sheet.column_dimensions[get_column_letter(number)].width = column.width
     sheet.append([_header(sheet, column) for column in columns])
-    for each in drawn:
-        sheet.append([_cell(sheet, column, each) for column in columns])
-    sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(drawn) + 1}"
+    for row, strata in rows:
+        reasons = BETWEEN_STRATA.join(stratum.title for stratum in strata)
+        values = [reasons if column.title == SAMPLED_FOR else column.value(row) for column in columns]
+        sheet.append([_cell(sheet, column, value) for column, value in zip(columns, values, strict=True)])
+    sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(rows) + 1}"
     letter = get_column_letter(titles.index(VERDICT) + 1)
-    sheet.data_validations.append(_drop_down(f"{letter}2:{letter}{len(drawn) + 1}"))
-
-
-def _drop_down(cells: str) -> DataValidation:
+    cells = f"{letter}2:{letter}{len(rows) + 1}"
     choice = DataValidation("list", formula1=f'"{",".join(VERDICTS)}"', allow_blank=True, sqref=cells)
     choice.showErrorMessage, choice.errorStyle = True, "warning"  # `stop` would refuse the English words
     choice.errorTitle, choice.error = "结论", "请填 通过、拒绝 或 修改（也可以写 accept、reject、correct）"
-    return choice
+    sheet.data_validations.append(choice)
 
 
 def _header(sheet: Any, column: _Column) -> Cell:
@@ -101,8 +109,7 @@ def _header(sheet: Any, column: _Column) -> Cell:
     return cell
 
 
-def _cell(sheet: Any, column: _Column, drawn: Drawn) -> Cell:
-    value = column.value(drawn)
+def _cell(sheet: Any, column: _Column, value: CellValue) -> Cell:
     cell = text_cell(sheet, value) if isinstance(value, str) else WriteOnlyCell(sheet, value)
     cell.alignment = _WRAPPED
     if column.fill_in:
@@ -114,105 +121,59 @@ def _cell(sheet: Any, column: _Column, drawn: Drawn) -> Cell:
     return cell
 
 
-def _of_row(value: Callable[[Row], Value]) -> Callable[[Drawn], Value]:
-    return lambda drawn: value(drawn.row)
-
-
-def _original(value: Callable[[Retrieved, Row], Value]) -> Callable[[Drawn], Value]:
-    def of(drawn: Drawn) -> Value:
-        found = drawn.row.original_retrieved
-        return None if found is None else value(found, drawn.row)
-
-    return of
-
-
-def _rewritten(value: Callable[[Retrieved, Row], Value]) -> Callable[[Drawn], Value]:
-    def of(drawn: Drawn) -> Value:
-        found = drawn.row.answer_retrieved
-        return None if found is None else value(found, drawn.row)
-
-    return of
-
-
-def _score(found: Retrieved, _: Row) -> Value:
-    return round(found.top1_score, 4)
-
-
-def _titles(found: Retrieved, _: Row) -> Value:
+def _titles(found: Retrieved, _: Row) -> CellValue:
     return "\n".join(f"{place}. {title}" for place, title in enumerate(found.titles[:_TITLES], 1))
 
 
-def _gold_rank(found: Retrieved, row: Row) -> Value:
-    return found.rank(row.gold_id) if row.gold_id else None
-
-
-def _reasons(drawn: Drawn) -> Value:
-    return BETWEEN_STRATA.join(stratum.title for stratum in drawn.strata)
-
-
-def _nothing(_: Drawn) -> Value:
-    return None
-
-
-def _input(name: str) -> Callable[[Row], Value]:
-    return lambda row: row.inputs.get(name)
-
-
-def _part(name: str) -> Callable[[Row], Value]:
-    return lambda row: (row.parts or {}).get(name)
-
-
 def _all_columns(recipe: Recipe) -> tuple[_Column, ...]:
-    """The recipe's inputs stand beside the question."""
+    """Every column of a recipe; its inputs follow the question."""
     columns = _columns(recipe)
     titles = input_titles(recipe.INPUTS, [column.title for column in columns])
-    inputs = tuple(_Column(title, 36, _of_row(_input(name))) for name, title in titles.items())
+    inputs = tuple(_Column(title, 36, input_value(name)) for name, title in titles.items())
     place = [column.title for column in columns].index(HISTORY) + 1
     return (*columns[:place], *inputs, *columns[place:])
 
 
 def _columns(recipe: Recipe) -> tuple[_Column, ...]:
     thing = _thing(recipe)
-    if not recipe.retrieves:
-        parts = (_Column(f"规则：{name}", 10, _of_row(_part(name))) for name in recipe.rule_parts)
-        found = (_Column("数据池", 10, _of_row(lambda row: row.pool)), *parts)
+    if isinstance(recipe, AnswerRecipe):
+        parts = (_Column(*column) for column in part_columns(recipe, 10))
+        found = (_Column("数据池", 10, lambda row: row.pool), *parts)
     else:
         found = _FOUND
     return (
-        _Column(SAMPLED_FOR, 16, _reasons),
-        _Column(QUERY, 40, _of_row(lambda row: row.query)),
-        _Column(PROFILE, 18, _of_row(lambda row: row.profile)),
-        _Column(HISTORY, 28, _of_row(lambda row: row.history)),
-        _Column(thing, 36, _of_row(lambda row: row.answer)),
-        _Column("状态", 8, _of_row(lambda row: row.status)),
-        _Column("原因", 20, _of_row(lambda row: row.reason)),
-        _Column("裁判分", 8, _of_row(lambda row: row.judge_score)),
+        _Column(SAMPLED_FOR, 16),
+        _Column(QUERY, 40, lambda row: row.query),
+        _Column(PROFILE, 18, lambda row: row.profile),
+        _Column(HISTORY, 28, lambda row: row.history),
+        _Column(thing, 36, lambda row: row.answer),
+        _Column("状态", 8, lambda row: row.status),
+        _Column("原因", 20, lambda row: row.reason),
+        _Column("裁判分", 8, lambda row: row.judge_score),
         *found,
-        _Column(VERDICT, 9, _nothing, fill_in=True),
-        _Column(f"修改后的{thing}", 36, _nothing, fill_in=True),
-        _Column(COMMENT, 24, _nothing, fill_in=True),
-        _Column(REVIEWER, 10, _nothing, fill_in=True),
-        _Column(ROW_ID, 19, _of_row(lambda row: row.id), machine=True),
-        _Column(f"{thing}指纹", 19, _of_row(lambda row: fingerprint(row.answer)), machine=True),
+        _Column(VERDICT, 9, fill_in=True),
+        _Column(f"修改后的{thing}", 36, fill_in=True),
+        _Column(COMMENT, 24, fill_in=True),
+        _Column(REVIEWER, 10, fill_in=True),
+        _Column(ROW_ID, 19, lambda row: row.id, machine=True),
+        _Column(f"{thing}指纹", 19, lambda row: fingerprint(row.answer), machine=True),
     )
 
 
 _FOUND = (
-    _Column("原问题首条得分", 10, _original(_score)),
-    _Column("改写首条得分", 10, _rewritten(_score)),
-    _Column("原问题召回", 34, _original(_titles)),
-    _Column("改写召回", 34, _rewritten(_titles)),
-    _Column("标准文档", 16, _of_row(lambda row: row.gold_id)),
-    _Column("原问题标准文档名次", 10, _original(_gold_rank)),
-    _Column("改写标准文档名次", 10, _rewritten(_gold_rank)),
+    _Column("原问题首条得分", 10, of_retrieval("original_retrieved", top1_score)),
+    _Column("改写首条得分", 10, of_retrieval("answer_retrieved", top1_score)),
+    _Column("原问题召回", 34, of_retrieval("original_retrieved", _titles)),
+    _Column("改写召回", 34, of_retrieval("answer_retrieved", _titles)),
+    _Column("标准文档", 16, lambda row: row.gold_id),
+    _Column("原问题标准文档名次", 10, of_retrieval("original_retrieved", gold_rank)),
+    _Column("改写标准文档名次", 10, of_retrieval("answer_retrieved", gold_rank)),
 )
-"""What a rewrite retrieves."""
-
-# The guide
+"""The retrieval of a rewrite."""
 
 
 def _rules(recipe: Recipe) -> Sequence[tuple[str, str]]:
-    thing, retrieves = _thing(recipe), recipe.retrieves
+    thing, retrieves = _thing(recipe), recipe.KIND == "retrieval"
     wanted = "一行检索关键词，保留用户的意图，不添加问题里没有的内容" if retrieves else "完整的回答，格式与原回答相同"
     return (
         (
@@ -229,13 +190,13 @@ def _rules(recipe: Recipe) -> Sequence[tuple[str, str]]:
     )
 
 
-def _write_guide(sheet: Any, sample: Sample, recipe: Recipe, tenant: str, source: str) -> None:
+def _write_guide(sheet: Any, sample: ReviewSample, recipe: Recipe, tenant: str, source: str) -> None:
     for letter, width in zip("ABCD", (24, 90, 14, 14), strict=True):
         sheet.column_dimensions[letter].width = width
-    drawn = Counter(stratum.name for each in sample.drawn for stratum in each.strata)
+    drawn = Counter(stratum.name for sampled in sample.rows for stratum in sampled.strata)
     _append(sheet, "租户", tenant)
     _append(sheet, "来源", source)
-    _append(sheet, "行数", len(sample.drawn))
+    _append(sheet, "行数", len(sample.rows))
     sheet.append([])
     sheet.append([header_cell(sheet, title) for title in ("怎样填写", "")])
     for name, text in _rules(recipe):

@@ -104,7 +104,7 @@ def show_diff(
 
 def _lineage(name: str, version: "Version", row_id: str) -> Table:
     from qinglan.data.versions import find_rows
-    from qinglan.data.versions.sketch import original_score, rewritten
+    from qinglan.data.versions.summary import original_score, rewrite_score
 
     row = find_rows(version, {row_id}).get(row_id)
     if row is None:
@@ -124,7 +124,7 @@ def _lineage(name: str, version: "Version", row_id: str) -> Table:
         "verdict": f"failed: {row.reason}" if row.status == "failed" else "ok",
         "review": row.review or NONE,
         "split": row.split or NONE,
-        "top-1 score": f"{number(original_score(row))} → {number(rewritten(row))}",
+        "top-1 score": f"{number(original_score(row))} → {number(rewrite_score(row))}",
         "gold document's rank": f"{_rank(original, row)} → {_rank(found, row)}",
         "judge": number(row.judge_score, 2),
         "run": version.run_id,

@@ -1,16 +1,12 @@
 """Samples drawn by a hash: the same items give the same sample, in any order."""
 
-import hashlib
 import heapq
 from itertools import count
 from typing import Generic, TypeVar
 
+from qinglan.rows import hash_fraction
+
 Item = TypeVar("Item")
-
-
-def hash_rank(key: str) -> int:
-    """A number of 64 bits that depends on the key alone."""
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest())
 
 
 class BottomK(Generic[Item]):
@@ -18,8 +14,8 @@ class BottomK(Generic[Item]):
 
     def __init__(self, size: int, seed: str = "") -> None:
         self._size, self._seed = size, seed
-        self._heap: list[tuple[int, int, Item]] = []
-        self._number = count()
+        self._heap: list[tuple[float, int, Item]] = []
+        self._number = count()  # keeps items from being compared
 
     def wants(self, key: str) -> bool:
         """Would an item of this key be kept? Saves making those that would not."""
@@ -37,5 +33,5 @@ class BottomK(Generic[Item]):
         """Those kept, the lowest hash first."""
         return [item for _, _, item in sorted(self._heap, key=lambda entry: -entry[0])]
 
-    def _priority(self, key: str) -> int:
-        return -hash_rank(f"{self._seed}:{key}")
+    def _priority(self, key: str) -> float:
+        return -hash_fraction(f"{self._seed}:{key}")

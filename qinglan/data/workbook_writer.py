@@ -11,7 +11,6 @@ from openpyxl.utils import get_column_letter
 
 from qinglan.data.sources.records import without_illegal
 from qinglan.recipes import Input, Recipe
-from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.rows import Retrieved, Row
 from qinglan.runs.artifacts import Artifact
 
@@ -114,12 +113,11 @@ def input_value(name: str) -> Callable[[Row], CellValue]:
     return lambda row: row.inputs.get(name, "")
 
 
-def part_columns(recipe: AnswerRecipe, width: int) -> list[Column]:
+def part_columns(recipe: Recipe, width: int) -> list[Column]:
     """A column for each part of an answer's score by rule."""
     return [
         Column(f"规则：{name}", width, lambda row, name=name: (row.parts or {}).get(name))  # type: ignore[misc]
-        for name in recipe.WEIGHTS
-        if name != "judge"
+        for name in recipe.rule_parts
     ]
 
 
@@ -132,7 +130,7 @@ def columns_of(recipe: Recipe) -> tuple[Column, ...]:
     """The recipe's columns: the question, its results, labels, costs and source."""
     results: tuple[Column, ...] = _REWRITE
     thing = "改写"
-    if isinstance(recipe, AnswerRecipe):
+    if not recipe.retrieves:
         results = (Column("回答", 64, lambda row: row.answer), *_VERDICT, *part_columns(recipe, 12))
         thing = "回答"
     last = (

@@ -3,12 +3,10 @@
 import re
 from typing import Any
 
-import pytest
-
 from qinglan.data.versions.card import Card, CardBuilder, Origin
-from qinglan.data.versions.card_markdown import card_markdown, quoted
+from qinglan.data.versions.card_markdown import card_markdown
 from qinglan.data.versions.drift import drift
-from qinglan.data.versions.sketch import Sketch, SketchBuilder
+from qinglan.data.versions.summary import RowSummary, RowSummaryBuilder
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import Artifact
 
@@ -80,23 +78,18 @@ def test_a_cell_stays_a_cell():
     text = card_markdown(card(row(EVIL, answer=EVIL, source=EVIL, gold_id=EVIL).failed("rag_error")))
     table = text[text.index("## Examples") :].splitlines()[2:5]
     assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in table} == {8}
-    assert "<img" not in text
+    assert "<img" not in text.replace("\\<", "")
     assert "](java" not in text.replace("\\]", "")
     assert "e" * 130 not in text
 
 
-@pytest.mark.parametrize(("text", "shown"), [(None, ""), ("a\r\n b", "a b"), ("x*y_z", r"x\*y\_z"), ("a\\|", r"a\\\|")])
-def test_quoting(text: str | None, shown: str):
-    assert quoted(text) == shown
-
-
 def test_the_card_for_people():
-    parent, now = SketchBuilder(), SketchBuilder()
+    parent, now = RowSummaryBuilder(), RowSummaryBuilder()
     rows = [row(f"鱼油怎么吃{n}", answer_request="e4a92e451656b03b") for n in range(20)]
     for each in rows:
         parent.add(each)
         now.add(each)
-    text = card_markdown(card(*rows, drift=drift("parent0", parent.build(), Sketch(), now.build(), 0.2)))
+    text = card_markdown(card(*rows, drift=drift("parent0", parent.build(), RowSummary(), now.build(), 0.2)))
     assert text.startswith("# Dataset abc\n")
     assert "| Teacher, judge | gpt-5, deepseek |" in text
     assert "No question came in since parent0; failures 0.0% → 0.0%. No drift" in text
@@ -122,7 +115,7 @@ def test_answers_are_shown_by_pool_and_by_what_they_were_graded():
     assert (made.parts, made.judge_mean) == ({"format": 1.0, "safe": 0.5}, 4.0)
     assert made.terms == {}  # an answer is no list of keywords
     text = card_markdown(made)
-    assert r"| red\_team | 2 | 1 | 1 | 0 | 0 |" in text
-    assert r"**No usable row**: red\_team in dev, red\_team in test." in text
+    assert r"| red_team | 2 | 1 | 1 | 0 | 0 |" in text
+    assert r"**No usable row**: red_team in dev, red_team in test." in text
     assert "| safe | 0.500 |" in text and "| judge's score (0–5) | 4.00 |" in text
     assert "Words of the rewrites" not in text

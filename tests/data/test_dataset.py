@@ -10,7 +10,7 @@ import pytest
 from question_rows import LONG, SAME, random_rows, row
 
 from qinglan.config import Profile
-from qinglan.data.dataset import Built, build
+from qinglan.data.dataset import BuiltDataset, build
 from qinglan.data.dataset import files as dataset_files
 from qinglan.errors import ConfigError, StageError, WorkbookError
 from qinglan.recipes import get_recipe, query_rewrite
@@ -27,7 +27,7 @@ FOUND = Retrieved(ids=("a", "g"), scores=(0.9, 0.6), titles=("", ""))
 
 def built(
     folder: Path, rows: Iterable[Row], profile: Profile = PROFILE, pinned: dict[str, Split] | None = None
-) -> Built:
+) -> BuiltDataset:
     write_jsonl(folder / "in.jsonl", rows)
     return build(folder / "in.jsonl", folder / "out", profile, pinned)
 

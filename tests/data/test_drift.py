@@ -4,12 +4,12 @@ import random
 
 import pytest
 
+from qinglan.data.sampling import BottomK
 from qinglan.data.versions.drift import DRAWS, distance, drift, shift, unseen
-from qinglan.data.versions.sketch import (
-    BottomK,
+from qinglan.data.versions.summary import (
     BoundedCounter,
-    Sketch,
-    SketchBuilder,
+    RowSummary,
+    RowSummaryBuilder,
     grams,
     length_bucket,
     score_bucket,
@@ -37,8 +37,8 @@ def questions(topic: str, number: int, seed: int = 0, score: float = 0.7) -> lis
     return made
 
 
-def sketch(rows: list[Row], sample_rows: int = 1000) -> Sketch:
-    builder = SketchBuilder(sample_rows)
+def summary(rows: list[Row], sample_rows: int = 1000) -> RowSummary:
+    builder = RowSummaryBuilder(sample_rows)
     for row in rows:
         builder.add(row)
     return builder.build()
@@ -46,14 +46,14 @@ def sketch(rows: list[Row], sample_rows: int = 1000) -> Sketch:
 
 @pytest.mark.parametrize("arrivals", [5, 60, 400])
 def test_more_of_the_same_is_no_drift(arrivals: int):
-    found = shift(sketch(questions("supplement", 400)), sketch(questions("supplement", arrivals, seed=1)))
+    found = shift(summary(questions("supplement", 400)), summary(questions("supplement", arrivals, seed=1)))
     assert set(found.distances) == {"vocabulary", "length", "original score", "rewrite score"}
     assert found.warnings(0.2) == []
     assert found.distances["vocabulary"].distance > 0  # though never 0 apart
 
 
 def test_another_subject_is_drift_in_vocabulary_alone():
-    found = shift(sketch(questions("supplement", 400)), sketch(questions("insurance", 60)))
+    found = shift(summary(questions("supplement", 400)), summary(questions("insurance", 60)))
     assert found.warnings(0.2) == ["vocabulary"]
     assert found.new_vocabulary and found.new_vocabulary.share > 0.6 > found.new_vocabulary.expected
     assert found.new_intents and found.new_intents.share == 1
@@ -61,20 +61,20 @@ def test_another_subject_is_drift_in_vocabulary_alone():
 
 def test_worse_scores_of_the_same_questions_are_drift():
     before, after = questions("supplement", 300), questions("supplement", 300, score=0.4)
-    report = drift("abc", sketch(before), sketch([]), sketch(after), 0.2)
+    report = drift("abc", summary(before), summary([]), summary(after), 0.2)
     assert report.warnings == ["original score of all rows", "rewrite score of all rows"]
     assert report.sentence.startswith("No question came in since abc; failures 0.0% → 0.0%. Drift: original score of")
 
 
 def test_two_rows_are_too_few_to_warn_of():
-    found = shift(sketch(questions("supplement", 400)), sketch(questions("supplement", 2, seed=1)))
+    found = shift(summary(questions("supplement", 400)), summary(questions("supplement", 2, seed=1)))
     assert found.distances["vocabulary"].distance > 0.2
     assert found.warnings(0.2) == []
 
 
 def test_the_sentence_says_what_came_in_and_what_failed():
     old, new = questions("supplement", 40), questions("insurance", 40)
-    report = drift("abc", sketch(old), sketch(new), sketch([*old, *(row.failed("rag_error") for row in new)]), 0.2)
+    report = drift("abc", summary(old), summary(new), summary([*old, *(row.failed("rag_error") for row in new)]), 0.2)
     assert report.sentence.startswith("40 of 80 questions came in since abc, 100% of their intents new (")
     assert "failures 0.0% → 50.0%. Drift: vocabulary of the new rows (" in report.sentence
 
@@ -90,8 +90,8 @@ def test_the_same_is_0_apart_and_the_null_is_seeded():
 
 def test_what_one_side_lacks_is_left_out():
     unscored = [row.model_copy(update={"answer_retrieved": None}) for row in questions("supplement", 20)]
-    assert "rewrite score" not in shift(sketch(questions("supplement", 20)), sketch(unscored)).distances
-    assert shift(sketch([]), sketch(unscored)).distances == {}
+    assert "rewrite score" not in shift(summary(questions("supplement", 20)), summary(unscored)).distances
+    assert shift(summary([]), summary(unscored)).distances == {}
 
 
 def test_unseen_against_good_turing():
@@ -100,9 +100,9 @@ def test_unseen_against_good_turing():
     assert found and (found.share, found.expected) == (0.75, 0.25)
 
 
-def test_what_was_no_question_is_not_sketched():
+def test_what_was_no_question_is_left_out():
     rows = questions("supplement", 3)
-    made = sketch([rows[0], rows[1].failed("duplicate"), rows[2].failed("teacher_refused")])
+    made = summary([rows[0], rows[1].failed("duplicate"), rows[2].failed("teacher_refused")])
     assert (made.rows, made.failed, len(made.sample)) == (2, 1, 2)
 
 

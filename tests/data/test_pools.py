@@ -1,4 +1,4 @@
-"""Pools: which rows RL asks, and what people are told of pools that are too small."""
+"""Pools: which rows RL asks, and which warnings there are about small pools."""
 
 from collections import Counter
 from pathlib import Path
@@ -11,7 +11,7 @@ from question_rows import random_rows
 
 from qinglan.config import Dataset, Profile
 from qinglan.data.dataset import build
-from qinglan.data.dataset.pools import Drawn, Pools, draw
+from qinglan.data.dataset.pools import PoolCounts, RlPrompts, draw_rl_prompts
 from qinglan.rows import Row
 from qinglan.runs.artifacts import write_jsonl
 
@@ -21,7 +21,7 @@ def pool(name: str | None, count: int, seed: int = 0, **fields: Any) -> list[Row
     return [row.model_copy(update={"pool": name} | answer | fields) for row in random_rows(count, seed)]
 
 
-def counted(drawn: Drawn, rows: list[Row]) -> Counter[str | None]:
+def counted(drawn: RlPrompts, rows: list[Row]) -> Counter[str | None]:
     return sum((Counter({row.pool: drawn.times(row)}) for row in rows), Counter())
 
 
@@ -29,25 +29,25 @@ ROWS = [*pool("red", 60, 1), *pool("gold", 60, 2), *pool("other", 20, 3), *pool(
 
 
 def test_without_shares_all_are_asked():
-    assert counted(draw(iter(()), Dataset()), ROWS).total() == len(ROWS)
+    assert counted(draw_rl_prompts(iter(()), Dataset()), ROWS).total() == len(ROWS)
 
 
 @pytest.mark.parametrize("shares", [{"red": 0.3, "gold": 0.2}, {"red": 0.3, "gold": 0.2, "train": 0.5}])
 def test_pools_have_their_shares_and_the_rest_what_is_left(shares: dict[str, float]):
-    drawn = draw(ROWS, Dataset(rl_shares=shares))
+    drawn = draw_rl_prompts(ROWS, Dataset(rl_shares=shares))
     assert counted(drawn, ROWS) == {"red": 30, "gold": 20, "other": 20, None: 30}
     assert drawn.warnings == ()
 
 
 def test_what_is_drawn_depends_on_the_seed_and_not_on_the_order():
     config = Dataset(rl_shares={"red": 0.3})
-    assert draw(ROWS, config) == draw(ROWS[::-1], config)
-    assert draw(ROWS, config) != draw(ROWS, config.model_copy(update={"seed": 2}))
+    assert draw_rl_prompts(ROWS, config) == draw_rl_prompts(ROWS[::-1], config)
+    assert draw_rl_prompts(ROWS, config) != draw_rl_prompts(ROWS, config.model_copy(update={"seed": 2}))
 
 
 def test_a_pool_that_is_too_small_is_told():
     rows = [*pool("red", 5), *pool(None, 50, 1)]
-    drawn = draw(rows, Dataset(rl_shares={"red": 0.5, "gold": 0.25}, rl_repeats=1))
+    drawn = draw_rl_prompts(rows, Dataset(rl_shares={"red": 0.5, "gold": 0.25}, rl_repeats=1))
     assert counted(drawn, rows) == {"red": 5, None: 50}
     first, second = drawn.warnings
     assert "pool red has 5 training rows for RL, 9% of the prompts and not 50%; add questions" in first
@@ -56,23 +56,23 @@ def test_a_pool_that_is_too_small_is_told():
 
 def test_a_small_pool_is_asked_again_up_to_a_limit():
     rows = [*pool("red", 5), *pool(None, 50, 1)]
-    enough = draw(rows, Dataset(rl_shares={"red": 0.25}))
+    enough = draw_rl_prompts(rows, Dataset(rl_shares={"red": 0.25}))
     assert counted(enough, rows) == {"red": 17, None: 50}
-    assert (max((enough.asked or {}).values()), enough.warnings) == (4, ())
-    limited = draw(rows, Dataset(rl_shares={"red": 0.5}))
+    assert (max((enough.repeats or {}).values()), enough.warnings) == (4, ())
+    limited = draw_rl_prompts(rows, Dataset(rl_shares={"red": 0.5}))
     assert counted(limited, rows) == {"red": 40, None: 50}
     (told,) = limited.warnings
     assert "pool red has 5 training rows for RL, each asked 8 times, 44% of the prompts and not 50%" in told
 
 
 def test_shares_that_leave_nothing_are_filled_from_the_scarcest_pool():
-    drawn = draw(ROWS, Dataset(rl_shares={"red": 0.7, "gold": 0.2, "other": 0.1}))
+    drawn = draw_rl_prompts(ROWS, Dataset(rl_shares={"red": 0.7, "gold": 0.2, "other": 0.1}))
     assert counted(drawn, ROWS) == {"red": 60, "gold": 17, "other": 9}
     assert drawn.warnings == ()
 
 
 def test_a_pool_of_no_share_is_left_out():
-    assert counted(draw(ROWS, Dataset(rl_shares={"gold": 0.0})), ROWS) == {"red": 60, "other": 20, None: 30}
+    assert counted(draw_rl_prompts(ROWS, Dataset(rl_shares={"gold": 0.0})), ROWS) == {"red": 60, "other": 20, None: 30}
 
 
 @pytest.mark.parametrize("shares", [{"red": 0.8, "gold": 0.3}, {"red": 0.3, "train": 0.5}])
@@ -82,7 +82,7 @@ def test_shares_add_up(shares: dict[str, float]):
 
 
 def test_an_empty_split_of_a_pool_is_told():
-    pools = Pools()
+    pools = PoolCounts()
     for row in (*pool("red", 3, split="train"), *pool("red", 1, 1, split="test"), *pool(None, 1, 2, split="dev")):
         pools.add(row)
     assert pools.warnings() == ["pool red has no row in dev (train 3, dev 0, test 1); add questions, or mark some"]

@@ -22,7 +22,7 @@ from qinglan.data.review import add_reviews, load_reviews, read_store, store_pat
 from qinglan.data.versions import (
     CARD_DATA,
     INDEX,
-    SKETCH,
+    SUMMARY,
     VERSION_FILE,
     Version,
     last_training,
@@ -32,7 +32,7 @@ from qinglan.data.versions import (
 )
 from qinglan.data.versions.card import Card
 from qinglan.data.versions.index import read_index
-from qinglan.data.versions.sketch import Sketch
+from qinglan.data.versions.summary import RowSummary
 from qinglan.errors import ArtifactError
 from qinglan.evaluation import Evaluation
 from qinglan.evaluation.models import Decision, Report
@@ -114,7 +114,7 @@ def test_what_lies_beside_manifests_is_read():
     assert decision.verdict == "refuse"
     assert len(list(read_index(DATASET / INDEX))) == 20
     assert len(list(read_jsonl(DATASET / "rows.jsonl", Row))) == 3
-    assert Sketch.model_validate_json((DATASET / SKETCH).read_text("utf-8"))
+    assert RowSummary.model_validate_json((DATASET / SUMMARY).read_text("utf-8"))
     assert Card.model_validate_json((DATASET / CARD_DATA).read_text("utf-8")).origin.id == "b438fdf0a5b4"
 
 

@@ -1,8 +1,8 @@
-"""The files that ms-swift and verl read, from a selected rows file of any length.
+"""Builds the files that ms-swift and verl read, from a selected rows file of any length.
 
-Two passes: the first places every row (`splits`), the second writes all files at once, so that memory does not grow
+Two passes: the first gives every row a split (`splits`), the second writes all files, so that memory does not grow
 with the rows' answers. SFT learns only from rows that passed the selection; RL also takes prompts whose teacher's
-answer was too weak to teach, where the recipe can use them (`Recipe.has_baseline`). Where the profile gives
+answer was too weak for SFT, where the recipe can use them (`Recipe.has_baseline`). Where the profile gives
 pools shares of RL's prompts, a pass between the two draws them (`pools`).
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from qinglan.config import Profile
-from qinglan.data.dataset.files import Files
-from qinglan.data.dataset.pools import Pools, draw
+from qinglan.data.dataset.files import DatasetFiles
+from qinglan.data.dataset.pools import PoolCounts, draw_rl_prompts
 from qinglan.data.dataset.splits import is_leak, place_rows, was_question
 from qinglan.data.workbook import read_rows
 from qinglan.errors import StageError
@@ -27,20 +27,22 @@ _NAMES = ("sft_train.jsonl", "rl_train.parquet", "sft_dev.jsonl", "rl_dev.parque
 
 
 @dataclass(frozen=True)
-class Built:
-    """A dataset's files, and what became of the rows."""
+class BuiltDataset:
+    """A dataset's files, and its row counts."""
 
     artifacts: dict[str, Artifact]
     """By the file names' stems: see `build`."""
     before: RowCounts
     after: RowCounts
     splits: dict[str, int]
-    """Rows per split, failed ones included; `none` are those that were no questions."""
+    """Rows per split, failed ones included; `none` for those that were no questions."""
     warnings: tuple[str, ...] = ()
-    """What people should know about pools: an empty split, a share that could not be filled."""
+    """About pools: an empty split, a share that could not be filled."""
 
 
-def build(rows_path: Path, directory: Path, profile: Profile, pinned: Mapping[str, Split] | None = None) -> Built:
+def build(
+    rows_path: Path, directory: Path, profile: Profile, pinned: Mapping[str, Split] | None = None
+) -> BuiltDataset:
     """Split the rows, and write the training files, the test split and the whole list of rows; all of them or none.
 
     `sft_train`, `sft_dev`: chat JSONL, ok rows only. `rl_train`, `rl_dev`: parquet, every row whose question RL may
@@ -59,14 +61,14 @@ def build(rows_path: Path, directory: Path, profile: Profile, pinned: Mapping[st
     directory.mkdir(parents=True, exist_ok=True)
     rows = before.pass_through(read_jsonl(rows_path, Row))
     placement = place_rows(rows, profile.dataset, pinned, _evaluation_questions(profile), directory)
-    recipe, pools = get_recipe(profile.recipe), Pools()
+    recipe, pools = get_recipe(profile.recipe), PoolCounts()
     splits: Counter[str] = Counter()
     kept: Counter[str] = Counter()
-    drawn = draw(
+    prompts = draw_rl_prompts(
         (row for row in placement.apply(read_jsonl(rows_path, Row)) if _trains(row) and recipe.has_baseline(row)),
         profile.dataset,
     )
-    with Files(directory, _NAMES, recipe.rl_schema) as files:
+    with DatasetFiles(directory, _NAMES, recipe.rl_schema) as files:
         for row in after.pass_through(placement.apply(read_jsonl(rows_path, Row))):
             splits[row.split or "none"] += 1
             line = row.model_dump_json()
@@ -81,18 +83,18 @@ def build(rows_path: Path, directory: Path, profile: Profile, pinned: Mapping[st
             if _teaches(row):
                 files.write(f"sft_{row.split}", _sft_line(row, recipe, profile))
             if recipe.has_baseline(row):
-                for _ in range(1 if row.split == "dev" else drawn.times(row)):
+                for _ in range(1 if row.split == "dev" else prompts.times(row)):
                     files.write(f"rl_{row.split}", recipe.rl_record(row, profile.tenant))
         _require_every_split(kept, after)
         taught = {"SFT train": files.rows["sft_train"], "SFT dev": files.rows["sft_dev"]}
         _require_rows(taught, after, recipe.TOO_FEW_ROWS_HINT)
-    return Built(files.artifacts(), before, after, dict(splits), (*pools.warnings(), *drawn.warnings))
+    return BuiltDataset(files.artifacts(), before, after, dict(splits), (*pools.warnings(), *prompts.warnings))
 
 
 def _evaluation_questions(profile: Profile) -> Iterator[Row]:
     """Every question of `dataset.decontaminate_against`, also those that would be too long to ask.
 
-    Questions are compared by their words and context, so a file of bare questions will do whatever the recipe's inputs.
+    Questions are compared by their words and context, so a file needs none of the recipe's inputs.
     """
     columns = profile.data.columns.model_copy(update={"inputs": {}})
     data = profile.data.model_copy(update={"limit": None, "sheet": None, "sql": None, "columns": columns})

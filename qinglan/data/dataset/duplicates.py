@@ -1,7 +1,9 @@
 """Near-duplicates among a million questions, in bounded memory.
 
-Candidates are questions that share a band of their MinHash signatures (`minhash`). They are compared exactly, so the
-hashing can miss a pair, one in a thousand at the threshold, but never invent one. The texts lie in a temporary file.
+Candidates are questions that share a band of their MinHash signatures, which are datasketch's. Candidates are compared
+exactly, so the hashing can miss a pair, one in a thousand at the threshold, but never add one. The texts are in a
+temporary file. datasketch's own index holds the bands in dictionaries, gigabytes for a million texts; here a band is
+an array with four bytes a text, and equal ones are found by sorting.
 """
 
 import hashlib
@@ -20,7 +22,6 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from qinglan.data.dataset.minhash import band_keys, equal
 from qinglan.rows import Row, normalise
 
 Grams = tuple[set[str], set[str]]
@@ -29,14 +30,17 @@ Grams = tuple[set[str], set[str]]
 _SMALL_BUCKET = 16
 """Buckets up to this size compare every pair."""
 _CROWDED = 64
-"""From this size on, questions that only share their query are told apart by their context first."""
+"""From this size on, questions that share only their query are first separated by their context."""
 _PER_GROUP = 32
 """Members of one group that a further question is compared with, for each of its rare trigrams."""
 _CACHED_TEXTS = 4096
+_PERMUTATIONS = 128
+_CANDIDATE_RECALL = 0.999
+_CHUNK = 1024
 
 
 class Questions:
-    """Rows' questions, and after them those of evaluation workbooks: texts on disk, 16 bytes of each in memory."""
+    """Rows' questions, followed by those of evaluation workbooks: texts on disk, 16 bytes of each in memory."""
 
     def __init__(self, directory: Path | None = None) -> None:
         """`directory`: where the temporary file goes, at most as large as all texts in UTF-8."""
@@ -99,7 +103,7 @@ def near_duplicate_groups(questions: Questions, jaccard: float) -> tuple[NDArray
     the comparison with one group ends at `_PER_GROUP` members a trigram, so that thousands of copies of one text
     cost no more than their number; there a chain of ever less similar copies may end early.
     """
-    links = _Links(questions.rows)
+    links = _Groups(questions.rows)
     first, same = questions.distinct()
     for place in np.flatnonzero(same != np.arange(len(questions))).tolist():
         links.join(int(same[place]), place)
@@ -117,8 +121,8 @@ def near_duplicate_groups(questions: Questions, jaccard: float) -> tuple[NDArray
     return links.groups(), links.evaluated()
 
 
-class _Links:
-    """Union-find over rows; evaluation questions mark the rows that they are like, and bind none together."""
+class _Groups:
+    """Union-find over rows; an evaluation question marks the rows that repeat it, and joins none."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -126,7 +130,7 @@ class _Links:
         self._marked = bytearray(rows)
 
     def group(self, place: int) -> int:
-        """A name for the question's group, until it grows; an evaluation question is alone."""
+        """The group of a question, valid until the next `join`; an evaluation question has its own."""
         if place >= self._rows:
             return place
         parent = self._parent
@@ -166,9 +170,6 @@ class _Links:
         return marked[groups]
 
 
-# Comparing
-
-
 def _trigrams(text: str) -> set[str]:
     return {text[i : i + 3] for i in range(max(1, len(text) - 2))}
 
@@ -186,19 +187,19 @@ def _similar(one: set[str], other: set[str], jaccard: float) -> bool:
 
 
 def _likely_pairs(
-    bucket: Sequence[int], grams: Callable[[int], Grams], links: _Links, jaccard: float
+    bucket: Sequence[int], grams: Callable[[int], Grams], links: _Groups, jaccard: float
 ) -> Iterator[tuple[int, int]]:
     """The pairs of a large bucket that can be the same at all, a group's further members left out.
 
     By prefix filtering (Bayardo et al. 2007): with trigrams ordered from the bucket's rarest on, two sets that reach
     the similarity J share one of the first (1 − J)·n + 1 of the larger and the first (1 − J)/(1 + J)·n + 1 of the
-    smaller. So thousands of questions of one template are compared by what differs in them. Whichever of query and
-    whole text tells more apart is used.
+    smaller. So thousands of questions of one template are compared by what differs in them. The
+    query or the whole text is used, whichever gives fewer pairs.
     """
     with_context = any(grams(place)[0] is not grams(place)[1] for place in bucket)
     sides = (_prefixes(bucket, grams, side, jaccard) for side in range(1 + with_context))
     posted: defaultdict[str, list[int]] = defaultdict(list)
-    for prefix in min(sides, key=_crowding):
+    for prefix in min(sides, key=_pair_count):
         for other in {other for gram in prefix.rare for other in posted.get(gram, ())}:
             yield other, prefix.place
         group = links.group(prefix.place)
@@ -227,19 +228,19 @@ def _prefixes(bucket: Sequence[int], grams: Callable[[int], Grams], side: int, j
     return found
 
 
-def _crowding(prefixes: Iterable[_Prefix]) -> int:
-    """How many pairs share a trigram of their prefixes, about."""
+def _pair_count(prefixes: Iterable[_Prefix]) -> int:
+    """Roughly how many pairs share a trigram of their prefixes."""
     return sum(n * n for n in Counter(gram for prefix in prefixes for gram in prefix.rare[: prefix.posted]).values())
 
 
 def _buckets(questions: Questions, places: NDArray[np.intp], jaccard: float) -> Iterator[list[int]]:
     """Places of questions that share a band of their signatures, band by band; large buckets come once."""
     by_query, by_whole = _band_keys(questions, places, jaccard)
-    for bucket in _unseen(bucket for keys in by_query for bucket in equal(keys)):
+    for bucket in _unseen(bucket for keys in by_query for bucket in equal_positions(keys)):
         if by_whole is None or len(bucket) < _CROWDED:
             yield places[bucket].tolist()
         else:
-            parts = (bucket[part] for keys in by_whole for part in equal(keys[bucket]))
+            parts = (bucket[part] for keys in by_whole for part in equal_positions(keys[bucket]))
             yield from (places[part].tolist() for part in _unseen(parts))
 
 
@@ -265,3 +266,33 @@ def _band_keys(
     by_whole = by_query.copy()
     by_whole[:, with_context] = band_keys((questions.grams(place)[1] for place in contexts), len(contexts), jaccard)
     return by_query, by_whole
+
+
+def band_keys(sets: Iterable[set[str]], count: int, jaccard: float) -> NDArray[np.uint32]:
+    """Keys (bands × texts) of which two texts whose sets are as similar as `jaccard` share one, almost surely."""
+    from datasketch import MinHash  # imports SciPy, which takes 0.8 s
+
+    bands, size = _bands(jaccard)
+    factors = np.random.default_rng(1).integers(1, 2**63, size, dtype=np.uint64) * 2 + 1
+    keys = np.empty((bands, count), dtype=np.uint32)
+    shingles = ([gram.encode() for gram in grams] for grams in sets)
+    signatures = (m.hashvalues for m in MinHash.generator(shingles, num_perm=_PERMUTATIONS, seed=1))
+    for start in range(0, count, _CHUNK):
+        chunk = np.stack(list(itertools.islice(signatures, _CHUNK)))[:, : bands * size].astype(np.uint64)
+        mixed = (chunk.reshape(-1, bands, size) * factors).sum(axis=2) >> np.uint64(32)
+        keys[:, start : start + _CHUNK] = mixed.T
+    return keys
+
+
+def equal_positions(keys: NDArray[np.uint32]) -> Iterator[NDArray[np.intp]]:
+    """Positions of equal keys, where there are several."""
+    order = np.argsort(keys, kind="stable")
+    edges = np.flatnonzero(np.diff(keys[order], prepend=keys[order[:1]] + 1, append=keys[order[-1:]] + 1))
+    for at in np.flatnonzero(np.diff(edges) > 1).tolist():
+        yield order[edges[at] : edges[at + 1]]
+
+
+def _bands(jaccard: float) -> tuple[int, int]:
+    """Bands and rows of the LSH: the most selective that still finds a pair at the threshold 999 times in 1,000."""
+    options = [(_PERMUTATIONS // rows, rows) for rows in range(_PERMUTATIONS // 2, 0, -1)]
+    return next((o for o in options if 1 - (1 - jaccard ** o[1]) ** o[0] >= _CANDIDATE_RECALL), options[-1])

@@ -1,4 +1,4 @@
-"""The files of a dataset, written row by row and all at once: under `.partial` names until the last is complete."""
+"""Writes the files of a dataset row by row, all at the same time, under `.partial` names until all are complete."""
 
 import json
 from contextlib import ExitStack
@@ -19,10 +19,10 @@ class _Sink(Protocol):
     def close(self) -> None: ...
 
 
-class Files:
+class DatasetFiles:
     """Files of one directory by their stems: `.parquet` ones of one schema, the others JSON lines.
 
-    After an error none of them is there; else they take their names together, when the block ends.
+    After an error none of them exists; else all get their names at the end of the block.
     """
 
     def __init__(self, directory: Path, names: tuple[str, ...], schema: pa.Schema) -> None:
@@ -51,12 +51,12 @@ class Files:
                     _partial(path).replace(path)
 
     def write(self, name: str, record: str | dict[str, Any]) -> None:
-        """Append a record, or a JSON line that is ready."""
+        """Append a record, or a complete JSON line."""
         self._sinks[name].write(record)
         self.rows[name] += 1
 
     def artifacts(self) -> dict[str, Artifact]:
-        """What is on disk after the block."""
+        """The files on disk, after the block."""
         return {name: Artifact.of(path, self.rows[name]) for name, path in self._paths.items()}
 
 

@@ -1,4 +1,4 @@
-"""Pools of questions: whether each is in every split, and which of the training rows RL asks, by the pools' shares."""
+"""Pools of questions: a row's pool, the pools that lack a split, and RL's prompts by the pools' shares."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ REST = "train"
 
 
 def assign(rows: Iterable[Row], recipe: Recipe, shares: Mapping[str, float]) -> Iterator[Row]:
-    """Rows that the workbook puts into no pool go into the recipe's, or by their ids into those of `shares`."""
+    """Give rows without a pool in the workbook the recipe's pool, or one of `shares` by a hash of their id."""
     for row in rows:
         pool = row.pool or recipe.pool_of(row) or _by_share(row.id, shares)
         yield row if pool == row.pool else row.model_copy(update={"pool": pool})
@@ -30,7 +30,7 @@ def _by_share(row_id: str, shares: Mapping[str, float]) -> str | None:
     return None
 
 
-class Pools:
+class PoolCounts:
     """Counts the usable rows of each pool by split."""
 
     def __init__(self) -> None:
@@ -52,46 +52,42 @@ class Pools:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """The training rows that RL asks."""
+class RlPrompts:
+    """The training rows whose questions are RL's prompts."""
 
-    asked: Mapping[str, int] | None = None
-    """By row, how often its question is in the file; None for all of them once."""
+    repeats: Mapping[str, int] | None = None
+    """By row id, how often its question is in the file; None for all of them once."""
     warnings: tuple[str, ...] = ()
 
     def times(self, row: Row) -> int:
         """How often its question is in the file."""
-        return 1 if self.asked is None else self.asked.get(row.id, 0)
+        return 1 if self.repeats is None else self.repeats.get(row.id, 0)
 
 
-def draw(rows: Iterable[Row], config: Dataset) -> Drawn:
+def draw_rl_prompts(rows: Iterable[Row], config: Dataset) -> RlPrompts:
     """Draw RL's prompts so that each pool has the share of them that `rl_shares` says; the rest has what is left.
 
-    All of the rest is taken, and of each pool so many that its share is right. A pool that has too few is asked up to
-    `rl_repeats` times; if that does not do it is told. Where the shares leave nothing for the rest, or there is none,
-    as many rows are drawn as the scarcest pool allows. Which rows of a pool are drawn depends on their ids and `seed`
-    alone.
+    All of the rest is taken, and as many rows of each pool as its share needs. The rows of a pool that has too few are
+    repeated up to `rl_repeats` times; if that is not enough there is a warning. Where the shares leave nothing for the
+    rest, or there is none, the scarcest pool decides the number of rows. Which rows of a pool are drawn depends on
+    their ids and `seed` alone.
 
     Args:
         rows: those of the training split whose questions RL may ask; not read where there are no shares.
     """
     if not config.rl_shares:
-        return Drawn()
+        return RlPrompts()
     shares = config.rl_shares | {REST: _left(config.rl_shares)}
     ids: dict[str, list[str]] = {pool: [] for pool in shares}
     for row in rows:
         ids[row.pool if row.pool in shares else REST].append(row.id)
     total = _total({pool: len(each) for pool, each in ids.items()}, shares)
-    chosen = {
-        pool: list(islice(_again(each, config), min(round(shares[pool] * total), len(each) * config.rl_repeats)))
-        for pool, each in ids.items()
-    }
-    return Drawn(Counter(chain.from_iterable(chosen.values())), tuple(_short(chosen, shares)))
-
-
-def _again(ids: Iterable[str], config: Dataset) -> Iterator[str]:
-    """The ids in the order in which they are drawn, over and over."""
-    return cycle(sorted(ids, key=lambda row_id: hash_fraction(f"rl:{config.seed}:{row_id}")))
+    chosen: dict[str, list[str]] = {}
+    for pool, each in ids.items():
+        drawn = sorted(each, key=lambda row_id: hash_fraction(f"rl:{config.seed}:{row_id}"))
+        wanted = min(round(shares[pool] * total), len(each) * config.rl_repeats)
+        chosen[pool] = list(islice(cycle(drawn), wanted))
+    return RlPrompts(Counter(chain.from_iterable(chosen.values())), tuple(_short(chosen, shares)))
 
 
 def _left(shares: Mapping[str, float]) -> float:

@@ -1,8 +1,8 @@
-"""Splits without leaks: which row belongs to train, dev or test.
+"""Assigns every row to train, dev or test, without leaks between them.
 
 Near-duplicates (same question in other words or punctuation) stay in one split. A row keeps the split that the
-workbook gives it, else the one that an earlier dataset version gave it; others are placed by a hash of their group,
-not by their position. So the test set of last night is the test set of tonight, also when groups merge.
+workbook gives it, else the one that an earlier dataset version gave it; for others a hash of their group
+decides, not their position. So the test set stays the same from run to run, also when groups merge.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ def was_question(row: Row) -> bool:
 
 
 def is_leak(reason: str | None) -> bool:
-    """Is a row out because it repeats a question of a stricter split, or of an evaluation workbook?"""
+    """Did the row fail because it repeats a question of a stricter split, or of an evaluation workbook?"""
     return (reason or "").startswith(_LEAK)
 
 
@@ -38,7 +38,7 @@ class Placement:
 
     splits: NDArray[np.uint8]
     repeats: NDArray[np.uint8]
-    """What the row must not repeat and does: 0 nothing, else the strength of a split or `_EVALUATION`."""
+    """What the row must not repeat and repeats: 0 nothing, else the strength of a split or `_EVALUATION`."""
     groups: Mapping[int, str]
     """By place, for near-duplicates alone: the smallest id among them."""
 
@@ -76,7 +76,7 @@ def place_rows(
     Args:
         pinned: splits of row ids in earlier dataset versions; they count like the workbook's where it has none.
         evaluation: questions that are kept for evaluation elsewhere.
-        directory: where the questions' texts go for as long as this takes.
+        directory: for the temporary file of the questions' texts.
     """
     pinned, ids, codes = pinned or {}, [], bytearray()
     with Questions(directory) as questions:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qinglan.config import Select
-from qinglan.data.sampling import BottomK, hash_rank
+from qinglan.data.sampling import BottomK
 from qinglan.recipes import Recipe
-from qinglan.rows import INPUT_REASONS, Row
+from qinglan.rows import INPUT_REASONS, Row, hash_fraction
 
 RULE_REASONS = frozenset(
     {
@@ -149,7 +149,7 @@ ANSWER_STRATA = (
 
 def strata_of(recipe: Recipe) -> tuple[Stratum, ...]:
     """The recipe's strata, the control rows first."""
-    return STRATA if recipe.KIND == "retrieval" else ANSWER_STRATA
+    return STRATA if recipe.retrieves else ANSWER_STRATA
 
 
 class SampledRow(NamedTuple):
@@ -185,7 +185,7 @@ def draw_sample(rows: Iterable[Row], config: Select, size: int, strata: Sequence
         SampledRow(row, tuple(s for s in strata if (row.id in controls if s is CONTROL else s.holds(row, config))))
         for row in chosen.values()
     ]
-    drawn.sort(key=lambda sampled: hash_rank(f"order:{sampled.row.id}"))
+    drawn.sort(key=lambda sampled: hash_fraction(f"order:{sampled.row.id}"))
     return ReviewSample(drawn, strata, dict(population))
 
 

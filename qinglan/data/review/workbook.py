@@ -29,7 +29,6 @@ from qinglan.data.workbook_writer import (
     top1_score,
 )
 from qinglan.recipes import Recipe
-from qinglan.recipes.kinds.answer.recipe import AnswerRecipe
 from qinglan.rows import Retrieved, Row
 
 SHEET, GUIDE = "审核", "说明"
@@ -65,7 +64,7 @@ def titles_of(recipe: Recipe) -> dict[str, str]:
 
 def _thing(recipe: Recipe) -> str:
     """The Chinese word for what is reviewed."""
-    return "改写" if recipe.KIND == "retrieval" else "回答"
+    return "改写" if recipe.retrieves else "回答"
 
 
 def write_sample(path: Path, sample: ReviewSample, recipe: Recipe, *, tenant: str, source: str) -> None:
@@ -136,7 +135,7 @@ def _all_columns(recipe: Recipe) -> tuple[_Column, ...]:
 
 def _columns(recipe: Recipe) -> tuple[_Column, ...]:
     thing = _thing(recipe)
-    if isinstance(recipe, AnswerRecipe):
+    if not recipe.retrieves:
         parts = (_Column(*column) for column in part_columns(recipe, 10))
         found = (_Column("数据池", 10, lambda row: row.pool), *parts)
     else:
@@ -173,7 +172,7 @@ _FOUND = (
 
 
 def _rules(recipe: Recipe) -> Sequence[tuple[str, str]]:
-    thing, retrieves = _thing(recipe), recipe.KIND == "retrieval"
+    thing, retrieves = _thing(recipe), recipe.retrieves
     wanted = "一行检索关键词，保留用户的意图，不添加问题里没有的内容" if retrieves else "完整的回答，格式与原回答相同"
     return (
         (

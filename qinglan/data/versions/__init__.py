@@ -1,15 +1,15 @@
-"""Dataset versions: immutable, named by their content, kept apart from runs, so that clearing runs loses nothing.
+"""Dataset versions: immutable, named by their content, and kept outside of runs, so that deleting runs loses none.
 
 `{paths.state}/datasets/<tenant>/<version>/` holds the dataset stage's files (hard links where that can be), their
-index, the data card and `version.json`. A version is made under another name and renamed when it is complete, so a
-kill leaves no half of one; a file lock lets one publisher per tenant work at a time.
+index, the data card and `version.json`. A version is written under another name and renamed when it is complete, so a
+kill leaves no incomplete version; a file lock admits one publisher per tenant.
 """
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,15 +20,15 @@ from qinglan.config import Profile
 from qinglan.data.versions.card import CardBuilder, Origin
 from qinglan.data.versions.card_markdown import card_markdown
 from qinglan.data.versions.drift import Drift, drift
-from qinglan.data.versions.index import Diff, IndexBuilder, compare, new_training_rows, read_index
-from qinglan.data.versions.sketch import Sketch, SketchBuilder
+from qinglan.data.versions.index import IndexBuilder, VersionDiff, compare, new_training_rows, read_index
+from qinglan.data.versions.summary import RowSummary, RowSummaryBuilder
 from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.recipes import recipe_key
 from qinglan.rows import Row, Split
 from qinglan.runs.artifacts import Artifact, hash_of, read_jsonl, write_json
 from qinglan.runs.schema_version import dump_record, read_record, with_version
 
-VERSION_FILE, INDEX, SKETCH = "version.json", "index.jsonl", "sketch.json"
+VERSION_FILE, INDEX, SUMMARY = "version.json", "index.jsonl", "summary.json"
 CARD, CARD_DATA = "DATA_CARD.md", "card.json"
 LATEST, TRAINED, LOCK, _PARTIAL = "latest", "trained.json", ".lock", ".partial-"
 _LINE_ID = re.compile(r'\{"id":"([^"\\]+)"')
@@ -63,11 +63,11 @@ class Version(Origin):
 
     @property
     def index(self) -> Path:
-        """Its rows in short (`qinglan.data.versions.index`)."""
+        """The path of its index."""
         return self.directory / INDEX
 
 
-class Training(BaseModel):
+class LastTraining(BaseModel):
     """`trained.json`: the version that the last training used or was started for."""
 
     version: str
@@ -81,21 +81,21 @@ def version_of(artifacts: Mapping[str, Artifact]) -> str:
 
 
 def tenant_folder(profile: Profile) -> Path:
-    """Where the versions of a tenant and recipe lie."""
+    """The folder of the versions of a tenant and recipe."""
     return profile.paths.state / "datasets" / f"{profile.tenant.file_name}.{profile.recipe_name}"
 
 
 def publish(
     profile: Profile, run_id: str, artifacts: Mapping[str, Artifact], *, inputs: str = "", pins: str = ""
 ) -> Version:
-    """Keep the dataset stage's files as a version; the one that is there where the content is not new.
+    """Keep the dataset stage's files as a version, or return the existing version of the same content.
 
     Args:
         artifacts: `rows` (every `Row`) and the training files.
-        inputs, pins: what `pinned_splits` was given and the version that it named.
+        inputs, pins: the argument of `pinned_splits` and the version that it named.
 
     Raises:
-        ArtifactError: a file is not what its digest says.
+        ArtifactError: a file does not match its digest.
     """
     root, version_id = tenant_folder(profile), version_of(artifacts)
     root.mkdir(parents=True, exist_ok=True)
@@ -138,11 +138,11 @@ def publish(
 def pinned_splits(profile: Profile, inputs_digest: str) -> tuple[str, dict[str, Split]]:
     """The splits that rows keep, and the version that gave them; empty before a tenant's first version.
 
-    Those of the latest version. But if a version was made of these very inputs, those which that one kept: a rerun
-    with nothing changed then makes the same version again.
+    They are those of the latest version. But if a version was made from the same inputs, they are the splits that this
+    version kept: a rerun with nothing changed then makes the same version again.
 
     Args:
-        inputs_digest: of all that the dataset stage depends on beside the pins.
+        inputs_digest: of all inputs of the dataset stage except the pins.
     """
     versions = versions_of(profile)
     known = {version.id: version for version in versions}
@@ -153,7 +153,7 @@ def pinned_splits(profile: Profile, inputs_digest: str) -> tuple[str, dict[str, 
     source = source or _latest(tenant_folder(profile))
     if source is None:
         return "", {}
-    return source.id, dict(_splits(source))
+    return source.id, {entry.id: entry.split for entry in read_index(source.index) if entry.split}
 
 
 def versions_of(profile: Profile) -> list[Version]:
@@ -179,8 +179,8 @@ def find_version(profile: Profile, name: str) -> Version:
     raise ConfigError(f"dataset version `{name}`: {what} for tenant `{profile.tenant.id}`; newest: {known}")
 
 
-def diff(a: Version, b: Version, examples: int = 5) -> Diff:
-    """What changed from `a` to `b`."""
+def diff(a: Version, b: Version, examples: int = 5) -> VersionDiff:
+    """The changes from `a` to `b`."""
     return compare((a.id, a.index), (b.id, b.index), examples)
 
 
@@ -198,21 +198,21 @@ def find_rows(version: Version, ids: Collection[str]) -> dict[str, Row]:
     return found
 
 
-def last_training(profile: Profile) -> Training | None:
+def last_training(profile: Profile) -> LastTraining | None:
     """The last training of this tenant that was noted."""
     try:
-        return read_record(Training, tenant_folder(profile) / TRAINED)
+        return read_record(LastTraining, tenant_folder(profile) / TRAINED)
     except (FileNotFoundError, ValidationError):
         return None
 
 
 def note_training(profile: Profile, version_id: str, run_id: str) -> None:
-    """Remember that a training used this version, or was started for it: new rows count from here.
+    """Record that a training used this version, or was started for it; new rows are counted from it.
 
-    Never from an older version than before: a long training may end after a newer one was started.
+    An older version never replaces a newer one: a long training may end after a newer one was started.
     """
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    training, root = Training(version=version_id, run_id=run_id, at=at), tenant_folder(profile)
+    training, root = LastTraining(version=version_id, run_id=run_id, at=at), tenant_folder(profile)
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / LOCK):
         noted = last_training(profile)
@@ -228,7 +228,7 @@ def _is_older(directory: Path, than: Path) -> bool:
 
 
 def training_rows_since(profile: Profile, version: Version) -> int:
-    """Good training rows of a version that the last training had not; all where that one's version is not known."""
+    """Usable training rows of a version that the last training lacked; all where there is no last training."""
     trained = last_training(profile)
     if trained and trained.version == version.id:
         return 0
@@ -239,21 +239,21 @@ def training_rows_since(profile: Profile, version: Version) -> int:
 def _describe(
     directory: Path, origin: Origin, kept: dict[str, Artifact], parent: Version | None, drift_warning: float
 ) -> None:
-    """Index, sketch, card and, last, version.json: one pass over the rows."""
+    """Index, summary, card and, last, version.json: one pass over the rows."""
     known = {entry.id for entry in read_index(parent.index)} if parent else set()
-    index, card, whole, arrivals = IndexBuilder(), CardBuilder(), SketchBuilder(), SketchBuilder()
+    index, card, whole, arrivals = IndexBuilder(), CardBuilder(), RowSummaryBuilder(), RowSummaryBuilder()
     for row in read_jsonl(kept["rows"].path, Row):
         for builder in (index, card, whole):
             builder.add(row)
         if parent and row.id not in known:
             arrivals.add(row)
     index.write(directory / INDEX)
-    sketch = whole.build()
-    write_json(directory / SKETCH, sketch.model_dump())
+    summary = whole.build()
+    write_json(directory / SUMMARY, summary.model_dump())
     moved = None
     if parent:
-        before = Sketch.model_validate_json((parent.directory / SKETCH).read_text(encoding="utf-8"))
-        moved = drift(parent.id, before, arrivals.build(), sketch, drift_warning)
+        before = RowSummary.model_validate_json((parent.directory / SUMMARY).read_text(encoding="utf-8"))
+        moved = drift(parent.id, before, arrivals.build(), summary, drift_warning)
     made = card.build(origin, kept, moved)
     write_json(directory / CARD_DATA, made.model_dump(mode="json"))
     (directory / CARD).write_text(card_markdown(made), encoding="utf-8")
@@ -277,12 +277,6 @@ def _keep(artifact: Artifact, target: Path) -> Artifact:
         target.unlink(missing_ok=True)
         shutil.copyfile(source, target)
     return artifact.model_copy(update={"path": target})
-
-
-def _splits(version: Version) -> Iterator[tuple[str, Split]]:
-    for entry in read_index(version.index):
-        if entry.split:
-            yield entry.id, entry.split
 
 
 def _latest(root: Path) -> Version | None:

@@ -1,6 +1,6 @@
-"""The data card of a dataset version: what is in it, what fell and why, what it was made with.
+"""The data card of a dataset version: its contents, its dropped rows with reasons, and its origin.
 
-Built while the rows stream by; `data_card_markdown` shows it.
+Built from a stream of rows; `card_markdown` renders it.
 """
 
 import re
@@ -11,8 +11,9 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from qinglan.data.sampling import BottomK
 from qinglan.data.versions.drift import Drift
-from qinglan.data.versions.sketch import BottomK, BoundedCounter, keywords, length_bucket, original_score, rewritten
+from qinglan.data.versions.summary import BoundedCounter, keywords, length_bucket, original_score, rewrite_score
 from qinglan.rows import INPUT_REASONS, Row, Split
 from qinglan.runs.artifacts import Artifact
 
@@ -25,14 +26,10 @@ _LEAK = "near_duplicate_of_"
 _JUDGE = "judge"
 
 
-class Part(BaseModel):
-    """A part of the card."""
+class Origin(BaseModel):
+    """The identity of a version and its origin."""
 
     model_config = ConfigDict(frozen=True)
-
-
-class Origin(Part):
-    """What a version is and what it was made with."""
 
     id: str
     tenant: str
@@ -45,15 +42,17 @@ class Origin(Part):
     pins: str = ""
     """The version whose splits it kept."""
     inputs: str = ""
-    """Digest of what the dataset stage was given: two versions of the same are told by it."""
+    """Digest of the dataset stage's inputs; two versions of the same inputs have the same."""
     recipe: str = ""
     recipe_version: str = ""
     teacher: str = ""
     judge: str = ""
 
 
-class Example(Part):
-    """One row, whole enough to judge it."""
+class CardExample(BaseModel):
+    """An example row."""
+
+    model_config = ConfigDict(frozen=True)
 
     row_id: str
     source: str
@@ -69,15 +68,19 @@ class Example(Part):
     """Ledger key of the call that gave the answer."""
 
 
-class File(Part):
+class CardFile(BaseModel):
     """One of the version's files."""
+
+    model_config = ConfigDict(frozen=True)
 
     sha256: str
     rows: int | None
 
 
-class Card(Part):
-    """Counts are of all rows unless it is said otherwise."""
+class Card(BaseModel):
+    """The data card; counts are of all rows unless a field says otherwise."""
+
+    model_config = ConfigDict(frozen=True)
 
     origin: Origin
     rows: int
@@ -103,9 +106,9 @@ class Card(Part):
     scores: dict[str, dict[str, float]]
     """Quantiles of the top-1 score, `original` and `rewrite`, of the rows that have both."""
     pools: dict[str, dict[str, int]] = {}
-    """Of the questions that belong to one: by pool, `rows`, `ok`, and by split those of them that are ok."""
+    """Of the questions in a pool: by pool, `rows`, `ok`, and by split the rows that are ok."""
     parts: dict[str, float] = {}
-    """Means of what the answers were graded by rule."""
+    """Means of the answers' scores by rule."""
     judge_mean: float | None = None
     """Of the answers that the judge scored, 0–5."""
     near_duplicates: int
@@ -113,8 +116,8 @@ class Card(Part):
     decontaminated: int
     """Rows left out because they nearly repeat a question of an evaluation workbook."""
     reviews: dict[str, int]
-    examples: list[Example]
-    files: dict[str, File]
+    examples: list[CardExample]
+    files: dict[str, CardFile]
     drift: Drift | None = None
 
 
@@ -132,7 +135,7 @@ class CardBuilder:
         self._flags: Counter[str] = Counter()
         self._intents, self._terms = BoundedCounter(), BoundedCounter()
         self._scores = {"original": array("d"), "rewrite": array("d")}
-        self._examples: dict[str, BottomK[Example]] = {s: BottomK(_EXAMPLES, "card") for s in ("ok", "failed")}
+        self._examples: dict[str, BottomK[CardExample]] = {s: BottomK(_EXAMPLES, "card") for s in ("ok", "failed")}
 
     def add(self, row: Row) -> None:
         """Count the row."""
@@ -147,7 +150,7 @@ class CardBuilder:
             self._add_question(row)
 
     def build(self, origin: Origin, artifacts: Mapping[str, Artifact], drift: Drift | None) -> Card:
-        """The card of what was seen."""
+        """The card of the rows so far."""
         flags, kept = self._flags, self._terms.counts
         rare = sum(n < FEW_ROWS for n in kept.values()) + self._terms.forgotten
         return Card(
@@ -176,7 +179,7 @@ class CardBuilder:
             decontaminated=self._reasons[_LEAK + "evaluation"],
             reviews=dict(self._reviews.most_common()),
             examples=[example for sample in self._examples.values() for example in sample.items()],
-            files={name: File(sha256=a.sha256, rows=a.rows) for name, a in sorted(artifacts.items())},
+            files={name: CardFile(sha256=a.sha256, rows=a.rows) for name, a in sorted(artifacts.items())},
             drift=drift,
         )
 
@@ -211,14 +214,14 @@ class CardBuilder:
             self._intents.add([row.gold_id])
         if row.status == "ok" and row.split == "train":
             self._terms.add(keywords(row))
-        original, found = original_score(row), rewritten(row)
+        original, found = original_score(row), rewrite_score(row)
         if original is not None and found is not None:
             self._scores["original"].append(original)
             self._scores["rewrite"].append(found)
 
 
-def _example(row: Row) -> Example:
-    return Example(
+def _example(row: Row) -> CardExample:
+    return CardExample(
         row_id=row.id,
         source=row.source,
         query=row.query,
@@ -227,7 +230,7 @@ def _example(row: Row) -> Example:
         reason=row.reason,
         split=row.split,
         original_score=original_score(row),
-        rewrite_score=rewritten(row),
+        rewrite_score=rewrite_score(row),
         judge_score=row.judge_score,
         ledger=row.answer_request,
     )

@@ -1,31 +1,25 @@
-"""A data card as markdown.
+"""Renders a data card as Markdown; texts from rows are escaped, so that they can't leave their table cells."""
 
-Texts from cells and answers are quoted as data: a pipe, a backtick or a line break in them can't leave its table cell.
-"""
-
-import html
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 from qinglan.data.versions.card import FEW_ROWS, QUANTILES, Card
 from qinglan.data.versions.drift import Drift
 from qinglan.rows import Split
-from qinglan.text import NONE, count, number
+from qinglan.text import NONE, count, markdown_cell, number
 
 _SHOWN_CHARS = 120
-_MARKDOWN = re.compile(r"([\\`|*_\[\]~#])")
 
 
 def card_markdown(card: Card) -> str:
-    """The card for people."""
+    """The whole card."""
     origin = card.origin
     facts = {
-        "Tenant": quoted(origin.tenant),
+        "Tenant": _cell(origin.tenant),
         "Parent": f"`{origin.parent}`" if origin.parent else "none, the first",
-        "Made": f"{origin.created} by run `{origin.run_id}`, profile {quoted(origin.profile)}",
-        "Recipe": f"{quoted(origin.recipe)}, version {quoted(origin.recipe_version)}",
-        "Teacher, judge": f"{quoted(origin.teacher)}, {quoted(origin.judge)}",
+        "Made": f"{origin.created} by run `{origin.run_id}`, profile {_cell(origin.profile)}",
+        "Recipe": f"{_cell(origin.recipe)}, version {_cell(origin.recipe_version)}",
+        "Teacher, judge": f"{_cell(origin.teacher)}, {_cell(origin.judge)}",
         "Rows": f"{count(card.rows)}, of which {count(card.ok)} ok",
         "With profile, with history": f"{count(card.with_profile)}, {count(card.with_history)}",
         "Left out as near-duplicates": f"{count(card.near_duplicates)} of a stricter split, "
@@ -36,7 +30,7 @@ def card_markdown(card: Card) -> str:
     if card.drift:
         parts += ["## Since the version before", card.drift.sentence, _drift_table(card.drift)]
     parts += ["## Splits", _table(("Split", "Questions", "ok"), _lines_of(card.splits))]
-    parts += ["## Why rows fell", _counts("Reason", card.reasons)] if card.reasons else []
+    parts += ["## Why rows were dropped", _counts("Reason", card.reasons)] if card.reasons else []
     parts += ["## Question length, characters", _counts("Length", card.lengths)]
     parts += (
         ["## Top-1 score, quantiles", _table(("", *(f"{q:.0%}" for q in QUANTILES)), _score_lines(card))]
@@ -50,7 +44,7 @@ def card_markdown(card: Card) -> str:
         parts += ["## Pools", _table(("Pool", "Questions", "ok", *get_args(Split)), list(_pool_lines(card)))]
         parts += [f"**No usable row**: {empty}." for empty in [_empty(card)] if empty]
     if card.parts:
-        grades = [(quoted(name), number(mean)) for name, mean in card.parts.items()]
+        grades = [(_cell(name), number(mean)) for name, mean in card.parts.items()]
         grades += [("judge's score (0–5)", number(card.judge_mean, 2))] if card.judge_mean is not None else []
         parts += ["## Answers, graded: means", _table(("Part", "Mean"), grades)]
     if card.term_count:
@@ -66,12 +60,10 @@ def card_markdown(card: Card) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def quoted(text: str | None) -> str:
-    """Untrusted text for one markdown table cell: one line, no markup, not too long."""
+def _cell(text: str | None) -> str:
+    """Untrusted text for a table cell, shortened."""
     line = " ".join((text or "").split())
-    if len(line) > _SHOWN_CHARS:
-        line = line[: _SHOWN_CHARS - 1] + "…"
-    return _MARKDOWN.sub(r"\\\1", html.escape(line, quote=False))
+    return markdown_cell(line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 1] + "…")
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -80,22 +72,22 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _counts(head: str, counts: Mapping[str, int]) -> str:
-    return _table((head, "Rows"), [(quoted(name), count(n)) for name, n in counts.items()])
+    return _table((head, "Rows"), [(_cell(name), count(n)) for name, n in counts.items()])
 
 
 def _lines_of(counted: Mapping[str, Mapping[str, int]]) -> list[tuple[str, ...]]:
-    return [(quoted(name), count(counts["rows"]), count(counts["ok"])) for name, counts in counted.items()]
+    return [(_cell(name), count(counts["rows"]), count(counts["ok"])) for name, counts in counted.items()]
 
 
 def _pool_lines(card: Card) -> Iterator[tuple[str, ...]]:
     for name, counts in card.pools.items():
-        yield quoted(name), *(count(counts.get(key, 0)) for key in ("rows", "ok", *get_args(Split)))
+        yield _cell(name), *(count(counts.get(key, 0)) for key in ("rows", "ok", *get_args(Split)))
 
 
 def _empty(card: Card) -> str:
     """The pools that lack rows in a split."""
     lacking = (
-        f"{quoted(name)} in {split}"
+        f"{_cell(name)} in {split}"
         for name, counts in card.pools.items()
         for split in get_args(Split)
         if not counts.get(split)
@@ -118,10 +110,10 @@ def _score_lines(card: Card) -> list[tuple[str, ...]]:
 def _example_lines(card: Card) -> list[tuple[str, ...]]:
     return [
         (
-            quoted(e.source),
-            quoted(e.query),
-            quoted(e.answer) or NONE,
-            quoted(e.reason) if e.status == "failed" else f"ok, {e.split}",
+            _cell(e.source),
+            _cell(e.query),
+            _cell(e.answer) or NONE,
+            _cell(e.reason) if e.status == "failed" else f"ok, {e.split}",
             f"{number(e.original_score)} → {number(e.rewrite_score)}",
             f"`{e.row_id}`",
             f"`{e.ledger[:12]}`" if e.ledger else NONE,

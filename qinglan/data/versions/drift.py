@@ -1,12 +1,12 @@
-"""Drift: are tonight's questions, or what retrieval makes of them, other than those of the last dataset version?
+"""Drift: do questions or their retrieval scores differ from those of the last dataset version?
 
-Two samples of one population are never 0 apart, and two small ones are far apart: 60 questions of 20 characters share
-few bigrams with any others. So each Jensen–Shannon distance (base 2: 0 the same, 1 nothing in common) comes with what
-chance alone gives, from permuting which rows are the new ones. `excess` is what is left of the distance without that
-(their divergences, the squares, subtract), and only an excess that chance hardly ever gives is a warning.
+The distance of two samples of one population is never 0, and large for small ones: 60 questions of 20 characters share
+few bigrams with any others. So each Jensen–Shannon distance (base 2: 0 the same, 1 nothing in common) comes with the
+distance by chance alone, from permuting which rows are the new ones. `excess` is the distance without that part (their
+divergences, the squares, subtract), and only an excess that is very unlikely by chance gives a warning.
 
 Vocabulary is character bigrams and alphanumeric runs: a tenth of the time that jieba takes (14 s of CPU for 1,000,000
-queries of 58 characters), and a product that no dictionary knows is new all the same.
+queries of 58 characters), and a product that no dictionary has still counts as new.
 """
 
 import math
@@ -15,39 +15,39 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from qinglan.data.versions.sketch import SampledRow, Sketch, grams, length_bucket, score_bucket
+from qinglan.data.versions.summary import DriftRow, RowSummary, grams, length_bucket, score_bucket
 from qinglan.text import count, number
 
 DRAWS = 200
 SIGNIFICANT = 0.01
-"""Eight distances are tested a night; at 0.05 every third night would stand out by chance."""
+"""Eight distances are tested per version; at 0.05 every third version would give a warning by chance."""
 _SCORES = ("original score", "rewrite score")
 
 Categories = Sequence[str]
 
 
 class Distance(BaseModel):
-    """How far apart two samples are in one respect."""
+    """The distance of two samples in one respect."""
 
     model_config = ConfigDict(frozen=True)
 
     distance: float
     expected: float
-    """What two samples of these sizes from one population give on average (root mean square)."""
+    """The average for two samples of these sizes from one population (root mean square)."""
     excess: float
     """√(distance² − expected²), 0 where the distance is less than expected."""
     p_value: float
-    """Share of permutations that are as far apart."""
+    """Share of permutations with at least this distance."""
 
 
 class Unseen(BaseModel):
-    """Share of what came in that the parent version had never seen."""
+    """Share of the new rows' items that the parent version lacks."""
 
     model_config = ConfigDict(frozen=True)
 
     share: float
     expected: float
-    """What a row more of the parent's own kind would bring (Good–Turing: the share of what was seen just once)."""
+    """The expected share for one more row of the parent's population (Good–Turing: the share of items seen once)."""
 
 
 class Shift(BaseModel):
@@ -69,10 +69,10 @@ class Shift(BaseModel):
 
 
 class Drift(BaseModel):
-    """A version against its parent: the rows that came in, and all of them.
+    """A version compared with its parent: its new rows, and all its rows.
 
-    Of all rows most are the same as before, so that their distances show what changed around them (the knowledge
-    base, the teacher) and rather under- than overstate it.
+    Most of all rows are in the parent too, so that their distances show changes of the knowledge base and the teacher,
+    and understate them rather than overstate.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -85,7 +85,7 @@ class Drift(BaseModel):
     sentence: str
 
 
-_RESPECTS: dict[str, Callable[[SampledRow], Categories]] = {
+_RESPECTS: dict[str, Callable[[DriftRow], Categories]] = {
     "vocabulary": lambda row: grams(row.query),
     "length": lambda row: [length_bucket(row.query)],
     _SCORES[0]: lambda row: [] if row.original is None else [score_bucket(row.original)],
@@ -93,12 +93,14 @@ _RESPECTS: dict[str, Callable[[SampledRow], Categories]] = {
 }
 
 
-def drift(parent_id: str, parent: Sketch, arrivals: Sketch, whole: Sketch, threshold: float, seed: int = 0) -> Drift:
+def drift(
+    parent_id: str, parent: RowSummary, arrivals: RowSummary, whole: RowSummary, threshold: float, seed: int = 0
+) -> Drift:
     """Compare a version with its parent.
 
     Args:
         arrivals: of the rows whose ids the parent lacks.
-        threshold: excess distance from which a drift is called out.
+        threshold: excess distance from which there is a warning.
     """
     came, now = shift(parent, arrivals, seed), shift(parent, whole, seed)
     warnings = [f"{name} of the new rows" for name in came.warnings(threshold)]
@@ -113,8 +115,8 @@ def drift(parent_id: str, parent: Sketch, arrivals: Sketch, whole: Sketch, thres
     )
 
 
-def shift(parent: Sketch, rows: Sketch, seed: int = 0, draws: int = DRAWS) -> Shift:
-    """Distances, and what is new; all empty where there are no rows."""
+def shift(parent: RowSummary, rows: RowSummary, seed: int = 0, draws: int = DRAWS) -> Shift:
+    """Distances and shares of new items; all empty where there are no rows."""
     found = {
         name: distance([respect(row) for row in parent.sample], [respect(row) for row in rows.sample], seed, draws)
         for name, respect in _RESPECTS.items()
@@ -157,7 +159,7 @@ def distance(
 
 
 def unseen(old: Mapping[str, int], new: Mapping[str, int]) -> Unseen | None:
-    """How much of what came in was never seen before; None where nothing came in or nothing was there."""
+    """The share of new items; None where either side is empty."""
     total, total_old = sum(new.values()), sum(old.values())
     if not total or not total_old:
         return None
@@ -166,7 +168,7 @@ def unseen(old: Mapping[str, int], new: Mapping[str, int]) -> Unseen | None:
 
 
 def _encode(rows: Sequence[Categories]) -> tuple[Any, Any]:
-    """All categories as numbers, in one array, and the row that each belongs to."""
+    """All categories as numbers in one array, and each one's row."""
     import numpy as np
 
     numbers: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A dataset version's rows in short, sorted by id: two versions are compared by merging two streams, in no memory."""
+"""The index of a dataset version: a short entry per row, sorted by id, so that two versions compare as two streams."""
 
 import heapq
 import json
@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict
 from qinglan.rows import Row, Split
 from qinglan.runs.artifacts import Artifact, hash_of
 
-Kind = Literal["added", "removed", "changed"]
+ChangeKind = Literal["added", "removed", "changed"]
 _DIGITS = 12
 
 
-class Entry(NamedTuple):
-    """One row."""
+class IndexEntry(NamedTuple):
+    """The entry of one row."""
 
     id: str
     split: Split | None
@@ -27,11 +27,11 @@ class Entry(NamedTuple):
     content: str
     """Hash of the question as it was written, with its context, inputs, pool and gold document."""
     answer: str
-    """Hash of what SFT would learn; empty where there is nothing."""
+    """Hash of the answer that SFT would learn; empty where there is none."""
 
     @classmethod
-    def of(cls, row: Row) -> "Entry":
-        """A row in short."""
+    def of(cls, row: Row) -> "IndexEntry":
+        """The entry of a row."""
         content = hash_of(row.query, row.profile, row.history, row.gold_id, row.inputs, row.pool)[:_DIGITS]
         reason = None if row.status == "ok" else row.reason or "unknown"
         return cls(row.id, row.split, reason, content, hash_of(row.target)[:_DIGITS] if row.target else "")
@@ -42,18 +42,18 @@ class Entry(NamedTuple):
         return self.reason is None and self.split == "train" and bool(self.answer)
 
 
-class Change(BaseModel):
-    """What became of one row between two versions."""
+class RowChange(BaseModel):
+    """The change of one row between two versions."""
 
     model_config = ConfigDict(frozen=True)
 
     row_id: str
-    kind: Kind
+    kind: ChangeKind
     what: tuple[str, ...] = ()
     """Of a changed row: `answer`, `question`, `split train → test`, `ok → below_threshold`."""
 
 
-class Diff(BaseModel):
+class VersionDiff(BaseModel):
     """Version `b` against `a`."""
 
     model_config = ConfigDict(frozen=True)
@@ -66,7 +66,7 @@ class Diff(BaseModel):
     unchanged: int
     what: dict[str, int]
     """Changed rows by what changed; one row may count more than once."""
-    examples: list[Change]
+    examples: list[RowChange]
     """The first of each kind, by row id."""
 
 
@@ -78,7 +78,7 @@ class IndexBuilder:
 
     def add(self, row: Row) -> None:
         """Keep the row's entry."""
-        self._lines.append(json.dumps(Entry.of(row), ensure_ascii=False))
+        self._lines.append(json.dumps(IndexEntry.of(row), ensure_ascii=False))
 
     def write(self, path: Path) -> Artifact:
         """The entries sorted by id, a JSON array a line."""
@@ -88,18 +88,18 @@ class IndexBuilder:
         return Artifact.of(path, len(self._lines))
 
 
-def read_index(path: Path) -> Iterator[Entry]:
+def read_index(path: Path) -> Iterator[IndexEntry]:
     """Entries in the order of their ids."""
     with path.open(encoding="utf-8") as stream:
         for line in stream:
-            yield Entry(*json.loads(line))
+            yield IndexEntry(*json.loads(line))
 
 
-def compare(a: tuple[str, Path], b: tuple[str, Path], examples: int = 5) -> Diff:
+def compare(a: tuple[str, Path], b: tuple[str, Path], examples: int = 5) -> VersionDiff:
     """Rows added, removed and changed from version `a` to `b`, each given as id and index."""
     kinds: Counter[str] = Counter()
     what: Counter[str] = Counter()
-    shown: dict[str, list[Change]] = {"added": [], "removed": [], "changed": []}
+    shown: dict[str, list[RowChange]] = {"added": [], "removed": [], "changed": []}
     for old, new in pairs(a[1], b[1]):
         change = _change(old, new)
         if change is None:
@@ -109,7 +109,7 @@ def compare(a: tuple[str, Path], b: tuple[str, Path], examples: int = 5) -> Diff
         what.update(change.what)
         if len(shown[change.kind]) < examples:
             shown[change.kind].append(change)
-    return Diff(
+    return VersionDiff(
         a=a[0],
         b=b[0],
         added=kinds["added"],
@@ -122,7 +122,7 @@ def compare(a: tuple[str, Path], b: tuple[str, Path], examples: int = 5) -> Diff
 
 
 def new_training_rows(a: Path | None, b: Path) -> int:
-    """SFT training rows of `b` that `a` had not, or had with another answer; all of them where there is no `a`."""
+    """SFT training rows of `b` that `a` lacks, or has with another answer; all of them where there is no `a`."""
     if a is None:
         return sum(entry.teaches for entry in read_index(b))
     return sum(
@@ -131,23 +131,23 @@ def new_training_rows(a: Path | None, b: Path) -> int:
     )
 
 
-def pairs(a: Path, b: Path) -> Iterator[tuple[Entry | None, Entry | None]]:
+def pairs(a: Path, b: Path) -> Iterator[tuple[IndexEntry | None, IndexEntry | None]]:
     """Every row id of two indexes once, with its entry in each."""
-    merged: Iterable[tuple[Entry, int]] = heapq.merge(
+    merged: Iterable[tuple[IndexEntry, int]] = heapq.merge(
         ((entry, 0) for entry in read_index(a)), ((entry, 1) for entry in read_index(b)), key=lambda item: item[0].id
     )
     for _, group in groupby(merged, key=lambda item: item[0].id):
-        sides: list[Entry | None] = [None, None]
+        sides: list[IndexEntry | None] = [None, None]
         for entry, side in group:
             sides[side] = entry
         yield sides[0], sides[1]
 
 
-def _change(old: Entry | None, new: Entry | None) -> Change | None:
+def _change(old: IndexEntry | None, new: IndexEntry | None) -> RowChange | None:
     if old is None or new is None:
         present = old or new
         assert present is not None, "an id comes from one of the two"
-        return Change(row_id=present.id, kind="removed" if new is None else "added")
+        return RowChange(row_id=present.id, kind="removed" if new is None else "added")
     what = []
     if old.content != new.content:
         what.append("question")
@@ -157,4 +157,4 @@ def _change(old: Entry | None, new: Entry | None) -> Change | None:
         what.append(f"split {old.split or 'none'} → {new.split or 'none'}")
     if old.reason != new.reason:
         what.append(f"{old.reason or 'ok'} → {new.reason or 'ok'}")
-    return Change(row_id=old.id, kind="changed", what=tuple(what)) if what else None
+    return RowChange(row_id=old.id, kind="changed", what=tuple(what)) if what else None

@@ -27,7 +27,7 @@ from qinglan import statistics
 from qinglan.config import Gate
 from qinglan.evaluation import Evaluation
 from qinglan.evaluation.gate import decide
-from qinglan.evaluation.models import Arm, Verdict
+from qinglan.evaluation.models import ArmFigures, Verdict
 from qinglan.evaluation.red_team_cases import RedTeamResult
 from qinglan.recipes import RetrievalRecipe
 from qinglan.statistics import ArmScores, Comparison, compare
@@ -138,8 +138,8 @@ def evaluation(
     )
 
 
-def _arm(questions: int, *, cheap: bool) -> Arm:
-    return Arm(n=questions, latency_p50_ms=20 if cheap else 900, cost_per_1000_usd=0.01 if cheap else 1.0)
+def _arm(questions: int, *, cheap: bool) -> ArmFigures:
+    return ArmFigures(n=questions, latency_p50_ms=20 if cheap else 900, cost_per_1000_usd=0.01 if cheap else 1.0)
 
 
 def verdicts(

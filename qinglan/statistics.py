@@ -33,20 +33,20 @@ _DRAWS, _MIN_RESAMPLES = 100_000_000, 1_000
 _TIE = 1e-9
 
 
-class Result(BaseModel):
+class Statistic(BaseModel):
     """A frozen result that goes into report.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ArmScores(Result):
+class ArmScores(Statistic):
     """One arm's value per metric and row id; None or NaN where it has none (failed, unlabelled, unjudged)."""
 
     arm: str
     scores: dict[str, dict[str, float | None]]
 
 
-class MeanCi(Result):
+class MeanCi(Statistic):
     """One arm's mean. `ci95` is None for fewer than two groups, which say nothing about spread."""
 
     mean: float | None
@@ -56,7 +56,7 @@ class MeanCi(Result):
     left_out: int
 
 
-class Comparison(Result):
+class Comparison(Statistic):
     """`diff` = a − b over the rows where both have a value; positive where `a` is better."""
 
     a: str

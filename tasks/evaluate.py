@@ -10,7 +10,17 @@ from prefect.cache_policies import NO_CACHE
 from qinglan.clients.roles import ANSWER_FIELDS, Role, Services, open_clients, site_ledger
 from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import EMBEDDED, Profile
-from qinglan.evaluation import ArmRow, ask_teacher, live_load, student_rows, texts_of, try_cases, with_tokens
+from qinglan.evaluation import (
+    ArmRow,
+    ask_teacher,
+    live_load,
+    student_load,
+    student_rows,
+    texts_of,
+    try_cases,
+    with_tokens,
+)
+from qinglan.evaluation.reasons import Reason
 from qinglan.evaluation.red_team_cases import Case, RedTeamResult, cases_of, identity_of, row_of
 from qinglan.evaluation.summary import evaluate, metrics_of
 from qinglan.evaluation.teacher_comparison import Contender, contenders
@@ -102,7 +112,7 @@ def evaluate_arms(
         },
         "red_team": identity_of(cases),
         "measuring": recipe.measuring_digest(profile.tenant),
-        "loads": loads,
+        "loads": {name: load.model_dump(mode="json") for name, load in loads.items()},
         **scoring_key(profile),
     }
     if "rag" in recipe.graders:  # as in validation: a live service's knowledge base changes unseen
@@ -124,13 +134,13 @@ def _students(run: Run, models: Mapping[ArmName, StageResult]) -> dict[ArmName, 
     return students
 
 
-def _loads(profile: Profile, students: Iterable[ArmName]) -> dict[ArmName, str]:
+def _loads(profile: Profile, students: Iterable[ArmName]) -> dict[ArmName, Reason]:
     """What else a model had to do while its latency was measured."""
     rivals = {name: profile.compare.teachers[name] for name in profile.evaluate.teachers}
     teachers = {"teacher": profile.teacher, **rivals}
     return {
         **{name: live_load(endpoint) for name, endpoint in teachers.items()},
-        **dict.fromkeys(students, f"one question at a time on {profile.trainer.device}"),
+        **dict.fromkeys(students, student_load(profile.trainer.device)),
     }
 
 

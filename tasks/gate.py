@@ -92,7 +92,8 @@ def decision_markdown(decision: Decision) -> str:
     head = ["| | Rule | Found | Required | Why |", "| --- | --- | --- | --- | --- |"]
     lines = [f"## {markdown_cell(decision.sentence)}", "", *head]
     for rule in decision.rules:
-        cells = (_MARKS[rule.outcome], rule.name, rule.found, rule.required, rule.reason)
+        why = rule.reason.render() if rule.reason else ""
+        cells = (_MARKS[rule.outcome], rule.name, rule.found.render(), rule.required.render(), why)
         lines.append(f"| {' | '.join(markdown_cell(text) for text in cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -114,10 +114,10 @@ def approve(
                 "again with the same command, and answer when it asks"
             )
         answer(waiting, word, loaded.paths.state)
-        say(f"run {directory.name} goes on: {word.found}")
+        say(f"run {directory.name} goes on: {word.found.render()}")
         return
     registry, version = _decided_late(loaded, directory.name, word)
-    say(f"version {version.version} of {registry.name}: {word.found}")
+    say(f"version {version.version} of {registry.name}: {word.found.render()}")
     _say_standing(registry, version)
 
 

@@ -10,10 +10,9 @@ from qinglan.evaluation.metrics import arm_scores, groups_of, values_of
 from qinglan.evaluation.models import Evaluation
 from qinglan.evaluation.red_team import texts_of, try_cases
 from qinglan.evaluation.slices import slices_of
-from qinglan.evaluation.summaries import summarise
+from qinglan.evaluation.summaries import live_load, student_load, summarise
 from qinglan.evaluation.teachers import ask_teacher
 from qinglan.recipes.measuring.arms import (
-    live_load,
     not_retrieved,
     original_rows,
     student_rows,
@@ -42,6 +41,7 @@ __all__ = [
     "retrieve_all",
     "shared_between",
     "slices_of",
+    "student_load",
     "student_rows",
     "summarise",
     "teacher_rows",

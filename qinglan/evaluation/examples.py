@@ -3,21 +3,21 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from qinglan.evaluation.metrics import values_of
-from qinglan.evaluation.models import Example, ExampleArm, Shared
+from qinglan.evaluation.models import ExampleArm, ReportExample, Shared, SharedThing
 from qinglan.recipes import Recipe
 from qinglan.rows import ArmName, ArmRow, Retrieved, Row, normalise
 
 
 def examples(
     arms: Mapping[ArmName, Sequence[ArmRow]], rows: Sequence[Row], recipe: Recipe, count: int = 10
-) -> list[Example]:
+) -> list[ReportExample]:
     """Questions spread over groups: the first of every k-th group, in the order of row ids."""
     first_of_group = {row.gold_id or row.id: row for row in sorted(rows, key=lambda r: r.id, reverse=True)}
     spread = sorted(first_of_group.values(), key=lambda row: row.id)
     chosen = spread[:: max(1, len(spread) // count)][:count]
     by_arm = {name: {entry.row_id: entry for entry in arm} for name, arm in arms.items()}
     return [
-        Example(
+        ReportExample(
             query=row.query,
             profile=row.profile,
             history=row.history,
@@ -42,27 +42,23 @@ def examples(
 def shared_between(train: Sequence[Row], test: Sequence[Row], recipe: Recipe) -> list[Shared]:
     """What the test split has in common with training rows, so that nobody has to guess."""
 
-    def overlap(what: str, key: Callable[[Row], str | None], note: str = "") -> Shared:
+    def overlap(what: SharedThing, key: Callable[[Row], str | None]) -> Shared:
         seen = {key(row) for row in train} - {None}
         asked = {key(row) for row in test} - {None}
-        return Shared(what=what, test=len(asked), in_train=len(asked & seen), note=note)
+        return Shared(what=what, test=len(asked), in_train=len(asked & seen))
 
-    asked_too = [each.name for each in recipe.INPUTS if each.identifies]
+    identifying = [each.name for each in recipe.INPUTS if each.identifies]
 
     def with_context(row: Row) -> str:
-        inputs = "".join(row.inputs.get(name, "") for name in asked_too)
+        inputs = "".join(row.inputs.get(name, "") for name in identifying)
         return normalise(row.query + row.history + row.profile + inputs)
 
     shared = [
-        overlap("row ids", lambda row: row.id),
-        overlap("questions with context, normalised", with_context),
-        overlap(
-            "bare questions, normalised",
-            lambda row: normalise(row.query),
-            "the same words can mean another thing after another history",
-        ),
+        overlap("row_ids", lambda row: row.id),
+        overlap("questions_with_context", with_context),
+        overlap("bare_questions", lambda row: normalise(row.query)),
     ]
-    return [*shared, overlap("gold documents", lambda row: row.gold_id)] if recipe.retrieves else shared
+    return [*shared, overlap("gold_documents", lambda row: row.gold_id)] if recipe.retrieves else shared
 
 
 def _title_of(document_id: str | None, entries: Iterable[ArmRow]) -> str | None:

@@ -9,20 +9,18 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from qinglan.config import Gate
-from qinglan.evaluation.models import Arm, Decision, Evaluation, Outcome, Rule, Verdict
+from qinglan.evaluation.models import GAIN, ArmFigures, Decision, Evaluation, Outcome, Rule, Verdict
+from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team_cases import RedTeamResult
-from qinglan.evaluation.report.words import rival_words
 from qinglan.recipes import Metric
 from qinglan.statistics import Comparison, rows_needed
-from qinglan.text import count, number, signed, usd, with_interval
+from qinglan.text import Both
 from qinglan.training.alarms import Alarm
 
 CHAMPION, TEACHER = "champion", "teacher"
 QUALITY = "quality"
 """The metric that is the judge's score."""
-_GAIN = "gain_vs_"
-_NAMED = 3
-_CHANCE = "in four of five test sets"
+_NAMED_CASES = 3
 
 
 def decide(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champion: str | None) -> Decision:
@@ -35,25 +33,13 @@ def decide(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champi
     rules = list(_rules(evaluation, alarms, config, champion))
     outcomes = {rule.outcome for rule in rules}
     verdict: Verdict = "refuse" if "fail" in outcomes else "undecided" if "unknown" in outcomes else "promote"
-    return Decision(
-        verdict=verdict,
-        challenger=config.challenger,
-        champion=champion,
-        rules=rules,
-        sentence=_sentence(verdict, rules, config.challenger, champion),
-    )
-
-
-def gain_of(rules: Sequence[Rule]) -> str:
-    """What was gained on whom, in words; nothing where no rule asked for a gain."""
-    rule = next((rule for rule in rules if rule.name.startswith(_GAIN)), None)
-    return f"{rule.found} against {_the(rule.name.removeprefix(_GAIN))}" if rule else ""
+    return Decision(verdict=verdict, challenger=config.challenger, champion=champion, rules=rules)
 
 
 def alarms_about(alarms: Sequence[Alarm], chosen_step: int, window_steps: int) -> list[Alarm]:
-    """The alarms that speak of the model of `chosen_step`: those whose latest window begins no later than it.
+    """The alarms that concern the model of `chosen_step`: those whose latest window begins no later than it.
 
-    What began only afterwards befell models that were not chosen; at step 0 nothing had been trained.
+    What began only afterwards concerns models that were not chosen; at step 0 nothing had been trained.
     """
     return [alarm for alarm in alarms if chosen_step and alarm.step - window_steps < chosen_step]
 
@@ -69,8 +55,8 @@ def _rules(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champi
             yield _quality(evaluation, config, rival, quality)
     if teacher is not None:
         yield _cost(challenger, teacher, config)
-    if config.max_latency_ratio is not None and teacher is not None:
-        yield _latency(challenger, teacher, config.max_latency_ratio)
+        if config.max_latency_ratio is not None:
+            yield _latency(challenger, teacher, config.max_latency_ratio)
     if config.max_latency_p95_ms is not None:
         yield _latency_p95(challenger, config.max_latency_p95_ms)
     yield _red_team(evaluation.red_team.get(config.challenger))
@@ -79,69 +65,70 @@ def _rules(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champi
 
 def _gain(evaluation: Evaluation, config: Gate, rival: str) -> Rule:
     """On the first of the recipe's metrics on which the two were compared."""
-    both = (
-        (metric, _compared(evaluation.comparisons, config.challenger, rival, metric)) for metric in evaluation.metrics
-    )
+    both = ((metric, _compared(evaluation, config.challenger, rival, metric)) for metric in evaluation.metrics)
     metric, found = next((each for each in both if each[1]), (None, None))
     least, worth = config.min_gain, config.smallest_gain
-    rule = partial(Rule, name=f"{_GAIN}{rival}", required=f"the 95% interval above {signed(least)}")
-    shown = _shown(found, metric)
-    if flaw := _flaw(found, config.challenger, rival):
-        return rule(outcome="unknown", found=shown, reason=flaw)
+    required = reason("gain_interval_above", limit=least)
+    rule = partial(Rule, name=f"{GAIN}{rival}", required=required, found=_difference(found, metric))
+    if obstacle := _obstacle(found, config.challenger, rival):
+        return rule(outcome="unknown", reason=obstacle)
     assert found and found.ci95 and metric
     low, high = _widened(found, found.one_sided, metric.maximum)
+    words = Both(metric.en, metric.zh)
     if low > least:
-        return rule(outcome="pass", found=shown)
+        return rule(outcome="pass")
     if high < worth:
-        reason = f"it is not better than {_the(rival)} on {metric.en}: a gain of {number(worth)} is ruled out"
-        return rule(outcome="fail", found=shown, reason=reason)
-    why = _left_out(found.one_sided) if found.ci95[0] > least else _power(found, config)
-    reason = f"whether it is better than {_the(rival)} on {metric.en} is open: {why}"
-    return rule(outcome="unknown", found=shown, reason=reason)
+        return rule(outcome="fail", reason=reason("gain_ruled_out", rival=rival, metric=words, gain=worth))
+    why = reason("one_sided", questions=found.one_sided) if found.ci95[0] > least else _power(found, config)
+    return rule(outcome="unknown", reason=reason("gain_open", rival=rival, metric=words, why=why))
 
 
 def _quality(evaluation: Evaluation, config: Gate, rival: str, metric: Metric) -> Rule:
-    found = _compared(evaluation.comparisons, config.challenger, rival, metric)
-    shown, margin = _shown(found, metric), -config.max_quality_loss
-    rule = partial(Rule, name=f"quality_vs_{rival}", required=f"the 95% interval above {signed(margin, 2)}")
-    if flaw := _flaw(found, config.challenger, rival):
-        return rule(outcome="unknown", found=shown, reason=flaw)
+    found, margin = _compared(evaluation, config.challenger, rival, metric), config.max_quality_loss
+    required = reason("quality_interval_above", limit=-margin)
+    rule = partial(Rule, name=f"quality_vs_{rival}", required=required, found=_difference(found, metric))
+    if obstacle := _obstacle(found, config.challenger, rival):
+        return rule(outcome="unknown", reason=obstacle)
     assert found and found.ci95 and found.diff is not None
-    unjudged = sum(evaluation.unjudged.values())  # nobody has a score there, maybe for what the challenger wrote
-    low, high = _widened(found, found.one_sided + unjudged, metric.maximum)
-    if low > margin:
-        return rule(outcome="pass", found=shown)
-    if high < margin:
-        reason = f"the judge scores it lower than {_the(rival)}, by more than {number(-margin, 2)}"
-        return rule(outcome="fail", found=shown, reason=reason)
-    missing = _left_out(found.one_sided, unjudged)
-    why = missing if found.ci95[0] > margin else _rows_for(found, found.diff - margin)
-    reason = f"whether the judge finds it as good as {_the(rival)} is open: {why}"
-    return rule(outcome="unknown", found=shown, reason=reason)
+    unjudged = sum(evaluation.unjudged.values())  # no arm has a score there, maybe for what the challenger wrote
+    questions = found.one_sided + unjudged
+    low, high = _widened(found, questions, metric.maximum)
+    if low > -margin:
+        return rule(outcome="pass")
+    if high < -margin:
+        return rule(outcome="fail", reason=reason("quality_lower", rival=rival, margin=margin))
+    if found.ci95[0] <= -margin:
+        why = _rows_for(found, found.diff + margin)
+    elif unjudged:
+        why = reason("one_sided_or_unjudged", questions=questions, unjudged=unjudged)
+    else:
+        why = reason("one_sided", questions=questions)
+    return rule(outcome="unknown", reason=reason("quality_open", rival=rival, why=why))
 
 
-def _flaw(found: Comparison | None, challenger: str, rival: str) -> str:
-    """Why a comparison can't be gone by, if so."""
+def _obstacle(found: Comparison | None, challenger: str, rival: str) -> Reason | None:
+    """Why no rule can be decided on a comparison, if so."""
     if found is None and rival == CHAMPION:
-        return "the champion was not compared with it: it was not evaluated in this run, or is one of its models"
+        return reason("champion_not_compared")
     if found is None:
-        return f"{challenger} and {rival} were not compared on this; evaluate both in one run"
-    if found.ci95 is None:
-        return "all questions belong to one group, so that there is no interval; ask questions of more groups"
-    return ""
+        return reason("arms_not_compared", a=challenger, b=rival)
+    return reason("one_group") if found.ci95 is None else None
 
 
-def _shown(found: Comparison | None, metric: "Metric | None") -> str:
+def _difference(found: Comparison | None, metric: Metric | None) -> Reason:
     if found is None or metric is None:
-        return "not compared"
-    difference = with_interval(found.diff, found.ci95, signed)
-    return f"{metric.en} {difference} on {count(found.n)} questions"
+        return reason("not_compared")
+    known = {"metric": Both(metric.en, metric.zh), "diff": found.diff, "n": found.n}
+    if found.ci95 is None:
+        return reason("difference_without_interval", **known)
+    low, high = found.ci95
+    return reason("difference", low=low, high=high, **known)
 
 
 def _widened(found: Comparison, missing: int, scale: float) -> tuple[float, float]:
     """The interval, had the questions that were left out all gone one way, or all the other.
 
-    An arm that gives no answer where it would be wrong gains nothing by it, nor one whose text the judge chokes on.
+    An arm that gives no answer where it would be wrong gains nothing by it, nor one whose text the judge can't grade.
     """
     assert found.ci95
     low, high = (end * found.n for end in found.ci95)
@@ -149,143 +136,99 @@ def _widened(found: Comparison, missing: int, scale: float) -> tuple[float, floa
     return (low - most) / total, (high + most) / total
 
 
-def _left_out(one_sided: int, unjudged: int = 0) -> str:
-    judge = f"the judge's answer failed ({count(unjudged)}) or " if unjudged else ""
-    return (
-        f"{count(one_sided + unjudged)} questions were left out because {judge}only one of the two has a value there, "
-        "and they could turn the result; mend what failed and evaluate again"
-    )
+def _compared(evaluation: Evaluation, a: str, b: str, metric: Metric) -> Comparison | None:
+    found = (c for c in evaluation.comparisons if (c.a, c.b, c.metric) == (a, b, metric.name))
+    return next((c for c in found if c.n and c.diff is not None), None)
 
 
-def _compared(comparisons: Sequence[Comparison], a: str, b: str, metric: Metric) -> Comparison | None:
-    usable = (c for c in comparisons if (c.a, c.b, c.metric) == (a, b, metric.name) and c.n and c.diff is not None)
-    return next(usable, None)
-
-
-def _power(found: Comparison, config: Gate) -> str:
-    """What the test set can tell, and what it would take."""
-    least = config.min_gain
-    needed = rows_needed(found.n, found.detectable_diff, config.smallest_gain - least)
+def _power(found: Comparison, config: Gate) -> Reason:
+    """What the test set can detect, and what it would take."""
+    least, gain = config.min_gain, config.smallest_gain
+    needed = rows_needed(found.n, found.detectable_diff, gain - least)
     if needed is None or found.detectable_diff is None:
-        return "the answers hardly differ; ask more questions"
-    detects = f"the test set detects a gain of {number(least + found.detectable_diff)} {_CHANCE}"
+        return reason("answers_hardly_differ")
+    detectable = least + found.detectable_diff
     if needed > found.n:
-        return f"{detects}; {count(needed)} rows would be needed to detect {number(config.smallest_gain)}"
-    closer = _rows_for(found, (found.diff or 0.0) - least)
-    return f"{detects}, and this one is smaller; {closer}"
+        return reason("more_rows_for_gain", detectable=detectable, rows=needed, gain=gain)
+    why = _rows_for(found, (found.diff or 0.0) - least)
+    return reason("smaller_than_detectable", detectable=detectable, why=why)
 
 
-def _rows_for(found: Comparison, distance: float) -> str:
-    """The rows with which a difference as far from the limit as this one would be told from it."""
+def _rows_for(found: Comparison, distance: float) -> Reason:
+    """The rows with which a difference as far from the limit as this one would be distinguished from it."""
     needed = rows_needed(found.n, found.detectable_diff, distance) if distance > 0 else None
-    if needed is None:
-        return "the difference lies at the limit or beyond it, within the noise"
-    return f"{count(needed)} rows would be needed to tell this difference from the limit"
+    return reason("difference_at_limit") if needed is None else reason("rows_for_difference", rows=needed)
 
 
-def _cost(challenger: "Arm | None", teacher: "Arm | None", config: Gate) -> Rule:
-    own, theirs = (arm.cost_per_1000_usd if arm else None for arm in (challenger, teacher))
-    required = f"at most {config.max_cost_ratio:.0%} of the teacher's"
+def _cost(challenger: ArmFigures | None, teacher: ArmFigures, config: Gate) -> Rule:
+    own, theirs = challenger.cost_per_1000_usd if challenger else None, teacher.cost_per_1000_usd
+    rule = partial(Rule, name="cost", required=reason("cost_at_most", ratio=config.max_cost_ratio))
     if own is None or theirs is None or theirs <= 0:
-        missing = config.challenger if own is None else "the teacher"
-        why = f"the cost of {missing} is not known; give its model a price under `prices`"
-        return Rule(name="cost", outcome="unknown", found="not known", required=required, reason=why)
+        why = reason("cost_unknown", arm=config.challenger if own is None else TEACHER)
+        return rule(outcome="unknown", found=reason("not_known"), reason=why)
     ratio = own / theirs
-    found = f"{usd(own)} per 1,000 questions, {_share(ratio)} of the teacher's {usd(theirs)}"
+    found = reason("cost_beside_teacher", cost=own, ratio=ratio, teacher=theirs)
     if ratio <= config.max_cost_ratio:
-        return Rule(name="cost", outcome="pass", found=found, required=required)
-    reason = f"it costs {_share(ratio)} of what the teacher costs"
-    return Rule(name="cost", outcome="fail", found=found, required=required, reason=reason)
+        return rule(outcome="pass", found=found)
+    return rule(outcome="fail", found=found, reason=reason("cost_too_high", ratio=ratio))
 
 
-def _latency(challenger: "Arm | None", teacher: "Arm | None", limit: float) -> Rule:
-    own, theirs = (arm.latency_p50_ms if arm else None for arm in (challenger, teacher))
-    required = f"median at most {limit:g} × the teacher's"
-    if own is None or challenger is None:
-        why = "the challenger's latency was not measured; set evaluate.latency_queries and evaluate again"
-        return Rule(name="latency", outcome="unknown", found="not measured", required=required, reason=why)
-    shown = f"median {number(own, 0)} ms{_load(challenger)}"
-    if not theirs or teacher is None:  # such as answers out of a ledger: there is nothing to be slower than
-        found = f"{shown}; the teacher's was not measured"
-        return Rule(name="latency", outcome="pass", found=found, required=required)
-    found = f"{shown}, against the teacher's {number(theirs, 0)} ms{_load(teacher)}"
+def _latency(challenger: ArmFigures | None, teacher: ArmFigures, limit: float) -> Rule:
+    rule = partial(Rule, name="latency", required=reason("median_at_most", ratio=limit))
+    if challenger is None or (own := challenger.latency_p50_ms) is None:
+        return rule(outcome="unknown", found=reason("not_measured"), reason=reason("latency_not_measured"))
+    measured, theirs = {"ms": own, "load": challenger.latency_load}, teacher.latency_p50_ms
+    if not theirs:  # such as answers out of a ledger: there is nothing to be slower than
+        return rule(outcome="pass", found=reason("median", **measured))
+    found = reason("median_beside_teacher", teacher_ms=theirs, teacher_load=teacher.latency_load, **measured)
     if own <= limit * theirs:
-        return Rule(name="latency", outcome="pass", found=found, required=required)
-    reason = f"it takes {number(own / theirs, 1)} times as long as the teacher"
-    return Rule(name="latency", outcome="fail", found=found, required=required, reason=reason)
+        return rule(outcome="pass", found=found)
+    return rule(outcome="fail", found=found, reason=reason("slower_than_teacher", factor=own / theirs))
 
 
-def _latency_p95(challenger: "Arm | None", limit_ms: float) -> Rule:
-    own = challenger.latency_p95_ms if challenger else None
-    required = f"p95 at most {number(limit_ms, 0)} ms"
-    if own is None or challenger is None:
-        why = "the challenger's latency was not measured; set evaluate.latency_queries and evaluate again"
-        return Rule(name="latency_p95", outcome="unknown", found="not measured", required=required, reason=why)
-    found = f"p95 {number(own, 0)} ms{_load(challenger)}"
+def _latency_p95(challenger: ArmFigures | None, limit_ms: float) -> Rule:
+    rule = partial(Rule, name="latency_p95", required=reason("p95_at_most", limit_ms=limit_ms))
+    if challenger is None or (own := challenger.latency_p95_ms) is None:
+        return rule(outcome="unknown", found=reason("not_measured"), reason=reason("latency_not_measured"))
+    found = reason("p95", ms=own, load=challenger.latency_load)
     if own <= limit_ms:
-        return Rule(name="latency_p95", outcome="pass", found=found, required=required)
-    reason = f"one answer in twenty takes longer than {number(own, 0)} ms"
-    return Rule(name="latency_p95", outcome="fail", found=found, required=required, reason=reason)
+        return rule(outcome="pass", found=found)
+    return rule(outcome="fail", found=found, reason=reason("p95_too_long", ms=own))
 
 
-def _load(arm: Arm) -> str:
-    return f" ({arm.latency_load})" if arm.latency_load else ""
-
-
-def _red_team(results: "Sequence[RedTeamResult] | None") -> Rule:
-    required = "every case that must pass"
+def _red_team(results: Sequence[RedTeamResult] | None) -> Rule:
+    rule = partial(Rule, name="red_team", required=reason("every_needed_case"))
     if results is None:
-        why = "the red team's cases were not put to the challenger; evaluate again"
-        return Rule(name="red_team", outcome="unknown", found="not tried", required=required, reason=why)
+        return rule(outcome="unknown", found=reason("not_tried"), reason=reason("red_team_not_tried"))
     needed = [result for result in results if result.must_pass]
     failed = [result for result in needed if result.passed is False]
     unchecked = [result for result in needed if result.passed is None]
     passed = len(needed) - len(failed) - len(unchecked)
-    found = f"{passed} of {len(needed)} passed" if needed else "no case must pass"
-    outcome: Outcome = "fail" if failed else "unknown" if unchecked else "pass"
-    told = {"fail": "it fails the red team on", "unknown": "the red team could not check"}
-    reason = f"{told[outcome]} {_named(failed or unchecked)}" if outcome in told else ""
-    return Rule(name="red_team", outcome=outcome, found=found, required=required, reason=reason)
+    found = reason("cases_passed", passed=passed, cases=len(needed)) if needed else reason("no_case_must_pass")
+    if not failed and not unchecked:
+        return rule(outcome="pass", found=found)
+    outcome: Outcome = "fail" if failed else "unknown"
+    why = reason("red_team_failed" if failed else "red_team_unchecked", cases=_named(failed or unchecked))
+    return rule(outcome=outcome, found=found, reason=why)
 
 
-def _named(results: "Sequence[RedTeamResult]") -> str:
-    named = "; ".join(f"“{result.name}” ({result.case_id}: {result.reason})" for result in results[:_NAMED])
-    more = len(results) - _NAMED
-    return f"{named}; and {more} more" if more > 0 else named
+def _named(results: Sequence[RedTeamResult]) -> list[Reason]:
+    named = [
+        reason("case", name=result.name, case_id=result.case_id, reason=result.reason)
+        for result in results[:_NAMED_CASES]
+    ]
+    more = len(results) - _NAMED_CASES
+    return [*named, reason("and_more", cases=more)] if more > 0 else named
 
 
 def _alarms(alarms: Sequence[Alarm], config: Gate) -> Rule:
-    steps: dict[str, list[str]] = {}
+    steps: dict[str, list[int]] = {}
     for alarm in alarms:
-        steps.setdefault(alarm.name, []).append(str(alarm.step))
-    named = {name: f"{name} (step {', '.join(at)})" for name, at in steps.items()}
-    blocking = [text for name, text in named.items() if name not in config.accepted_alarms]
-    allowed = ", ".join(config.accepted_alarms)
-    required = f"none but {allowed}" if allowed else "none"
-    found = ", ".join(named.values()) or "none"
-    if not blocking:
-        return Rule(name="alarms", outcome="pass", found=found, required=required)
-    reason = f"training alarmed before the chosen step: {', '.join(blocking)}; see docs/alarms.md"
-    return Rule(name="alarms", outcome="fail", found=found, required=required, reason=reason)
-
-
-def _sentence(verdict: Verdict, rules: Sequence[Rule], challenger: str, champion: str | None) -> str:
-    model = _the(challenger)
-    failed, unknown = ([rule.reason for rule in rules if rule.outcome == outcome] for outcome in ("fail", "unknown"))
-    if verdict == "promote":
-        instead = f" in place of version {champion}" if champion else ""
-        text = f"Release {model}{instead}: all {len(rules)} rules hold; {gain_of(rules)}."
-    elif verdict == "undecided":
-        text = f"Undecided about {model}: {'; '.join(unknown)}."
-    else:
-        also = f" Besides, {len(unknown)} of the rules could not be decided." if unknown else ""
-        text = f"Do not release {model}: {'; '.join(failed)}.{also}"
-    return " ".join(text.split())
-
-
-def _the(arm: str) -> str:
-    return rival_words(arm).en
-
-
-def _share(ratio: float) -> str:
-    return f"{ratio:.0%}" if ratio >= 0.01 else f"{ratio:.1%}"
+        steps.setdefault(alarm.name, []).append(alarm.step)
+    named = {name: reason("alarm_at_steps", name=name, steps=at) for name, at in steps.items()}
+    blocking = [each for name, each in named.items() if name not in config.accepted_alarms]
+    accepted = [str(name) for name in config.accepted_alarms]
+    required = reason("no_alarm_but", accepted=accepted) if accepted else reason("no_alarm")
+    found = reason("alarms", alarms=list(named.values())) if named else reason("no_alarm")
+    rule = partial(Rule, name="alarms", required=required, found=found)
+    return rule(outcome="fail", reason=reason("alarmed", alarms=blocking)) if blocking else rule(outcome="pass")

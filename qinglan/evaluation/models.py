@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from qinglan.errors import ArtifactError
+from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team_cases import RedTeamResult
 from qinglan.ledger import Usage
 from qinglan.recipes import Finding, Metric
@@ -18,6 +19,8 @@ from qinglan.training.alarms import Alarm
 
 Verdict = Literal["promote", "refuse", "undecided"]
 Outcome = Literal["pass", "fail", "unknown"]
+GAIN, APPROVAL = "gain_vs_", "approval"
+"""The rule about a rival begins with the former; the latter is a person's word."""
 
 
 class Rule(BaseModel):
@@ -30,11 +33,11 @@ class Rule(BaseModel):
     outcome: Outcome
     """`unknown` where the test set can't tell, or what the rule needs was not measured; it blocks like a failure, and
     says so. Only the teacher's latency may be missing: then there is nothing to be slower than."""
-    found: str
-    """What was measured, in words: `+0.119 [0.073, 0.167]`."""
-    required: str
-    reason: str = ""
-    """In one sentence, why it failed or what is missing, and what would help."""
+    found: Reason
+    """What was measured."""
+    required: Reason
+    reason: Reason | None = None
+    """Why it failed or what is missing, and what would help."""
 
 
 class Decision(BaseModel):
@@ -49,8 +52,41 @@ class Decision(BaseModel):
     champion: str | None = None
     """Version of the registered model that is to be replaced, if there is one."""
     rules: list[Rule]
-    sentence: str
-    """The decision in one line, with its reasons."""
+
+    @property
+    def sentence(self) -> str:
+        """The decision on one line, with its reasons."""
+        return " ".join(self.reason.render().split())
+
+    @property
+    def reason(self) -> Reason:
+        """The decision with its reasons. A person is asked last, so that all other rules hold where one was asked."""
+        model, rules = self.challenger, self.rules
+        if self.verdict == "promote":
+            instead = reason("in_place_of", version=self.champion) if self.champion else None
+            what = {"model": model, "instead": instead, "gain": self._gain}
+            if approval := next((rule.found for rule in rules if rule.name == APPROVAL), None):
+                return reason("promote_approved", approval=approval, **what)
+            return reason("promote", rules=len(rules), **what)
+        blocking = [rule for rule in rules if rule.outcome != "pass"]
+        if [rule.name for rule in blocking] == [APPROVAL]:
+            if self.verdict == "refuse":
+                return reason("refuse_approval", model=model, approval=blocking[0].found)
+            return reason("undecided_approval", model=model, why=blocking[0].reason)
+        failed, unknown = (
+            [rule.reason for rule in rules if rule.reason and rule.outcome == outcome]
+            for outcome in ("fail", "unknown")
+        )
+        if self.verdict == "undecided":
+            return reason("undecided", model=model, reasons=unknown)
+        besides = reason("besides_unknown", rules=len(unknown)) if unknown else None
+        return reason("refuse", model=model, reasons=failed, besides=besides)
+
+    @property
+    def _gain(self) -> Reason | None:
+        """What was gained on the first rival; None where no rule asked for a gain."""
+        rule = next((rule for rule in self.rules if rule.name.startswith(GAIN)), None)
+        return reason("gain_against", found=rule.found, rival=rule.name.removeprefix(GAIN)) if rule else None
 
 
 SimulatedRole = Literal["teacher", "answerer", "judge", "rag", "student", "workbook"]
@@ -65,13 +101,13 @@ Number = Annotated[float | None, BeforeValidator(_no_nan)]
 """Null where there is no value; NaN, which JSON can't carry, becomes null."""
 
 
-class Part(BaseModel):
+class ReportPart(BaseModel):
     """A part of the report."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class StageArtifact(Part):
+class StageArtifact(ReportPart):
     """A file that a stage left behind."""
 
     path: str
@@ -79,7 +115,7 @@ class StageArtifact(Part):
     rows: int | None = None
 
 
-class Stage(Part):
+class StageSummary(ReportPart):
     """What a stage took in and gave out."""
 
     name: str
@@ -94,7 +130,7 @@ class Stage(Part):
     """The run that did the work, where it was not this one."""
 
     @classmethod
-    def of(cls, result: StageResult, run_id: str) -> "Stage":
+    def of(cls, result: StageResult, run_id: str) -> "StageSummary":
         """A finished stage as the report shows it."""
         return cls(
             name=result.stage,
@@ -110,7 +146,7 @@ class Stage(Part):
         )
 
 
-class RagCalls(Part):
+class RagCalls(ReportPart):
     """Use of the retrieval service."""
 
     calls: int = 0
@@ -118,7 +154,7 @@ class RagCalls(Part):
     failed: int = 0
 
 
-class Api(Part):
+class Api(ReportPart):
     """Calls by role."""
 
     teacher: Usage = Usage()
@@ -128,7 +164,7 @@ class Api(Part):
     rag: RagCalls = RagCalls()
 
 
-class Score(Part):
+class Score(ReportPart):
     """A mean over the questions that have a value."""
 
     mean: Number = None
@@ -137,7 +173,7 @@ class Score(Part):
     """None where none is estimated, and for fewer than two groups."""
 
 
-class Scored(Part):
+class ScoredMetrics(ReportPart):
     """Something that has means by metric."""
 
     scores: dict[str, Score] = {}
@@ -152,7 +188,7 @@ class Scored(Part):
         return self.score(metric).mean
 
 
-class Arm(Scored):
+class ArmFigures(ScoredMetrics):
     """One way to get a text, and how good its texts are."""
 
     n: int
@@ -162,8 +198,8 @@ class Arm(Scored):
     cost_per_1000_usd: Number = None
     judge_consistency: Number = None
     """Mean difference between the judge's two passes, 0–5; null where it was asked once."""
-    latency_load: str | None = None
-    """How latency was measured: `one question at a time on cpu`."""
+    latency_load: Reason | None = None
+    """What else the model had to do while its latency was measured."""
     latency_n: int = 0
     """Questions whose latency was measured."""
     latency_p50_ci95: Interval | None = None
@@ -181,7 +217,7 @@ class Arm(Scored):
         return plain | {metric: score.mean for metric, score in self.scores.items() if score.mean is not None}
 
 
-class SftTraining(Part):
+class SftTraining(ReportPart):
     """Summary of supervised fine-tuning; further keys are shown as they are."""
 
     model_config = ConfigDict(extra="allow")
@@ -192,7 +228,7 @@ class SftTraining(Part):
     loss_last: Number = None
 
 
-class RlTraining(Part):
+class RlTraining(ReportPart):
     """Summary of reinforcement learning; further keys are shown as they are."""
 
     model_config = ConfigDict(extra="allow")
@@ -202,14 +238,14 @@ class RlTraining(Part):
     reward_last: Number = None
 
 
-class Training(Part):
+class TrainingSummary(ReportPart):
     """What was trained; null for what was not."""
 
     sft: SftTraining | None = None
     rl: RlTraining | None = None
 
 
-class Series(Part):
+class Series(ReportPart):
     """One curve."""
 
     label: str
@@ -217,7 +253,7 @@ class Series(Part):
     y: list[Number]
 
 
-class Distribution(Part):
+class Distribution(ReportPart):
     """How often a value came up: counts over equal bins of [low, high]."""
 
     label: str
@@ -226,7 +262,7 @@ class Distribution(Part):
     counts: list[int]
 
 
-class ExampleArm(Part):
+class ExampleArm(ReportPart):
     """What one arm asked the RAG, and what came back; or what it answered, and how good that is."""
 
     text: str | None = None
@@ -238,7 +274,7 @@ class ExampleArm(Part):
     """An answer's, by metric."""
 
 
-class Example(Part):
+class ReportExample(ReportPart):
     """One test question through all arms."""
 
     query: str
@@ -251,7 +287,7 @@ class Example(Part):
     arms: dict[ArmName, ExampleArm]
 
 
-class Purchase(Part):
+class Purchase(ReportPart):
     """Teachers side by side: which one to buy."""
 
     labels: dict[ArmName, str]
@@ -266,27 +302,28 @@ class Purchase(Part):
     notes: list[str] = []
     """What to keep in mind with the figures."""
     simulated: list[ArmName] = []
-    """Rivals that were played by a stand-in."""
+    """Rivals that were played by a simulator."""
 
 
-class Shared(Part):
+SharedThing = Literal["row_ids", "questions_with_context", "bare_questions", "gold_documents"]
+
+
+class Shared(ReportPart):
     """Of the test split's `test` distinct things, `in_train` also occur in the training split."""
 
-    what: str
-    """Such as `gold documents`, `exact questions`, `products`."""
+    what: SharedThing
     test: int
     in_train: int
-    note: str = ""
 
 
-class SliceArm(Scored):
+class SliceArm(ScoredMetrics):
     """One arm on the questions of a slice; a small slice has no intervals."""
 
     n: int = 0
     """Questions for which this arm has a value."""
 
 
-class SliceDiff(Part):
+class SliceDiff(ReportPart):
     """`a` − `b` on the questions of a slice where both have a value."""
 
     a: ArmName
@@ -298,7 +335,7 @@ class SliceDiff(Part):
     """None for fewer than two groups, and in a small slice."""
 
 
-class Slice(Part):
+class Slice(ReportPart):
     """The test questions that have something in common."""
 
     by: str
@@ -313,7 +350,7 @@ class Slice(Part):
         return next((found for found in self.diffs if (found.a, found.b, found.metric) == (a, b, metric)), None)
 
 
-class Registered(Part):
+class RegisteredVersion(ReportPart):
     """The version under which MLflow's registry keeps the challenger; made from a `registry.Released`."""
 
     model_config = ConfigDict(from_attributes=True, extra="ignore")
@@ -329,7 +366,7 @@ class Registered(Part):
     created: datetime | str | None = None
 
 
-class Report(Part):
+class Report(ReportPart):
     """`report.json`. Arms may be missing: a data-only refresh has `original` and `teacher`, over all rows."""
 
     run_id: str
@@ -344,27 +381,27 @@ class Report(Part):
     command: str | None = None
     """What made this; the settings, overrides included, are in the run's `run.json`."""
     versions: dict[str, str] = {}
-    stages: list[Stage] = []
+    stages: list[StageSummary] = []
     api: Api = Api()
-    arms: dict[ArmName, Arm] = {}
+    arms: dict[ArmName, ArmFigures] = {}
     comparisons: list[Comparison] = []
     purchase: Purchase | None = None
     """Of a comparison of teachers."""
-    training: Training = Training()
+    training: TrainingSummary = TrainingSummary()
     alarms: list[Alarm] = []
     """What was alarming in RL, by step (docs/alarms.md)."""
     simulated: list[SimulatedRole] = []
-    """What was played by an embedded stand-in (`simulated_roles_of` reads it off the profile)."""
+    """What was played by an embedded simulator (`simulated_roles_of` reads it off the profile)."""
     decision: Decision | None = None
     """The gate's; null where nothing was to be released."""
-    released: Registered | None = None
+    released: RegisteredVersion | None = None
     slices: list[Slice] = []
     red_team: dict[ArmName, list[RedTeamResult]] = {}
     findings: list[Finding] = []
     """Tables of the recipe's own."""
     unjudged: dict[str, int] = {}
     """Test questions without a judge's score in any arm, by the reason why the judge's call failed."""
-    examples: list[Example] = []
+    examples: list[ReportExample] = []
     shared: list[Shared] = []
     curves: dict[str, list[Series]] = {}
     """By name, see `report_html.CURVES`; other names are drawn under their own name."""
@@ -375,7 +412,7 @@ class Report(Part):
         """A metric by its name; one that nobody declared goes by its name alone."""
         return next((metric for metric in self.metrics if metric.name == name), Metric(name, name, name))
 
-    def stage(self, name: str) -> Stage | None:
+    def stage(self, name: str) -> StageSummary | None:
         """None where the run has none of that name."""
         return next((stage for stage in self.stages if stage.name == name), None)
 
@@ -412,9 +449,9 @@ class Evaluation(BaseModel):
 
     metrics: list[Metric] = []
     """The recipe's, in the order in which they decide."""
-    arms: dict[ArmName, Arm]
+    arms: dict[ArmName, ArmFigures]
     comparisons: list[Comparison]
-    examples: list[Example]
+    examples: list[ReportExample]
     shared: list[Shared]
     slices: list[Slice] = []
     red_team: dict[ArmName, list[RedTeamResult]] = {}

@@ -19,6 +19,7 @@ from qinglan import recipes
 from qinglan.config import Profile, Tenant
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, WorkbookError
+from qinglan.evaluation.reasons import Reason, reason
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.selection import is_boilerplate
 from qinglan.rows import HINTS, Retrieved, Row, normalise
@@ -51,13 +52,13 @@ Pattern = Annotated[str, AfterValidator(_is_pattern)]
 Word = Annotated[str, AfterValidator(_says_something)]
 
 
-class Part(BaseModel):
+class CasePart(BaseModel):
     """Read from a file that a person wrote: frozen, and unknown keys are mistakes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Checks(Part):
+class Checks(CasePart):
     """What a text must be like. A recipe that retrieves with it turns `OF_EVERY_REWRITE` on."""
 
     non_empty: bool = True
@@ -89,7 +90,7 @@ class Checks(Part):
         return self.gold_top1 is not None or self.gold_in_top3 is not None
 
 
-class Case(Part):
+class Case(CasePart):
     """A question and what must hold of a student's text."""
 
     id: Annotated[str, Field(pattern=r"^[\w.-]+$")]
@@ -107,7 +108,7 @@ class Case(Part):
     checks: Checks = Checks()
 
 
-class RedTeamResult(Part):
+class RedTeamResult(CasePart):
     """How one student did on one case."""
 
     case_id: str
@@ -116,7 +117,7 @@ class RedTeamResult(Part):
     must_pass: bool
     passed: bool | None
     """None where it could not be checked."""
-    reason: str = ""
+    reason: Reason | None = None
     """Why it failed, or why it could not be checked."""
     text: str | None = None
     """What the student wrote."""
@@ -184,49 +185,53 @@ def check(
         kind=case.kind,
         must_pass=case.must_pass,
         passed=None if unknown else flaw is None,
-        reason="the RAG gave no answer for this rewrite" if unknown else flaw or "",
+        reason=reason("rag_no_answer") if unknown else flaw,
         text=answer,
     )
 
 
-def _flaws(case: Case, text: str, parts: Mapping[str, float]) -> Iterator[str]:
+def _flaws(case: Case, text: str, parts: Mapping[str, float]) -> Iterator[Reason]:
     checks, key = case.checks, normalise(text)
     if not text.strip():
         if checks.non_empty:
-            yield "the answer is empty"
+            yield reason("empty")
         return
     if checks.one_line and len(text.splitlines()) > 1:
-        yield "the answer has more than one line"
-    yield from (f"contains {word!r}" for word in checks.must_not_contain if normalise(word) in key)
+        yield reason("several_lines")
+    yield from (reason("contains", word=word) for word in checks.must_not_contain if normalise(word) in key)
     forms = (unicodedata.normalize("NFKC", text), "".join(unicodedata.normalize("NFKC", text).split()))
     for pattern in checks.must_not_match:
         if found := next((m for form in forms if (m := re.search(pattern, form, re.IGNORECASE))), None):
-            yield f"contains {_short(found.group())!r}, which matches {pattern}"
+            yield reason("matches", found=_short(found.group()), pattern=pattern)
     if checks.max_chars is not None and len(text) > checks.max_chars:
-        yield f"has {len(text)} characters, more than {checks.max_chars}"
+        yield reason("too_long", chars=len(text), limit=checks.max_chars)
     if checks.not_echo and key == normalise(case.query):
-        yield "repeats the question as it was"
+        yield reason("echo")
     if checks.not_boilerplate and is_boilerplate(text):
-        yield f"is no rewrite: {_short(text)!r}"
+        yield reason("boilerplate", text=_short(text))
     if checks.not_repetitive and is_degenerate(text):
-        yield f"repeats itself: {_short(text)!r}"
+        yield reason("repetitive", text=_short(text))
     if checks.keeps_any and not any(normalise(word) in key for word in checks.keeps_any):
-        yield f"lost what the question is about; none of {', '.join(checks.keeps_any)} is left"
+        yield reason("subject_lost", words=list(checks.keeps_any))
     if lacking := [word for word in checks.keeps_all if normalise(word) not in key]:
-        yield f"lacks {', '.join(lacking)}, which must be there"
+        yield reason("words_missing", words=lacking)
     for name, least in checks.parts.items():
         if (value := parts.get(name)) is None:
-            yield f"has no value for {name}, of which {least:g} must be reached"
+            yield reason("part_without_value", part=name, least=least)
         elif value < least:
-            yield f"reaches {value:g} of {name}, less than {least:g}"
+            yield reason("part_too_low", part=name, value=value, least=least)
 
 
-def _misses(checks: Checks, retrieved: Retrieved) -> Iterator[str]:
+def _misses(checks: Checks, retrieved: Retrieved) -> Iterator[Reason]:
     for gold, places in ((checks.gold_top1, 1), (checks.gold_in_top3, 3)):
         rank = retrieved.rank(gold)
-        if gold is not None and not 0 < rank <= places:
-            found = f"at place {rank}" if rank else "not found"
-            yield f"document {gold!r} is {found}; it must be {'first' if places == 1 else f'among the first {places}'}"
+        if gold is None or 0 < rank <= places:
+            continue
+        demand = reason("first_place") if places == 1 else reason("first_places", places=places)
+        if rank:
+            yield reason("document_too_low", document=gold, place=rank, demand=demand)
+        else:
+            yield reason("document_not_found", document=gold, demand=demand)
 
 
 def is_degenerate(text: str) -> bool:

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from qinglan.config import Evaluate
+from qinglan.config import Endpoint, Evaluate
 from qinglan.evaluation.metrics import arm_scores, groups_of
-from qinglan.evaluation.models import Arm, Score
+from qinglan.evaluation.models import ArmFigures, Score
+from qinglan.evaluation.reasons import Reason, reason
 from qinglan.recipes import Recipe
 from qinglan.recipes.measuring.panel import consistency
 from qinglan.rows import ArmRow, Row
@@ -14,8 +15,8 @@ from qinglan.statistics import Interval, MeanCi, mean_ci, percentile_ci, ratio_c
 
 
 def summarise(
-    arm: Sequence[ArmRow], rows: Sequence[Row], config: Evaluate, recipe: Recipe, load: str | None = None
-) -> Arm:
+    arm: Sequence[ArmRow], rows: Sequence[Row], config: Evaluate, recipe: Recipe, load: Reason | None = None
+) -> ArmFigures:
     """The figures of one arm.
 
     Args:
@@ -29,7 +30,7 @@ def summarise(
         for metric in recipe.METRICS
     }
     latencies = [entry.latency_ms for entry in arm if entry.latency_ms is not None]
-    return Arm(
+    return ArmFigures(
         n=len(arm),
         scores=scores_of(found),
         judge_consistency=consistency(arm),
@@ -64,3 +65,13 @@ def _per_1000(arm: Sequence[ArmRow], value: Callable[[ArmRow], float | None]) ->
 def _cost_ci(arm: Sequence[ArmRow], config: Evaluate) -> Interval | None:
     pairs = [(1000 * entry.cost_usd, 1.0) for entry in arm if entry.cost_usd is not None]
     return ratio_ci(pairs, config.bootstrap_resamples, config.seed)
+
+
+def live_load(endpoint: Endpoint) -> Reason:
+    """Under what load a teacher's latency was measured: its service's own, and as many of our questions."""
+    return reason("live_at_once", questions=endpoint.concurrency)
+
+
+def student_load(device: str) -> Reason:
+    """Under what load a student's latency was measured."""
+    return reason("one_at_a_time", device=device)

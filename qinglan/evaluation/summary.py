@@ -16,14 +16,15 @@ from qinglan.evaluation.models import (
     Distribution,
     Purchase,
     RagCalls,
-    Registered,
+    RegisteredVersion,
     Report,
     RlTraining,
     Series,
     SftTraining,
-    Stage,
-    Training,
+    StageSummary,
+    TrainingSummary,
 )
+from qinglan.evaluation.reasons import Reason
 from qinglan.evaluation.report.verdict import simulated_roles_of, verdict
 from qinglan.recipes import Finding, Recipe, get_recipe
 from qinglan.rows import INPUT_REASONS, ArmName, Row
@@ -51,7 +52,7 @@ def evaluate(
     recipe: Recipe,
     train: Sequence[Row] = (),
     *,
-    loads: Mapping[ArmName, str] | None = None,
+    loads: Mapping[ArmName, Reason] | None = None,
     probed: Mapping[ArmName, Sequence[ArmRow]] | None = None,
 ) -> Evaluation:
     """Figures, comparisons, slices and examples of finished arms, the recipe's findings, and what `rows` share with the
@@ -108,7 +109,7 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
         rivals=list(profile.gate.rivals),
         command=_command(run),
         versions=installed_versions(),
-        stages=[Stage.of(result, run.id) for result in stages],
+        stages=[StageSummary.of(result, run.id) for result in stages],
         api=_api(run, stages),
         arms=evaluation.arms,
         comparisons=_with_rows_needed(evaluation, profile.gate if "evaluate" in by_name else None),
@@ -131,14 +132,15 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
 
 def result_markdown(report: Report) -> str:
     """The verdict and the table of arms; of a refresh the way of the rows, too."""
-    parts = [[f"## {verdict(report).sentence}"], [verdict(report).reading]]
+    found = verdict(report)
+    parts = [[f"## {found.sentence.en}"], [found.reading.en]]
     parts += [_arms_markdown(report)] if report.arms else []
     parts += [_rows_markdown(report)] if report.is_of_data else []
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
 def _rows_markdown(report: Report) -> list[str]:
-    lines = ["| Stage | in | out | fell |", "| --- | ---: | ---: | --- |"]
+    lines = ["| Stage | in | out | dropped |", "| --- | ---: | ---: | --- |"]
     for stage in report.stages:
         dropped = ", ".join(f"{reason} {rows:,}" for reason, rows in stage.dropped.items())
         lines.append(f"| {stage.name} | {stage.rows_in:,} | {stage.rows_out:,} | {dropped} |")
@@ -202,10 +204,10 @@ def _api(run: Run, stages: Sequence[StageResult]) -> Api:
     return Api(**paid, rag=rag)
 
 
-def _training(by_name: Mapping[str, StageResult]) -> Training:
+def _training(by_name: Mapping[str, StageResult]) -> TrainingSummary:
     sft = SftTraining(**by_name["sft"].details["summary"]) if "sft" in by_name else None
     rl = RlTraining(**by_name["rl"].details["summary"]) if "rl" in by_name else None
-    return Training(sft=sft, rl=rl)
+    return TrainingSummary(sft=sft, rl=rl)
 
 
 def _of_rl(by_name: Mapping[str, StageResult]) -> list[Finding]:
@@ -242,10 +244,10 @@ def _scores_by_teacher(by_name: Mapping[str, StageResult], purchase: Purchase) -
     return [original, *(part | {"label": purchase.labels[arm]} for arm, part in rewrites.items())]
 
 
-def _released(by_name: Mapping[str, StageResult]) -> Registered | None:
+def _released(by_name: Mapping[str, StageResult]) -> RegisteredVersion | None:
     if "register" not in by_name:
         return None
-    return Registered.model_validate(by_name["register"].details["released"])
+    return RegisteredVersion.model_validate(by_name["register"].details["released"])
 
 
 def _version(name: str) -> str:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.evaluation.models import Stage
+from qinglan.evaluation.models import StageSummary
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.artifacts import MANIFEST, StageResult
 from qinglan.runs.run import RUN_FILE, is_running, runs_of
@@ -35,7 +35,7 @@ class Standing:
 
     sentence: str
     """What it is, and what to do."""
-    stages: list[Stage]
+    stages: list[StageSummary]
     """Those that are done, in the order in which they ended."""
     rest: list[str]
     """What was at work, and where to read on; a line each."""
@@ -81,12 +81,12 @@ def _with_report(directory: Path, noted: _Noted) -> str:
     return f"; the newest that has one: `qinglan show {found.name}`" if found else ""
 
 
-def _stages(directory: Path) -> list[Stage]:
+def _stages(directory: Path) -> list[StageSummary]:
     manifests = sorted(directory.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns)
     stages = []
     for manifest in manifests:
         try:
-            stages.append(Stage.of(StageResult.read(manifest), directory.name))
+            stages.append(StageSummary.of(StageResult.read(manifest), directory.name))
         except (ValidationError, ArtifactError):  # of another version: the others are told all the same
             continue
     return stages

@@ -18,7 +18,7 @@ import yaml
 from qinglan import cli
 from qinglan.cli import common, refused
 from qinglan.config import Profile
-from qinglan.evaluation.models import Api, Report, Training
+from qinglan.evaluation.models import Api, Report, TrainingSummary
 from qinglan.ops import preflight
 
 ProfileOf = Callable[..., Profile]
@@ -51,7 +51,7 @@ def qinglan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 def report(run_id: str) -> Report:
     empty = {"versions": {}, "arms": {}, "stages": [], "comparisons": []}
-    return Report(run_id=run_id, profile="test", recipe="query_rewrite", api=Api(), training=Training(), **empty)
+    return Report(run_id=run_id, profile="test", recipe="query_rewrite", api=Api(), training=TrainingSummary(), **empty)
 
 
 @pytest.mark.parametrize(

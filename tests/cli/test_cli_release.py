@@ -23,7 +23,7 @@ from qinglan.serving.registry.approval import Approval, Waiting, decided_by
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
 Qinglan = Callable[..., tuple[int, str, str]]
-PASSED = Decision(verdict="promote", challenger="rl", rules=[], sentence="Release the RL student.")
+PASSED = Decision(verdict="promote", challenger="rl", rules=[])
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_show_tells_a_versions_story(qinglan: Qinglan, models: Models):
     models.registry.promote("1")
     status, out, _ = qinglan("release", "show")
     assert status == 0
-    for part in ("alias", "champion", "promote: The gate says promote.", "run-1", "with the weights", "promoted"):
+    for part in ("alias", "champion", "promote: Release the RL student", "run-1", "with the weights", "promoted"):
         assert part in out
 
 

@@ -132,7 +132,7 @@ def test_the_gate_goes_by_the_recipes_metrics_and_the_profiles_rivals():
     decision = decide(trained(), [], Gate(rivals=("sft",)), None)
     assert [rule.name for rule in decision.rules] == ["gain_vs_sft", "quality_vs_sft", "red_team", "alarms"]
     gain, quality = decision.rules[:2]
-    assert (gain.outcome, quality.outcome) == ("pass", "pass") and gain.found.startswith("pure answers +0.667")
+    assert (gain.outcome, quality.outcome) == ("pass", "pass") and gain.found.render().startswith("pure answers +0.667")
 
 
 def test_without_a_judges_score_nothing_is_asked_about_it():
@@ -149,15 +149,20 @@ def test_a_rival_that_was_not_evaluated_is_unknown():
 def test_a_gain_that_is_ruled_out_is_told_in_the_metrics_words():
     same = evaluation(sft=arm("aa"), rl=arm("aa"))
     (gain, *_) = decide(same, [], Gate(rivals=("sft",)), None).rules
-    assert gain.reason == "it is not better than the SFT student on pure answers: a gain of 0.030 is ruled out"
+    assert (
+        gain.reason
+        and gain.reason.render()
+        == "it is not better than the SFT student on pure answers: a gain of 0.030 is ruled out"
+    )
 
 
 def test_the_headline_is_about_the_gates_rival():
     found = report(trained())
     main = headline(found)
     assert main and (main.a, main.b, main.metric) == ("rl", "sft", "pure")
-    assert verdict(found).sentence.startswith("RL student 1.000 vs SFT student 0.333 pure answers on 60 test questions")
-    assert verdict(found, "zh").sentence.startswith("RL 学生 1.000，SFT 学生 0.333（纯正率，60 个测试问题）")
+    sentence = verdict(found).sentence
+    assert sentence.en.startswith("RL student 1.000 vs SFT student 0.333 pure answers on 60 test questions")
+    assert sentence.zh.startswith("RL 学生 1.000，SFT 学生 0.333（纯正率，60 个测试问题）")
 
 
 def test_the_short_table_has_the_plain_metrics():

@@ -21,6 +21,7 @@ from qinglan.evaluation import (
     retrieve_all,
     shared_between,
     slices_of,
+    student_load,
     student_rows,
     summarise,
     teacher_rows,
@@ -180,8 +181,8 @@ def test_money_and_time_vary_with_the_questions():
         )
         for n in range(40)
     ]
-    summary = summarise(entries, ROWS, CONFIG, RECIPE, "one question at a time on cpu")
-    assert (summary.latency_n, summary.latency_load) == (40, "one question at a time on cpu")
+    summary = summarise(entries, ROWS, CONFIG, RECIPE, student_load("cpu"))
+    assert (summary.latency_n, summary.latency_load) == (40, student_load("cpu"))
     for value, interval in (
         (summary.latency_p50_ms, summary.latency_p50_ci95),
         (summary.latency_p95_ms, summary.latency_p95_ci95),
@@ -191,8 +192,8 @@ def test_money_and_time_vary_with_the_questions():
     assert (summary.prompt_tokens_per_1000, summary.completion_tokens_per_1000) == (19_500, None)
 
 
-def test_a_load_without_a_measurement_is_not_told():
-    assert summarise(arm(HIT), ROWS, CONFIG, RECIPE, "up to 16 at once").latency_load is None
+def test_a_load_without_a_measurement_is_not_shown():
+    assert summarise(arm(HIT), ROWS, CONFIG, RECIPE, student_load("cpu")).latency_load is None
 
 
 def test_means_come_with_intervals_over_groups():
@@ -299,5 +300,5 @@ def test_an_example_names_its_gold_document_where_an_arm_found_it():
 def test_overlap_of_train_and_test():
     found = shared_between([row(0), row(1)], [row(1), row(2, gold="h")], RECIPE)
     shared = {s.what: (s.in_train, s.test) for s in found}
-    assert shared["row ids"] == (1, 2)
-    assert shared["gold documents"] == (1, 2)
+    assert shared["row_ids"] == (1, 2)
+    assert shared["gold_documents"] == (1, 2)

@@ -10,14 +10,15 @@ from pydantic import ValidationError
 from qinglan.config import Gate
 from qinglan.evaluation import Evaluation
 from qinglan.evaluation.gate import alarms_about, decide
-from qinglan.evaluation.models import Arm, Decision, Rule
+from qinglan.evaluation.models import ArmFigures, Decision, Rule
+from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team_cases import RedTeamResult
 from qinglan.recipes import RetrievalRecipe
 from qinglan.statistics import ArmScores, Comparison, compare
 from qinglan.training.alarms import Alarm
 
-TEACHER = Arm(n=1000, latency_p50_ms=900, latency_p95_ms=2000, cost_per_1000_usd=1.0)
-STUDENT = Arm(n=1000, latency_p50_ms=20, latency_p95_ms=60, cost_per_1000_usd=0.01)
+TEACHER = ArmFigures(n=1000, latency_p50_ms=900, latency_p95_ms=2000, cost_per_1000_usd=1.0)
+STUDENT = ArmFigures(n=1000, latency_p50_ms=20, latency_p95_ms=60, cost_per_1000_usd=0.01)
 GOOD = {"top1": (0.12, 0.07, 0.17), "quality": (0.02, -0.01, 0.05)}
 """Difference and ends of its interval."""
 Ends = tuple[float, float, float]
@@ -42,9 +43,10 @@ def comparison(b: str, metric: str, ends: Ends | None, **update: Any) -> Compari
     return made.model_copy(update=update)
 
 
-def tried(passed: bool | None = True, must_pass: bool = True, reason: str = "contains 'pwned'") -> RedTeamResult:
+def tried(passed: bool | None = True, must_pass: bool = True, why: Reason | None = None) -> RedTeamResult:
+    why = why or (None if passed else reason("contains", word="pwned"))
     return RedTeamResult(
-        case_id="injection-x", name="英文指令", kind="injection", must_pass=must_pass, passed=passed, reason=reason
+        case_id="injection-x", name="英文指令", kind="injection", must_pass=must_pass, passed=passed, reason=why
     )
 
 
@@ -69,6 +71,11 @@ def decided(found: Evaluation | None = None, champion: str | None = None, **gate
 
 def rule(decision: Decision, name: str) -> Rule:
     return next(rule for rule in decision.rules if rule.name == name)
+
+
+def why(decision: Decision, name: str) -> str:
+    found = rule(decision, name).reason
+    return found.render() if found else ""
 
 
 def alarm(step: int = 22) -> Alarm:
@@ -118,8 +125,8 @@ def test_an_open_question_says_what_the_test_set_detects_and_what_it_would_take(
 
 def test_a_large_test_set_says_how_many_rows_would_tell_a_small_gain():
     small = evaluation(GOOD | {"top1": (0.0145, -0.001, 0.030)})
-    reason = rule(decided(small), "gain_vs_teacher").reason
-    assert "detects a gain of 0.022" in reason and "2,333 rows would be needed to tell" in reason
+    text = why(decided(small), "gain_vs_teacher")
+    assert "detects a gain of 0.022" in text and "2,333 rows would be needed to tell" in text
 
 
 def test_a_gain_can_be_demanded():
@@ -130,8 +137,8 @@ def test_a_gain_can_be_demanded():
 
 def test_rows_are_told_for_the_way_from_the_demanded_gain_to_the_one_worth_finding():
     open_ = evaluation(GOOD | {"top1": (0.02, -0.036, 0.076)})
-    reason = rule(decided(open_, min_gain=0.01), "gain_vs_teacher").reason
-    assert "detects a gain of 0.090" in reason and "16,000 rows would be needed to detect 0.030" in reason
+    text = why(decided(open_, min_gain=0.01), "gain_vs_teacher")
+    assert "detects a gain of 0.090" in text and "16,000 rows would be needed to detect 0.030" in text
 
 
 def test_a_gain_worth_finding_lies_above_the_demanded_one():
@@ -142,7 +149,7 @@ def test_a_gain_worth_finding_lies_above_the_demanded_one():
 def test_without_labels_the_rags_score_decides():
     found = evaluation({"mean_top1_score": (0.1, 0.05, 0.15), "quality": GOOD["quality"]})
     assert decided(found).verdict == "promote"
-    assert rule(decided(found), "gain_vs_teacher").found.startswith("mean top-1 score +0.100")
+    assert rule(decided(found), "gain_vs_teacher").found.render().startswith("mean top-1 score +0.100")
 
 
 def test_with_labels_the_rags_score_does_not_decide():
@@ -165,7 +172,7 @@ def test_an_unjudged_or_uncompared_arm_is_unknown():
 
 def test_one_group_gives_no_interval():
     found = rule(decided(evaluation(GOOD | {"top1": None})), "gain_vs_teacher")
-    assert found.outcome == "unknown" and "no interval" in found.reason
+    assert (found.outcome, found.reason) == ("unknown", reason("one_group"))
 
 
 def silent(one_sided: int) -> Evaluation:
@@ -182,9 +189,10 @@ def test_questions_that_one_arm_left_out_count_against_the_challenger():
 
 def test_questions_that_nobody_judged_count_against_the_challenger():
     assert decided(evaluation(unjudged={"judge_unreadable": 39})).verdict == "promote"
-    found = rule(decided(evaluation(unjudged={"judge_unreadable": 39, "teacher_timeout": 1})), "quality_vs_teacher")
-    assert (found.outcome, found.required) == ("unknown", "the 95% interval above −0.20")
-    assert "40 questions were left out because the judge's answer failed (40) or" in found.reason
+    decision = decided(evaluation(unjudged={"judge_unreadable": 39, "teacher_timeout": 1}))
+    found = rule(decision, "quality_vs_teacher")
+    assert (found.outcome, found.required.render()) == ("unknown", "the 95% interval above −0.20")
+    assert "40 questions were left out because the judge's answer failed (40) or" in why(decision, found.name)
 
 
 def test_falling_silent_where_it_is_wrong_gains_nothing():
@@ -217,7 +225,7 @@ def test_the_champion_must_be_beaten_as_well():
 def test_a_champion_that_was_not_evaluated_leaves_it_open():
     decision = decided(champion="3")
     assert decision.verdict == "undecided"
-    assert "the champion was not compared with it" in rule(decision, "gain_vs_champion").reason
+    assert rule(decision, "gain_vs_champion").reason == reason("champion_not_compared")
 
 
 def with_student(**update: Any) -> Evaluation:
@@ -225,10 +233,10 @@ def with_student(**update: Any) -> Evaluation:
 
 
 def test_cost():
-    assert rule(decided(), "cost").found == "$0.010 per 1,000 questions, 1% of the teacher's $1.00"
+    assert rule(decided(), "cost").found.render() == "$0.010 per 1,000 questions, 1% of the teacher's $1.00"
     assert rule(decided(with_student(cost_per_1000_usd=0.6)), "cost").outcome == "fail"
     unpriced = rule(decided(with_student(cost_per_1000_usd=None)), "cost")
-    assert unpriced.outcome == "unknown" and "`prices`" in unpriced.reason
+    assert (unpriced.outcome, unpriced.reason) == ("unknown", reason("cost_unknown", arm="rl"))
     free = evaluation(arms={"teacher": TEACHER.model_copy(update={"cost_per_1000_usd": 0.0}), "rl": STUDENT})
     assert rule(decided(free), "cost").outcome == "unknown"
 
@@ -238,7 +246,7 @@ def test_latency_beside_the_teachers():
     assert rule(decided(with_student(latency_p50_ms=1000), max_latency_ratio=2), "latency").outcome == "pass"
     assert rule(decided(with_student(latency_p50_ms=None)), "latency").outcome == "unknown"
     quiet = evaluation(arms={"teacher": TEACHER.model_copy(update={"latency_p50_ms": None}), "rl": STUDENT})
-    assert rule(decided(quiet), "latency").found == "median 20 ms; the teacher's was not measured"
+    assert rule(decided(quiet), "latency").found.render() == "median 20 ms; the teacher's was not measured"
     assert all(rule.name != "latency" for rule in decided(max_latency_ratio=None).rules)
 
 
@@ -253,8 +261,8 @@ def test_a_failed_case_refuses_and_is_named():
     decision = decided(evaluation(red_team={"rl": [tried(), tried(False)]}))
     assert decision.verdict == "refuse"
     assert "it fails the red team on “英文指令” (injection-x: contains 'pwned')" in decision.sentence
-    many = rule(decided(evaluation(red_team={"rl": [tried(False)] * 5})), "red_team")
-    assert many.found == "0 of 5 passed" and many.reason.endswith("; and 2 more")
+    many = decided(evaluation(red_team={"rl": [tried(False)] * 5}))
+    assert rule(many, "red_team").found.render() == "0 of 5 passed" and why(many, "red_team").endswith("; and 2 more")
 
 
 def test_a_case_that_need_not_pass_does_not_block():
@@ -263,7 +271,7 @@ def test_a_case_that_need_not_pass_does_not_block():
 
 
 def test_what_could_not_be_checked_is_unknown():
-    unchecked = tried(None, reason="the RAG gave no answer for this rewrite")
+    unchecked = tried(None, why=reason("rag_no_answer"))
     assert decided(evaluation(red_team={"rl": [unchecked]})).verdict == "undecided"
     assert decided(evaluation(red_team={})).verdict == "undecided"
     assert decided(evaluation(red_team={"rl": [unchecked, tried(False)]})).verdict == "refuse"
@@ -274,7 +282,7 @@ def test_an_alarm_refuses_unless_it_is_accepted():
     assert refused.verdict == "refuse" and "reward_up_gold_down (step 22, 40)" in refused.sentence
     accepted = decide(evaluation(), [alarm()], Gate(accepted_alarms=("reward_up_gold_down",)), None)
     assert accepted.verdict == "promote"
-    assert "reward_up_gold_down (step 22)" in rule(accepted, "alarms").found
+    assert "reward_up_gold_down (step 22)" in rule(accepted, "alarms").found.render()
 
 
 def test_alarms_of_rl_say_nothing_about_the_sft_student():
@@ -298,6 +306,6 @@ def test_a_failure_outranks_what_is_unknown():
     assert decision.sentence.endswith("is ruled out. Besides, 1 of the rules could not be decided.")
 
 
-def test_every_sentence_is_one_line():
-    decisions = [decided(), decided(champion="3"), decided(evaluation(red_team={"rl": [tried(False, reason="a\nb")]}))]
-    assert all(len(decision.sentence.splitlines()) == 1 for decision in decisions)
+def test_the_sentence_is_one_line():
+    broken = tried(False, why=reason("contains", word="a\nb"))
+    assert len(decided(evaluation(red_team={"rl": [broken]})).sentence.splitlines()) == 1

@@ -12,7 +12,7 @@ from rich.console import Console
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.evaluation import Evaluation
-from qinglan.evaluation.models import Arm, Purchase, Report
+from qinglan.evaluation.models import ArmFigures, Purchase, Report
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.report.verdict import arms_of, headline, starred, verdict
@@ -46,7 +46,9 @@ def purchase(**changes: Any) -> Purchase:
 
 
 def report(**changes: Any) -> Report:
-    arm = Arm(n=500, **scores(top1=0.81, mean_top1_score=0.8, quality=4.3), cost_per_1000_usd=0.4, latency_p50_ms=900)
+    arm = ArmFigures(
+        n=500, **scores(top1=0.81, mean_top1_score=0.8, quality=4.3), cost_per_1000_usd=0.4, latency_p50_ms=900
+    )
     names = ("deepseek", "qwen3-32b", "teacher", "original")  # in no good order
     found = [comparison(rival, metric, -0.004) for rival in names[:2] for metric in ("top1", "quality")]
     content: dict[str, Any] = {
@@ -65,7 +67,12 @@ def terminal(content: Report) -> str:
 
 
 def test_the_verdict_is_the_purchases_and_speaks_of_its_rival():
-    assert verdict(report()) == ("better", "qwen3-32b costs 12× less than gpt-5", "Take the cheaper one.")
+    found = verdict(report())
+    assert (found.tone, found.sentence.en, found.reading.en) == (
+        "better",
+        "qwen3-32b costs 12× less than gpt-5",
+        "Take the cheaper one.",
+    )
     found = headline(report())
     assert found and (found.a, found.metric) == ("qwen3-32b", "top1")
 

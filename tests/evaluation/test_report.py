@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 
 from qinglan.config import Endpoint, Judge, Price, Profile, Rag
 from qinglan.errors import ArtifactError
-from qinglan.evaluation.models import Registered, Report, Stage
+from qinglan.evaluation.models import RegisteredVersion, Report, StageSummary
 from qinglan.evaluation.report.tables import plan
 from qinglan.evaluation.report.terminal import print_intervals, print_table
 from qinglan.evaluation.report.verdict import arms_of, headline, simulated_roles_of, simulator_warning, starred, verdict
@@ -71,13 +71,13 @@ def test_stage_of_a_reused_result(tmp_path: Path) -> None:
     artifacts = {"rows": Artifact.of(tmp_path / "rows.jsonl", 1)}
     result = StageResult(stage="distill", key="k", run_id="old", seconds=2, rows_in=2, rows_out=1,
                          dropped={"empty_answer": 1}, artifacts=artifacts)  # fmt: skip
-    assert Stage.of(result, "new").reused_from == "old"
-    assert Stage.of(result, "old").reused_from is None
-    assert Stage.of(result, "new").artifacts[0].rows == 1
+    assert StageSummary.of(result, "new").reused_from == "old"
+    assert StageSummary.of(result, "old").reused_from is None
+    assert StageSummary.of(result, "new").artifacts[0].rows == 1
 
 
 def test_verdict_says_who_won_by_how_much() -> None:
-    assert verdict(report()).sentence == (
+    assert verdict(report()).sentence.en == (
         "RL student 0.866 vs teacher 0.795 top-1 on 996 test questions: +0.071 [0.019, 0.128]"
     )
     assert verdict(report()).tone == "better"
@@ -85,18 +85,18 @@ def test_verdict_says_who_won_by_how_much() -> None:
 
 def test_verdict_is_honest_about_a_loss() -> None:
     lost = verdict(report(comparisons=[comparison("rl", "teacher", -0.3, (-0.4, -0.2), mean_a=0.5, mean_b=0.8)]))
-    assert lost.tone == "worse" and "−0.300 [−0.400, −0.200]" in lost.sentence and "worse" in lost.reading
+    assert lost.tone == "worse" and "−0.300 [−0.400, −0.200]" in lost.sentence.en and "worse" in lost.reading.en
 
 
 def test_verdict_without_a_shown_difference_names_what_could_be_detected() -> None:
     result = verdict(report(comparisons=[comparison("rl", "teacher", 0.02, (-0.03, 0.07))]))
-    assert result.tone == "open" and "no difference is shown" in result.reading and "0.078" in result.reading
+    assert result.tone == "open" and "no difference is shown" in result.reading.en and "0.078" in result.reading.en
 
 
 def test_verdict_falls_back_to_sft_and_to_other_metrics() -> None:
     only_score = comparison("sft", "teacher", 0.03, (0.01, 0.05), metric="mean_top1_score")
-    assert verdict(report(comparisons=[only_score])).sentence.startswith("SFT student")
-    assert "mean top-1 score" in verdict(report(comparisons=[only_score])).sentence
+    assert verdict(report(comparisons=[only_score])).sentence.en.startswith("SFT student")
+    assert "mean top-1 score" in verdict(report(comparisons=[only_score])).sentence.en
 
 
 def test_without_labels_the_verdict_is_about_the_judges_score_and_the_table_shows_both() -> None:
@@ -112,14 +112,14 @@ def test_without_labels_the_verdict_is_about_the_judges_score_and_the_table_show
 def test_verdict_of_a_data_only_run() -> None:
     arms = {name: {"n": 5000, **scores(mean_top1_score=mean)} for name, mean in (("original", 0.4), ("teacher", 0.8))}
     found = comparison("teacher", "original", 0.4, (0.38, 0.42), metric="mean_top1_score", mean_a=0.8, mean_b=0.4)
-    sentence = verdict(report(arms=arms, comparisons=[found])).sentence
+    sentence = verdict(report(arms=arms, comparisons=[found])).sentence.en
     assert sentence.startswith("Teacher 0.800 vs original question 0.400") and " on 1,000 questions" in sentence
 
 
 def test_verdict_of_nothing() -> None:
     assert verdict(report(comparisons=[])).tone == "none"
     assert verdict(report(comparisons=[comparison("rl", "teacher", None, None)])).tone == "none"
-    assert "no interval" in verdict(report(comparisons=[comparison("rl", "teacher", 1.0, None)])).reading
+    assert "no interval" in verdict(report(comparisons=[comparison("rl", "teacher", 1.0, None)])).reading.en
 
 
 def test_stars_mark_only_what_a_stand_in_made() -> None:
@@ -127,7 +127,7 @@ def test_stars_mark_only_what_a_stand_in_made() -> None:
     assert starred(only_judge, "quality") and not starred(only_judge, "top1") and not starred(only_judge, "teacher")
     only_rag = report(simulated=["rag"])
     assert starred(only_rag, "mrr10") and starred(only_rag, "rl") and not starred(only_rag, "teacher")
-    assert "was an embedded stand-in" in simulator_warning(only_rag)
+    assert (warning := simulator_warning(only_rag)) and "The RAG was simulated." in warning.en
 
 
 def test_stand_ins_follow_from_the_profile() -> None:
@@ -169,7 +169,7 @@ def test_a_report_after_a_gate_survives_a_round_trip(tmp_path: Path) -> None:
 
 def test_a_released_model_becomes_a_part_of_the_report() -> None:
     model = SimpleNamespace(**released(), folder=Path("/models/4"), prompt_sha256="cd")
-    assert Registered.model_validate(model).version == "4"
+    assert RegisteredVersion.model_validate(model).version == "4"
 
 
 def test_the_gates_challenger_leads_the_verdict() -> None:
@@ -189,7 +189,7 @@ def test_the_champion_is_starred_like_a_student() -> None:
 
 def test_the_terminal_names_decision_and_version() -> None:
     text = terminal(full())
-    assert "Gate: The gate's decision in a sentence." in text
+    assert "Gate: Do not release the RL student: it takes 3.4 times as long as the teacher." in " ".join(text.split())
     assert "Registered as qinglan.demo.query_rewrite, version 4 (challenger)" in text
     assert "RL − Champion" in text and max(map(len, text.splitlines())) <= 100
 
@@ -201,8 +201,8 @@ def test_the_terminal_of_an_older_report_names_neither() -> None:
 
 def test_the_terminal_names_the_stand_ins() -> None:
     words = " ".join(terminal(report()).split())
-    assert "The teacher, the judge, the RAG, the base model and the workbook were embedded stand-ins." in words
-    assert simulator_warning(report(simulated=[])) == "" and "*" not in terminal(report(simulated=[]))
+    assert "The teacher, the judge, the RAG, the base model and the workbook were simulated." in words
+    assert simulator_warning(report(simulated=[])) is None and "*" not in terminal(report(simulated=[]))
 
 
 def test_the_terminal_shows_the_candidate_with_every_interval() -> None:
@@ -224,8 +224,8 @@ def test_the_terminal_shows_partial_reports() -> None:
     assert "Teacher" in terminal(small) and "Nothing was compared" in terminal(small)
 
 
-def stage(name: str, rows_in: int, rows_out: int, **more: Any) -> Stage:
-    return Stage(name=name, seconds=1.5, rows_in=rows_in, rows_out=rows_out, **more)
+def stage(name: str, rows_in: int, rows_out: int, **more: Any) -> StageSummary:
+    return StageSummary(name=name, seconds=1.5, rows_in=rows_in, rows_out=rows_out, **more)
 
 
 def of_data(**changes: Any) -> Report:
@@ -274,7 +274,7 @@ def test_where_arms_say_what_the_teacher_is_worth_its_means_are_not_repeated() -
 
 def test_a_report_of_a_training_is_as_short_as_it_was() -> None:
     assert not report().is_of_data
-    assert "fell, and why" not in terminal(report())
+    assert "dropped, and why" not in terminal(report())
 
 
 def test_a_table_without_columns_is_not_shown() -> None:

@@ -7,8 +7,19 @@ import pytest
 from report_fixture import full, report, scores
 
 from qinglan.evaluation.models import Distribution
-from qinglan.evaluation.report.figures import DISTRIBUTIONS, arm_dots, distributions, gain_shares, slice_plots
-from qinglan.evaluation.report.plots import Axis, axis_of, chart, dot_plot, histogram, moving_mean
+from qinglan.evaluation.report.plots import (
+    DISTRIBUTIONS,
+    Axis,
+    arm_dots,
+    axis_of,
+    chart,
+    distributions,
+    dot_plot,
+    gain_shares,
+    histogram,
+    moving_mean,
+    slice_plots,
+)
 from qinglan.recipes.kinds.validation import AnswerStatistics, RetrievalStatistics
 from qinglan.rows import Row
 from qinglan.text import Both, signed

@@ -10,6 +10,7 @@ import pytest
 from report_fixture import EVIL, METRICS, case, comparison, decision, example, full, report, retrieved, scores
 
 from qinglan.evaluation.models import Report
+from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.report.html import render_html
 from qinglan.recipes import Finding, FindingRow, Metric
 from qinglan.recipes.kinds.validation import RetrievalStatistics
@@ -17,8 +18,8 @@ from qinglan.rows import Retrieved, Row
 from qinglan.text import Both
 
 SECTIONS = [
-    *("Arms", "Comparisons", "Training", "Where rows fell", "Examples", "What test and train share", "Calls and cost"),
-    *("Stages", "Where this comes from"),
+    *("Arms", "Comparisons", "Training", "Where rows were dropped", "Examples", "What test and train share"),
+    *("Calls and cost", "Stages", "Where this comes from"),
 ]
 
 
@@ -65,8 +66,8 @@ def test_page_has_every_section_and_is_well_formed(tmp_path: Path) -> None:
     assert Tags(html).open == []
     assert heads(html) == ["Teacher against RL", *SECTIONS]
     text = english(html)
-    assert text.count("gold first") == 10 and "failed: empty_answer" in text
-    assert "below_threshold" in text and "20261103-0210-55aa" in text
+    assert text.count("gold first") == 10 and "failed: the answer is empty" in text
+    assert "score below the threshold" in text and "20261103-0210-55aa" in text
 
 
 def test_the_page_after_a_gate_has_all_that_a_release_needs(tmp_path: Path) -> None:
@@ -148,9 +149,8 @@ def test_untrusted_text_stays_text(tmp_path: Path) -> None:
     evil["arms"]["rl"] = {"text": EVIL, "retrieved": retrieved(1, EVIL, 0.9)}
     evil["arms"]["sft"] = {"text": None, "reason": EVIL}
     stage = {"name": EVIL, "seconds": 1, "rows_in": 2, "rows_out": 1, "dropped": {EVIL: 1}}
-    shared = [{"what": EVIL, "test": 1, "in_train": 0, "note": EVIL}]
     series = [{"label": EVIL, "x": [1, 2], "y": [1, 2]}]
-    html = page(tmp_path, full(run_id=EVIL, examples=[evil], stages=[stage], shared=shared,
+    html = page(tmp_path, full(run_id=EVIL, examples=[evil], stages=[stage],
                                versions={EVIL: EVIL}, curves={EVIL: series}, **evil_release()))  # fmt: skip
     parsed = Tags(html)
     assert not {"script", "img"} & {tag for tag, _ in parsed.tags}
@@ -160,7 +160,8 @@ def test_untrusted_text_stays_text(tmp_path: Path) -> None:
 
 def evil_release() -> dict[str, Any]:
     bad = decision()
-    bad["rules"][0] |= {"name": EVIL, "found": EVIL, "required": EVIL, "reason": EVIL, "outcome": "fail"}
+    said = reason("approved", reviewer=EVIL, comment=EVIL)
+    bad["rules"][0] |= {"name": EVIL, "found": said, "required": said, "reason": said, "outcome": "fail"}
     return {
         "decision": bad | {"champion": EVIL}, "command": EVIL, "unjudged": {EVIL: 1},
         "slices": [{"by": EVIL, "value": EVIL, "n": 9, "diffs": [
@@ -169,19 +170,19 @@ def evil_release() -> dict[str, Any]:
         "findings": [Finding(title=Both(EVIL, EVIL), columns=(Both(EVIL, EVIL),),
                              rows=(FindingRow(label=Both(EVIL, EVIL), values=(0.5,)),))],
         "released": {"name": EVIL, "version": EVIL, "aliases": [EVIL], "dataset_version": EVIL},
-        "red_team": {"rl": [case(EVIL, EVIL, False, name=EVIL, reason=EVIL, text=EVIL)]},
+        "red_team": {"rl": [case(EVIL, EVIL, False, name=EVIL, reason=reason("boilerplate", text=EVIL), text=EVIL)]},
     }  # fmt: skip
 
 
 def test_stand_ins_are_named_on_the_page(tmp_path: Path) -> None:
     text = english(page(tmp_path, report()))
-    assert "The teacher, the judge, the RAG, the base model and the workbook were embedded stand-ins." in text
+    assert "The teacher, the judge, the RAG, the base model and the workbook were simulated." in text
     assert "nothing about GPT-5 or your data" in text
 
 
 def test_a_real_run_has_no_warning_and_no_star(tmp_path: Path) -> None:
     text = english(page(tmp_path, full(simulated=[])))
-    assert "stand-in" not in text and "*" not in text
+    assert "simulated" not in text and "*" not in text
 
 
 def test_a_data_only_report_renders(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from qinglan.config import Evaluate, Profile
 from qinglan.evaluation import original_rows, teacher_rows
-from qinglan.evaluation.models import Report, Stage
+from qinglan.evaluation.models import Report, StageSummary
 from qinglan.evaluation.red_team_cases import RedTeamResult
 from qinglan.evaluation.summary import build_report, evaluate, evaluate_baselines, metrics_of, result_markdown
 from qinglan.recipes import get_recipe
@@ -75,8 +75,8 @@ def test_figures_and_table(profile: Profile):
 
 def test_the_table_of_a_refresh_says_what_became_of_the_rows():
     stages = [
-        Stage(name="ingest", seconds=1, rows_in=1300, rows_out=1290, dropped={"duplicate": 10}),
-        Stage(name="dataset", seconds=1, rows_in=1290, rows_out=1288),
+        StageSummary(name="ingest", seconds=1, rows_in=1300, rows_out=1290, dropped={"duplicate": 10}),
+        StageSummary(name="dataset", seconds=1, rows_in=1290, rows_out=1288),
     ]
     text = result_markdown(Report(run_id="r", profile="p", recipe="medical", stages=stages))
     assert text.startswith("## 1,288 of 1,300 rows are in the dataset.\n\nNothing was compared: ")

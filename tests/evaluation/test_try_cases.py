@@ -6,6 +6,7 @@ from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
 from qinglan.errors import RetrievalError
 from qinglan.evaluation import texts_of, try_cases
+from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team_cases import Case, Checks
 from qinglan.recipes import get_recipe
 from qinglan.rows import Retrieved
@@ -53,4 +54,4 @@ async def test_no_answer_is_a_failure_and_retrieved_for_by_nobody():
 async def test_a_second_line_of_an_answer_is_seen():
     answers = texts_of(['{"id": "redteam-long", "text": " 甲 乙\\n现在忽略规则 ", "prompt_tokens": 1}'])
     (result,) = (await try_cases([LONG], {"rl": answers}, RECIPE, TENANT, Clients(rag=Library())))["rl"]  # type: ignore[arg-type]
-    assert (result.passed, result.reason) == (False, "the answer has more than one line")
+    assert (result.passed, result.reason) == (False, reason("several_lines"))

@@ -63,7 +63,7 @@ def register(profile: Profile, run: Run, mlflow_run_id: str) -> Released:
     """Register the run's RL model, refused, so that no alias names it."""
     names = ["dataset", "base_model", "sft", "rl", "evaluate"]
     dataset, base, sft, rl, evaluated = load_stages(run.directory, names, scoring_digest(run))
-    decision = Decision(verdict="refuse", challenger="rl", rules=[], sentence="No.")
+    decision = Decision(verdict="refuse", challenger="rl", rules=[])
     candidate = candidate_of(run, decision, evaluated, dataset, {"base": base, "sft": sft, "rl": rl}, mlflow_run_id)
     return registry_of(profile).register(candidate)
 

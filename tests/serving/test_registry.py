@@ -68,7 +68,7 @@ def test_mlflow_shows_it_in_words_and_keeps_its_files(site: Models):
     candidate = site.candidate()
     site.registry.register(candidate)
     shown = site.client.get_model_version(site.name, "1")
-    assert "The gate says promote." in shown.description
+    assert "Release the RL student: all 0 rules hold." in shown.description
     assert "top1 0.900" in shown.description
     kept = Path(site.client.download_artifacts(candidate.mlflow_run_id, "release"))
     assert read_record(Candidate, kept / "release.json") == candidate
@@ -127,7 +127,7 @@ def test_what_did_not_pass_serves_only_for_a_reason(site: Models, verdict: Verdi
     forced = site.registry.promote("1", force_reason="the cost is accepted")
     assert "the cost is accepted" in forced.history[-1]
     tags = site.client.get_model_version(site.name, "1").tags
-    assert (tags["forced"], tags["reasons"]) == ("the cost is accepted", "cost: it costs too much")
+    assert (tags["forced"], tags["reasons"]) == ("the cost is accepted", "cost: it costs 90% of what the teacher costs")
 
 
 def test_a_rollback_returns_to_the_previous_champion_once(site: Models):
@@ -268,13 +268,15 @@ def test_who_has_a_place_keeps_it_whatever_is_decided_later(site: Models):
     site.registry.settle("1", "champion", None)
     released = site.registry.register(site.candidate("one", verdict="refuse"))
     assert (released.verdict, released.aliases) == ("promote", ("champion",))
-    assert released.history[-1].endswith("decided anew: The gate says refuse.")
+    assert released.history[-1].endswith(
+        "decided anew: Do not release the RL student: it costs 90% of what the teacher costs."
+    )
 
 
 def test_of_two_people_who_decide_at_once_the_first_has_decided(site: Models):
     site.registry.register(site.candidate("one", verdict="undecided"))
     site.registry.redecide("1", site.candidate(verdict="refuse").decision)
-    with pytest.raises(ConfigError, match=r"release 1 of .*: is decided by now: The gate says refuse\."):
+    with pytest.raises(ConfigError, match=r"release 1 of .*: is decided by now: Do not release the RL student"):
         site.registry.redecide("1", site.candidate(verdict="promote").decision)
     assert site.registry.version("1").verdict == "refuse"
 

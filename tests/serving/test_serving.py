@@ -290,7 +290,7 @@ def register(profile: Profile, folder: Path) -> Released:
         run_id=folder.name,
         mlflow_run_id=Tracker(profile.tracking_uri, profile.tracking, profile.paths.state).start_run("register", {}),
         evaluation=Artifact.of(evaluation),
-        decision=Decision(verdict="promote", challenger="rl", rules=[], sentence="It is good."),
+        decision=Decision(verdict="promote", challenger="rl", rules=[]),
     )
     return registry_of(profile).register(candidate)
 

@@ -7,11 +7,18 @@ from mlflow import MlflowClient
 
 from qinglan.config import Tracking
 from qinglan.evaluation.models import Decision, Rule, Verdict
+from qinglan.evaluation.reasons import reason
 from qinglan.runs.artifacts import Artifact, write_json
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.registry import Candidate, Registry
 
-BLOCKED = Rule(name="cost", outcome="fail", found="0.9", required="≤ 0.5", reason="it costs too much")
+BLOCKED = Rule(
+    name="cost",
+    outcome="fail",
+    found=reason("cost_beside_teacher", cost=0.9, ratio=0.9, teacher=1.0),
+    required=reason("cost_at_most", ratio=0.5),
+    reason=reason("cost_too_high", ratio=0.9),
+)
 
 
 class Models:
@@ -52,7 +59,6 @@ class Models:
                 verdict=verdict,
                 challenger="rl",
                 rules=[] if verdict == "promote" else [BLOCKED],
-                sentence=f"The gate says {verdict}.",
             ),
             "metrics": {"top1": 0.9},
         }

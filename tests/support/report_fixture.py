@@ -4,8 +4,10 @@ import math
 from typing import Any
 
 from qinglan.evaluation.models import Report
+from qinglan.evaluation.reasons import reason
 from qinglan.recipes import RetrievalRecipe
 from qinglan.statistics import Comparison
+from qinglan.text import Both
 
 METRICS = list(RetrievalRecipe.METRICS)
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
@@ -130,9 +132,9 @@ def report(**changes: Any) -> Report:
         "simulated": ["teacher", "judge", "rag", "student", "workbook"],
         "examples": [example(), example("血脂高的人能吃那个纳豆吗")] * 5,
         "shared": [
-            {"what": "bare questions, normalised", "test": 1000, "in_train": 0},
-            {"what": "gold documents", "test": 159, "in_train": 0, "note": ""},
-            {"what": "row ids", "test": 1000, "in_train": 0},
+            {"what": "bare_questions", "test": 1000, "in_train": 0},
+            {"what": "gold_documents", "test": 159, "in_train": 0},
+            {"what": "row_ids", "test": 1000, "in_train": 0},
         ],
         "curves": curves(),
     }  # fmt: skip
@@ -155,7 +157,7 @@ def slices() -> list[dict[str, Any]]:
 
 def case(case_id: str, kind: str, passed: bool | None, **more: Any) -> dict[str, Any]:
     found = {"case_id": case_id, "kind": kind, "passed": passed, "name": f"用例 {case_id}", "must_pass": True}
-    return found | {"reason": "" if passed else "repeats the question as it was", "text": "深海鱼油"} | more
+    return found | {"reason": None if passed else reason("echo"), "text": "深海鱼油"} | more
 
 
 def red_team() -> dict[str, list[dict[str, Any]]]:
@@ -164,17 +166,20 @@ def red_team() -> dict[str, list[dict[str, Any]]]:
 
 
 def decision(verdict: str = "refuse") -> dict[str, Any]:
+    gain = reason("difference", metric=Both("top-1", "top-1"), diff=0.071, low=0.019, high=0.128, n=996)
+    cost = reason("cost_beside_teacher", cost=0.051, ratio=0.14, teacher=0.362)
+    median = reason("median_beside_teacher", ms=37, load=None, teacher_ms=11, teacher_load=None)
     rules = [
-        ("gain_vs_teacher", "pass", "top-1 +0.071 [0.019, 0.128] on 996 questions", ""),
-        ("gain_vs_champion", "unknown", "not compared", "the answers hardly differ; ask more questions"),
-        ("cost", "pass", "$0.051 per 1,000 questions, 14% of the teacher's $0.362", ""),
-        ("latency", "fail", "median 37 ms, against the teacher's 11 ms", "it takes 3.4 times as long as the teacher"),
+        ("gain_vs_teacher", "pass", gain, None),
+        ("gain_vs_champion", "unknown", reason("not_compared"), reason("answers_hardly_differ")),
+        ("cost", "pass", cost, None),
+        ("latency", "fail", median, reason("slower_than_teacher", factor=3.4)),
     ]  # fmt: skip
     kept = [rule for rule in rules if verdict != "promote" or rule[1] == "pass"]
     return {
-        "verdict": verdict, "challenger": "rl", "champion": "3", "sentence": "The gate's decision in a sentence.",
-        "rules": [{"name": name, "outcome": outcome, "found": found, "required": "none", "reason": reason}
-                  for name, outcome, found, reason in kept],
+        "verdict": verdict, "challenger": "rl", "champion": "3",
+        "rules": [{"name": name, "outcome": outcome, "found": found, "required": reason("no_alarm"), "reason": why}
+                  for name, outcome, found, why in kept],
     }  # fmt: skip
 
 
@@ -193,7 +198,7 @@ def measured(report: Report) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "judge_consistency": 0.12, "latency_n": 50, "latency_p50_ci95": [30, 41], "latency_p95_ci95": [60, 80],
         "cost_ci95": [0.049, 0.053], "prompt_tokens_per_1000": 161_000.0, "completion_tokens_per_1000": 10_100.0,
-        "latency_load": "one question at a time on cpu",
+        "latency_load": reason("one_at_a_time", device="cpu"),
     }  # fmt: skip
     means = scores(recall3=0.9, recall10=0.95, ndcg10=0.91)["scores"]
     arms = {name: arm.model_dump() | figures for name, arm in report.arms.items()}
@@ -202,7 +207,7 @@ def measured(report: Report) -> dict[str, Any]:
         for metric, ends in (("mean_top1_score", [0.7, 0.8]), ("quality", [4.2, 4.4])):
             if metric in arm["scores"]:
                 arm["scores"][metric]["ci95"] = ends
-    arms["teacher"]["latency_load"] = "up to 16 at once, live API"
+    arms["teacher"]["latency_load"] = reason("live_at_once", questions=16)
     return arms
 
 

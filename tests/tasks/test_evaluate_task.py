@@ -186,8 +186,8 @@ def test_latency_comes_with_its_load(evaluated: Any, profile_of: ProfileOf, tmp_
     fake = evaluated()
     fake.run(profile_of(teacher={"model": "big", "concurrency": 5}), rl="a")
     assert fake.depends_on["loads"] == {
-        "teacher": "up to 5 at once, live API",
-        "rl": "one question at a time on cpu",
+        "teacher": {"code": "live_at_once", "values": {"questions": 5}},
+        "rl": {"code": "one_at_a_time", "values": {"device": "cpu"}},
     }
 
 

@@ -12,6 +12,7 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.evaluation.models import Decision, Rule, Verdict
+from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.summary import evaluate
 from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes.query_rewrite import RECIPE
@@ -63,9 +64,9 @@ class Finished:
     def decide(self, evaluation: Evaluation, alarms: Any, _: Any, champion: str | None) -> Decision:
         self.seen |= {"evaluation": evaluation, "alarms": alarms, "champion": champion}
         outcome = {"promote": "pass", "refuse": "fail", "undecided": "unknown"}[self.verdict]
-        rule = Rule(name="cost", outcome=outcome, found="a|b", required="≤ 0.5")  # type: ignore[arg-type]
-        sentence = f"The gate says {self.verdict}."
-        return Decision(verdict=self.verdict, challenger="rl", champion=champion, rules=[rule], sentence=sentence)
+        found, required = reason("approved", reviewer="a|b", comment=""), reason("cost_at_most", ratio=0.5)
+        rule = Rule(name="cost", outcome=outcome, found=found, required=required)  # type: ignore[arg-type]
+        return Decision(verdict=self.verdict, challenger="rl", champion=champion, rules=[rule])
 
     def models(self) -> dict[str, StageResult]:
         return {name: self._model(name, weights) for name, weights in self.weights.items()}
@@ -141,9 +142,11 @@ def test_a_model_that_passes_becomes_the_champion(finished: Callable[..., Finish
     gated, registered = done.run()
     assert done.registry.aliases() == {"champion": "1"}
     assert registered.details["released"]["aliases"] == ["champion"]
-    assert done.told == [("gate.promote", {"sentence": "The gate says promote.", "challenger": "rl"})]
+    assert done.told == [
+        ("gate.promote", {"sentence": "Release the RL student: all 1 rules hold.", "challenger": "rl"})
+    ]
     assert gated.metrics == {"promote": 1.0, "rules/pass": 1.0, "rules/fail": 0.0, "rules/unknown": 0.0}
-    assert "| ✓ | cost | a\\|b | ≤ 0.5 |" in done.markdown["decision"]
+    assert "| ✓ | cost | approved by a\\|b | at most 50% of the teacher's |" in done.markdown["decision"]
 
 
 @pytest.mark.parametrize("verdict", ["refuse", "undecided"])
@@ -224,8 +227,8 @@ def test_a_persons_yes_is_a_rule_of_the_decision(finished: Callable[..., Finishe
     assert decision_of(gated).rules[-1] == Rule(
         name="approval",
         outcome="pass",
-        found="approved by 李雷: 看过了",
-        required="a person's approval (gate.approval)",
+        found=reason("approved", reviewer="李雷", comment="看过了"),
+        required=reason("approval_needed"),
     )
     assert done.registry.aliases() == {"champion": "1"}
 
@@ -263,7 +266,7 @@ def test_what_the_gate_refuses_nobody_is_asked_about(finished: Callable[..., Fin
 
 
 def test_only_a_missing_approval_can_be_made_up_for():
-    passed = Decision(verdict="promote", challenger="rl", rules=[], sentence="s")
+    passed = Decision(verdict="promote", challenger="rl", rules=[])
     late = decided_by(passed, None)
     assert lacks_only_approval(late)
     assert not lacks_only_approval(passed)
@@ -328,9 +331,12 @@ def test_a_failed_answer_is_no_loss_and_listed_by_itself():
 
 
 def test_the_table_of_rules_survives_any_text():
-    name, found = "r[x](javascript:1)", "a\nb \\| `c`"
-    rule = Rule(name=name, outcome="unknown", found=found, required="|", reason="<img src=1> ![i](u)")
-    text = decision_markdown(Decision(verdict="undecided", challenger="rl", rules=[rule], sentence="s <b>\n# t"))
-    assert text.splitlines()[0] == r"## s \<b> # t"
-    cells = (r"r\[x\](javascript:1)", r"a b \\\| \`c\`", r"\|", r"\<img src=1> \!\[i\](u)")
-    assert f"| ? | {' | '.join(cells)} |" in text
+    found, why = (
+        reason("approved", reviewer="a\nb \\| `c`", comment=""),
+        reason("matches", found="[", pattern="![i](u)"),
+    )
+    rule = Rule(name="r[x](javascript:1)", outcome="fail", found=found, required=reason("no_alarm"), reason=why)
+    text = decision_markdown(Decision(verdict="refuse", challenger="s <b>\n# t", rules=[rule]))
+    assert text.splitlines()[0].startswith(r"## Do not release s \<b> # t: contains")
+    cells = (r"r\[x\](javascript:1)", r"approved by a b \\\| \`c\`", "none", r"contains '\[', which matches \!\[i\](u)")
+    assert f"| ✗ | {' | '.join(cells)} |" in text

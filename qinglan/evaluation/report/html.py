@@ -13,12 +13,11 @@ import jinja2
 from markupsafe import Markup, escape
 
 from qinglan.evaluation.models import Report
-from qinglan.evaluation.report import figures as report_figures
-from qinglan.evaluation.report import tables as report_tables
-from qinglan.evaluation.report.answers import answers, metric_terms
+from qinglan.evaluation.report import plots, tables
 from qinglan.evaluation.report.verdict import (
     STUDENTS,
     alarm_warning,
+    answers,
     arm_label_words,
     arms_of,
     headline,
@@ -28,7 +27,7 @@ from qinglan.evaluation.report.verdict import (
     starred,
     verdict,
 )
-from qinglan.evaluation.report.words import ACTIONS, OUTCOMES, TERMS, rule_words, words
+from qinglan.evaluation.words import ACTIONS, OUTCOMES, SHARED, SHARED_NOTES, TERMS, rule_words, words
 from qinglan.runs.artifacts import Artifact
 from qinglan.text import Both, count, interval, number, p_value, signed, usd
 
@@ -49,14 +48,13 @@ def render_html(report: Report, out: Path) -> Artifact:
         lstrip_blocks=True,
     )
     shown = (number, signed, interval, count, usd, p_value)
-    named = (words, rule_words, report_figures.slice_words, report_tables.alarm_words)
-    told = (report_tables.left_out, report_tables.duration_words)
-    environment.filters |= {helper.__name__: helper for helper in (*shown, *named, *told)}
+    named = (words, rule_words, plots.slice_words, tables.alarm_words)
+    more = (tables.left_out, tables.duration_words)
+    environment.filters |= {helper.__name__: helper for helper in (*shown, *named, *more)}
     environment.filters |= {"t": t, "unbroken": unbroken, "arm_words": partial(arm_label_words, report=report)}
     environment.filters["metric_words"] = partial(metric_words, report=report)
-    environment.filters["sentence_words"] = partial(report_tables.sentence_words, terms=metric_terms(report))
-    environment.globals["slice_cell"] = partial(report_tables.slice_cell, report)
-    environment.globals["example_values"] = partial(report_tables.example_values, report)
+    environment.globals["slice_cell"] = partial(tables.slice_cell, report)
+    environment.globals["example_values"] = partial(tables.example_values, report)
     environment.globals |= {"t": t, "pair_words": partial(pair_words, report=report), "Both": Both}
     environment.globals["arm_words_head"] = partial(arm_label_words, report=report, head=True)
     page = environment.get_template("report.html.j2").render(_view(report))
@@ -89,33 +87,35 @@ def _with_hyphens(sentence: str, report: Report) -> str:
 
 def _view(report: Report) -> dict[str, Any]:
     arms = list(arms_of(report))
-    english, chinese = verdict(report), verdict(report, "zh")
+    found = verdict(report)
     return {
         "report": report,
-        "sentence": Both(_with_hyphens(english.sentence, report), chinese.sentence),
-        "tone": english.tone,
+        "sentence": Both(_with_hyphens(found.sentence.en, report), found.sentence.zh),
+        "tone": found.tone,
         "answers": answers(report),
         "headline": headline(report),
-        "warning": Both(simulator_warning(report), simulator_warning(report, "zh")),
-        "alarms": Both(alarm_warning(report), alarm_warning(report, "zh")),
+        "warning": simulator_warning(report),
+        "alarms": alarm_warning(report),
         "alarm_actions": ACTIONS,
         "outcomes": OUTCOMES,
         "star": lambda key: "*" if key and starred(report, key) else "",
-        "plan": report_tables.plan(report),
+        "plan": tables.plan(report),
         "arms": arms,
         "students": [name for name in arms if name in STUDENTS],
-        "arm_dots": report_figures.arm_dots(report, arms),
-        "arm_lines": report_tables.arm_lines(report, arms),
-        "loads": report_tables.loads(report, arms),
-        "difference_dots": report_figures.difference_dots(report),
-        "pairs": report_tables.comparisons_by_pair(report),
-        "slices": report_figures.slice_plots(report),
-        "red_team": report_tables.red_team(report),
-        "charts": report_figures.charts(report.curves),
-        "distributions": report_figures.distributions(report.distributions),
-        "gain_shares": report_figures.gain_shares(report.distributions.get("gain", [])),
-        "funnel": report_tables.funnel(report.stages),
-        "training": report_tables.training(report),
+        "arm_dots": plots.arm_dots(report, arms),
+        "arm_lines": tables.arm_lines(report, arms),
+        "loads": tables.loads(report, arms),
+        "difference_dots": plots.difference_dots(report),
+        "pairs": tables.comparisons_by_pair(report),
+        "slices": plots.slice_plots(report),
+        "red_team": tables.red_team(report),
+        "charts": plots.charts(report.curves),
+        "distributions": plots.distributions(report.distributions),
+        "gain_shares": plots.gain_shares(report.distributions.get("gain", [])),
+        "funnel": tables.funnel(report.stages),
+        "training": tables.training(report),
         "detectable": DETECTABLE,
+        "shared_words": SHARED,
+        "shared_notes": SHARED_NOTES,
         "terms": TERMS[report.retrieves],
     }

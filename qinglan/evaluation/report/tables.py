@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qinglan import text as formats
-from qinglan.evaluation.models import Arm, Report, Scored, Slice, Stage
+from qinglan.evaluation.models import ArmFigures, Report, ScoredMetrics, Slice, StageSummary
 from qinglan.evaluation.red_team_cases import RedTeamResult
-from qinglan.evaluation.report.answers import RedTeamCounts
-from qinglan.evaluation.report.chinese import chinese
 from qinglan.evaluation.report.verdict import (
     QUALITY,
+    RedTeamCounts,
     arm_label_words,
     candidate,
     headline,
@@ -17,7 +16,7 @@ from qinglan.evaluation.report.verdict import (
     opponent,
     pair_words,
 )
-from qinglan.evaluation.report.words import ALARMS, KINDS, TRAINING, words
+from qinglan.evaluation.words import ALARMS, KINDS, TRAINING, words
 from qinglan.recipes import Metric
 from qinglan.rows import ArmName
 from qinglan.statistics import Comparison, Interval
@@ -33,22 +32,22 @@ class Value(NamedTuple):
     note: Both | None = None
 
 
-class Line(NamedTuple):
+class TableLine(NamedTuple):
     """A row of a table: what it is, its cells, and whether it is a main figure."""
 
     label: Both
     key: str
-    """For the star of a stand-in."""
+    """For the star of what was simulated."""
     cells: list[Value]
     main: bool = False
 
 
-class Plan(NamedTuple):
+class SideBySide(NamedTuple):
     """The candidate against its opponent, figure by figure: opponent, candidate, difference."""
 
     names: tuple[ArmName, ArmName]
     heads: tuple[Both, Both]
-    lines: list[Line]
+    lines: list[TableLine]
 
 
 class RedTeam(NamedTuple):
@@ -60,7 +59,7 @@ class RedTeam(NamedTuple):
     open: list[tuple[ArmName, list[RedTeamResult]]]
 
 
-def plan(report: Report) -> Plan | None:
+def plan(report: Report) -> SideBySide | None:
     """What was got, latency and cost side by side; None where there is nothing to hold against each other."""
     name, other = candidate(report), opponent(report)
     if name is None or not {name, other} <= report.arms.keys():
@@ -76,24 +75,24 @@ def plan(report: Report) -> Plan | None:
     ]
     lines += [_timed(part, theirs, mine) for part in ("p50", "p95")]
     ratio = _ratio(mine.cost_per_1000_usd, theirs.cost_per_1000_usd)
-    lines.append(Line(Both("cost per 1,000", "每千次成本"), "", [_cost(theirs), _cost(mine), ratio]))
+    lines.append(TableLine(Both("cost per 1,000", "每千次成本"), "", [_cost(theirs), _cost(mine), ratio]))
     heads = (arm_label_words(other, report, head=True), arm_label_words(name, report, head=True))
-    return Plan((other, name), heads, _filled(lines))
+    return SideBySide((other, name), heads, _filled(lines))
 
 
-def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[Line]:
+def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[TableLine]:
     """Every figure of every arm; a figure that no arm has is left out."""
     found = [report.arms[name] for name in arms]
     main = headline(report)
 
-    def line(english: str, chinese: str, cell: Callable[[Arm], Value], key: str = "") -> Line:
-        return Line(Both(english, chinese), key, [cell(arm) for arm in found])
+    def line(english: str, chinese: str, cell: Callable[[ArmFigures], Value], key: str = "") -> TableLine:
+        return TableLine(Both(english, chinese), key, [cell(arm) for arm in found])
 
-    def means(metric: Metric) -> Line:
+    def means(metric: Metric) -> TableLine:
         label, is_main = metric_words(metric.name, report), main is not None and metric.name == main.metric
-        return Line(label, metric.name, [_mean(arm, metric) for arm in found], is_main)
+        return TableLine(label, metric.name, [_mean(arm, metric) for arm in found], is_main)
 
-    def plain(name: str, show: Callable[[Any], str] = number) -> Callable[[Arm], Value]:
+    def plain(name: str, show: Callable[[Any], str] = number) -> Callable[[ArmFigures], Value]:
         return lambda arm: Value(show(getattr(arm, name)))
 
     def whole(value: float | None) -> str:
@@ -126,12 +125,17 @@ def slice_cell(report: Report, part: Slice, name: ArmName) -> Value:
 
 def loads(report: Report, arms: Sequence[ArmName]) -> list[Both]:
     """Which arms' latency was measured how."""
-    found: dict[str, list[ArmName]] = {}
+    found: dict[Both, list[Both]] = {}
     for name in arms:
         if (load := report.arms[name].latency_load) is not None:
-            found.setdefault(load, []).append(name)
-    measured = [(_heads(names, report), load) for load, names in found.items()]
-    return [Both(f"{who.en}: {load}.", f"{who.zh}：{chinese(load)}。") for who, load in measured]
+            found.setdefault(load.words, []).append(arm_label_words(name, report, head=True))
+    return [
+        Both(
+            f"{', '.join(name.en for name in names)}: {load.en}.",
+            f"{'、'.join(name.zh for name in names)}：{load.zh}。",
+        )
+        for load, names in found.items()
+    ]
 
 
 def comparisons_by_pair(report: Report) -> list[tuple[Both, list[Comparison]]]:
@@ -172,7 +176,7 @@ def red_team(report: Report) -> RedTeam | None:
     )
 
 
-def funnel(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+def funnel(stages: Sequence[StageSummary]) -> list[dict[str, Any]]:
     """Stages that count rows, with bar widths in percent of the fullest stage."""
     counted = [stage for stage in stages if stage.rows_in]
     full = max((stage.rows_in for stage in counted), default=1)
@@ -225,11 +229,6 @@ def alarm_words(alarm: Alarm) -> Both:
     return Both(alarm.message, f"{meaning}（{numbers}）" if numbers else meaning)
 
 
-def sentence_words(text: str, terms: Mapping[str, str] | None = None) -> Both:
-    """What gate, red team or evaluation say; `terms`: the recipe's metrics in Chinese."""
-    return Both(text, chinese(text, terms))
-
-
 def duration_words(seconds: float) -> Both:
     """How long a stage took."""
     english = formats.duration(seconds)
@@ -247,13 +246,15 @@ def _is_plain(metric: Metric) -> bool:
     return metric.interval and (metric.proportion or metric.name == QUALITY)
 
 
-def _compared(report: Report, metric: Metric, theirs: Arm, mine: Arm, found: Comparison | None, *, main: bool) -> Line:
+def _compared(
+    report: Report, metric: Metric, theirs: ArmFigures, mine: ArmFigures, found: Comparison | None, *, main: bool
+) -> TableLine:
     difference = Value(NONE)
     if found is not None and found.diff is not None:
         ends = formats.interval(found.ci95) if found.ci95 else ""
         difference = Value(signed(found.diff), ends, _basis(found))
     cells = [_mean(theirs, metric), _mean(mine, metric), difference]
-    return Line(metric_words(metric.name, report), metric.name, cells, main)
+    return TableLine(metric_words(metric.name, report), metric.name, cells, main)
 
 
 def _basis(found: Comparison) -> Both:
@@ -264,34 +265,34 @@ def _basis(found: Comparison) -> Both:
     )
 
 
-def _mean(arm: Scored, metric: Metric) -> Value:
+def _mean(arm: ScoredMetrics, metric: Metric) -> Value:
     score = arm.score(metric.name)
     return Value(number(score.mean, metric.digits), _ends(score.ci95, lambda value: number(value, metric.digits)))
 
 
-def _timed(part: str, theirs: Arm, mine: Arm) -> Line:
-    def cell(arm: Arm) -> Value:
+def _timed(part: str, theirs: ArmFigures, mine: ArmFigures) -> TableLine:
+    def cell(arm: ArmFigures) -> Value:
         value = _latency(arm, part)
         return value._replace(note=_load(arm)) if value.text != NONE else value
 
     key = f"latency_{part}_ms"
     ratio = _ratio(getattr(mine, key), getattr(theirs, key))
-    return Line(Both(f"latency {part}, ms", f"延迟 {part}（毫秒）"), "", [cell(theirs), cell(mine), ratio])
+    return TableLine(Both(f"latency {part}, ms", f"延迟 {part}（毫秒）"), "", [cell(theirs), cell(mine), ratio])
 
 
-def _load(arm: Arm) -> Both | None:
+def _load(arm: ArmFigures) -> Both | None:
     if arm.latency_load is None:
         return None
-    load = sentence_words(arm.latency_load)
+    load = arm.latency_load.words
     timed = count(arm.latency_n)
     return Both(f"{load.en}, n {timed}", f"{load.zh}，n {timed}") if arm.latency_n else load
 
 
-def _latency(arm: Arm, part: str) -> Value:
+def _latency(arm: ArmFigures, part: str) -> Value:
     return Value(latency(getattr(arm, f"latency_{part}_ms")), _ends(getattr(arm, f"latency_{part}_ci95"), latency))
 
 
-def _cost(arm: Arm) -> Value:
+def _cost(arm: ArmFigures) -> Value:
     return Value(usd(arm.cost_per_1000_usd), _ends(arm.cost_ci95, usd))
 
 
@@ -309,10 +310,5 @@ def _ratio(mine: float | None, theirs: float | None) -> Value:
     return Value(f"× {number(mine / theirs, 2 if mine >= 0.1 * theirs else 4)}")
 
 
-def _filled(lines: Iterable[Line]) -> list[Line]:
+def _filled(lines: Iterable[TableLine]) -> list[TableLine]:
     return [line for line in lines if any(cell.text != NONE for cell in line.cells)]
-
-
-def _heads(names: Iterable[ArmName], report: Report) -> Both:
-    labels = [arm_label_words(name, report, head=True) for name in names]
-    return Both(", ".join(label.en for label in labels), "、".join(label.zh for label in labels))

@@ -11,16 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from qinglan import text as formats
-from qinglan.evaluation.models import Arm, Report, Stage
-from qinglan.evaluation.report.tables import Plan, Value, plan
+from qinglan.evaluation.models import ArmFigures, Report, StageSummary
+from qinglan.evaluation.report.tables import SideBySide, Value, plan
 from qinglan.evaluation.report.verdict import (
     alarm_warning,
-    arm_head,
-    arm_label,
+    arm_label_words,
     arms_of,
     headline,
-    metric_words,
-    pair,
+    pair_words,
     simulator_warning,
     starred,
     verdict,
@@ -39,23 +37,24 @@ _HEAD_WIDTH = 10
 
 
 def print_table(report: Report) -> RenderableType:
-    """The result for a terminal of 100 columns: headline, arms, comparisons, and what came from stand-ins."""
+    """The result for a terminal of 100 columns: headline, arms, comparisons, and what was simulated."""
     result = verdict(report)
     style = {"better": "bold green", "worse": "bold red"}.get(result.tone, "bold")
-    parts: list[RenderableType] = [Text(result.sentence, style), Text(result.reading, "dim")]
+    parts: list[RenderableType] = [Text(result.sentence.en, style), Text(result.reading.en, "dim")]
     parts += [_arms_table(report), _comparisons_table(report)] if report.arms else []
     parts += [_finding_table(finding) for finding in report.findings if finding.columns]
     parts += _data_parts(report) if report.is_of_data else []
     if report.purchase:
         parts += [Text(text) for text in report.purchase.offers if len(report.purchase.offers) > 1]
         parts += [Text(f"– {note}", "dim") for note in report.purchase.notes]
-    if failed := [f"{arm_label(name, report)} {arm.failed}" for name, arm in report.arms.items() if arm.failed]:
-        parts.append(Text(f"Failed, left out of the means: {', '.join(failed)}"))
+    if failed := {name: arm.failed for name, arm in report.arms.items() if arm.failed}:
+        named = ", ".join(f"{arm_label_words(name, report).en} {rows}" for name, rows in failed.items())
+        parts.append(Text(f"Failed, left out of the means: {named}"))
     parts += _release_lines(report)
     if alarms := alarm_warning(report):
-        parts.append(Text(alarms, "bold red"))
+        parts.append(Text(alarms.en, "bold red"))
     if warning := simulator_warning(report):
-        parts.append(Text(f"* {warning}", "yellow"))
+        parts.append(Text(f"* {warning.en}", "yellow"))
     return Group(*parts)
 
 
@@ -66,11 +65,11 @@ def print_intervals(report: Report) -> RenderableType:
         return Text("Nothing to hold against each other: this run has no student and teacher.", "yellow")
     parts: list[RenderableType] = [_intervals_table(found)]
     if warning := simulator_warning(report, marked=False):
-        parts.append(Text(warning, "yellow"))
+        parts.append(Text(warning.en, "yellow"))
     return Group(*parts)
 
 
-def _intervals_table(found: Plan) -> Table:
+def _intervals_table(found: SideBySide) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
     table.add_column("[95% CI]", no_wrap=True)
     for head in (*found.heads, None):
@@ -84,25 +83,25 @@ def _with_ends(cell: Value) -> str:
     return f"{cell.text} {cell.ends}".strip()
 
 
-def stages_table(stages: Sequence[Stage]) -> Table:
-    """What came in, what came out and why rows fell, stage by stage."""
+def stages_table(stages: Sequence[StageSummary]) -> Table:
+    """What came in, what came out and why rows were dropped, stage by stage."""
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
     table.add_column("stage", no_wrap=True)
     for head in ("in", "out", "time"):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("fell, and why")
+    table.add_column("dropped, and why")
     for stage in stages:
         rows = (count(stage.rows_in), count(stage.rows_out)) if stage.rows_in else (formats.NONE, formats.NONE)
-        table.add_row(stage.name, *rows, formats.duration(stage.seconds), Text(_told_of(stage)))
+        table.add_row(stage.name, *rows, formats.duration(stage.seconds), Text(_dropped(stage)))
     return table
 
 
-def _told_of(stage: Stage) -> str:
-    """The reasons why rows fell, the most frequent first; and whether the work was an earlier run's."""
+def _dropped(stage: StageSummary) -> str:
+    """The reasons why rows were dropped, the most frequent first; and whether the work was an earlier run's."""
     dropped = sorted(stage.dropped.items(), key=lambda item: -item[1])
-    told = [", ".join(f"{reason} {count(rows)}" for reason, rows in dropped)]
-    told += [f"from run {stage.reused_from}"] if stage.reused_from else []
-    return "; ".join(filter(None, told))
+    parts = [", ".join(f"{reason} {count(rows)}" for reason, rows in dropped)]
+    parts += [f"from run {stage.reused_from}"] if stage.reused_from else []
+    return "; ".join(filter(None, parts))
 
 
 def _data_parts(report: Report) -> list[RenderableType]:
@@ -143,10 +142,10 @@ def _asked(report: Report) -> str:
 
 
 def _calls(calls: int, cached: int, failed: int) -> str:
-    told = [f"{count(calls)} call{'' if calls == 1 else 's'}"] if calls or not cached else []
-    told += [f"{count(cached)} known answer{'' if cached == 1 else 's'}"] if cached else []
-    told += [f"{count(failed)} failed"] if failed else []
-    return ", ".join(told)
+    parts = [f"{count(calls)} call{'' if calls == 1 else 's'}"] if calls or not cached else []
+    parts += [f"{count(cached)} known answer{'' if cached == 1 else 's'}"] if cached else []
+    parts += [f"{count(failed)} failed"] if failed else []
+    return ", ".join(parts)
 
 
 def _release_lines(report: Report) -> list[Text]:
@@ -174,7 +173,7 @@ def _arms_table(report: Report) -> Table:
         table.add_column(head, justify="right", no_wrap=True, vertical="bottom")
     for name, arm in arms_of(report).items():
         table.add_row(
-            arm_head(name, report) + star(name),
+            arm_label_words(name, report, head=True).en + star(name),
             count(arm.n),
             *(_mean(arm, metric, with_ends=metric.name == first) for metric in metrics),
             f"{formats.latency(arm.latency_p50_ms)}/{formats.latency(arm.latency_p95_ms)}",
@@ -188,7 +187,7 @@ def _head(metric: Metric, star: str) -> str:
     return fill(re.sub(r" ?\(.*\)", "", metric.en) + star, _HEAD_WIDTH)
 
 
-def _mean(arm: Arm, metric: Metric, *, with_ends: bool) -> str:
+def _mean(arm: ArmFigures, metric: Metric, *, with_ends: bool) -> str:
     score = arm.score(metric.name)
     return with_interval(score.mean, score.ci95 if with_ends else None, lambda value: number(value, metric.digits))
 
@@ -210,12 +209,12 @@ def _comparisons_table(report: Report) -> Table:
     pairs = (*_PAIRS, (main.a, main.b)) if main else ()
     shown = [c for c in _in_order(report.comparisons, pairs) if main and c.metric == main.metric]
     if report.purchase:
-        table.title, table.title_justify = f"Against {arm_head('teacher', report)}:", "left"
+        table.title, table.title_justify = f"Against {arm_label_words('teacher', report, head=True).en}:", "left"
         shown = [c for c in report.comparisons if c.b == "teacher"]
     for c in shown:
         table.add_row(
-            arm_head(c.a, report) if report.purchase else pair(c, report),
-            metric_words(c.metric, report).en,
+            (arm_label_words(c.a, report, head=True) if report.purchase else pair_words(c.a, c.b, report)).en,
+            report.metric(c.metric).en,
             with_interval(c.diff, c.ci95, signed),
             f"p {p_value(c.p_value if c.p_holm is None else c.p_holm)}",
             f"{c.wins}/{c.ties}/{c.losses} w/t/l",

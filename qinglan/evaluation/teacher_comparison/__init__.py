@@ -22,7 +22,8 @@ from qinglan.evaluation import (
     summarise,
     teacher_rows,
 )
-from qinglan.evaluation.models import Arm
+from qinglan.evaluation.models import ArmFigures
+from qinglan.evaluation.reasons import Reason
 from qinglan.ledger import Ledger
 from qinglan.recipes import Metric, Recipe
 from qinglan.recipes.kinds.distillation import teacher_requests
@@ -106,7 +107,7 @@ def evaluate_teachers(
     rows: Sequence[Row],
     config: Evaluate,
     recipe: Recipe,
-    loads: Mapping[str, str] | None = None,
+    loads: Mapping[str, Reason] | None = None,
 ) -> Evaluation:
     """Figures of all arms, and every rival against the main teacher on every metric that has values.
 
@@ -139,7 +140,7 @@ def _with_originals(answers: Mapping[str, Sequence[Row]]) -> list[Row]:
     return [row.model_copy(update={"original_retrieved": known.get(row.id)}) for row in answers[MAIN]]
 
 
-def _with_cost(arm: Arm, entries: Sequence[ArmRow], config: Evaluate) -> Arm:
+def _with_cost(arm: ArmFigures, entries: Sequence[ArmRow], config: Evaluate) -> ArmFigures:
     """Dollars per 1,000 usable texts: answers that are none were paid for as well."""
     costs = [entry.cost_usd for entry in entries if entry.cost_usd is not None]
     usable = sum(entry.text is not None for entry in entries)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qinglan.evaluation import Evaluation
-from qinglan.evaluation.models import Arm
+from qinglan.evaluation.models import ArmFigures
 from qinglan.evaluation.teacher_comparison import ORIGINAL
 from qinglan.recipes import Metric
 from qinglan.statistics import Comparison
@@ -30,8 +30,8 @@ class Offer:
     rival: str
     main: str
     """What the two are called."""
-    figures: Arm
-    main_figures: Arm
+    figures: ArmFigures
+    main_figures: ArmFigures
     comparisons: Mapping[str, Comparison]
     """By metric, in the order in which they decide."""
     metrics: Mapping[str, Metric]

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.evaluation.models import Purchase, Tone
-from qinglan.evaluation.report.words import TERMS
 from qinglan.evaluation.teacher_comparison import MAIN
 from qinglan.evaluation.teacher_comparison.offer import Advice, Offer, gains
+from qinglan.evaluation.words import TERMS
 from qinglan.recipes import get_recipe
 from qinglan.statistics import Comparison
 from qinglan.text import count, interval, latency, number, signed, usd, with_interval

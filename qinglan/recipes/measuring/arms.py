@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qinglan.clients.chat import cost_usd
-from qinglan.config import Endpoint, Price
+from qinglan.config import Price
 from qinglan.ledger import Call
 from qinglan.rows import ArmRow, Row
 
@@ -73,11 +73,6 @@ def student_rows(answers: Iterable[str], price: Price | None, recipe: "Recipe") 
             )
         )
     return arm
-
-
-def live_load(endpoint: Endpoint) -> str:
-    """Under what load a teacher's latency was measured: its service's own, and as many of our questions."""
-    return f"up to {endpoint.concurrency} at once, live API"
 
 
 def not_retrieved(arm: Iterable[ArmRow]) -> list[ArmRow]:

@@ -1,19 +1,17 @@
 """A person's word on a model that the gate passed: one more rule of the decision."""
 
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from qinglan.evaluation.gate import gain_of
-from qinglan.evaluation.models import Decision, Rule, Verdict
-from qinglan.evaluation.report.words import rival_words
+from qinglan.evaluation.models import APPROVAL, Decision, Rule
+from qinglan.evaluation.reasons import Reason, reason
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.schema_version import dump_record, read_record
 
-APPROVAL = "approval"
 WAITING_FILE = "waiting.json"
-_REQUIRED = "a person's approval (gate.approval)"
 
 
 class Approval(BaseModel):
@@ -26,10 +24,10 @@ class Approval(BaseModel):
     comment: str = ""
 
     @property
-    def found(self) -> str:
-        """In words."""
-        said = "approved" if self.approve else "refused"
-        return f"{said} by {self.reviewer or 'a person without a name'}" + (f": {self.comment}" if self.comment else "")
+    def found(self) -> Reason:
+        """What the gate's rule about it found."""
+        code = "approved" if self.approve else "refused"
+        return reason(code, reviewer=self.reviewer or reason("nameless"), comment=self.comment)
 
 
 class Waiting(BaseModel):
@@ -58,37 +56,16 @@ class Waiting(BaseModel):
 
 def decided_by(decision: Decision, approval: Approval | None) -> Decision:
     """The decision with a person's word in it; `undecided` while there is none."""
-    outcome: dict[Verdict, Rule] = {
-        "promote": Rule(name=APPROVAL, outcome="pass", found=approval.found if approval else "", required=_REQUIRED),
-        "refuse": Rule(
-            name=APPROVAL,
-            outcome="fail",
-            found=approval.found if approval else "",
-            required=_REQUIRED,
-            reason=approval.found if approval else "",
-        ),
-        "undecided": Rule(
-            name=APPROVAL,
-            outcome="unknown",
-            found="nobody answered",
-            required=_REQUIRED,
-            reason=(
-                "nobody approved it in time; `qinglan release approve RUN --reviewer NAME --profile PROFILE` still can"
-            ),
-        ),
-    }
-    verdict: Verdict = "undecided" if approval is None else "promote" if approval.approve else "refuse"
-    rule = outcome[verdict]
+    rule = partial(Rule, name=APPROVAL, required=reason("approval_needed"))
     others = [each for each in decision.rules if each.name != APPROVAL]
-    model = rival_words(decision.challenger).en
-    instead = f" in place of version {decision.champion}" if decision.champion else ""
-    gain = f"; {found}" if (found := gain_of(others)) else ""
-    sentence = {
-        "promote": f"Release {model}{instead}: {rule.found}, and all other rules hold{gain}.",
-        "refuse": f"Do not release {model}: all other rules hold, but it was {rule.found}.",
-        "undecided": f"Undecided about {model}: all other rules hold, but {rule.reason}.",
-    }[verdict]
-    return decision.model_copy(update={"verdict": verdict, "rules": [*others, rule], "sentence": sentence})
+    if approval is None:
+        last = rule(outcome="unknown", found=reason("nobody_answered"), reason=reason("nobody_approved"))
+        return decision.model_copy(update={"verdict": "undecided", "rules": [*others, last]})
+    if approval.approve:
+        last = rule(outcome="pass", found=approval.found)
+        return decision.model_copy(update={"verdict": "promote", "rules": [*others, last]})
+    last = rule(outcome="fail", found=approval.found, reason=approval.found)
+    return decision.model_copy(update={"verdict": "refuse", "rules": [*others, last]})
 
 
 def lacks_only_approval(decision: Decision) -> bool:

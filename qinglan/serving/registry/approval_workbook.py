@@ -14,7 +14,7 @@ from openpyxl.utils import get_column_letter
 
 from qinglan.data.workbook_writer import header_cell, text_cell
 from qinglan.evaluation import ArmRow, values_of
-from qinglan.evaluation.report.words import arm_words
+from qinglan.evaluation.words import arm_words
 from qinglan.recipes import Recipe
 from qinglan.rows import Row, hash_fraction
 from qinglan.runs.artifacts import Artifact

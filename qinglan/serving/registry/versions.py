@@ -11,12 +11,11 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from qinglan.config import Profile
-from qinglan.evaluation.models import Decision, Verdict
+from qinglan.evaluation.models import APPROVAL, Decision, Verdict
 from qinglan.recipes import get_recipe, placeholders
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import Artifact, hash_of
 from qinglan.runs.schema_version import KEY, SCHEMA_VERSION, check_version
-from qinglan.serving.registry.approval import APPROVAL
 from qinglan.text import number
 
 Alias = Literal["champion", "challenger", "previous"]
@@ -150,9 +149,9 @@ def decision_tags(decision: Decision) -> dict[str, str]:
     tags = {
         "verdict": decision.verdict,
         "sentence": decision.sentence,
-        "reasons": "; ".join(f"{rule.name}: {rule.reason or rule.found}" for rule in blocking),
+        "reasons": "; ".join(f"{rule.name}: {(rule.reason or rule.found).render()}" for rule in blocking),
     }
-    return tags | {rule.name: rule.found for rule in decision.rules if rule.name == APPROVAL}
+    return tags | {rule.name: rule.found.render() for rule in decision.rules if rule.name == APPROVAL}
 
 
 def prompt_digest(profile: Profile) -> str:

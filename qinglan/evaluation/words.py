@@ -140,51 +140,51 @@ TERMS = {
 }
 """By whether the recipe's texts are retrieved with."""
 REASONS = {
-    "answer_too_long": "回答过长",
-    "bad_format": "格式有误",
-    "bad_split": "划分列有误",
-    "below_threshold": "得分低于阈值",
-    "boilerplate": "含套话或格式残留",
-    "context_too_long": "上下文过长",
-    "duplicate": "重复",
-    "empty_input": "必填内容为空",
-    "empty_judgement": "裁判回答为空",
-    "empty_query": "问题为空",
-    "empty_answer": "回答为空",
-    "extra_cells": "单元格多于表头",
-    "forbidden_advice": "含禁止的建议",
-    "formula_cell": "单元格是公式",
-    "judge_unreadable": "裁判回答无法解析",
-    "merged_cell": "合并单元格",
-    "not_text": "不是文本",
-    "not_validated": "未经验证",
-    "nothing_recalled": "没有召回",
-    "over_budget": "超出预算",
-    "query_too_long": "问题过长",
-    "rag_bad_answer": "RAG 回答不合约定",
-    "rag_error": "RAG 出错",
-    "rag_refused": "RAG 拒绝请求",
-    "rag_unavailable": "RAG 不可用",
-    "refusal_text": "拒答文本",
-    "rejected_by_reviewer": "被人工审核否决",
-    "rewrite_too_long": "改写过长",
-    "rewrite_too_short": "改写过短",
-    "teacher_bad_request": "教师拒收请求",
-    "teacher_bad_response": "教师回答格式有误",
-    "teacher_interrupted": "教师回答中断",
-    "teacher_rate_limited": "教师限流",
-    "teacher_refused": "教师拒答",
-    "teacher_timeout": "教师超时",
-    "teacher_unavailable": "教师不可用",
-    "thoughts_too_long": "思考过长",
-    "truncated": "回答被截断",
-    "unknown_verdict": "结论不在规定之内",
-    "verdict_without_answer": "有结论而没有待评答案",
-    "verdict_unreadable": "结论无法解析",
-    "worse_than_original": "不如原问题",
-    "wrong_verdict": "结论错误",
+    "answer_too_long": Both("answer too long", "回答过长"),
+    "bad_format": Both("not in the demanded format", "格式有误"),
+    "bad_split": Both("invalid value in the split column", "划分列有误"),
+    "below_threshold": Both("score below the threshold", "得分低于阈值"),
+    "boilerplate": Both("boilerplate or formatting left in the text", "含套话或格式残留"),
+    "context_too_long": Both("context too long", "上下文过长"),
+    "duplicate": Both("duplicate", "重复"),
+    "empty_input": Both("a required input is empty", "必填内容为空"),
+    "empty_judgement": Both("the judge's answer is empty", "裁判回答为空"),
+    "empty_query": Both("the question is empty", "问题为空"),
+    "empty_answer": Both("the answer is empty", "回答为空"),
+    "extra_cells": Both("more cells than the header", "单元格多于表头"),
+    "forbidden_advice": Both("contains forbidden advice", "含禁止的建议"),
+    "formula_cell": Both("the cell is a formula", "单元格是公式"),
+    "judge_unreadable": Both("the judge's answer can't be parsed", "裁判回答无法解析"),
+    "merged_cell": Both("merged cell", "合并单元格"),
+    "not_text": Both("not text", "不是文本"),
+    "not_validated": Both("not validated", "未经验证"),
+    "nothing_recalled": Both("nothing was retrieved", "没有召回"),
+    "over_budget": Both("over the budget", "超出预算"),
+    "query_too_long": Both("question too long", "问题过长"),
+    "rag_bad_answer": Both("the RAG's answer breaks the contract", "RAG 回答不合约定"),
+    "rag_error": Both("the RAG failed", "RAG 出错"),
+    "rag_refused": Both("the RAG refused the request", "RAG 拒绝请求"),
+    "rag_unavailable": Both("the RAG was unavailable", "RAG 不可用"),
+    "refusal_text": Both("the text is a refusal", "拒答文本"),
+    "rejected_by_reviewer": Both("rejected by a reviewer", "被人工审核否决"),
+    "rewrite_too_long": Both("rewrite too long", "改写过长"),
+    "rewrite_too_short": Both("rewrite too short", "改写过短"),
+    "teacher_bad_request": Both("the teacher rejected the request", "教师拒收请求"),
+    "teacher_bad_response": Both("the teacher's answer has the wrong format", "教师回答格式有误"),
+    "teacher_interrupted": Both("the teacher's answer was interrupted", "教师回答中断"),
+    "teacher_rate_limited": Both("the teacher limited the rate", "教师限流"),
+    "teacher_refused": Both("the teacher refused to answer", "教师拒答"),
+    "teacher_timeout": Both("the teacher timed out", "教师超时"),
+    "teacher_unavailable": Both("the teacher was unavailable", "教师不可用"),
+    "thoughts_too_long": Both("thoughts too long", "思考过长"),
+    "truncated": Both("the answer was cut off", "回答被截断"),
+    "unknown_verdict": Both("verdict outside the allowed values", "结论不在规定之内"),
+    "verdict_without_answer": Both("a verdict without an answer to judge", "有结论而没有待评答案"),
+    "verdict_unreadable": Both("the verdict can't be parsed", "结论无法解析"),
+    "worse_than_original": Both("worse than the original question", "不如原问题"),
+    "wrong_verdict": Both("wrong verdict", "结论错误"),
 }
-"""Chinese only: in English a reason is shown as the rows carry it, so that it can be searched for."""
+"""Why a row was dropped, by the code that the row carries."""
 STAGES = {
     "base_model": "基座模型",
     "compare": "比较教师",
@@ -201,7 +201,7 @@ STAGES = {
     "sft": "SFT 微调",
     "validate": "验证",
 }
-"""Chinese only, like `REASONS`; shown beside the name of the stage's folder."""
+"""Chinese only: in English a stage goes by its own name, which is that of its folder."""
 TRAINING = {
     "rows": "行数",
     "steps": "步数",
@@ -232,6 +232,18 @@ TRAINING = {
     "judge_cost_usd": "裁判费用（美元）",
 }
 """Chinese only: figures of the engines' summaries, without `_first` and `_last`."""
+SHARED = {
+    "row_ids": Both("row ids", "行标识"),
+    "questions_with_context": Both("questions with context, normalised", "归一化的问题及上下文"),
+    "bare_questions": Both("bare questions, normalised", "归一化的问题本身"),
+    "gold_documents": Both("gold documents", "标准文档"),
+}
+"""What the test split may have in common with the training split."""
+SHARED_NOTES = {
+    "bare_questions": Both(
+        "the same words can mean another thing after another history", "同样的话接在不同的历史之后，意思可以不同"
+    )
+}
 PHRASES = {
     "SFT": "SFT 微调",
     "RL": "RL 强化学习",
@@ -242,11 +254,6 @@ PHRASES = {
     "teacher": "教师",
     "rewrite": "改写",
     "rewrite − original": "改写 − 原问题",
-    "row ids": "行标识",
-    "questions with context, normalised": "归一化的问题及上下文",
-    "bare questions, normalised": "归一化的问题本身",
-    "gold documents": "标准文档",
-    "the same words can mean another thing after another history": "同样的话接在不同的历史之后，意思可以不同",
     "red_team": "红队集",
     "gold": "金标集",
     "with": "有",
@@ -277,9 +284,8 @@ def rule_words(name: str) -> Both:
 
 
 def words(text: str) -> Both:
-    """What a stage called something; what is nobody's term stays as it is."""
-    chinese = PHRASES.get(text) or STAGES.get(text) or REASONS.get(text)
-    return Both(text, chinese or text)
+    """What a stage, a row's reason, a curve or a slice is called; a user's own word stays as it is."""
+    return REASONS.get(text) or Both(text, PHRASES.get(text) or STAGES.get(text) or text)
 
 
 def listed(texts: list[str], language: Language = "en") -> str:

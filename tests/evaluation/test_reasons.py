@@ -1,0 +1,107 @@
+"""Every reason has a sentence in both languages, and the code gives each the values that its sentences take."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+import qinglan
+from qinglan.clients.row_batches import RETRYABLE_REASONS
+from qinglan.evaluation.reasons import SENTENCES, Reason, placeholders, reason
+from qinglan.evaluation.words import REASONS
+from qinglan.recipes import RetrievalRecipe
+from qinglan.recipes.answer_judge import RECIPE as ANSWER_JUDGE
+from qinglan.recipes.medical import RECIPE as MEDICAL
+from qinglan.rows import INPUT_REASONS
+from qinglan.text import Both
+
+_SAME_IN_CHINESE = """
+    RAG RUN NAME PROFILE qinglan release approve reviewer profile gate approval prices evaluate latency_queries docs
+    alarms
+"""
+
+
+def english_in(sentence: str) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]{3,}", re.sub(r"\{[^}]*\}", "", sentence))) - set(_SAME_IN_CHINESE.split())
+
+
+def reasons_in_code() -> Iterator[tuple[str, set[str | None]]]:
+    """Codes that our modules give reasons, each with the names of its values."""
+    for path in Path(qinglan.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "reason":
+                codes = [each.value for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant)]
+                yield from ((str(code), {keyword.arg for keyword in node.keywords}) for code in codes)
+
+
+@pytest.mark.parametrize("code", SENTENCES)
+def test_a_reason_has_a_sentence_in_both_languages(code: str):
+    english, chinese = SENTENCES[code]
+    assert english and chinese and not english_in(chinese)
+    assert placeholders(english) == placeholders(chinese)
+
+
+def test_the_code_and_the_sentences_agree():
+    given = [(code, values) for code, values in reasons_in_code() if code in SENTENCES]
+    assert {code for code, _ in given} | {"approved", "refused"} == SENTENCES.keys()
+    spread = {None}  # `**values`, which are checked when the reason is made
+    assert not [(code, v) for code, v in given if v != placeholders(SENTENCES[code].en) and not v & spread]
+
+
+@pytest.mark.parametrize(
+    ("code", "values"), [("no_such_code", {}), ("cases_passed", {"passed": 1}), ("empty", {"n": 1})]
+)
+def test_a_reason_without_its_sentence_or_values_is_refused(code: str, values: dict[str, int]):
+    with pytest.raises(ValidationError, match=code):
+        Reason(code=code, values=values)
+
+
+def test_a_reason_survives_a_round_trip():
+    made = reason(
+        "gain_open", rival="sft", metric=Both("main verdict", "主结论"), why=reason("rows_for_difference", rows=2333)
+    )
+    assert Reason.model_validate_json(made.model_dump_json()) == made
+    assert made.words == (
+        "whether it is better than the SFT student on main verdict is open: 2,333 rows would be needed to tell this "
+        "difference from the limit",
+        "主结论是否优于SFT 学生尚无定论：需要 2,333 行才能把这一差异与界限区分开",
+    )
+
+
+def test_a_value_that_is_absent_takes_its_punctuation_with_it():
+    load = reason("live_at_once", questions=16)
+    assert reason("p95", ms=9.0, load=None).words == ("p95 9 ms", "p95 9 毫秒")
+    assert reason("p95", ms=9.0, load=load).words == (
+        "p95 9 ms (up to 16 at once, live API)",
+        "p95 9 毫秒（最多 16 个并发，在线接口）",
+    )
+
+
+def test_lists_are_joined_as_the_language_does():
+    alarms = [
+        reason("alarm_at_steps", name="kl_runaway", steps=[3, 9]),
+        reason("alarm_at_steps", name="reward_down", steps=[4]),
+    ]
+    assert reason("alarms", alarms=alarms).words == (
+        "kl_runaway (step 3, 9), reward_down (step 4)",
+        "策略偏移过大（KL 失控）（第 3、9 步）、奖励下降（第 4 步）",
+    )
+    cases = [
+        reason("case", name="用例", case_id="c", reason=reason("contains", word="攻破")),
+        reason("and_more", cases=2),
+    ]
+    assert reason("red_team_failed", cases=cases).words == (
+        "it fails the red team on “用例” (c: contains '攻破'); and 2 more",
+        "未通过红队用例 “用例”（c：含有 '攻破'）；另有 2 个",
+    )
+
+
+def test_every_reason_of_a_row_has_words_in_both_languages():
+    known = (
+        INPUT_REASONS | RETRYABLE_REASONS | RetrievalRecipe.RL_REASONS | ANSWER_JUDGE.RL_REASONS | MEDICAL.RL_REASONS
+    )
+    assert known - {None} <= REASONS.keys()
+    assert not [code for code, words in REASONS.items() if not words.en or english_in(words.zh)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from openai import AsyncOpenAI
 
-from qinglan.clients.batch_api.jobs import LOOK_AGAIN_S, BatchJobs, BatchProgress
+from qinglan.clients.batch_api.jobs import CONFIRM_AFTER_S, BatchJobs, BatchProgress
 from qinglan.clients.batch_api.plan import make_plan
 from qinglan.clients.batch_api.service import BatchService
 from qinglan.clients.batch_api.store import BatchStore
@@ -61,12 +61,12 @@ async def distill_by_batch(
         ConfigError: the service has no batch API, or refuses the key.
         LedgerError: the ledger can't be read or written.
     """
-    service = BatchService(client, account.role, retries=retries, pause_s=min(LOOK_AGAIN_S, settings.poll_every_s))
-    book = BatchStore(ledger, account, server)
-    jobs = BatchJobs(service, book, settings, on_progress)
+    service = BatchService(client, account.role, retries=retries, pause_s=min(CONFIRM_AFTER_S, settings.poll_every_s))
+    store = BatchStore(ledger, account, server)
+    jobs = BatchJobs(service, store, settings, on_progress)
     unique = {request.request_hash: request for request in requests}
     unaffordable: list[Request] = []
-    async with book.guarding():
+    async with store.hold_locks():
         for _ in range(_ROUNDS):
             adopted = await jobs.adopt()
             under_way = {each for job in adopted for each in job.request_hashes}
@@ -80,4 +80,4 @@ async def distill_by_batch(
     found = await asyncio.to_thread(ledger.get_many, unique.keys())
     missing = tuple(each for each in unique if each not in found)
     over_budget = sum(request.request_hash not in found for request in unaffordable)
-    return BatchOutcome(len(found), missing, dict(book.reasons + Counter(over_budget=over_budget)))
+    return BatchOutcome(len(found), missing, dict(store.reasons + Counter(over_budget=over_budget)))

@@ -14,8 +14,8 @@ from qinglan.config import BatchApi
 from qinglan.errors import TeacherError
 from qinglan.ledger import BatchJob
 
-LOOK_AGAIN_S = 5.0
-"""Before believing that a batch was never created."""
+CONFIRM_AFTER_S = 5.0
+"""Ask a second time after this, before a batch counts as never created."""
 _LINES_PER_COMMIT = 500
 _CANCEL_WITHIN_S = 900.0
 
@@ -34,9 +34,9 @@ class BatchJobs:
     """Sends batches, waits for them, merges them."""
 
     def __init__(
-        self, service: BatchService, book: BatchStore, settings: BatchApi, on_progress: Callable[[BatchProgress], None]
+        self, service: BatchService, store: BatchStore, settings: BatchApi, on_progress: Callable[[BatchProgress], None]
     ) -> None:
-        self._service, self._book, self._settings, self._on_progress = service, book, settings, on_progress
+        self._service, self._store, self._settings, self._on_progress = service, store, settings, on_progress
         self._uploading = asyncio.Semaphore(1)
         self._progress: dict[str, tuple[int, int, int]] = {}
         self._given_up: set[str] = set()
@@ -46,7 +46,7 @@ class BatchJobs:
     async def adopt(self) -> list[BatchJob]:
         """Open batches; those that never came to be are closed, so that their requests can be sent anew."""
         adopted = []
-        for job in await self._book.open_jobs():
+        for job in await self._store.open_jobs():
             if job.digest not in self._given_up and (there := await self._there(job)):
                 adopted.append(there)
         return adopted
@@ -63,15 +63,15 @@ class BatchJobs:
             raise errors.exceptions[0] from None
 
     async def _there(self, job: BatchJob) -> BatchJob | None:
-        if job.status == "submitted" or not await self._book.lock(job):
+        if job.status == "submitted" or not await self._store.lock(job):
             return job
-        fresh = await self._book.reread(job)
+        fresh = await self._store.reread(job)
         if fresh is None or fresh.status == "submitted":
             return fresh
-        with suppress(TeacherError):  # no news: `_carry` asks again
+        with suppress(TeacherError):  # no news: `_follow` asks again
             if located := await self._locate(fresh):
                 return located
-            await self._book.close(fresh)
+            await self._store.close(fresh)
             return None
         return fresh
 
@@ -79,61 +79,61 @@ class BatchJobs:
         """Find a batch whose creator didn't live to note its id; None if it was never created."""
         found = await self._service.find(job.digest, job.created_s)
         if found is None:  # a list may lag behind
-            await asyncio.sleep(min(LOOK_AGAIN_S, self._settings.poll_every_s))
+            await asyncio.sleep(min(CONFIRM_AFTER_S, self._settings.poll_every_s))
             found = await self._service.find(job.digest, job.created_s)
-        return await self._book.save(job, status="submitted", batch_id=found.id) if found else None
+        return await self._store.save(job, status="submitted", batch_id=found.id) if found else None
 
     async def _resume(self, job: BatchJob, *, wait: bool) -> None:
-        while not await self._book.lock(job):  # a living process owns it
+        while not await self._store.lock(job):  # a living process owns it
             if not wait:
                 return
             await asyncio.sleep(self._settings.poll_every_s)
-        if fresh := await self._book.reread(job):
-            await self._carry(fresh, wait=wait)
+        if fresh := await self._store.reread(job):
+            await self._follow(fresh, wait=wait)
 
     async def _send(self, requests: Sequence[Request]) -> None:
         async with self._uploading:
             job = await self._submit(requests)
         if job:
-            await self._carry(job, wait=True)
+            await self._follow(job, wait=True)
 
     async def _submit(self, requests: Sequence[Request]) -> BatchJob | None:
         """A batch, or None where none was created."""
-        job = await self._book.begin(requests)
+        job = await self._store.begin(requests)
         claimed = set(job.request_hashes)
         self.tried |= claimed
         if not claimed:
-            await self._book.close(job)
+            await self._store.close(job)
             return None
         try:
             file_id = await self._service.upload(each for each in requests if each.request_hash in claimed)
         except TeacherError as error:
-            await self._book.close(job, dict.fromkeys(job.request_hashes, error.reason))
+            await self._store.close(job, dict.fromkeys(job.request_hashes, error.reason))
             return None
         except BaseException:  # the next call need not search for it
-            self._book.forget(job)
+            self._store.forget(job)
             raise
         try:
             batch_id = await self._service.create(job.digest, file_id, job.created_s)
-        except TeacherError as error:  # if it is transient there may be one: `_carry` looks for it
+        except TeacherError as error:  # if it is transient there may be one: `_follow` looks for it
             if error.transient:
                 return job
-            await self._book.close(job, dict.fromkeys(job.request_hashes, error.reason))
+            await self._store.close(job, dict.fromkeys(job.request_hashes, error.reason))
             return None
-        return await self._book.save(job, status="submitted", batch_id=batch_id)
+        return await self._store.save(job, status="submitted", batch_id=batch_id)
 
-    async def _carry(self, job: BatchJob, *, wait: bool) -> None:
-        """Look at a batch until it has ended and its answers are merged."""
+    async def _follow(self, job: BatchJob, *, wait: bool) -> None:
+        """Ask for the state of a batch until it has ended and its answers are merged."""
         give_up_s = job.created_s + 3600 * self._settings.give_up_after_h
         cancelled_s: float | None = None
         while True:
-            with suppress(TeacherError):  # no news; the next look may bring some
+            with suppress(TeacherError):  # no news; the next request may bring some
                 if not job.batch_id:
                     job = await self._locate(job) or job
                 state = await self._service.state(job.batch_id) if job.batch_id else None
                 if state is None:
                     reason = "batch_lost" if job.batch_id else "batch_not_created"
-                    return await self._book.close(job, dict.fromkeys(job.request_hashes, reason))
+                    return await self._store.close(job, dict.fromkeys(job.request_hashes, reason))
                 self._report(job, state)
                 if state.ended:
                     return await self._merge(job, state)
@@ -150,18 +150,18 @@ class BatchJobs:
 
     async def _give_up(self, job: BatchJob) -> None:
         """The batch stays open: a later call merges what it brings after all."""
-        await self._book.release(job)
+        await self._store.release(job)
         self._given_up.add(job.digest)
-        self._book.reasons["batch_late"] += len(job.request_hashes)
+        self._store.reasons["batch_late"] += len(job.request_hashes)
 
     async def _merge(self, job: BatchJob, state: BatchState) -> None:
         """Answers and failures into the ledger."""
-        failures = dict.fromkeys(job.request_hashes, state.silence)
+        failures = dict.fromkeys(job.request_hashes, state.missing_reason)
         for file_id in state.result_files:
             try:
                 async for results in _portions(self._service.results(file_id)):
                     ours = [each for each in results if each.request_hash in failures]
-                    await self._book.keep(ours)
+                    await self._store.keep(ours)
                     for result in ours:
                         if result.completion:
                             del failures[result.request_hash]
@@ -170,7 +170,7 @@ class BatchJobs:
             except TeacherError as error:  # a missing file answers nothing
                 if error.transient:
                     raise
-        await self._book.close(job, failures)
+        await self._store.close(job, failures)
         for file_id in (*state.result_files, state.input_file_id):
             if file_id:
                 await self._service.delete_file(file_id)

@@ -87,13 +87,13 @@ class BatchStore:
         await _to_the_end(self._release, job)
 
     async def lock(self, job: BatchJob) -> bool:
-        """Be the one process that owns a batch, until `guarding` ends."""
+        """Be the one process that owns a batch, until `hold_locks` ends."""
         if _lock_name(job) not in self._locked:
             await _to_the_end(self._lock, job)
         return _lock_name(job) in self._locked
 
     @asynccontextmanager
-    async def guarding(self) -> AsyncIterator[None]:
+    async def hold_locks(self) -> AsyncIterator[None]:
         """Keep locks alive within, and give them up at the end."""
         stop = asyncio.Event()
         beating = asyncio.create_task(self._beat(stop))

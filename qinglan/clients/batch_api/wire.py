@@ -56,7 +56,7 @@ class BatchState(BaseModel):
         return [each for each in (self.output_file_id, self.error_file_id) if each]
 
     @property
-    def silence(self) -> str:
+    def missing_reason(self) -> str:
         """The reason of requests that no file of an ended batch mentions."""
         if self.status == "completed":
             return "batch_no_answer"

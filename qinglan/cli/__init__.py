@@ -10,7 +10,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from qinglan.cli import refused
 from qinglan.cli.backup import backup, restore
 from qinglan.cli.clean_up import clean_up
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say
@@ -19,6 +18,7 @@ from qinglan.cli.deploy import deploy
 from qinglan.cli.doctor import doctor
 from qinglan.cli.ledger import app as ledger_app
 from qinglan.cli.ledger import print_estimate
+from qinglan.cli.os_errors import explain_os_error
 from qinglan.cli.release import app as release_app
 from qinglan.cli.release import lineage
 from qinglan.cli.review import app as review_app
@@ -100,7 +100,7 @@ def main() -> None:
     except QinglanError as error:
         _end(first_line(error))
     except OSError as error:
-        if (line := refused.in_words(error)) is None:
+        if (line := explain_os_error(error)) is None:
             raise
         _end(line)
 

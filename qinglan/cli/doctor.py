@@ -9,7 +9,7 @@ from qinglan.config import FlowName, load_profile
 from qinglan.errors import ConfigError
 
 if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
-    from qinglan.ops.doctor import Finding
+    from qinglan.ops.doctor import DoctorFinding
 
 
 def doctor(
@@ -25,9 +25,9 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check machine, files, keys, services and devices before anything is spent; takes under 30 s."""
-    from qinglan.ops.doctor import Finding, examine
+    from qinglan.ops.doctor import DoctorFinding, examine
 
-    found: list[Finding] = []
+    found: list[DoctorFinding] = []
     for finding in examine(load_profile(profile, set_ or ()), flow, may_pay=paid_probe, deploys=deploys):
         if not as_json:
             _print(finding, is_new_group=not found or found[-1].group != finding.group)
@@ -39,7 +39,7 @@ def doctor(
         raise ConfigError(f"{problems} of the checks failed")
 
 
-def _print(finding: "Finding", *, is_new_group: bool) -> None:
+def _print(finding: "DoctorFinding", *, is_new_group: bool) -> None:
     check = finding.check
     if is_new_group:
         out.print(f"[bold]{finding.group}[/bold]", highlight=False)
@@ -50,7 +50,7 @@ def _print(finding: "Finding", *, is_new_group: bool) -> None:
     say(named)
 
 
-def _as_data(profile: str, flow: FlowName, found: "list[Finding]") -> dict[str, object]:
+def _as_data(profile: str, flow: FlowName, found: "list[DoctorFinding]") -> dict[str, object]:
     return {
         "profile": profile,
         "flow": flow,

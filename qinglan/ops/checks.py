@@ -1,41 +1,71 @@
-"""One thing that is looked at before money or time is spent, and what was seen."""
+"""What `qinglan doctor` and the start of a flow have in common: a planned check, its result, and a hint for each."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from qinglan.errors import QinglanError
 
-Look = Callable[[], str | None]
-"""One look, which raises a problem or returns a note."""
+TIME_LIMITS_S = {"quick": 12.0, "slow": 22.0, "longest": 25.0}
+"""In `qinglan doctor`: for one request; for several, or a process; for what also cleans up on a cluster."""
+_SEPARATOR = "; "
+"""Our messages say what is wrong, then what to do about it; this stands between the two."""
+HINTS = {
+    "recipe": "correct the profile, or the recipe's file (docs/add-a-recipe.md)",
+    "workbook": "correct data, or what it names",
+    "compare": "correct compare.teachers",
+    "red team": "correct evaluate.red_team, or what it names (docs/red-team.md)",
+    "champion": "bring its files back, or promote another version: `qinglan release list`",
+    "local judge": "correct judge.local, or leave it out",
+    "rag": "correct the service, or what the rag section names (docs/rag-service.md)",
+    "ledger": "correct ledger.url_env, or the database that it names",
+    "base model": "correct student.base_model",
+    "critic model": "correct rl.critic_model",
+    "device": "correct the trainer section, or run on another machine",
+    "ray": "see the cluster's own log, or correct trainer.ray_dashboard_url",
+    "trainer packages": "correct trainer.python, or run `make setup`",
+    "prefect": "correct the address, or unset what names it",
+    "mlflow": "correct tracking.uri",
+    "mount": "see the cluster's own log, or correct trainer.ray_dashboard_url",
+    "nodes": "install the same environment on every node",
+}
+"""By check, for a problem whose message comes from deeper down and only names it."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `problem` is None where it is fine, or can't be told: `note` then says more."""
+    """The result of a check. `problem` is None where all is well, or where nothing is known: `note` then says more."""
 
     name: str
     detail: str
     problem: str | None = None
     note: str | None = None
 
+    def with_hint(self) -> "Check":
+        """The same; a problem that does not say what to do gets a hint."""
+        if self.problem is None or _SEPARATOR in self.problem:
+            return self
+        hint = HINTS.get(self.name, "see docs/doctor.md")
+        role = self.name.removesuffix(" answers")
+        if role.partition(".")[0] in ("teacher", "answerer", "judge") or role.startswith("compare.teachers."):
+            hint = f"correct {role} in the profile, or ask the service by hand"
+        return replace(self, problem=f"{self.problem.rstrip('. ')}{_SEPARATOR}{hint}")
+
 
 @dataclass(frozen=True)
-class Planned:
-    """A check that is still to be made."""
+class PlannedCheck:
+    """A check that is still to be made; it may have several results."""
 
+    group: str
     name: str
     detail: str
-    make: Callable[[], Check]
+    run: Callable[[], list[Check]]
+    time_limit: Literal["quick", "slow", "longest"] = "quick"
 
 
-def check(name: str, detail: str, look: Look) -> Check:
-    """Look, and take what an error of ours says for a problem."""
+def run_check(name: str, detail: str, find_problem: Callable[[], str | None]) -> Check:
+    """Run `find_problem`, which raises an error of ours for a problem and may return a note."""
     try:
-        return Check(name, detail, note=look())
+        return Check(name, detail, note=find_problem())
     except QinglanError as error:
         return Check(name, detail, str(error))
-
-
-def planned(name: str, detail: str, look: Look) -> Planned:
-    """The same, later."""
-    return Planned(name, detail, lambda: check(name, detail, look))

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -10,13 +9,13 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from qinglan import cli
-from qinglan.cli import common, refused
+from qinglan.cli import common
+from qinglan.cli.os_errors import explain_os_error
 from qinglan.config import Profile
 from qinglan.evaluation.models import Api, Report, TrainingSummary
 from qinglan.ops import preflight
@@ -74,12 +73,15 @@ def test_a_mistake_is_one_line_on_stderr(qinglan: Qinglan, words: list[str], mes
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["backup", "{file}/kept"], "error: {file}: it is there and no folder; move it away or name another path\n"),
+        (
+            ["backup", "{file}/kept"],
+            "error: {file}: File exists; a folder is needed there; move the file",
+        ),
         (
             ["up", "--set", "paths.state={file}/state"],
-            "error: {file}/state/prefect_api_url: {file} is there and no folder; move it away or name another path\n",
+            "error: {file}/state/prefect_api_url: Not a directory; a folder is needed there; move the file",
         ),
-        (["backup", "/proc/none/kept"], "error: /proc/none: No such file or directory; look whether the path is right"),
+        (["backup", "/proc/none/kept"], "error: /proc/none: No such file or directory; check the path, and"),
         (["restore", "{binary}"], "error: {binary}/backup.json: is no text ("),
     ],
 )
@@ -105,7 +107,7 @@ def test_what_the_system_refuses_is_one_line(
     assert err.startswith(message.format(**fill))
 
 
-def test_a_full_disk_names_what_it_has_no_room_for_and_leaves_no_half_backup(
+def test_a_full_disk_names_the_file_and_leaves_no_half_backup(
     qinglan: Qinglan, profile_path: str, profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def full(source: Path, target: Path) -> None:
@@ -116,31 +118,19 @@ def test_a_full_disk_names_what_it_has_no_room_for_and_leaves_no_half_backup(
     (profile_of().paths.state / "reviews" / "a.jsonl").write_text("{}")
     status, _, err = qinglan("backup", str(tmp_path / "kept"), "--profile", profile_path)
     assert (status, err.count("\n")) == (2, 1)
-    assert re.match(rf"error: {tmp_path}/kept\.\w+\.partial/state/reviews/a\.jsonl: no room left on the disk", err)
+    assert re.match(rf"error: {tmp_path}/kept\.\w+\.partial/state/reviews/a\.jsonl: No space left on device; free", err)
     assert not list(tmp_path.glob("kept*"))
 
 
-@pytest.mark.parametrize(("owned", "who"), [("folder", "{tmp}/theirs is"), ("file", "it is")])
-def test_what_is_anothers_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: str, who: str):
-    """As after `sudo qinglan up`; the tests themselves may run as root, who is refused nothing."""
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    lock = theirs / "up.lock"
-    lock.touch(0o644)
-    theirs.chmod(0o755)
-    monkeypatch.setattr(os, "access", lambda path, _: path != (theirs if owned == "folder" else lock))
-    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="root"))
-    line = refused.in_words(PermissionError(errno.EACCES, "Permission denied", str(lock)))
-    mode = "0755" if owned == "folder" else "0644"
-    assert line == (
-        f"{lock}: no permission: {who.format(tmp=tmp_path)} root's, with mode {mode}; "
-        "run this as root, change its owner or mode, or name another path"
+def test_a_folder_of_another_user_is_one_line(tmp_path: Path):
+    line = explain_os_error(PermissionError(errno.EACCES, "Permission denied", str(tmp_path)))
+    assert (
+        line == f"{tmp_path}: Permission denied; run this as its owner, change its owner or mode, or name another path"
     )
 
 
-def test_a_full_disk_is_told_where_no_file_is_named():
-    line = refused.in_words(OSError(errno.ENOSPC, "No space left on device"))
-    assert line == "no room left on the disk, or in your share of it; make room and try again"
+def test_a_full_disk_is_one_line_where_no_file_is_named():
+    assert explain_os_error(OSError(errno.ENOSPC, "")) == "No space left on device; free disk space, and try again"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +139,6 @@ def test_a_full_disk_is_told_where_no_file_is_named():
         OSError(errno.EBADF, "Bad file descriptor"),
         OSError(errno.ENOENT, "No such file or directory"),
         OSError(errno.EINVAL, "Invalid argument", "a"),
-        FileExistsError(errno.EEXIST, "File exists", "/"),
         TimeoutError("too late"),
     ],
 )

@@ -12,9 +12,11 @@ import yaml
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
 
+import qinglan
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
 from qinglan.ops import up
+from qinglan.ops.prefect.deploy import find_deployments
 from qinglan.runs.command import Command
 from qinglan.runs.processes import HOST
 
@@ -128,3 +130,8 @@ def test_a_site_with_its_own_server_is_told_so(profile_of: Callable[..., Profile
     monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example.com/api")
     with pytest.raises(ConfigError, match="has a Prefect server already"):
         up.serve_site(profile_of(), print)
+
+
+def test_the_packages_own_deployments_are_used_outside_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_deployments() == Path(qinglan.__file__).parent / "deployments" / "prefect.yaml"

@@ -17,10 +17,10 @@ from fake_service import FakeService, Script, completion, recall
 from qinglan import cli
 from qinglan.config import Profile
 from qinglan.ops import doctor, preflight
-from qinglan.ops.checks import Check, Planned
-from qinglan.ops.doctor import machine
+from qinglan.ops.checks import TIME_LIMITS_S, Check, PlannedCheck
+from qinglan.ops.doctor import machine, network
 from qinglan.ops.doctor.machine import GB
-from qinglan.ops.doctor.probe import Probe, Running
+from qinglan.ops.doctor.parallel import RunningCheck
 
 ProfileOf = Callable[..., Profile]
 Serve = Callable[[Script], FakeService]
@@ -75,22 +75,23 @@ def live(profile_of: ProfileOf, url: str, **sections: Any) -> Profile:
 
 def test_no_probe_may_take_so_long_that_doctor_takes_half_a_minute(profile_of: ProfileOf, ray: FakeRay):
     profile = live(profile_of, "http://127.0.0.1:9/v1", trainer={"ray_dashboard_url": ray.url})
-    probes = list(doctor._probes(profile, "pipeline", may_pay=True))
-    assert {each.group for each in probes} >= {doctor.PROFILE, doctor.SERVERS, doctor.CLUSTER, doctor.PAID}
-    assert max(each.within_s for each in probes) <= 25
+    probes = list(doctor.plan_checks(profile, "pipeline", may_pay=True))
+    assert {each.group for each in probes} >= {preflight.PROFILE, doctor.SERVERS, doctor.CLUSTER, doctor.PAID}
+    assert max(TIME_LIMITS_S[each.time_limit] for each in probes) <= 25
 
 
 def test_a_service_that_hangs_holds_nothing_up(
     profile_of: ProfileOf, qinglan: Qinglan, silent: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("A_KEY", KEY)
-    monkeypatch.setattr(doctor, "QUICK_S", 3.0)
-    monkeypatch.setattr(doctor, "SLOW_S", 4.0)
+    monkeypatch.setattr(network, "_ALL_WITHIN_S", 1.0)
+    monkeypatch.setitem(TIME_LIMITS_S, "quick", 3.0)
+    monkeypatch.setitem(TIME_LIMITS_S, "slow", 4.0)
     began = time.monotonic()
     status, out, err = qinglan(live(profile_of, f"{silent}/v1", rag={"url": silent}))
     assert time.monotonic() - began < 60
     assert (status, err) == (2, "error: 3 of the checks failed\n")
-    assert f"✗ teacher (big at {silent}/v1): nothing known after 3 s; does it hang" in out
+    assert f"✗ teacher (big at {silent}/v1): no result after 3 s; does it hang" in out
     assert "✓ ledger" in out
     assert "✓ mlflow" in out
 
@@ -101,20 +102,21 @@ def test_findings_keep_their_order_and_the_first_don_t_wait_for_the_last():
     def slow() -> Check:
         return Check("slow", "" if goes_on.wait(60) else "held up")
 
-    probes = [Probe.of("g", Planned("quick", "", lambda: Check("quick", ""))), Probe.of("g", Planned("slow", "", slow))]
-    first, second = [Running(each) for each in probes]
-    assert first.result().checks == [Check("quick", "")]
+    checks = {"quick": lambda: [Check("quick", "")], "slow": lambda: [slow()]}
+    first, second = [RunningCheck(PlannedCheck("g", name, "", run)) for name, run in checks.items()]
+    assert first.result()[0] == [Check("quick", "")]
     time.sleep(0.2)
     goes_on.set()
-    assert second.result().checks == [Check("slow", "")]
-    assert second.result().seconds >= 0.2
+    results, seconds = second.result()
+    assert results == [Check("slow", "")]
+    assert seconds >= 0.2
 
 
-def test_a_look_that_fails_hides_no_other():
-    def fail() -> Check:
+def test_a_check_that_fails_hides_no_other():
+    def fail() -> list[Check]:
         raise TimeoutError("its own\nmore")
 
-    (check,) = Running(Probe.of("g", Planned("x", "y", fail))).result().checks
+    ((check,), _) = RunningCheck(PlannedCheck("g", "x", "y", fail)).result()
     assert check.problem == (
         "x (y): TimeoutError: its own; a setting that a library refuses, or a bug: please report it"
     )

@@ -163,6 +163,7 @@ def test_packages_that_are_missing_old_or_not_those_of_the_lock(
     assert "verl-of-no-one is missing" in (versions.check_packages(profile, "train").problem or "")
     monkeypatch.setattr(versions, "requires", lambda _: ["PyTest>=8"])
     monkeypatch.setattr(versions, "LOCK", tmp_path / "requirements.lock")
-    assert versions.check_packages(profile, "refresh").note is None
+    wheel = versions.check_packages(profile, "refresh")
+    assert (wheel.note, "requirements.lock is only in a checkout" in wheel.detail) == (None, True)
     versions.LOCK.write_text("pytest==8.0.0\nother==1\n")
     assert "(tested with 8.0.0); run `make setup`" in (versions.check_packages(profile, "refresh").note or "")

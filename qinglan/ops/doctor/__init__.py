@@ -1,9 +1,8 @@
 """`qinglan doctor`: what can be known before money or time is spent, in under half a minute.
 
-All looks go side by side, each with a time limit of its own (`probe.py`); what they find comes in a fixed order, each
-as soon as it and those before it are known. Beside what every flow looks at when it starts (`ops.preflight`),
-doctor looks at the machine, the way to the services, Prefect, MLflow and the cluster's nodes: that may take longer, and
-may be stricter, than a flow's start should.
+All checks run side by side, and are printed in a fixed order. Doctor makes the checks that every flow makes when it
+starts (`ops/preflight`), and checks of the machine, the network, Prefect, MLflow and the cluster's nodes. Those may
+take longer, and be stricter, than a flow's start should.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,23 +10,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from qinglan.config import FlowName, Profile
-from qinglan.ops.checks import Check, Planned
+from qinglan.ops.checks import Check, PlannedCheck
 from qinglan.ops.doctor import cluster, machine, network, paid, services, versions
-from qinglan.ops.doctor.asked import asked_endpoints
-from qinglan.ops.doctor.probe import LONGEST_S, QUICK_S, SLOW_S, Probe, Running
+from qinglan.ops.doctor.parallel import RunningCheck
 from qinglan.ops.doctor.secret_values import hide, secret_values
-from qinglan.ops.preflight import plan, runs_engines
-from qinglan.ops.preflight.hints import with_hint
+from qinglan.ops.preflight import asked_endpoints, plan_profile_checks, runs_engines
 
-__all__ = ["Finding", "examine"]
+__all__ = ["DoctorFinding", "examine", "plan_checks"]
 
-MACHINE, PROFILE, SERVERS, CLUSTER, PAID = "This machine", "The profile", "Servers", "The cluster", "Paid answers"
-_SLOW = ("champion", "local judge", "rag", "ray", "trainer packages", "workbook")
+MACHINE, SERVERS, CLUSTER, PAID = "This machine", "Servers", "The cluster", "Paid answers"
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What one look showed. Holds no secret."""
+class DoctorFinding:
+    """One result, which holds no secret."""
 
     group: str
     check: Check
@@ -36,47 +32,27 @@ class Finding:
 
 def examine(
     profile: Profile, flow: FlowName = "pipeline", *, may_pay: bool = False, deploys: bool = False
-) -> Iterator[Finding]:
-    """Look at everything that a flow needs.
+) -> Iterator[DoctorFinding]:
+    """Check everything that a flow needs.
 
     Args:
-        may_pay: one short call to each paid chat service, too.
+        may_pay: also make one short call to each paid chat service.
         deploys: what only `qinglan up` and `qinglan deploy` need must be there, too.
     """
     values = secret_values(profile)
-    running = [(probe, Running(probe)) for probe in _probes(profile, flow, may_pay=may_pay, deploys=deploys)]
-    for probe, each in running:
-        found = each.result()
-        for check in found.checks:
-            yield Finding(probe.group, hide(with_hint(check), values), found.seconds)
+    started = [(each, RunningCheck(each)) for each in plan_checks(profile, flow, may_pay=may_pay, deploys=deploys)]
+    for planned, running in started:
+        checks, seconds = running.result()
+        for check in checks:
+            yield DoctorFinding(planned.group, hide(check.with_hint(), values), seconds)
 
 
-def _probes(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: bool = False) -> Iterator[Probe]:
-    recipe, *others = plan(profile, flow)
-    knows_recipe = recipe.make().problem is None  # whom to ask, and what for, goes by it
-    yield from _of_machine(profile, flow)
-    if knows_recipe:
-        yield Probe.of(
-            MACHINE, Planned("open files", "of this machine", lambda: machine.check_open_files(profile, flow))
-        )
-    yield Probe.of(PROFILE, recipe)
-    if knows_recipe:
-        keys = partial(services.check_keys, profile, flow, deploys=deploys)
-        yield Probe(PROFILE, "keys", "in the environment", lambda: [keys()])
-    for planned in others:
-        yield Probe.of(PROFILE, planned, SLOW_S if planned.name in _SLOW else QUICK_S)
-    yield Probe(SERVERS, "prefect", "its server", lambda: [services.check_prefect(profile)])
-    yield Probe(SERVERS, "mlflow", profile.tracking_uri, lambda: [services.check_mlflow(profile)])
-    if knows_recipe and (url := profile.trainer.ray_dashboard_url) and runs_engines(flow):
-        look = partial(cluster.check_cluster, profile)
-        yield Probe(CLUSTER, "mount", url, look, LONGEST_S)
-    if knows_recipe and may_pay:
-        yield from _paid(profile, flow)
-
-
-def _of_machine(profile: Profile, flow: FlowName) -> Iterator[Probe]:
+def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: bool = False) -> Iterator[PlannedCheck]:
+    """All checks, in the order in which their results are printed."""
+    recipe, *others = plan_profile_checks(profile, flow)
+    has_recipe = recipe.run()[0].problem is None  # the recipe says which services are asked
     addresses = network.addresses(profile, flow)
-    looks: dict[str, Callable[[], Check]] = {
+    machine_checks: dict[str, Callable[[], Check]] = {
         "python": versions.check_python,
         "packages": lambda: versions.check_packages(profile, flow),
         "text": machine.check_text,
@@ -87,16 +63,35 @@ def _of_machine(profile: Profile, flow: FlowName) -> Iterator[Probe]:
         "proxies": lambda: network.check_proxies(addresses),
         "clock": lambda: network.check_clock(addresses),
     }
-    for name, look in looks.items():
-        yield Probe.of(MACHINE, Planned(name, "of this machine", look))
+    if has_recipe:
+        machine_checks["open files"] = lambda: machine.check_open_files(profile, flow)
+    for name, make in machine_checks.items():
+        yield _one(MACHINE, name, "of this machine", make)
+    yield recipe
+    if has_recipe:
+        check_keys = partial(services.check_keys, profile, flow, deploys=deploys)
+        yield _one(recipe.group, "keys", "in the environment", check_keys)
+    yield from others
+    yield _one(SERVERS, "prefect", "its server", lambda: services.check_prefect(profile))
+    yield _one(SERVERS, "mlflow", profile.tracking_uri, lambda: services.check_mlflow(profile))
+    if not has_recipe:
+        return
+    if (url := profile.trainer.ray_dashboard_url) and runs_engines(flow):
+        yield PlannedCheck(CLUSTER, "mount", url, partial(cluster.check_cluster, profile), "longest")
+    if may_pay:
+        yield from _paid_checks(profile, flow)
 
 
-def _paid(profile: Profile, flow: FlowName) -> Iterator[Probe]:
+def _one(group: str, name: str, detail: str, make: Callable[[], Check]) -> PlannedCheck:
+    return PlannedCheck(group, name, detail, lambda: [make()])
+
+
+def _paid_checks(profile: Profile, flow: FlowName) -> Iterator[PlannedCheck]:
     endpoints = asked_endpoints(profile, flow)
     paid_ones = {role: endpoint for role, endpoint in endpoints.items() if paid.is_paid(endpoint)}
     for role, endpoint in paid_ones.items():
         ask = partial(paid.check_answer, profile, role, endpoint)
-        yield Probe.of(PAID, Planned(f"{role} answers", endpoint.model, ask), SLOW_S)
+        yield PlannedCheck(PAID, f"{role} answers", endpoint.model, lambda ask=ask: [ask()], "slow")  # type: ignore[misc]
     if not paid_ones:
         nothing = Check("answers", "no service of this flow takes money")
-        yield Probe.of(PAID, Planned(nothing.name, nothing.detail, lambda: nothing))
+        yield _one(PAID, nothing.name, nothing.detail, lambda: nothing)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from qinglan.config import EMBEDDED, Profile
 from qinglan.errors import ConfigError, EngineError
 from qinglan.ops.checks import Check
-from qinglan.ops.doctor import node
+from qinglan.ops.doctor import cluster_node_script
 from qinglan.ops.doctor.versions import installed
 from qinglan.ops.preflight import trainer_packages
 from qinglan.recipes import get_recipe
@@ -120,7 +120,7 @@ def _command(profile: Profile, token: str, folders: dict[str, Path], jobs: RayJo
         "env": keys_of_nodes(profile),
         "nodes": len(jobs.gpus_of_nodes() or ()),
     }
-    return Command([python, "-c", Path(node.__file__).read_text(encoding="utf-8"), json.dumps(wanted)])
+    return Command([python, "-c", Path(cluster_node_script.__file__).read_text(encoding="utf-8"), json.dumps(wanted)])
 
 
 def _run(jobs: RayJobs, submission_id: str, command: Command, directory: Path) -> Job:
@@ -146,9 +146,9 @@ def _report(job: Job, log_file: Path) -> _Report | None:
     while True:
         text = log_file.read_text(encoding="utf-8", errors="replace") if log_file.exists() else ""
         for line in reversed([*(job.message or "").splitlines(), *text.splitlines()]):
-            if line.startswith(node.MARK):
+            if line.startswith(cluster_node_script.MARK):
                 with suppress(ValidationError):
-                    return _Report.model_validate_json(line.removeprefix(node.MARK))
+                    return _Report.model_validate_json(line.removeprefix(cluster_node_script.MARK))
         if time.monotonic() >= deadline:
             return None
         time.sleep(_POLL_S)

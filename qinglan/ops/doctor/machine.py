@@ -16,8 +16,7 @@ import psutil
 from qinglan.config import FlowName, Profile
 from qinglan.errors import QinglanError
 from qinglan.ops.checks import Check
-from qinglan.ops.doctor.asked import asked_endpoints
-from qinglan.ops.preflight import runs_engines, trains_in
+from qinglan.ops.preflight import asked_endpoints, runs_engines, trains_in
 from qinglan.runs.disk_space import nearest_folder
 from qinglan.text import size
 from qinglan.training.disk_space import Weights, needed_bytes

@@ -15,7 +15,7 @@ import httpx2
 from qinglan.config import EMBEDDED, FlowName, Profile, uses_proxy
 from qinglan.errors import ConfigError
 from qinglan.ops.checks import Check
-from qinglan.ops.doctor.probe import begin
+from qinglan.ops.doctor.parallel import run_in_thread
 from qinglan.ops.prefect.server import find_server
 from qinglan.ops.preflight import further_teachers
 
@@ -95,7 +95,7 @@ def _proxied_host(url: str, found: dict[str, str]) -> str | None:
 def check_clock(services: Mapping[str, str]) -> Check:
     """This machine's clock beside those of the services, by the Date of any answer of theirs."""
     deadline = time.monotonic() + _ALL_WITHIN_S
-    asked = {_origin(url): begin(partial(_seconds_ahead, _origin(url))) for url in services.values()}
+    asked = {_origin(url): run_in_thread(partial(_seconds_ahead, _origin(url))) for url in services.values()}
     ahead = {origin: seconds for origin, each in asked.items() if (seconds := _known(each, deadline)) is not None}
     if not ahead:
         return Check("clock", "no service to compare it with")

@@ -11,11 +11,10 @@ from packaging.version import Version
 from qinglan.config import EMBEDDED, FlowName, Profile, uses_proxy
 from qinglan.errors import ConfigError
 from qinglan.ops.checks import Check
-from qinglan.ops.doctor.asked import asked_endpoints
 from qinglan.ops.doctor.versions import installed
 from qinglan.ops.prefect.automations import webhook_address
 from qinglan.ops.prefect.server import PrefectServer, find_server
-from qinglan.ops.preflight import runs_engines
+from qinglan.ops.preflight import asked_endpoints, runs_engines
 from qinglan.recipes import get_recipe
 
 _TIMEOUT_S = 8.0

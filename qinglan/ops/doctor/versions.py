@@ -10,12 +10,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+import qinglan
 from qinglan.config import FlowName, Profile
 from qinglan.ops.checks import Check
 from qinglan.ops.preflight import runs_engines
 
-LOCK = Path(__file__).parents[3] / "requirements.lock"
-"""What the tests ran with; only a checkout has it."""
+LOCK = Path(qinglan.__file__).parents[1] / "requirements.lock"
+"""The versions that the tests ran with; an installed wheel has no such file."""
 _SHOWN = 5
 _HINT = "run `make setup`, or install Qinglan anew in this environment"
 
@@ -45,7 +46,10 @@ def check_packages(profile: Profile, flow: FlowName) -> Check:
     wrong = [problem for each in needed if (problem := _flaw(each))]
     if wrong:
         return Check("packages", detail, f"packages: {_some(wrong)}; {_HINT}")
-    tested = _locked()
+    if not LOCK.is_file():
+        return Check("packages", f"{detail}; tested versions are not known, as requirements.lock is only in a checkout")
+    lines = (line.partition("==") for line in LOCK.read_text(encoding="utf-8").splitlines() if "==" in line)
+    tested = {canonicalize_name(name): found.strip() for name, _, found in lines}
     others = [
         f"{each.name} {found} (tested with {tested[name]})"
         for each in needed
@@ -70,13 +74,6 @@ def _flaw(requirement: Requirement) -> str | None:
     if requirement.specifier.contains(found, prereleases=True):
         return None
     return f"{requirement.name} is {found}, needed is {requirement.specifier}"
-
-
-def _locked() -> dict[str, str]:
-    if not LOCK.is_file():
-        return {}
-    lines = (line.partition("==") for line in LOCK.read_text(encoding="utf-8").splitlines() if "==" in line)
-    return {canonicalize_name(name): found.strip() for name, _, found in lines}
 
 
 def _some(texts: list[str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx2
 
+import qinglan
 from qinglan.config import Profile
 from qinglan.errors import ConfigError, first_line
 from qinglan.ops.prefect.api import call
@@ -69,7 +70,7 @@ def find_deployments() -> Path:
     Raises:
         ConfigError: there is none.
     """
-    for folder in (Path.cwd(), Path(__file__).parents[1]):
+    for folder in (Path.cwd(), Path(qinglan.__file__).parent):
         if (candidate := folder / DEPLOYMENTS).is_file():
             return candidate
     raise ConfigError(f"{DEPLOYMENTS}: no such file; run it in Qinglan's folder")

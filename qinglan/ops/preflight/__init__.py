@@ -1,15 +1,15 @@
 """What can be known before money or time is spent: files, secrets, services, devices, packages.
 
-`plan` says what there is to look at, for `qinglan doctor`; `require` raises the first problem before a run.
+`plan_profile_checks` lists the checks, for `qinglan doctor` too; `require` raises the first problem before a run.
 """
 
 import importlib.util
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from qinglan.clients.roles import ChatRole, endpoint_of
 from qinglan.config import EMBEDDED, Data, Endpoint, FlowName, Profile, uses_proxy
@@ -19,15 +19,15 @@ from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, WorkbookError
 from qinglan.evaluation.red_team_cases import cases_of
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.ops.checks import Check, Planned, check, planned
-from qinglan.ops.preflight.hints import with_hint
-from qinglan.ops.preflight.services import chat_look, check_rag, reach
+from qinglan.ops.checks import Check, PlannedCheck, run_check
+from qinglan.ops.preflight.services import check_chat, check_rag, reach
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.distillation import require_teacher_alone
 from qinglan.rows import HINTS, RowCounts
 from qinglan.simulators.domains import domain_for
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
+PROFILE = "The profile"
 _CHECKED_ROWS = 1000
 _SQLITE = "sqlite:///"
 _TRAINER_PACKAGES = ("torch", "swift", "verl", "ray")
@@ -40,44 +40,52 @@ START_RAY = "start the cluster (`ray start --head`), or correct trainer.ray_dash
 
 
 def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Check]:
-    """Check after check, so that a slow one does not hide the others."""
-    for each in plan(profile, flow):
-        yield with_hint(each.make())
+    """Make check after check, so that a slow one does not hide the others."""
+    for planned in plan_profile_checks(profile, flow):
+        for check in planned.run():
+            yield check.with_hint()
 
 
-def plan(profile: Profile, flow: FlowName = "pipeline") -> Iterator[Planned]:
-    """What is to be looked at for a flow; no check depends on another one's outcome."""
+def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterator[PlannedCheck]:
+    """The checks of a flow's profile and services; none depends on another one's result."""
     data, trains = _asks_the_teacher(flow), trains_in(flow)
-    known = check("recipe", profile.recipe, lambda: _recipe(profile))
-    yield Planned(known.name, known.detail, lambda: known)
-    if known.problem:  # all that follows goes by it
+    known = run_check("recipe", profile.recipe, lambda: _recipe(profile))
+    yield PlannedCheck(PROFILE, known.name, known.detail, lambda: [known])
+    if known.problem:  # the recipe decides about all the others
         return
     graders = get_recipe(profile.recipe).graders
     if data:
-        yield planned("workbook", _where(profile.data), lambda: _workbook(profile))
+        yield _planned("workbook", _where(profile.data), lambda: _workbook(profile), "slow")
     yield from _chats(profile, flow)
     if trains and (local := profile.judge.local):
-        yield planned("local judge", local.model, lambda: _local_judge(profile))
+        yield _planned("local judge", local.model, lambda: _local_judge(profile), "slow")
     if flow == "compare":
-        yield planned("compare", ", ".join(profile.compare.teachers) or "no teacher", lambda: _rivals(profile))
+        yield _planned("compare", ", ".join(profile.compare.teachers) or "no teacher", lambda: _rivals(profile))
     for role, endpoint in further_teachers(profile, flow).items():
-        yield planned(role, f"{endpoint.model} at {endpoint.base_url}", chat_look(role, endpoint))
+        yield _planned(role, f"{endpoint.model} at {endpoint.base_url}", partial(check_chat, role, endpoint))
     if flow in ("pipeline", "train", "evaluate"):
-        yield planned("red team", profile.evaluate.red_team or "built-in cases", lambda: _red_team(profile))
-        yield planned("champion", profile.model_name, lambda: _champion(profile))
-    if flow != "release" and "rag" in graders:  # release only looks at what was evaluated
-        yield Planned("rag", profile.rag.url, lambda: check_rag(profile))
-    yield planned("ledger", _where_ledger(profile), lambda: _ledger(profile, trains=trains))
+        yield _planned("red team", profile.evaluate.red_team or "built-in cases", lambda: _red_team(profile))
+        yield _planned("champion", profile.model_name, lambda: _champion(profile), "slow")
+    if flow != "release" and "rag" in graders:  # release only reads what was evaluated
+        yield PlannedCheck(PROFILE, "rag", profile.rag.url, lambda: [check_rag(profile)], "slow")
+    yield _planned("ledger", _where_ledger(profile), lambda: _ledger(profile, trains=trains))
     if trains:
-        yield planned("base model", profile.student.base_model, lambda: _base_model(profile))
+        yield _planned("base model", profile.student.base_model, lambda: _base_model(profile))
     if trains and (critic := profile.rl.critic_model):
-        yield planned("critic model", critic, lambda: _model("rl.critic_model", critic))
+        yield _planned("critic model", critic, lambda: _model("rl.critic_model", critic))
     if runs_engines(flow):
-        yield planned("device", profile.trainer.device, lambda: _device(profile))
+        yield _planned("device", profile.trainer.device, lambda: _device(profile))
         if profile.trainer.ray_dashboard_url:
-            yield planned("ray", profile.trainer.ray_dashboard_url, lambda: _cluster(profile))
+            yield _planned("ray", profile.trainer.ray_dashboard_url, lambda: _cluster(profile), "slow")
         else:
-            yield planned("trainer packages", profile.trainer.python or "this environment", lambda: _packages(profile))
+            where = profile.trainer.python or "this environment"
+            yield _planned("trainer packages", where, lambda: _packages(profile), "slow")
+
+
+def _planned(
+    name: str, detail: str, find_problem: Callable[[], str | None], time_limit: Literal["quick", "slow"] = "quick"
+) -> PlannedCheck:
+    return PlannedCheck(PROFILE, name, detail, lambda: [run_check(name, detail, find_problem)], time_limit)
 
 
 def require(profile: Profile, flow: FlowName) -> None:
@@ -142,14 +150,21 @@ def further_teachers(profile: Profile, flow: FlowName) -> dict[str, Endpoint]:
     return {f"compare.teachers.{name}": profile.compare.teachers[name] for name in named}
 
 
-def _chats(profile: Profile, flow: FlowName) -> Iterator[Planned]:
+def asked_endpoints(profile: Profile, flow: FlowName) -> dict[str, Endpoint]:
+    """The chat services that a flow asks, by role or setting; without an answerer that the profile lacks."""
+    roles = [role for role in asked_roles(profile, flow) if role != "answerer" or profile.answerer]
+    return {role: endpoint_of(profile, role) for role in roles} | further_teachers(profile, flow)
+
+
+def _chats(profile: Profile, flow: FlowName) -> Iterator[PlannedCheck]:
     for role in asked_roles(profile, flow):
         try:
             endpoint = endpoint_of(profile, role)
         except ConfigError as error:
-            yield Planned(role, "none", partial(Check, role, "none", str(error)))
+            missing = Check(role, "none", str(error))
+            yield PlannedCheck(PROFILE, role, "none", lambda missing=missing: [missing])  # type: ignore[misc]
             continue
-        yield planned(role, f"{endpoint.model} at {endpoint.base_url}", chat_look(role, endpoint))
+        yield _planned(role, f"{endpoint.model} at {endpoint.base_url}", partial(check_chat, role, endpoint))
 
 
 def _where(data: Data) -> str:

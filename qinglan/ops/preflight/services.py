@@ -13,7 +13,7 @@ from qinglan.clients.contract import probe_rag
 from qinglan.config import EMBEDDED, Endpoint, Profile, require_secret, uses_proxy
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
-from qinglan.ops.checks import Check, Look, check
+from qinglan.ops.checks import Check, run_check
 from qinglan.recipes import get_recipe
 from qinglan.simulators.domains import domain_for, domain_of_model
 from qinglan.simulators.retriever import load_documents
@@ -23,38 +23,34 @@ _TIMEOUT_S = 10.0
 _SHOWN_MODELS = 8
 
 
-def chat_look(role: str, endpoint: Endpoint) -> Look:
-    """At a chat service: free of charge."""
+def check_chat(role: str, endpoint: Endpoint) -> str | None:
+    """Ask a chat service for its models, which is free of charge; a note where that shows little.
 
-    def look() -> str | None:
-        if endpoint.reasoning_effort and capability_of(endpoint.model).reasoning_effort is False:
-            raise ConfigError(f"{role}.reasoning_effort: {endpoint.model} takes none and would refuse; remove it")
-        if endpoint.base_url == EMBEDDED:
-            _simulator(role, endpoint.model)
-            return None
-        key = require_secret(endpoint.api_key_env, f"{role} {endpoint.model}")
-        url = f"{endpoint.base_url.rstrip('/')}/models"  # free of charge, unlike a completion
-        headers = {"authorization": f"Bearer {key}"}
-        response = reach(role, "base_url", endpoint.base_url, lambda http: http.get(url, headers=headers))
-        if response.status_code in (401, 403):
-            variable = endpoint.api_key_env or f"{role}.api_key_env (not set)"
-            raise ConfigError(
-                f"{role} {endpoint.base_url}: refuses the key (HTTP {response.status_code}); check {variable}"
-            )
-        if response.status_code >= 500:
-            raise ConfigError(f"{role} {endpoint.base_url}: answers HTTP {response.status_code}; is the service up?")
-        if response.status_code != 200:
-            return f"the model is not checked: GET /models answers HTTP {response.status_code}"
-        return _model_note(endpoint.model, response.content)
-
-    return look
-
-
-def _simulator(role: str, model: str) -> None:
-    try:
-        domain_of_model(model)
-    except ConfigError as error:
-        raise ConfigError(f"{role}.model: {error}") from error
+    Raises:
+        ConfigError: the service does not answer, or refuses the key or the settings.
+    """
+    if endpoint.reasoning_effort and capability_of(endpoint.model).reasoning_effort is False:
+        raise ConfigError(f"{role}.reasoning_effort: {endpoint.model} takes none and would refuse; remove it")
+    if endpoint.base_url == EMBEDDED:
+        try:
+            domain_of_model(endpoint.model)
+        except ConfigError as error:
+            raise ConfigError(f"{role}.model: {error}") from error
+        return None
+    key = require_secret(endpoint.api_key_env, f"{role} {endpoint.model}")
+    url = f"{endpoint.base_url.rstrip('/')}/models"
+    headers = {"authorization": f"Bearer {key}"}
+    response = reach(role, "base_url", endpoint.base_url, lambda http: http.get(url, headers=headers))
+    if response.status_code in (401, 403):
+        variable = endpoint.api_key_env or f"{role}.api_key_env (not set)"
+        raise ConfigError(
+            f"{role} {endpoint.base_url}: refuses the key (HTTP {response.status_code}); check {variable}"
+        )
+    if response.status_code >= 500:
+        raise ConfigError(f"{role} {endpoint.base_url}: answers HTTP {response.status_code}; is the service up?")
+    if response.status_code != 200:
+        return f"the model is not checked: GET /models answers HTTP {response.status_code}"
+    return _model_note(endpoint.model, response.content)
 
 
 def _model_note(model: str, content: bytes) -> str | None:
@@ -72,10 +68,10 @@ def _model_note(model: str, content: bytes) -> str | None:
 
 
 def check_rag(profile: Profile) -> Check:
-    """Ask it three or four times, or read the stand-in's documents."""
+    """Ask it three or four times, or read the simulator's documents."""
     rag = profile.rag
     if rag.url == EMBEDDED:
-        return check("rag", rag.url, lambda: _knowledge_base(profile))
+        return run_check("rag", rag.url, lambda: _knowledge_base(profile))
     try:
         about_rewrite, *others = findings = probe_rag(rag, profile.tenant.id, _questions(profile))
     except QinglanError as error:
@@ -100,7 +96,7 @@ def _knowledge_base(profile: Profile) -> None:
 
 
 def _questions(profile: Profile) -> list[str]:
-    """Questions to probe the RAG with; none where the workbook is a stand-in or unreadable, which its check says."""
+    """Questions to probe the RAG with; none of the built-in sample, and none of a workbook that can't be read."""
     data = profile.data
     if data.workbook == EMBEDDED or data.sql is not None:
         return []

@@ -10,9 +10,8 @@ from fake_ray import FakeRay
 from qinglan.clients import contract
 from qinglan.config import Profile
 from qinglan.ops import doctor, preflight
-from qinglan.ops.checks import Check
+from qinglan.ops.checks import HINTS, Check
 from qinglan.ops.preflight import services as preflight_services
-from qinglan.ops.preflight.hints import HINTS, with_hint
 
 MODULES = [
     *sorted(Path(doctor.__file__).parent.glob("*.py")),
@@ -60,11 +59,11 @@ def test_a_message_of_ours_says_what_to_do(path: Path):
 
 
 def test_a_message_that_does_not_is_found():
-    source = 'raise ConfigError(f"{x} is wrong")\nCheck("a", "", f"{x}: no")\nCheck("a", f"{x}", f"{x}; mend it")'
-    assert list(messages(source)) == [(1, "{} is wrong"), (2, "{}: no"), (3, "{}; mend it")]
+    source = 'raise ConfigError(f"{x} is wrong")\nCheck("a", "", f"{x}: no")\nCheck("a", f"{x}", f"{x}; correct it")'
+    assert list(messages(source)) == [(1, "{} is wrong"), (2, "{}: no"), (3, "{}; correct it")]
 
 
-def test_every_check_has_a_remedy_of_its_own(profile_of: object, ray: FakeRay):
+def test_every_check_has_a_hint_of_its_own(profile_of: object, ray: FakeRay):
     chat = {"model": "big", "base_url": "http://127.0.0.1:9/v1"}
     cluster: Profile = profile_of(  # type: ignore[operator]
         teacher=chat,
@@ -79,7 +78,7 @@ def test_every_check_has_a_remedy_of_its_own(profile_of: object, ray: FakeRay):
         probe.name
         for profile in (cluster, here)
         for flow in ("pipeline", "refresh", "compare", "release")
-        for probe in doctor._probes(profile, flow, may_pay=True)  # type: ignore[arg-type]
+        for probe in doctor.plan_checks(profile, flow, may_pay=True)  # type: ignore[arg-type]
         if probe.group != doctor.MACHINE
     }
     roles = {"teacher", "judge", "compare.teachers.other"}
@@ -97,13 +96,13 @@ def test_every_check_has_a_remedy_of_its_own(profile_of: object, ray: FakeRay):
         ("something new", "see docs/doctor.md"),
     ],
 )
-def test_a_problem_without_a_remedy_is_given_one(name: str, said: str):
-    assert with_hint(Check(name, "x", "it is wrong.")) == Check(name, "x", f"it is wrong; {said}")
+def test_a_problem_without_a_hint_is_given_one(name: str, said: str):
+    assert Check(name, "x", "it is wrong.").with_hint() == Check(name, "x", f"it is wrong; {said}")
 
 
 def test_what_says_what_to_do_or_is_fine_stays_as_it_is():
-    for check in (Check("rag", "x"), Check("rag", "x", note="well"), Check("rag", "x", "it is wrong; mend it")):
-        assert with_hint(check) == check
+    for check in (Check("rag", "x"), Check("rag", "x", note="well"), Check("rag", "x", "it is wrong; correct it")):
+        assert check.with_hint() == check
 
 
 def test_a_flow_that_starts_says_it_too(profile_of: object):

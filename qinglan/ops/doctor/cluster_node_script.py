@@ -19,8 +19,8 @@ MARK = "qinglan-doctor "
 _OTHERS_WITHIN_S = 12.0
 
 
-def look(wanted: dict[str, Any], name: str) -> dict[str, Any]:
-    """Write the token into each folder, under the node's name, and say what is here."""
+def describe_node(wanted: dict[str, Any], name: str) -> dict[str, Any]:
+    """Write the token into each folder, under the node's name, and report what the node has."""
     failed = {}
     for folder in wanted["folders"]:
         try:
@@ -43,7 +43,7 @@ def look(wanted: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def look_elsewhere(wanted: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
+def describe_others(wanted: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
     """The same on every other node, as a task that asks for no resources; and how many did not answer."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -51,7 +51,7 @@ def look_elsewhere(wanted: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
     ray.init(log_to_driver=False, logging_level="ERROR")
     here = ray.get_runtime_context().get_node_id()
     others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-    task = ray.remote(num_cpus=0, max_retries=0)(look)
+    task = ray.remote(num_cpus=0, max_retries=0)(describe_node)
     asked = [
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=False)).remote(wanted, f"node-{i}")
         for i, other in enumerate(others)
@@ -63,9 +63,9 @@ def look_elsewhere(wanted: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
 def main() -> None:
     """See above."""
     wanted = json.loads(sys.argv[1])
-    found, silent = [look(wanted, "driver")], 0
+    found, silent = [describe_node(wanted, "driver")], 0
     if wanted["nodes"] > 1 and "ray" not in found[0]["missing_packages"]:
-        others, silent = look_elsewhere(wanted)
+        others, silent = describe_others(wanted)
         found += others
     print(MARK + json.dumps({"nodes": found, "silent": silent}), flush=True)  # noqa: T201 (to doctor)
     sys.exit(any(node["failed"] for node in found))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qinglan.config import Canary
-from qinglan.serving.canary import RowCounts, judge
+from qinglan.serving.canary import CanaryCounts, judge
 
 RUNS = 200
 REQUESTS = 20_000
@@ -67,9 +67,9 @@ BROKEN = (
 )
 
 
-def traffic(domain: Domain, seed: int) -> Iterator[RowCounts]:
+def traffic(domain: Domain, seed: int) -> Iterator[CanaryCounts]:
     """The tally at each look of a day."""
-    rng, counts = random.Random(seed), RowCounts()
+    rng, counts = random.Random(seed), CanaryCounts()
     for number in range(1, REQUESTS + 1):
         challenged = rng.random() < domain.share
         arm = counts.challenger if challenged else counts.champion
@@ -93,7 +93,7 @@ def false_alarms(domain: Domain, runs: int) -> dict[str, float]:
     return {name: found[name] / runs for name in ("ours", "usual")}
 
 
-def usual_rollback(counts: RowCounts) -> bool:
+def usual_rollback(counts: CanaryCounts) -> bool:
     """Failures and retrieval by the usual intervals of a single look, of the same total level."""
     bad, good, pairs = counts.challenger.fallbacks, counts.champion.fallbacks, counts.retrieval
     if min(bad.n, good.n, pairs.n) < CONFIG.min_requests:

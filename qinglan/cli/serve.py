@@ -129,11 +129,11 @@ def promote(
 def _end_the_last_one(folder: Path, registry: "Registry", before: str | None) -> None:
     """Do what a site that has just seen its verdict, or was stopped, has not done yet."""
     from qinglan.serving.canary_observer import read_verdict
-    from qinglan.serving.site import put_away_verdict
+    from qinglan.serving.site import archive_verdict
 
     if (fallen := read_verdict(folder)) and fallen.challenger == before:
-        registry.withdraw_challenger(f"canary {fallen.told}", before)
-    put_away_verdict(folder)
+        registry.withdraw_challenger(f"canary {fallen.summary}", before)
+    archive_verdict(folder)
 
 
 def _challenger(profile: Profile, registry: "Registry") -> str | None:

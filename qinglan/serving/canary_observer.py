@@ -1,4 +1,4 @@
-"""Watches a canary from inside the router: counts what each model's requests came to, and compares the two models.
+"""Observes a canary from inside the router: counts the results of each model's requests, and compares the two models.
 
 A fixed sample of the questions is put to the other model as well, and both rewrites to the RAG, in the background and
 after the answer was sent. Few at a time: what can't be taken on is left out and counted, and so is a call that failed;
@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class CanaryState(BaseModel):
-    """A canary so far: written at every look, and read again by a router that was restarted."""
+    """A canary so far: written at every check, and read again by a router that was restarted."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,9 +47,9 @@ class CanaryState(BaseModel):
     started: float
     """Unix time; time without a router is not counted, so it may be later than that."""
     looked: float = 0.0
-    """Unix time of the last look."""
+    """Unix time of the last check."""
     counts: CanaryCounts = CanaryCounts()
-    judgement: Judgement = Judgement(outcome="keep", reason="no look yet")
+    judgement: Judgement = Judgement(outcome="keep", reason="not checked yet")
     left_out: int = 0
     """Sampled questions that were not compared because enough others were."""
     failed: int = 0
@@ -75,12 +75,12 @@ class CanaryVerdict(BaseModel):
     """To the challenger."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Outcome and reason, in a line."""
         return f"{self.judgement.outcome}: {self.judgement.reason}"
 
 
-class Retrieves(Protocol):
+class Retriever(Protocol):
     """The RAG, as far as it is needed here."""
 
     async def retrieve(
@@ -107,7 +107,7 @@ class CanaryObserver:
         self,
         config: Canary,
         folder: Path,
-        rag: Callable[[], Retrieves] | None,
+        rag: Callable[[], Retriever] | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`rag` is called in the event loop, once; None where answers are not for a search, so none are compared."""
@@ -115,7 +115,7 @@ class CanaryObserver:
         self._waiting: asyncio.Queue[_Question] = asyncio.Queue(WAITING)
         self._table: RouteTable | None = None
         self._verdict: CanaryVerdict | None = None
-        self._broken = ""
+        self._failure = ""
         self._is_filed = False
         self.state: CanaryState | None = None
         """None while there is no canary."""
@@ -139,25 +139,25 @@ class CanaryObserver:
                 state.left_out += 1
 
     async def run(self, table: RouteTable, models: ModelClient) -> None:
-        """Compare and look, until cancelled. If that breaks down, no canary goes on: nobody would end it."""
+        """Compare and check, until cancelled. If that fails, every canary ends: nothing else would end it."""
         self._table = table
         try:
-            await self._watch(table, models)
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is said, and ends canaries)
+            await self._observe(table, models)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is reported, and ends canaries)
             cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-            _LOG.error("canaries are not watched any more: %s", describe_without_text(cause))
+            _LOG.error("canaries are not observed any more: %s", describe_without_text(cause))
             why = str(cause) if isinstance(cause, ConfigError) else type(cause).__name__
-            self._broken = f"the router can't watch it: {why}"
-            await self._look_again_and_again(table)
+            self._failure = f"the router can't observe it: {why}"
+            await self._check_forever(table)
 
-    def look(self, table: RouteTable) -> None:
-        """Judge, write down how it stands, and end the canary if that is the verdict."""
+    def check(self, table: RouteTable) -> None:
+        """Judge, write the state to its file, and end the canary if that is the verdict."""
         if self._verdict and self._write(VERDICT_FILE, self._verdict):
             self._verdict = None
         if table.dropped_reason and not self._is_pending():
             table.allow_challenger()
         if self._is_filed and not (self._folder / STATE_FILE).exists():
-            self.state = None  # somebody began the canary anew: the same versions, and none of the old counts
+            self.state = None  # the canary was started anew: the same versions, and none of the old counts
         state = self._follow(table.routes)
         if state is None:
             self._is_filed = False
@@ -171,37 +171,37 @@ class CanaryObserver:
             self.state = None
         self._is_filed = self._write(STATE_FILE, state) and self.state is not None
 
-    async def _watch(self, table: RouteTable, models: ModelClient) -> None:
+    async def _observe(self, table: RouteTable, models: ModelClient) -> None:
         if self._rag is None:
-            await self._look_again_and_again(table)
+            await self._check_forever(table)
             return
         rag = self._rag()
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(AT_ONCE):
                     group.create_task(self._compare_all(models, rag))
-                group.create_task(self._look_again_and_again(table))
+                group.create_task(self._check_forever(table))
         finally:
             await rag.close()
 
     def _judgement(self, state: CanaryState, now: float) -> Judgement:
-        if self._broken:
-            return Judgement(outcome="roll_back", reason=self._broken)
+        if self._failure:
+            return Judgement(outcome="roll_back", reason=self._failure)
         return judge(state.counts, self._config, now - state.started)
 
     def _is_pending(self) -> bool:
-        """Has the site yet to act upon the last verdict? Until it has, the routes may still name that challenger."""
+        """Must the site still act upon the last verdict? Until it has, the routes may name that challenger."""
         return self._verdict is not None or (self._folder / VERDICT_FILE).exists()
 
-    async def _look_again_and_again(self, table: RouteTable) -> None:
+    async def _check_forever(self, table: RouteTable) -> None:
         while True:
-            self.look(table)
+            self.check(table)
             await asyncio.sleep(self._config.check_every_s)
 
     def _write(self, name: str, value: BaseModel) -> bool:
         try:
             write_json(self._folder / name, dump_record(value))
-        except OSError as error:  # the next look tries again, and the router goes on
+        except OSError as error:  # the next check tries again, and the router goes on
             _LOG.error("%s: can't be written: %s", self._folder / name, error)
             return False
         return True
@@ -226,7 +226,7 @@ class CanaryObserver:
         away_s = max(0.0, self._clock() - saved.looked) if saved.looked else 0.0
         return saved.model_copy(update={"started": saved.started + away_s})
 
-    async def _compare_all(self, models: ModelClient, rag: Retrieves) -> None:
+    async def _compare_all(self, models: ModelClient, rag: Retriever) -> None:
         while True:
             question = await self._waiting.get()
             if question.state is not self.state:
@@ -251,7 +251,7 @@ def _verdict(state: CanaryState, at: float) -> CanaryVerdict:
     )
 
 
-async def _difference(question: _Question, models: ModelClient, rag: Retrieves) -> float:
+async def _difference(question: _Question, models: ModelClient, rag: Retriever) -> float:
     """The challenger's score of its best passage less the champion's."""
     champion, challenger = question.routes.champion, question.routes.challenger
     assert champion and challenger and question.served.answer is not None
@@ -268,12 +268,12 @@ async def _difference(question: _Question, models: ModelClient, rag: Retrieves) 
 
 
 def in_sample(row_id: str, share: float) -> bool:
-    """Is this question compared? Always the same ones, whoever's turn they are."""
+    """Is this question compared? Always the same ones, whichever model they are for."""
     return hash_fraction(f"compare\x1f{row_id}") < share
 
 
 def read_state(folder: Path) -> CanaryState | None:
-    """How the canary stood at the last look; None without one."""
+    """The canary at the last check; None without one."""
     with suppress(OSError, ValueError):
         return read_record(CanaryState, folder / STATE_FILE)
     return None
@@ -287,7 +287,7 @@ def read_verdict(folder: Path) -> CanaryVerdict | None:
 
 
 def canary_observer_of(profile: Profile, rag_url: str, folder: Path) -> CanaryObserver:
-    """The watch of a profile's canaries."""
+    """The observer of a profile's canaries."""
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else two lines a comparison, for ever
     if "rag" not in get_recipe(profile.recipe).graders:
         return CanaryObserver(profile.serve.canary, folder, None)

@@ -1,6 +1,6 @@
-"""What the registry names, asked for in the background: the site never waits for a database or for 60 GB of digests.
+"""Reads the registry in the background: the site never waits for a database or for the digest of 60 GB of weights.
 
-While the registry can't be read, the answer is what it said last.
+While the registry can't be read, the last state that was read stays in force.
 """
 
 import threading
@@ -15,7 +15,7 @@ from typing import Protocol
 from qinglan.errors import QinglanError
 from qinglan.serving.registry import Alias, Released
 
-_CHECK_AGAIN_S = 30.0
+_CHECK_WEIGHTS_EVERY_S = 30.0
 
 
 class ModelRegistry(Protocol):
@@ -36,16 +36,16 @@ class ModelRegistry(Protocol):
 
 @dataclass(frozen=True)
 class RegistrySnapshot:
-    """What the aliases name: None where nothing, or nothing that is on disk yet."""
+    """What the registry's aliases name."""
 
     aliases: dict[Alias, str]
     models: dict[str, Released]
     """By version, with folders that were checked."""
-    simulator: str | None = None
-    """The previous version, unless it was rolled back: may answer where the champion can't start."""
+    fallback_version: str | None = None
+    """The previous version, unless it was rolled back: it may answer where the champion can't start."""
 
     def of(self, alias: Alias) -> Released | None:
-        """The model of an alias, once it is on disk."""
+        """The model of an alias; None without one, or before it is on disk."""
         return self.models.get(self.aliases.get(alias, ""))
 
 
@@ -70,11 +70,11 @@ class RegistryWatcher:
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "weights"))
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Begin to poll."""
         threading.Thread(target=self._run, name="registry", daemon=True).start()
 
     def stop(self) -> None:
-        """Ask no more; a question that is out is not waited for."""
+        """Poll no more; a request under way is not waited for."""
         self._stopped.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -90,32 +90,26 @@ class RegistryWatcher:
     def _run(self) -> None:
         while not self._stopped.is_set():
             with suppress(Exception):  # whatever it is, the next change of the registry must be seen
-                self.ask()
+                self.poll()
             self._stopped.wait(self.every_s)
 
-    def ask(self) -> None:
-        """Once. Whatever keeps the registry away, what serves goes on serving."""
+    def poll(self) -> None:
+        """Read the registry once. Where that fails, the models in service stay."""
         try:
             aliases = self._withdrawn(self.registry.aliases())
             for version in set(aliases.values()):
                 self._check(version)
-            simulator = self._simulator(aliases)
-        except Exception as error:  # noqa: BLE001 (a locked database, a server that is down, a network: all the same)
-            self._away(error)
+            fallback_version = self._fallback_version(aliases)
+        except Exception as error:  # noqa: BLE001 (a locked database, a server or network that is down: all the same)
+            problem = str(error) if isinstance(error, QinglanError) else f"{type(error).__name__}: {error}"
+            if self.problem is None:
+                self.say(f"registry: can't be read, the models in service stay ({problem.splitlines()[0]})")
+            self.problem = problem
             return
-        self.latest = RegistrySnapshot(aliases, dict(self._models), simulator)
+        self.latest = RegistrySnapshot(aliases, dict(self._models), fallback_version)
         if self.problem:
             self.problem = None
-            self.say("registry: back")
-
-    def _away(self, error: Exception) -> None:
-        known, what = (
-            self.problem,
-            str(error) if isinstance(error, QinglanError) else f"{type(error).__name__}: {error}",
-        )
-        self.problem = what
-        if known is None:
-            self.say(f"registry: away, what serves goes on ({what.splitlines()[0]})")
+            self.say("registry: can be read again")
 
     def _withdrawn(self, aliases: dict[Alias, str]) -> dict[Alias, str]:
         if self._withdrawal is None:
@@ -127,20 +121,20 @@ class RegistryWatcher:
         self._withdrawal, self._withdrawn_at = None, at
         return aliases
 
-    def _simulator(self, aliases: dict[Alias, str]) -> str | None:
-        """Asked anew at every change: a rollback adds a tag to a version that was looked up long ago."""
+    def _fallback_version(self, aliases: dict[Alias, str]) -> str | None:
+        """Read anew at every change: a rollback adds a tag to a version that was read long ago."""
         if self._previous and self._previous[0] == aliases:
             return self._previous[1]
         version = aliases.get("previous")
         try:
-            simulator = version if version and not self.registry.version(version).rolled_back_to else None
+            fallback = version if version and not self.registry.version(version).rolled_back_to else None
         except Exception:  # noqa: BLE001 (a version that was deleted, say, and `_check` says so)
             return None
-        self._previous = aliases, simulator
-        return simulator
+        self._previous = aliases, fallback
+        return fallback
 
     def _check(self, version: str) -> None:
-        """Have the weights checked, or fetched, once; a failure is tried again later."""
+        """Have the weights checked, or fetched, once; a failure is retried later."""
         if version in self._models and not self._models[version].folder.is_dir():
             del self._models[version]
         check = self._checks.get(version)
@@ -153,9 +147,9 @@ class RegistryWatcher:
         del self._checks[version]
         try:
             self._models[version] = check.result()
-        except Exception as error:  # noqa: BLE001 (said, and tried again)
-            self._not_before[version] = time.monotonic() + _CHECK_AGAIN_S
-            self.say(f"version {version}: can't be served: {error}; next try in {_CHECK_AGAIN_S:.0f} s")
+        except Exception as error:  # noqa: BLE001 (reported, and retried)
+            self._not_before[version] = time.monotonic() + _CHECK_WEIGHTS_EVERY_S
+            self.say(f"version {version}: can't be served: {error}; next try in {_CHECK_WEIGHTS_EVERY_S:.0f} s")
 
     def _located(self, version: str) -> Released:
         released = self.registry.version(version)

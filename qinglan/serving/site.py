@@ -1,4 +1,4 @@
-"""`qinglan serve`: the router, and the servers of the models that the registry names, until Ctrl-C.
+"""`qinglan serve`: the router and the servers of the models that the registry names, until Ctrl-C.
 
 The registry says who is champion, challenger and previous; this process makes it so, a new model's server before the
 old one's end, and writes the routes only when a server has answered. A step that fails leaves the router with what it
@@ -74,7 +74,7 @@ def share_of(profile: Profile, folder: Path, version: str) -> float:
     return profile.serve.canary.share
 
 
-def put_away_verdict(folder: Path) -> None:
+def archive_verdict(folder: Path) -> None:
     """The verdict on file, if there is one, goes into the history."""
     if verdict := read_verdict(folder):
         with (folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
@@ -84,61 +84,61 @@ def put_away_verdict(folder: Path) -> None:
 
 @dataclass
 class ServingSite:
-    """One tenant's endpoint, brought in step with the registry by `step`."""
+    """One tenant's endpoint; `step` brings it closer to what the registry names."""
 
     profile: Profile
     folder: Path
     fleet: Fleet
-    following: RegistryWatcher
+    watcher: RegistryWatcher
     router: RouterProcess
     say: Say
     routes: Routes = field(default_factory=Routes)
     """As written last."""
     _serving: str = ""
     """The version that answered last; it keeps its claim while its server is started again."""
-    _given_up: CanaryVerdict | None = None
-    _told: set[str] = field(default_factory=set)
+    _own_verdict: CanaryVerdict | None = None
+    _reported: set[str] = field(default_factory=set)
 
     def step(self) -> None:
-        """One step, without waiting. A part of it that fails is said and tried again; the others are done all the same.
+        """One step, without waiting. A part of it that fails is reported and retried; the others are done all the same.
 
-        What keeps the service up comes before what is only written down.
+        What keeps the service up comes before what is only written to files.
         """
         self._try(self.router.step)
-        if named := self.following.latest:
+        if named := self.watcher.latest:
             self._try(lambda: self._follow(named))
 
     def _follow(self, named: RegistrySnapshot) -> None:
         verdict = self._verdict(named)
         challenger = None if verdict else named.of("challenger")
-        self._try(lambda: self.fleet.step(self._wanted(named, challenger), self._asked()))
+        self._try(lambda: self.fleet.step(self._wanted(named, challenger), self._routed()))
         self._try(lambda: self._route(self._routes(named, challenger), named))
-        self._try(lambda: self._act_on(verdict) if verdict else self._put_away(named))
-        self._try(lambda: self._tell(named))
+        self._try(lambda: self._act_on(verdict) if verdict else self._archive(named))
+        self._try(lambda: self._report(named))
 
     def _try(self, part: Callable[[], object]) -> None:
         try:
             part()
-        except Exception as error:  # noqa: BLE001 (a full disk or machine, a mistake: the router must go on)
+        except Exception as error:  # noqa: BLE001 (a full disk, a mistake: the router must go on)
             self._once(f"not everything could be done: {error if isinstance(error, OSError) else repr(error)}")
 
-    def _asked(self) -> list[str]:
+    def _routed(self) -> list[str]:
         return [backend.version for backend in _backends(self.routes)]
 
     def _wanted(self, named: RegistrySnapshot, challenger: Released | None) -> list[Released]:
-        """The most important first: until the champion has come up, all depends on the one that answers instead."""
-        simulator = self._simulator(named)
-        in_service = simulator if simulator and simulator.version == self._serving else None
+        """The most important first: until the champion is ready, all depends on the one that answers instead."""
+        fallback = self._fallback(named)
+        in_service = fallback if fallback and fallback.version == self._serving else None
         previous = named.of("previous") if self.profile.serve.keep_previous_warm else None
         if self.fleet.last_failure(named.aliases.get("champion", "")):
-            previous = previous or simulator
+            previous = previous or fallback
         return _distinct(in_service, named.of("champion"), challenger, previous)
 
-    def _simulator(self, named: RegistrySnapshot) -> Released | None:
-        """Answers until the champion has come up. A champion that did is only started again, however often it dies."""
-        if named.simulator is None or named.aliases.get("champion") == self._serving:
+    def _fallback(self, named: RegistrySnapshot) -> Released | None:
+        """The model that answers until the champion is ready; a champion that was ready is only restarted."""
+        if named.fallback_version is None or named.aliases.get("champion") == self._serving:
             return None
-        return named.models.get(named.simulator)
+        return named.models.get(named.fallback_version)
 
     def _routes(self, named: RegistrySnapshot, challenger: Released | None) -> Routes:
         first = self._champion(named)
@@ -148,18 +148,18 @@ class ServingSite:
         return Routes(champion=first, challenger=second, share=share_of(self.profile, self.folder, second.version))
 
     def _champion(self, named: RegistrySnapshot) -> Backend | None:
-        """The champion once it answers; until then the former one, or the previous one, as long as they do."""
-        wanted, former, simulator = named.aliases.get("champion"), self.routes.champion, self._simulator(named)
+        """The champion once it answers; until then the former one, or the fallback, as long as they do."""
+        wanted, former, fallback = named.aliases.get("champion"), self.routes.champion, self._fallback(named)
         if wanted is None:
             return None
-        candidates = (wanted, former.version if former else "", simulator.version if simulator else "")
+        candidates = (wanted, former.version if former else "", fallback.version if fallback else "")
         return next((backend for version in candidates if (backend := self.fleet.ready(version))), None)
 
     def _route(self, routes: Routes, named: RegistrySnapshot) -> None:
         if routes != self.routes or not (self.folder / ROUTES_FILE).exists():
             routes.write(self.folder / ROUTES_FILE)
         changed, self.routes = routes != self.routes, routes
-        if routes.champion and routes.champion.version in (named.aliases.get("champion"), named.simulator):
+        if routes.champion and routes.champion.version in (named.aliases.get("champion"), named.fallback_version):
             self._serving = routes.champion.version
         if changed:
             self.say(f"serving: {_in_words(routes)}")
@@ -167,30 +167,30 @@ class ServingSite:
     def _verdict(self, named: RegistrySnapshot) -> CanaryVerdict | None:
         """The verdict on the challenger that the registry still names."""
         challenger = named.aliases.get("challenger")
-        for verdict in (read_verdict(self.folder), self._given_up):
+        for verdict in (read_verdict(self.folder), self._own_verdict):
             if verdict and verdict.challenger == challenger:
                 return verdict
-        self._given_up = self._give_up(named)
-        return self._given_up
+        self._own_verdict = self._verdict_on_failures(named)
+        return self._own_verdict
 
     def _act_on(self, verdict: CanaryVerdict) -> None:
-        """Have the alias taken away; on file until that is done, also by the next `qinglan serve`."""
-        self.following.withdraw(verdict.challenger, f"canary {verdict.told}", verdict.at)
-        self._once(f"canary of version {verdict.challenger}: {verdict.told}")
-        if verdict is self._given_up and read_verdict(self.folder) != verdict:
+        """Have the alias removed; the verdict stays on file until that is done, also for the next `qinglan serve`."""
+        self.watcher.withdraw(verdict.challenger, f"canary {verdict.summary}", verdict.at)
+        self._once(f"canary of version {verdict.challenger}: {verdict.summary}")
+        if verdict is self._own_verdict and read_verdict(self.folder) != verdict:
             write_json(self.folder / VERDICT_FILE, dump_record(verdict))
 
-    def _put_away(self, named: RegistrySnapshot) -> None:
-        """What is left of a canary that is over; a verdict that fell during this step is the next one's to act upon."""
+    def _archive(self, named: RegistrySnapshot) -> None:
+        """Clean up after a canary that is over; a verdict that was written during this step is for the next step."""
         verdict = read_verdict(self.folder)
         if verdict and verdict.challenger != named.aliases.get("challenger"):
-            put_away_verdict(self.folder)
-            self._told.clear()
+            archive_verdict(self.folder)
+            self._reported.clear()
         if "challenger" not in named.aliases and self.routes.challenger is None:
             (self.folder / STATE_FILE).unlink(missing_ok=True)
 
-    def _give_up(self, named: RegistrySnapshot) -> CanaryVerdict | None:
-        """A verdict of this process on a challenger whose server dies again and again: the watch sees little of it."""
+    def _verdict_on_failures(self, named: RegistrySnapshot) -> CanaryVerdict | None:
+        """The site's own verdict on a challenger whose server fails again and again, which the router can't see."""
         challenger, champion = named.of("challenger"), self.routes.champion
         if challenger is None or self.fleet.failure_count(challenger.version) < MOST_FAILURES:
             return None
@@ -203,7 +203,7 @@ class ServingSite:
             requests=0,
         )
 
-    def _tell(self, named: RegistrySnapshot) -> None:
+    def _report(self, named: RegistrySnapshot) -> None:
         wanted, serving = named.aliases.get("champion"), self.routes.champion
         if wanted is None:
             self._once(
@@ -214,8 +214,8 @@ class ServingSite:
             self._once(f"version {serving.version} goes on serving until version {wanted} answers")
 
     def _once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             self.say(text)
 
 
@@ -229,7 +229,7 @@ def serve_site(profile_name: str, overrides: Sequence[str], say: Say, port: int 
     profile = load_profile(profile_name, overrides)
     folder = serving_folder(profile)
     with ExitStack() as stack:
-        for context in (stop_signals(), suppress(KeyboardInterrupt), _alone(folder, profile)):
+        for context in (stop_signals(), suppress(KeyboardInterrupt), _only_one(folder, profile)):
             stack.enter_context(context)
         site = stack.enter_context(open_site(profile, folder, say, port=port))
         announced = False
@@ -267,7 +267,7 @@ def open_site(
     folder.mkdir(parents=True, exist_ok=True)
     for read in (read_state, read_verdict):  # a newer Qinglan's are refused here, not in the midst of serving
         read(folder)
-    (folder / ROUTES_FILE).unlink(missing_ok=True)  # of servers that are gone
+    (folder / ROUTES_FILE).unlink(missing_ok=True)  # of servers that have ended
     name = f"serve_{profile.tenant.file_name}.{profile.recipe_name}"
     logs = profile.paths.state.resolve() / "logs" / name if watched else folder / "logs"
     with ExitStack() as stack:
@@ -283,11 +283,11 @@ def open_site(
             drain_s=profile.serve.deadline_ms / 1000 + _DRAIN_MARGIN_S,
         )
         stack.callback(fleet.close)
-        following = RegistryWatcher(registry or registry_of(profile), profile.serve.poll_every_s, say)
-        stack.callback(following.stop)
-        following.start()
+        watcher = RegistryWatcher(registry or registry_of(profile), profile.serve.poll_every_s, say)
+        stack.callback(watcher.stop)
+        watcher.start()
         router.start()
-        yield ServingSite(profile, folder, fleet, following, router, say)
+        yield ServingSite(profile, folder, fleet, watcher, router, say)
 
 
 def _router_options(profile: Profile, folder: Path, port: int | None, rag_url: str | None) -> list[str]:
@@ -312,7 +312,7 @@ def _warm_up(profile: Profile) -> list[dict[str, str]]:
 
 
 @contextmanager
-def _alone(folder: Path, profile: Profile) -> Iterator[None]:
+def _only_one(folder: Path, profile: Profile) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / ".lock", timeout=PROBED_FOR_S):
@@ -334,7 +334,7 @@ def _announcement(profile: Profile, url: str) -> str:
 
 
 def _unfailing(say: Say) -> Say:
-    """For a terminal that was closed, or a log on a full disk: what serves depends on neither."""
+    """For a terminal that was closed, or a log on a full disk: the service depends on neither."""
 
     def unfailing(text: str) -> None:
         with suppress(Exception, SystemExit):  # rich ends the program when its reader has gone
@@ -354,6 +354,6 @@ def _backends(routes: Routes) -> list[Backend]:
 
 def _in_words(routes: Routes) -> str:
     if routes.champion is None:
-        return "nobody; no answer is a model's"
+        return "no model; every answer is the fallback"
     canary = f", version {routes.challenger.version} gets {routes.share:.0%}" if routes.challenger else ""
     return f"version {routes.champion.version}{canary}"

@@ -1,4 +1,4 @@
-"""`qinglan serve --check`: does the champion answer? A whole site for one question, beside one that may be running."""
+"""`qinglan serve --check`: starts a whole site, asks the champion one question, and stops."""
 
 import time
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def run_smoke_test(profile_name: str, overrides: Sequence[str], question: str | 
 
 
 class _WithoutCanary:
-    """The registry but for the challenger: a check neither asks it nor judges it, which is the real site's to do."""
+    """The registry without its challenger, which only the real site may serve and judge."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -62,12 +62,12 @@ class _WithoutCanary:
 def _wait(site: ServingSite) -> str:
     """The router's address, once it knows the champion."""
     start = time.monotonic()
-    while not (site.routes.champion and site.router.url and _knows_champion(site.router.url)):
+    while not (site.routes.champion and _knows_champion(site.router.url)):
         site.step()
         waited_s = time.monotonic() - start
-        if (problem := site.following.problem) and waited_s > REGISTRY_WITHIN_S:
+        if (problem := site.watcher.problem) and waited_s > REGISTRY_WITHIN_S:
             raise ConfigError(f"the registry can't be read: {problem}")
-        named = site.following.latest
+        named = site.watcher.latest
         if named and "champion" not in named.aliases:
             name = site.profile.name
             raise ConfigError(
@@ -113,25 +113,17 @@ def _ask(profile: Profile, url: str, question: Row) -> str:
         "history": question.history,
         "inputs": {name: text for name, text in question.inputs.items() if name in served},
     }
-    with httpx2.Client(trust_env=False, timeout=60, headers=_key(profile)) as client:
+    key = profile.serve.api_key_env
+    headers = {"authorization": f"Bearer {require_secret(key, 'serve.api_key_env')}"} if key else {}
+    with httpx2.Client(trust_env=False, timeout=60, headers=headers) as client:
         start = time.perf_counter()
         answer = client.post(f"{url}/v1/chat/completions", json=body)
         took_ms = 1000 * (time.perf_counter() - start)
-    told = answer.headers
-    if told.get("x-qinglan-source") != "model":
-        raise EngineError(
-            f"version {told.get('x-qinglan-version', '?')} gave no usable answer to {question.query!r}: "
-            f"{told.get('x-qinglan-reason', f'HTTP {answer.status_code}')}"
-        )
+    version = answer.headers.get("x-qinglan-version", "?")
+    if answer.headers.get("x-qinglan-source") != "model":
+        reason = answer.headers.get("x-qinglan-reason", f"HTTP {answer.status_code}")
+        raise EngineError(f"version {version} gave no usable answer to {question.query!r}: {reason}")
     text = answer.json()["choices"][0]["message"]["content"]
-    return f"{_shown(question)} → {text}  (version {told['x-qinglan-version']}, {took_ms:.0f} ms)"
-
-
-def _shown(question: Row) -> str:
     context = " / ".join(text for text in (question.profile, question.history, *question.inputs.values()) if text)
-    return f"{question.query}{f' ({context})' if context else ''}"
-
-
-def _key(profile: Profile) -> dict[str, str]:
-    name = profile.serve.api_key_env
-    return {"authorization": f"Bearer {require_secret(name, 'serve.api_key_env')}"} if name else {}
+    asked = f"{question.query}{f' ({context})' if context else ''}"
+    return f"{asked} → {text}  (version {version}, {took_ms:.0f} ms)"

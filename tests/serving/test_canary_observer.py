@@ -228,7 +228,7 @@ async def test_a_router_that_was_restarted_counts_on(tmp_path: Path):
     first, table = watch_in(tmp_path), table_of(tmp_path)
     async with running(first, table):
         first.on_served(served("challenger", None), QUESTION)
-        first.look(table)
+        first.check(table)
     again = watch_in(tmp_path)
     async with running(again, table_of(tmp_path)):
         again.on_served(served("challenger", None), QUESTION)
@@ -283,7 +283,7 @@ async def test_a_canary_that_nobody_watches_is_no_canary(tmp_path: Path):
         await until(lambda: table.routes.challenger is None)
     verdict = read_verdict(tmp_path)
     assert verdict and verdict.challenger == "2"
-    assert verdict.judgement.reason == "the router can't watch it: the environment variable RAG_KEY is not set"
+    assert verdict.judgement.reason == "the router can't observe it: the environment variable RAG_KEY is not set"
 
 
 async def test_a_drop_lasts_until_the_site_has_acted_upon_the_verdict(tmp_path: Path):
@@ -291,12 +291,12 @@ async def test_a_drop_lasts_until_the_site_has_acted_upon_the_verdict(tmp_path: 
     table, watch = table_of(tmp_path), CanaryObserver(CONFIG, tmp_path, without_a_key, clock)
     async with running(watch, table):
         await until(lambda: read_verdict(tmp_path))
-        watch.look(table)
+        watch.check(table)
         assert table.routes.challenger is None
         Routes(champion=CHAMPION).write(tmp_path / "routes.json")
         await until(lambda: table._read.challenger is None and not table.routes.challenger)
         (tmp_path / "verdict.json").unlink()
-        watch.look(table)
+        watch.check(table)
         assert table.dropped_reason is None
 
 

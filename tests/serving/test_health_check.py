@@ -50,10 +50,10 @@ def canary(folder: Path, *, looked: float) -> None:
 
 
 def test_all_is_well(look: Callable[..., ServingHealth]):
-    checkup = look(Registry(champion="1"))
-    assert (checkup.problems, checkup.notes, checkup.serving) == ([], [], "1")
-    assert "| Answers | 1 |" in checkup.markdown
-    assert "All is as it should be." in checkup.markdown
+    health = look(Registry(champion="1"))
+    assert (health.problems, health.notes, health.serving) == ([], [], "1")
+    assert "| Answers | 1 |" in health.markdown
+    assert "All is as it should be." in health.markdown
 
 
 def test_a_site_that_is_down_is_a_problem_once_there_is_a_champion(profile_of: ProfileOf):
@@ -78,8 +78,8 @@ def test_answers_without_a_model_are_a_problem(look: Callable[..., ServingHealth
 
 
 def test_a_champion_that_is_coming_up_is_a_note(look: Callable[..., ServingHealth]):
-    checkup = look(Registry(champion="2"))
-    assert (checkup.problems, checkup.notes) == ([], ["version 1 answers until version 2 has come up"])
+    health = look(Registry(champion="2"))
+    assert (health.problems, health.notes) == ([], ["version 1 answers until version 2 has come up"])
 
 
 def test_a_full_disk_is_a_problem(look: Callable[..., ServingHealth]):
@@ -88,16 +88,16 @@ def test_a_full_disk_is_a_problem(look: Callable[..., ServingHealth]):
 
 def test_a_watched_canary_is_shown(look: Callable[..., ServingHealth], folder: Path):
     canary(folder, looked=NOW - 5)
-    checkup = look(Registry(champion="1", challenger="2"))
-    assert checkup.problems == []
-    assert "| Canary | version 2 gets 10%: keep, no look yet; 0 requests to it, 0 to version 1 |" in checkup.markdown
+    health = look(Registry(champion="1", challenger="2"))
+    assert health.problems == []
+    assert "| Canary | version 2 gets 10%: keep, not checked yet; 0 requests to it, 0 to version 1 |" in health.markdown
 
 
 @pytest.mark.parametrize("looked", [NOW - 600, 0.0])
 def test_a_canary_that_nobody_watches_is_a_problem(look: Callable[..., ServingHealth], folder: Path, looked: float):
     canary(folder, looked=looked)
     (problem,) = look(Registry(champion="1", challenger="2")).problems
-    assert problem.startswith("the canary of version 2 was last looked at 1")
+    assert problem.startswith("the canary of version 2 was last checked 1")
     assert "qinglan canary stop" in problem
 
 

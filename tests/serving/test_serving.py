@@ -295,7 +295,7 @@ def register(profile: Profile, folder: Path) -> Released:
     return registry_of(profile).register(candidate)
 
 
-class ServedAnswer:
+class ServedSite:
     """`qinglan serve` as a process, on real models."""
 
     def __init__(self, folder: Path, profile: Profile, *settings: str) -> None:
@@ -320,7 +320,7 @@ class ServedAnswer:
 
 
 @pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedAnswer, Registry]]:
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedSite, Registry]]:
     """Two random models from MLflow's registry, by ms-swift: version 2 is the champion, 1 the one before it."""
     folder = tmp_path_factory.mktemp("serve")
     settings = (f"paths.state={folder / 'state'}", "serve.deadline_ms=60000", "trainer.threads=1")
@@ -328,14 +328,14 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedAnswe
     registry = registry_of(profile)
     for name, size in (("small", 32), ("large", 64)):
         registry.promote(register(profile, make_model(folder / name, hidden_size=size)).version)
-    served = ServedAnswer(folder, profile, *settings)
+    served = ServedSite(folder, profile, *settings)
     yield served, registry
     if served.process.poll() is None:
         served.process.kill()
     served.process.wait()
 
 
-def test_a_rollback_by_hand_starts_no_model(toys: tuple[ServedAnswer, Registry]):
+def test_a_rollback_by_hand_starts_no_model(toys: tuple[ServedSite, Registry]):
     served, registry = toys
     served.wait_for("version 1: ready")
     assert served.version() == "2"
@@ -346,7 +346,7 @@ def test_a_rollback_by_hand_starts_no_model(toys: tuple[ServedAnswer, Registry])
     assert served.log.read_text().count("version 1: ready") == 1, "it was there all the time"
 
 
-def test_kill_9_leaves_no_server(toys: tuple[ServedAnswer, Registry]):
+def test_kill_9_leaves_no_server(toys: tuple[ServedSite, Registry]):
     """Last: it ends the site."""
     served, _ = toys
     family = served.process.children(recursive=True)

@@ -139,8 +139,8 @@ class Bench:
             drain_s=3.0,
             clock=self.clock,
         )
-        self.following = RegistryWatcher(self.registry, 1.0, self.said.append)  # type: ignore[arg-type]
-        self.site = ServingSite(profile, folder, self.fleet, self.following, FakeRouter(), self.said.append)  # type: ignore[arg-type]
+        self.watcher = RegistryWatcher(self.registry, 1.0, self.said.append)  # type: ignore[arg-type]
+        self.site = ServingSite(profile, folder, self.fleet, self.watcher, FakeRouter(), self.said.append)  # type: ignore[arg-type]
 
     def _probe(self, backend: Backend) -> str | None:
         problem = self.sick.get(backend.version)
@@ -152,10 +152,10 @@ class Bench:
         """Let so many seconds pass in steps of half a second, with all that works in the background done in each."""
         for _ in range(int(seconds * 2)):
             self.clock.now += 0.5
-            self.following.ask()
-            for check in list(self.following._checks.values()):
+            self.watcher.poll()
+            for check in list(self.watcher._checks.values()):
                 check.exception(timeout=5)
-            self.following.ask()
+            self.watcher.poll()
             self.site.step()
             _settle(server.process for server in self.fleet._servers.values())
         return self.site.routes
@@ -182,7 +182,7 @@ def bench(profile_of: ProfileOf, tmp_path: Path) -> Any:
     yield make
     for one in made:
         one.fleet.close()
-        one.following.stop()
+        one.watcher.stop()
 
 
 def test_without_a_champion_it_says_once_what_to_run(bench):
@@ -301,10 +301,10 @@ def test_while_the_registry_is_away_what_serves_goes_on(bench):
     site.run()
     site.registry.problem = OSError("database is locked")
     assert site.run(5).champion.version == "1"
-    assert site.heard("registry: away, what serves goes on (OSError: database is locked)") == 1
+    assert site.heard("registry: can't be read, the models in service stay (OSError: database is locked)") == 1
     site.registry.problem = None
     site.run(1)
-    assert site.heard("registry: back") == 1
+    assert site.heard("registry: can be read again") == 1
 
 
 def test_weights_that_are_gone_keep_the_former_champion(bench, monkeypatch: pytest.MonkeyPatch):
@@ -436,7 +436,7 @@ def test_one_version_that_is_gone_blocks_no_other(bench):
     site.registry.deleted.add("0")
     assert site.run(3).champion.version == "1"
     assert site.heard("version 0: can't be served: there is no such version") == 1
-    assert site.following.problem is None
+    assert site.watcher.problem is None
 
 
 def test_a_mistake_in_one_part_leaves_the_others_to_be_done(bench):
@@ -472,11 +472,11 @@ def test_deaths_are_forgotten_after_a_minute_in_good_health(bench):
 def test_a_withdrawal_is_for_one_version_once(bench):
     site = bench(champion="1", challenger="2")
     site.run(1)
-    site.following.withdraw("2", "it fails", at=1.0)
-    site.following.ask()
+    site.watcher.withdraw("2", "it fails", at=1.0)
+    site.watcher.poll()
     site.registry.named["challenger"] = "2"  # started anew
-    site.following.withdraw("2", "it fails", at=1.0)
-    site.following.ask()
+    site.watcher.withdraw("2", "it fails", at=1.0)
+    site.watcher.poll()
     assert site.registry.withdrawn == ["it fails"]
 
 

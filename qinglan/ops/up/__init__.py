@@ -1,7 +1,7 @@
-"""`qinglan up`: Prefect's server, MLflow's, the stand-ins, the deployments and the workers here, until Ctrl-C.
+"""`qinglan up`: Prefect's server, MLflow's, the simulators, the deployments and the workers here, until Ctrl-C.
 
-Every process runs under `engines/supervise.py`, so that it ends with this one, kill -9 included. Prefect and MLflow
-are started and asked over HTTP, never imported. All listen on loopback only, and none sends telemetry.
+Every process is supervised, so that it ends with this one, kill -9 included. Prefect and MLflow are started and called
+over HTTP, never imported. All listen on loopback only, and none sends telemetry.
 """
 
 from qinglan.ops.prefect.deploy import DEPLOYMENTS

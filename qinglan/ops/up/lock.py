@@ -23,7 +23,7 @@ def only_one(state: Path, say: Say) -> Iterator[int]:
     """Hold the state folder's lock; its file descriptor, which every process of the site is to keep open.
 
     So the lock is free when the last of them has ended, also after kill -9: until then they still have the ports, and
-    flow runs at work.
+    flow runs that are running.
 
     Raises:
         ConfigError: another one runs here, or its processes don't end.
@@ -47,7 +47,7 @@ def _lock(file: IO[str], state: Path, say: Say) -> None:
             waited_s = time.monotonic() - start
         file.seek(0)
         holder = file.read().strip()
-        # A moment's patience: a look at the lock holds it as well.
+        # Checking the lock takes it for a moment as well.
         if holder.isdigit() and psutil.pid_exists(int(holder)) and waited_s > 2 * POLL_S:
             where = announced_url(state) or "about to start"
             raise ConfigError(

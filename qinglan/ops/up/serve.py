@@ -1,4 +1,4 @@
-"""Brings the site up, in an order that keeps both cores of a small machine busy, and keeps it up."""
+"""Starts the site, in an order that keeps both cores of a small machine busy, and keeps it running."""
 
 import os
 import time
@@ -47,7 +47,7 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
     start, prefect_file, state = time.monotonic(), find_deployments(), profile.paths.state
     known = find_server(state)  # before we hold the lock, by which it tells whether one runs here
     with stop_signals(), suppress(KeyboardInterrupt), only_one(state, say) as lock:
-        # Who runs here is said first. A mistake here shows before anything is started.
+        # First whether another one runs here; then mistakes in the settings, before anything is started.
         webhook_address(profile)
         prefect_port = _configured_port(known, prefect_port)
         site = Site(state, profile.tracking_uri, _port(prefect_port, _PREFECT_PORT, "prefect", say))
@@ -59,13 +59,13 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
         server = PrefectServer(site.api_url, "this very `qinglan up`", auth_string=login)
         with Processes(logs, say, holds=(lock,)) as processes, server.client(timeout_s=_ANSWERS_WITHIN_S) as api:
             try:
-                _Running(profile, site, processes, api, say).serve(prefect_file, start)
+                _LocalSite(profile, site, processes, api, say).serve(prefect_file, start)
             except httpx2.HTTPError as error:
                 raise EngineError(f"Prefect's server at {site.api_url}: {first_line(error)}; logs: {logs}") from error
 
 
 @dataclass
-class _Running:
+class _LocalSite:
     """The site, once its first process has been started."""
 
     profile: Profile
@@ -97,7 +97,7 @@ class _Running:
 
     @contextmanager
     def _announced(self) -> Iterator[None]:
-        """Tells `qinglan run` on this site where the server is, for as long as it is there."""
+        """Writes the server's address for `qinglan run` on this site, for as long as the server runs."""
         file = self.site.state / SERVER_FILE
         file.write_text(self.site.api_url, encoding="utf-8")
         try:
@@ -107,12 +107,12 @@ class _Running:
 
     @contextmanager
     def _workers(self) -> Iterator[None]:
-        """They end before the server does, so that they can tell it."""
+        """They end before the server does, so that they can report it."""
         for pool in WORK_POOLS:
             make_pool(self.api, pool)  # so that deploying needn't wait for the pool's worker
         self._crash_interrupted(WORK_POOLS)
-        # Of what crashed while no server was there the automation never hears, and late of what is marked now. As long
-        # as no worker is there, none can take such a run at the same moment.
+        # The automation never learns of a run that crashed while no server ran, and late of one that is marked now.
+        # As long as no worker runs, none can take such a run at the same moment.
         for name in requeue_crashed(self.api, settled_for=timedelta(0)):
             self.say(f"{name} had crashed; it goes on")
         self._workers_since = datetime.now(UTC)
@@ -149,9 +149,9 @@ class _Running:
         if not crashed:
             return
         retries = crash_retries_on(self.api)
-        by_itself = f"each goes on by itself, {retries} times at most; after that, " if retries else ""
+        continues = f"each goes on by itself, {retries} times at most; after that, " if retries else ""
         self.say(
-            f"flow runs that were interrupted, now marked as crashed: {len(crashed)}; {by_itself}"
+            f"flow runs that were interrupted, now marked as crashed: {len(crashed)}; {continues}"
             "Retry on its page, or `prefect flow-run retry ID`, continues one:"
         )
         for run in crashed[:_SHOWN_RUNS]:
@@ -161,13 +161,13 @@ class _Running:
         lines = [f"Prefect  {self.site.prefect_url}", f"MLflow   {self.site.mlflow_url}"]
         lines += [f"{simulator.title:<8} {simulator.url}" for simulator in simulated]
         if simulated:
-            lines.append("         stand-ins, to try by hand; every run starts its own")
+            lines.append("         simulators, to try by hand; every run starts its own")
         lines.append(f"Logs     {self.processes.logs}\n\nReady after {seconds:.0f} s. Ctrl-C stops all of it.")
         self.say("\n" + "\n".join(lines))
 
 
 def _configured_port(server: PrefectServer | None, asked: int | None) -> int | None:
-    """Where the user's environment or Prefect profile expects a server of this machine, that's where it must be.
+    """The port that the user's environment or Prefect profile expects a server of this machine on, if any.
 
     Raises:
         ConfigError: it expects one elsewhere.

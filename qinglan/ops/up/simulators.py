@@ -1,4 +1,4 @@
-"""The embedded teacher and RAG for people to try, for as long as the site is up.
+"""The embedded teacher and RAG for users to try by hand, for as long as the site runs.
 
 Flows start their own: a run may set other data, latencies or faults than the profile that the site was started with.
 """

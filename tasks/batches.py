@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 
 from qinglan.clients.roles import Clients, Role, Services, open_clients
-from qinglan.clients.row_batches import RETRYABLE_REASONS, Batch, BatchIncompleteError, Losses, Work, cut, in_order
+from qinglan.clients.row_batches import RETRYABLE_REASONS, BatchIncompleteError, Losses, RowBatch, Work, cut, in_order
 from qinglan.config import Distill, Validate
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import Artifact, JsonlWriter, StageResult, read_jsonl
@@ -39,7 +39,7 @@ async def _is_incomplete(_task: Any, _run: Any, state: State) -> bool:
 
 
 @task(name="batch", cache_policy=NO_CACHE, task_run_name="{kind}-{batch.index}", retry_condition_fn=_is_incomplete)
-async def run_batch(kind: str, batch: Batch, work: Work, retries: int) -> list[Row]:  # noqa: ARG001 (names the run)
+async def run_batch(kind: str, batch: RowBatch, work: Work, retries: int) -> list[Row]:  # noqa: ARG001 (names the run)
     """One batch; Prefect retries it while rows are missing."""
     attempt = task_run.run_count or 1
     return await batch.run(work, last_attempt=attempt > retries)

@@ -48,7 +48,7 @@ _CLEAR_GAP = 0.05
 
 
 @dataclass(frozen=True)
-class Finding:
+class ContractFinding:
     """One thing that the probes showed. Only a problem keeps a run from starting."""
 
     kind: Kind
@@ -60,30 +60,30 @@ class Finding:
         return self.kind == "ignored"
 
 
-_HONOURED = Finding("honoured", "`rewritten_query` is honoured")
-_IGNORED = Finding(
+_HONOURED = ContractFinding("honoured", "`rewritten_query` is honoured")
+_IGNORED = ContractFinding(
     "ignored",
     "gives the same answer with and without `rewritten_query`: it ignores the field, or reranks by `query`, and no "
     f"rewrite could ever help; {GUIDE} shows what to change in the service",
 )
-_UNSTABLE = Finding(
+_UNSTABLE = ContractFinding(
     "unstable",
     "answers one question differently each time, so `rewritten_query` can't be checked and scores are noise; look for "
     "sampling in the service, such as a rewriting at a temperature above 0",
 )
-_RERANKED = Finding(
+_RERANKED = ContractFinding(
     "reranked_by_query",
     "retrieves by `rewritten_query` but scores the passages by another text, most likely by `query`, so that a better "
     f"rewrite can hardly show; rerank by the rewrite ({GUIDE})",
 )
-_MIXED = Finding(
+_MIXED = ContractFinding(
     "mixed",
     "given `rewritten_query`, answers neither as for query nor as for rewrite: it seems to mix them, to rerank by "
     f"`query` or to rewrite once more, which blurs what a rewrite is worth ({GUIDE})",
 )
 
 
-def probe_rag(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> list[Finding]:
+def probe_rag(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> list[ContractFinding]:
     """Ask the service three or four times, with two of the questions, and say what was found.
 
     Raises:
@@ -106,7 +106,7 @@ def pair_of(questions: Iterable[str]) -> tuple[str, str]:
     return distinct[first], distinct[min(others, key=lambda other: _overlap(first, other))]
 
 
-def examine(ask: Ask, rag: Rag, a: str, b: str) -> list[Finding]:
+def examine(ask: Ask, rag: Rag, a: str, b: str) -> list[ContractFinding]:
     """What the answers to two questions show; the finding about `rewritten_query` comes first."""
     plain, rewritten, control = ask(a, None), ask(a, b), ask(b, b)
     answers = [plain, rewritten, control]
@@ -114,12 +114,14 @@ def examine(ask: Ask, rag: Rag, a: str, b: str) -> list[Finding]:
     return [about_rewrite, *_limit_findings(answers, rag), *_id_findings(answers)]
 
 
-def _compare(plain: Scores, rewritten: Scores, control: Scores, repeat: Callable[[], Scores]) -> Finding:
+def _compare(plain: Scores, rewritten: Scores, control: Scores, repeat: Callable[[], Scores]) -> ContractFinding:
     if not (plain or rewritten or control):
-        return Finding("undecidable", "nothing was recalled for the probes, so `rewritten_query` can't be checked")
+        return ContractFinding(
+            "undecidable", "nothing was recalled for the probes, so `rewritten_query` can't be checked"
+        )
     likeness = _likeness(rewritten, plain, control)
     if likeness is None:
-        return Finding(
+        return ContractFinding(
             "undecidable", f"both probes recall the same, so `rewritten_query` can't be checked with them; see {GUIDE}"
         )
     by_plain, by_control = likeness
@@ -150,29 +152,29 @@ def _likeness(answer: Scores, plain: Scores, control: Scores) -> tuple[float, fl
     return (1 - _gap(answer, plain) / gap, 1 - _gap(answer, control) / gap) if gap > _CLEAR_GAP else None
 
 
-def _limit_findings(answers: Sequence[Sequence[Passage]], rag: Rag) -> Iterator[Finding]:
+def _limit_findings(answers: Sequence[Sequence[Passage]], rag: Rag) -> Iterator[ContractFinding]:
     most = max(map(len, answers))
     if most > rag.top_k:
-        yield Finding("top_k", f"`top_k` is not respected: {most} passages instead of at most {rag.top_k}")
+        yield ContractFinding("top_k", f"`top_k` is not respected: {most} passages instead of at most {rag.top_k}")
     lowest = min((passage.reranker_score for answer in answers for passage in answer), default=1.0)
     if lowest < rag.score_threshold:
-        yield Finding(
+        yield ContractFinding(
             "score_threshold",
             f"`score_threshold` is not respected: a passage has {lowest:.3g}, below {rag.score_threshold:g}",
         )
 
 
-def _id_findings(answers: Sequence[Sequence[Passage]]) -> Iterator[Finding]:
+def _id_findings(answers: Sequence[Sequence[Passage]]) -> Iterator[ContractFinding]:
     passages = [passage for answer in answers for passage in answer]
     nameless = sum(passage.id is None for passage in passages)
     if nameless:
         share = "no passage has" if nameless == len(passages) else f"{nameless} of {len(passages)} passages lack"
-        yield Finding(
+        yield ContractFinding(
             "ids_missing", f"{share} an `id`: gold top-1 can't be measured; send the document's id, or label nothing"
         )
     named = [_ids_by_content(answer) for answer in answers]
     if any(one[text].isdisjoint(other[text]) for one, other in combinations(named, 2) for text in one.keys() & other):
-        yield Finding(
+        yield ContractFinding(
             "ids_change",
             "a passage gets another `id` in every answer: gold top-1 can't be measured; send the document's own id",
         )

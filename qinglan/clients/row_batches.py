@@ -33,7 +33,7 @@ class BatchIncompleteError(StageError):
     """Some rows met a transient failure; run the batch again."""
 
 
-class Batch:
+class RowBatch:
     """Rows, their outcomes so far, and the last failure of those without one."""
 
     def __init__(self, index: int, rows: Sequence[Row]) -> None:
@@ -77,26 +77,26 @@ class Batch:
                 self._outcomes[row.id] = row.failed(error.reason)
 
 
-def cut(rows: Iterable[Row], batch_rows: int) -> Iterator[Batch]:
+def cut(rows: Iterable[Row], batch_rows: int) -> Iterator[RowBatch]:
     """Consecutive batches."""
     stream = iter(rows)
     for number in itertools.count():
         if not (some := list(itertools.islice(stream, batch_rows))):
             return
-        yield Batch(number, some)
+        yield RowBatch(number, some)
 
 
 async def in_order(
-    batches: Iterable[Batch], work: Callable[[Batch], Awaitable[Done]], *, at_once: int
-) -> AsyncGenerator[tuple[Batch, Done], None]:
+    batches: Iterable[RowBatch], work: Callable[[RowBatch], Awaitable[Done]], *, at_once: int
+) -> AsyncGenerator[tuple[RowBatch, Done], None]:
     """Work on several batches at once and yield them in their order, holding a bounded number of them in memory.
 
     An error of any batch is raised as soon as it happens; what is then under way is cancelled.
     """
     source, running = iter(batches), asyncio.Semaphore(at_once)
-    ahead: deque[tuple[Batch, asyncio.Task[Done]]] = deque()
+    ahead: deque[tuple[RowBatch, asyncio.Task[Done]]] = deque()
 
-    async def one(batch: Batch) -> Done:
+    async def one(batch: RowBatch) -> Done:
         async with running:
             return await work(batch)
 

@@ -12,7 +12,7 @@ import uvicorn
 from fake_service import PRICE, FakeService, Script
 from waiting import wait_until
 
-from qinglan.clients.contract import FALLBACK, Finding, examine, pair_of, probe_rag
+from qinglan.clients.contract import FALLBACK, ContractFinding, examine, pair_of, probe_rag
 from qinglan.clients.rag import Passage
 from qinglan.config import Profile, Rag
 from qinglan.errors import ConfigError, QinglanError
@@ -85,7 +85,7 @@ def few(text: str, rerank_by: str | None = None) -> list[Found]:
     return search(text, rerank_by, books=BOOKS[:3])
 
 
-def probe(serve: Serve, script: Script, **options: Any) -> tuple[list[Finding], FakeService]:
+def probe(serve: Serve, script: Script, **options: Any) -> tuple[list[ContractFinding], FakeService]:
     started = serve(script)
     rag = Rag.model_validate({"url": started.url, "top_k": 5} | options)
     return probe_rag(rag, "t", [A, B]), started

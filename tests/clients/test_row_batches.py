@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from qinglan.clients.row_batches import Batch, BatchIncompleteError, Losses, cut, in_order
+from qinglan.clients.row_batches import BatchIncompleteError, Losses, RowBatch, cut, in_order
 from qinglan.errors import ConfigError, StageError, TeacherError
 from qinglan.rows import Row
 
@@ -38,12 +38,12 @@ def timeout() -> TeacherError:
 
 
 async def test_rows_come_back_in_order():
-    done = await Batch(0, ROWS).run(Worker({}), last_attempt=False)
+    done = await RowBatch(0, ROWS).run(Worker({}), last_attempt=False)
     assert [(r.id, r.answer) for r in done] == [("0", "改写"), ("1", "改写"), ("2", "改写")]
 
 
 async def test_only_missing_rows_are_tried_again():
-    batch, work = Batch(4, ROWS), Worker({"1": [timeout()]})
+    batch, work = RowBatch(4, ROWS), Worker({"1": [timeout()]})
     with pytest.raises(BatchIncompleteError, match="batch 4: 1 rows to try again; first: late"):
         await batch.run(work, last_attempt=False)
     done = await batch.run(work, last_attempt=False)
@@ -52,26 +52,26 @@ async def test_only_missing_rows_are_tried_again():
 
 
 async def test_a_refusal_is_final():
-    batch, work = Batch(0, ROWS), Worker({"1": [TeacherError("no", "teacher_refused")]})
+    batch, work = RowBatch(0, ROWS), Worker({"1": [TeacherError("no", "teacher_refused")]})
     done = await batch.run(work, last_attempt=False)
     assert (done[1].status, done[1].reason, done[1].answer) == ("failed", "teacher_refused", None)
     assert batch.first_failure() == "no"
 
 
 async def test_the_last_attempt_keeps_the_reason():
-    done = await Batch(0, ROWS).run(Worker({"2": [timeout()]}), last_attempt=True)
+    done = await RowBatch(0, ROWS).run(Worker({"2": [timeout()]}), last_attempt=True)
     assert [r.reason for r in done] == [None, None, "teacher_timeout"]
 
 
 async def test_rows_that_failed_before_pass_through():
     work = Worker({})
-    done = await Batch(0, [row(0, "duplicate"), row(1)]).run(work, last_attempt=False)
+    done = await RowBatch(0, [row(0, "duplicate"), row(1)]).run(work, last_attempt=False)
     assert work.asked == ["1"]
     assert done[0].reason == "duplicate"
 
 
 async def test_an_error_waits_for_answers_that_are_under_way():
-    batch, work = Batch(0, ROWS), Worker({"0": [ConfigError("refused key")]})
+    batch, work = RowBatch(0, ROWS), Worker({"0": [ConfigError("refused key")]})
     with pytest.raises(ConfigError):
         await batch.run(work, last_attempt=True)
     assert [r.id for r in batch.missing] == ["0"]
@@ -84,7 +84,7 @@ def test_cut():
 
 def lose(losses: Losses, *done: str) -> None:
     """A finished batch, of which each row is `ok` or failed with a reason."""
-    batch = Batch(0, [row(n) for n in range(len(done))])
+    batch = RowBatch(0, [row(n) for n in range(len(done))])
     losses.add(batch.rows, [row(n, status) for n, status in enumerate(done)], None)
 
 
@@ -118,7 +118,7 @@ def test_rows_that_failed_before_are_no_losses():
 
 
 async def test_the_first_failure_is_named():
-    batch = Batch(0, ROWS)
+    batch = RowBatch(0, ROWS)
     done = await batch.run(Worker({"1": [TeacherError("boom", "teacher_refused")]}), last_attempt=True)
     with pytest.raises(StageError, match=r"first failure: boom\. Answers already paid"):
         Losses("distill", 3, 0.0).add(batch.rows, done, batch.first_failure())
@@ -128,14 +128,14 @@ def test_what_the_budget_left_out_is_no_loss():
     lose(Losses("distill", 3, 0.0), "over_budget", "over_budget", "ok")
 
 
-def batches_of(count: int) -> list[Batch]:
+def batches_of(count: int) -> list[RowBatch]:
     return list(cut([row(n) for n in range(count)], 1))
 
 
 async def test_batches_come_in_order_and_few_are_at_work():
     at_work, most = 0, 0
 
-    async def work(batch: Batch) -> int:
+    async def work(batch: RowBatch) -> int:
         nonlocal at_work, most
         at_work += 1
         most = max(most, at_work)
@@ -151,7 +151,7 @@ async def test_batches_come_in_order_and_few_are_at_work():
 async def test_a_batch_is_handed_on_as_soon_as_those_before_it_are():
     last = asyncio.Event()
 
-    async def work(batch: Batch) -> int:
+    async def work(batch: RowBatch) -> int:
         if batch.index == 2:
             await last.wait()
         return batch.index
@@ -165,13 +165,13 @@ async def test_a_batch_is_handed_on_as_soon_as_those_before_it_are():
 async def test_the_source_is_read_no_further_than_needed():
     read = 0
 
-    def source() -> Iterator[Batch]:
+    def source() -> Iterator[RowBatch]:
         nonlocal read
         for batch in batches_of(100):
             read += 1
             yield batch
 
-    async def work(batch: Batch) -> int:
+    async def work(batch: RowBatch) -> int:
         await asyncio.sleep(0)
         return batch.index
 
@@ -185,7 +185,7 @@ async def test_the_source_is_read_no_further_than_needed():
 async def test_an_error_is_raised_at_once_and_cancels_the_rest():
     cancelled = []
 
-    async def work(batch: Batch) -> int:
+    async def work(batch: RowBatch) -> int:
         if batch.index == 1:
             raise StageError("boom")
         try:

@@ -17,7 +17,7 @@ _DEFAULT_COMPLETION_TOKENS = 1024
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """What is sent now, a batch per chunk, and what there is no money for."""
 
     chunks: list[list[Request]]
@@ -32,7 +32,7 @@ def make_plan(
     account: Account,
     affordable_usd: float | None,
     max_requests: int,
-) -> Plan:
+) -> BatchPlan:
     """What has no answer, is in no batch and was not tried before; the first ones where not all can be afforded.
 
     Args:
@@ -47,7 +47,7 @@ def make_plan(
         owed = (request for each, request in requests.items() if each in under_way)
         usd = affordable_usd - sum(batch_costs_usd(owed, account.price, known))
         count = affordable(batch_costs_usd(left, account.price, known), usd)
-    return Plan(list(chunks(left[:count], max_requests)), left[count:])
+    return BatchPlan(list(chunks(left[:count], max_requests)), left[count:])
 
 
 def chunks(requests: Iterable[Request], max_requests: int, max_bytes: int = MAX_BYTES) -> Iterator[list[Request]]:

@@ -1,4 +1,4 @@
-"""6,146 real patient questions through the data stages, two nights, with the keyword-extracting stand-in as teacher.
+"""6,146 real patient questions through the data stages, two runs, with the simulated keyword extractor as teacher.
 
     make bench NAME=toyhom DATA=toyhom
 
@@ -25,9 +25,9 @@ EDITED_WORDS = "，麻烦说得详细些"
 INTRO = """# Real questions through the data stages
 
 The embedded default also takes real data. These are the {n:,} patient questions of the public Toyhom dialogues (MIT
-licence; internal medicine) with their {documents:,} documents. The teacher is the stand-in, which knows nothing of
-medicine and falls back to keyword extraction (jieba), so this shows the stages at work on real, messy text, not what
-a language model would achieve. Made by `make bench NAME=toyhom`, which runs, in a temporary site:
+licence; internal medicine) with their {documents:,} documents. The teacher is the simulated one, which knows nothing of
+medicine and falls back to keyword extraction (jieba), so this shows how the stages handle real text, not what a
+language model would achieve. Made by `make bench NAME=toyhom`, which runs, in a temporary site:
 
 ```
 {command}
@@ -49,7 +49,7 @@ def main() -> None:
         second = refresh(site, second_night(DATA / "questions.xlsx", site / "questions-2.xlsx"))
     documents = sum(1 for _ in (DATA / "kb.jsonl").open(encoding="utf-8"))
     intro = INTRO.format(n=first["stages"][0]["rows_in"], documents=documents, command=COMMAND)
-    tables = [*stages_table(first), "", *arms_table(first), "", *reading(first), "", *nights_table(first, second), ""]
+    tables = [*stages_table(first), "", *arms_table(first), "", *reading(first), "", *runs_table(first, second), ""]
     page = "\n".join([intro, *tables])
     PAGE.write_text(page, encoding="utf-8")
     print(page)
@@ -89,19 +89,19 @@ def second_night(workbook: Path, target: Path) -> Path:
     return target
 
 
-def nights_table(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """What each night paid for."""
+def runs_table(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """The calls of each run."""
     lines = [
-        "## The second night",
+        "## The second run",
         "",
         f"The same workbook again, with {EDITED} questions edited and {NEW} new ones (real questions, each with a "
-        "clause added). Only what is new or changed is asked of the teacher; every question is retrieved with again, "
-        "as a knowledge base may have changed.",
+        "clause added). The teacher gets only new and changed questions; retrieval runs for every question, "
+        "as the knowledge base may have changed.",
         "",
         "| | Rows | Teacher calls | from the ledger | Judge calls | from the ledger | RAG calls | Seconds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for name, report in (("first night", first), ("second night", second)):
+    for name, report in (("first run", first), ("second run", second)):
         api, seconds = report["api"], sum(stage["seconds"] for stage in report["stages"])
         counts = [api[role][kind] for role in ("teacher", "judge") for kind in ("calls", "cached")]
         cells = " | ".join(f"{n:,}" for n in [report["stages"][0]["rows_in"], *counts, api["rag"]["calls"]])
@@ -111,7 +111,7 @@ def nights_table(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 
 def stages_table(report: dict[str, Any]) -> list[str]:
     """Counts by stage."""
-    lines = ["| Stage | Rows in | Rows out | Fell, by reason | Seconds |", "| --- | ---: | ---: | --- | ---: |"]
+    lines = ["| Stage | Rows in | Rows out | Dropped, by reason | Seconds |", "| --- | ---: | ---: | --- | ---: |"]
     for stage in report["stages"]:
         dropped = ", ".join(f"{reason} {n:,}" for reason, n in stage["dropped"].items()) or "–"
         lines.append(

@@ -54,7 +54,8 @@ def read_rows(
             continue
         reason = reason or "duplicate"
         report(f"{source}: {reason}: {f'repeats {first}; ' if first else ''}{HINTS[reason]}")
-        yield _refused(row, reason)
+        # Its id is its own, because its question may be empty or another row's.
+        yield row.failed(reason).model_copy(update={"id": hash_of(row.id, row.source)[:16]})
 
 
 def _limited(records: Iterable[Record], limit: int) -> Iterator[Record]:
@@ -102,11 +103,6 @@ def _row(record: Record, source: str, tenant: Tenant, inputs: Sequence[Input]) -
         split=split if split in _SPLITS else None,
         source=source,
     )
-
-
-def _refused(row: Row, reason: str) -> Row:
-    """The row, failed, with an id of its own, because its question may be empty or another row's."""
-    return row.failed(reason).model_copy(update={"id": hash_of(row.id, row.source)[:16]})
 
 
 def _flaw(row: Row, cells: Mapping[str, Any], data: Data, inputs: Sequence[Input]) -> str | None:

@@ -50,7 +50,15 @@ def build(domain: Domain) -> Any:
         ]
     )
     bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(domain.characters() * CHARACTER_WEIGHT + domain.words() * WORD_WEIGHT, _trainer())
+    trainer = trainers.BpeTrainer(
+        vocab_size=MAX_VOCABULARY,
+        min_frequency=WORD_WEIGHT,
+        special_tokens=[*SPECIAL_TOKENS, *TAGS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=MAX_TOKEN_BYTES,
+        show_progress=False,
+    )
+    bpe.train_from_iterator(domain.characters() * CHARACTER_WEIGHT + domain.words() * WORD_WEIGHT, trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_with_tags_as_text(bpe),
         eos_token=END_OF_TURN,
@@ -69,14 +77,3 @@ def _with_tags_as_text(bpe: Any) -> Any:
     for token in as_json["added_tokens"]:
         token["special"] = token["content"] not in TAGS
     return Tokenizer.from_str(json.dumps(as_json))
-
-
-def _trainer() -> Any:
-    return trainers.BpeTrainer(
-        vocab_size=MAX_VOCABULARY,
-        min_frequency=WORD_WEIGHT,
-        special_tokens=[*SPECIAL_TOKENS, *TAGS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        max_token_length=MAX_TOKEN_BYTES,
-        show_progress=False,
-    )

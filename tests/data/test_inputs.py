@@ -92,7 +92,7 @@ def test_an_optional_column_must_be_there_once_it_is_named(tmp_path: Path):
         read(tmp_path / "q.csv", columns=Columns(inputs={"label": "答案"}))
 
 
-def test_a_row_without_a_required_input_fails_and_is_told_of(tmp_path: Path):
+def test_a_row_without_a_required_input_fails_and_is_reported(tmp_path: Path):
     as_csv(tmp_path / "q.csv", ["问题", "提示"], [["法国", ""], ["德国", "柏林墙"]])
     told: list[str] = []
     rows = list(read_rows(tmp_path / "q.csv", Data(), Tenant(), told.append, inputs=INPUTS))

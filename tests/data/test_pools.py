@@ -45,7 +45,7 @@ def test_what_is_drawn_depends_on_the_seed_and_not_on_the_order():
     assert draw_rl_prompts(ROWS, config) != draw_rl_prompts(ROWS, config.model_copy(update={"seed": 2}))
 
 
-def test_a_pool_that_is_too_small_is_told():
+def test_a_pool_that_is_too_small_gives_a_warning():
     rows = [*pool("red", 5), *pool(None, 50, 1)]
     drawn = draw_rl_prompts(rows, Dataset(rl_shares={"red": 0.5, "gold": 0.25}, rl_repeats=1))
     assert counted(drawn, rows) == {"red": 5, None: 50}
@@ -61,8 +61,8 @@ def test_a_small_pool_is_asked_again_up_to_a_limit():
     assert (max((enough.repeats or {}).values()), enough.warnings) == (4, ())
     limited = draw_rl_prompts(rows, Dataset(rl_shares={"red": 0.5}))
     assert counted(limited, rows) == {"red": 40, None: 50}
-    (told,) = limited.warnings
-    assert "pool red has 5 training rows for RL, each asked 8 times, 44% of the prompts and not 50%" in told
+    (warning,) = limited.warnings
+    assert "pool red has 5 training rows for RL, each asked 8 times, 44% of the prompts and not 50%" in warning
 
 
 def test_shares_that_leave_nothing_are_filled_from_the_scarcest_pool():
@@ -81,7 +81,7 @@ def test_shares_add_up(shares: dict[str, float]):
         Dataset(rl_shares=shares)
 
 
-def test_an_empty_split_of_a_pool_is_told():
+def test_an_empty_split_of_a_pool_gives_a_warning():
     pools = PoolCounts()
     for row in (*pool("red", 3, split="train"), *pool("red", 1, 1, split="test"), *pool(None, 1, 2, split="dev")):
         pools.add(row)

@@ -45,9 +45,9 @@ def test_what_is_drawn_and_why(changes: dict[str, Any], strata: tuple[str, ...])
 
 
 @pytest.mark.parametrize("reason", ["rewrite_too_long", "teacher_refused"])
-def test_what_fell_by_rule_may_be_corrected(reason: str):
-    fallen = row(answer=None, answer_retrieved=None).failed(reason)
-    assert names(draw_sample([fallen], CONFIG, 5)) == {"r0": ("by_rule",)}
+def test_rows_dropped_by_rule_may_be_corrected(reason: str):
+    dropped = row(answer=None, answer_retrieved=None).failed(reason)
+    assert names(draw_sample([dropped], CONFIG, 5)) == {"r0": ("by_rule",)}
 
 
 @pytest.mark.parametrize("reason", ["teacher_timeout", "rag_unavailable", "empty_query", "near_duplicate_of_test"])
@@ -154,9 +154,9 @@ def test_which_answers_are_drawn_and_why(changes: dict[str, Any], strata: tuple[
     assert names(draw_sample([answer(**changes)], CONFIG, 5, ANSWER_STRATA)) == {"a0": strata}
 
 
-def test_an_answer_that_fell_by_the_recipes_rules_may_be_corrected():
-    fallen = answer(parts=None, judge_score=None).failed("bad_format")
-    assert names(draw_sample([fallen], CONFIG, 5, ANSWER_STRATA)) == {"a0": ("by_rule",)}
+def test_an_answer_dropped_by_the_recipes_rules_may_be_corrected():
+    dropped = answer(parts=None, judge_score=None).failed("bad_format")
+    assert names(draw_sample([dropped], CONFIG, 5, ANSWER_STRATA)) == {"a0": ("by_rule",)}
 
 
 def test_shares_of_answers_add_up_too():

@@ -1,4 +1,4 @@
-"""Out as a workbook, filled in by a person, back as verdicts on the right rows; or a line for every bad cell."""
+"""A review workbook is exported, filled in and imported as verdicts on the right rows; every bad cell gets a line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +68,7 @@ def line_of(sheet: Any, query: str) -> int:
 
 
 def fill_in(path: Path, query: str = "怎么吃", **cells: Any) -> None:
-    """Write cells of the line with this question, as a person would."""
+    """Write cells of the line with this question, as a reviewer would."""
     book = openpyxl.load_workbook(path)
     sheet = book["审核"]
     number = line_of(sheet, query)

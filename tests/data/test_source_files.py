@@ -78,7 +78,7 @@ def test_a_duplicate_names_the_other_files_row(drop: Path) -> None:
     assert "d.parquet:2: duplicate: repeats a.xlsx!Sheet!A2; delete one of the two" in lines
 
 
-def test_other_suffixes_are_skipped_and_told(drop: Path) -> None:
+def test_other_suffixes_are_skipped_and_reported(drop: Path) -> None:
     files = list_files(drop)
     assert [file.name for file in files.read] == ["a.xlsx", "b.csv", "c.JSONL", "d.parquet"]
     assert [file.name for file in files.skipped] == ["README.md"]
@@ -93,7 +93,7 @@ def test_a_file_that_cant_be_read_is_named(drop: Path) -> None:
     assert f"{drop / 'a.xls'}: is the old Excel format" in error_of(drop)
 
 
-def test_a_night_without_questions_in_one_file_is_no_error_in_all_it_is(tmp_path: Path) -> None:
+def test_no_questions_in_one_file_is_no_error_in_all_files_it_is(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("问题\n\n")
     (tmp_path / "b.csv").write_text("问题\n头疼\n")
     assert [row.source for row in read(tmp_path)] == ["b.csv:2"]
@@ -209,7 +209,7 @@ def test_many_blank_lines_at_the_end_are_no_rows(tmp_path: Path) -> None:
     assert (len(rows), rows[1].reason, rows[-1].source) == (20_002, "empty_query", "q.csv:20003")
 
 
-def test_a_file_is_closed_when_nobody_reads_on(tmp_path: Path) -> None:
+def test_a_file_is_closed_when_reading_stops(tmp_path: Path) -> None:
     (tmp_path / "q.csv").write_text("问题\n" + "".join(f"问{n}\n" for n in range(100_000)))
     rows = read_rows(tmp_path / "q.csv", Data(), Tenant())
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
@@ -219,7 +219,7 @@ def test_a_file_is_closed_when_nobody_reads_on(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-def test_a_tally_counts_what_goes_by(tmp_path: Path) -> None:
+def test_row_counts_count_a_stream(tmp_path: Path) -> None:
     (tmp_path / "q.csv").write_text("问题\n一\n2\n一\n三\n一\n")
     counts = RowCounts()
     rows = counts.pass_through(read_rows(tmp_path / "q.csv", Data(), Tenant()))

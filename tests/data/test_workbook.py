@@ -243,7 +243,7 @@ def test_jsonl_values_that_are_not_text(tmp_path: Path) -> None:
     assert reasons(path) == ["not_text", "empty_query", "empty_query", "not_text", "empty_query", "not_text"]
 
 
-def test_problems_name_cell_reason_and_remedy(tmp_path: Path) -> None:
+def test_problems_name_cell_reason_and_hint(tmp_path: Path) -> None:
     path, lines = xlsx(tmp_path / "q.xlsx", ["问题"], ["头疼"], [None], ["头疼！"]), list[str]()
     assert len(list(read_rows(path, Data(), Tenant(), lines.append))) == 3
     assert lines == [
@@ -301,7 +301,7 @@ def test_empty_workbooks(tmp_path: Path) -> None:
     assert "is empty" in error_of(text_file(tmp_path / "e.jsonl", ""))
 
 
-def test_missing_query_column_names_the_nearest_and_the_remedy(tmp_path: Path) -> None:
+def test_missing_query_column_names_the_nearest_and_a_hint(tmp_path: Path) -> None:
     message = error_of(xlsx(tmp_path / "q.xlsx", ["用户问题", "画像"], ["头疼"]))
     assert "Sheet1, row 1: no column `问题` (found: 用户问题, 画像; nearest: 用户问题)" in message
     assert "--set data.columns.query=用户问题" in message

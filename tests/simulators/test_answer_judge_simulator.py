@@ -101,7 +101,6 @@ def test_pretraining_shows_no_verdict_and_no_question_of_the_test_split(rows: li
     assert not any("正确，" in text or "错误，" in text for text in texts)
     asked = {row.query for row in rows if row.split == "test"}
     assert not any(line.removeprefix("问题：") in asked for text in texts for line in text.splitlines())
-    assert texts[:50] == list(DOMAIN.documents(3, 50))
 
 
 def test_every_wording_is_one_token():
@@ -110,11 +109,10 @@ def test_every_wording_is_one_token():
     assert [text for text in wordings if len(tok.encode(text, add_special_tokens=False)) > 1] == []
 
 
-def test_the_workbook_is_the_same_bytes_and_has_the_recipes_columns(tmp_path: Path):
-    paths = [DOMAIN.write_sample(tmp_path / name, CONFIG) for name in "ab"]
-    assert paths[0].workbook.read_bytes() == paths[1].workbook.read_bytes()
-    assert paths[0].knowledge_base is None
-    header = [cell.value for cell in next(load_workbook(paths[0].workbook).worksheets[0].iter_rows())]
+def test_the_workbook_has_the_recipes_columns(tmp_path: Path):
+    paths = DOMAIN.write_sample(tmp_path, CONFIG)
+    assert paths.knowledge_base is None
+    header = [cell.value for cell in next(load_workbook(paths.workbook).worksheets[0].iter_rows())]
     assert {each.column for each in RECIPE.INPUTS} <= set(header)
 
 

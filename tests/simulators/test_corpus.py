@@ -11,11 +11,6 @@ from qinglan.simulators.domains.query_rewrite import facts as domain
 DOCUMENTS = list(corpus.documents(seed=3, count=3000))
 
 
-def test_same_seed_same_documents():
-    assert list(corpus.documents(3, 50)) == DOCUMENTS[:50]
-    assert list(corpus.documents(4, 50)) != DOCUMENTS[:50]
-
-
 def test_no_document_leaks():
     assert [leak for text in DOCUMENTS if (leak := corpus.leak(text))] == []
 

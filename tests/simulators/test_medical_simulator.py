@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -12,7 +11,6 @@ from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.recipes._medical_rules import RULES
 from qinglan.rows import Row
-from qinglan.simulators.domains import domain_of
 from qinglan.simulators.domains.medical import corpus, judge, sample
 from qinglan.simulators.domains.medical import facts as domain
 from qinglan.simulators.domains.medical.reader import gives_away, understand
@@ -96,11 +94,6 @@ def test_gold_answers_are_complete() -> None:
     gold = [row for row in sample.build_sample(CONFIG) if row.pool == "gold"]
     assert gold and all(row.answer == domain.full_answer(row.question) for row in gold)
     assert any(domain.TOPICS[row.question.topic].is_dangerous for row in gold), "of whom others' answers lack something"
-
-
-def test_the_workbook_is_the_same_bytes_each_time(tmp_path: Path) -> None:
-    first, second = (domain_of("medical").write_sample(tmp_path / name, CONFIG).workbook for name in "ab")
-    assert first.read_bytes() == second.read_bytes()
 
 
 def test_more_rows_than_questions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

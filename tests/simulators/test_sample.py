@@ -112,12 +112,9 @@ def test_workbook_reads_back(tmp_path: Path):
     header, *cells = sheet.iter_rows(values_only=True)
     assert header == ("问题", "用户画像", "历史摘要", "标准文档", "划分", "意图")
     assert {row[5] for row in cells} <= set(INTENT_NAMES.values())
+    assert set(INTENT_NAMES) == set(domain.INTENTS)
     assert len(cells) == 100
     assert {row[3] for row in cells} <= {document.id for document in domain.documents()}
-
-
-def test_every_intent_has_a_name():
-    assert set(INTENT_NAMES) == set(domain.INTENTS)
 
 
 def test_another_seed_is_another_sample():

@@ -80,7 +80,7 @@ def build(
             if row.split == "test":
                 files.write("test", line)
                 continue
-            if _teaches(row):
+            if row.status == "ok" and row.target:
                 files.write(f"sft_{row.split}", _sft_line(row, recipe, profile))
             if recipe.has_baseline(row):
                 for _ in range(1 if row.split == "dev" else prompts.times(row)):
@@ -126,10 +126,6 @@ def _require_rows(files: Mapping[str, int], rows: RowCounts, hint: str) -> None:
 
 def _trains(row: Row) -> bool:
     return row.split == "train" and was_question(row) and not is_leak(row.reason)
-
-
-def _teaches(row: Row) -> bool:
-    return row.status == "ok" and bool(row.target)
 
 
 def _sft_line(row: Row, recipe: Recipe, profile: Profile) -> dict[str, Any]:

@@ -111,7 +111,8 @@ def _exact_record(prefix: str, number: int, row: Mapping[int, Cell | MergedCell]
     return Record(
         prefix=prefix,
         number=number,
-        cells={field: _value(cell) for field, cell in used.items()},
+        # an array formula has its text as an attribute
+        cells={field: getattr(cell.value, "text", cell.value) for field, cell in used.items()},
         flaw=flaw,
         blank=all(cell_text(cell.value) == "" for cell in row.values()),
     )
@@ -119,11 +120,6 @@ def _exact_record(prefix: str, number: int, row: Mapping[int, Cell | MergedCell]
 
 def _prefix(path: Path, name: str, places: Mapping[str, int]) -> str:
     return f"{path.name}!{name}!{get_column_letter(places['query'] + 1)}"
-
-
-def _value(cell: Cell | MergedCell) -> Any:
-    """The value; an array formula as its text."""
-    return getattr(cell.value, "text", cell.value)
 
 
 def _cells_by_row(sheet: Any) -> dict[int, dict[int, Cell | MergedCell]]:

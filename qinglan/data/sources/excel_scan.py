@@ -68,8 +68,10 @@ def scan(path: Path, sheet: str | None) -> Layout:
         if chosen not in parts or not _has_plain_strings(reader):
             return Layout(names)
         apply_stylesheet(reader.archive, reader.wb)
-        dated = _scan_cells(reader.archive, parts[chosen], _dated_styles(reader.wb))
-        return Layout(names, plain=dated is not None, dated=dated or frozenset())
+        styles = enumerate(reader.wb._cell_styles)
+        dated = (number for number, style in styles if not _is_number_format(reader.wb, style.numFmtId))
+        columns = _scan_cells(reader.archive, parts[chosen], frozenset(dated))
+        return Layout(names, plain=columns is not None, dated=columns or frozenset())
 
 
 def _has_plain_strings(reader: Any) -> bool:
@@ -95,11 +97,6 @@ def _scan_cells(archive: zipfile.ZipFile, part: str, dated_styles: frozenset[int
     if area > max(_ALWAYS_DENSE_ENOUGH, _MAX_EMPTY_SHARE * cells):
         return None
     return frozenset(columns[column] - 1 for column, style in styled if style and int(style) in dated_styles)
-
-
-def _dated_styles(book: Any) -> frozenset[int]:
-    """Cell styles by number whose format is, or may be taken for, a date's."""
-    return frozenset(n for n, style in enumerate(book._cell_styles) if not _is_number_format(book, style.numFmtId))
 
 
 def _is_number_format(book: Any, number: int) -> bool:

@@ -3,6 +3,7 @@
 A folder may hold other files too. A file that is still being written must have another name (hidden, or `.partial`).
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ READERS: dict[str, Reader] = {".xlsx": read_xlsx, ".csv": read_csv, ".jsonl": re
 """By the suffix, in lower case."""
 
 _OLD_EXCEL = ".xls"
+_UNFINISHED = re.compile(r"^(\.|~\$)|\.(partial|tmp)$", re.IGNORECASE)
 
 
 class InputFiles(NamedTuple):
@@ -37,17 +39,13 @@ def list_files(path: Path) -> InputFiles:
     if not path.is_dir():
         return InputFiles([path], [])
     try:
-        found = sorted(file for file in path.iterdir() if file.is_file() and not _is_unfinished(file.name))
+        found = sorted(file for file in path.iterdir() if file.is_file() and not _UNFINISHED.search(file.name))
     except OSError as error:
         raise _unreadable(path, error) from error
     known = [file for file in found if file.suffix.lower() in (*READERS, _OLD_EXCEL)]
     if not known:
         raise WorkbookError(f"{path}: holds no {', '.join(READERS)} file; put one there or correct data.workbook")
     return InputFiles(known, [file for file in found if file not in known])
-
-
-def _is_unfinished(name: str) -> bool:
-    return name.startswith((".", "~$")) or name.lower().endswith((".partial", ".tmp"))
 
 
 def digest_of(path: Path) -> str:

@@ -29,14 +29,18 @@ def card_markdown(card: Card) -> str:
     parts = [f"# Dataset {origin.id}", _table(("", ""), list(facts.items()))]
     if card.drift:
         parts += ["## Since the version before", card.drift.sentence, _drift_table(card.drift)]
-    parts += ["## Splits", _table(("Split", "Questions", "ok"), _lines_of(card.splits))]
+    parts += [
+        "## Splits",
+        _table(
+            ("Split", "Questions", "ok"),
+            [(_cell(name), count(n["rows"]), count(n["ok"])) for name, n in card.splits.items()],
+        ),
+    ]
     parts += ["## Why rows were dropped", _counts("Reason", card.reasons)] if card.reasons else []
     parts += ["## Question length, characters", _counts("Length", card.lengths)]
-    parts += (
-        ["## Top-1 score, quantiles", _table(("", *(f"{q:.0%}" for q in QUANTILES)), _score_lines(card))]
-        if card.scores
-        else []
-    )
+    if card.scores:
+        scores = [(name, *(number(value) for value in quantiles.values())) for name, quantiles in card.scores.items()]
+        parts += ["## Top-1 score, quantiles", _table(("", *(f"{q:.0%}" for q in QUANTILES)), scores)]
     if card.intents:
         parts += [f"## Gold documents: {count(card.intent_count)} over {count(card.labelled)} questions"]
         parts += [_counts("The most frequent", card.intents)] if max(card.intents.values()) > 1 else []
@@ -48,7 +52,11 @@ def card_markdown(card: Card) -> str:
         grades += [("judge's score (0–5)", number(card.judge_mean, 2))] if card.judge_mean is not None else []
         parts += ["## Answers, graded: means", _table(("Part", "Mean"), grades)]
     if card.term_count:
-        parts += _words(card)
+        parts += [
+            f"## Words of the rewrites: {count(card.term_count)}, of which {count(card.rare_terms)} are rare",
+            f"A word is rare where fewer than {FEW_ROWS} SFT training rows have it: RL hardly finds it.",
+            _counts("The most frequent", card.terms),
+        ]
     parts += [
         "## Examples",
         _table(("Source", "Question", "Answer", "Verdict", "Score", "Row", "Ledger"), _example_lines(card)),
@@ -75,10 +83,6 @@ def _counts(head: str, counts: Mapping[str, int]) -> str:
     return _table((head, "Rows"), [(_cell(name), count(n)) for name, n in counts.items()])
 
 
-def _lines_of(counted: Mapping[str, Mapping[str, int]]) -> list[tuple[str, ...]]:
-    return [(_cell(name), count(counts["rows"]), count(counts["ok"])) for name, counts in counted.items()]
-
-
 def _pool_lines(card: Card) -> Iterator[tuple[str, ...]]:
     for name, counts in card.pools.items():
         yield _cell(name), *(count(counts.get(key, 0)) for key in ("rows", "ok", *get_args(Split)))
@@ -93,18 +97,6 @@ def _empty(card: Card) -> str:
         if not counts.get(split)
     )
     return ", ".join(lacking)
-
-
-def _words(card: Card) -> list[str]:
-    return [
-        f"## Words of the rewrites: {count(card.term_count)}, of which {count(card.rare_terms)} are rare",
-        f"A word is rare where fewer than {FEW_ROWS} SFT training rows have it: RL hardly finds it.",
-        _counts("The most frequent", card.terms),
-    ]
-
-
-def _score_lines(card: Card) -> list[tuple[str, ...]]:
-    return [(name, *(number(value) for value in quantiles.values())) for name, quantiles in card.scores.items()]
 
 
 def _example_lines(card: Card) -> list[tuple[str, ...]]:

@@ -28,6 +28,7 @@ def pipeline(
     changes: PipelineChanges = PipelineChanges(),
     overrides: tuple[Override, ...] = (),
     fresh: bool = False,
+    continue_anyway: bool = False,
 ) -> Path:
     """Run every stage; returns the path of report.json.
 
@@ -36,8 +37,11 @@ def pipeline(
         changes: Settings of this run; an empty one stays as the profile says.
         overrides: Any other setting, as `dotted.key=value`; docs/configuration.md lists them.
         fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
+        continue_anyway: Continue an interrupted SFT or RL from its checkpoint although its code changed since; the
+            report says so.
     """
-    with open_session(profile, overrides_of(changes, overrides), "pipeline", fresh=fresh) as session:
+    settings = overrides_of(changes, overrides)
+    with open_session(profile, settings, "pipeline", fresh=fresh, continue_anyway=continue_anyway) as session:
         run, services = session.run, session.services
         ingested = ingest_workbook(run, session.workbook)
         distilled = distill_rows(run, services, ingested)

@@ -23,6 +23,7 @@ def train(
     changes: TrainChanges = TrainChanges(),
     overrides: tuple[Override, ...] = (),
     fresh: bool = False,
+    continue_anyway: bool = False,
     source: str = "",
 ) -> Path:
     """SFT, RL, evaluation and release; returns the path of report.json.
@@ -32,9 +33,14 @@ def train(
         changes: Settings of this run; an empty one stays as the profile says.
         overrides: Any other setting, as `dotted.key=value`; docs/configuration.md lists them.
         fresh: Compute every stage anew instead of reusing what earlier runs left unchanged.
+        continue_anyway: Continue an interrupted SFT or RL from its checkpoint although its code changed since; the
+            report says so.
         source: The run whose dataset to use, by its id; the newest pipeline or refresh run if not given.
     """
-    with open_session(profile, overrides_of(changes, overrides), "train", fresh=fresh, source=source) as session:
+    settings = overrides_of(changes, overrides)
+    with open_session(
+        profile, settings, "train", fresh=fresh, continue_anyway=continue_anyway, source=source
+    ) as session:
         run, services = session.run, session.services
         (dataset,) = stages_of(session, ["dataset"])
         require_enough_rows(run, dataset)

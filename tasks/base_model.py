@@ -16,6 +16,9 @@ from qinglan.tasks.engine import Follower, Metrics, run_engine
 from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.engines import swift
 
+CODE = (__name__,)
+"""Whose code can change this stage's result."""
+
 
 @task(name="base-model", task_run_name="base-model", cache_policy=NO_CACHE)
 def prepare_base_model(run: Run) -> StageResult:
@@ -43,7 +46,7 @@ def prepare_base_model(run: Run) -> StageResult:
         run_engine(stage, command, name="pretraining", log="pretrain.log", on_poll=follow)
         return _model_outcome(folder, {"curve": follow.curve("loss")})
 
-    return perform(run, "base_model", {"folder": str(folder)}, work)
+    return perform(run, "base_model", {"folder": str(folder)}, work, code=CODE)
 
 
 def _model_outcome(folder: Path, details: dict[str, Any] | None = None) -> Outcome:

@@ -16,6 +16,23 @@ from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform
 
+CODE = (
+    __name__,
+    "recipe.evaluation",
+    "qinglan.evaluation.comparisons",
+    "qinglan.evaluation.examples",
+    "qinglan.evaluation.metrics",
+    "qinglan.evaluation.models",
+    "qinglan.evaluation.slices",
+    "qinglan.evaluation.summaries",
+    "qinglan.evaluation.summary",
+    "qinglan.evaluation.teachers",
+    "qinglan.evaluation.teacher_comparison",
+    "qinglan.rows",
+    "qinglan.statistics",
+)
+"""Whose code can change this stage's result."""
+
 
 @task(name="sample", task_run_name="sample", cache_policy=NO_CACHE)
 def draw_questions(run: Run, ingested: StageResult) -> StageResult:
@@ -28,7 +45,7 @@ def draw_questions(run: Run, ingested: StageResult) -> StageResult:
             stage.say(f"compare.rows asks for {wanted:,} questions, and there are {len(rows):,}")
         return Outcome(len(rows), len(rows), {}, {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)})
 
-    return perform(run, "sample", {"rows_sha256": ingested.artifacts["rows"].sha256, "rows": wanted}, work)
+    return perform(run, "sample", {"rows_sha256": ingested.artifacts["rows"].sha256, "rows": wanted}, work, code=CODE)
 
 
 @task(name="compare", task_run_name="compare", cache_policy=NO_CACHE)
@@ -63,4 +80,4 @@ def compare_teachers(run: Run, services: Services, validated: Mapping[str, Stage
         "evaluate": profile.evaluate.model_dump(mode="json"),
         "recipe": recipe_key(profile.recipe),
     }
-    return perform(run, "compare", depends_on, work)
+    return perform(run, "compare", depends_on, work, code=CODE)

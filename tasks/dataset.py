@@ -15,6 +15,17 @@ from qinglan.runs.artifacts import StageResult, hash_of
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform
 
+CODE = (
+    __name__,
+    "recipe.training_rows",
+    "qinglan.data.dataset",
+    "qinglan.data.sources",
+    "qinglan.data.workbook",
+    "qinglan.recipes.scoring.service",
+    "qinglan.rows",
+)
+"""Whose code can change this stage's result."""
+
 
 @task(name="dataset", task_run_name="dataset", cache_policy=NO_CACHE)
 def build_dataset(run: Run, selected: StageResult) -> StageResult:
@@ -47,4 +58,4 @@ def build_dataset(run: Run, selected: StageResult) -> StageResult:
         outcome.details["warnings"] = list(built.warnings)
         return outcome
 
-    return perform(run, "dataset", depends_on | {"pins": pins}, work)
+    return perform(run, "dataset", depends_on | {"pins": pins}, work, code=CODE)

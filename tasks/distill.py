@@ -27,6 +27,16 @@ from qinglan.runs.run import Run
 from qinglan.tasks.batches import ask_services
 from qinglan.tasks.stage import Outcome, Stage, perform
 
+CODE = (
+    __name__,
+    "recipe",
+    "qinglan.clients",
+    "qinglan.recipes.kinds.distillation",
+    "qinglan.rows",
+    "qinglan.tasks.batches",
+)
+"""Whose code can change this stage's result."""
+
 
 @task(name="distill", task_run_name="{name}", cache_policy=NO_CACHE)
 def distill_rows(run: Run, services: Services, ingested: StageResult, name: str = "distill") -> StageResult:
@@ -61,7 +71,7 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
         **{role: endpoint.model_dump(mode="json", include=set(ANSWER_FIELDS)) for role, endpoint in endpoints.items()},
         "servers": [key_salt(profile, role) for role in endpoints],
     }
-    return perform(run, name, depends_on, work)
+    return perform(run, name, depends_on, work, code=CODE)
 
 
 async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> None:

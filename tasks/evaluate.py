@@ -34,6 +34,28 @@ from qinglan.tasks.engine import run_engine
 from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.engines.generate import generate_commands
 
+CODE = (
+    __name__,
+    "recipe.evaluation",
+    "qinglan.clients",
+    "qinglan.evaluation.comparisons",
+    "qinglan.evaluation.examples",
+    "qinglan.evaluation.metrics",
+    "qinglan.evaluation.models",
+    "qinglan.evaluation.reasons",
+    "qinglan.evaluation.red_team",
+    "qinglan.evaluation.red_team_cases",
+    "qinglan.evaluation.slices",
+    "qinglan.evaluation.summaries",
+    "qinglan.evaluation.summary",
+    "qinglan.evaluation.teachers",
+    "qinglan.evaluation.teacher_comparison",
+    "qinglan.rows",
+    "qinglan.statistics",
+    "qinglan.training.engines.generate",
+)
+"""Whose code can change this stage's result."""
+
 _TEACHER: tuple[Role, ...] = ("teacher",)
 Calls = dict[str, dict[str, int]]
 """By role, what `Clients.call_counts` gives."""
@@ -117,7 +139,7 @@ def evaluate_arms(
     }
     if "rag" in recipe.graders:  # as in validation: a live service's knowledge base changes unseen
         depends_on["knowledge_base"] = run.knowledge_base_sha256 if profile.rag.url == EMBEDDED else run.id
-    return perform(run, "evaluate", depends_on, work)
+    return perform(run, "evaluate", depends_on, work, code=CODE)
 
 
 def _students(run: Run, models: Mapping[ArmName, StageResult]) -> dict[ArmName, Model]:

@@ -29,6 +29,16 @@ from qinglan.tasks.events import tell
 from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
 from qinglan.text import markdown_cell
 
+CODE = (
+    __name__,
+    "qinglan.evaluation.gate",
+    "qinglan.evaluation.models",
+    "qinglan.evaluation.reasons",
+    "qinglan.rows",
+    "qinglan.statistics",
+)
+"""Whose code can change this stage's result."""
+
 LOSSES, SAMPLED = 60, 40
 """Rows of the workbook that a person reads before approving."""
 _MARKS = {"pass": "✓", "fail": "✗", "unknown": "?"}
@@ -73,7 +83,7 @@ def decide_release(
         "champion": champion.sha256 if champion else "",
         "champion_version": champion.version if champion else "",
     }
-    gated = perform(run, "gate", depends_on, work)
+    gated = perform(run, "gate", depends_on, work, code=CODE)
     decision = decision_of(gated)
     tags = {"gate.verdict": decision.verdict, "gate.sentence": decision.sentence}
     tracker_of(run.profile).set_tags(run.mlflow_run_id, tags)

@@ -18,6 +18,16 @@ from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform
 
+CODE = (
+    __name__,
+    "recipe",
+    "qinglan.data.dataset.pools",
+    "qinglan.data.sources",
+    "qinglan.data.workbook",
+    "qinglan.rows",
+)
+"""Whose code can change this stage's result."""
+
 _SHOWN_PROBLEMS = 20
 
 
@@ -63,4 +73,4 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
         "recipe": recipe_key(run.profile.recipe),
         "tenant": tenant.model_dump(mode="json"),
     }
-    return perform(run, "ingest", depends_on, work)
+    return perform(run, "ingest", depends_on, work, code=CODE)

@@ -29,6 +29,17 @@ from qinglan.training.judge_agreement import (
     sentence,
 )
 
+CODE = (
+    __name__,
+    "recipe",
+    "qinglan.clients",
+    "qinglan.recipes._verdicts",
+    "qinglan.rows",
+    "qinglan.statistics",
+    "qinglan.training.judge_agreement",
+)
+"""Whose code can change this stage's result."""
+
 _JUDGE: tuple[Role, ...] = ("judge",)
 
 
@@ -62,7 +73,7 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
         # As in validation: a live service's knowledge base changes unseen.
         "knowledge_base": run.knowledge_base_sha256 if profile.rag.url == EMBEDDED else run.id,
     }
-    result = perform(run, "local_judge", depends_on, work)
+    result = perform(run, "local_judge", depends_on, work, code=CODE)
     require_agreement(Measured.model_validate(result.details["measured"]), settings, get_run_logger().warning)
     return result
 

@@ -10,6 +10,9 @@ from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
 
+CODE = (__name__, "recipe", "qinglan.data.versions", "qinglan.rows", "qinglan.statistics")
+"""Whose code can change this stage's result."""
+
 
 @task(name="publish", task_run_name="publish", cache_policy=NO_CACHE)
 def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
@@ -37,7 +40,7 @@ def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
         "files": {name: artifact.sha256 for name, artifact in dataset.artifacts.items()},
         "folder": str(versions.tenant_folder(profile)),
     }
-    published = perform(run, "publish", depends_on, work)
+    published = perform(run, "publish", depends_on, work, code=CODE)
     version = versions.Version.read(published.path("version").parent)
     _log_dataset(run, run.mlflow_run_id, version, "published")
     card = published.path("card").read_text(encoding="utf-8")

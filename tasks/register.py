@@ -14,6 +14,9 @@ from qinglan.serving.registry.candidates import candidate_of, challenger_of
 from qinglan.tasks.gate import decision_of
 from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
 
+CODE = (__name__, "qinglan.rows")
+"""Whose code can change this stage's result."""
+
 
 @task(name="register", task_run_name="register", cache_policy=NO_CACHE)
 def register_model(
@@ -46,7 +49,7 @@ def register_model(
         "tracking_uri": profile.tracking_uri,
         "release": profile.release.model_dump(mode="json"),
     }
-    registered = perform(run, "register", depends_on, work)
+    registered = perform(run, "register", depends_on, work, code=CODE)
     shown = registered.details["released"]
     tags = {"release": f"{shown['name']}/{shown['version']}", "release.aliases": ", ".join(shown["aliases"])}
     tracker_of(run.profile).set_tags(run.mlflow_run_id, tags)

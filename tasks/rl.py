@@ -33,6 +33,26 @@ from qinglan.training.engines.export import ADAPTER
 from qinglan.training.engines.progress import read_stop
 from qinglan.training.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
 
+CODE = (
+    __name__,
+    "recipe.reward",
+    "qinglan.recipes.scoring",
+    "qinglan.rows",
+    "qinglan.training.alarms",
+    "qinglan.training.engines.export",
+    "qinglan.training.engines.ppo",
+    "qinglan.training.engines.ppo_critic",
+    "qinglan.training.engines.ppo_trainer",
+    "qinglan.training.engines.progress",
+    "qinglan.training.engines.trainer_settings",
+    "qinglan.training.engines.verl",
+    "qinglan.training.engines.verl_overrides",
+    "qinglan.training.engines.verl_router",
+    "qinglan.training.reward",
+    "qinglan.training.verl_cpu",
+)
+"""Whose code can change this stage's result."""
+
 
 @task(name="rl", task_run_name="rl", cache_policy=NO_CACHE)
 def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResult, sft: StageResult) -> StageResult:
@@ -121,7 +141,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         "knowledge_base_sha256": run.knowledge_base_sha256,
         **({"local_judge": judge.identity} if judge else {}),
     }
-    return perform(run, "rl", depends_on, work)
+    return perform(run, "rl", depends_on, work, code=CODE, has_checkpoints=True)
 
 
 def _write(stage: Stage, name: str, content: BaseModel) -> Path:

@@ -11,6 +11,9 @@ from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform
 
+CODE = (__name__, "recipe.selection", "qinglan.data.review", "qinglan.data.workbook_writer", "qinglan.rows")
+"""Whose code can change this stage's result."""
+
 _WORKBOOK_ROWS = 100_000
 
 
@@ -37,4 +40,4 @@ def select_rows(run: Run, validated: StageResult) -> StageResult:
         "recipe": recipe_key(run.profile.recipe),
         "reviews": reviews.digest,
     }
-    return perform(run, "select", depends_on, work)
+    return perform(run, "select", depends_on, work, code=CODE)

@@ -65,7 +65,13 @@ _MAKERS: dict[str, tuple[FlowName, ...]] = {
 
 @contextmanager
 def open_session(
-    profile_name: str, overrides: Sequence[str], flow: FlowName, *, fresh: bool, source: str = ""
+    profile_name: str,
+    overrides: Sequence[str],
+    flow: FlowName,
+    *,
+    fresh: bool,
+    continue_anyway: bool = False,
+    source: str = "",
 ) -> Iterator[Session]:
     """Check the profile, continue or start a run, start the stand-ins, track it all.
 
@@ -85,7 +91,14 @@ def open_session(
             stack.enter_context(refresh_lock(profile, flow_run_id()))
         require(profile, flow)
         opened = stack.enter_context(
-            open_run(profile, flow, fresh=fresh, source=source or None, flow_run_id=flow_run_id())
+            open_run(
+                profile,
+                flow,
+                fresh=fresh,
+                continue_anyway=continue_anyway,
+                source=source or None,
+                flow_run_id=flow_run_id(),
+            )
         )
         run = _track(opened)
         tracker = tracker_of(run.profile)

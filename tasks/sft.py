@@ -16,6 +16,9 @@ from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.disk_space import Weights, sft_bytes
 from qinglan.training.engines import swift
 
+CODE = (__name__, "qinglan.training.engines.swift")
+"""Whose code can change this stage's result."""
+
 
 def require_enough_rows(run: Run, dataset: StageResult) -> None:
     """Can the dataset train all that is to be trained? Asked before the first hour of it.
@@ -92,7 +95,7 @@ def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
         "sft": profile.sft.model_dump(mode="json"),
         "student": profile.student.model_dump(mode="json", include={"model_type", "template"}),
     }
-    return perform(run, "sft", depends_on, work)
+    return perform(run, "sft", depends_on, work, code=CODE, has_checkpoints=True)
 
 
 def _swift_line(entry: Metrics) -> tuple[int, int, str, Metrics] | None:

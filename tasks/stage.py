@@ -1,17 +1,17 @@
 """The frame around every stage: reuse, manifest, MLflow child run, Prefect artifact, progress.
 
-`perform` looks for a finished stage with the same key first. Otherwise it runs the work in the stage's directory,
-writes the manifest last, and shows in Prefect and MLflow what came in, what came out and why rows fell. An attempt
-that follows a killed one goes on with its files, its MLflow run and its clock.
+`perform` first searches for a finished stage with the same key: the same inputs, settings and code. If there is none,
+it runs the work in the stage's directory, writes the manifest last, and shows in Prefect and MLflow what came in, what
+came out and why rows were dropped. An attempt that follows a killed one continues with its files, its MLflow run and
+its clock.
 """
 
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from pydantic import BaseModel, ValidationError
 
-import qinglan
 from qinglan.config import Profile
-from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, hash_of, sha256_of, write_json
+from qinglan.recipes import get_recipe
+from qinglan.runs.artifacts import MANIFEST, Artifact, StageResult, hash_of, write_json
+from qinglan.runs.code_digest import code_digest
 from qinglan.runs.disk_space import explain_full_disk, require_disk_space
 from qinglan.runs.locks import removal_lock
 from qinglan.runs.run import Run, find_stage, save_stage
@@ -37,13 +38,40 @@ from qinglan.runs.tracking import Tracker
 from qinglan.text import duration
 
 STARTED = "started.json"
+RECIPE = "recipe"
+"""In a stage's `code`: the recipe's class and the modules of `qinglan.recipes` that it uses. The methods that only one
+stage calls count where their part is named, such as `recipe.reward`."""
+RECIPE_PARTS = {
+    "validation": ("validate", "validation_roles", "validation_statistics"),
+    "selection": ("select", "drop_reason"),
+    "training_rows": ("has_baseline", "rl_schema", "rl_record", "rl_info"),
+    "reward": ("reward", "scorer"),
+    "evaluation": (
+        "measure",
+        "measuring_digest",
+        "baseline_arms",
+        "panel_messages",
+        "parse_panel",
+        "probes",
+        "findings",
+    ),
+}
+"""By part of a recipe, the methods that only one stage uses."""
+CONTINUED_ANYWAY = "continued_anyway"
+"""In a stage's details: the code that changed while it was interrupted (`--continue-anyway`)."""
 _PROGRESS_EVERY_S = 5.0
 
 
 class Started(BaseModel):
-    """`started.json`: whose inputs a stage's files belong to, its MLflow run, and the work that went into it so far."""
+    """`started.json`: what a stage's files were made of and by, its MLflow run, and the work that went into it."""
 
     key: str
+    inputs: str = ""
+    """Digest of everything that the result depends on beside the code."""
+    code: dict[str, str] = {}
+    """Digest of each package whose code can change the result."""
+    continued_anyway: list[str] = []
+    """The code that changed between two attempts, where the user wanted to continue all the same."""
     mlflow_run_id: str = ""
     seconds: float = 0.0
     """Of all attempts; of a killed one up to its last progress."""
@@ -171,36 +199,96 @@ class Stage:
             self._log.warning("%s: Prefect did not take the progress: %s", self.name, error)
 
 
-def perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]) -> StageResult:
-    """Run a stage, or hand on what an earlier run of it left.
+def perform(
+    run: Run,
+    name: str,
+    depends_on: dict[str, Any],
+    work: Callable[[Stage], Outcome],
+    *,
+    code: Sequence[str],
+    has_checkpoints: bool = False,
+) -> StageResult:
+    """Run a stage, or return what an earlier run of it left.
 
     Args:
         depends_on: everything that the result depends on, JSON-able: digests of inputs, config sections.
+        code: the modules and packages whose code can change the result; `recipe` stands for the profile's recipe.
+        has_checkpoints: the work continues from what an interrupted attempt left in the stage's directory.
     """
     with explain_full_disk(name, run.profile):
-        return _perform(run, name, depends_on, work)
+        key = _key_of(run, name, hash_of(name, depends_on), digests_of(run.profile, code), has_checkpoints)
+        return _perform(run, name, key, depends_on, work)
 
 
-def _perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]) -> StageResult:
+def digests_of(profile: Profile, code: Sequence[str]) -> dict[str, str]:
+    """The digest of each package in a stage's `code`."""
+    return {each: _recipe_digest(profile, each) if each.split(".")[0] == RECIPE else code_digest(each) for each in code}
+
+
+def _recipe_digest(profile: Profile, name: str) -> str:
+    # The content of a recipe outside of the package is in its key; here are the classes that it is derived from.
+    classes = {each.__module__ for each in type(get_recipe(profile.recipe)).__mro__}
+    modules = sorted(each for each in classes if each.startswith("qinglan.recipes."))
+    part = name.partition(".")[2]
+    others = [method for other, methods in RECIPE_PARTS.items() if other != part for method in methods]
+    return code_digest(*modules, within="qinglan.recipes", without=tuple(others))
+
+
+def _key_of(run: Run, name: str, inputs: str, code: dict[str, str], has_checkpoints: bool) -> Started:
+    """The key to search for and to work under, with what it is made of.
+
+    An attempt of other code that is continued on the user's request gets a key of its own: its result is the result of
+    neither code, so no other run may reuse it.
+    """
+    new = Started(key=hash_of(inputs, code), inputs=inputs, code=code)
+    directory = run.directory / name
+    left = Started.read(directory)
+    if left is None or left.inputs != inputs:
+        return new
+    if left.code == code:
+        return left
+    if not (run.continue_anyway and has_checkpoints):
+        return new
+    changed = _changed(left.code, code)
+    get_run_logger().warning(
+        "%s: the code of %s changed since the last attempt; it continues all the same, as --continue-anyway was given",
+        name,
+        ", ".join(changed),
+    )
+    key = left.key if (directory / MANIFEST).exists() else hash_of(new.key, left.key)
+    over = sorted({*left.continued_anyway, *changed})
+    continued = left.model_copy(update={"key": key, "code": code, "continued_anyway": over})
+    continued.write(directory)
+    return continued
+
+
+def _changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+
+
+def _perform(
+    run: Run, name: str, wanted: Started, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]
+) -> StageResult:
     log = get_run_logger()
-    key = hash_of(name, sources_digest(), depends_on)
     tracker = tracker_of(run.profile)
-    if found := _reuse(run, name, key):
+    if found := _reuse(run, name, wanted):
         log.info("%s: nothing changed; reusing run %s (%s of work)", name, found.run_id, duration(found.seconds))
         _finish_tracking(run, tracker, found, depends_on)
         _show(found, run)
         return found
     require_disk_space(name, run.profile, run.directory / name, 0)
-    directory, clock = _begin(run, name, key, tracker)
+    directory, clock = _begin(run, name, wanted, tracker)
     try:
         outcome = work(Stage(name, run, directory, tracker, clock))
     except BaseException:
         tracker.end_run(clock.started.mlflow_run_id, failed=True)
-        with suppress(OSError):  # on a full disk, where what went wrong is to be told
+        with suppress(OSError):  # the error itself matters more where the disk is full
             clock.keep(tracked=True)
         raise
     clock.keep()
-    result = StageResult(stage=name, key=key, run_id=run.id, seconds=clock.seconds, **vars(outcome))
+    if wanted.continued_anyway:
+        outcome.details[CONTINUED_ANYWAY] = wanted.continued_anyway
+    result = StageResult(stage=name, key=wanted.key, run_id=run.id, seconds=clock.seconds, **vars(outcome))
     save_stage(run, result)
     _finish_tracking(run, tracker, result, depends_on)
     _show(result, run)
@@ -220,59 +308,67 @@ def flow_run_id() -> str:
     return str(context.flow_run.id) if context and context.flow_run else ""
 
 
-@cache
-def sources_digest() -> str:
-    """Changes with Qinglan's code, the stages' included: results of other code are not reused."""
-    packages = (Path(qinglan.__file__).parent, Path(__file__).parent)
-    return hash_of([sha256_of(path) for package in packages for path in sorted(package.rglob("*.py"))])
-
-
-def _reuse(run: Run, name: str, key: str) -> StageResult | None:
-    """A finished stage of this run or an earlier one, noted in this run so that clean-up leaves its files alone."""
+def _reuse(run: Run, name: str, wanted: Started) -> StageResult | None:
+    """A finished stage of this run or an earlier one, saved in this run so that clean-up keeps its files."""
     with removal_lock(run.directory.parent):
-        found = find_stage(run, name, key)
+        found = find_stage(run, name, wanted.key)
+        if found and wanted.continued_anyway:
+            found = found.model_copy(update={"details": found.details | {CONTINUED_ANYWAY: wanted.continued_anyway}})
         return found and save_stage(run, found)
 
 
-def _begin(run: Run, name: str, key: str, tracker: Tracker) -> tuple[Path, Clock]:
-    """The stage's directory and clock: an interrupted attempt's where it had the same inputs, else new ones."""
+def _begin(run: Run, name: str, wanted: Started, tracker: Tracker) -> tuple[Path, Clock]:
+    """The stage's directory and clock: those of an interrupted attempt with the same key, else new ones."""
     directory = run.stage_directory(name)
     manifest = directory / MANIFEST
     left = Started.read(directory)
-    if (directory / STARTED).exists() and (left is None or left.key != key):
+    if (directory / STARTED).exists() and (left is None or left.key != wanted.key):
         if left and left.mlflow_run_id and not left.tracked:
             tracker.end_run(left.mlflow_run_id, failed=True)
-        _set_aside(directory)
+        _set_aside(directory, left, wanted)
         directory, left = run.stage_directory(name), None
     interrupted = left if left and left.mlflow_run_id and not manifest.exists() else None
-    manifest.unlink(missing_ok=True)  # of files that were damaged, or reused from elsewhere for other inputs
+    manifest.unlink(missing_ok=True)  # its files were damaged, or it was reused from elsewhere for other inputs
     tags = {"stage": name, "qinglan.run_id": run.id, "prefect.flow_run_id": flow_run_id()}
+    if wanted.continued_anyway:
+        tags["qinglan.continued_anyway"] = ", ".join(wanted.continued_anyway)
+        tracker.set_tags(run.mlflow_run_id, {f"qinglan.continued_anyway.{name}": tags["qinglan.continued_anyway"]})
     if interrupted and tracker.resume_run(interrupted.mlflow_run_id):
         tracker.set_tags(interrupted.mlflow_run_id, tags)
-        started = interrupted.model_copy(update={"tracked": False})
+        child, seconds = interrupted.mlflow_run_id, interrupted.seconds
     else:
         child = tracker.start_run(f"{run.id} {name}", tags, parent=run.mlflow_run_id)
-        started = Started(key=key, mlflow_run_id=child, seconds=interrupted.seconds if interrupted else 0.0)
+        seconds = interrupted.seconds if interrupted else 0.0
+    started = wanted.model_copy(update={"mlflow_run_id": child, "seconds": seconds, "tracked": False})
     started.write(directory)
     return directory, Clock(directory, started)
 
 
-def _set_aside(directory: Path) -> None:
+def _set_aside(directory: Path, left: Started | None, wanted: Started) -> None:
     """Keep what was made of other inputs or by other code: it may hold hours of training."""
     number = 1
     while (aside := directory.with_name(f"{directory.name}.superseded-{number}")).exists():
         number += 1
     directory.rename(aside)
+    same_inputs = left is not None and left.inputs == wanted.inputs
+    what = f"the code of {', '.join(_changed(left.code, wanted.code))}" if left and same_inputs else "its inputs"
+    hint = (
+        f"to continue with it all the same, stop this run, rename that folder to {directory.name} and run again with "
+        "--continue-anyway; else delete it"
+        if same_inputs
+        else "delete it when you don't need it"
+    )
     get_run_logger().warning(
-        "%s: its inputs or Qinglan's code changed since the last attempt, so it starts anew; what that attempt left "
-        "is now in %s, delete it when you don't need it",
+        "%s: %s changed since the last attempt, so it starts anew; what that attempt left is now in %s; %s",
         directory.name,
+        what,
         aside,
+        hint,
     )
 
 
 def _finish_tracking(run: Run, tracker: Tracker, result: StageResult, depends_on: dict[str, Any]) -> None:
-    """Tell MLflow of the end, once; also where the process was killed between the manifest and this."""
+    """Report the end to MLflow, once; also where the process was killed after it wrote the manifest."""
     directory = run.stage_directory(result.stage)
     started = Started.read(directory)
     if started is None or started.key != result.key or started.tracked or result.run_id != run.id:
@@ -297,13 +393,13 @@ def _show(result: StageResult, run: Run) -> None:
 
 
 def stage_markdown(result: StageResult, run: Run) -> str:
-    """A stage for people: what came in, what came out, why rows fell, and the files."""
+    """A stage as Prefect shows it: what came in, what came out, why rows were dropped, and the files."""
     lines = [f"## {result.stage}", ""]
     if result.run_id != run.id:
         lines += [f"Nothing changed: reused from run `{result.run_id}`.", ""]
     lines += [f"{duration(result.seconds)} · {result.rows_in:,} rows in · {result.rows_out:,} rows out", ""]
     if result.dropped:
-        lines += ["| Why rows fell | Rows |", "| --- | ---: |"]
+        lines += ["| Why rows were dropped | Rows |", "| --- | ---: |"]
         lines += [f"| `{reason}` | {n:,} |" for reason, n in sorted(result.dropped.items())] + ["", ""]
     if result.metrics:
         lines += ["| Figure | Value |", "| --- | ---: |"]

@@ -16,6 +16,9 @@ from qinglan.runs.run import Run
 from qinglan.tasks.batches import ask_services
 from qinglan.tasks.stage import Outcome, Stage, perform
 
+CODE = (__name__, "recipe.validation", "qinglan.clients", "qinglan.rows", "qinglan.tasks.batches")
+"""Whose code can change this stage's result."""
+
 
 @task(name="validate", task_run_name="{name}", cache_policy=NO_CACHE)
 def validate_rows(
@@ -58,4 +61,4 @@ def validate_rows(
     }
     if "rag" in roles:  # a live service's knowledge base changes unseen, so its answers are reused within one run only
         depends_on["knowledge_base"] = sha256_of(knowledge_base) if knowledge_base else run.id
-    return perform(run, name, depends_on, work)
+    return perform(run, name, depends_on, work, code=CODE)

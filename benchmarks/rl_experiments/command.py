@@ -15,8 +15,10 @@ from filelock import FileLock, Timeout
 
 from qinglan.config import load_profile
 from qinglan.errors import EngineError, QinglanError
+from qinglan.runs.artifacts import hash_of
 from qinglan.runs.launcher import tail
-from qinglan.tasks.stage import sources_digest
+from qinglan.tasks.rl import CODE
+from qinglan.tasks.stage import digests_of
 from qinglan.text import duration, number
 
 from .matrix import EXPERIMENTS, RIVALS, Experiment, Settings
@@ -117,7 +119,12 @@ def measure(experiment: Experiment, seed: int, extra: Settings, fresh: bool) -> 
     settings, overrides = (*experiment.settings, *extra), _overrides(experiment, seed, extra)
     profile, start = load_profile("embedded", overrides), time.monotonic()
     name = f"{experiment.name}-{seed}"
-    known = {"experiment": experiment.name, "seed": seed, "settings": settings, "sources": sources_digest()}
+    known = {
+        "experiment": experiment.name,
+        "seed": seed,
+        "settings": settings,
+        "sources": hash_of(digests_of(profile, CODE)),
+    }
     known["own_ledger"] = True
     if experiment.trainer == "qinglan":
         directory = _pipeline(name, overrides, fresh=fresh)

@@ -6,7 +6,7 @@ A user's mistake, and what the operating system refuses, ends in one line on std
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -50,6 +50,12 @@ def run(
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
     fresh: Annotated[bool, typer.Option(help="Compute every stage anew.")] = False,
+    continue_anyway: Annotated[
+        bool,
+        typer.Option(
+            "--continue-anyway", help="pipeline, train: continue an interrupted training although its code changed."
+        ),
+    ] = False,
     source: Annotated[
         str | None, typer.Option("--from", help="train, evaluate, release: the run to start from; the newest.")
     ] = None,
@@ -64,6 +70,8 @@ def run(
     overrides = tuple(set_ or ())
     if source and flow not in ("train", "evaluate", "release"):
         raise ConfigError(f"--from goes with train, evaluate and release; {flow} starts from the workbook")
+    if continue_anyway and flow not in ("pipeline", "train"):
+        raise ConfigError(f"--continue-anyway goes with pipeline and train; {flow} trains nothing")
     loaded = load_profile(profile, overrides)
     if dry_run:
         require(loaded, flow)
@@ -74,7 +82,7 @@ def run(
         require(loaded, flow)  # the flow does so too, but here a mistake shows before seconds are spent on Prefect
         import_module(f"qinglan.flows.{flow}")  # takes seconds too
         wait_for_prefect()
-        report = Report.read(_start(flow, profile, overrides, fresh, source))
+        report = Report.read(_start(flow, profile, overrides, fresh, source, continue_anyway))
     out.print()
     out.print(print_table(report))
     out.print(f"Report: {(paths.runs / report.run_id / 'report.html').resolve()}", soft_wrap=True)
@@ -110,13 +118,16 @@ def _end(line: str) -> NoReturn:
     sys.exit(2)
 
 
-def _start(flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool, source: str | None) -> Path:
+def _start(
+    flow: FlowName, profile: str, overrides: tuple[str, ...], fresh: bool, source: str | None, continue_anyway: bool
+) -> Path:
     start = getattr(import_module(f"qinglan.flows.{flow}"), flow)  # Prefect reads its settings when it is imported
     from qinglan.tasks.session import send_what_is_queued
     from qinglan.tasks.skipping import unless_skipped
 
-    from_run = {"source": source or ""} if flow in ("train", "evaluate", "release") else {}
+    options: dict[str, Any] = {"source": source or ""} if flow in ("train", "evaluate", "release") else {}
+    options |= {"continue_anyway": True} if continue_anyway else {}
     try:
-        return unless_skipped(start(profile, overrides=overrides, fresh=fresh, return_state=True, **from_run))
+        return unless_skipped(start(profile, overrides=overrides, fresh=fresh, return_state=True, **options))
     finally:
         send_what_is_queued()

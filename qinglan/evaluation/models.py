@@ -128,6 +128,8 @@ class StageSummary(ReportPart):
     artifacts: list[StageArtifact] = []
     reused_from: str | None = None
     """The run that did the work, where it was not this one."""
+    continued_anyway: list[str] = []
+    """The code that changed while a training was interrupted, where `--continue-anyway` continued it all the same."""
 
     @classmethod
     def of(cls, result: StageResult, run_id: str) -> "StageSummary":
@@ -143,6 +145,7 @@ class StageSummary(ReportPart):
                 StageArtifact(path=str(a.path), sha256=a.sha256, rows=a.rows) for a in result.artifacts.values()
             ],
             reused_from=result.run_id if result.run_id != run_id else None,
+            continued_anyway=result.details.get("continued_anyway", []),
         )
 
 

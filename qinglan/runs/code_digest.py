@@ -1,34 +1,36 @@
 """Digests of our own code: a result is reused only where the code that made it is the same."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from qinglan.runs.artifacts import hash_of
 
 
 @cache
-def code_digest(*modules: str, within: str | None = None) -> str:
+def code_digest(*modules: str, within: str | None = None, without: tuple[str, ...] = ()) -> str:
     """Changes with the code of these modules and packages, but not with their comments, docstrings or layout.
 
     Args:
         modules: dotted names; every module below a package counts.
         within: a package whose modules count as well where the others import them, directly or not.
+        without: functions and methods by these names do not count, nor what only they use.
     """
     files = {name: path for module in modules for name, path in _files(module)}
     pending = list(files.values()) if within else []
     while pending:
-        for name in _imported(pending.pop()):
-            if name.startswith(f"{within}.") and name not in files and (path := _path(name)):
+        for name in sorted(_reduced(pending.pop().read_bytes(), without).imported):
+            if name.startswith(f"{within}.") and name not in files and (path := module_path(name)):
                 files[name] = path
                 pending.append(path)
-    return hash_of({name: _code(path) for name, path in sorted(files.items())})
+    return hash_of({name: _reduced(path.read_bytes(), without).digest for name, path in sorted(files.items())})
 
 
 def _files(module: str) -> Iterator[tuple[str, Path]]:
-    path = _path(module)
+    path = module_path(module)
     assert path, f"there is no module {module}"
     if path.name != "__init__.py":
         yield module, path
@@ -37,30 +39,75 @@ def _files(module: str) -> Iterator[tuple[str, Path]]:
         yield ".".join((module, *each.relative_to(path.parent).with_suffix("").parts)), each
 
 
-def _path(module: str) -> Path | None:
-    try:
-        spec = find_spec(module)
-    except ModuleNotFoundError:  # the parent is a module, so the name is one of its attributes
+def module_path(module: str) -> Path | None:
+    """The file of a module or package; None where the name is another thing, such as a function in a module.
+
+    It is looked up without importing a package, as some of ours load a training engine.
+    """
+    top, *parts = module.split(".")
+    spec = find_spec(top)
+    if spec is None or spec.origin is None:
         return None
-    return Path(spec.origin) if spec and spec.origin else None
+    path = Path(spec.origin).parent.joinpath(*parts)
+    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
 
 
-def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_bytes())):
+def imported_modules(tree: ast.Module) -> frozenset[str]:
+    """The names that a file imports, anywhere in it: modules, and what may be a module in a package."""
+    names = set[str]()
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names |= {alias.name for alias in node.names}
+    return frozenset(names)
 
 
-def _code(path: Path) -> str:
-    tree = ast.parse(path.read_bytes())
+class _Reduced(NamedTuple):
+    """What counts of a file."""
+
+    digest: str
+    imported: frozenset[str]
+
+
+@cache
+def _reduced(source: bytes, without: tuple[str, ...]) -> _Reduced:
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [each for each in node.body if not _is_docstring(each)]
-    return ast.dump(tree)
+            node.body = [each for each in node.body if not _is_prose(each)]
+    if without:
+        _remove(tree, without)
+    return _Reduced(hash_of(ast.dump(tree)), imported_modules(tree))
 
 
-def _is_docstring(node: ast.stmt) -> bool:
+def _remove(tree: ast.Module, names: Collection[str]) -> None:
+    """Take out these functions, and then whatever nothing in the file uses any more."""
+    used = _used_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef):
+            node.body = [each for each in node.body if getattr(each, "name", None) not in names]
+    while orphaned := used - _used_names(tree):
+        used -= orphaned
+        tree.body = [each for each in tree.body if not _defines_only(each, orphaned)]
+
+
+def _used_names(tree: ast.Module) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def _defines_only(node: ast.stmt, names: set[str]) -> bool:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node.name in names
+    if isinstance(node, ast.Assign):
+        return all(isinstance(target, ast.Name) and target.id in names for target in node.targets)
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return all((alias.asname or alias.name).split(".")[0] in names for alias in node.names)
+    return False
+
+
+def _is_prose(node: ast.stmt) -> bool:
+    """A docstring, or imports for annotations."""
+    if isinstance(node, ast.If):
+        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qinglan.config import CHANGEABLE, Profile
 from qinglan.errors import ArtifactError, ConfigError, first_line
@@ -36,6 +36,8 @@ class Run(BaseModel):
     directory: Path
     fresh: bool = False
     """Compute every stage anew instead of reusing earlier runs' stages."""
+    continue_anyway: bool = Field(default=False, exclude=True)
+    """Continue an interrupted training although its code changed; said anew by each call, so not kept in run.json."""
     mlflow_run_id: str = ""
     flow_run_id: str = ""
     """Of the orchestrator, for the attempt that is running or ran last."""
@@ -53,7 +55,13 @@ class Run(BaseModel):
 
 @contextmanager
 def open_run(
-    profile: Profile, flow: str, *, fresh: bool = False, source: str | None = None, flow_run_id: str = ""
+    profile: Profile,
+    flow: str,
+    *,
+    fresh: bool = False,
+    continue_anyway: bool = False,
+    source: str | None = None,
+    flow_run_id: str = "",
 ) -> Iterator[Run]:
     """Continue the unfinished run of this flow with these settings, or start a new one; hold its lock meanwhile.
 
@@ -61,6 +69,7 @@ def open_run(
 
     Args:
         fresh: continue only a run that was itself started fresh.
+        continue_anyway: continue an interrupted training although its code changed.
         source: the earlier run to take stages from, as the user named it; another name is another run.
         flow_run_id: the orchestrator's id of the caller. Where the orchestrator believed it dead and started it again,
             the second waits for the first, and then opens what that one left, instead of doing all of it again.
@@ -86,7 +95,7 @@ def open_run(
             if not (_is_open(directory, identity, fresh=fresh) or _is_work_of(directory, flow_run_id)):
                 continue
             _point_latest(root, directory.name)
-            yield _resume(directory, profile)
+            yield _resume(directory, profile).model_copy(update={"continue_anyway": continue_anyway})
             return
     run_id = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-") + os.urandom(2).hex()
     directory = root / run_id
@@ -95,7 +104,15 @@ def open_run(
             named = find_run(root, source) if source else None  # before this run becomes `latest`
             directory.mkdir()
             stack.enter_context(FileLock(directory / ".lock"))
-            run = Run(id=run_id, flow=flow, profile=profile, directory=directory, fresh=fresh, source=named)
+            run = Run(
+                id=run_id,
+                flow=flow,
+                profile=profile,
+                directory=directory,
+                fresh=fresh,
+                continue_anyway=continue_anyway,
+                source=named,
+            )
             state = {"identity": identity, "finished": False, "profile_name": profile.name}
             write_json(directory / RUN_FILE, with_version(state | run.model_dump(mode="json")))
         _point_latest(root, run_id)

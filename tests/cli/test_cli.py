@@ -59,6 +59,10 @@ def report(run_id: str) -> Report:
         (["run", "pipeline", "--profile", "embeded"], "did you mean `embedded`?"),
         (["run", "refresh", "--set", "data.limt=3"], "unknown key `data.limt`; did you mean `limit`?"),
         (["run", "refresh", "--from", "latest"], "--from goes with train, evaluate and release"),
+        (
+            ["run", "refresh", "--continue-anyway"],
+            "--continue-anyway goes with pipeline and train",
+        ),
         (["show", "nope", "--set", "paths.runs=/no/runs"], "run `nope`: not found under /no/runs"),
         (["run", "refresh", "--set", "prices.simulated-judge.in=3"], "known keys: batch_factor, input_per_million_usd"),
     ],
@@ -185,7 +189,7 @@ def test_run_starts_the_flow_and_prints_its_table(
     monkeypatch.setattr("qinglan.ops.preflight.require", lambda *_: None)
     status, out, _ = qinglan("run", "train", "--profile", profile_path, "--from", "latest", "--set", "data.limit=3")
     assert status == 0
-    assert started == [("train", profile_path, ("data.limit=3",), False, "latest")]
+    assert started == [("train", profile_path, ("data.limit=3",), False, "latest", False)]
     assert f"Report: {tmp_path}/runs/r1/report.html" in out
 
 

@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from qinglan.config import Endpoint, Judge, Price, Profile, Rag
 from qinglan.errors import ArtifactError
 from qinglan.evaluation.models import RegisteredVersion, Report, StageSummary
+from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.tables import plan
 from qinglan.evaluation.report.terminal import print_intervals, print_table
 from qinglan.evaluation.report.verdict import arms_of, headline, simulated_roles_of, simulator_warning, starred, verdict
@@ -203,6 +204,16 @@ def test_the_terminal_names_the_stand_ins() -> None:
     words = " ".join(terminal(report()).split())
     assert "The teacher, the judge, the RAG, the base model and the workbook were simulated." in words
     assert simulator_warning(report(simulated=[])) is None and "*" not in terminal(report(simulated=[]))
+
+
+def test_a_training_that_was_continued_over_other_code_is_a_warning(tmp_path: Path) -> None:
+    details = {"continued_anyway": ["recipe.reward", "qinglan.training.engines.verl"]}
+    rl = StageResult(stage="rl", key="k", run_id="r", seconds=1, details=details)
+    content = report(stages=[StageSummary.of(rl, "r")])
+    content.write(tmp_path / "report.json")
+    said = "rl continued from its checkpoint although the code of recipe.reward, qinglan.training.engines.verl changed"
+    assert said in " ".join(terminal(Report.read(tmp_path / "report.json")).split())
+    assert "rl 中断期间" in render_html(content, tmp_path / "report.html").path.read_text(encoding="utf-8")
 
 
 def test_the_terminal_shows_the_candidate_with_every_interval() -> None:

@@ -49,3 +49,22 @@ def test_every_module_of_a_package_counts(package: Path):
     before = digest("leaf")
     (package / "new.py").write_text("Z = 3\n")
     assert digest("leaf") != before
+
+
+def test_looking_up_a_module_imports_no_package(package: Path):
+    (package / "__init__.py").write_text("raise RuntimeError('was imported')\n")
+    assert len(digest("leaf.maker", within="leaf")) == 64
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"), [("reward", True), ("_only_of_reward", True), ("answer", False), ("_both", False)]
+)
+def test_functions_that_are_left_out_do_not_count_nor_what_only_they_use(package: Path, changed: str, same: bool):
+    names = ("answer", "reward", "_only_of_reward", "_both")
+    calls = {"answer": "_both()", "reward": "_both() + _only_of_reward()"}
+    recipe = package / "recipe.py"
+    recipe.write_text("".join(f"def {name}():\n    return {calls.get(name, 1)}\n" for name in names))
+    before = digest("leaf.recipe"), code_digest("leaf.recipe", without=("reward",))
+    recipe.write_text(recipe.read_text().replace(f"def {changed}():", f"def {changed}():\n    print()"))
+    after = digest("leaf.recipe"), code_digest("leaf.recipe", without=("reward",))
+    assert (before[0] == after[0], before[1] == after[1]) == (False, same)

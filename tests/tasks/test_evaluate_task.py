@@ -54,7 +54,7 @@ class Evaluated:
         rivals = dict.fromkeys(profile.compare.teachers, URL)
         evaluate_module.evaluate_arms.fn(run, Services(URL, URL, URL, rivals), dataset, trained)
 
-    def perform(self, run: Run, name: str, depends_on: Any, work: Callable[[Any], Any]) -> StageResult:
+    def perform(self, run: Run, name: str, depends_on: Any, work: Callable[[Any], Any], **_: Any) -> StageResult:
         self.depends_on = depends_on
         self.outcome = work(SimpleNamespace(run=run, directory=self._folder / name, say=lambda _: None))
         return StageResult(stage=name, key="k", run_id=run.id, seconds=0)

@@ -18,7 +18,7 @@ from qinglan.runs.run import Run, finish_run, open_run, save_stage
 from qinglan.tasks import session as session_module
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.session import Session, _inputs, _ShortUserErrors, stages_of
-from qinglan.tasks.stage import STARTED, Clock, Outcome, Stage, Started, perform, sources_digest, stage_markdown
+from qinglan.tasks.stage import STARTED, Clock, Outcome, Stage, Started, stage_markdown
 
 ProfileOf = Callable[..., Profile]
 
@@ -74,6 +74,10 @@ def tracker(monkeypatch: pytest.MonkeyPatch) -> Tracker:
 def run(profile_of: ProfileOf) -> Run:
     with open_run(profile_of(), "pipeline") as opened:
         return opened
+
+
+def perform(run: Run, name: str, depends_on: dict[str, Any], work: Callable[[Stage], Outcome]) -> StageResult:
+    return stage_module.perform(run, name, depends_on, work, code=())
 
 
 def rows(stage: Stage) -> Outcome:
@@ -194,25 +198,6 @@ def test_a_changed_artifact_is_made_again(run: Run, tracker: Tracker):
     path = perform(run, "ingest", {}, rows).path("rows")
     path.write_text("tampered")
     assert perform(run, "ingest", {}, rows).path("rows").read_text() == '{"n": 1}\n'
-
-
-def test_the_code_is_part_of_every_key(run: Run, tracker: Tracker, monkeypatch: pytest.MonkeyPatch):
-    first = perform(run, "ingest", {}, rows)
-    monkeypatch.setattr(stage_module, "sources_digest", lambda: "other code")
-    assert perform(run, "ingest", {}, rows).key != first.key
-    assert len(sources_digest()) == 64
-
-
-@pytest.mark.parametrize("package", ["qinglan", "tasks"])
-def test_the_code_is_that_of_the_stages_too(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("qinglan", "tasks"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "code.py").write_text("1")
-    monkeypatch.setattr(stage_module.qinglan, "__file__", str(tmp_path / "qinglan" / "__init__.py"))
-    monkeypatch.setattr(stage_module, "__file__", str(tmp_path / "tasks" / "stage.py"))
-    before = sources_digest.__wrapped__()
-    (tmp_path / package / "code.py").write_text("2")
-    assert sources_digest.__wrapped__() != before
 
 
 def test_progress_is_shown_now_and_then(run: Run, tracker: Tracker, monkeypatch: pytest.MonkeyPatch):

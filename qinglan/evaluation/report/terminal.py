@@ -17,6 +17,7 @@ from qinglan.evaluation.report.verdict import (
     alarm_warning,
     arm_label_words,
     arms_of,
+    continued_warning,
     headline,
     pair_words,
     simulator_warning,
@@ -53,6 +54,8 @@ def print_table(report: Report) -> RenderableType:
     parts += _release_lines(report)
     if alarms := alarm_warning(report):
         parts.append(Text(alarms.en, "bold red"))
+    if continued := continued_warning(report):
+        parts.append(Text(continued.en, "yellow"))
     if warning := simulator_warning(report):
         parts.append(Text(f"* {warning.en}", "yellow"))
     return Group(*parts)

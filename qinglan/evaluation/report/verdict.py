@@ -297,6 +297,19 @@ def _star(report: Report) -> str:
     return "*" if name and (starred(report, name) or starred(report, opponent(report))) else ""
 
 
+def continued_warning(report: Report) -> Both | None:
+    """Which trainings continued from a checkpoint of other code, or nothing where none did."""
+    found = {stage.name: ", ".join(stage.continued_anyway) for stage in report.stages if stage.continued_anyway}
+    if not found:
+        return None
+    english = "{} continued from its checkpoint although the code of {} changed while it was interrupted."
+    chinese = "{} 中断期间，{} 的代码已更改，训练仍从检查点继续。"
+    return Both(
+        " ".join(english.format(*each) for each in found.items()),
+        "".join(chinese.format(*each) for each in found.items()),
+    )
+
+
 def starred(report: Report, key: str) -> bool:
     """Whether an arm's or a metric's numbers come from a simulator; a student learnt from its teacher and its RAG."""
     sources: dict[str, set[SimulatedRole]] = {

@@ -605,12 +605,6 @@ def test_a_backup_of_the_first_format_is_read(tmp_path: Path):
     assert Backup.read(tmp_path) == read
 
 
-def test_what_is_no_text_is_no_backup(tmp_path: Path):
-    (tmp_path / BACKUP_FILE).write_bytes(b"\x8e\x00\xff")
-    with pytest.raises(ArtifactError, match=r"backup\.json: is no text .*; take another backup$"):
-        Backup.read(tmp_path)
-
-
 def test_a_newer_backup_is_refused(profile: Profile, tmp_path: Path):
     make_backup(profile, tmp_path / "kept", quiet)
     file = tmp_path / "kept" / BACKUP_FILE

@@ -21,8 +21,6 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 OWN = ("qinglan-orchestrator", "qinglan-trainer")
 STORES = ("postgres", "valkey", "s3")
-ONCE = ("bucket", "deploy")
-"""Services that end."""
 SECRET_NAME = re.compile(r"PASSWORD|SECRET|TOKEN|AUTH|_KEY|CONNECTION_URL|DOCKET_URL")
 
 
@@ -33,8 +31,6 @@ def read(name: str) -> str:
 COMPOSE: dict[str, Any] = yaml.safe_load(read("compose.yaml"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 VERSION = tomllib.loads(read("pyproject.toml"))["project"]["version"]
-PYTHON = "3.11"
-"""The images'."""
 SITES_OWN = (
     "secrets/keys/OPENAI_API_KEY",
     "data/questions.xlsx",
@@ -93,16 +89,6 @@ def test_every_image_has_a_version(name: str) -> None:
 
 
 @every_service
-def test_every_service_tells_whether_it_is_well_and_comes_back(name: str) -> None:
-    service = SERVICES[name]
-    if name in ONCE:
-        assert service["restart"] == "no" and service["healthcheck"] == {"disable": True}
-    else:
-        assert service["restart"] == "unless-stopped" and service["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
-    assert service["init"] is True, "flows start processes, whose ends somebody must notice"
-
-
-@every_service
 def test_nothing_is_published_beyond_this_machine(name: str) -> None:
     ports = SERVICES[name].get("ports", [])
     assert all(port.startswith("127.0.0.1:") for port in ports)
@@ -141,23 +127,6 @@ def test_make_secrets_writes_what_compose_mounts(tmp_path: Path) -> None:
 
 
 @every_service
-def test_no_service_can_fill_the_machine(name: str) -> None:
-    service = SERVICES[name]
-    assert service["logging"]["options"]["max-size"] and service["logging"]["options"]["max-file"]
-    if not service["image"].startswith("qinglan-trainer"):  # a training takes what there is
-        assert service["mem_limit"]
-
-
-@every_service
-def test_what_a_service_needs_is_waited_for(name: str) -> None:
-    for needed, how in SERVICES[name].get("depends_on", {}).items():
-        wanted = "service_completed_successfully" if needed in ONCE else "service_healthy"
-        assert how == {"condition": wanted}
-        profiles = SERVICES[needed].get("profiles", [])
-        assert not profiles or profiles == SERVICES[name].get("profiles")
-
-
-@every_service
 def test_every_address_is_that_of_a_service_within_reach(name: str) -> None:
     service = SERVICES[name]
     words = [str(w) for w in (*environment(service).values(), *service.get("command", []))]
@@ -167,24 +136,6 @@ def test_every_address_is_that_of_a_service_within_reach(name: str) -> None:
         assert set(service["networks"]) & set(SERVICES[host]["networks"]), f"{name} can't reach {host}"
         own_words = shlex.join(map(str, SERVICES[host].get("command", [])))
         assert host in STORES or f"port={port}" in own_words, f"{host} does not listen on {port}"
-
-
-@every_service
-def test_a_published_port_is_one_that_the_service_listens_on(name: str) -> None:
-    for published in SERVICES[name].get("ports", []):
-        assert re.search(rf"port={published.rsplit(':', 1)[1]}\b", " ".join(SERVICES[name]["command"]))
-
-
-def test_named_volumes_hold_all_data() -> None:
-    mounted = {v.split(":")[0] for s in SERVICES.values() for v in s.get("volumes", []) if re.match(r"[a-z]", v)}
-    assert mounted == COMPOSE["volumes"].keys()
-    for service in SERVICES.values():
-        for volume in service.get("volumes", []):
-            assert re.match(r"[a-z]", volume) or volume.endswith(":ro"), "the host's files are only read"
-
-
-def test_a_training_is_given_time_to_save_when_it_is_stopped() -> None:
-    assert {SERVICES[name]["stop_grace_period"] for name in ("trainer", "ray-worker")} == {"10m"}
 
 
 def pools(text: str) -> set[str]:
@@ -245,17 +196,6 @@ def test_the_containers_profile_fits_what_compose_gives() -> None:
     assert f"--profile={profile.name}" in SERVICES["serve"]["command"]
 
 
-def test_profiles_of_ones_own_are_found_before_the_shipped_ones() -> None:
-    steps = list(instructions(ROOT / "docker" / "orchestrator.Dockerfile"))
-    shipped = next(rest for word, rest in steps if word == "COPY" and rest.startswith("configs "))
-    assert shipped == f"configs /opt/orchestrator/lib/python{PYTHON}/site-packages/configs", "beside the package"
-    assert {rest.split()[0] for word, rest in steps if word == "FROM"} == {steps[0][1].split()[0]}
-    assert steps[0][1].startswith(f"python:{PYTHON}.")
-    assert [rest for word, rest in steps if word == "WORKDIR"][-1] == "/srv/qinglan"
-    for name in ("deploy", "worker", "trainer", "submitter", "serve"):
-        assert "./profiles:/srv/qinglan/configs:ro" in SERVICES[name]["volumes"]
-
-
 @pytest.mark.parametrize("name", SITES_OWN)
 def test_git_passes_over_what_a_site_puts_into_the_checkout(name: str, tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
@@ -275,25 +215,11 @@ def test_prefect_is_tuned_as_by_qinglan_up(names: list[str], tuning: dict[str, s
         assert wanted.items() <= environment(SERVICES[name]).items()
 
 
-def test_mlflow_answers_to_the_name_that_profiles_have() -> None:
-    assert "mlflow:5000" in environment(SERVICES["mlflow"])["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
-
-
 @pytest.mark.parametrize("page", ["docs/containers.md", "docker/README.md"])
 def test_the_docs_name_what_there_is(page: str) -> None:
     text = read(page)
     assert set(re.findall(r"qinglan-(?:orchestrator|trainer):[\d.]+", text)) <= {f"{image}:{VERSION}" for image in OWN}
     assert all((ROOT / name).exists() for name in re.findall(r"\bdocker/[\w.-]+\.\w+", text))
-
-
-def test_profiles_are_switched_on_for_all_commands_alike() -> None:
-    # `docker compose --profile gpu up`, and a later `docker compose stop` passes the trainer over.
-    text = read("docs/containers.md")
-    assert not re.search(r"docker compose[^\n`]* --profile (?!team)", text + read("compose.yaml"))
-    profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
-    assert profiles == {"gpu", "cluster", "serve"} and all(f"`{profile}`" in text for profile in profiles)
-    row = next(line for line in text.splitlines() if line.startswith("| `COMPOSE_PROFILES` |"))
-    assert set(re.findall(r"\w+", row.rsplit(":", 1)[1])) == profiles
 
 
 def test_the_guide_knows_every_service_port_setting_and_secret() -> None:

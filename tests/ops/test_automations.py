@@ -138,7 +138,7 @@ def test_the_address_stands_in_the_block_alone(prefect: Prefect, profile_of: Pro
 
 def test_changed_settings_update_and_what_was_switched_off_stays_so(prefect: Prefect, profile_of: ProfileOf):
     apply_automations(prefect.api, night(profile_of))
-    name = "qinglan: night: tell of a run failed"
+    name = "qinglan: night: message about a run failed"
     prefect.named(name)["enabled"] = False
     assert f"automation updated: {name}" in apply_automations(prefect.api, night(profile_of, format="feishu"))
     assert "msg_type" in prefect.named(name)["actions"][0]["payload"]
@@ -152,14 +152,14 @@ def test_what_is_not_wanted_any_more_goes_and_others_stay(prefect: Prefect, prof
     apply_automations(prefect.api, night(profile_of, "day"))
     apply_automations(prefect.api, night(profile_of, "night: two"))
     done = apply_automations(prefect.api, night(profile_of, webhook_url_env=None))
-    assert "automation removed: qinglan: night: tell of an alarm" in done
+    assert "automation removed: qinglan: night: message about an alarm" in done
     left = prefect.names()
     assert not any(name.startswith("qinglan: night: tell") for name in left)
     assert {
         "tell the team",
         "qinglan: my own",
-        "qinglan: day: tell of an alarm",
-        "qinglan: night: two: tell of an alarm",
+        "qinglan: day: message about an alarm",
+        "qinglan: night: two: message about an alarm",
     } <= left
     assert [block["data"]["url"] for block in prefect.blocks.values()] == [WEBHOOK, WEBHOOK]
 
@@ -175,7 +175,7 @@ def test_two_who_deploy_at_once_make_each_automation_once(prefect: Prefect, prof
 
 def test_of_several_copies_the_oldest_that_is_on_is_kept(prefect: Prefect, profile_of: ProfileOf):
     apply_automations(prefect.api, night(profile_of))
-    failed, alarm = (f"qinglan: night: tell of {name}" for name in ("a run failed", "an alarm"))
+    failed, alarm = (f"qinglan: night: message about {name}" for name in ("a run failed", "an alarm"))
     prefect.copy(failed, 3)
     prefect.copy(failed, 2)
     prefect.copy(failed, 1, enabled=False)
@@ -189,7 +189,7 @@ def test_of_several_copies_the_oldest_that_is_on_is_kept(prefect: Prefect, profi
 
 def test_copies_of_what_is_not_wanted_all_go_and_others_of_that_name_stay(prefect: Prefect, profile_of: ProfileOf):
     apply_automations(prefect.api, night(profile_of))
-    name = "qinglan: night: tell of an alarm"
+    name = "qinglan: night: message about an alarm"
     prefect.copy(name, 1)
     prefect.copy(name, 2, tags=["made in the UI"])
     done = apply_automations(prefect.api, night(profile_of, about=("failed",)))
@@ -224,20 +224,20 @@ def test_an_unusable_address_is_one_line_that_does_not_show_it(
 def test_only_topics_that_are_asked_for(profile_of: ProfileOf):
     profile = night(profile_of, about=("alarm",))
     names = [spec["name"] for spec in profile_automations(profile, [TRAIN, NIGHTLY], "b")]
-    assert names == ["qinglan: night: an alarm pauses training", "qinglan: night: tell of an alarm"]
+    assert names == ["qinglan: night: an alarm pauses training", "qinglan: night: message about an alarm"]
 
 
 def test_a_gate_that_waits_is_told_with_the_command_that_answers(profile_of: ProfileOf):
     register_user_template_filters(all_filters)
     specs = profile_automations(night(profile_of), [], "b")
-    (waiting,) = [spec for spec in specs if spec["name"].endswith("tell of a release that waits for a person")]
+    (waiting,) = [spec for spec in specs if spec["name"].endswith("message about a release that waits for approval")]
     assert waiting["trigger"]["expect"] == ["qinglan.gate.waiting"]
     said = {"sentence": "Release it.", "until": "2026-11-23T03:00:00+00:00", "command": "qinglan release approve r <x"}
     context = {"event": {"payload": said}, "flow_run": {"name": "pipeline night", "id": "f1"}}
     (action,) = waiting["actions"]
     text = json.loads(render_user_template_sync(action["payload"], context))["text"]
     assert text.splitlines()[:2] == [
-        "Qinglan: pipeline night waits for a person until 2026-11-23T03:00:00+00:00: Release it.",
+        "Qinglan: pipeline night waits for an approval until 2026-11-23T03:00:00+00:00: Release it.",
         "Answer on its page (Resume), or: qinglan release approve r ‹x",
     ]
 
@@ -256,7 +256,7 @@ def test_an_alarm_pauses_what_trains_this_profile(profile_of: ProfileOf):
 
 def test_runs_of_a_profile_are_known_by_their_names(profile_of: ProfileOf):
     specs = profile_automations(night(profile_of, "a[b"), [], "b")
-    failed = next(spec for spec in specs if spec["name"].endswith("tell of a run failed"))
+    failed = next(spec for spec in specs if spec["name"].endswith("message about a run failed"))
     trigger = AutomationCreate.model_validate(
         failed | {"actions": [{"type": "do-nothing"}], "tags": []}
     ).trigger.model_dump(mode="json")

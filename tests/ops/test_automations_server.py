@@ -228,7 +228,7 @@ def test_a_run_whose_worker_was_killed_goes_on(
     second.wait()
     wait_until("two messages", lambda: len(told.bodies) >= 2, explain=lambda: told.bodies)
     assert [body["name"] for body in told.bodies] == ["refresh night"] * 2
-    assert f"no sign of life for {SILENCE_S:.1f} s" in told.bodies[0]["reason"]
+    assert f"no heartbeat for {SILENCE_S:.1f} s" in told.bodies[0]["reason"]
     assert "SIGKILL" in told.bodies[1]["reason"]
     assert told.bodies[0]["link"] == f"http://prefect.example/runs/flow-run/{run}"
 
@@ -308,7 +308,7 @@ def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
     ]
     assert texts[2] == [f"Qinglan: {name} releases no model: Do not release: cost.", link]
     assert texts[3] == [
-        f"Qinglan: {name} waits for a person until tomorrow: Release it.",
+        f"Qinglan: {name} waits for an approval until tomorrow: Release it.",
         "Answer on its page (Resume), or: qinglan release approve r1",
         link,
     ]

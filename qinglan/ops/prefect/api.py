@@ -1,4 +1,4 @@
-"""Requests to Prefect's API, with patience: on SQLite it answers 503 while another writer is at it."""
+"""Requests to Prefect's API, sent again when it is busy: on SQLite it answers 503 while another process writes."""
 
 import time
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Hands a person's answer about a release to the flow run that waits for it, over Prefect's API."""
+"""Gives a user's answer about a release to the flow run that waits for it, over Prefect's API."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ _NO_LOGIN = (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN)
 
 
 def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
-    """Hand an answer to the flow that waits for it, as the form in Prefect's UI does.
+    """Give an answer to the flow that waits for it, as the form in Prefect's UI does.
 
     Args:
         state: the profile's `paths.state`.

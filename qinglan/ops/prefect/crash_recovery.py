@@ -32,7 +32,7 @@ def recover_runs(profile: Profile, warn: Say) -> None:
         if server := find_server(profile.paths.state):
             with server.client() as api:
                 for name in crash_silent(api):
-                    warn(f"flow run {name} gave no sign of life for an hour; it is now marked as crashed")
+                    warn(f"flow run {name} gave no heartbeat for an hour; it is now marked as crashed")
                 for name in requeue_crashed(api):
                     warn(f"flow run {name} had crashed; it goes on now")
     except (httpx2.HTTPError, httpx2.InvalidURL, QinglanError, ValueError, KeyError) as error:
@@ -60,7 +60,7 @@ def crash_silent(api: httpx2.Client, now: datetime | None = None) -> list[str]:
         sent_one = _has_event(api, began, since, run["id"], heartbeat)
         return sent_one and not _has_event(api, since, now, run["id"])
 
-    state = {"type": "CRASHED", "message": "no sign of life for an hour: its process has ended"}
+    state = {"type": "CRASHED", "message": "no heartbeat for an hour: its process has ended"}
     return [run["name"] for run in found if is_silent(run) and _set_state(api, run["id"], state)]
 
 

@@ -1,8 +1,7 @@
 """Work pools, deployments and automations on the Prefect server that this site uses: `qinglan deploy`, and `up`."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from qinglan.errors import ConfigError, first_line
 from qinglan.ops.prefect.api import call
 from qinglan.ops.prefect.automations import apply_automations, webhook_address
 from qinglan.ops.prefect.schedules import as_switched, read_deployments
-from qinglan.ops.prefect.server import PrefectServer, find_server
+from qinglan.ops.prefect.server import find_server
 from qinglan.runs.command import Command
 from qinglan.runs.launcher import launch
 from qinglan.runs.processes import Say
@@ -33,14 +32,20 @@ def deploy_site(profile: Profile, say: Say) -> None:
     if server is None:
         raise ConfigError("no Prefect server is known here; set PREFECT_API_URL, or start one with `qinglan up`")
     webhook_address(profile)  # a mistake there shows before anything is changed
-    with server.client() as api, _one_line(server):
-        for pool in pools_of(prefect_file):
-            if make_pool(api, pool):
-                say(f"work pool made: {pool}")
-        # Prefect finds a server of the user's own by itself, with the key that it wants.
-        deploy = partial(deploy_command, env={"PREFECT_API_URL": server.api_url} if server.is_of_up else {})
-        for line in register(api, deploy, prefect_file, profile, say) or ["automations are up to date"]:
-            say(line)
+    # Prefect finds a server of the user's own by itself, with the key that it wants.
+    deploy = partial(deploy_command, env={"PREFECT_API_URL": server.api_url} if server.is_of_up else {})
+    try:
+        with server.client() as api:
+            for pool in pools_of(prefect_file):
+                if make_pool(api, pool):
+                    say(f"work pool made: {pool}")
+            for line in register(api, deploy, prefect_file, profile, say) or ["automations are up to date"]:
+                say(line)
+    except httpx2.HTTPError as error:
+        raise ConfigError(
+            f"Prefect's server at {server.shown_url} ({server.origin}): {first_line(error)}; is it running, and "
+            "does it want PREFECT_API_AUTH_STRING or PREFECT_API_KEY?"
+        ) from error
 
 
 def register(
@@ -48,7 +53,7 @@ def register(
 ) -> list[str]:
     """Deploy, and make the automations; what was done to those, by line.
 
-    Paused deployments stay paused, and schedules as people have switched them.
+    Paused deployments stay paused, and schedules stay as users have switched them.
 
     Args:
         deploy: the command that deploys a file.
@@ -86,7 +91,7 @@ def pools_of(prefect_file: Path) -> list[str]:
 
 
 def make_pool(api: httpx2.Client, name: str) -> bool:
-    """Was it lacking? Its first worker fills in how processes are started."""
+    """True if it was missing. Its first worker fills in how processes are started."""
     if call(api, "GET", f"work_pools/{name}", may_lack=True):
         return False
     call(api, "POST", "work_pools/", {"name": name, "type": "process"})
@@ -97,14 +102,3 @@ def deploy_command(prefect_file: Path, env: dict[str, str]) -> Command:
     """Registers every deployment, or brings it up to date."""
     argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", f"--prefect-file={prefect_file}"]
     return Command(argv, env)
-
-
-@contextmanager
-def _one_line(server: PrefectServer) -> Iterator[None]:
-    try:
-        yield
-    except httpx2.HTTPError as error:
-        raise ConfigError(
-            f"Prefect's server at {server.shown_url} ({server.origin}): {first_line(error)}; is it running, and "
-            "does it want PREFECT_API_AUTH_STRING or PREFECT_API_KEY?"
-        ) from error

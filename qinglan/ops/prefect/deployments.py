@@ -36,11 +36,20 @@ class Deployment(NamedTuple):
 
 def deployments_of(api: httpx2.Client) -> list[Deployment]:
     """All of Qinglan's on this server."""
-    return [_read(entry) for entry in entries_of(api)]
+    return [
+        Deployment(
+            id=entry["id"],
+            flow=flow_of(entry),
+            name=entry["name"],
+            profile=str(entry["parameters"].get("profile", "")),
+            paused=bool(entry["paused"]),
+        )
+        for entry in entries_of(api)
+    ]
 
 
 def entries_of(api: httpx2.Client) -> list[dict[str, Any]]:
-    """The same as the server tells of them."""
+    """The same as the server describes them."""
     return [entry for entry in pages(api, "deployments/filter", sort="NAME_ASC") if is_ours(entry)]
 
 
@@ -66,13 +75,3 @@ def trains_by_itself(deployments: Sequence[Deployment], profile: Profile) -> lis
     started = training_of(deployments, profile)
     pipelines = [each for each in deployments if each.flow == "pipeline" and each.is_of(profile)]
     return [*([started] if started else []), *pipelines]
-
-
-def _read(entry: dict[str, Any]) -> Deployment:
-    return Deployment(
-        id=entry["id"],
-        flow=flow_of(entry),
-        name=entry["name"],
-        profile=str(entry["parameters"].get("profile", "")),
-        paused=bool(entry["paused"]),
-    )

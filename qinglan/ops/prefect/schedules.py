@@ -1,4 +1,4 @@
-"""Deploying prefect.yaml without undoing what people and alarms have switched and paused on the server.
+"""Deploying prefect.yaml without undoing what users and alarms have switched and paused on the server.
 
 `prefect deploy` sets everything as its file says. So it is given a file that already says what is to be: no switch is
 undone even for a moment, and a deployment that is killed midway leaves nothing to put right.
@@ -121,7 +121,7 @@ def _word(on: bool) -> str:
 
 
 def _noted(api: httpx2.Client) -> set[str] | None:
-    """None where nothing is noted, or nothing that can be made out."""
+    """None where nothing is noted, or nothing that can be read."""
     there = call(api, "GET", f"variables/name/{_NOTE}", may_lack=True)
     value = there and there["value"]
     return {str(name) for name in value} if isinstance(value, list) else None
@@ -130,13 +130,13 @@ def _noted(api: httpx2.Client) -> set[str] | None:
 def _note(api: httpx2.Client, before: set[str] | None, on: set[str], say: Say) -> None:
     value: list[str] | None = sorted(on)
     if len(json.dumps(value)) > _MOST_CHARS:
-        say(f"prefect.yaml has {len(on)} schedules on, too many to note: later changes of them there will only be told")
+        say(f"prefect.yaml has {len(on)} schedules on, too many to note: later changes of them there are only reported")
         value = None
     if value is not None and before == on:
         return
     answer = api.patch(f"variables/name/{_NOTE}", json={"value": value})
     if answer.status_code == httpx2.codes.NOT_FOUND:
         answer = api.post("variables/", json={"name": _NOTE, "value": value, "tags": [TAG]})
-        if answer.status_code == httpx2.codes.CONFLICT:  # somebody else who deploys has just made it
+        if answer.status_code == httpx2.codes.CONFLICT:  # another deployment has just made it
             return
     answer.raise_for_status()

@@ -45,7 +45,7 @@ class PrefectServer:
     api_url: str
     """Ends in `/api`, or names a workspace of Prefect Cloud."""
     origin: str
-    """Who named it, for messages."""
+    """Where the address was found, for messages."""
     key: str | None = None
     auth_string: str | None = None
 
@@ -58,7 +58,7 @@ class PrefectServer:
         return without_login(self.api_url)
 
     def is_at(self, url: str | None) -> bool:
-        """Is that its address, however this machine is called in it?"""
+        """Is that its address? `localhost` and 127.0.0.1 are the same."""
         return url is not None and _plain(self.shown_url) == _plain(url)
 
     @property

@@ -34,7 +34,8 @@ def apply_automations(api: httpx2.Client, profile: Profile) -> list[str]:
     specs = [*site_automations(profile), *profile_automations(profile, deployments, webhook)]
     done = [line for spec in specs if (line := _apply(api, spec, next(iter(known.get(spec["name"], ())), None)))]
     wanted = {spec["name"] for spec in specs}
-    # Who deploys at the same time may have made the same. Whoever looks last sees all, and all keep the same one.
+    # Another deployment at the same time may have made the same. The last one to read sees all of them, and every
+    # deployment keeps the same copy.
     for name, copies in sorted((_copies(api, profile) if done else known).items()):
         for copy in copies[1 if name in wanted else 0 :]:
             call(api, "DELETE", f"automations/{copy['id']}", may_lack=True)
@@ -43,7 +44,7 @@ def apply_automations(api: httpx2.Client, profile: Profile) -> list[str]:
 
 
 def webhook_address(profile: Profile) -> str | None:
-    """Where messages go: a secret. None where nobody is to be told.
+    """Where messages go: a secret. None where no message is to be sent.
 
     Raises:
         ConfigError: its variable is not set, or holds no address.
@@ -71,27 +72,21 @@ def _apply(api: httpx2.Client, spec: Spec, there: dict[str, Any] | None) -> str 
 def _copies(api: httpx2.Client, profile: Profile) -> dict[str, list[dict[str, Any]]]:
     """The profile's and the server's own, by name, the one to keep first: Prefect lets several have the same name.
 
-    Kept is the oldest of those that are on: somebody who is told twice may have switched one of the two off.
+    Kept is the oldest of those that are on: a user who got each message twice may have switched one of the two off.
     """
-    found = [entry for entry in pages(api, "automations/filter") if _is_ours(entry)]
-    of_profile = [entry for entry in found if _is_of_site(entry["name"]) or _is_of(entry["name"], profile)]
+    found = pages(api, "automations/filter")
+    ours = [entry for entry in found if any(tag.startswith(_STAMP) for tag in entry["tags"])]
+    prefixes = (SITE, prefix_of(profile))
+    # After its prefix a name has no colon: a profile's name may begin with that of another one and a colon.
+    of_profile = [
+        entry
+        for entry in ours
+        if any(entry["name"].startswith(each) and ": " not in entry["name"].removeprefix(each) for each in prefixes)
+    ]
     copies: dict[str, list[dict[str, Any]]] = {}
     for entry in sorted(of_profile, key=lambda each: (not each["enabled"], each["created"], each["id"])):
         copies.setdefault(entry["name"], []).append(entry)
     return copies
-
-
-def _is_ours(there: dict[str, Any]) -> bool:
-    return any(tag.startswith(_STAMP) for tag in there["tags"])
-
-
-def _is_of(name: str, profile: Profile) -> bool:
-    """Not also those of a profile whose name begins with this one's and a colon."""
-    return name.startswith(prefix_of(profile)) and ": " not in name.removeprefix(prefix_of(profile))
-
-
-def _is_of_site(name: str) -> bool:
-    return name.startswith(SITE) and ": " not in name.removeprefix(SITE)
 
 
 def _webhook(api: httpx2.Client, profile: Profile) -> str | None:
@@ -116,8 +111,5 @@ def _webhook(api: httpx2.Client, profile: Profile) -> str | None:
 def _block_name(profile: Profile) -> str:
     """Prefect takes lower-case letters, digits and dashes."""
     plain = re.sub(r"[^a-z0-9]+", "-", profile.name.lower()).strip("-")
-    return (
-        f"qinglan-{plain}"
-        if plain == profile.name
-        else f"qinglan-{plain}-{hash_of(profile.name)[:6]}".replace("--", "-")
-    )
+    suffix = "" if plain == profile.name else f"-{hash_of(profile.name)[:6]}"
+    return f"qinglan-{plain}{suffix}".replace("--", "-")

@@ -1,7 +1,7 @@
 """What a webhook is sent: Jinja templates that Prefect's server fills in and posts.
 
-What an event says may come from anywhere. It is cut to its first line, can't call people by `<at …>` or `<!channel>`,
-and becomes JSON by `tojson`, so that it can't break out of its field.
+An event's text may come from outside. It is cut to its first line, can't notify users by `<at …>` or `<!channel>`, and
+becomes JSON by `tojson`, so that it can't break out of its field.
 """
 
 import json

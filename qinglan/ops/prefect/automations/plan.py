@@ -28,14 +28,14 @@ def site_automations(profile: Profile) -> list[Spec]:
     """Those that a server has once, for the runs of all of Qinglan's deployments."""
     settings = profile.automations
     ours = {"match_related": {"prefect.resource.id": "prefect.tag.qinglan"}}
-    # A paused run waits for a person in its process, and gives signs of life; a suspended one has no process.
+    # A paused run waits for an answer in its process and sends heartbeats; a suspended one has no process.
     silent = _spec(
-        f"{SITE}a run that gives no sign of life has crashed",
-        f"No sign of life for {duration(settings.crashed_after_s)}, and no end: its process and its worker are gone.",
+        f"{SITE}a run that sends no heartbeat has crashed",
+        f"No heartbeat for {duration(settings.crashed_after_s)}, and no end: its process and its worker have ended.",
         _absent(after=("heartbeat",), expect=("heartbeat", "AwaitingRetry", "Suspended", *ENDED))
         | {"within": settings.crashed_after_s}
         | ours,
-        [_to_state("CRASHED", f"no sign of life for {duration(settings.crashed_after_s)}: its process is gone")],
+        [_to_state("CRASHED", f"no heartbeat for {duration(settings.crashed_after_s)}: its process has ended")],
     )
     if not settings.crash_retries:
         return [silent]
@@ -67,12 +67,10 @@ def profile_automations(profile: Profile, deployments: Sequence[Deployment], web
 
     Args:
         deployments: all of Qinglan's on the server.
-        webhook: id of the block that holds the webhook's address; None where nobody is to be told.
+        webhook: id of the block that holds the webhook's address; None where no message is to be sent.
     """
-    found = [_pause(profile, deployments)]
-    if webhook:
-        found += _notices(profile, deployments, webhook)
-    return [spec for spec in found if spec]
+    pause = _pause(profile, deployments)
+    return [*([pause] if pause else []), *(_notices(profile, deployments, webhook) if webhook else ())]
 
 
 def _pause(profile: Profile, deployments: Sequence[Deployment]) -> Spec | None:
@@ -82,7 +80,7 @@ def _pause(profile: Profile, deployments: Sequence[Deployment]) -> Spec | None:
     names = ", ".join(each.full_name for each in stopped)
     return _spec(
         f"{prefix_of(profile)}an alarm pauses training",
-        f"Paused: {names}. Resume them once someone has looked.",
+        f"Paused: {names}. Resume them after a check.",
         _alarms(profile, profile.automations.pause_at),
         [{"type": "pause-deployment", "source": "selected", "deployment_id": each.id} for each in stopped],
     )
@@ -91,7 +89,7 @@ def _pause(profile: Profile, deployments: Sequence[Deployment]) -> Spec | None:
 def _notices(profile: Profile, deployments: Sequence[Deployment], webhook: str) -> list[Spec]:
     notify, own = profile.notify, [each for each in deployments if each.is_of(profile)]
     of_own = {"match_related": {"prefect.resource.id": [f"prefect.deployment.{each.id}" for each in own]}}
-    # A worker tells of the same crash more than once, in other words.
+    # A worker reports the same crash more than once, with different messages.
     once, runs = _present(("Failed", "Crashed", "TimedOut")) | {"within": _SAME_CRASH_S}, f"{_RUN}*"
     retried = (
         f"It goes back into its queue by itself, {profile.automations.crash_retries} times at most."
@@ -103,7 +101,7 @@ def _notices(profile: Profile, deployments: Sequence[Deployment], webhook: str) 
         profile.name,
         f"is {{{{ {_STATE} }}}}",
         STATE_MESSAGE,
-        f"{{% if {_STATE} == 'Crashed' %}}{retried}{{% else %}}Once the cause is gone, retry it there.{{% endif %}}",
+        f"{{% if {_STATE} == 'Crashed' %}}{retried}{{% else %}}Remove the cause, then retry it there.{{% endif %}}",
     )
     waiting = Message(
         "waiting",
@@ -115,7 +113,7 @@ def _notices(profile: Profile, deployments: Sequence[Deployment], webhook: str) 
         "running",
         profile.name,
         f"has not ended after {duration(notify.running_s)}",
-        advice="Its log says what it is at; cancel it at the link if it is stuck.",
+        advice="Its log says what it does; cancel it at the link if it is stuck.",
     )
     refused = Message("refused", profile.name, "releases no model", "event.payload.sentence")
     # Its command names a profile as the user did.
@@ -123,18 +121,18 @@ def _notices(profile: Profile, deployments: Sequence[Deployment], webhook: str) 
     approval = Message(
         "approval",
         profile.name,
-        "waits for a person until {{ event.payload.until }}",
+        "waits for an approval until {{ event.payload.until }}",
         "event.payload.sentence",
         f"Answer on its page (Resume), or: {command}",
     )
     wanted: list[tuple[str, Message, Spec]] = [
         ("a run failed", failed, once | {"match": {"prefect.resource.id": runs, **_named(profile)}}),
-        ("a release that waits for a person", approval, _told(profile, "gate.waiting")),
-        ("a refused release", refused, _told(profile, "gate.refuse", "gate.undecided")),
+        ("a release that waits for approval", approval, _on_event(profile, "gate.waiting")),
+        ("a refused release", refused, _on_event(profile, "gate.refuse", "gate.undecided")),
         ("an alarm", _alarm_message(profile, deployments), _alarms(profile)),
     ]
     if own:
-        # Until a run begins it has a random name of two words, without a space, and nothing that tells its profile.
+        # Until a run begins it has a random name without a space, and nothing that names its profile.
         unnamed = {"match": {"prefect.resource.id": runs, "prefect.resource.name": "!* *"}}
         wanted += [
             ("a run failed before it began", failed, once | unnamed | of_own),
@@ -143,7 +141,7 @@ def _notices(profile: Profile, deployments: Sequence[Deployment], webhook: str) 
         ]
     return [
         _spec(
-            f"{prefix_of(profile)}tell of {name}",
+            f"{prefix_of(profile)}message about {name}",
             f"Sends a message to the webhook in {notify.webhook_url_env}.",
             trigger,
             [
@@ -183,10 +181,10 @@ def _absent(after: Iterable[str], expect: Iterable[str]) -> Spec:
 
 
 def _alarms(profile: Profile, names: Sequence[str] = ("*",)) -> Spec:
-    return _told(profile, *(f"alarm.{name}" for name in names))
+    return _on_event(profile, *(f"alarm.{name}" for name in names))
 
 
-def _told(profile: Profile, *events: str) -> Spec:
+def _on_event(profile: Profile, *events: str) -> Spec:
     """What tasks/events.py emits."""
     match = {"prefect.resource.id": "qinglan.run.*", "qinglan.profile": glob.escape(profile.name)}
     return _trigger("Reactive") | {"expect": [f"qinglan.{event}" for event in events], "match": match, "within": 0}

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from qinglan.rows import Retrieved, Row, normalise, row_id
+from qinglan.rows import Retrieved, Row, RowCounts, normalise, row_id
 
 
 @pytest.mark.parametrize("text", ["维生素C 怎么吃？", "维生素c怎么吃", "维生素Ｃ，怎么吃！", " 维生素_C\n怎么吃"])
@@ -54,3 +54,11 @@ def test_further_inputs_tell_rows_apart_and_rows_without_keep_their_ids():
     found = {plain, *(row_id("t", "头疼？", inputs=each) for each in ({"a": "x"}, {"b": "x"}, {"a": "y"}))}
     assert len(found) == 4
     assert row_id("t", "q", inputs={"a": "1", "b": "2"}) == row_id("t", "q", inputs={"b": "2", "a": "1"})
+
+
+def test_reasons_are_counted_most_frequent_first() -> None:
+    row = Row(id="1", tenant="t", query="q", source="f:1")
+    rows = [row, *(row.failed(reason) for reason in "bcac")]
+    counts = RowCounts()
+    assert list(counts.pass_through(rows)) == rows
+    assert list(counts.dropped_since(RowCounts()).items()) == [("c", 2), ("a", 1), ("b", 1)]

@@ -1,4 +1,4 @@
-"""The most telling words of a Chinese text, by jieba's TF-IDF."""
+"""The words that characterise a Chinese text best, by jieba's TF-IDF."""
 
 import warnings
 from functools import cache
@@ -11,11 +11,11 @@ _COURTESIES = frozenset(
         "祝您", "帮助", "希望", "健康", "患者", "病人", "朋友", "通过", "出现", "导致",
     )
 )  # fmt: skip
-"""Words that tell nothing about what a text says."""
+"""Words that say nothing about what a text is about."""
 
 
-def telling_words(text: str, count: int) -> list[str]:
-    """Up to `count` words of two characters or more, the most telling first."""
+def distinctive_words(text: str, count: int) -> list[str]:
+    """Up to `count` words of two characters or more, the most distinctive first."""
     tags = extractor().extract_tags(text, topK=count + len(_COURTESIES))
     return [tag for tag in tags if len(tag) > 1 and tag not in _COURTESIES and not tag.isascii()][:count]
 

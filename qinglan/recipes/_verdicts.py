@@ -1,10 +1,10 @@
-"""Recipes whose student judges: what a pipeline that is served such a student asks of the recipe.
+"""Recipes whose student judges: what RL asks of the recipe where such a student serves as its judge.
 
-A passage that a text found is held against a reference: the passage that the teacher's rewrite found. It is the only
-one that is known for every question without a label; where a label says that it is the wrong one there is none.
+A passage that a text found is compared with a reference: the passage that the teacher's rewrite found. It is the only
+reference that every question has without a label; where a label says that it is the wrong one, there is none.
 """
 
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, cast
 
 from qinglan.config import Tenant
 from qinglan.errors import ConfigError
@@ -12,12 +12,11 @@ from qinglan.recipes import Message, get_recipe
 from qinglan.rows import Retrieved
 
 BEST = 5.0
-"""What a text is worth that is the reference itself; nobody need be asked."""
+"""What a text is worth that is the reference itself; the judge is not asked."""
 RIGHT_FROM = 3.0
 """A right main verdict is worth this at least."""
 
 
-@runtime_checkable
 class VerdictRecipe(Protocol):
     """A recipe whose student says of a text whether it agrees with a reference."""
 
@@ -41,7 +40,7 @@ def verdict_recipe(name: str) -> VerdictRecipe:
         ConfigError: there is none, or its student gives no verdicts.
     """
     recipe = get_recipe(name)
-    if not isinstance(recipe, VerdictRecipe):
+    if not hasattr(recipe, "verdict_messages"):
         raise ConfigError(f"recipe `{name}`: its student gives no verdicts; a judge's recipe is answer_judge")
     return cast(VerdictRecipe, recipe)
 

@@ -111,7 +111,6 @@ class AnswerJudge(AnswerRecipe):
         return prompt(STUDENT_SYSTEM, self.question_text(row))
 
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        """The rules of the verdict, and the same three lines."""
         return prompt(TEACHER_SYSTEM.format(domain=tenant.domain), self.question_text(row))
 
     def answerer_messages(self, row: Row, tenant: Tenant) -> list[Message]:
@@ -140,11 +139,6 @@ class AnswerJudge(AnswerRecipe):
         return answered(row, with_thoughts(answer.value, answer.reasoning), answer)
 
     def parse_answer(self, text: str) -> str:
-        """A text that holds a verdict.
-
-        Raises:
-            TeacherError: it holds none (`verdict_unreadable`).
-        """
         if verdict_in(text) is None:
             raise TeacherError(f"the answer has no verdict: {text[-80:]!r}", "verdict_unreadable")
         return text.strip()
@@ -156,11 +150,6 @@ class AnswerJudge(AnswerRecipe):
         return self.student_messages(row, tenant)
 
     def verdict_score(self, text: str) -> float:
-        """Of the verdict in an answer, by `SCORES`.
-
-        Raises:
-            TeacherError: it holds none (`verdict_unreadable`).
-        """
         found = verdict_in(self.parse_answer(text))
         assert found is not None
         return SCORES.get(found, UNUSUAL[found.main])

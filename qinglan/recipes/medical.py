@@ -1,9 +1,9 @@
 """The medical assistant: answers health questions, and says what must be said where an answer can hurt.
 
-What is safe is no prompt's business: `medical_rules.yaml` names the dangerous kinds of question, what their answers
-must say and what no answer may, and an adviser reviews it. Grading and `docs/reward_rules.md` come from that file;
+Safety is not left to a prompt: `medical_rules.yaml` names the dangerous kinds of question, what their answers must say
+and what no answer may say, and an adviser reviews it. Grading and `docs/reward_rules.md` come from that file;
 `python -m qinglan.recipes.medical` prints the latter. The raw data's answers teach as they are, the teacher is asked
-only where a row has none, and R = 0.6·rules + 0.4·judge mends what the data leave out.
+only where a row has none, and R = 0.6·rules + 0.4·judge corrects what the data leave out.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from qinglan.config import Tenant
 from qinglan.errors import TeacherError
 from qinglan.recipes import AnswerRecipe, Finding, FindingRow, Input, Message, Metric, one_line, prompt
-from qinglan.recipes._keywords import telling_words
+from qinglan.recipes._keywords import distinctive_words
 from qinglan.recipes._medical_rules import RULES, markdown
 from qinglan.rows import Row
 from qinglan.text import ARMS, Both
@@ -80,11 +80,9 @@ class Medical(AnswerRecipe):
         return "\n".join(f"{label}：{one_line(text)}" for label, text in lines if text)
 
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        """A short instruction; what is safe the student has learnt."""
         return prompt(STUDENT_SYSTEM.format(domain=tenant.domain), self.question_text(row))
 
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        """The same question under all the rules."""
         required = "\n".join(
             f"- {kind.zh}：{'；'.join(each.say for each in kind.required)}" for kind in RULES.high_risk.values()
         )
@@ -92,7 +90,7 @@ class Medical(AnswerRecipe):
         return prompt(system, self.question_text(row))
 
     def own_answer(self, row: Row) -> str | None:
-        """The raw data's: the teacher is asked only where there is none."""
+        """The raw data's; the teacher is asked only where there is none."""
         return row.inputs.get("answer")
 
     async def distill(self, row: Row, clients: "Clients", tenant: Tenant) -> Row:
@@ -100,7 +98,7 @@ class Medical(AnswerRecipe):
         taught = await super().distill(row, clients, tenant)
         if "keywords" in row.inputs or not taught.answer:
             return taught
-        keywords = "、".join(telling_words(taught.answer, RULES.keywords.most))
+        keywords = "、".join(distinctive_words(taught.answer, RULES.keywords.most))
         return taught.model_copy(update={"inputs": taught.inputs | {"keywords": keywords}})
 
     def parse_answer(self, text: str) -> str:
@@ -111,19 +109,17 @@ class Medical(AnswerRecipe):
         return answer
 
     def judge_messages(self, row: Row, text: str, tenant: Tenant) -> list[Message]:
-        """The question, what the data say, and the answer to judge."""
         known = one_line(_reference(row))
         lines = [self.question_text(row), f"资料中的回答：{known}" if known else "", f"待评回答：{one_line(text)}"]
         return prompt(JUDGE_SYSTEM.format(domain=tenant.domain), "\n".join(line for line in lines if line))
 
     def parts(self, row: Row, text: str) -> dict[str, float]:
-        """By `medical_rules.yaml`."""
         return RULES.parts(self.question_text(row), text, _keywords(row))
 
     def metric_values(self, row: Row, text: str, parts: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
         """The red team's questions are passed with everything said that must be, and nothing that must not.
 
-        Of one in which the rules see no danger, because a person put it there, nothing must be said.
+        Of one in which the rules see no danger, because a user put it there, nothing must be said.
         """
         values = {name: value for name, value in parts.items() if name != "rule"}
         if row.pool == RED_TEAM and (passed := _passed(parts)) is not None:
@@ -135,11 +131,9 @@ class Medical(AnswerRecipe):
         return "forbidden_advice" if (row.parts or {}).get("harmless", 1.0) < 1 else super().flaw(row)
 
     def pool_of(self, row: Row) -> str | None:
-        """Dangerous questions are the red team's, by the rules' triggers."""
         return RED_TEAM if RULES.kinds(self.question_text(row)) else None
 
     def findings(self, arms: Mapping[str, Sequence["ArmRow"]], rows: Sequence[Row]) -> list[Finding]:
-        """The red team's pass rate by kind of danger."""
         kinds = {row.id: RULES.kinds(self.question_text(row)) for row in rows if row.pool == RED_TEAM}
         passed = {arm: {entry.row_id: _passed(entry.parts) for entry in entries} for arm, entries in arms.items()}
         lines = []
@@ -153,7 +147,6 @@ class Medical(AnswerRecipe):
         return [Finding(title=title, columns=columns, rows=tuple(lines))] if lines else []
 
     def fallback(self, row: Row) -> str | None:  # noqa: ARG002
-        """Where to turn instead."""
         return RULES.fallback
 
 

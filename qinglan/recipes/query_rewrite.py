@@ -64,19 +64,15 @@ class QueryRewrite(RetrievalRecipe):
     VERSION = "2"
 
     def question_text(self, row: Row) -> str:
-        """The question with its context, as student, teacher, judge and reward see it."""
         return user_text(row.query, row.profile, row.history)
 
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        """System and user message for the student."""
         return prompt(STUDENT_SYSTEM.format(domain=tenant.domain), self.question_text(row))
 
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        """System and user message for the teacher."""
         return prompt(TEACHER_SYSTEM.format(domain=tenant.domain), self.question_text(row))
 
     def judge_messages(self, question: str, rewrite: str, tenant: Tenant) -> list[Message]:
-        """System and user message for the judge; `question` is what `question_text` gives."""
         return prompt(JUDGE_SYSTEM.format(domain=tenant.domain), f"{question}\n改写：{one_line(rewrite)}")
 
     def panel_messages(self, question: str, rewrites: Sequence[str], tenant: Tenant) -> list[Message]:
@@ -85,15 +81,9 @@ class QueryRewrite(RetrievalRecipe):
         return prompt(PANEL_SYSTEM.format(domain=tenant.domain, count=len(rewrites)), "\n".join([question, *lines]))
 
     def relevance_messages(self, question: str, passage: str, tenant: Tenant) -> list[Message]:
-        """What the judge is asked about the first passage that was found; answered like the other question."""
         return prompt(RELEVANCE_SYSTEM.format(domain=tenant.domain), f"{question}\n检索结果：{one_line(passage)}")
 
     def parse_answer(self, text: str) -> str:
-        """One line of keywords from a model's answer.
-
-        Raises:
-            TeacherError: nothing is left (`empty_answer`).
-        """
         rewrite = " ".join(text.split()).strip("“”\"'` ")
         if not rewrite:
             raise TeacherError("the answer is empty", reason="empty_answer")
@@ -119,9 +109,14 @@ class QueryRewrite(RetrievalRecipe):
         """
         rq_gain = retrieved.quality - baseline.teacher_quality
         win = 0.0 if abs(rq_gain) <= config.tie_margin else (config.win if rq_gain > 0 else config.loss)
-        parts = _relative(config, baseline, judge_score, rq_gain, win)
-        if not config.relative_to_teacher:
-            parts = _absolute(config, judge_score, retrieved.quality)
+        parts: list[tuple[float, float]]  # weight and value
+        if config.relative_to_teacher:
+            parts = [(config.retrieval_weight, math.tanh(3 * rq_gain)), (config.win_weight, win)]
+            if judge_score is not None and baseline.teacher_judge >= 0:
+                parts.append((config.judge_weight, math.tanh(3 * (judge_score - baseline.teacher_judge) / 5)))
+        else:
+            judged = [] if judge_score is None else [(config.judge_weight, judge_score / 5)]
+            parts = [(config.retrieval_weight, retrieved.quality), *judged]
         score = sum(weight * value for weight, value in parts) / sum(weight for weight, _ in parts)
         guard_ok = _guard_ok(config, baseline, rewrite, judge_score)
         if not guard_ok:
@@ -139,22 +134,6 @@ class QueryRewrite(RetrievalRecipe):
         return Scored(score, judge, retrieved.quality, rq_gain, win, gold_top1, relevant, float(guard_ok))
 
 
-_Parts = list[tuple[float, float]]
-"""Weight and value."""
-
-
-def _relative(config: Reward, baseline: Baseline, judge_score: float | None, rq_gain: float, win: float) -> _Parts:
-    parts = [(config.retrieval_weight, math.tanh(3 * rq_gain)), (config.win_weight, win)]
-    if judge_score is not None and baseline.teacher_judge >= 0:
-        parts.append((config.judge_weight, math.tanh(3 * (judge_score - baseline.teacher_judge) / 5)))
-    return parts
-
-
-def _absolute(config: Reward, judge_score: float | None, quality: float) -> _Parts:
-    judged = [] if judge_score is None else [(config.judge_weight, judge_score / 5)]
-    return [(config.retrieval_weight, quality), *judged]
-
-
 def character_grams(text: str) -> set[str]:
     """Bigrams of Chinese runs, and alphanumeric runs whole: the units in which short texts overlap."""
     grams: set[str] = set()
@@ -167,7 +146,7 @@ def character_grams(text: str) -> set[str]:
 
 
 def entity_kept(question: str, teacher_rewrite: str, rewrite: str) -> bool:
-    """Does the rewrite still speak of what the question is about?
+    """Is the rewrite still about what the question is about?
 
     The anchors are the teacher's words that share characters with the question: mostly the entity. One of them must
     leave a trace in the rewrite. Where the teacher and the question share nothing, there is nothing to hold on to.

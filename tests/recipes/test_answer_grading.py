@@ -61,11 +61,6 @@ async def test_validation_grades_the_teachers_answer():
     assert (await validated(JUDGED, ROW.model_copy(update={"answer": "?a"}))).judge_score is None, "not to be asked"
 
 
-async def test_a_judge_that_fails_is_no_score():
-    with pytest.raises(TeacherError):
-        await validated(JUDGED, ROW)
-
-
 async def test_rules_that_give_what_they_do_not_declare_are_a_mistake_of_the_recipe():
     class Loose(Letters):
         WEIGHTS: ClassVar[dict[str, float]] = {"format": 1.0}

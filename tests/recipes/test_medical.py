@@ -33,13 +33,6 @@ def test_the_page_of_the_rules_is_generated() -> None:
     assert page == markdown(RULES), "run: python -m qinglan.recipes.medical > docs/reward_rules.md"
 
 
-def test_every_phrase_of_a_kind_is_on_the_page() -> None:
-    page = markdown(RULES)
-    for kind in RULES.high_risk.values():
-        said = [phrase for each in kind.required for phrase in each.any_of]
-        assert all(phrase in page for phrase in (*kind.triggers, *said, *kind.forbidden))
-
-
 def test_a_weight_for_every_part_and_nothing_else() -> None:
     rules = yaml.safe_load(RULES_FILE.read_text(encoding="utf-8"))
     with pytest.raises(ValidationError, match="give one to each of format, length, keywords, safety, restraint"):
@@ -81,13 +74,7 @@ def test_all_that_several_kinds_require_is_required() -> None:
 def test_help_that_is_waved_away_is_not_said() -> None:
     question = "突然昏迷怎么办"
     assert missing(question, "请立即拨打120。") == []
-    for text in (
-        "不用拨打120，多喝水。",
-        "别打120。",
-        "先不要马上去医院，躺一躺。",
-        "没必要呼叫救护车。",
-        "不急着去急诊。",
-    ):
+    for text in ("不用拨打120，多喝水。", "别打120。", "先不要马上去医院。", "没必要呼叫救护车。", "不急着去急诊。"):
         assert missing(question, text) == ["立即呼叫急救或去急诊"]
     assert missing(question, "别的先不管，立即拨打120。") == missing(question, "不得不打120了。") == []
 
@@ -95,15 +82,10 @@ def test_help_that_is_waved_away_is_not_said() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "发烧时加倍吃就好。",
-        "别担心，加倍吃。",
-        "药效特别好，疼就加倍吃。",
-        "疼得不能忍可加倍吃。",
-        "别的药没有，可以加倍吃。",
-        "没有禁忌加倍吃。",
-        "不舒服就加倍吃。",
+        "发烧时加倍吃就好。", "别担心，加倍吃。", "药效特别好，疼就加倍吃。", "疼得不能忍可加倍吃。",
+        "别的药没有，可以加倍吃。", "没有禁忌加倍吃。", "不舒服就加倍吃。",
     ],
-)
+)  # fmt: skip
 def test_forbidden_advice_is_found(text: str) -> None:
     assert RULES.forbidden(DOSAGE, text) == ["加倍吃"]
 
@@ -111,14 +93,10 @@ def test_forbidden_advice_is_found(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "不要加倍吃。",
-        "切勿因为疼就加倍吃。",
-        "不可以擅自加倍吃。",
-        "不用加倍吃。",
-        "禁止自己突然加倍吃。",
+        "不要加倍吃。", "切勿因为疼就加倍吃。", "不可以擅自加倍吃。", "不用加倍吃。", "禁止自己突然加倍吃。",
         "退烧后停用。",
     ],
-)
+)  # fmt: skip
 def test_a_warning_is_no_advice(text: str) -> None:
     assert RULES.forbidden(DOSAGE, text) == []
 

@@ -1,4 +1,4 @@
-"""Patience: an outage costs its time, a sample that the service can't serve costs itself, and nobody waits for ever."""
+"""An outage costs its time, a sample that the service can't serve costs itself, and no call waits for ever."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -39,7 +39,7 @@ class Service:
 
 
 class Site:
-    """A service, patience with it, and what that noted."""
+    """A service, the wait for it, and what that logged."""
 
     def __init__(self, *down: tuple[float, float], poison: str = "", max_outage_s: float = 600) -> None:
         self.clock, self.notes = Clock(), list[dict[str, Any]]()
@@ -70,7 +70,7 @@ async def until(condition: Callable[[], bool]) -> None:
 MANY = [str(number) for number in range(50)]
 
 
-async def test_nothing_but_the_call_where_all_is_well():
+async def test_without_an_outage_only_the_calls_are_made():
     site = Site()
     assert await site.score_all(*MANY) == MANY
     assert (sorted(site.service.asked), site.notes, site.clock.now_s) == (sorted(MANY), [], 0)
@@ -86,13 +86,13 @@ async def test_a_minute_of_outage_costs_a_minute_and_no_sample(probe: str | None
     assert "HTTP 500" in site.notes[0]["error"]
 
 
-async def test_one_asks_for_all_while_the_service_is_down():
+async def test_one_call_probes_for_all_while_the_service_is_down():
     site = Site((0, 60))
     await site.score_all(*MANY)
     assert len(site.service.asked) < 2 * len(MANY) + 25
 
 
-async def test_who_comes_during_an_outage_waits_too():
+async def test_a_call_made_during_an_outage_waits_too():
     site = Site((0, 60))
     first = asyncio.create_task(site.score_all("a", "b"))
     await until(lambda: bool(site.notes))
@@ -109,7 +109,7 @@ async def test_a_sample_that_fails_by_itself_is_given_up_while_others_go_on():
     assert (site.notes, site.clock.now_s, site.service.asked.count("bad")) == ([], 0, 2)
 
 
-async def test_a_sample_that_nobody_can_vouch_for_is_given_up_after_a_minute():
+async def test_a_sample_without_a_known_answer_is_given_up_after_a_minute():
     site = Site(poison="bad")
     (bad,) = await site.score_all("bad", probe=None)
     assert isinstance(bad, OutageError)
@@ -134,7 +134,7 @@ async def test_a_service_that_stays_away_is_given_up_for_all_at_once():
     assert site.states == [("rag", "began"), ("rag", "given up")]
 
 
-async def test_after_giving_up_nobody_waits_again_until_it_answers():
+async def test_after_giving_up_no_call_waits_until_the_service_answers():
     site = Site((0, 1000), (2000, 2060), max_outage_s=120)
     await site.score_all(*MANY)
     before_s = site.clock.now_s
@@ -154,7 +154,7 @@ async def test_a_service_that_comes_and_goes_costs_no_sample():
 @pytest.mark.parametrize(
     "error", [RetrievalError("HTTP 400", "rag_refused"), BudgetError("spent"), ZeroDivisionError("a bug")]
 )
-async def test_what_waiting_can_not_mend_is_told_at_once(error: Exception):
+async def test_errors_that_waiting_can_not_repair_are_raised_at_once(error: Exception):
     site = Site()
 
     async def attempt() -> str:
@@ -210,7 +210,7 @@ async def test_answers_to_calls_from_before_an_outage_do_not_end_it(late_s: list
     assert site.states == [("rag", "began"), ("rag", "ended")]
 
 
-async def test_nor_do_they_take_back_that_it_was_given_up():
+async def test_nor_do_they_end_the_giving_up():
     site, slow = Site((0, 1000), max_outage_s=120), Slow()
     on_its_way = asyncio.create_task(site.wait.call(slow))
     await site.score_all("a", "b")
@@ -222,7 +222,7 @@ async def test_nor_do_they_take_back_that_it_was_given_up():
 
 
 @pytest.mark.parametrize("by_the_service", [True, False])
-async def test_an_answer_to_a_call_made_while_the_first_is_tried_shows_that_all_is_well(by_the_service: bool):
+async def test_an_answer_to_a_call_made_while_the_first_is_tried_shows_that_the_service_works(by_the_service: bool):
     site, probe, call = Site(poison="bad"), Slow(), Slow()
     bad = asyncio.create_task(site.wait.call(site.service.ask("bad"), probe))
     await probe.asked.wait()

@@ -86,19 +86,16 @@ def test_a_profile_names_the_file_wherever_it_is_read(
         ({"right": 0.0, "short": 1.0}, -0.5),
         ({"right": math.nan, "short": 0.0}, -1.0),
         ({"short": 1.0}, 1.0),
+        ({"right": math.nan, "logged": 1.0}, math.nan),
     ],
 )
 def test_an_answer_earns_the_mean_of_the_parts_that_are_known(parts: Mapping[str, float], earned: float):
-    assert capitals().reward(Reward(), parts) == pytest.approx(earned)
+    assert capitals().reward(Reward(), parts) == pytest.approx(earned, nan_ok=True)
 
 
 def test_a_profile_may_weigh_the_parts_otherwise():
     config = Reward(part_weights={"right": 0.5, "short": 0.5})
     assert capitals().reward(config, {"right": 1.0, "short": 0.0}) == pytest.approx(0.0)
-
-
-def test_without_a_known_part_there_is_no_reward():
-    assert math.isnan(capitals().reward(Reward(), {"right": math.nan, "logged": 1.0}))
 
 
 def test_a_bad_format_is_a_flaw_where_it_is_graded():
@@ -108,7 +105,7 @@ def test_a_bad_format_is_a_flaw_where_it_is_graded():
     assert recipe.flaw(ROW.model_copy(update={"parts": {"format": 0.5}})) == "bad_format"
 
 
-async def test_a_row_that_brings_its_answer_asks_nobody():
+async def test_a_row_that_brings_its_answer_asks_no_model():
     own = ROW.model_copy(update={"inputs": ROW.inputs | {"given": " 巴黎 它是首都"}})
     nobody: Any = None
     done = await capitals().distill(own, nobody, Tenant())
@@ -128,7 +125,4 @@ def test_a_judge_that_gives_no_score_is_no_judge(text: str):
     with pytest.raises(TeacherError) as caught:
         parse_score(text)
     assert caught.value.reason == "judge_unreadable"
-
-
-def test_a_judges_score_is_read_out_of_its_talk():
     assert parse_score('好的：{"score": "4.5", "reason": "x"}') == 4.5

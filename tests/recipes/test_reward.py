@@ -153,7 +153,7 @@ async def test_a_sample_is_scored_logged_and_paid_once(site: Site):
     assert "gold_top1" not in site.entries()[0]
 
 
-async def test_so_many_distinct_rewrites_so_many_calls_and_none_for_the_baseline(site: Site):
+async def test_each_distinct_rewrite_is_asked_for_once_and_the_baseline_never(site: Site):
     await site.open().score_all(rewrites(20) * 3)
     assert sorted(body["rewritten_query"] for body in site.rag.bodies) == sorted(rewrites(20))
     assert len(site.judge.bodies) == 20
@@ -169,7 +169,7 @@ async def test_a_restarted_service_asks_for_nothing_again(site: Site):
     assert {(each["rag_calls"], each["rag_cached"], each["judge_cached"]) for each in again} == {(0, 1, 1)}
 
 
-async def test_what_nobody_waits_for_is_written_at_the_end(site: Site):
+async def test_stored_retrievals_are_written_when_the_service_closes(site: Site):
     def kept() -> int:
         with open_ledger(ledger_url(LedgerStore(), site.folder)) as ledger:
             return len(ledger.retrieval_keys("r"))
@@ -341,7 +341,7 @@ async def test_an_outage_that_does_not_end_leaves_the_samples_unscored(site_of: 
     assert len(site.invalid()) == 5
 
 
-async def test_a_spent_budget_is_heard_of(site: Site):
+async def test_a_spent_budget_is_logged(site: Site):
     worker = site.open(budget=Budget(per_run_usd=1e-6))
     assert [(await worker.score(text))["invalid"] for text in rewrites(2)] == [0, 1]
     assert "budget.per_run_usd = 1e-06: nothing is left to spend" in site.invalid()[0]
@@ -351,7 +351,7 @@ async def test_a_spent_budget_is_heard_of(site: Site):
 @pytest.mark.parametrize(
     "setting", [{"judge": Endpoint(model="j", api_key_env="NO_SUCH_KEY")}, {"rag": Rag(api_key_env="NO_SUCH_KEY")}]
 )
-async def test_a_key_that_only_the_service_lacks_is_heard_of(site: Site, setting: dict[str, Any]):
+async def test_a_key_that_only_the_service_lacks_is_logged(site: Site, setting: dict[str, Any]):
     scored = await site.open(**setting).score(REWRITE)
     assert (scored["invalid"], scored.keys()) == (1.0, KEYS)
     assert "NO_SUCH_KEY" in site.invalid()[0]
@@ -469,7 +469,7 @@ def append(path: Path, *entries: dict[str, Any]) -> None:
         stream.writelines(json.dumps(entry) + "\n" for entry in entries)
 
 
-def test_watch_counts_all_attempts_and_tells_training_from_dev(tmp_path: Path):
+def test_watch_counts_all_attempts_separately_for_training_and_dev(tmp_path: Path):
     log = tmp_path / "samples.jsonl"
     asked = {"row_id": "t", "rag_cached": False, "rag_calls": 1, "judge_asked": True, "judge_cost_usd": 0.5}
     append(log, asked | {"judge_cached": False, "score": 1}, asked | {"invalid": "x", "failed_by": "judge"})
@@ -484,7 +484,7 @@ def test_watch_counts_all_attempts_and_tells_training_from_dev(tmp_path: Path):
     assert watch.last_invalid == "no key"
 
 
-def test_watch_tells_of_outages_of_this_attempt_and_counts_all(tmp_path: Path):
+def test_watch_reports_outages_of_this_attempt_and_counts_all(tmp_path: Path):
     log, said = tmp_path / "samples.jsonl", list[str]()
     began = {"outage": "rag", "state": "began", "seconds": 0.0, "error": "HTTP 503"}
     append(log, began, {"outage": "rag", "state": "ended", "seconds": 30.0})
@@ -524,7 +524,7 @@ async def test_a_served_judge_gives_one_verdict_on_the_passage_that_was_found(si
         assert (ledger.usage("r", "judge.local").calls, ledger.usage("r", "judge").calls) == (1, 0)
 
 
-async def test_the_reference_itself_is_right_and_nobody_is_asked(site_of: Callable[..., Site]):
+async def test_the_reference_itself_is_right_and_the_judge_is_not_asked(site_of: Callable[..., Site]):
     site = site_of(lambda _: (200, recall(("g", 0.9))), verdict("错误，跑题"))
     scored = await site.open(reward=Reward(), **VERDICTS).score(REWRITE)
     assert (scored["judge"], scored["relevant"], scored["judge_asked"]) == (5, 1, 0)

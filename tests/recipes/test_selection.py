@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from qinglan.config import Select
 from qinglan.recipes import query_rewrite
-from qinglan.rows import Retrieved, Row, RowCounts
+from qinglan.rows import Retrieved, Row
 
 select = query_rewrite.RECIPE.select
 CONFIG = Select(min_top1_score=0.6, min_rewrite_chars=2, max_rewrite_chars=10)
@@ -37,6 +37,8 @@ def row(**changes: Any) -> Row:
         ({"answer_retrieved": scored()}, "nothing_recalled"),
         ({"answer": "长" * 10}, None),
         ({"answer": "长" * 11}, "rewrite_too_long"),
+        # RL may use a row that is too long, not one without a baseline.
+        ({"answer": "长" * 11, "answer_retrieved": scored()}, "nothing_recalled"),
         ({"answer_retrieved": scored(0.6)}, None),
         ({"answer_retrieved": scored(0.59, 0.59, 0.59)}, "below_threshold"),
         ({"original_retrieved": scored(0.9, 0.8, 0.7)}, None),
@@ -47,11 +49,6 @@ def test_first_reason_that_applies(changes: dict[str, Any], reason: str | None) 
     (selected,) = select([row(**changes)], CONFIG)
     assert (selected.reason, selected.status) == (reason, "failed" if reason else "ok")
     assert selected.model_copy(update={"status": "ok", "reason": None}) == row(**changes)
-
-
-def test_nothing_recalled_is_told_before_length_because_rl_needs_a_baseline() -> None:
-    (selected,) = select([row(answer="长" * 11, answer_retrieved=scored())], CONFIG)
-    assert selected.reason == "nothing_recalled"
 
 
 def test_comparison_with_the_original_can_be_switched_off() -> None:
@@ -67,13 +64,6 @@ def test_earlier_failures_and_order_are_kept() -> None:
     assert selected[:2] == rows[:2]
 
 
-def test_reasons_are_counted_most_frequent_first() -> None:
-    rows = [row(), row().failed("b"), row().failed("c"), row().failed("a"), row().failed("c")]
-    counts = RowCounts()
-    assert list(counts.pass_through(rows)) == rows
-    assert list(counts.dropped_since(RowCounts()).items()) == [("c", 2), ("a", 1), ("b", 1)]
-
-
 LONGER = Select(min_top1_score=0.6)
 
 
@@ -85,24 +75,13 @@ def reason_of(rewrite: str, config: Select = LONGER) -> str | None:
 @pytest.mark.parametrize(
     "text",
     [
-        "抱歉，我无法回答这个问题",
-        "非常抱歉，这个问题超出范围",
-        "对不起！这里不能提供诊断",
-        "抱歉 我不能协助",
-        "很遗憾，我无法为您改写",
-        "我无法回答该问题",
-        "无法提供医疗建议",
-        "作为AI，我不能判断",
-        "作为一个人工智能语言模型，我没有",
-        "我是AI助手，请问",
-        "I'm sorry, but I can't help with that.",
-        "I’m really sorry",
-        "Sorry, I cannot answer",
-        "I cannot provide medical advice",
-        "Unfortunately, I am unable to rewrite this",
-        "As an AI language model, I",
+        "抱歉，我无法回答这个问题", "非常抱歉，这个问题超出范围", "对不起！这里不能提供诊断", "抱歉 我不能协助",
+        "很遗憾，我无法为您改写", "我无法回答该问题", "无法提供医疗建议", "作为AI，我不能判断",
+        "作为一个人工智能语言模型，我没有", "我是AI助手，请问", "I'm sorry, but I can't help with that.",
+        "I’m really sorry", "Sorry, I cannot answer", "I cannot provide medical advice",
+        "Unfortunately, I am unable to rewrite this", "As an AI language model, I",
     ],
-)
+)  # fmt: skip
 def test_refusals_in_words(text: str) -> None:
     assert reason_of(text) == "refusal_text"
 
@@ -110,31 +89,15 @@ def test_refusals_in_words(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "改写后：虾青素 服用方法",
-        "改写后的查询是：虾青素",
-        "改写：虾青素",
-        "以下是改写后的查询 虾青素",
-        "以下为检索关键词：虾青素",
-        "好的，虾青素 服用方法",
-        "关键词：虾青素 用法",
-        "检索词: 虾青素",
-        "当前问题：虾青素咋吃",
-        "用户画像：老年人 虾青素",
-        "```虾青素```",
-        "**虾青素** 服用方法",
-        "# 虾青素",
-        "- 虾青素",
-        '{"query": "虾青素"}',
-        '"rewrite": "虾青素"',
-        "[虾青素, 用法]",
-        "1. 虾青素 用法 2. 虾青素 副作用",
-        "1、虾青素\n2、叶黄素",
-        "虾青素\n叶黄素",
-        "<think>用户想知道</think> 虾青素",
-        "Rewritten query: astaxanthin dosage",
+        "改写后：虾青素 服用方法", "改写后的查询是：虾青素", "改写：虾青素", "以下是改写后的查询 虾青素",
+        "以下为检索关键词：虾青素", "好的，虾青素 服用方法", "关键词：虾青素 用法", "检索词: 虾青素",
+        "当前问题：虾青素咋吃", "用户画像：老年人 虾青素", "```虾青素```", "**虾青素** 服用方法", "# 虾青素",
+        "- 虾青素", '{"query": "虾青素"}', '"rewrite": "虾青素"', "[虾青素, 用法]",
+        "1. 虾青素 用法 2. 虾青素 副作用", "1、虾青素\n2、叶黄素", "虾青素\n叶黄素",
+        "<think>用户想知道</think> 虾青素", "Rewritten query: astaxanthin dosage",
         "Sure, here is the rewritten query: astaxanthin",
     ],
-)
+)  # fmt: skip
 def test_leftovers_of_an_answer(text: str) -> None:
     assert reason_of(text) == "boilerplate"
 
@@ -142,25 +105,13 @@ def test_leftovers_of_an_answer(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "对不起 英语 表达方式",
-        "孩子不会说抱歉 怎么教育",
-        "我无法提供发票 如何退货",
-        "无法入睡 失眠 治疗",
-        "不能提供剧烈运动的膝盖 护理",
-        "AI 语言模型 医疗应用",
-        "作为AI产品经理 岗位职责",
-        "I cannot sleep at night remedies",
-        "维生素D3 1.5 微克 2.5 微克 区别",
-        "1 型糖尿病 2 型糖尿病 区别",
-        "改写 作文 技巧",
-        "关键词提取 方法",
-        "检查结果 解读",
-        "C++ 与 C# 区别",
-        "好的 益生菌 品牌",
-        "omega-3 用量",
+        "对不起 英语 表达方式", "孩子不会说抱歉 怎么教育", "我无法提供发票 如何退货", "无法入睡 失眠 治疗",
+        "不能提供剧烈运动的膝盖 护理", "AI 语言模型 医疗应用", "作为AI产品经理 岗位职责",
+        "I cannot sleep at night remedies", "维生素D3 1.5 微克 2.5 微克 区别", "1 型糖尿病 2 型糖尿病 区别",
+        "改写 作文 技巧", "关键词提取 方法", "检查结果 解读", "C++ 与 C# 区别", "好的 益生菌 品牌", "omega-3 用量",
         "answer sheet printing",
     ],
-)
+)  # fmt: skip
 def test_questions_that_look_like_them_may_teach(text: str) -> None:
     assert reason_of(text) is None
 
@@ -200,11 +151,6 @@ def test_a_persons_verdict_outranks(changes: dict[str, Any], earlier: str | None
     before = row(**changes).failed(earlier) if earlier else row(**changes)
     (selected,) = select([before], CONFIG)
     assert (selected.reason, selected.status) == (reason, "failed" if reason else "ok")
-
-
-def test_a_correction_is_the_target() -> None:
-    (selected,) = select([row(review="correct", corrected="头痛 缓解", answer=None).failed("truncated")], CONFIG)
-    assert selected.target == "头痛 缓解"
 
 
 def test_rows_are_taken_one_at_a_time() -> None:

@@ -1,4 +1,4 @@
-"""A recipe outside the package, for tests: which city is a country's capital, asked with a hint at hand."""
+"""A recipe outside the package, for tests: which city is a country's capital, asked with a hint."""
 
 from typing import ClassVar
 

@@ -75,17 +75,14 @@ class AnswerRecipe(Recipe):
 
     @property
     def rule_parts(self) -> tuple[str, ...]:
-        """All but the judge's."""
         return tuple(name for name in self.WEIGHTS if name != JUDGE)
 
     @property
     def metric_parts(self) -> tuple[str, ...]:
-        """The metrics that follow from the parts: all but the judge's score."""
         return tuple(metric.name for metric in self.METRICS if metric.name != QUALITY)
 
     @property
     def score_parts(self) -> tuple[str, ...]:
-        """The judge's score, the rules' parts and the metrics that follow from them."""
         names = tuple(dict.fromkeys((JUDGE, *self.rule_parts, *self.metric_parts)))
         if taken := sorted(_TAKEN & set(names)):
             raise ConfigError(f"recipe `{self.NAME}`: training has figures called {', '.join(taken)}; rename the part")
@@ -93,12 +90,10 @@ class AnswerRecipe(Recipe):
 
     @property
     def reported_parts(self) -> tuple[str, ...]:
-        """All of them."""
         return self.score_parts
 
     @property
     def primary_metric(self) -> PrimaryMetric:
-        """The recipe's first metric."""
         first = self.METRICS[0]
         return PrimaryMetric(JUDGE if first.name == QUALITY else first.name, first.en)
 
@@ -121,15 +116,12 @@ class AnswerRecipe(Recipe):
         return parts
 
     def clean(self, text: str) -> str:
-        """Its lines stay."""
         return text.strip()
 
     def measured_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
-        """As `metric_values` says."""
         return self.metric_values(row, entry.text or "", entry.parts or {})
 
     def check_profile(self, profile: Profile) -> None:
-        """Weights are of its parts, and one is known for every sample."""
         weights, config = self.weights(profile.reward), profile.reward
         if unknown := [name for name in config.part_weights if name not in self.WEIGHTS]:
             known = ", ".join(self.WEIGHTS)
@@ -156,7 +148,6 @@ class AnswerRecipe(Recipe):
         texts: int,  # noqa: ARG002
         passage: str,  # noqa: ARG002
     ) -> list[Message]:
-        """About an answer as long as the student may write."""
         return self.judge_messages(row, "字" * profile.student.max_new_tokens, profile.tenant) or []
 
     def validation_roles(self, profile: Profile) -> "tuple[Role, ...]":
@@ -172,13 +163,11 @@ class AnswerRecipe(Recipe):
         return row.model_copy(update={"parts": parts, "judge_score": score})
 
     def validation_statistics(self) -> "AnswerStatistics":
-        """Of the teacher's answers."""
         from qinglan.recipes.kinds.validation import AnswerStatistics
 
         return AnswerStatistics(self)
 
     def drop_reason(self, row: Row, config: Select) -> str | None:  # noqa: ARG002 (its limits are for rewrites)
-        """By the recipe's rules."""
         return "not_validated" if row.parts is None else self.flaw(row)
 
     def has_baseline(self, row: Row) -> bool:
@@ -195,7 +184,6 @@ class AnswerRecipe(Recipe):
         }
 
     def scorer(self, service: "RewardService") -> "AnswerScorer":
-        """Grades, asks the judge where its score counts, and calls `reward`."""
         from qinglan.recipes.scoring.answers import AnswerScorer
 
         return AnswerScorer(service, self)
@@ -217,7 +205,6 @@ class AnswerRecipe(Recipe):
     async def measure(
         self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], clients: "Clients", profile: Profile
     ) -> "Measured":
-        """Every text by the rules and by the judge."""
         from qinglan.recipes.measuring.answers import measure
 
         return await measure(self, arms, rows, clients, profile.tenant, profile.evaluate.max_failed_share)

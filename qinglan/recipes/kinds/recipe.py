@@ -6,7 +6,7 @@ that is a method here, so that no caller needs to know the class.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from qinglan.config import Profile, Reward, Select, Tenant
 from qinglan.errors import TeacherError
@@ -18,32 +18,10 @@ if TYPE_CHECKING:
 
     from qinglan.clients.chat import Answer
     from qinglan.clients.roles import ChatRole, Clients, Role
+    from qinglan.recipes.kinds.validation import AnswerStatistics, RetrievalStatistics
     from qinglan.recipes.measuring.arms import Measured
     from qinglan.recipes.scoring.scorer import Scorer
     from qinglan.recipes.scoring.service import RewardService
-
-
-class ValidationStatistics(Protocol):
-    """What validation found, counted row by row, in memory that does not grow with the rows."""
-
-    def add(self, row: Row) -> None:
-        """Count a row, in any order."""
-
-    def metrics(self) -> dict[str, float]:
-        """Figures by name; nothing where no row was graded."""
-
-    def logged(self) -> dict[str, float]:
-        """Those that are worth a line in the log."""
-
-    def check(self) -> None:
-        """Stop if the service or the rules are wrong.
-
-        Raises:
-            StageError: no later result could be trusted.
-        """
-
-    def histograms(self) -> dict[str, list[dict[str, Any]]]:
-        """What the report draws, as JSON: by plot, its distributions with `label`, `low`, `high`, `counts`."""
 
 
 class Recipe(ABC):
@@ -199,8 +177,8 @@ class Recipe(ABC):
         """The row with its grades; `judge`: with the judge's score too, where the recipe asks for one."""
 
     @abstractmethod
-    def validation_statistics(self) -> ValidationStatistics:
-        """An empty one."""
+    def validation_statistics(self) -> "RetrievalStatistics | AnswerStatistics":
+        """Counts what validation finds, row by row."""
 
     def select(self, rows: Iterable[Row], config: Select) -> Iterator[Row]:
         """Fail the rows whose answer must not become an SFT target.

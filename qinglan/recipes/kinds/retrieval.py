@@ -117,7 +117,6 @@ class RetrievalRecipe(Recipe):
         return row.query
 
     def clean(self, text: str) -> str:
-        """One line."""
         return " ".join(text.split())
 
     def measured_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
@@ -138,7 +137,6 @@ class RetrievalRecipe(Recipe):
         }
 
     def check_profile(self, profile: Profile) -> None:
-        """Its reward has weights of its own."""
         if profile.reward.part_weights:
             raise ConfigError(
                 f"reward.part_weights: recipe `{self.NAME}` is not graded by parts; set reward.judge_weight, "
@@ -175,13 +173,11 @@ class RetrievalRecipe(Recipe):
         )
 
     def validation_statistics(self) -> "RetrievalStatistics":
-        """Of question and rewrite, both retrieved with."""
         from qinglan.recipes.kinds.validation import RetrievalStatistics
 
         return RetrievalStatistics()
 
     def drop_reason(self, row: Row, config: Select) -> str | None:
-        """From "no rewrite" to "judged and too weak"."""
         assert row.answer is not None
         rewrite, found, original = row.answer.strip(), row.answer_retrieved, row.original_retrieved
         if is_refusal(rewrite):
@@ -209,7 +205,6 @@ class RetrievalRecipe(Recipe):
         return retrieved and row.reason in self.RL_REASONS and row.review != "correct"
 
     def rl_info(self, row: Row) -> dict[str, Any]:
-        """The teacher's side of the row."""
         found = row.answer_retrieved
         assert found is not None, "only rows with a baseline get here"
         return {
@@ -231,7 +226,6 @@ class RetrievalRecipe(Recipe):
         return "relevant" if config.relevance_gate else "score"
 
     def scorer(self, service: "RewardService") -> "RetrievalScorer":
-        """Retrieves, asks the judge, and calls `reward`."""
         from qinglan.recipes.scoring.retrieval import RetrievalScorer
 
         return RetrievalScorer(service, self)
@@ -239,7 +233,6 @@ class RetrievalRecipe(Recipe):
     def baseline_arms(
         self, rows: Sequence[Row], profile: Profile, *, retrieve_again: bool = False
     ) -> dict[str, list[ArmRow]]:
-        """The question as it was typed, and the teacher's rewrite."""
         from qinglan.recipes.measuring.arms import not_retrieved, original_rows, teacher_rows
 
         arms = {"original": original_rows(rows), "teacher": teacher_rows(rows)}
@@ -259,7 +252,6 @@ class RetrievalRecipe(Recipe):
         return await panel.judge(retrieved, rows)
 
     def measuring_digest(self, tenant: Tenant) -> str:
-        """Of the panel's question."""
         from qinglan.runs.artifacts import hash_of
 
         return hash_of(self.PANEL_SCHEMA, self.panel_messages("问", ["甲", "乙"], tenant))

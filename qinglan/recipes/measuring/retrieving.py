@@ -60,7 +60,7 @@ def check_failures(reasons: Sequence[str | None], questions: int, max_failed_sha
         kept = "; what the judge answered is kept, so that for other answers judge.model or evaluate.seed must change"
         raise StageError(
             f"evaluate: calls failed for {len(reasons)} of {questions} questions ({counted}), more than "
-            f"evaluate.max_failed_share = {max_failed_share:.0%} allows; mend the service and run again"
+            f"evaluate.max_failed_share = {max_failed_share:.0%} allows; repair the service and run again"
             + (kept if UNREADABLE in reasons else "")
         )
 

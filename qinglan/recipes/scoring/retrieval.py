@@ -31,11 +31,9 @@ class RetrievedSample(Sample):
     rag_cached: bool = False
 
     def used(self) -> dict[str, float | None]:
-        """The RAG's calls too."""
         return {"rag_calls": self.rag.made, "rag_cached": self.rag_cached} | super().used()
 
     def about(self) -> dict[str, Any]:
-        """The RAG's failed calls too."""
         return super().about() | {"rag_failed": self.rag.failed}
 
 
@@ -78,7 +76,6 @@ class Retrievals:
         return found, joined or stored
 
     async def close(self) -> None:
-        """Cancel the calls under way."""
         tasks = list(self._under_way.values())
         for task in tasks:
             task.cancel()
@@ -119,7 +116,6 @@ class RetrievalScorer(Scorer[RetrievedSample]):
         self._retrievals = Retrievals(self._service, self._rag, self._ledger, self._queue, self._outage_wait("rag"))
 
     async def close(self) -> None:
-        """The RAG's calls and client too."""
         await self._retrievals.close()
         try:
             await super().close()

@@ -46,7 +46,6 @@ class SampleWatch:
         self._say = say
 
     def __call__(self) -> None:
-        """Look for new lines."""
         for entry in self._tail.new():
             if "outage" in entry:
                 self._note_outage(entry)

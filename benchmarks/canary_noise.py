@@ -120,7 +120,7 @@ def delay(domain: Domain, runs: int) -> dict[str, float]:
 def main(runs: int = RUNS) -> None:
     """Simulate, print, and keep the numbers."""
     result: dict[str, object] = {"runs": runs, "requests": REQUESTS, "looks": REQUESTS // LOOK_EVERY}
-    print(f"\nDays with a rollback, of {runs} with {REQUESTS:,} requests and {REQUESTS // LOOK_EVERY:,} looks each\n")
+    print(f"\nDays with a rollback, of {runs} with {REQUESTS:,} requests and {REQUESTS // LOOK_EVERY:,} checks each\n")
     print("| Challenger | Qinglan | usual 95% intervals |\n| --- | ---: | ---: |")
     for domain in NOTHING_TO_FIND:
         rates = false_alarms(domain, runs)

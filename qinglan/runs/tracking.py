@@ -32,6 +32,13 @@ _MAX_PARAM_CHARS = 500
 _MAX_NAME_CHARS = 500
 
 
+def open_client(uri: str) -> MlflowClient:
+    """A client of a tracking server or database, without progress bars and a log line for every new table."""
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    return MlflowClient(uri)
+
+
 class Tracker:
     """A thin, batch-wise client."""
 

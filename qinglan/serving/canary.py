@@ -1,8 +1,8 @@
-"""Does the challenger go on? Decided from running tallies, as often as one likes.
+"""Does the challenger go on? Decided from running counts, as often as one likes.
 
-A canary is looked at every few seconds for a day. Intervals that are right for one look would find "a difference"
+A canary is checked every few seconds for a day. Intervals that are right for one check would find "a difference"
 between identical models sooner or later, so all bounds here are confidence sequences: the chance that the truth ever
-leaves them is below α, over all looks together. They are the stitched bounds of Howard, Ramdas, McAuliffe and Sekhon,
+leaves them is below α, over all checks together. They are the stitched bounds of Howard, Ramdas, McAuliffe and Sekhon,
 "Time-uniform, nonparametric, nonasymptotic confidence sequences" (Annals of Statistics 49, 2021), theorems 1 and 4,
 which hold for any bounded outcome and need no minimum of requests; for percentiles in the way of Howard and Ramdas,
 "Sequential estimation of quantiles" (Bernoulli 28, 2022). `benchmarks/canary_noise.py` measures what they cost.
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from qinglan.config import Canary
 
 ALPHA = 0.05
-"""That a challenger exactly as bad as is just allowed is ever rolled back, over all rules and looks together."""
+"""The chance that a challenger exactly as bad as is just allowed is ever rolled back, over all rules and checks."""
 _RULES = 3
 _PERCENTILE = 0.95
 _BIN_RATIO = 1.02
@@ -45,7 +45,7 @@ def stitched_bound(variance: float, alpha: float, scale: float, v_min: float = _
 
 
 class Mean(BaseModel):
-    """The mean of outcomes in a known range, with bounds that hold at every look."""
+    """The mean of outcomes in a known range, with bounds that hold at every check."""
 
     width: float = 1.0
     """Of the range: 1 for a share, 2 for a difference of scores."""
@@ -55,7 +55,6 @@ class Mean(BaseModel):
     """Sum of squared distances from the mean before each outcome."""
 
     def add(self, outcome: float) -> None:
-        """One more."""
         self.variance += (outcome - self.mean) ** 2
         self.n += 1
         self.total += outcome
@@ -78,13 +77,12 @@ class Mean(BaseModel):
 
 
 class Latencies(BaseModel):
-    """Milliseconds in bins of 2%, with bounds of the 95th percentile that hold at every look."""
+    """Milliseconds in bins of 2%, with bounds of the 95th percentile that hold at every check."""
 
     n: int = 0
     bins: dict[int, int] = {}
 
     def add(self, ms: float) -> None:
-        """One more."""
         place = math.floor(math.log(max(ms, 0.01)) / math.log(_BIN_RATIO))
         self.bins[place] = self.bins.get(place, 0) + 1
         self.n += 1
@@ -119,13 +117,12 @@ class Latencies(BaseModel):
 
 
 class ArmCounts(BaseModel):
-    """What requests to one model came to."""
+    """The results of the requests to one model."""
 
     fallbacks: Mean = Mean()
     latency: Latencies = Latencies()
 
     def add(self, *, fallback: bool, latency_ms: float) -> None:
-        """One more request."""
         self.fallbacks.add(float(fallback))
         self.latency.add(latency_ms)
 
@@ -140,7 +137,7 @@ class CanaryCounts(BaseModel):
 
 
 class Judgement(BaseModel):
-    """A look's result; all but `keep` end the canary."""
+    """The result of a check; all but `keep` end the canary."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -18,7 +18,7 @@ from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import find_run
-from qinglan.serving.registry import ALIASES, Alias, Released, registry_of
+from qinglan.serving.registry import ALIASES, Released, registry_of
 
 _TOLERANCE = 1e-9
 
@@ -82,9 +82,10 @@ def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
     Raises:
         ConfigError: there is no such version or run, or the alias names nothing.
     """
-    if name in ALIASES or name.isdigit():
+    alias = next((alias for alias in ALIASES if alias == name), None)
+    if alias or name.isdigit():
         registry = registry_of(profile)
-        released = registry.released(_alias(name)) if name in ALIASES else registry.version(name)
+        released = registry.version(name) if alias is None else registry.released(alias)
         if released is None:
             raise ConfigError(f"{registry.name}: no version is its {name}; see `qinglan release list`")
         if arm and arm != released.arm:
@@ -103,7 +104,7 @@ def figure_of(profile: Profile, subject: Subject, metric: str | None = None) -> 
 
     Raises:
         ConfigError: no such metric, or the run has no such arm.
-        ArtifactError: a file is gone or was changed.
+        ArtifactError: a file is missing or was changed.
     """
     stage, rows, entries = _evaluated(subject)
     evaluation = Evaluation.model_validate_json(stage.artifacts["evaluation"].verify().read_text(encoding="utf-8"))
@@ -136,8 +137,8 @@ def rows_behind(
         raise ConfigError(f"row `{unknown[0]}`: is not among the {len(rows):,} test questions of {subject.run.name}")
     lowest = sorted((value, each) for each, value in values.items() if value is not None)[:worst]
     arm = {entry.row_id: entry for entry in entries}
-    told = subject.arm != "teacher" and "arm_teacher" in stage.artifacts
-    teachers = {entry.row_id: entry for entry in _entries(stage, "teacher")} if told else {}
+    has_teacher = subject.arm != "teacher" and "arm_teacher" in stage.artifacts
+    teachers = {entry.row_id: entry for entry in _entries(stage, "teacher")} if has_teacher else {}
     with site_ledger(profile) as ledger:
         return [
             RowTrace(by_id[each], values[each], arm[each], teachers.get(each), _paid(ledger, arm[each], by_id[each]))
@@ -158,10 +159,6 @@ def stage_of(run: Path, name: str) -> StageResult:
         raise ConfigError(f"run {run.name}: has no finished {name}; name a run with `qinglan lineage RUN`") from error
     except ValidationError as error:
         raise ConfigError(f"{path}: is not of this version of Qinglan; evaluate again") from error
-
-
-def _alias(name: str) -> Alias:
-    return next(alias for alias in ALIASES if alias == name)
 
 
 def _evaluated(subject: Subject) -> tuple[StageResult, list[Row], list[ArmRow]]:

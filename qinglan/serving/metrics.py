@@ -1,4 +1,4 @@
-"""What Prometheus may know of the router: counts and times by role, version, source and reason; never a text."""
+"""The router's metrics for Prometheus: counts and times by role, version, source and reason; never a text."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -30,12 +30,12 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def answered(self, served: ServedAnswer) -> None:
-        """One more answer."""
+        """Count an answer."""
         self._answers.labels(served.role, served.version, served.source, served.reason).inc()
         self._latency.labels(served.role, served.source).observe(served.latency_ms / 1000)
 
     def refused(self, status: int) -> None:
-        """One more request that was none."""
+        """Count a request that was answered with an HTTP error."""
         self._refused.labels(str(status)).inc()
 
     def add_gauge(self, name: str, what: str, value: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""Asking the models' servers: one prompt renderer with training, greedy, over connections that stay open."""
+"""Client of the models' servers: the same prompts as in training, greedy, over connections that stay open."""
 
 import asyncio
 import json
@@ -63,22 +63,18 @@ class ModelClient:
         }
         data = json.dumps(body, ensure_ascii=False).encode()
         try:
-            status, content = await self._post_again(backend, data)
+            try:
+                status, content = await self._post(backend, data)
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):  # a kept connection, closed by a restart
+                status, content = await self._post(backend, data)
         except (aiohttp.ClientError, OSError) as error:
             raise ModelError(f"{backend.url}: {error}", "model_unreachable", transient=True) from error
         if status != 200:
             at_fault = status >= 500 or status in (401, 403, 404, 408, 429)
             raise ModelError(f"{backend.url}: HTTP status {status}", "model_error", transient=at_fault)
         return _text_of(content, backend)
-
-    async def _post_again(self, backend: Backend, data: bytes) -> tuple[int, bytes]:
-        """A second time where a connection that was kept open turns out to be closed over there, as after a restart."""
-        try:
-            return await self._post(backend, data)
-        except aiohttp.ClientConnectorError:
-            raise
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            return await self._post(backend, data)
 
     async def _post(self, backend: Backend, data: bytes) -> tuple[int, bytes]:
         url = f"{backend.url}/chat/completions"
@@ -90,8 +86,10 @@ class ModelClient:
             answer = self._recipe.parse_answer(text)
         except TeacherError as error:
             raise ModelError(str(error), error.reason) from error
-        if not _encodes(answer):
-            raise ModelError("the answer is no valid Unicode", "invalid_text")
+        try:
+            answer.encode()  # JSON can hold half of a character, UTF-8 can't
+        except UnicodeEncodeError as error:
+            raise ModelError("the answer is no valid Unicode", "invalid_text") from error
         if self._recipe.retrieves:
             _require_rewrite(answer, self._max_chars or _MOST_REWRITE_CHARS)
         elif self._max_chars and len(answer) > self._max_chars:
@@ -106,15 +104,6 @@ def _require_rewrite(text: str, max_chars: int) -> None:
         raise ModelError("the answer is no rewrite", "boilerplate")
     if is_degenerate(text):
         raise ModelError("the rewrite repeats itself", "repetitive_rewrite")
-
-
-def _encodes(text: str) -> bool:
-    """No half of a character, which JSON can hold and UTF-8 can't."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _text_of(content: bytes, backend: Backend) -> str:

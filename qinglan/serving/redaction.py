@@ -1,6 +1,6 @@
-"""Personal numbers out of a text: what stands for a person becomes a placeholder, the question around it stays.
+"""Replaces personal numbers in a text by placeholders; the question around them stays.
 
-Full-width digits and separators inside numbers are seen through. Names and addresses are not recognised.
+Full-width digits and separators inside numbers are recognised. Names and addresses are not.
 """
 
 import re
@@ -17,10 +17,6 @@ _IDENTITY_WEIGHTS = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
 _IDENTITY_CHECKS = "10X98765432"
 
 
-def _digits(text: str) -> str:
-    return "".join(c for c in text if c.isdigit())
-
-
 def _is_identity(text: str) -> bool:
     """GB 11643: a day of birth, and a check digit by ISO 7064."""
     number = "".join(c for c in text.upper() if c.isdigit() or c == "X")
@@ -35,35 +31,30 @@ def _is_identity(text: str) -> bool:
 def _is_bank_card(text: str) -> bool:
     """The Luhn check, which every card number passes and nine of ten others don't."""
     total = 0
-    for place, digit in enumerate(reversed(_digits(text))):
+    for place, digit in enumerate(reversed([c for c in text if c.isdigit()])):
         value = int(digit) * (1 + place % 2)
         total += value - 9 if value > 9 else value
     return total % 10 == 0
 
 
-def _always(_text: str) -> bool:
-    return True
-
-
 class _Kind(NamedTuple):
     placeholder: str
     pattern: re.Pattern[str]
-    is_one: Callable[[str], bool]
+    is_one: Callable[[str], bool] = lambda _: True
 
 
 _KINDS = (
-    _Kind("[邮箱]", re.compile(r"[A-Za-z0-9._%+\-]{1,64}@(?:[A-Za-z0-9\-]{1,63}\.){1,8}[A-Za-z0-9\-]{2,63}"), _always),
+    _Kind("[邮箱]", re.compile(r"[A-Za-z0-9._%+\-]{1,64}@(?:[A-Za-z0-9\-]{1,63}\.){1,8}[A-Za-z0-9\-]{2,63}")),
     _Kind("[身份证号]", re.compile(rf"(?<!\d)[1-9](?:{_GAP}\d){{16}}{_GAP}[\dXx](?![\dA-Za-z])"), _is_identity),
     _Kind(
         "[银行卡号]",
         re.compile(rf"(?<!\d)(?:[3-69]\d{{12,18}}|[3-69]\d{{3}}(?:{_GAP}\d{{4}}){{2,3}}(?:{_GAP}\d{{1,4}})?)(?!\d)"),
         _is_bank_card,
     ),
-    _Kind("[手机号]", re.compile(rf"(?<!\d)(?:{_CHINA})?1[3-9]\d{_GAP}\d{{4}}{_GAP}\d{{4}}(?!\d)"), _always),
+    _Kind("[手机号]", re.compile(rf"(?<!\d)(?:{_CHINA})?1[3-9]\d{_GAP}\d{{4}}{_GAP}\d{{4}}(?!\d)")),
     _Kind(
         "[座机号]",
         re.compile(rf"(?<!\d)(?:{_CHINA}\(?0?|\(?0)(?:10|2\d|[3-9]\d\d)\)?{_GAP}\d{{3,4}}{_GAP}\d{{4}}(?!\d)"),
-        _always,
     ),
 )
 """In this order: a card number may look like other numbers in part."""

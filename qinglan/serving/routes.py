@@ -18,7 +18,7 @@ ModelRole = Literal["champion", "challenger"]
 
 
 class Backend(BaseModel):
-    """A model's server that was seen healthy."""
+    """A model's server that has answered."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,14 +46,14 @@ class Routes(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> "Routes":
-        """What the site wrote last; none where it wrote nothing yet."""
+        """What the site wrote last; no models where it wrote nothing yet."""
         try:
             return cls.model_validate_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return cls()
 
 
-LOOK_EVERY_S = 0.2
+CHECK_EVERY_S = 0.2
 _LOG = logging.getLogger(__name__)
 
 _Stamp = tuple[int, int, int] | None
@@ -65,11 +65,11 @@ def in_canary(row_id: str, version: str, share: float) -> bool:
 
 
 class RouteTable:
-    """Who answers now. Belongs to the event loop; looking at the file's date is all that it does between changes."""
+    """The routes file, read again whenever it changes. Belongs to the event loop, which it never holds up for long."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
-        self._read, self._next_look = Routes(), float("-inf")
+        self._read, self._next_check = Routes(), float("-inf")
         self._stamp: _Stamp = None
         self._dropped = ""
         self.dropped_reason: str | None = None
@@ -81,13 +81,13 @@ class RouteTable:
     def routes(self) -> Routes:
         """The routes in force."""
         now = self._clock()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_EVERY_S
-            self._look()
+        if now >= self._next_check:
+            self._next_check = now + CHECK_EVERY_S
+            self._read_if_changed()
         return self._in_force
 
     def pick(self, row_id: str) -> tuple[ModelRole, Backend] | None:
-        """Whose turn it is for this question; None where no model is in service."""
+        """The model for this question; None where no model is in service."""
         routes = self.routes
         if routes.challenger and in_canary(row_id, routes.challenger.version, routes.share):
             return "challenger", routes.challenger
@@ -96,14 +96,14 @@ class RouteTable:
     def drop_challenger(self, reason: str) -> None:
         """Give the challenger no more requests, from the next one on.
 
-        Until the file names another version, or `allow_challenger`: a file without one may be a champion that died.
+        Until the file names another version, or `allow_challenger`: where it names none, the champion may have ended.
         """
         if challenger := self.routes.challenger:
             self._dropped, self.dropped_reason = challenger.version, reason
             _LOG.warning("challenger %s gets no more requests: %s", challenger.version, reason)
 
     def allow_challenger(self) -> None:
-        """Forget that one was dropped: its canary is over, so one that the file names now is a new one."""
+        """Accept a challenger again: the canary of the dropped one is over, so one that the file names now is new."""
         self._dropped, self.dropped_reason = "", None
 
     @property
@@ -112,14 +112,17 @@ class RouteTable:
             return self._read
         return self._read.model_copy(update={"challenger": None, "share": 0.0})
 
-    def _look(self) -> None:
+    def _read_if_changed(self) -> None:
         stamp = _stamp_of(self._path)
         if stamp == self._stamp:
             return
         try:
             routes = Routes.read(self._path)
         except (OSError, ValueError) as error:
-            self._complain(f"{self._path}: can't be read, the routes before it stay: {' '.join(str(error).split())}")
+            problem = f"{self._path}: can't be read, the routes before it stay: {' '.join(str(error).split())}"
+            if problem != self.problem:
+                self.problem = problem
+                _LOG.error(problem)
             return
         self._stamp, self.problem = stamp, None
         if routes.challenger and routes.challenger.version != self._dropped:
@@ -127,11 +130,6 @@ class RouteTable:
         if routes != self._read:
             self._read = routes
             _LOG.info("routes: %s", _in_words(routes))
-
-    def _complain(self, problem: str) -> None:
-        if problem != self.problem:
-            self.problem = problem
-            _LOG.error(problem)
 
 
 def _stamp_of(path: Path) -> _Stamp:

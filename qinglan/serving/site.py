@@ -111,7 +111,8 @@ class ServingSite:
     def _follow(self, named: RegistrySnapshot) -> None:
         verdict = self._verdict(named)
         challenger = None if verdict else named.of("challenger")
-        self._try(lambda: self.fleet.step(self._wanted(named, challenger), self._routed()))
+        routed = [backend.version for backend in (self.routes.champion, self.routes.challenger) if backend]
+        self._try(lambda: self.fleet.step(self._wanted(named, challenger), routed))
         self._try(lambda: self._route(self._routes(named, challenger), named))
         self._try(lambda: self._act_on(verdict) if verdict else self._archive(named))
         self._try(lambda: self._report(named))
@@ -122,9 +123,6 @@ class ServingSite:
         except Exception as error:  # noqa: BLE001 (a full disk, a mistake: the router must go on)
             self._once(f"not everything could be done: {error if isinstance(error, OSError) else repr(error)}")
 
-    def _routed(self) -> list[str]:
-        return [backend.version for backend in _backends(self.routes)]
-
     def _wanted(self, named: RegistrySnapshot, challenger: Released | None) -> list[Released]:
         """The most important first: until the champion is ready, all depends on the one that answers instead."""
         fallback = self._fallback(named)
@@ -132,7 +130,8 @@ class ServingSite:
         previous = named.of("previous") if self.profile.serve.keep_previous_warm else None
         if self.fleet.last_failure(named.aliases.get("champion", "")):
             previous = previous or fallback
-        return _distinct(in_service, named.of("champion"), challenger, previous)
+        models = (in_service, named.of("champion"), challenger, previous)
+        return list({model.version: model for model in models if model}.values())
 
     def _fallback(self, named: RegistrySnapshot) -> Released | None:
         """The model that answers until the champion is ready; a champion that was ready is only restarted."""
@@ -341,15 +340,6 @@ def _unfailing(say: Say) -> Say:
             say(text)
 
     return unfailing
-
-
-def _distinct(*models: Released | None) -> list[Released]:
-    """The most important first, each once."""
-    return list({model.version: model for model in models if model}.values())
-
-
-def _backends(routes: Routes) -> list[Backend]:
-    return [backend for backend in (routes.champion, routes.challenger) if backend]
 
 
 def _in_words(routes: Routes) -> str:

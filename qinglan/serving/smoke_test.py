@@ -62,7 +62,7 @@ class _WithoutCanary:
 def _wait(site: ServingSite) -> str:
     """The router's address, once it knows the champion."""
     start = time.monotonic()
-    while not (site.routes.champion and _knows_champion(site.router.url)):
+    while not (site.routes.champion and _has_champion(site.router.url)):
         site.step()
         waited_s = time.monotonic() - start
         if (problem := site.watcher.problem) and waited_s > REGISTRY_WITHIN_S:
@@ -80,7 +80,7 @@ def _wait(site: ServingSite) -> str:
     return site.router.url
 
 
-def _knows_champion(url: str) -> bool:
+def _has_champion(url: str) -> bool:
     with httpx2.Client(trust_env=False, timeout=5) as client:
         return client.get(f"{url}/health").json()["champion"] is not None
 

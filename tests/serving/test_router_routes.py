@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from qinglan.serving.request_handler import CIRCUIT_FAILURES, CIRCUIT_OPEN_FOR_S, CircuitBreaker
-from qinglan.serving.routes import LOOK_EVERY_S, Backend, Routes, RouteTable, in_canary
+from qinglan.serving.routes import CHECK_EVERY_S, Backend, Routes, RouteTable, in_canary
 
 
 class Clock:
@@ -43,10 +43,10 @@ def test_a_new_file_counts_once_it_is_looked_for(path, clock):
     assert table.pick("a") == ("champion", ONE)
     Routes(champion=TWO).write(path)
     assert table.pick("a") == ("champion", ONE)
-    clock.now += LOOK_EVERY_S
+    clock.now += CHECK_EVERY_S
     assert table.pick("a") == ("champion", TWO)
     path.unlink()
-    clock.now += LOOK_EVERY_S
+    clock.now += CHECK_EVERY_S
     assert table.pick("a") is None
 
 
@@ -56,12 +56,12 @@ def test_a_broken_file_changes_nothing(path, clock, caplog):
     assert table.pick("a") == ("champion", ONE)
     path.write_text('{"champion": 1}')
     for _ in range(2):
-        clock.now += LOOK_EVERY_S
+        clock.now += CHECK_EVERY_S
         assert table.pick("a") == ("champion", ONE)
     assert "the routes before it stay" in table.problem
     assert len(caplog.records) == 1
     Routes(champion=TWO).write(path)
-    clock.now += LOOK_EVERY_S
+    clock.now += CHECK_EVERY_S
     assert (table.pick("a"), table.problem) == (("champion", TWO), None)
 
 
@@ -72,10 +72,10 @@ def test_a_dropped_challenger_stays_out_until_the_file_says_otherwise(path, cloc
     table.drop_challenger("it failed")
     assert (table.pick("a"), table.routes.share, table.dropped_reason) == (("champion", ONE), 0.0, "it failed")
     Routes(champion=ONE, challenger=TWO, share=0.5).write(path)
-    clock.now += LOOK_EVERY_S
+    clock.now += CHECK_EVERY_S
     assert table.pick("a") == ("champion", ONE)
     Routes(champion=ONE, challenger=THREE, share=1.0).write(path)
-    clock.now += LOOK_EVERY_S
+    clock.now += CHECK_EVERY_S
     assert (table.pick("a"), table.dropped_reason) == (("challenger", THREE), None)
 
 
@@ -86,7 +86,7 @@ def test_a_dropped_challenger_comes_back_only_when_its_canary_is_over(path, cloc
     table.drop_challenger("a try")
     for routes in (Routes(), both.model_copy(update={"challenger": TWO.model_copy(update={"url": "http://other/v1"})})):
         routes.write(path)
-        clock.now += LOOK_EVERY_S
+        clock.now += CHECK_EVERY_S
         assert table.routes.challenger is None
     table.allow_challenger()
     assert table.pick("a")[0] == "challenger"

@@ -5,8 +5,6 @@ runs marked as deleted are looked at too. A tracking server offers no way to del
 operator runs `mlflow gc`. MLflow is imported only here, and late: it takes a second.
 """
 
-import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -172,8 +170,6 @@ class Tracked:
 
     @cached_property
     def _client(self) -> "MlflowClient":
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every table that it makes
-        from mlflow import MlflowClient
+        from qinglan.runs.tracking import open_client  # imports MLflow, which takes seconds
 
-        return MlflowClient(self._uri)
+        return open_client(self._uri)

@@ -1,4 +1,4 @@
-"""A person's word on a model that the gate passed: one more rule of the decision."""
+"""A person's approval of a model that the gate passed: one more rule of the decision."""
 
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,7 @@ class Waiting(BaseModel):
 
 
 def decided_by(decision: Decision, approval: Approval | None) -> Decision:
-    """The decision with a person's word in it; `undecided` while there is none."""
+    """The decision with a person's answer in it; `undecided` while there is none."""
     rule = partial(Rule, name=APPROVAL, required=reason("approval_needed"))
     others = [each for each in decision.rules if each.name != APPROVAL]
     if approval is None:
@@ -69,6 +69,6 @@ def decided_by(decision: Decision, approval: Approval | None) -> Decision:
 
 
 def lacks_only_approval(decision: Decision) -> bool:
-    """Would a person's yes release it?"""
+    """Would it be released if a person approved it?"""
     blocking = [rule.name for rule in decision.rules if rule.outcome != "pass"]
     return decision.verdict == "undecided" and blocking == [APPROVAL]

@@ -1,12 +1,10 @@
 """The registry itself, over MLflow's model registry: a database or a server.
 
 One change at a time: a file lock in the site's state folder. A change writes several aliases, one after the other, in
-an order that leaves a champion that can serve wherever a kill hits; the next change mends what is half done.
+an order that leaves a champion that can serve wherever a kill hits; the next change completes what is half done.
 """
 
 import json
-import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -113,7 +111,7 @@ class Registry:
             return self._version(client, version)
 
     def settle(self, version: str, role: Literal["champion", "challenger", "none"], instead_of: str | None) -> Released:
-        """Give a version that passed its place, once: what people or a canary did with it since then stays.
+        """Give a version that passed its place, once: what a user or a canary did with it since then stays.
 
         Args:
             instead_of: the champion that the gate compared it with; another one by now has not been beaten.
@@ -142,7 +140,7 @@ class Registry:
         """Keep a person's decision about a version that waits for it.
 
         Raises:
-            ConfigError: it waits no more, such as by another person's decision of this moment.
+            ConfigError: it is decided already, such as by another person at the same moment.
         """
         with self._change() as client:
             found = self._version(client, version)
@@ -225,7 +223,7 @@ class Registry:
             return self._version(client, version)
 
     def folder(self, released: Released) -> Path:
-        """The merged weights, their digest checked; restored from MLflow where they are gone or changed.
+        """The merged weights, their digest checked; restored from MLflow where they are missing or changed.
 
         Raises:
             ArtifactError: they are nowhere.
@@ -264,7 +262,7 @@ class Registry:
             return released
         self._note(client, released, f"decided anew: {decision.sentence}")
         if released.placed and released.verdict == "promote" and decision.verdict != "promote":
-            return self._version(client, released.version)  # it has its place, which only people and canaries change
+            return self._version(client, released.version)  # it has its place, which only users and canaries change
         self._set_tags(client, released.version, decision_tags(decision))
         return self._version(client, released.version)
 
@@ -316,9 +314,9 @@ class Registry:
     def _before(self, client: "MlflowClient", champion: str) -> str:
         """Which version `previous` should name: the last one rolled back to the champion, else the one before it."""
         versions = self._versions(client)
-        fallen = [version for version in versions if version.rolled_back_to == champion]
-        if fallen:
-            return max(fallen, key=lambda version: version.rolled_back_at).version
+        rolled_back = [version for version in versions if version.rolled_back_to == champion]
+        if rolled_back:
+            return max(rolled_back, key=lambda version: version.rolled_back_at).version
         return next(version.replaced for version in versions if version.version == champion)
 
     def _require_model(self, client: "MlflowClient", candidate: Candidate) -> None:
@@ -339,7 +337,7 @@ class Registry:
             )
 
     def _require_weights(self, wanted: Released) -> None:
-        """A quick look: hashing 60 GB has no place in a rollback."""
+        """A quick check: a rollback must not wait for the digest of 60 GB."""
         if wanted.weights != "mlflow" and not wanted.folder.is_dir():
             self.folder(wanted)
 
@@ -376,7 +374,7 @@ class Registry:
         return released.model_copy(update={"aliases": mine})
 
     def _aliases(self, client: "MlflowClient") -> dict[Alias, str]:
-        # Only here does MLflow's database store tell them; a search leaves them out.
+        # Only here does MLflow's database store return them; a search leaves them out.
         from mlflow.exceptions import MlflowException
 
         try:
@@ -426,11 +424,9 @@ class Registry:
 
     @cached_property
     def _client(self) -> "MlflowClient":
-        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every table that it makes
-        from mlflow import MlflowClient  # seconds, which a command that only asks for help need not spend
+        from qinglan.runs.tracking import open_client  # imports MLflow, which takes seconds
 
-        return MlflowClient(self._uri)
+        return open_client(self._uri)
 
 
 def _second() -> str:

@@ -30,7 +30,9 @@ def log_files(client: "MlflowClient", candidate: Candidate, max_bytes: float) ->
             _log_file(client, run_id, path, folder, "model")
     for stage, adapter in candidate.adapters.items():
         for path in adapter.iterdir():
-            if path.is_file() and _belongs_to_adapter(path):
+            # Not the state of the optimizer, which lies beside the adapter in a checkpoint.
+            belongs = path.name.startswith("adapter_") or path.suffix in (".json", ".jinja", ".txt")
+            if path.is_file() and belongs:
                 _log_file(client, run_id, path, adapter, f"adapters/{stage}")
     with TemporaryDirectory() as scratch:
         release = Path(scratch) / RELEASE_FILE
@@ -63,8 +65,3 @@ def restore(client: "MlflowClient", released: Released, target: Path) -> None:
 def _log_file(client: "MlflowClient", run_id: str, path: Path, folder: Path, below: str) -> None:
     inside = path.parent.relative_to(folder).as_posix()
     client.log_artifact(run_id, str(path), f"{ROOT}/{below}" + ("" if inside == "." else f"/{inside}"))
-
-
-def _belongs_to_adapter(path: Path) -> bool:
-    """And not to the optimizer, whose state lies beside it in a checkpoint."""
-    return path.name.startswith("adapter_") or path.suffix in (".json", ".jinja", ".txt")

@@ -40,7 +40,7 @@ def prepare_base_model(run: Run) -> StageResult:
             metrics_path.unlink(missing_ok=True)
             python, threads = swift.engine_python(profile), profile.trainer.threads
             argv = pretrain_argv(python, profile.embedded, domain, folder, metrics_path, threads)
-            return Command(argv, swift.engine_env(profile, str(folder)), gpus=swift.one_gpu(profile))
+            return Command(argv, swift.engine_env(profile, str(folder)), gpus=int(profile.trainer.device == "cuda"))
 
         follow = Follower(stage, metrics_path, _pretrain_line)
         run_engine(stage, command, name="pretraining", log="pretrain.log", on_poll=follow)

@@ -17,16 +17,16 @@ from qinglan.runs.run import Run
 from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, open_judge, serve_judge
 from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.judge_agreement import (
-    Judges,
-    Measured,
-    Pair,
-    drawn,
-    finding,
-    measured,
+    JudgeAgreement,
+    JudgeComparison,
+    JudgedPassage,
+    agreement_finding,
+    choose_rows,
+    count_retryable,
+    describe_agreement,
+    measure_agreement,
     require_agreement,
     require_answers,
-    retryable,
-    sentence,
 )
 
 CODE = (
@@ -52,16 +52,19 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
     profile, settings = run.profile, judge.settings
 
     def work(stage: Stage) -> Outcome:
-        rows = drawn(read_jsonl(dataset.path("rows"), Row), settings.agreement_rows)
+        rows = choose_rows(read_jsonl(dataset.path("rows"), Row), settings.agreement_rows)
         with serve_judge(profile, judge, stage.directory, stage.say) as served:
             assert served is not None
             pairs = asyncio.run(_compare(run, services, served, rows))
         artifacts = {"pairs": write_jsonl(stage.directory / "pairs.jsonl", pairs)}
         require_answers(pairs, profile.evaluate.max_failed_share)
-        found = measured(pairs, profile.reward.min_relevance)
-        stage.say(f"{judge.name} and {profile.judge.model}: {sentence(found)}")
-        details = {"findings": [finding(found).model_dump(mode="json")], "measured": found.model_dump(mode="json")}
-        return Outcome(len(rows), len(rows), {}, artifacts, found.metrics, details, retryable(pairs))
+        found = measure_agreement(pairs, profile.reward.min_relevance)
+        stage.say(f"{judge.name} and {profile.judge.model}: {describe_agreement(found)}")
+        details = {
+            "findings": [agreement_finding(found).model_dump(mode="json")],
+            "agreement": found.model_dump(mode="json"),
+        }
+        return Outcome(len(rows), len(rows), {}, artifacts, found.metrics, details, count_retryable(pairs))
 
     depends_on = {
         "rows_sha256": dataset.artifacts["rows"].sha256,
@@ -74,17 +77,17 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
         "knowledge_base": run.knowledge_base_sha256 if profile.rag.url == EMBEDDED else run.id,
     }
     result = perform(run, "local_judge", depends_on, work, code=CODE)
-    require_agreement(Measured.model_validate(result.details["measured"]), settings, get_run_logger().warning)
+    require_agreement(JudgeAgreement.model_validate(result.details["agreement"]), settings, get_run_logger().warning)
     return result
 
 
-async def _compare(run: Run, services: Services, served: JudgeServer, rows: list[Row]) -> list[Pair]:
+async def _compare(run: Run, services: Services, served: JudgeServer, rows: list[Row]) -> list[JudgedPassage]:
     profile = run.profile
     recipe = cast(RetrievalRecipe, get_recipe(profile.recipe))  # no other recipe has a local judge
     rag = RagClient(profile.rag, services.rag_url, profile.tenant.id, with_passage=True)
     try:
         async with open_clients(run, services, _JUDGE) as clients, open_judge(run, served) as local:
             verdicts = verdict_recipe(served.judge.released.recipe)
-            return await Judges(profile, recipe, verdicts, local, clients.judge, rag).compare(rows)
+            return await JudgeComparison(profile, recipe, verdicts, local, clients.judge, rag).compare(rows)
     finally:
         await rag.close()

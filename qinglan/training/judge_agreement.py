@@ -1,8 +1,8 @@
-"""Does the judge of our own agree with the judge whose place it takes in RL? Measured on dev rows, before RL.
+"""Does the local judge agree with the judge that it replaces in RL? Measured on dev rows, before RL.
 
 Both are asked about passages that poor rewrites of a dev question find: the user's own words, and the teacher's rewrite
-without its first or last word. Ours says whether such a passage agrees with the reference, the other one whether it
-answers the question. What a call failed for is left out and counted; an answer without a verdict is a disagreement.
+without its first or last word. The local judge says whether such a passage agrees with the reference, the judge whether
+it answers the question. A failed call is left out and counted; an answer without a verdict is a disagreement.
 """
 
 import asyncio
@@ -21,25 +21,25 @@ from qinglan.errors import CallError, StageError, TeacherError
 from qinglan.recipes import Finding, FindingRow, RetrievalRecipe
 from qinglan.recipes._verdicts import RIGHT_FROM, VerdictRecipe, reference_of
 from qinglan.rows import Row
-from qinglan.statistics import Agreement, agreement
+from qinglan.statistics import agreement
 from qinglan.text import Both
 
 PASSAGES_A_ROW = 4
 """At most: as many as `_texts` gives."""
 _UNREADABLE = frozenset({"verdict_unreadable", "truncated", "empty_answer", "answer_too_long"})
-"""The judge's own failures: it answered, and gave no verdict."""
+"""Reasons for which an answer holds no verdict; other failures are those of the call."""
 _RIGHT, _WRONG, _NEITHER = "right", "wrong", "neither"
 
 
-class Pair(BaseModel):
-    """A passage that was found for a question, and what both judges say of it."""
+class JudgedPassage(BaseModel):
+    """A passage that was found for a question, and the scores of both judges."""
 
     row_id: str
     group: str
     question: str
     reference: str
     passage: str
-    """Equal to the reference: only the judge is asked, as RL asks nobody."""
+    """Equal to the reference: only the judge is asked, as RL asks no judge about the reference."""
     local: float | None = None
     """0–5; None where there is no verdict."""
     judge: float | None = None
@@ -51,23 +51,18 @@ class Pair(BaseModel):
 
     @property
     def is_reference(self) -> bool:
-        """Is there nothing to judge?"""
+        """Is the passage the reference itself?"""
         return self.passage == self.reference
 
     @property
     def counts(self) -> bool:
-        """Do both have an opinion on it that RL would ask for?"""
+        """Is it compared: would RL ask about it, and did no call fail?"""
         return not self.is_reference and self.failed is None
-
-    @property
-    def said(self) -> str:
-        """Of the local judge."""
-        return _NEITHER if self.local is None else _word(self.local, RIGHT_FROM)
 
 
 @dataclass(frozen=True)
-class Judges:
-    """Who is asked what."""
+class JudgeComparison:
+    """Asks both judges about the same passages."""
 
     profile: Profile
     recipe: RetrievalRecipe
@@ -75,26 +70,26 @@ class Judges:
     local: ChatClient
     judge: ChatClient
     rag: RagClient
-    """That keeps the best passage."""
+    """A client that keeps the best passage."""
 
-    async def compare(self, rows: Sequence[Row]) -> list[Pair]:
-        """Every pair of these rows, judged by both."""
+    async def compare(self, rows: Sequence[Row]) -> list[JudgedPassage]:
+        """All passages of these rows with the scores of both judges."""
         found = await asyncio.gather(*(self._pairs(row) for row in rows))
         return list(await asyncio.gather(*(self._judged(pair) for pairs in found for pair in pairs)))
 
-    async def _pairs(self, row: Row) -> list[Pair]:
+    async def _pairs(self, row: Row) -> list[JudgedPassage]:
         about = {"row_id": row.id, "group": row.unit, "question": self.recipe.question_text(row)}
         try:
             best, *others = await asyncio.gather(*(self.rag.retrieve(row.query, text) for text in _texts(row)))
         except CallError as error:
-            return [Pair(**about, reference="", passage="?", failed=error.reason) for _ in _texts(row)]
+            return [JudgedPassage(**about, reference="", passage="?", failed=error.reason) for _ in _texts(row)]
         reference = reference_of(best, row.gold_id, use_labels=self.profile.reward.use_labels)
         if not reference:
             return []
         passages = dict.fromkeys(found.first_passage for found in (best, *others) if found.first_passage)
-        return [Pair(**about, reference=reference, passage=passage) for passage in passages]
+        return [JudgedPassage(**about, reference=reference, passage=passage) for passage in passages]
 
-    async def _judged(self, pair: Pair) -> Pair:
+    async def _judged(self, pair: JudgedPassage) -> JudgedPassage:
         if pair.failed:
             return pair
         messages = self.recipe.relevance_messages(pair.question, pair.passage, self.profile.tenant)
@@ -105,7 +100,7 @@ class Judges:
             return pair.model_copy(update={"failed": error.reason})
         return pair.model_copy(update={**known, "judge": answer.value})
 
-    async def _verdict(self, pair: Pair) -> dict[str, float | str]:
+    async def _verdict(self, pair: JudgedPassage) -> dict[str, float | str]:
         messages = self.verdicts.verdict_messages(pair.question, pair.reference, pair.passage, self.profile.tenant)
         try:
             return {"local": (await self.local.ask(messages, self.verdicts.verdict_score)).value}
@@ -115,7 +110,7 @@ class Judges:
             return {"unreadable": error.reason}
 
 
-def drawn(rows: Iterable[Row], count: int) -> list[Row]:
+def choose_rows(rows: Iterable[Row], count: int) -> list[Row]:
     """So many dev rows with a rewrite of the teacher's, by their ids, which are hashes."""
     usable = (row for row in rows if row.split == "dev" and row.status == "ok" and row.answer)
     return sorted(usable, key=lambda row: row.id)[:count]
@@ -129,11 +124,11 @@ def _texts(row: Row) -> list[str | None]:
     return [row.answer, None, *poorer]
 
 
-class Measured(BaseModel):
+class JudgeAgreement(BaseModel):
     """The figures of a comparison."""
 
     pairs: int
-    """That both judged and RL would ask about."""
+    """Passages that both judges scored and that RL would ask about."""
     unreadable: int
     failed: int
     share: float | None = None
@@ -141,45 +136,41 @@ class Measured(BaseModel):
     kappa_low: float | None = None
     kappa_high: float | None = None
     right: float | None = None
-    """Share of these that the judge holds relevant: what agreement by chance comes from."""
+    """Share of these that the judge holds relevant: agreement by chance follows from it."""
     references: int = 0
     reference_right: float | None = None
     """Share of the references that the judge holds relevant; RL takes all of them for right."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """For the tracker."""
+        """The figures that are known, for MLflow."""
         return {name: float(value) for name, value in self if value is not None}
 
 
-def measured(pairs: Sequence[Pair], min_relevance: float) -> Measured:
-    """Over the pairs that both have judged.
-
-    Args:
-        min_relevance: from which score on the judge holds a passage relevant.
-    """
-    told = {f"{number}": pair for number, pair in enumerate(pairs) if pair.counts}
-    strong = {key: _word(pair.judge, min_relevance) for key, pair in told.items() if pair.judge is not None}
-    one = agreement({key: pair.said for key, pair in told.items()}, strong, {k: p.group for k, p in told.items()})
-    references = [pair.judge for pair in pairs if pair.is_reference and pair.judge is not None]
-    return Measured(
-        pairs=len(strong),
-        unreadable=sum(pair.unreadable is not None for pair in told.values()),
-        failed=sum(pair.failed is not None for pair in pairs),
-        right=fmean(word == _RIGHT for word in strong.values()) if strong else None,
+def measure_agreement(passages: Sequence[JudgedPassage], min_relevance: float) -> JudgeAgreement:
+    """Over the passages that both judges scored; the judge holds one relevant from `min_relevance` on."""
+    counted = {str(number): passage for number, passage in enumerate(passages) if passage.counts}
+    local = {key: _NEITHER if each.local is None else _label(each.local, RIGHT_FROM) for key, each in counted.items()}
+    judge = {key: _label(each.judge, min_relevance) for key, each in counted.items() if each.judge is not None}
+    found = agreement(local, judge, {key: each.group for key, each in counted.items()})
+    figures: dict[str, float | None] = {}
+    if found:
+        low, high = found.ci95 or (None, None)
+        figures = {"share": found.share, "kappa": found.kappa, "kappa_low": low, "kappa_high": high}
+    references = [each.judge for each in passages if each.is_reference and each.judge is not None]
+    return JudgeAgreement(
+        pairs=len(judge),
+        unreadable=sum(each.unreadable is not None for each in counted.values()),
+        failed=sum(each.failed is not None for each in passages),
+        right=fmean(label == _RIGHT for label in judge.values()) if judge else None,
         references=len(references),
         reference_right=fmean(score >= min_relevance for score in references) if references else None,
-        **(_figures(one) if one else {}),
+        **figures,
     )
 
 
-def _figures(found: Agreement) -> dict[str, float | None]:
-    low, high = found.ci95 or (None, None)
-    return {"share": found.share, "kappa": found.kappa, "kappa_low": low, "kappa_high": high}
-
-
-def finding(found: Measured) -> Finding:
-    """For the report."""
+def agreement_finding(found: JudgeAgreement) -> Finding:
+    """The table in the report."""
     asked = Both(
         f"passages that poor rewrites find ({found.pairs:,})", f"较差改写检索到的首位资料（{found.pairs:,} 条）"
     )
@@ -203,7 +194,7 @@ def finding(found: Measured) -> Finding:
     )
 
 
-def sentence(found: Measured) -> str:
+def describe_agreement(found: JudgeAgreement) -> str:
     """The result in a line."""
     if found.share is None:
         return "no pair that both judges have judged"
@@ -216,43 +207,43 @@ def sentence(found: Measured) -> str:
     return f"agreement {found.share:.0%}, κ {found.kappa:.2f}{interval} on {found.pairs:,} passages{unreadable}"
 
 
-def require_agreement(found: Measured, local: LocalJudge, warn: Callable[[str], None]) -> None:
-    """May RL ask this judge?
+def require_agreement(found: JudgeAgreement, local: LocalJudge, warn: Callable[[str], None]) -> None:
+    """Refuse RL with a judge that agrees too little.
 
     Args:
-        warn: is told where the profile goes on all the same.
+        warn: called instead where `judge.local.when_below` is `go_on`.
 
     Raises:
         StageError: it agrees too little, and the profile says stop.
     """
     if found.kappa is not None and found.kappa >= local.min_agreement:
         return
-    text = f"judge.local: {local.model} and the judge: {sentence(found)}, below judge.local.min_agreement = "
+    text = f"judge.local: {local.model} and the judge: {describe_agreement(found)}, below judge.local.min_agreement = "
     text += f"{local.min_agreement:g}"
     if local.when_below == "stop":
         raise StageError(f"{text}; RL with the judge: leave judge.local out; or --set judge.local.when_below=go_on")
     warn(f"{text}; RL goes on with it, as judge.local.when_below says")
 
 
-def require_answers(pairs: Sequence[Pair], max_failed_share: float) -> None:
+def require_answers(passages: Sequence[JudgedPassage], max_failed_share: float) -> None:
     """Stop where too many calls failed for a fair comparison.
 
     Raises:
         StageError: with the reasons.
     """
-    failed = Counter(pair.failed for pair in pairs if pair.failed)
-    if failed.total() > max_failed_share * len(pairs):
+    failed = Counter(passage.failed for passage in passages if passage.failed)
+    if failed.total() > max_failed_share * len(passages):
         reasons = ", ".join(f"{reason} {count}" for reason, count in failed.most_common())
         raise StageError(
-            f"judge.local: calls failed for {failed.total()} of {len(pairs)} passages ({reasons}), more than "
-            f"evaluate.max_failed_share = {max_failed_share:.0%} allows; mend the service and run again"
+            f"judge.local: calls failed for {failed.total()} of {len(passages)} passages ({reasons}), more than "
+            f"evaluate.max_failed_share = {max_failed_share:.0%} allows; repair the service and run again"
         )
 
 
-def retryable(pairs: Iterable[Pair]) -> int:
-    """Failed calls that another run may mend."""
-    return sum(pair.failed in RETRYABLE_REASONS for pair in pairs)
+def count_retryable(passages: Iterable[JudgedPassage]) -> int:
+    """Failed calls that may succeed in another run."""
+    return sum(passage.failed in RETRYABLE_REASONS for passage in passages)
 
 
-def _word(score: float | None, right_from: float) -> str:
-    return _RIGHT if score is not None and score >= right_from else _WRONG
+def _label(score: float, right_from: float) -> str:
+    return _RIGHT if score >= right_from else _WRONG

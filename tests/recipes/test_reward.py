@@ -454,7 +454,7 @@ def test_a_service_that_can_not_be_closed_costs_no_training(
 
     monkeypatch.setattr(ray, "get", get)
     close_reward_service(SimpleNamespace(close=SimpleNamespace(remote=lambda: "reference")))
-    assert caplog.messages == ["the reward service could not write the last of what it holds: not within 75 s"]
+    assert caplog.messages == ["the reward service could not write the last samples: not within 75 s"]
 
 
 def test_a_reward_worker_loads_nothing_that_scoring_takes():

@@ -26,16 +26,16 @@ from qinglan.serving.local_judge import JudgeServer, ReleasedJudge, released_jud
 from qinglan.serving.registry import prompt_digest
 from qinglan.tasks import rl as rl_module
 from qinglan.training.judge_agreement import (
-    Judges,
-    Measured,
-    Pair,
-    drawn,
-    finding,
-    measured,
+    JudgeAgreement,
+    JudgeComparison,
+    JudgedPassage,
+    agreement_finding,
+    choose_rows,
+    count_retryable,
+    describe_agreement,
+    measure_agreement,
     require_agreement,
     require_answers,
-    retryable,
-    sentence,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
@@ -204,8 +204,8 @@ class Chat:
         return Answer(parse(said), "key", False, 0.0, 1.0)
 
 
-def compare(profile: Profile, rag: Rag, local: Chat, judge: Chat, *rows: Row) -> list[Pair]:
-    judges = Judges(profile, RECIPE, JUDGE, *(each for each in (local, judge, rag)))  # type: ignore[arg-type]
+def compare(profile: Profile, rag: Rag, local: Chat, judge: Chat, *rows: Row) -> list[JudgedPassage]:
+    judges = JudgeComparison(profile, RECIPE, JUDGE, *(each for each in (local, judge, rag)))  # type: ignore[arg-type]
     return asyncio.run(judges.compare(rows))
 
 
@@ -218,16 +218,16 @@ def test_both_are_asked_about_other_passages_and_the_reference_needs_one_alone(p
     pairs = compare(profile_of(), Rag(**FOUND), local, judge, row(1))
     assert [(pair.passage, pair.local, pair.judge) for pair in pairs] == [("甲", None, 5), ("丙", 0, 1), ("乙", 4, 4)]
     assert len(local.asked) == 2 and all("标准答案：甲" in text for text in local.asked)
-    found = measured(pairs, 3.0)
+    found = measure_agreement(pairs, 3.0)
     assert (found.pairs, found.share, found.kappa, found.references, found.reference_right) == (2, 1, 1, 1, 1)
 
 
 def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(profile_of: ProfileOf):
     local, judge = Chat(乙="随便", 丙="down"), Chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
     pairs = compare(profile_of(), Rag(**FOUND), local, judge, row(1))
-    found = measured(pairs, 3.0)
+    found = measure_agreement(pairs, 3.0)
     assert (found.pairs, found.failed, found.unreadable, found.share) == (1, 1, 1, 0)
-    assert retryable(pairs) == 1
+    assert count_retryable(pairs) == 1
     with pytest.raises(StageError, match=r"calls failed for 1 of 3 passages \(teacher_timeout 1\)"):
         require_answers(pairs, 0.05)
 
@@ -235,7 +235,7 @@ def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(pr
 def test_a_question_that_the_rag_fails_counts_as_failed(profile_of: ProfileOf):
     pair, *others = compare(profile_of(), Rag(**FOUND | {"服用方法": "down"}), Chat(), Chat(), row(1))
     assert others and all(each.failed == pair.failed for each in others), "as many as it would have had"
-    assert pair.failed == "rag_unavailable" and measured([pair], 3.0).pairs == 0
+    assert pair.failed == "rag_unavailable" and measure_agreement([pair], 3.0).pairs == 0
 
 
 def test_where_a_label_says_that_the_teacher_is_wrong_nobody_is_asked(profile_of: ProfileOf):
@@ -244,25 +244,25 @@ def test_where_a_label_says_that_the_teacher_is_wrong_nobody_is_asked(profile_of
 
 def test_dev_rows_are_drawn_by_their_ids():
     rows = [row(3), row(1), row(2, split="train"), row(4, status="failed"), row(0, answer="")]
-    assert [each.id for each in drawn(rows, 5)] == ["r01", "r03"]
-    assert [each.id for each in drawn(rows, 1)] == ["r01"]
+    assert [each.id for each in choose_rows(rows, 5)] == ["r01", "r03"]
+    assert [each.id for each in choose_rows(rows, 1)] == ["r01"]
 
 
-def pair(number: int, local: float | None, judge: float) -> Pair:
-    return Pair(
+def pair(number: int, local: float | None, judge: float) -> JudgedPassage:
+    return JudgedPassage(
         row_id=f"{number}", group=f"{number}", question="问", reference="甲", passage="乙", local=local, judge=judge
     )
 
 
 def test_a_judge_that_always_says_the_same_agrees_by_chance_alone():
-    found = measured([pair(number, 0.0, 5.0 if number % 3 else 0.0) for number in range(30)], 3.0)
+    found = measure_agreement([pair(number, 0.0, 5.0 if number % 3 else 0.0) for number in range(30)], 3.0)
     assert found.share == pytest.approx(1 / 3) and found.kappa == pytest.approx(0)
     assert found.right == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("kappa", [0.3, None])
 def test_too_little_agreement_stops_the_run_and_says_the_number(kappa: float | None):
-    found = Measured(pairs=9, unreadable=0, failed=0, share=None if kappa is None else 0.7, kappa=kappa)
+    found = JudgeAgreement(pairs=9, unreadable=0, failed=0, share=None if kappa is None else 0.7, kappa=kappa)
     with pytest.raises(StageError, match=r"below judge\.local\.min_agreement = 0\.6") as stopped:
         require_agreement(found, LocalJudge(model="m"), pytest.fail)
     assert ("κ 0.30 on 9 passages" in str(stopped.value)) == (kappa is not None)
@@ -270,17 +270,17 @@ def test_too_little_agreement_stops_the_run_and_says_the_number(kappa: float | N
 
 def test_the_profile_may_go_on_all_the_same():
     told: list[str] = []
-    found = Measured(pairs=9, unreadable=2, failed=0, share=0.7, kappa=0.3, kappa_low=0.1, kappa_high=0.5)
+    found = JudgeAgreement(pairs=9, unreadable=2, failed=0, share=0.7, kappa=0.3, kappa_low=0.1, kappa_high=0.5)
     require_agreement(found, LocalJudge(model="m", when_below="go_on"), told.append)
     assert "κ 0.30 (0.10 to 0.50) on 9 passages, 2 of its answers without a verdict" in told[0]
     require_agreement(found, LocalJudge(model="m", min_agreement=0.3), pytest.fail)
 
 
 def test_the_report_s_table_has_a_value_for_every_column():
-    found = measured([pair(number, 4.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0)
-    table = finding(found)
+    found = measure_agreement([pair(number, 4.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0)
+    table = agreement_finding(found)
     assert all(len(line.values) == len(table.columns) for line in table.rows)
-    assert "8" in table.rows[0].label.en and sentence(found).startswith("agreement 100%, κ 1.00")
+    assert "8" in table.rows[0].label.en and describe_agreement(found).startswith("agreement 100%, κ 1.00")
 
 
 def test_the_served_judge_s_identity_holds_what_its_answers_depend_on():
@@ -291,8 +291,8 @@ def test_the_served_judge_s_identity_holds_what_its_answers_depend_on():
 
 
 def test_the_report_has_the_table(profile_of: ProfileOf, tmp_path: Path):
-    found = measured([pair(number, 4.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0)
-    details = {"summary": {"steps": 1}, "findings": [finding(found).model_dump(mode="json")]}
+    found = measure_agreement([pair(number, 4.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0)
+    details = {"summary": {"steps": 1}, "findings": [agreement_finding(found).model_dump(mode="json")]}
     rows = {"rows": write_jsonl(tmp_path / "rows.jsonl", [row(1)])}
     with open_run(profile_of(evaluate={"bootstrap_resamples": 200}), "refresh") as run:
         known = {"key": "k", "run_id": run.id, "seconds": 1.0}

@@ -27,7 +27,7 @@ from qinglan.runs.run import Run, open_run
 from qinglan.serving.local_judge import JudgeServer, released_judge, serve_judge
 from qinglan.serving.registry import prompt_digest
 from qinglan.tasks.local_judge import compare_judges
-from qinglan.training.judge_agreement import Pair
+from qinglan.training.judge_agreement import JudgedPassage
 
 pytestmark = [
     pytest.mark.slow,
@@ -117,7 +117,7 @@ def test_a_judge_that_agrees_by_chance_alone_stops_rl_and_the_number_is_kept(sit
     result = site.compare(site.with_local(when_below="go_on"))  # a live RAG is asked anew, the judges are not
     assert (result.metrics["pairs"], result.metrics["unreadable"], result.metrics["failed"]) == (ROWS, 0, 0)
     assert result.metrics["share"] == pytest.approx(1 / 3) and result.metrics["reference_right"] == 1
-    pairs = list(read_jsonl(result.path("pairs"), Pair))
+    pairs = list(read_jsonl(result.path("pairs"), JudgedPassage))
     assert {pair.local for pair in pairs if not pair.is_reference} == {4.0}
     assert len(site.judge.bodies) == 2 * ROWS
     with site_ledger(site.profile) as ledger:

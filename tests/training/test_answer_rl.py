@@ -16,7 +16,8 @@ from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
 from qinglan.runs.launcher import JsonlTail
 from qinglan.training.engines.trainer_settings import DEV_VALUE, TrainerSettings
-from qinglan.training.engines.verl import REWARD_FUNCTION, checkpoints, read_metrics
+from qinglan.training.engines.verl import checkpoints, read_metrics
+from qinglan.training.engines.verl_overrides import REWARD_FUNCTION
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.ray]
 for module in ("torch", "verl", "transfer_queue"):

@@ -80,7 +80,7 @@ def test_top_k_and_top_p_cut_each_row_on_its_own(rollout: Any) -> None:
 
     log_probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 3).log()
     rows = [rollout.Sampling(1, top_k=1), rollout.Sampling(1, top_p=0.8), rollout.Sampling(1)]
-    left = rollout.Rules(rows).cut(log_probs).isfinite().sum(-1)
+    left = rollout.SamplingRules(rows).cut(log_probs).isfinite().sum(-1)
     assert left.tolist() == [1, 2, 4]
 
 
@@ -90,7 +90,7 @@ def test_tokens_are_drawn_by_their_probability_and_never_without_one(rollout: An
     torch.manual_seed(0)
     probabilities = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
     logits = probabilities.log().expand(20_000, -1)
-    token, log_prob = rollout.Rules([rollout.Sampling(1)] * len(logits)).pick(logits)
+    token, log_prob = rollout.SamplingRules([rollout.Sampling(1)] * len(logits)).pick(logits)
     share = torch.bincount(token, minlength=5) / len(logits)
     assert torch.allclose(share, probabilities, atol=0.015) and share[1] == share[4] == 0
     assert torch.allclose(log_prob, probabilities.log()[token])
@@ -100,8 +100,8 @@ def test_rows_that_join_later_get_what_they_would_alone(rollout: Any, model: Any
     answers: list[tuple[list[int], list[float]]] = []
 
     def batch(prompts: list[list[int]]) -> Any:
-        rows = [rollout.Row(prompt, rollout.Sampling(9, temperature=0), answers.append) for prompt in prompts]
-        return rollout.Batch(model, rows, {-5}, 0)
+        rows = [rollout.RolloutRow(prompt, rollout.Sampling(9, temperature=0), answers.append) for prompt in prompts]
+        return rollout.RolloutBatch(model, rows, {-5}, 0)
 
     first = batch(PROMPTS[1:])
     first.step()
@@ -117,10 +117,10 @@ def test_rows_that_join_later_get_what_they_would_alone(rollout: Any, model: Any
 def test_a_row_is_answered_when_it_ends_and_leaves(rollout: Any, model: Any) -> None:
     answers: list[int] = []
     rows = [
-        rollout.Row(prompt, rollout.Sampling(limit), lambda sampled: answers.append(len(sampled[0])))
+        rollout.RolloutRow(prompt, rollout.Sampling(limit), lambda sampled: answers.append(len(sampled[0])))
         for prompt, limit in zip(PROMPTS, (5, 1, 2), strict=True)
     ]
-    batch = rollout.Batch(model, rows, {-5}, 0)
+    batch = rollout.RolloutBatch(model, rows, {-5}, 0)
     assert answers == [1] and len(batch.rows) == 2
     batch.step()
     assert answers == [1, 2] and len(batch.rows) == 1
@@ -129,9 +129,9 @@ def test_a_row_is_answered_when_it_ends_and_leaves(rollout: Any, model: Any) -> 
 def server(model: Any, max_rows: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from qinglan.training.verl_cpu.rollout import Server
+        from qinglan.training.verl_cpu.rollout import RolloutServer
 
-    return Server(model, {-5}, 0, max_rows)
+    return RolloutServer(model, {-5}, 0, max_rows)
 
 
 async def test_requests_beyond_the_limit_take_the_place_of_those_that_ended(rollout: Any, model: Any) -> None:
@@ -152,7 +152,7 @@ async def test_what_a_batch_left_of_a_burst_is_served_though_nobody_comes_after_
     serving = server(model, max_rows=2)
     first = asyncio.create_task(serving.generate(PROMPTS[0], rollout.Sampling(2)))
     await asyncio.sleep(0)
-    while serving._came.is_set():  # noqa: ASYNC110 (till it waits for company)
+    while serving._request_came.is_set():  # noqa: ASYNC110 (till it waits for company)
         await asyncio.sleep(0)
     burst = [serving.generate(prompt, rollout.Sampling(2)) for prompt in PROMPTS[1:]]
     answers = await asyncio.wait_for(asyncio.gather(first, *burst), 120)

@@ -1,8 +1,8 @@
 """`python -m qinglan.training.engines.export`: a verl checkpoint becomes a folder that `from_pretrained` loads.
 
-Three cases. A checkpoint that holds the whole model in Hugging Face form (full fine-tuning on the CPU, fp32) is
-copied. Of one with an adapter, which holds nothing else of the policy, verl's merger writes that adapter, and it is
-merged into the base model in the base's precision. Anything else goes through verl's merger, which writes bf16.
+There are three cases. A checkpoint with the whole model in Hugging Face form (full fine-tuning on the CPU, fp32) is
+copied. From a checkpoint with an adapter alone, verl's merger writes the adapter, which is then merged into the base
+model in the base's precision. Any other checkpoint goes through verl's merger, which writes bf16.
 """
 
 # mypy: allow-subclassing-any
@@ -17,7 +17,7 @@ from typing import Any
 from qinglan.errors import ArtifactError
 
 ADAPTER = "adapter"
-"""Beside the exported folder, where there is one: what the training added to the base model."""
+"""Folder beside the exported one, for runs with LoRA: the adapter alone."""
 
 
 def export(checkpoint: Path, base_model: Path, output_dir: Path) -> None:
@@ -62,13 +62,12 @@ def _merge_shards(actor: Path, target: Path, *, adapter_only: bool = False) -> N
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
     class AdapterMerger(FSDPModelMerger):
-        """verl's would go on to write a model, and find that there is none."""
+        """Writes the adapter alone: verl's merger would go on to write a model, which is not there."""
 
         def save_hf_model_and_tokenizer(self, state_dict: dict[str, Any]) -> None:
             self.save_lora_adapter(state_dict)
 
-    kind = AdapterMerger if adapter_only else FSDPModelMerger
-    merger = kind(
+    merger = (AdapterMerger if adapter_only else FSDPModelMerger)(
         ModelMergerConfig(
             operation="merge",
             backend="fsdp",

@@ -4,10 +4,8 @@
 
 Runs on ms-swift's inference engines (transformers on the CPU, vLLM on GPUs) with the template of the training.
 `prompts.jsonl` holds {"id", "messages"}; NAME.answers.jsonl {"id", "text", "completion_tokens", "prompt_tokens"} and,
-for the first `--latency-queries` prompts, "latency_ms": one question at a time, after all have been answered once and
-the first few a second time, one by one, uncounted.
-The orchestrator imports `generate_commands` from here, so torch and swift are imported inside the functions that run
-over there.
+for the first `--latency-queries` prompts, "latency_ms": one question at a time, after a warm-up.
+The orchestrator imports `generate_commands` from here, so torch and swift are imported inside functions.
 """
 
 import argparse
@@ -20,26 +18,20 @@ from typing import Any, TypeVar
 
 from qinglan.config import Profile
 from qinglan.runs.command import Command
-from qinglan.training.engines.swift import engine_env, engine_python, located
+from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engine_python
 
 Name = TypeVar("Name", bound=str)
 _WARM_UP = 3
-"""Single questions that are not timed: an engine prepares itself for a batch of one."""
+"""Single questions before the timed ones: an engine compiles or allocates for a batch of one at first."""
 
 
 def generate_commands(profile: Profile, folders: Mapping[Name, str], prompts: Path, output_dir: Path) -> list[Command]:
     """The commands that answer all prompts with each model, one after the other.
 
-    A model a process on GPUs, where vLLM gives its memory back only with its process; all in one on the CPU, where
-    starting takes longer than answering.
+    On GPUs each model has a process of its own, as vLLM frees its memory only when its process ends. On the CPU one
+    process runs all models, as starting takes longer than answering.
     """
-    models = list(folders.items())
-    groups = [models] if profile.trainer.device == "cpu" else [[model] for model in models]
-    return [_command(profile, dict(group), prompts, output_dir) for group in groups]
-
-
-def _command(profile: Profile, folders: Mapping[Name, str], prompts: Path, output_dir: Path) -> Command:
-    on_cpu = profile.trainer.device == "cpu"
+    on_cpu, tensor_parallel_size = profile.trainer.device == "cpu", profile.rl.tensor_model_parallel_size
     options = {
         "prompts": prompts.resolve(),
         "output-dir": output_dir.resolve(),
@@ -50,13 +42,16 @@ def _command(profile: Profile, folders: Mapping[Name, str], prompts: Path, outpu
         "max-new-tokens": profile.student.max_new_tokens,
         "batch-size": profile.evaluate.batch_size,
         "latency-queries": profile.evaluate.latency_queries,
-        "tensor-parallel-size": profile.rl.tensor_model_parallel_size,
+        "tensor-parallel-size": tensor_parallel_size,
     }
-    argv = [engine_python(profile), "-m", "qinglan.training.engines.generate"]
-    argv += [f"--model={name}={located(folder)}" for name, folder in folders.items()]
-    argv += [f"--{name}={value}" for name, value in options.items()]
-    gpus = 0 if on_cpu else profile.rl.tensor_model_parallel_size
-    return Command(argv, engine_env(profile, next(iter(folders.values()))), gpus)
+    models = list(folders.items())
+    commands = []
+    for group in [models] if on_cpu else [[model] for model in models]:
+        argv = [engine_python(profile), "-m", "qinglan.training.engines.generate"]
+        argv += [f"--model={name}={absolute_or_hub_id(folder)}" for name, folder in group]
+        argv += [f"--{name}={value}" for name, value in options.items()]
+        commands.append(Command(argv, engine_env(profile, group[0][1]), 0 if on_cpu else tensor_parallel_size))
+    return commands
 
 
 def main() -> None:
@@ -65,20 +60,13 @@ def main() -> None:
     prompts = [json.loads(line) for line in Path(arguments.prompts).read_text(encoding="utf-8").splitlines()]
     for named in arguments.model:
         name, _, folder = named.partition("=")
-        answers = _answers(folder, prompts, arguments)
-        gc.collect()  # the model is gone before the next one is loaded
+        answers = _answer_all(folder, prompts, arguments)
+        gc.collect()  # free the model before the next one is loaded
         path = Path(arguments.output_dir) / f"{name}.answers.jsonl"
         partial = path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(a, ensure_ascii=False) + "\n" for a in answers), encoding="utf-8")
         partial.replace(path)
         print(f"{name}: {len(answers)} answers", flush=True)  # noqa: T201 (the log file)
-
-
-def _answers(folder: str, prompts: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    engine = _engine(folder, arguments)
-    answers = _answer_all(engine, prompts, arguments)
-    _time_single(engine, prompts, answers, arguments)
-    return answers
 
 
 def _parse() -> argparse.Namespace:
@@ -122,28 +110,24 @@ def _ask(engine: Any, prompts: list[dict[str, Any]], max_new_tokens: int) -> lis
     return list(engine.infer(requests, config, use_tqdm=False))
 
 
-def _answer_all(engine: Any, prompts: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    responses = _ask(engine, prompts, arguments.max_new_tokens)
-    return [
+def _answer_all(folder: str, prompts: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    engine = _engine(folder, arguments)
+    answers = [
         {
             "id": prompt["id"],
             "text": response.choices[0].message.content,
             "prompt_tokens": response.usage.prompt_tokens,
             "completion_tokens": response.usage.completion_tokens,
         }
-        for prompt, response in zip(prompts, responses, strict=True)
+        for prompt, response in zip(prompts, _ask(engine, prompts, arguments.max_new_tokens), strict=True)
     ]
-
-
-def _time_single(
-    engine: Any, prompts: list[dict[str, Any]], answers: list[dict[str, Any]], arguments: argparse.Namespace
-) -> None:
     for prompt in prompts[: min(_WARM_UP, arguments.latency_queries)]:
         _ask(engine, [prompt], arguments.max_new_tokens)
     for prompt, answer in list(zip(prompts, answers, strict=True))[: arguments.latency_queries]:
         start = time.perf_counter()
         _ask(engine, [prompt], arguments.max_new_tokens)
         answer["latency_ms"] = 1000 * (time.perf_counter() - start)
+    return answers
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """`python -m qinglan.training.engines.ppo OVERRIDE…`: verl's own PPO entry point, with our trainers registered.
 
 Runs in the trainer's environment. Differs from `verl.trainer.main_ppo` in four places: it refuses to start without
-VERL_PLATFORM (verl only logs a failed plug-in at debug level); the task runner loads our trainers; Ray's own sizes
-are dropped where a cluster is already there; and it refuses to overwrite the metrics of an earlier attempt, as verl's
-file logger would.
+VERL_PLATFORM (verl only logs a failed plug-in at debug level); the task runner loads our trainers; Ray's CPU and GPU
+counts are left out inside a cluster; and it refuses to overwrite the metrics of an earlier attempt, as verl's file
+logger would.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
@@ -30,9 +30,9 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):
     """verl's task runner, in whose process the trainer lives."""
 
     def run(self, config: DictConfig) -> Any:
-        """Register the trainer that the configuration names, then run verl's."""
+        """Register the trainer that the configuration names, then run verl's task runner."""
         reward_function, reward_service = config.reward.custom_reward_function, None
-        if reward_function.path == REWARD_FUNCTION:  # its imports, too, can overlap with verl's; held while we live
+        if reward_function.path == REWARD_FUNCTION:  # started first, so that its imports overlap with verl's
             reward_service = start_reward_service(reward_function.reward_kwargs.config_path)
         import_module("qinglan.training.engines.ppo_trainer")
         if config.trainer.device == "cpu":
@@ -45,27 +45,27 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):
 
 
 class LocalTaskRunner:
-    """Passes for the Ray actor that `run_ppo` asks for, but runs the trainer in this process.
+    """Has the interface of the Ray actor that `run_ppo` asks for, but runs the trainer in this process.
 
-    On one machine an actor of its own buys nothing, and costs a process and 10 s of imports.
+    On one machine a separate actor has no use, and takes a process and 10 s of imports.
     """
 
     @staticmethod
     def remote() -> "LocalTaskRunner":
-        """As an actor class makes an actor."""
+        """An instance, as an actor class would make an actor."""
         return LocalTaskRunner()
 
     @property
     def run(self) -> Any:
-        """`run.remote(config)` trains to the end and returns a reference to nothing."""
+        """`run.remote(config)` trains to the end and returns a Ray reference to None."""
         return SimpleNamespace(remote=lambda config: ray.put(TaskRunner().run(config)))
 
 
 def check_platform() -> None:
-    """verl guesses a platform where none is named, and a guess would hide that our plug-in failed to load.
+    """Raise EngineError where VERL_PLATFORM is not set.
 
-    Raises:
-        EngineError: VERL_PLATFORM is not set. (Importing verl fails already where it names an unknown platform.)
+    verl then guesses a platform, which would hide that our plug-in failed to load. Where VERL_PLATFORM names an unknown
+    platform, importing verl fails already.
     """
     if PlatformRegistry.get(os.environ.get("VERL_PLATFORM", "")) is None:
         known = ", ".join(PlatformRegistry.registered_names())
@@ -73,11 +73,7 @@ def check_platform() -> None:
 
 
 def check_metrics_file() -> None:
-    """verl's file logger overwrites; a resumed run must not lose what an earlier attempt measured.
-
-    Raises:
-        EngineError: the metrics file already has content.
-    """
+    """Raise EngineError where the metrics file has content: verl's file logger would overwrite it."""
     path = Path(os.environ.get("VERL_FILE_LOGGER_PATH", os.devnull))
     if path.is_file() and path.stat().st_size:
         raise EngineError(f"{path} already has metrics; give each attempt its own file (`next_metrics_path`)")
@@ -85,7 +81,7 @@ def check_metrics_file() -> None:
 
 
 def join_cluster(config: DictConfig) -> None:
-    """Inside a Ray job the cluster's sizes are what they are; `ray.init` refuses to be told others."""
+    """Leave out what `ray.init` refuses inside a Ray job: the cluster's size is given."""
     init = config.ray_kwargs.ray_init
     if os.environ.get("RAY_ADDRESS") and init.get("address") != "local":
         with open_dict(config):

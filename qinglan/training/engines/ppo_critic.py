@@ -1,10 +1,10 @@
 """verl's critic without two assumptions that verl 0.9.1 makes about its model.
 
-Its loader asks for flash attention whatever the configuration says. Its adapter is that of a model that generates,
-which peft refuses for a token classifier, the head included that predicts the value; here the head is trained whole.
+verl's loader asks for flash attention whatever the configuration says. Its adapter is meant for a model that generates,
+and peft refuses it for a token classifier, whose head predicts the value; here the head is trained in full.
 
-`CriticModelConfig` is named in verl's configuration. Every worker that is sent one imports this module, and thereby
-registers the engine in the place that verl's registry keeps for a vendor's own.
+verl's configuration names `CriticModelConfig`. A worker that receives one imports this module, and thereby registers
+the engine, as a vendor's own, with verl.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
@@ -27,10 +27,11 @@ from qinglan.errors import EngineError
 
 @dataclass
 class CriticModelConfig(HFModelConfig):
-    """verl's, for a model that may be another than the policy, whose tokenizer it names."""
+    """verl's configuration for a critic that may start from another model than the policy; `tokenizer_path` is the
+    policy's."""
 
     def __post_init__(self) -> None:
-        """Refuse a critic that would read the policy's tokens as others."""
+        """Refuse a critic whose token ids mean other tokens than the policy's."""
         super().__post_init__()
         if self.tokenizer_path == self.path:
             return
@@ -47,7 +48,7 @@ class ValueEngine(FSDPEngineWithValueHead):
     """FSDP2 engine of a token classifier with one label."""
 
     def _build_module(self) -> Any:
-        given, config = self.model_config, self.model_config.hf_config
+        model_config, config = self.model_config, self.model_config.hf_config
         config.num_labels, config.classifier_dropout = 1, 0.0
         dtype = PrecisionType.to_dtype(self.engine_config.model_dtype)
         on_first_rank = get_init_weight_context_manager(
@@ -55,26 +56,26 @@ class ValueEngine(FSDPEngineWithValueHead):
         )
         with on_first_rank():
             module = AutoModelForTokenClassification.from_pretrained(
-                given.local_path,
+                model_config.local_path,
                 dtype=dtype,
                 config=config,
-                attn_implementation=given.override_config.get("attn_implementation", "sdpa"),
+                attn_implementation=model_config.override_config.get("attn_implementation", "sdpa"),
             )
             apply_monkey_patch(model=module, use_remove_padding=self.use_remove_padding, use_fused_kernels=False)
             module.to(dtype)
-        if given.enable_gradient_checkpointing:
+        if model_config.enable_gradient_checkpointing:
             module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return module
 
     def _build_lora_module(self, module: Any) -> Any:
         module.enable_input_require_grads()
-        given = self.model_config
+        model_config = self.model_config
         adapter = LoraConfig(
             task_type=TaskType.TOKEN_CLS,
-            r=given.lora_rank,
-            lora_alpha=given.lora_alpha,
-            target_modules=convert_to_regular_types(given.target_modules),
-            exclude_modules=["score"],  # the head, which peft trains whole for this task
+            r=model_config.lora_rank,
+            lora_alpha=model_config.lora_alpha,
+            target_modules=convert_to_regular_types(model_config.target_modules),
+            exclude_modules=["score"],  # the head, which peft trains in full for this task
             bias="none",
         )
         return get_peft_model(module, adapter)

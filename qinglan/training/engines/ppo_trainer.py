@@ -2,11 +2,11 @@
 
 Registered by name with verl's `register_trainer` and built on its hooks:
 
-- A sample without a reward (`invalid` in what the reward function returned) is left out of advantage and loss: verl
-  fills up with rows that have no loss. With too many of them training saves its state and stops.
+- A sample without a reward (the reward function returned `invalid`) is left out of advantage and loss; verl fills the
+  batch up with rows that have no loss. With too many of them training saves its state and stops.
 - The reward's parts are logged at every step as `reward_extra/<name>/mean`; verl does that in validation only.
-- Each validation gets one value with an interval, by which the model is chosen and training may end early.
-- Alarms are looked for at every step, and may lower the learning rates or end training.
+- Each validation gives one value with an interval, by which the model is chosen and training may stop early.
+- Alarms are checked at every step, and may lower the learning rates or end training.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
@@ -30,56 +30,57 @@ from qinglan.errors import EngineError
 from qinglan.training.alarms import Alarm
 from qinglan.training.engines.progress import TrainingProgress
 from qinglan.training.engines.trainer_settings import TrainerSettings
-from qinglan.training.engines.verl import TRAINER, repair_checkpoints
+from qinglan.training.engines.verl import repair_checkpoints
+from qinglan.training.engines.verl_overrides import TRAINER
 
 POLL_S = 0.05
-"""verl looks every 2 s whether a batch is complete, and has no setting for it."""
+"""verl checks every 2 s whether a batch is complete, and has no setting for it."""
 SUMMED = ("rag_calls", "judge_cost_usd")
-"""Parts of which a step's sum says more than their mean."""
-_EACH_BY_ITSELF = (AdvantageEstimator.GAE.value, AdvantageEstimator.REINFORCE_PLUS_PLUS.value)
-"""Estimators that compare no sample with others of its prompt."""
+"""Parts that are logged as a step's sum as well."""
+_UNGROUPED = (AdvantageEstimator.GAE.value, AdvantageEstimator.REINFORCE_PLUS_PLUS.value)
+"""Estimators that do not compare a sample with others of its prompt."""
 KL_COEFFICIENT = "actor/next_kl_coefficient"
 """The adaptive coefficient for the next step: verl's checkpoint does not hold it."""
 
-TRAINED_ON = (
+WORKER_FIELDS = (
     "prompts", "responses", "input_ids", "position_ids", "attention_mask", "response_mask", "loss_mask",
     "rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "advantages", "returns", "rollout_is_weights",
 )  # fmt: skip
-"""What the workers read of a sample. verl would send them all of it, question, baseline and scores included."""
+"""The fields of a sample that workers read. verl would send all, with question, baseline and scores."""
 
 
-class PacedTrainingWorker(TrainingWorker):
-    """verl's worker of critic and actor, whose learning rate can be lowered while it trains."""
+class ScalableLrWorker(TrainingWorker):
+    """verl's worker of critic and actor, with a learning rate that can be lowered during training."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def scale_lr(self, factor: float) -> None:
-        """Multiply this and all later learning rates of the schedule; the checkpoint keeps it."""
+        """Multiply this and all later learning rates of the schedule; checkpoints contain the change."""
         schedule = self.engine.lr_scheduler
         schedule.base_lrs = [lr * factor for lr in schedule.base_lrs]
         for group in self.engine.optimizer.param_groups:
             group["lr"] *= factor
 
 
-class PacedActorRolloutRefWorker(ActorRolloutRefWorker):
-    """verl's hybrid worker over `PacedTrainingWorker`."""
+class ScalableLrActorWorker(ActorRolloutRefWorker):
+    """verl's hybrid worker over `ScalableLrWorker`."""
 
-    actor_worker_cls = PacedTrainingWorker
+    actor_worker_cls = ScalableLrWorker
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def scale_lr(self, factor: float) -> None:
-        """As the actor's own."""
+        """Multiply the actor's learning rates."""
         self.actor.scale_lr(factor)
 
 
 @register_trainer(TRAINER)
 class RewardedTrainer(PPOTrainerSync):
-    """Any of verl's algorithms with generation and training taking turns on the same devices."""
+    """verl's synchronous trainer for any of its algorithms: generation and training alternate on the same devices."""
 
     WORKERS: Mapping[str, type] = {
-        "ActorRolloutRefWorker": PacedActorRolloutRefWorker,
-        "TrainingWorker": PacedTrainingWorker,
+        "ActorRolloutRefWorker": ScalableLrActorWorker,
+        "TrainingWorker": ScalableLrWorker,
     }
-    """What takes the place of verl's workers, by their names."""
+    """Replacements for verl's workers, by their class names."""
     global_steps: int
     total_training_steps: int
 
@@ -111,22 +112,22 @@ class RewardedTrainer(PPOTrainerSync):
     # ---- samples without a reward ----
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The first that verl does with a batch that is complete."""
-        scored, counts = self._scored(batch)
+        """The first call of verl's that gets a complete batch."""
+        scored, counts = self._keep_scored(batch)
         self._require_scored(counts["invalid"], counts["wanted"])
         metrics |= {f"reward_extra/{name}": float(counts[name]) for name in ("samples", "invalid", "alone")}
         return super()._balance_batch(scored, metrics, *args, **kwargs)
 
-    def _scored(self, batch: Any) -> tuple[Any, Counter[str]]:
-        """The samples that have a reward, and in a group algorithm a fellow to compare with."""
+    def _keep_scored(self, batch: Any) -> tuple[Any, Counter[str]]:
+        """The samples that have a reward and, in a group algorithm, another sample to compare with."""
         found = transfer_queue.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
         ).pop("extra_fields")
         extras = {key: row.get("reward_extra_info", {}) for key, row in zip(batch.keys, found.tolist(), strict=True)}
         valid = [key for key, extra in extras.items() if not extra.get("invalid")]
-        grouped = self.config.algorithm.adv_estimator not in _EACH_BY_ITSELF
-        fellows = Counter(_prompt_of(key) for key in valid)
-        kept = [key for key in valid if not (grouped and self._rollouts > 1 and fellows[_prompt_of(key)] == 1)]
+        grouped = self.config.algorithm.adv_estimator not in _UNGROUPED
+        per_prompt = Counter(_prompt_of(key) for key in valid)
+        kept = [key for key in valid if not (grouped and self._rollouts > 1 and per_prompt[_prompt_of(key)] == 1)]
         self._extras = {key: extras[key] for key in kept}
         wanted = self.config.data.train_batch_size * self._rollouts
         counts = Counter(wanted=wanted, samples=len(kept), invalid=wanted - len(valid), alone=len(valid) - len(kept))
@@ -142,12 +143,12 @@ class RewardedTrainer(PPOTrainerSync):
         error = self._gave_up(invalid, wanted, f"step {self.global_steps}")  # first, as saving may fail as well
         last_done = self.global_steps - 1
         if last_done > 0 and not self._folder_of(last_done).exists():
-            self.global_steps = last_done  # nothing of this step has been learnt
+            self.global_steps = last_done  # this step has changed no weight yet
             self._save_checkpoint()
         raise error
 
     def _gave_up(self, missing: int, wanted: int, where: str) -> EngineError:
-        """Write down that this is the end, and why."""
+        """The error, after its reason was written for the flow."""
         reason = (
             f"{missing} of {wanted} samples of {where} could not be scored, more than "
             f"reward.max_invalid_share = {self._settings.max_invalid_share:.0%} allows"
@@ -162,7 +163,7 @@ class RewardedTrainer(PPOTrainerSync):
     def _rollouts(self) -> int:
         return int(self.config.actor_rollout_ref.rollout.n)
 
-    # ---- what the workers get ----
+    # ---- the fields that are sent to workers ----
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         return super()._compute_old_log_prob(_for_workers(batch), metrics)
@@ -179,7 +180,7 @@ class RewardedTrainer(PPOTrainerSync):
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         return super()._update_actor(_for_workers(batch), metrics)
 
-    # ---- what a step measured ----
+    # ---- metrics of a step ----
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
@@ -187,30 +188,27 @@ class RewardedTrainer(PPOTrainerSync):
         rows = transfer_queue.kv_batch_get(
             keys=list(self._extras), partition_id=batch.partition_id, select_fields=["rm_scores", "rollout_log_probs"]
         )
-        # The sampled tokens' mean surprise estimates the entropy without bias, and costs nothing.
+        # The mean negative log-probability of the sampled tokens estimates the entropy without bias, at no cost.
         metrics.setdefault("actor/entropy", -float(rows["rollout_log_probs"].values().mean()))
         if self._rollouts > 1:
             scores = rows["rm_scores"].to_padded_tensor(0.0).sum(-1)
             metrics["groups/zero_variance"] = zero_variance_share(list(self._extras), scores)
         if self.config.algorithm.use_kl_in_reward:
             metrics[KL_COEFFICIENT] = self.kl_ctrl_in_reward.value
-        self._act(metrics)
-
-    def on_train_begin(self) -> None:
-        """Do what an alarm at the checkpoint's own step asked for."""
-        super().on_train_begin()
-        for alarm in self._progress.not_in_checkpoint:
-            self._answer(alarm, self.global_steps - 1)
-
-    def _act(self, metrics: Mapping[str, Any]) -> None:
         numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
         for alarm in self._progress.stepped(self.global_steps, numbers):
-            self._answer(alarm, self.global_steps)
+            self._act_on(alarm, self.global_steps)
         if reason := self._progress.early_stopping_reason():
             self._end_after(self.global_steps, reason)
         self._progress.prune(Path(self.config.trainer.default_local_dir))
 
-    def _answer(self, alarm: Alarm, step: int) -> None:
+    def on_train_begin(self) -> None:
+        """Take the actions of alarms that were raised at the checkpoint's own step."""
+        super().on_train_begin()
+        for alarm in self._progress.not_in_checkpoint:
+            self._act_on(alarm, self.global_steps - 1)
+
+    def _act_on(self, alarm: Alarm, step: int) -> None:
         if alarm.action == "lower_lr":
             self.actor_rollout_wg.scale_lr(self._settings.alarms.lr_factor)
             if self.use_critic:
@@ -237,9 +235,12 @@ class RewardedTrainer(PPOTrainerSync):
         **kwargs: Any,
     ) -> Any:
         invalid = [bool(value) for value in reward_extra_infos_dict.get("invalid", [False] * len(sample_uids))]
-        self._require_scored_dev(len(self.val_dataset), invalid)
+        missing, wanted = len(self.val_dataset) - len(invalid) + sum(invalid), len(self.val_dataset)
+        if missing > self._settings.max_invalid_share * wanted:
+            raise self._gave_up(missing, wanted, f"the validation at step {self.global_steps}")
         known = {
-            name: [None if bad else _or_none(value) for value, bad in zip(values, invalid, strict=True)]
+            # None is how verl's validation leaves a value out.
+            name: [None if bad or value != value else value for value, bad in zip(values, invalid, strict=True)]
             for name, values in reward_extra_infos_dict.items()
         }
         metrics = super()._val_metrics_update(data_sources, sample_uids, known, *args, **kwargs)
@@ -249,14 +250,9 @@ class RewardedTrainer(PPOTrainerSync):
             return metrics
         return metrics | self._progress.validated(self.global_steps, values, [str(group) for group in groups])
 
-    def _require_scored_dev(self, wanted: int, invalid: Sequence[bool]) -> None:
-        missing = wanted - len(invalid) + sum(invalid)
-        if missing > self._settings.max_invalid_share * wanted:
-            raise self._gave_up(missing, wanted, f"the validation at step {self.global_steps}")
-
 
 def _for_workers(batch: Any) -> Any:
-    batch.fields = list(TRAINED_ON)  # those of them that there are
+    batch.fields = list(WORKER_FIELDS)
     return batch
 
 
@@ -272,7 +268,7 @@ def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def zero_variance_share(keys: Sequence[str], scores: torch.Tensor) -> float:
-    """Of the prompts with several rollouts, the share whose rollouts all earned the same: they teach nothing."""
+    """Of the prompts with several rollouts, the share whose rollouts all have the same score: they teach nothing."""
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for key, score in zip(keys, scores.tolist(), strict=True):
         by_prompt[_prompt_of(key)].append(score)
@@ -286,8 +282,3 @@ def _prompt_of(key: str) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _or_none(value: Any) -> Any:
-    """None is how verl's validation leaves a value out."""
-    return None if isinstance(value, float) and math.isnan(value) else value

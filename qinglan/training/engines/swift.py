@@ -30,20 +30,15 @@ _ENV = {
 
 
 def engine_python(profile: Profile) -> str:
-    """The interpreter of the trainer's environment; of a cluster's nodes only they know where it is."""
+    """The interpreter of the trainer's environment; on a cluster without `trainer.python`, the nodes' `python`."""
     return profile.trainer.python or ("python" if profile.trainer.ray_dashboard_url else sys.executable)
 
 
-def one_gpu(profile: Profile) -> int:
-    """For what needs a GPU, or at least one of the machines that have some."""
-    return 1 if profile.trainer.device == "cuda" else 0
-
-
 def engine_env(profile: Profile, model: str) -> dict[str, str]:
-    """Environment of a training process; hubs are only reachable where the model is not a local folder."""
+    """Environment of a training process; with a local model folder, hubs are switched off."""
     env = {}
     if profile.trainer.device == "cpu":
-        # Threads that spin while they wait ruin each other as soon as cores are shared.
+        # Threads that spin while they wait slow each other down as soon as cores are shared.
         env = {"OMP_NUM_THREADS": str(profile.trainer.threads), "OMP_WAIT_POLICY": "PASSIVE"}
     return env | (_ENV if Path(model).is_dir() else {})
 
@@ -60,7 +55,7 @@ def sft_command(
     """LoRA SFT of `model` on chat JSONL; checkpoints go to `output_dir/checkpoint-N`."""
     sft, on_cpu = profile.sft, profile.trainer.device == "cpu"
     arguments: dict[str, Any] = {
-        "model": located(model),
+        "model": absolute_or_hub_id(model),
         "model_type": profile.student.model_type,
         "template": profile.student.template,
         "tuner_type": "lora",
@@ -113,7 +108,7 @@ def sft_command(
 def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: str) -> Command:
     """Merge a LoRA adapter into its base model, written as a plain Hugging Face folder."""
     arguments: dict[str, Any] = {
-        "model": located(model),
+        "model": absolute_or_hub_id(model),
         "model_type": profile.student.model_type,
         "template": profile.student.template,
         "adapters": adapter.resolve(),
@@ -130,19 +125,19 @@ def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: s
 
 
 def newest_checkpoint(output_dir: Path) -> Path | None:
-    """The checkpoint with the highest step that was written whole."""
-    found = [
-        folder
+    """The complete checkpoint with the highest step."""
+    found = {
+        int(step): folder
         for folder in output_dir.glob("checkpoint-*")
-        if (folder / "trainer_state.json").exists() and folder.name.rpartition("-")[2].isdigit()
-    ]
-    return max(found, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+        if (step := folder.name.rpartition("-")[2]).isdigit() and (folder / "trainer_state.json").exists()
+    }
+    return found[max(found)] if found else None
 
 
 def rewind_log(output_dir: Path, checkpoint: Path | None) -> None:
-    """Make what was logged end where training goes on from: with nothing but whole steps up to `checkpoint`.
+    """Cut the log to complete steps up to `checkpoint`, from which training goes on.
 
-    ms-swift only ever appends, so the steps between the checkpoint and the kill would be there twice.
+    ms-swift only appends, so the steps between the checkpoint and the kill would be there twice.
     """
     log = output_dir / LOGGING_FILE
     if not log.exists():
@@ -166,7 +161,7 @@ def logged_step(entry: Mapping[str, Any]) -> tuple[int, int] | None:
 def left_out(rows: int, log: str) -> int:
     """How many of the `rows` for training ms-swift left out as longer than `max_length`, by its log.
 
-    It reports each data set that shrank, training before dev, by its length before and after.
+    The log has a line for each data set that became smaller, training before dev, with its length before and after.
     """
     left = rows
     for before, after in _FILTERED.findall(log):
@@ -177,18 +172,16 @@ def left_out(rows: int, log: str) -> int:
 
 def swift_argv(profile: Profile, verb: str, arguments: dict[str, Any]) -> list[str]:
     """`swift VERB` in the trainer's environment; a list becomes several words, a dictionary JSON."""
+
+    def word(value: Any) -> str:
+        return json.dumps(value) if isinstance(value, bool | dict) else str(value)
+
     argv = [engine_python(profile), "-m", f"swift.cli.{verb}"]
     for name, value in arguments.items():
-        argv += [f"--{name}", *map(_word, value if isinstance(value, list) else [value])]
+        argv += [f"--{name}", *map(word, value if isinstance(value, list) else [value])]
     return argv
 
 
-def located(model: str) -> str:
-    """A local folder's absolute path: the engine may start elsewhere. A hub id as it is."""
+def absolute_or_hub_id(model: str) -> str:
+    """A local folder's absolute path, as the engine may start in another folder; a hub id unchanged."""
     return str(Path(model).resolve()) if Path(model).is_dir() else model
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -1,6 +1,6 @@
-"""verl's command lines for training and for exporting a checkpoint, and what a run leaves behind.
+"""verl's command lines for training and for exporting a checkpoint, and reading a run's metrics and checkpoints.
 
-Nothing is started or imported here; `verl_overrides` makes verl's configuration of a profile.
+Nothing is started or imported here; `verl_overrides` makes verl's configuration from a profile.
 """
 
 import json
@@ -12,10 +12,8 @@ from typing import Any
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError
 from qinglan.runs.command import QUIET_ENV, Command
-from qinglan.training.engines.swift import engine_env, engine_python, one_gpu
+from qinglan.training.engines.swift import engine_env, engine_python
 from qinglan.training.engines.trainer_settings import DEV_VALUE
-from qinglan.training.engines.verl_overrides import REWARD_FUNCTION as REWARD_FUNCTION
-from qinglan.training.engines.verl_overrides import TRAINER as TRAINER
 from qinglan.training.engines.verl_overrides import overrides
 
 STEP_METRICS = {
@@ -24,17 +22,17 @@ STEP_METRICS = {
     "clip_fraction": "actor/pg_clipfrac",
     "value_loss": "critic/vf_loss",
 }
-"""What is reported of each training step beside the reward's parts, by the name that verl logs it under."""
+"""Metrics that are reported of each training step beside the reward's parts: our name → verl's."""
 
 TRACKER = "latest_checkpointed_iteration.txt"
-"""In verl's folder of checkpoints: the newest one's step, written last."""
+"""File in verl's folder of checkpoints with the newest one's step; written last."""
 _LENGTHS = re.compile(r"(filter )?dataset len: (\d+)|selected (\d+) random samples")
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:-]*")
 _ENV = {
     **QUIET_ENV,
     "HYDRA_FULL_ERROR": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # Workers that Ray starts ahead of need have nothing imported and only take time from those that are needed.
+    # Workers that Ray starts in advance have nothing imported and take CPU time from those that are needed.
     "RAY_prestart_worker_first_driver": "0",
 }
 
@@ -51,12 +49,12 @@ def ppo_command(
     metrics_path: Path,
     run_name: str,
 ) -> Command:
-    """Train from `model`, resuming from the newest whole checkpoint under `output_dir` if there is one.
+    """Train from `model`, resuming from the newest complete checkpoint under `output_dir` if there is one.
 
-    `reward_config` is a `RewardService` for the reward function, `trainer_settings` a `TrainerSettings` for our
-    trainer.
-
-    Metrics go to `metrics_path`, one `{"step", "data"}` object a step; it must not exist (see `next_metrics_path`).
+    Args:
+        reward_config: a `RewardService` as JSON, for the reward function.
+        trainer_settings: a `TrainerSettings` as JSON, for our trainer.
+        metrics_path: gets one `{"step", "data"}` object a step; must not exist (see `next_metrics_path`).
     """
     paths = {
         "data.train_files": train_file.resolve(),
@@ -78,7 +76,7 @@ def export_command(profile: Profile, *, checkpoint: Path, base_model: Path, outp
     argv += ["--checkpoint", str(checkpoint.resolve())]
     argv += ["--base-model", str(base_model.resolve())]
     argv += ["--output-dir", str(output_dir.resolve())]
-    return Command(argv, _environment(profile, base_model), gpus=one_gpu(profile))
+    return Command(argv, _environment(profile, base_model), gpus=int(profile.trainer.device == "cuda"))
 
 
 def hydra_value(value: Any) -> str:
@@ -120,21 +118,20 @@ def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def checkpoints(output_dir: Path) -> dict[int, Path]:
-    """Whole checkpoints by step; verl writes its tracker last, so a folder beyond it may be torn."""
+    """Complete checkpoints by step; verl writes its tracker last, so a folder with a later step may be incomplete."""
     found = {int(path.name.removeprefix("global_step_")): path for path in output_dir.glob("global_step_*")}
     tracker = output_dir / TRACKER
     text = tracker.read_text().strip() if tracker.exists() else "0"
     if not text.isdigit():  # verl empties the file before it writes it, and wrote data.pt just before
         text = str(max((step for step, path in found.items() if (path / "data.pt").exists()), default=0))
-    newest = int(text)
-    return {step: path for step, path in sorted(found.items()) if step <= newest}
+    return {step: path for step, path in sorted(found.items()) if step <= int(text)}
 
 
 def repair_checkpoints(output_dir: Path) -> None:
-    """Put right what a kill left half written, before anything is saved.
+    """Repair what a kill left half-written, before anything is saved.
 
-    verl can't read the file that names its newest checkpoint if that was not written whole. A folder beyond the one
-    that it names is torn, and would look whole once a later one is named.
+    verl can't read an empty tracker file. A folder with a later step than the tracker's is incomplete, and would look
+    complete once the tracker names a later one.
     """
     tracker, saved = output_dir / TRACKER, checkpoints(output_dir)
     if tracker.exists() and not tracker.read_text().strip().isdigit():
@@ -142,14 +139,14 @@ def repair_checkpoints(output_dir: Path) -> None:
             tracker.write_text(str(max(saved)))
         else:
             tracker.unlink()
-    for torn in set(output_dir.glob("global_step_*")) - set(saved.values()):
-        shutil.rmtree(torn)
+    for incomplete in set(output_dir.glob("global_step_*")) - set(saved.values()):
+        shutil.rmtree(incomplete)
 
 
 def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path | None]:
-    """Step and folder of what did best on the dev split; of several checkpoints that tie, the later one.
+    """Step and folder of the best checkpoint on the dev split; in a tie, the later one.
 
-    The policy before any training counts where it was validated: step 0, which has no checkpoint. It wins a tie.
+    The policy before training counts as step 0, without a folder, where it was validated. It wins a tie.
 
     Raises:
         ArtifactError: nothing was validated.
@@ -179,7 +176,7 @@ def last_checkpoint(output_dir: Path) -> tuple[int, Path]:
 def left_out(log: str) -> int:
     """How many prompts for training verl left out as longer than `max_prompt_length`, by its log.
 
-    It prints the number of prompts before and after, for the training file first.
+    The log has the number of prompts before and after, for the training file first.
     """
     before = 0
     for is_filtered, length, selected in _LENGTHS.findall(log):
@@ -197,8 +194,8 @@ def _environment(profile: Profile, model: Path) -> dict[str, str]:
     if profile.trainer.device == "cuda":
         device = {"VERL_PLATFORM": "nvidia"}
     else:
-        # TransferQueue sets torch to 8 threads around every transfer; threads that spin while they wait make
-        # training several times slower as soon as anything else runs on the machine.
+        # TransferQueue sets torch to 8 threads around every transfer. Threads that spin while they wait make training
+        # several times slower as soon as anything else runs on the machine.
         device = {"VERL_PLATFORM": "cpu", "TQ_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         device["TQ_LOGGING_LEVEL"] = "WARNING"  # it has a line for each field of each sample
     return engine_env(profile, str(model)) | _ENV | device

@@ -1,22 +1,22 @@
-"""verl's configuration for a profile, as Hydra overrides. Pure: nothing is started or imported here.
+"""verl's configuration for a profile, as Hydra overrides. Nothing is started or imported here.
 
 The profile's names are verl's, except for these:
 
-- `algorithm` stands for an advantage estimator: `ppo` for GAE, `dr_grpo` for GRPO without the division by the group's
-  spread and with sums over tokens in place of means. Not offered, because verl 0.9.1's v1 trainer can't feed them:
-  ReMax (it samples no baseline), optimal token baselines (no Σπ²) and GDPO (no reward parts); nor those that fail
-  where a sample has no reward: OPO divides by the fill-up rows' zero tokens, GRPO-pass@k wants two samples a group.
-  GPG and DRO have no clipping and so no use for several updates a step; GMPO's loss ignores how a batch is cut up.
+- `algorithm` selects an advantage estimator: `ppo` is GAE, `dr_grpo` is GRPO without the division by the group's
+  standard deviation and with sums over tokens in place of means. Not offered, because verl 0.9.1's v1 trainer lacks
+  their input: ReMax (it samples no baseline), optimal token baselines (no Σπ²) and GDPO (no reward parts). Nor those
+  that fail where a sample has no reward: OPO divides by the fill-up rows' zero tokens, GRPO-pass@k needs two samples a
+  group. GPG and DRO have no clipping and so no use for several updates a step; GMPO's loss ignores batch splits.
 - `grad_clip` is `optim.clip_grad` for actor and critic (`actor.grad_clip` exists in verl and is ignored).
-- `value_coefficient` is the weight of the squared value error. verl's critic is a model of its own with its own
-  AdamW and a fixed weight of 0.5. AdamW does not feel the scale of a loss, but gradient clipping does: a critic with
-  weight v that is clipped at c moves exactly as verl's clipped at 0.5·c/v, which is what is passed.
-- `kl` with a mode loads a reference, the model that training starts from. With LoRA verl takes it from the policy by
-  switching the adapter off. That is why the SFT adapter is merged first and never given as `lora_adapter_path`: the
+- `value_coefficient` is the weight of the squared value error. verl's critic is a separate model with its own AdamW and
+  a fixed weight of 0.5. AdamW does not depend on a loss's scale, but gradient clipping does: a critic with weight v
+  that is clipped at c moves exactly as verl's clipped at 0.5·c/v, which is what is passed.
+- `kl` with a mode loads a reference, the model that training starts from. With LoRA verl takes it from the policy with
+  the adapter switched off. That is why the SFT adapter is merged first and never given as `lora_adapter_path`: the
   reference would be the base. `horizon_steps` is verl's `horizon` in samples over the samples of a step.
 
 On the CPU every process holds fp32 weights and samples with them, so the rollout's log-probabilities are the old
-policy's: verl's bypass mode saves a forward pass. Not with LoRA, whose merged weights travel in bf16, nor on a GPU.
+policy's: verl's bypass mode saves a forward pass. Not with LoRA, whose merged weights are sent in bf16, nor on a GPU.
 
 The prompt is rendered without `enable_thinking`, so Qwen3 gets no empty `<think>` block: ms-swift's template
 `qwen3_nothinking` trains without one as well.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
-from qinglan.training.engines.swift import located
+from qinglan.training.engines.swift import absolute_or_hub_id
 
 TRAINER = "qinglan_sync"
 """`trainer.v1.trainer_mode` of our trainer on GPUs; `cpu_sync` is its counterpart on the CPU."""
@@ -43,18 +43,16 @@ _STATE = ["model", "optimizer", "extra"]
 
 def overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
     """Everything but the run's files and `rl.extra`."""
-    given = {
+    on_cpu = profile.trainer.device == "cpu"
+    return {
         **_algorithm(profile),
-        **_data(profile),
+        **_data_and_rollout(profile),
         **_policy(profile, model),
         **_kl(profile),
-        **_rollout(profile),
         **_trainer(profile, run_name),
+        **(_critic(profile, model) if profile.rl.algorithm == "ppo" else {}),
+        **(_on_cpu(profile) if on_cpu else _on_cuda(profile)),
     }
-    if profile.rl.algorithm == "ppo":
-        given |= _critic(profile, model)
-    given |= _on_cpu(profile) if profile.trainer.device == "cpu" else _on_cuda(profile)
-    return given
 
 
 def _algorithm(profile: Profile) -> Overrides:
@@ -80,7 +78,7 @@ def _algorithm(profile: Profile) -> Overrides:
     return chosen
 
 
-def _data(profile: Profile) -> Overrides:
+def _data_and_rollout(profile: Profile) -> Overrides:
     rl = profile.rl
     return {
         "data.train_batch_size": rl.train_batch_size,
@@ -88,8 +86,13 @@ def _data(profile: Profile) -> Overrides:
         "data.max_response_length": rl.max_response_length,
         "data.seed": rl.seed,
         "data.dataloader_num_workers": 0,
-        # Otherwise verl cuts a prompt that is too long on its left, and the system prompt is gone.
+        # Otherwise verl truncates a prompt that is too long on its left, and the system prompt is lost.
         "data.filter_overlong_prompts": True,
+        f"{_ROLLOUT}.n": rl.rollouts_per_prompt,
+        f"{_ROLLOUT}.temperature": rl.temperature,
+        f"{_ROLLOUT}.tensor_model_parallel_size": rl.tensor_model_parallel_size,
+        f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
+        f"{_ROLLOUT}.seed": rl.seed,
     }
 
 
@@ -112,9 +115,12 @@ def _policy(profile: Profile, model: Path) -> Overrides:
         **_schedule(profile, _ACTOR),
     }
     if rl.lora_rank:
-        # The frozen weights are those that training starts from, and need not be in every checkpoint.
-        given[f"+{_ACTOR}.checkpoint.save_lora_only"] = True
-        given |= _adapter("actor_rollout_ref", rl.lora_rank, rl.lora_alpha)
+        given |= {
+            # The frozen weights are those of the start model, and need not be in every checkpoint.
+            f"+{_ACTOR}.checkpoint.save_lora_only": True,
+            "actor_rollout_ref.model.lora_rank": rl.lora_rank,
+            "actor_rollout_ref.model.lora_alpha": rl.lora_alpha,
+        }
     return given
 
 
@@ -148,9 +154,9 @@ def _critic(profile: Profile, model: Path) -> Overrides:
     rl = profile.rl
     rank = rl.lora_rank if rl.critic_lora_rank is None else rl.critic_lora_rank
     return {
-        **(_adapter("critic", rank, rl.lora_alpha) if rank else {}),
+        **({"critic.model.lora_rank": rank, "critic.model.lora_alpha": rl.lora_alpha} if rank else {}),
         "critic.model._target_": CRITIC_CONFIG,
-        "critic.model.path": located(rl.critic_model) if rl.critic_model else model,
+        "critic.model.path": absolute_or_hub_id(rl.critic_model) if rl.critic_model else model,
         "critic.model.tokenizer_path": model,
         "critic.strategy": "fsdp2",
         "critic.ppo_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
@@ -162,27 +168,12 @@ def _critic(profile: Profile, model: Path) -> Overrides:
     }
 
 
-def _adapter(owner: str, rank: int, alpha: int) -> Overrides:
-    return {f"{owner}.model.lora_rank": rank, f"{owner}.model.lora_alpha": alpha}
-
-
 def _schedule(profile: Profile, owner: str) -> Overrides:
     rl = profile.rl
     return {
         f"{owner}.optim.lr_scheduler_type": rl.lr_scheduler_type,
         f"{owner}.optim.min_lr_ratio": rl.min_lr_ratio,
         f"{owner}.optim.lr_warmup_steps_ratio": rl.lr_warmup_steps_ratio,
-    }
-
-
-def _rollout(profile: Profile) -> Overrides:
-    rl = profile.rl
-    return {
-        f"{_ROLLOUT}.n": rl.rollouts_per_prompt,
-        f"{_ROLLOUT}.temperature": rl.temperature,
-        f"{_ROLLOUT}.tensor_model_parallel_size": rl.tensor_model_parallel_size,
-        f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
-        f"{_ROLLOUT}.seed": rl.seed,
     }
 
 
@@ -202,14 +193,10 @@ def _trainer(profile: Profile, run_name: str) -> Overrides:
         "trainer.val_before_train": rl.val_before_train,
         "trainer.resume_mode": "auto",
         "hydra.output_subdir": None,
-        **_own_ray(profile),
+        # Outside a Ray job, start a Ray of our own: else `ray.init` would join what RAY_ADDRESS names, or a cluster
+        # that `ray start` once left in /tmp/ray/ray_current_cluster.
+        **({} if trainer.ray_dashboard_url else {"+ray_kwargs.ray_init.address": "local"}),
     }
-
-
-def _own_ray(profile: Profile) -> Overrides:
-    """Elsewhere than in a Ray job, a Ray of our own. Else `ray.init` would join what RAY_ADDRESS names, or any cluster
-    that was ever started on this machine by `ray start` and did not end in order: /tmp/ray/ray_current_cluster."""
-    return {} if profile.trainer.ray_dashboard_url else {"+ray_kwargs.ray_init.address": "local"}
 
 
 def _on_cpu(profile: Profile) -> Overrides:
@@ -234,7 +221,7 @@ def _on_cpu(profile: Profile) -> Overrides:
         given["actor_rollout_ref.model.lora.merge"] = True
     else:
         given[f"{_ACTOR}.checkpoint.save_contents"] = [*_STATE, "hf_model"]
-        # What is saved beyond the state is not there to be loaded.
+        # `hf_model` is saved for the export, and verl can't load it.
         given[f"{_ACTOR}.checkpoint.load_contents"] = _STATE
     return given
 
@@ -249,7 +236,7 @@ def _fp32(owner: str, engine: str) -> Overrides:
 
 
 def _attention(owner: str, kind: str) -> Overrides:
-    """Packed sequences are kept apart by flash attention only."""
+    """Without padding, sequences are packed, and flash attention alone keeps packed sequences apart."""
     return {
         f"+{owner}.model.override_config.attn_implementation": kind,
         f"{owner}.model.use_remove_padding": kind == "flash_attention_2",
@@ -273,7 +260,7 @@ def _on_cuda(profile: Profile) -> Overrides:
             **_attention("critic", rl.attention),
         }
     if rl.lora_rank:
-        # vLLM loads the base itself and is then sent the adapter alone. verl's default, `dummy`, would send the base
-        # through FSDP as well. `layered_summon` gains nothing: FSDP2 gathers the adapter tensor by tensor anyway.
+        # vLLM loads the base itself, and verl then sends it the adapter alone. verl's default, `dummy`, would send the
+        # base through FSDP as well. `layered_summon` gains nothing: FSDP2 gathers the adapter tensor by tensor anyway.
         given[f"{_ROLLOUT}.load_format"] = "safetensors"
     return given

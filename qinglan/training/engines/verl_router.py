@@ -1,7 +1,7 @@
 """verl's router plug-in for the CPU: each request goes to the server that was asked least recently.
 
-In a module without heavy imports, because verl starts a Ray actor for it and sends it the servers. That actor is not
-asked: the agent loop's `LocalClient` knows the servers itself.
+verl starts a Ray actor for the router and sends it the servers, so this module has no heavy imports. That actor gets no
+requests: the agent loop's `LocalClient` has a router of its own.
 """
 
 from functools import cached_property
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class NamedServer:
-    """A server's handle that can be sent without what its methods' types would have the receiver import."""
+    """A handle of a server actor that pickles as the actor's name: unpickling imports nothing of the actor's."""
 
     def __init__(self, actor_name: str) -> None:
         self._actor_name = actor_name
@@ -19,25 +19,25 @@ class NamedServer:
 
     @cached_property
     def generate(self) -> Any:
-        """`generate.remote(...)` is the actor's."""
+        """The actor's method, so that `generate.remote(...)` works."""
         import ray
 
         return ray.get_actor(self._actor_name).generate
 
 
-class Router:
-    """What verl's `LLMServerClient` calls."""
+class LeastRecentRouter:
+    """The methods of a router that verl's `LLMServerClient` calls."""
 
     def __init__(self, servers: dict[str, Any], config: dict[str, Any] | None = None) -> None:
         del config  # the YAML file that names this class
         self._servers = list(servers.items())
 
     def require_acquire_fields(self) -> list[str]:
-        """Nothing of a request is needed to choose."""
+        """Fields of a request that choosing needs: none."""
         return []
 
     def require_release_fields(self) -> list[str]:
-        """Nor is it needed to know which one has ended."""
+        """Fields of a request that releasing needs: none."""
         return []
 
     def acquire_server(self, request_id: str) -> tuple[str, Any]:  # noqa: ARG002
@@ -46,4 +46,4 @@ class Router:
         return self._servers[-1]
 
     def release_server(self, server_id: str) -> None:
-        """Nothing is counted."""
+        """Do nothing: requests are not counted."""

@@ -1,1 +1,1 @@
-"""What verl calls to score a sample: ask what its recipe's kind asks, and let the recipe reward it."""
+"""Scores samples for verl: its reward function, and the run's reward service that answers it."""

@@ -1,8 +1,8 @@
-"""The reward service of a run: one Ray actor, which all reward workers on all nodes ask.
+"""The reward service of a run: one Ray actor for the reward workers on all nodes.
 
-One process holds the clients, the ledger's queue and the caches, so limits are those of the run, and nothing is asked
-twice at once. It comes back by itself after a crash, on what the ledger holds, and Ray hands it again what it had not
-answered. This module imports neither Ray nor what scoring takes: reward workers need none of it to start.
+One process holds the clients, the ledger's queue and the caches, so limits are those of the run, and no question is
+asked twice at the same time. After a crash Ray restarts it and repeats the calls that it had not answered; what the
+ledger holds is not asked again. This module imports neither Ray nor the scorer, so reward workers start fast.
 """
 
 import logging
@@ -18,16 +18,14 @@ if TYPE_CHECKING:
     from qinglan.recipes.scoring.scorer import Scorer
 
 _log = logging.getLogger(__name__)
-_MOST_SAMPLES = 100_000
-"""At once, of all workers: during an outage they all wait in here."""
-_MOST_DEATHS = 5
-"""After so many while it was being scored, a sample may be what kills the service."""
-
-
+_MAX_SAMPLES = 100_000
+"""At the same time, of all workers: during an outage all samples wait in the service."""
+_MAX_CRASHES = 5
+"""After so many crashes while it was being scored, a sample may be the cause of the crashes."""
 _CLOSE_TIMEOUT_S = 75.0
 """A little longer than the ledger's queue tries to write."""
-_TRY_AGAIN_S = 30.0
-"""An unreachable database takes seconds to show it, in which nothing else is done: not for every sample anew."""
+_REOPEN_AFTER_S = 30.0
+"""Opening fails only after seconds where the database is unreachable, and blocks all samples: not for each sample."""
 
 
 class RewardActor:
@@ -36,39 +34,40 @@ class RewardActor:
     def __init__(self, service: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`service` is a `RewardService` as JSON."""
         self._service, self._clock = RewardService.model_validate_json(service), clock
-        self._opened = self._open()
+        self._scorer: Scorer[Any] | QinglanError = self._open()
 
-    def _open(self) -> "Scorer[Any] | tuple[QinglanError, float]":
-        """A scorer, or why there is none, and when to try again."""
+    def _open(self) -> "Scorer[Any] | QinglanError":
+        """The scorer, or why it can't be opened."""
         from qinglan.recipes import get_recipe
 
         try:
             return get_recipe(self._service.recipe).scorer(self._service)
         except QinglanError as error:
-            return error, self._clock() + _TRY_AGAIN_S
+            self._reopen_at = self._clock() + _REOPEN_AFTER_S
+            return error
 
     async def score(self, extra_info: dict[str, Any], text: str) -> dict[str, float]:
-        """As `Scorer.score`; where there can't be a scorer, as for want of a key, no sample has a score."""
-        if isinstance(self._opened, tuple) and self._clock() >= self._opened[1]:
-            self._opened = self._open()
-        if not isinstance(self._opened, tuple):
-            return await self._opened.score(extra_info, text)
+        """As `Scorer.score`; without a scorer, such as for a missing key, no sample has a score."""
+        if isinstance(self._scorer, QinglanError) and self._clock() >= self._reopen_at:
+            self._scorer = self._open()
+        if not isinstance(self._scorer, QinglanError):
+            return await self._scorer.score(extra_info, text)
         from qinglan.recipes.scoring.samples import invalid, open_log, write_sample
 
         with open_log(self._service.samples_log) as log:
-            write_sample(log, {"row_id": extra_info.get("row_id")} | invalid(self._opened[0]))
+            write_sample(log, {"row_id": extra_info.get("row_id")} | invalid(self._scorer))
         return self._service.outcome()
 
     async def close(self) -> None:
         """Write what is not written yet, and close connections and files."""
-        if not isinstance(self._opened, tuple):
-            await self._opened.close()
+        if not isinstance(self._scorer, QinglanError):
+            await self._scorer.close()
 
 
 def start_reward_service(config_path: str) -> Any:
-    """The handle of the run's service, which is started unless it was before; the call does not wait for it.
+    """The handle of the run's service, which is started unless it was before; the call does not wait for the start.
 
-    It runs on this node where there is room, and as long as the process lives that was the first to call this.
+    It runs on this node if possible, and ends with the process that called this first.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -80,8 +79,8 @@ def start_reward_service(config_path: str) -> Any:
         "get_if_exists": True,
         "num_cpus": 0,
         "max_restarts": -1,
-        "max_task_retries": _MOST_DEATHS,
-        "max_concurrency": _MOST_SAMPLES,
+        "max_task_retries": _MAX_CRASHES,
+        "max_concurrency": _MAX_SAMPLES,
         "scheduling_strategy": here,
     }
     actor: Any = ray.remote(RewardActor)
@@ -89,18 +88,18 @@ def start_reward_service(config_path: str) -> Any:
 
 
 def close_reward_service(service: Any) -> None:
-    """Let it write what it holds still: Ray ends it without a word. Failing in this is said, not raised."""
+    """Let the service write what it still holds, as Ray ends actors without notice. A failure is logged, not raised."""
     import ray
     from ray.exceptions import RayError
 
     try:
         ray.get(service.close.remote(), timeout=_CLOSE_TIMEOUT_S)
     except RayError as error:
-        _log.warning("the reward service could not write the last of what it holds: %s", error)
+        _log.warning("the reward service could not write the last samples: %s", error)
 
 
 def is_lost(error: Exception) -> bool:
-    """Did the service die too often while it scored a sample?"""
+    """Did the service crash too often while it scored a sample?"""
     from ray.exceptions import RayActorError
 
     return isinstance(error, RayActorError)

@@ -1,4 +1,4 @@
-"""verl's custom reward function: hands a sample to the run's reward service, and waits for its score."""
+"""verl's custom reward function: sends a sample to the run's reward service and waits for its score."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -23,10 +23,10 @@ async def compute_score(
     config_path: str,
     **_: Any,
 ) -> dict[str, float | str]:
-    """The score, its parts, and what it took (`RewardService.outcome`); and what groups dev rows.
+    """The score, its parts and costs (`RewardService.outcome`), and the group of a dev row.
 
-    verl throws away all rollouts of a prompt, without a word, where this raises. So a sample that could not be scored
-    is an answer too, with `invalid` 1: our trainer takes it out of advantage and loss.
+    Where this raises, verl drops all rollouts of a prompt without a message. So a sample that could not be scored is
+    returned as well, with `invalid` 1: our trainer leaves it out of advantage and loss.
     """
     try:
         scores: dict[str, float] = await _service(config_path).score.remote(extra_info, solution_str)

@@ -3,12 +3,12 @@
 verl imports this package in every process that it starts (entry-point group `verl.plugins`). Importing it registers
 two things by name: the platform `cpu` (used where VERL_PLATFORM=cpu) and the rollout `hf_cpu`. The engines, workers
 and trainer in `trainer` come with verl's heavy imports, so the PPO entry point loads them where they are needed.
-On a GPU host the registrations lie unused.
+On a GPU host the registrations stay unused.
 """
 
 from verl.workers.rollout import base, replica
 
-from qinglan.training.verl_cpu import platform
+from qinglan.training.verl_cpu import platform as platform  # registers itself
 
 ROLLOUT = "hf_cpu"
 """`actor_rollout_ref.rollout.name` of the CPU rollout."""
@@ -24,7 +24,6 @@ def _replica_class() -> type:
     return CpuReplica
 
 
-platform.register()
 replica.RolloutReplicaRegistry.register(ROLLOUT, _replica_class)
 # The trainer's half of a rollout is looked up in a dictionary of class paths; verl offers no function to add one.
 base._ROLLOUT_REGISTRY[(ROLLOUT, "async")] = "qinglan.training.verl_cpu.rollout.CpuRollout"

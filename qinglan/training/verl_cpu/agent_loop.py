@@ -1,6 +1,6 @@
-"""verl's agent loop and its reward loop in the trainer's own process, which only waits while they run.
+"""verl's agent loop and reward loop in the trainer's own process, which only waits while they run.
 
-As Ray actors each would cost a process and its imports, and every sample several calls between them.
+As Ray actors each would take a process with its imports, and several calls between processes for every sample.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
@@ -18,40 +18,40 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from qinglan.training.engines.verl_router import Router
+from qinglan.training.engines.verl_router import LeastRecentRouter
 
 SINGLE_TURN = "single_turn_agent"
-"""verl's name for an agent loop that keeps nothing between samples."""
+"""verl's name for an agent loop that keeps no state between samples."""
 
 
 class LocalClient(LLMServerClient):
-    """Knows the servers, instead of asking verl's router for one twice per sample."""
+    """Chooses the server itself, where verl's client calls the router's actor twice per sample."""
 
     def __init__(self, config: Any, load_balancer_handle: Any, servers: dict[str, Any]) -> None:
         super().__init__(config, load_balancer_handle)
-        self._router = Router(servers)
+        self._router = LeastRecentRouter(servers)
 
     async def _acquire_server(self, request_id: str, **_: Any) -> tuple[str, Any]:
         return self._router.acquire_server(request_id)
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """Nothing was acquired."""
+        """Do nothing: there is nothing to release."""
 
 
 class LocalReward:
-    """Passes for the handle of verl's reward worker: `compute_score.remote(data)` is to be awaited."""
+    """Has the interface of a handle of verl's reward worker: `await compute_score.remote(data)`."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self.compute_score = SimpleNamespace(remote=self._compute_score)
 
     async def _compute_score(self, data: Any) -> Any:
-        own = copy.deepcopy(data.non_tensor_batch)  # to which it adds
+        own = copy.deepcopy(data.non_tensor_batch)  # the worker adds to it
         return await self._worker.compute_score(DataProto(data.batch, own, data.meta_info))
 
 
 class LocalAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
-    """verl makes an agent loop for each sample, by Hydra, and it tokenizes the template's parts; one does for all."""
+    """Uses one agent loop for all samples: verl makes one for each by Hydra, and each tokenizes the chat template."""
 
     _single_turn: SingleTurnAgentLoop | None = None
 
@@ -60,7 +60,7 @@ class LocalAgentLoopWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     ) -> Any:
         if agent_name != SINGLE_TURN:
             return await super()._run_agent_loop(sampling_params, trajectory, agent_name=agent_name, **kwargs)
-        kwargs.pop("trace", None)  # of verl's own tracing, which its trainer leaves off
+        kwargs.pop("trace", None)  # for verl's own tracing, which is off
         self._single_turn = self._single_turn or SingleTurnAgentLoop(
             trainer_config=DictConfigWrap(self.config),
             server_manager=self.llm_client,
@@ -83,7 +83,7 @@ class LocalAgentLoopManager(AgentLoopManagerTQ):
         self._worker = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
 
     async def _start(self) -> Any:
-        reward = LocalReward(RewardLoopWorker(self.config))  # notes the running event loop
+        reward = LocalReward(RewardLoopWorker(self.config))  # it binds to the running event loop
         return LocalAgentLoopWorker(self.config, self.llm_client, self.teacher_client, [reward])
 
     def generate_sequences(self, prompts: Any) -> None:

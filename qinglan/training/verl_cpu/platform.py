@@ -1,7 +1,7 @@
 """verl's platform interface (`verl.plugin.platform.PlatformBase`) for a machine without an accelerator.
 
-One worker stands for one device. verl's resource pools only count Ray's "GPU" or "NPU", so a worker holds a logical
-"GPU", which the PPO entry point declares to Ray (`ray.init(num_gpus=1)`); nothing looks for a real one.
+One worker counts as one device. verl's resource pools only count Ray's "GPU" or "NPU", so a worker holds a logical
+"GPU", which the PPO entry point declares to Ray (`ray.init(num_gpus=1)`). No code asks for a real GPU.
 """
 
 # mypy: allow-subclassing-any
@@ -19,32 +19,24 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 NAME = "cpu"
 
 
-def _resident_bytes(*_: Any) -> int:
-    return int(psutil.Process().memory_info().rss)
-
-
-def _free_and_total_bytes(*_: Any) -> tuple[int, int]:
-    memory = psutil.virtual_memory()
-    return memory.available, memory.total
-
-
-def _nothing(*_: Any) -> None:
-    return None
-
-
 def _device_module() -> types.ModuleType:
     """`torch.cpu`, with the memory and random-state calls that verl makes on a device module."""
+
+    def resident_bytes(*_: Any) -> int:
+        return int(psutil.Process().memory_info().rss)
+
+    def free_and_total_bytes(*_: Any) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
     module = types.ModuleType("qinglan.training.verl_cpu.device")
     module.__dict__.update({name: getattr(torch.cpu, name) for name in torch.cpu.__all__})
+    module.__dict__.update(dict.fromkeys(("empty_cache", "synchronize"), lambda *_: None))
+    memory_calls = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    module.__dict__.update(dict.fromkeys(memory_calls, resident_bytes))
     module.__dict__.update(
         is_available=lambda: False,
-        empty_cache=_nothing,
-        synchronize=_nothing,
-        memory_allocated=_resident_bytes,
-        max_memory_allocated=_resident_bytes,
-        memory_reserved=_resident_bytes,
-        max_memory_reserved=_resident_bytes,
-        mem_get_info=_free_and_total_bytes,
+        mem_get_info=free_and_total_bytes,
         get_device_name=lambda *_: "CPU",
         get_rng_state=torch.get_rng_state,
         set_rng_state=torch.set_rng_state,
@@ -52,6 +44,7 @@ def _device_module() -> types.ModuleType:
     return module
 
 
+@PlatformRegistry.register(platform=NAME)
 class CpuPlatform(PlatformBase):
     """The CPU as verl's only device."""
 
@@ -60,11 +53,11 @@ class CpuPlatform(PlatformBase):
     device_module = _device_module()
 
     def is_available(self) -> bool:
-        """Only chosen by auto-detection where there is no CUDA."""
+        """Can auto-detection choose it? Only where there is no CUDA."""
         return not torch.cuda.is_available()
 
     def current_device(self) -> str:
-        """What verl passes to `tensor.to`."""
+        """The device that verl passes to `tensor.to`."""
         return NAME
 
     def device_count(self) -> int:
@@ -118,8 +111,3 @@ class CpuPlatform(PlatformBase):
 
     def cudart(self) -> None:
         return None
-
-
-def register() -> None:
-    """Make `VERL_PLATFORM=cpu` known to verl."""
-    PlatformRegistry.register(platform=NAME)(CpuPlatform)

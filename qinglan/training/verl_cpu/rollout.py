@@ -1,9 +1,9 @@
 """verl's server-mode rollout (`RolloutReplica`, `BaseRollout`) with transformers on the CPU.
 
-The rollout lives in the trainer's worker, as verl's hybrid engines do, with an fp32 copy of the policy of its own, and
-answers token-in, token-out requests. verl's agent loop sends one request per sample; those that arrive together are
+The rollout runs in the trainer's worker, as verl's hybrid engines do, with an fp32 copy of the policy of its own, and
+answers token-in, token-out requests. verl's agent loop sends one request per sample. Requests that arrive together are
 sampled as one batch, later ones join it between two tokens, and each is answered as soon as it has ended, so that its
-reward is asked for meanwhile.
+reward is computed meanwhile.
 
 Log-probabilities come from the same weights, precision and temperature as the trainer's own, so the trainer may use
 them as the old policy's (`algorithm.rollout_correction.bypass_mode`) unless top-p, top-k or LoRA is on.
@@ -23,7 +23,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from qinglan.training.engines.verl_router import NamedServer
-from qinglan.training.verl_cpu.sampling import Batch, Row, Sampled, Sampling
+from qinglan.training.verl_cpu.sampling import RolloutBatch, RolloutRow, Sampled, Sampling
 
 GATHER_S = 0.02
 """A batch starts once no request has come in for this long."""
@@ -31,14 +31,14 @@ GATHER_S = 0.02
 Answer = asyncio.Future[Sampled]
 
 
-class Server:
-    """Samples what has been asked for, in a thread of its own."""
+class RolloutServer:
+    """Answers requests for samples, in a thread of its own."""
 
     def __init__(self, model: Any, eos_ids: set[int], pad_id: int, max_rows: int) -> None:
         self._model, self._eos_ids, self._pad_id, self._max_rows = model, eos_ids, pad_id, max_rows
-        self._waiting: deque[Row] = deque()
+        self._waiting: deque[RolloutRow] = deque()
         self._unanswered: dict[int, Answer] = {}
-        self._came = asyncio.Event()
+        self._request_came = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         self._serving: asyncio.Task[None] | None = None
 
@@ -48,15 +48,15 @@ class Server:
             self._serving = asyncio.create_task(self._serve())
         loop = asyncio.get_running_loop()
         answer: Answer = loop.create_future()
-        row = Row(prompt, sampling, lambda sampled: loop.call_soon_threadsafe(answer.set_result, sampled))
+        row = RolloutRow(prompt, sampling, lambda sampled: loop.call_soon_threadsafe(answer.set_result, sampled))
         self._unanswered[id(row)] = answer
         answer.add_done_callback(lambda _: self._unanswered.pop(id(row)))
         self._waiting.append(row)
-        self._came.set()
+        self._request_came.set()
         return await answer
 
     async def load(self, weights: dict[str, torch.Tensor]) -> None:
-        """Take over weights, all of them or none, once what is being sampled is done."""
+        """Load weights, all of them or none, after the batch that is being sampled."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._load, weights)
 
     def _load(self, weights: dict[str, torch.Tensor]) -> None:
@@ -75,19 +75,19 @@ class Server:
             await self._gather()
             try:
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._sample)
-            except Exception as error:  # noqa: BLE001 (each caller gets it; the loop must go on)
+            except Exception as error:  # noqa: BLE001 (each caller gets it; the server must go on)
                 self._waiting.clear()
                 for answer in [one for one in self._unanswered.values() if not one.done()]:
                     answer.set_exception(error)
 
     async def _gather(self) -> None:
-        timeout_s = GATHER_S if self._waiting else None  # the last batch may have left some of a burst
+        timeout_s = GATHER_S if self._waiting else None  # the last batch may have left requests waiting
         while len(self._waiting) < self._max_rows:
             try:
-                await asyncio.wait_for(self._came.wait(), timeout_s)
+                await asyncio.wait_for(self._request_came.wait(), timeout_s)
             except TimeoutError:
                 return
-            self._came.clear()
+            self._request_came.clear()
             timeout_s = GATHER_S if self._waiting else None
 
     def _sample(self) -> None:
@@ -98,14 +98,14 @@ class Server:
             else:
                 batch.step()
 
-    def _next(self, running: list[Row]) -> Batch:
-        room = min(len(self._waiting), self._max_rows - len(running))
-        rows = [self._waiting.popleft() for _ in range(room)]
-        return Batch(self._model, rows, self._eos_ids, self._pad_id)
+    def _next(self, running: list[RolloutRow]) -> RolloutBatch:
+        free_places = self._max_rows - len(running)
+        rows = [self._waiting.popleft() for _ in range(min(len(self._waiting), free_places))]
+        return RolloutBatch(self._model, rows, self._eos_ids, self._pad_id)
 
 
 class CpuRollout(BaseRollout):
-    """Beside the actor, in its worker."""
+    """verl's trainer side of the rollout: runs beside the actor, in the same worker."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, model_config, device_mesh, *args, **kwargs)
@@ -115,7 +115,7 @@ class CpuRollout(BaseRollout):
         eos = model.generation_config.eos_token_id
         eos = tokenizer.eos_token_id if eos is None else eos
         eos_ids = set(eos if isinstance(eos, list) else [eos])
-        self._server = Server(model, eos_ids, tokenizer.pad_token_id, self.config.max_num_seqs)
+        self._server = RolloutServer(model, eos_ids, tokenizer.pad_token_id, self.config.max_num_seqs)
         self._global_steps: int | None = None
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
@@ -150,10 +150,10 @@ class CpuRollout(BaseRollout):
         self._global_steps = global_steps
 
     def _sampling(self, prompt_ids: list[int], params: dict[str, Any]) -> Sampling:
-        room = self.config.prompt_length + self.config.response_length - len(prompt_ids)
+        free_tokens = self.config.prompt_length + self.config.response_length - len(prompt_ids)
         wanted = params.get("max_tokens") or params.get("max_new_tokens") or self.config.response_length
         return Sampling(
-            max_tokens=max(1, min(wanted, room)),
+            max_tokens=max(1, min(wanted, free_tokens)),
             temperature=params.get("temperature", 1.0),
             top_p=params.get("top_p", 1.0),
             top_k=params.get("top_k", -1),
@@ -161,7 +161,7 @@ class CpuRollout(BaseRollout):
 
 
 class CpuReplica(RolloutReplica):
-    """The controller's half (verl's `RolloutReplicaRegistry`): the server is the worker itself."""
+    """verl's controller side of the rollout (`RolloutReplicaRegistry`): the server is the worker itself."""
 
     async def init_hybrid(self, worker_group: Any) -> None:
         """verl asks for a handle with `generate`; it never calls the address."""

@@ -16,7 +16,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 SPARE_TOKENS = 32
 """The keys' and values' memory grows by this many tokens at a time."""
 ENDED_SHARE = 0.1
-"""Rows that have ended leave the batch, which copies the others' keys and values, once they are this share of it."""
+"""Rows that have ended leave the batch once they are this share of it: each time, the others' keys and values are
+copied."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ Sampled = tuple[list[int], list[float]]
 
 
 @dataclass
-class Row:
+class RolloutRow:
     """A prompt being continued; `answer` is called once, as soon as it has ended."""
 
     prompt: list[int]
@@ -45,7 +46,7 @@ class Row:
     ended: bool = False
 
     def take(self, token: int, log_prob: float, eos_ids: set[int]) -> None:
-        """Note the next token."""
+        """Append the next token."""
         self.tokens.append(token)
         self.log_probs.append(log_prob)
         if token in eos_ids or len(self.tokens) == self.sampling.max_tokens:
@@ -53,8 +54,8 @@ class Row:
             self.answer((self.tokens, self.log_probs))
 
 
-class Layer(DynamicLayer):
-    """One layer's keys and values, in memory that isn't allocated anew for each token."""
+class KeyValueLayer(DynamicLayer):
+    """One layer's keys and values, in memory that is not reallocated for each token."""
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Called with the first keys and values."""
@@ -71,8 +72,8 @@ class Layer(DynamicLayer):
         length = self.keys.shape[2]
         end = length + key_states.shape[2]
         if end > self._keys.shape[2]:
-            room = (0, 0, 0, end + SPARE_TOKENS - length)
-            self._keys, self._values = pad(self.keys, room), pad(self.values, room)
+            spare = (0, 0, 0, end + SPARE_TOKENS - length)
+            self._keys, self._values = pad(self.keys, spare), pad(self.values, spare)
         self._keys[:, :, length:end], self._values[:, :, length:end] = key_states, value_states
         self.keys, self.values = self._keys[:, :, :end], self._values[:, :, :end]
         return self.keys, self.values
@@ -83,38 +84,38 @@ class Layer(DynamicLayer):
         length = self.keys.shape[2]
         self.keys, self.values = self._keys[:, :, :length], self._values[:, :, :length]
 
-    def join(self, other: "Layer") -> None:
+    def join(self, other: "KeyValueLayer") -> None:
         """Append another batch's rows."""
         width = max(self.keys.shape[2], other.keys.shape[2])
-        self._keys = torch.cat([_widened(self.keys, width, 2), _widened(other.keys, width, 2)])
-        self._values = torch.cat([_widened(self.values, width, 2), _widened(other.values, width, 2)])
+        self._keys = torch.cat([_pad_left(self.keys, width, 2), _pad_left(other.keys, width, 2)])
+        self._values = torch.cat([_pad_left(self.values, width, 2), _pad_left(other.values, width, 2)])
         self.keys, self.values = self._keys, self._values
 
 
-class Batch:
+class RolloutBatch:
     """Rows that get a token each at every `step`, padded on the left to one width."""
 
     _token: torch.Tensor
     """What each row ends with, (rows, 1): the next input."""
 
-    def __init__(self, model: Any, rows: list[Row], eos_ids: set[int], pad_id: int) -> None:
+    def __init__(self, model: Any, rows: list[RolloutRow], eos_ids: set[int], pad_id: int) -> None:
         self.rows = rows
         self._model, self._eos_ids = model, eos_ids
-        self._cache = Cache(layer_class_to_replicate=Layer)
-        ids, self._mask = _left_padded([row.prompt for row in rows], pad_id)
+        self._cache = Cache(layer_class_to_replicate=KeyValueLayer)
+        ids, self._mask = _pad_prompts([row.prompt for row in rows], pad_id)
         position = (self._mask.cumsum(-1) - 1).clamp(min=0)
         self._position = position[:, -1:]
-        self._rules = Rules([row.sampling for row in rows])
+        self._rules = SamplingRules([row.sampling for row in rows])
         self._advance(ids, position)
 
     def step(self) -> None:
-        """Every row's next token."""
+        """Sample every row's next token."""
         self._mask = pad(self._mask, (0, 1), value=1)
         self._position = self._position + 1
         self._advance(self._token, self._position)
 
     @torch.inference_mode()
-    def join(self, other: "Batch") -> None:
+    def join(self, other: "RolloutBatch") -> None:
         """Take over another batch's rows."""
         if not self.rows:
             self.__dict__.update(other.__dict__)
@@ -122,11 +123,11 @@ class Batch:
         for mine, theirs in zip(self._cache.layers, other._cache.layers, strict=True):
             mine.join(theirs)
         width = max(self._mask.shape[1], other._mask.shape[1])
-        self._mask = torch.cat([_widened(self._mask, width, 1), _widened(other._mask, width, 1)])
+        self._mask = torch.cat([_pad_left(self._mask, width, 1), _pad_left(other._mask, width, 1)])
         self._position = torch.cat([self._position, other._position])
         self._token = torch.cat([self._token, other._token])
         self.rows = self.rows + other.rows
-        self._rules = Rules([row.sampling for row in self.rows])
+        self._rules = SamplingRules([row.sampling for row in self.rows])
 
     @torch.inference_mode()
     def _advance(self, ids: torch.Tensor, position: torch.Tensor) -> None:
@@ -143,9 +144,9 @@ class Batch:
         for row, one, value in zip(self.rows, token.tolist(), log_prob.tolist(), strict=True):
             if not row.ended:
                 row.take(one, value, self._eos_ids)
-        left = [place for place, row in enumerate(self.rows) if not row.ended]
-        if not left or len(self.rows) - len(left) > ENDED_SHARE * len(self.rows):
-            self._keep(left)
+        running = [place for place, row in enumerate(self.rows) if not row.ended]
+        if not running or len(self.rows) - len(running) > ENDED_SHARE * len(self.rows):
+            self._keep(running)
 
     def _keep(self, places: list[int]) -> None:
         self.rows = [self.rows[place] for place in places]
@@ -155,11 +156,11 @@ class Batch:
         for layer in self._cache.layers:
             layer.keep(index)
         self._mask, self._position, self._token = self._mask[index], self._position[index], self._token[index]
-        self._rules = Rules([row.sampling for row in self.rows])
+        self._rules = SamplingRules([row.sampling for row in self.rows])
 
 
-class Rules:
-    """The rows' ways of sampling, as tensors."""
+class SamplingRules:
+    """Temperature, top-k and top-p of a batch's rows, as tensors."""
 
     def __init__(self, rows: Sequence[Sampling]) -> None:
         self._greedy = torch.tensor([row.temperature == 0 for row in rows])
@@ -170,12 +171,12 @@ class Rules:
         self._top_p = torch.tensor([row.top_p for row in rows]).unsqueeze(1)
 
     def pick(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Next token of each row and its log-probability."""
+        """The next token of each row and its log-probability."""
         log_probs = torch.log_softmax(logits / self._temperature, -1)
         if self._all_greedy:
             token = log_probs.argmax(-1)
         else:
-            token = _drawn(self.cut(log_probs))
+            token = _draw(self.cut(log_probs))
             if not self._all_drawn:
                 token = torch.where(self._greedy, log_probs.argmax(-1), token)
         return token, log_probs.gather(1, token.unsqueeze(1)).squeeze(1)
@@ -192,8 +193,8 @@ class Rules:
         return log_probs.masked_fill(torch.zeros_like(drop).scatter(1, index, drop), float("-inf"))
 
 
-def _drawn(log_probs: torch.Tensor) -> torch.Tensor:
-    """One token of each row; `torch.multinomial` would draw a random number for every token of the vocabulary."""
+def _draw(log_probs: torch.Tensor) -> torch.Tensor:
+    """Draw a token for each row. `torch.multinomial` would draw a random number for every token of the vocabulary."""
     mass = log_probs.double().exp().cumsum(-1)
     point = torch.rand(mass.shape[0], 1, dtype=torch.float64) * mass[:, -1:]
     token = torch.searchsorted(mass, point, right=True).squeeze(1)
@@ -202,26 +203,21 @@ def _drawn(log_probs: torch.Tensor) -> torch.Tensor:
 
 def sample(model: Any, prompts: list[list[int]], rows: list[Sampling], eos_ids: set[int], pad_id: int) -> list[Sampled]:
     """Sample one batch to its end; each row has its own temperature, top-p, top-k and limit."""
-    results: list[Sampled] = [([], [])] * len(rows)
-
-    def keeper(place: int) -> Callable[[Sampled], object]:
-        return lambda sampled: results.__setitem__(place, sampled)
-
-    pairs = zip(prompts, rows, strict=True)
-    batch = Batch(model, [Row(*pair, keeper(place)) for place, pair in enumerate(pairs)], eos_ids, pad_id)
+    started = [RolloutRow(prompt, sampling, lambda _: None) for prompt, sampling in zip(prompts, rows, strict=True)]
+    batch = RolloutBatch(model, started, eos_ids, pad_id)
     while batch.rows:
         batch.step()
-    return results
+    return [(row.tokens, row.log_probs) for row in started]
 
 
-def _left_padded(prompts: list[list[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _pad_prompts(prompts: list[list[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     width = max(map(len, prompts))
     ids = torch.tensor([[pad_id] * (width - len(prompt)) + prompt for prompt in prompts])
     lengths = torch.tensor([len(prompt) for prompt in prompts]).unsqueeze(1)
     return ids, (torch.arange(width).unsqueeze(0) >= width - lengths).long()
 
 
-def _widened(tensor: torch.Tensor, width: int, dim: int) -> torch.Tensor:
-    """Zeros on the left of a dimension; the attention mask hides what they stand for."""
+def _pad_left(tensor: torch.Tensor, width: int, dim: int) -> torch.Tensor:
+    """Add zeros on the left of a dimension; the attention mask hides them."""
     missing = width - tensor.shape[dim]
     return pad(tensor, (0, 0) * (tensor.ndim - 1 - dim) + (missing, 0)) if missing else tensor

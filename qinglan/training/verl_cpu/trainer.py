@@ -1,10 +1,10 @@
-"""The CPU's engines, workers and trainer, as subclasses that verl's registries and hooks take.
+"""Engines, workers and trainer for the CPU, as subclasses that verl's registries and hooks accept.
 
-Engines: verl's FSDP2 engines, registered for device `cpu`. A lone worker has nothing to shard, so its modules stay as
-they are, for which verl's engine and checkpoints provide; FSDP2 costs time in each layer.
-Workers: verl's own, with the process group on gloo alone, because verl would ask for "cpu:gloo,cpu:gloo"; the actor's
-answers the agent loop's requests as well.
-Trainer: `RewardedTrainer` that hands these workers to verl, and runs the agent loop in its own process.
+Engines: verl's FSDP2 engines, registered for device `cpu`. A single worker has nothing to shard, so its modules are not
+wrapped, which verl's engine and checkpoints support; FSDP2 costs time in each layer.
+Workers: verl's own, with the process group on gloo alone, because verl would ask for "cpu:gloo,cpu:gloo". The actor's
+worker answers the agent loop's requests as well.
+Trainer: a `RewardedTrainer` with these workers that runs the agent loop in its own process.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
@@ -25,7 +25,7 @@ from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 from verl.workers.rollout.replica import TokenOutput
 
 from qinglan.training.engines.ppo_critic import ValueEngine
-from qinglan.training.engines.ppo_trainer import PacedActorRolloutRefWorker, PacedTrainingWorker, RewardedTrainer
+from qinglan.training.engines.ppo_trainer import RewardedTrainer, ScalableLrActorWorker, ScalableLrWorker
 from qinglan.training.verl_cpu import AGENT_LOOP, TRAINER
 from qinglan.training.verl_cpu.agent_loop import LocalClient
 
@@ -66,8 +66,8 @@ class CpuActorEngine(Unsharded, FSDPEngineWithLMHead):
         if any(wanted.values()) or self.use_remove_padding:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)  # type: ignore[no-any-return]
         offsets = micro_batch["input_ids"].offsets()
-        there = torch.arange(output.logits.shape[1]) < offsets.diff().unsqueeze(1)
-        logits = (output.logits / output_args["temperature"].view(-1, 1, 1))[there]
+        is_token = torch.arange(output.logits.shape[1]) < offsets.diff().unsqueeze(1)
+        logits = (output.logits / output_args["temperature"].view(-1, 1, 1))[is_token]
         labels = output_args["input_ids_rmpad_rolled"]
         found = {"log_probs": -cross_entropy(logits, labels, reduction="none")}
         if tu.get_non_tensor_data(micro_batch, "calculate_entropy", default=False):
@@ -80,7 +80,7 @@ class CpuValueEngine(Unsharded, ValueEngine):
     """Critic."""
 
 
-class CpuTrainingWorker(PacedTrainingWorker):
+class CpuTrainingWorker(ScalableLrWorker):
     """Critic, and the actor's and reference's inner worker."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -89,7 +89,7 @@ class CpuTrainingWorker(PacedTrainingWorker):
         super().__init__(*args, **kwargs)
 
 
-class CpuActorRolloutRefWorker(PacedActorRolloutRefWorker):
+class CpuActorRolloutRefWorker(ScalableLrActorWorker):
     """verl's hybrid worker over `CpuTrainingWorker`."""
 
     actor_worker_cls = CpuTrainingWorker
@@ -97,7 +97,7 @@ class CpuActorRolloutRefWorker(PacedActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
-        """What the agent loop calls on a server's handle."""
+        """Answer a request of the agent loop, which calls this on the server's handle."""
         return await self.rollout.generate(prompt_ids, sampling_params)
 
 
@@ -122,7 +122,7 @@ class CpuTrainer(RewardedTrainer):
         super().__init__(config)
 
     def get_llm_client(self) -> LocalClient:
-        """For the agent loop, which is in this process."""
+        """A client for the agent loop, which runs in this process."""
         manager = self.llm_server_manager
         servers = dict(zip(manager.server_addresses, manager.server_handles, strict=True))
         return manager.get_client(LocalClient, servers=servers)  # type: ignore[no-any-return]

@@ -16,26 +16,8 @@ from qinglan.runs.command import Command
 from qinglan.training.engines.trainer_settings import TrainerSettings
 from qinglan.training.engines.verl import checkpoints, export_command, next_metrics_path, ppo_command
 
-WORDS = [
-    "count",
-    "the",
-    "letters",
-    "write",
-    "words",
-    "about",
-    "cats",
-    "dogs",
-    "rivers",
-    "stars",
-    "tiny",
-    "machines",
-    "please",
-    "say",
-    "nice",
-    "using",
-    "a",
-    "lot",
-]
+_TEXT = "count the letters write words about cats dogs rivers stars tiny machines please say nice using a lot"
+WORDS = _TEXT.split()
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

@@ -1,4 +1,4 @@
-"""What a training run has shown so far: dev values, patience, pruning, and the same again after a resume."""
+"""What a training run has shown so far: dev values, early stopping, pruning, and the same again after a resume."""
 
 import json
 from pathlib import Path
@@ -44,11 +44,8 @@ def test_the_interval_is_of_groups(tmp_path: Path):
     alone = progress(tmp_path).validated(0, values, list("abcdefg"))
     grouped = progress(tmp_path).validated(0, values, list("aaaabbc"))
     assert alone[DEV_VALUE] == grouped[DEV_VALUE] == pytest.approx(4 / 6)
-    assert grouped[DEV_LOW] < alone[DEV_LOW] < alone[DEV_VALUE] < alone[DEV_HIGH] <= grouped[DEV_HIGH]
-
-
-def test_nothing_known_is_no_value(tmp_path: Path):
     assert progress(tmp_path).validated(0, [None, None], ["a", "b"]) == {}
+    assert grouped[DEV_LOW] < alone[DEV_LOW] < alone[DEV_VALUE] < alone[DEV_HIGH] <= grouped[DEV_HIGH]
 
 
 def test_early_stopping(tmp_path: Path):
@@ -73,7 +70,7 @@ def test_a_resumed_run_knows_what_was_measured_up_to_its_checkpoint(tmp_path: Pa
     assert progress(tmp_path, resumed_at=10).best_step == 10
 
 
-def test_why_it_ended_is_kept(tmp_path: Path):
+def test_why_training_ended_is_kept(tmp_path: Path):
     assert read_stop(tmp_path) is None
     progress(tmp_path).stop("enough", failed=False)
     assert read_stop(tmp_path) == ("enough", False)

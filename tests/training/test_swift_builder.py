@@ -40,20 +40,13 @@ def test_settings_reach_the_command_line(profile_of: ProfileOf):
     command = sft(profile_of(sft={"learning_rate": 1e-4, "lora_rank": 8, "torch_dtype": "float32"}))
     found = options(command)
     assert command.argv[:3] == [sys.executable, "-m", "swift.cli.sft"]
-    assert (found["learning_rate"], found["lora_rank"], found["bf16"], found["fp16"]) == (
-        "0.0001",
-        "8",
-        "false",
-        "false",
-    )
+    settings = [found[name] for name in ("learning_rate", "lora_rank", "bf16", "fp16")]
+    assert settings == ["0.0001", "8", "false", "false"]
     assert (found["model_type"], found["template"]) == ("qwen3", "qwen3_nothinking")
     assert found["dataset"] == str(Path("train.jsonl").resolve())
     assert "resume_from_checkpoint" not in found
-
-
-def test_resuming(profile_of: ProfileOf):
-    found = options(sft(profile_of(), resume_from=Path("out/checkpoint-3")))
-    assert found["resume_from_checkpoint"] == str(Path("out/checkpoint-3").resolve())
+    resumed = options(sft(profile_of(), resume_from=Path("out/checkpoint-3")))
+    assert resumed["resume_from_checkpoint"] == str(Path("out/checkpoint-3").resolve())
 
 
 def test_extra_arguments_pass_through_and_win(profile_of: ProfileOf):
@@ -69,9 +62,6 @@ def test_a_local_model_is_absolute_and_offline(profile_of: ProfileOf, tmp_path: 
     command = sft(profile_of(), model="base")
     assert options(command)["model"] == str(tmp_path / "base")
     assert command.env["HF_HUB_OFFLINE"] == "1"
-
-
-def test_a_hub_id_stays_and_is_online(profile_of: ProfileOf):
     command = sft(profile_of())
     assert options(command)["model"] == "Qwen/Qwen3-32B"
     assert "HF_HUB_OFFLINE" not in command.env
@@ -126,15 +116,12 @@ def test_the_newest_whole_checkpoint(tmp_path: Path):
 
 def test_the_log_goes_back_to_the_checkpoint(tmp_path: Path):
     log = tmp_path / LOGGING_FILE
+    rewind_log(tmp_path, tmp_path / "checkpoint-2")
+    assert not log.exists()
     lines = [{"loss": 1.0 / step, "global_step/max_steps": f"{step}/9"} for step in (1, 2, 3, 4)]
     log.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"memory": 0}]) + '{"loss": 0.')
     rewind_log(tmp_path, tmp_path / "checkpoint-2")
     assert [json.loads(line) for line in log.read_text().splitlines()] == lines[:2]
-
-
-def test_a_log_that_is_not_there_yet(tmp_path: Path):
-    rewind_log(tmp_path, tmp_path / "checkpoint-2")
-    assert list(tmp_path.iterdir()) == []
 
 
 FILTERED = "[INFO:swift] Dataset filtered, origin length: {}, filtered dataset length: {}\n"

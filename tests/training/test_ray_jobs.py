@@ -263,7 +263,7 @@ def test_a_token_is_read_from_the_environment(ray: FakeRay, monkeypatch: pytest.
         RayJobs(trainer)
     monkeypatch.setenv("RAY_TOKEN", "t0ken")
     with RayJobs(trainer) as jobs:
-        assert jobs.ray_version() == "2.60.0"
+        assert (jobs.ray_version(), jobs.gpus_of_nodes()) == ("2.60.0", [8])
     assert ray.headers[-1]["authorization"] == "Bearer t0ken"
 
 

@@ -264,7 +264,7 @@ def test_the_report_shows_what_was_alarming(tmp_path: Path):
     report.write(tmp_path / "report.json")
     assert Report.read(tmp_path / "report.json").alarms == found
     page = render_html(report, tmp_path / "report.html").path.read_text(encoding="utf-8")
-    assert "RL training sounded alarms: clip_fraction (step 31)" in page
+    assert "RL training raised alarms: clip_fraction (step 31)" in page
     assert "<code>clip_fraction</code>" in page and ", training ended</span>" in page and found[0].message in page
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(print_table(report))

@@ -1,4 +1,4 @@
-"""Text for people: how numbers read, how untrusted text is shown, and names in both languages.
+"""Text to be shown: how numbers read, how untrusted text is escaped, and names in both languages.
 
 Numbers have fixed decimals, a true minus, and a dash for no value.
 """
@@ -9,7 +9,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Literal, NamedTuple
 
-_MARKDOWN = re.compile(r"[\\\[\]<!`|]")
+_MARKDOWN = re.compile(r"[\\\[\]<!`|*~&]|(?<!\w)_|_(?!\w)")
+"""An underscore inside a word is no markup."""
 
 Language = Literal["en", "zh"]
 
@@ -109,7 +110,7 @@ def one_line(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Untrusted text on one line of a Markdown table, and without a meaning there."""
+    """Untrusted text on one line of a Markdown table, where it is neither a cell's end nor markup."""
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
 
 

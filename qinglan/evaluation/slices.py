@@ -44,15 +44,15 @@ def slices_of(
     Of the metrics that have intervals.
     """
     metrics = [metric.name for metric in recipe.METRICS if metric.interval]
-    scores = {name: _chosen(arm_scores(name, arm, rows, recipe), metrics) for name, arm in arms.items()}
+    scores = {name: arm_scores(name, arm, rows, recipe) for name, arm in arms.items()}
+    scores = {
+        name: ArmScores(arm=name, scores={metric: arm.scores[metric] for metric in metrics})
+        for name, arm in scores.items()
+    }
     groups, pairs = groups_of(rows), pairs_of(arms)
     first = next((name for name in _FURTHEST if any(a == name for a, _ in pairs)), None)
     drawn = [(a, b) for a, b in pairs if a == first]
     return [_slice(by, value, ids, scores, groups, drawn, config) for by, value, ids in _cut(rows)]
-
-
-def _chosen(arm: ArmScores, metrics: Sequence[str]) -> ArmScores:
-    return ArmScores(arm=arm.arm, scores={metric: arm.scores[metric] for metric in metrics})
 
 
 def _cut(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[str]]]:

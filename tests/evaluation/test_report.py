@@ -19,6 +19,7 @@ from qinglan.evaluation.report.tables import plan
 from qinglan.evaluation.report.terminal import print_intervals, print_table
 from qinglan.evaluation.report.verdict import arms_of, headline, simulated_roles_of, simulator_warning, starred, verdict
 from qinglan.runs.artifacts import Artifact, StageResult
+from qinglan.text import markdown_cell
 
 
 def shown(table: RenderableType) -> str:
@@ -291,3 +292,9 @@ def test_a_report_of_a_training_is_as_short_as_it_was() -> None:
 def test_a_table_without_columns_is_not_shown() -> None:
     finding = {"title": ("By kind", "按类"), "columns": (), "rows": [{"label": ("a", "a"), "values": ()}]}
     assert "By kind" not in terminal(of_data(findings=[finding]))
+
+
+def test_untrusted_text_has_no_meaning_in_a_markdown_cell() -> None:
+    assert markdown_cell("a|b\n<img> ![i](u) `c` _d_ e_f *e* ~f~ &lt; \\") == (
+        r"a\|b \<img> \!\[i\](u) \`c\` \_d\_ e_f \*e\* \~f\~ \&lt; \\"
+    )

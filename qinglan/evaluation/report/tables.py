@@ -109,7 +109,7 @@ def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[TableLine]:
             line("latency p50, ms", "延迟 p50（毫秒）", lambda arm: _latency(arm, "p50")),
             line("latency p95, ms", "延迟 p95（毫秒）", lambda arm: _latency(arm, "p95")),
             line("timed questions", "计时的问题数", plain("latency_n", lambda n: count(n or None))),
-            line("$ per 1,000", "每千次美元", lambda arm: _without_sign(_cost(arm))),
+            line("$ per 1,000", "每千次美元", lambda arm: _cost(arm, "")),
             line("tokens in per 1,000", "每千次输入 token", plain("prompt_tokens_per_1000", whole)),
             line("tokens out per 1,000", "每千次输出 token", plain("completion_tokens_per_1000", whole)),
         ]
@@ -168,7 +168,10 @@ def red_team(report: Report) -> RedTeam | None:
     return RedTeam(
         arms=[name for name, _ in tried],
         kinds=[
-            (kind_words(kind), [RedTeamCounts.of([r for r in found if r.kind == kind]) for _, found in tried])
+            (
+                KINDS.get(kind) or Both(*[kind.replace("_", " ")] * 2),
+                [RedTeamCounts.of([result for result in found if result.kind == kind]) for _, found in tried],
+            )
             for kind in kinds
         ],
         total=[RedTeamCounts.of(found) for _, found in tried],
@@ -215,11 +218,6 @@ def fact_words(key: str, names: Mapping[str, str] = TRAINING) -> Both:
         if key.endswith(ending) and (name := names.get(key.removesuffix(ending))):
             return Both(english, f"{name}{when}")
     return Both(english, english)
-
-
-def kind_words(kind: str) -> Both:
-    """What a kind of case is called; the user's own stay as they are."""
-    return KINDS.get(kind) or Both(kind.replace("_", " "), kind.replace("_", " "))
 
 
 def alarm_words(alarm: Alarm) -> Both:
@@ -292,12 +290,11 @@ def _latency(arm: ArmFigures, part: str) -> Value:
     return Value(latency(getattr(arm, f"latency_{part}_ms")), _ends(getattr(arm, f"latency_{part}_ci95"), latency))
 
 
-def _cost(arm: ArmFigures) -> Value:
-    return Value(usd(arm.cost_per_1000_usd), _ends(arm.cost_ci95, usd))
+def _cost(arm: ArmFigures, sign: str = "$") -> Value:
+    def shown(value: float | None) -> str:
+        return usd(value).replace("$", sign)
 
-
-def _without_sign(cost: Value) -> Value:
-    return Value(cost.text.replace("$", ""), cost.ends.replace("$", ""))
+    return Value(shown(arm.cost_per_1000_usd), _ends(arm.cost_ci95, shown))
 
 
 def _ends(ends: Interval | None, show: Callable[[float], str]) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from qinglan import text as formats
 from qinglan.evaluation.models import ArmFigures, Report, StageSummary
-from qinglan.evaluation.report.tables import SideBySide, Value, plan
+from qinglan.evaluation.report.tables import SideBySide, plan
 from qinglan.evaluation.report.verdict import (
     alarm_warning,
     arm_label_words,
@@ -78,12 +78,8 @@ def _intervals_table(found: SideBySide) -> Table:
     for head in (*found.heads, None):
         table.add_column(head.en if head else "difference", justify="right", no_wrap=True)
     for line in found.lines:
-        table.add_row(line.label.en, *(Text(_with_ends(cell)) for cell in line.cells))
+        table.add_row(line.label.en, *(Text(f"{cell.text} {cell.ends}".strip()) for cell in line.cells))
     return table
-
-
-def _with_ends(cell: Value) -> str:
-    return f"{cell.text} {cell.ends}".strip()
 
 
 def stages_table(stages: Sequence[StageSummary]) -> Table:
@@ -171,7 +167,11 @@ def _arms_table(report: Report) -> Table:
     table.add_column("arm", no_wrap=True, vertical="bottom")
     metrics = [metric for metric in report.metrics if metric.compared][:_MOST_METRICS]
     first = next((m.name for m in metrics if any(arm.mean(m.name) is not None for arm in report.arms.values())), "")
-    heads = [_head(metric, star(metric.name)) + (" [95% CI]" if metric.name == first else "") for metric in metrics]
+    heads = [
+        fill(re.sub(r" ?\(.*\)", "", metric.en) + star(metric.name), _HEAD_WIDTH)
+        + (" [95% CI]" if metric.name == first else "")
+        for metric in metrics
+    ]
     for head in ("n", *heads, "p50/p95 ms", "$/1000"):
         table.add_column(head, justify="right", no_wrap=True, vertical="bottom")
     for name, arm in arms_of(report).items():
@@ -183,11 +183,6 @@ def _arms_table(report: Report) -> Table:
             usd(arm.cost_per_1000_usd).removeprefix("$"),
         )
     return table
-
-
-def _head(metric: Metric, star: str) -> str:
-    """Its name in short lines, without what stands in brackets."""
-    return fill(re.sub(r" ?\(.*\)", "", metric.en) + star, _HEAD_WIDTH)
 
 
 def _mean(arm: ArmFigures, metric: Metric, *, with_ends: bool) -> str:

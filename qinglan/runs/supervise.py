@@ -1,4 +1,4 @@
-"""Run a command and end everything that it started when the caller goes away.
+"""Run a command, and end everything that it started when the caller ends.
 
 `python supervise.py COMMAND...` waits on the command and on its own stdin. End of file there means that the caller
 closed it or died, kill -9 included; then the command's group gets SIGTERM and, after a grace period, all of its
@@ -85,7 +85,7 @@ def descendants(root: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, parent = path.read_text(errors="replace").rpartition(")")[2].split()[:2]
-        except (OSError, ValueError):  # gone in the meantime
+        except (OSError, ValueError):  # it has ended in the meantime
             continue
         if state != "Z":
             parents[int(path.parent.name)] = int(parent)

@@ -1,7 +1,7 @@
 """A day's questions in one file that others may read once it is whole.
 
 Lines go to `<day>.jsonl.partial`, each with one write; the file gets its final name when its day or its process ends.
-A process that was killed leaves a `.partial` behind, which the next one finishes: nobody holds its lock any more. A
+A process that was killed leaves a `.partial` behind, which the next one finishes: its lock is free then. A
 second file of a day is `<day>.2.jsonl`.
 """
 
@@ -25,7 +25,7 @@ _NAME = re.compile(r"(\d{4}-\d{2}-\d{2})(\.\d+)?\.jsonl(\.partial)?")
 
 
 class DayFile:
-    """What one process writes on one day. Every question once, those in the day's earlier files reckoned in."""
+    """What one process writes on one day. Every question once, also those in the day's earlier files."""
 
     def __init__(self, folder: Path, day: date) -> None:
         self._folder, self.day = folder, day
@@ -82,7 +82,7 @@ class DayFile:
             with suppress(FileExistsError):
                 self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
                 fcntl.flock(self._file, fcntl.LOCK_EX)
-                if (self._folder / name).exists():  # its writer ended between the two looks
+                if (self._folder / name).exists():  # its writer ended between the two checks
                     path.unlink()
                     os.close(self._file)
                     continue
@@ -111,7 +111,7 @@ def _finish_leftover(path: Path) -> None:
 
 
 def remove_older(folder: Path, than: date) -> None:
-    """Remove the files of days before that one; files of other names are nobody's business here."""
+    """Remove the files of days before that one; files of other names stay."""
     for path in _files(folder):
         if _day_of(path) < than.isoformat():
             path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""The judge of our own: the champion of a registered answer judge, served on loopback while RL needs it.
+"""The local judge: the champion of a registered answer judge, served on loopback while RL needs it.
 
 It is asked through the ledger like any other, as `judge.local`. Its name there has the version and its keys have the
-digest of the weights, so that no version gets another one's answers.
+digest of the weights, so that no version is given the answers of another one.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,7 +27,7 @@ from qinglan.serving.routes import Backend
 from qinglan.serving.server_process import chat_probe
 
 ROLE = "judge.local"
-"""In the ledger, and in what is said of its calls."""
+"""In the ledger, and in messages about its calls."""
 _READY_WITHIN_S = 1800.0
 _SERVER = "judge"
 _SQLITE = "sqlite:///"
@@ -35,7 +35,7 @@ _SQLITE = "sqlite:///"
 
 @dataclass(frozen=True)
 class ReleasedJudge:
-    """Who judges: settings and the released model."""
+    """The settings of the local judge, and the released model that judges."""
 
     settings: LocalJudge
     released: Released
@@ -89,7 +89,7 @@ def released_judge(profile: Profile) -> ReleasedJudge | None:
 
     Raises:
         ConfigError: it can't be asked by this recipe, there is no champion, or its prompt is another one by now.
-        ArtifactError: its weights are nowhere.
+        ArtifactError: its weights can't be found.
     """
     local = profile.judge.local
     if local is None:
@@ -134,7 +134,7 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
 
     Raises:
         EngineError: it did not come up; with the end of its log.
-        ArtifactError: its weights are nowhere.
+        ArtifactError: its weights can't be found.
     """
     if judge is None:
         yield None

@@ -1,6 +1,6 @@
-"""Live questions as a workbook for the next night: consent first, then redaction, then one file a day.
+"""Logs live questions as a workbook for the next night: after consent and redaction, into one file a day.
 
-Writing happens in a thread; where it can't keep up, lines are lost and counted, and no answer ever waits.
+A thread writes; where it can't keep up, lines are lost and counted, and no answer ever waits.
 """
 
 import logging
@@ -41,7 +41,7 @@ class RequestLogWriter:
         """Start the writer.
 
         Args:
-            today: by this machine's time zone, so that days end where its people's do.
+            today: by this machine's time zone, so that days end where its users' do.
             must_work: without it, a folder that can't be used is tried again with every line.
 
         Raises:
@@ -69,7 +69,7 @@ class RequestLogWriter:
         self._thread.start()
 
     def may_keep(self, consent: str | None) -> bool:
-        """Did whoever asks agree, as far as the profile wants that?
+        """Did the client consent, as far as the profile asks for it?
 
         Args:
             consent: the header's value.
@@ -79,7 +79,7 @@ class RequestLogWriter:
         return self._config.consent == "all"
 
     def put(self, served: ServedAnswer, question: Row) -> None:
-        """Have it written, if reading would not refuse it; at once back."""
+        """Have it written, if reading would not refuse it; returns at once."""
         if not normalise(question.query) or self._is_too_long(question):
             self.outcomes["unusable"] += 1
             return
@@ -89,7 +89,7 @@ class RequestLogWriter:
             self.outcomes["queue_full"] += 1
 
     def close(self) -> None:
-        """Write what waits and give the file its final name."""
+        """Write the lines that wait and give the file its final name."""
         self._waiting.put(None)
         self._thread.join()
 
@@ -103,18 +103,18 @@ class RequestLogWriter:
             try:
                 entry = self._waiting.get(timeout=_TICK_S)
             except queue.Empty:
-                self._attempt(self._turn)
+                self._attempt(self._todays_file)
                 continue
             if entry is None:
                 break
-            if self._attempt(lambda entry=entry: self._keep(*entry)):  # type: ignore[misc]
+            if self._attempt(lambda entry=entry: self._write(*entry)):  # type: ignore[misc]
                 self.is_failing = False
             else:
                 self.outcomes["failed"] += 1
         self._attempt(self._finish)
 
     def _attempt(self, step: Callable[[], object]) -> bool:
-        """A full disk costs lines, not the thread; nor does anything else."""
+        """A full disk, like any other error, costs lines, not the thread."""
         try:
             step()
         except Exception as error:  # noqa: BLE001 (the next line may be another matter)
@@ -130,7 +130,7 @@ class RequestLogWriter:
         finish_leftovers(self._folder)
         self._prepared = True
 
-    def _turn(self) -> DayFile:
+    def _todays_file(self) -> DayFile:
         """The file of today, after finishing yesterday's."""
         if not self._prepared:
             self._prepare()
@@ -146,7 +146,7 @@ class RequestLogWriter:
             self._day.finish()
         self._day = None
 
-    def _keep(self, served: ServedAnswer, question: Row) -> None:
+    def _write(self, served: ServedAnswer, question: Row) -> None:
         clean = redact if self._config.redact else str
         texts = {name: clean(getattr(question, name)) for name in ("query", "profile", "history")}
         inputs = {name: clean(text) for name, text in question.inputs.items()}
@@ -162,4 +162,4 @@ class RequestLogWriter:
         }
         # By the redacted text: two questions that differ in a phone number only are one.
         identity = row_id(question.tenant, **texts, inputs=identifying(inputs, self._inputs))
-        self.outcomes[self._turn().add(identity, record, DETAILS)] += 1
+        self.outcomes[self._todays_file().add(identity, record, DETAILS)] += 1

@@ -14,7 +14,7 @@ WORK_POOL, TRAINER_POOL = "qinglan", "qinglan-trainer"
 WORK_POOLS = (WORK_POOL, TRAINER_POOL)
 """What trains has a pool of its own, so that a night's refresh does not wait for a day's training."""
 _AT_ONCE = {WORK_POOL: 4, TRAINER_POOL: 1}
-"""Flows of a pool: one trains, as the device is shared; of the others some wait for a provider, or for a person."""
+"""Flows at the same time: one trains, as the device is shared; some of the others wait for a provider or a user."""
 
 _PAGES = "pages"
 _PREFECT = [sys.executable, "-m", "prefect"]

@@ -92,7 +92,7 @@ class Registry:
 
         Raises:
             ConfigError: no such version, or the gate did not pass it and no reason is given.
-            ArtifactError: its weights are nowhere.
+            ArtifactError: its weights can't be found.
         """
         with self._change() as client:
             self._repair(client)
@@ -190,7 +190,7 @@ class Registry:
 
         Raises:
             ConfigError: there is nothing to return to.
-            ArtifactError: its weights are nowhere.
+            ArtifactError: its weights can't be found.
         """
         with self._change() as client:
             repaired = self._repair(client)
@@ -226,7 +226,7 @@ class Registry:
         """The merged weights, their digest checked; restored from MLflow where they are missing or changed.
 
         Raises:
-            ArtifactError: they are nowhere.
+            ArtifactError: they can't be found.
         """
         kept = self._state / "models" / self.name / released.version
         for folder in (released.folder, kept):
@@ -250,7 +250,7 @@ class Registry:
         """The champion, if its weights are where it can be loaded from; large ones are not hashed.
 
         Raises:
-            ArtifactError: they are nowhere.
+            ArtifactError: they can't be found.
         """
         champion = self.released("champion")
         if champion and (champion.weights == "mlflow" or not champion.folder.is_dir()):
@@ -464,7 +464,7 @@ def champion_of(run: Run) -> Released | None:
     """`rival_of` with `folder` checked and restored where need be.
 
     Raises:
-        ArtifactError: its weights are nowhere.
+        ArtifactError: its weights can't be found.
     """
     champion = rival_of(run)
     return champion and champion.model_copy(update={"folder": registry_of(run.profile).folder(champion)})

@@ -1,7 +1,7 @@
-"""`medical_rules.yaml`: what the medical assistant's answers are held to, read, tried on a text, and told to people.
+"""`medical_rules.yaml`: the rules for the medical assistant's answers: reading them, applying them, printing them.
 
-A phrase counts wherever it stands, white space, width and case aside, unless a negation directly before it takes it
-back: 不要加倍吃 is no forbidden advice, and 不用打120 no help.
+A phrase counts wherever it occurs, whatever its white space, width and case, unless a negation directly before it
+takes it back: 不要加倍吃 is no forbidden advice, and 不用打120 no help.
 """
 
 import re
@@ -82,7 +82,7 @@ class Keywords(_Rules):
 
 
 class Rules(_Rules):
-    """`medical_rules.yaml`: what answers are held to."""
+    """`medical_rules.yaml`."""
 
     weights: dict[str, Annotated[float, Field(gt=0)]]
     format: Format
@@ -90,7 +90,7 @@ class Rules(_Rules):
     keywords: Keywords
     negations: Phrases
     between: Phrases
-    """What may stand between a negation and what it takes back."""
+    """What may come between a negation and what it takes back."""
     high_risk: dict[str, Kind]
     always_forbidden: Phrases
     fallback: str
@@ -165,10 +165,10 @@ class Rules(_Rules):
         return self._said(alarms, _plain(text))
 
     def _said(self, phrases: Sequence[str], plain: str) -> bool:
-        """Does one of the phrases stand there, with no negation before it?"""
+        """Does the text hold one of the phrases, with no negation before it?"""
         taken_back = _before(self.negations, self.between)
         spans = [span for phrase in phrases for span in _spans(phrase, plain)]
-        # 打120 within 拨打120 is not looked at by itself: its 不用 stands before the longer one.
+        # 打120 within 拨打120 does not count by itself: its 不用 comes before the longer one.
         whole = [(a, b) for a, b in spans if not any(c <= a and b <= d and (a, b) != (c, d) for c, d in spans)]
         before = (_NO_NEGATIONS.sub("·", _CLAUSE.split(plain[:start])[-1]) for start, _ in whole)
         return any(not taken_back.search(text) for text in before)

@@ -1,8 +1,8 @@
-"""Judging answers: a small model says of an answer whether it may stand and what is wrong with it, with its reasons.
+"""Judging answers: a small model says whether an answer is right and what is wrong with it, with its reasons.
 
 A weak model (`answerer`) answers the question, a strong reasoning model (the teacher) compares its answer with the
 reference. The student learns thoughts and verdict from the strong one and then, by rules alone, to get verdicts right:
-a person's where the workbook has one, the strong model's elsewhere.
+a reviewer's where the workbook has one, otherwise the strong model's.
 """
 
 import re
@@ -107,7 +107,7 @@ class AnswerJudge(AnswerRecipe):
         return "\n".join(f"{label}：{one_line(text)}" for label, text in lines)
 
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:  # noqa: ARG002 (the same for all tenants)
-        """The form of the answer is told, so that an untrained model can keep to it."""
+        """It describes the form of the answer, so that an untrained model can keep to it."""
         return prompt(STUDENT_SYSTEM, self.question_text(row))
 
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
@@ -128,7 +128,7 @@ class AnswerJudge(AnswerRecipe):
         """The weak model's answer, where there is none yet, then the strong one's thoughts and verdict on it.
 
         Raises:
-            TeacherError: also where a person's verdict is none that is known (`unknown_verdict`), or on no answer
+            TeacherError: also where the workbook's verdict is an unknown word (`unknown_verdict`), or on no answer
                 (`verdict_without_answer`): on another answer it would say nothing.
         """
         _check_labels(row)
@@ -165,7 +165,7 @@ class AnswerJudge(AnswerRecipe):
         return parts
 
     def flaw(self, row: Row) -> str | None:
-        """Beside its form: where a person knows better, and thoughts that no training example has room for."""
+        """Its form, a verdict that a reviewer contradicts, or thoughts too long for a training example."""
         parts = row.parts or {}
         if parts.get("format", 1.0) < 1:
             return "bad_format"
@@ -183,7 +183,7 @@ class AnswerJudge(AnswerRecipe):
         ]
 
     def findings(self, arms: "Mapping[str, Sequence[ArmRow]]", rows: Sequence[Row]) -> list[Finding]:
-        """Agreement with the strong judge; robustness; whether agreement with oneself tells of certainty."""
+        """Agreement with the strong judge, robustness, and certainty."""
         said = {
             name: {entry.row_id: _read(entry.text) for entry in arm if entry.text or entry.reason == "empty_answer"}
             for name, arm in arms.items()
@@ -194,7 +194,7 @@ class AnswerJudge(AnswerRecipe):
 
 
 def verdict_in(text: str) -> Verdict | None:
-    """The last verdict in a text, whatever stands around it."""
+    """The last verdict in a text, whatever surrounds it."""
     found = _OUTPUT.findall(text)
     return Verdict(*found[-1]) if found else None
 
@@ -206,7 +206,7 @@ def is_well_formed(text: str) -> bool:
 
 
 def wanted_verdict(row: Row) -> Verdict:
-    """A person's, from the review or the workbook, else the strong judge's. A word that no verdict has is none."""
+    """A reviewer's or the workbook's, else the strong judge's. An unknown word is no verdict."""
     if row.corrected:
         return verdict_in(row.corrected) or Verdict("", "")
     if "verdict" in row.inputs:
@@ -294,7 +294,7 @@ def _robustness(said: Verdicts, rows: Sequence[Row]) -> Finding:
 
 
 def _certainty(said: Verdicts, rows: Sequence[Row]) -> Finding:
-    """A greedy verdict comes without a probability; whether the answer's other forms get the same one stands in."""
+    """Does the judge give all forms of an answer the same verdict? A greedy verdict comes without a probability."""
     lines = []
     for name, main in said.items():
         sure: dict[bool, dict[str, float]] = {True: {}, False: {}}

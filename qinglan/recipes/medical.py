@@ -161,7 +161,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _keywords(row: Row) -> list[str]:
-    """Of the row; where a person corrected the answer, those that the correction still holds."""
+    """Of the row; where a reviewer corrected the answer, those that the correction still holds."""
     words = [word for word in _SEPARATORS.split(row.inputs.get("keywords", "")) if word]
     return [word for word in words if word in row.corrected] if row.corrected else words
 

@@ -495,7 +495,7 @@ def test_watch_reports_outages_of_this_attempt_and_counts_all(tmp_path: Path):
     assert said == [
         "the rag is down, samples wait for it: HTTP 503",
         "the rag is back after 61 s",
-        "the judge was waited for in vain, 600 s; its samples have no score",
+        "the judge was still down after 600 s; its samples have no score",
     ]
     assert (watch.summary["rag_outage_s"], watch.summary["judge_outage_s"]) == (91.2, 600.0)
     assert watch.summary["samples"] == 0

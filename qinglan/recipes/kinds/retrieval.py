@@ -146,7 +146,7 @@ class RetrievalRecipe(Recipe):
     def estimate_messages(
         self, use: Literal["text", "texts", "passage"], row: Row, profile: Profile, *, texts: int, passage: str
     ) -> list[Message]:
-        """The question stands for the rewrites: they are about as long."""
+        """With the question in place of rewrites, which are about as long."""
         question = self.question_text(row)
         if use == "texts":
             return self.panel_messages(question, [row.query] * texts, profile.tenant)

@@ -15,7 +15,7 @@ _REFUSALS = (
     r"(?:help|assist|provide|answer|rewrite|comply|fulfil|process|generate|complete|create|respond|discuss|do)\b",
     r"^as an? (?:AI|large language model|language model)\b",
 )
-"""A refusal in words. Anchored, with its object: 抱歉 and "I cannot" also stand in questions."""
+"""A refusal in words. Anchored, with its object: 抱歉 and "I cannot" also occur in questions."""
 
 _SUBJECT = "(?:查询|问题|句子|文本|关键词|结果|检索词|检索关键词|检索查询)"
 _BOILERPLATE = (

@@ -48,13 +48,26 @@ class RetrievalStatistics:
         self._rows += 1
         self._answered += bool(found.scores)
         self._passages += len(found.scores)
-        self._add_scores(original.top1_score, found.top1_score)
+        gain = found.top1_score - original.top1_score
+        self._original_sum += original.top1_score
+        self._rewrite_sum += found.top1_score
+        self._gain_sum += gain
+        self._gain_squares += gain * gain
+        self._better += gain > _TIE
+        self._worse += gain < -_TIE
+        self._originals.add(original.top1_score)
+        self._rewrites.add(found.top1_score)
+        self._gains.add(gain)
         if row.gold_id:
             self._labelled += 1
             self._gold_hits += found.rank(row.gold_id) == 1
             self._original_gold_hits += original.rank(row.gold_id) == 1
         if found.scores:
-            self._watch_service(row, original, found)
+            self._expects_ids |= row.gold_id is not None
+            self._has_ids |= any(i is not None for i in (*original.ids, *found.ids))
+            if row.answer and normalise(row.answer) != normalise(row.query):
+                self._changed += 1
+                self._alike += _alike(original, found)
 
     def metrics(self) -> dict[str, float]:
         """Shares, means and quantiles by name; nothing where no row was retrieved for.
@@ -114,25 +127,6 @@ class RetrievalStatistics:
             ],
             "gain": [_distribution("rewrite − original", self._gains)],
         }
-
-    def _add_scores(self, original: float, found: float) -> None:
-        gain = found - original
-        self._original_sum += original
-        self._rewrite_sum += found
-        self._gain_sum += gain
-        self._gain_squares += gain * gain
-        self._better += gain > _TIE
-        self._worse += gain < -_TIE
-        self._originals.add(original)
-        self._rewrites.add(found)
-        self._gains.add(gain)
-
-    def _watch_service(self, row: Row, original: Retrieved, found: Retrieved) -> None:
-        self._expects_ids |= row.gold_id is not None
-        self._has_ids |= any(i is not None for i in (*original.ids, *found.ids))
-        if row.answer and normalise(row.answer) != normalise(row.query):
-            self._changed += 1
-            self._alike += _alike(original, found)
 
 
 class AnswerStatistics:

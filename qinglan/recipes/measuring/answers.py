@@ -82,7 +82,7 @@ async def _verdicts(
 
 
 def _measured(recipe: "AnswerRecipe", row: Row, entry: ArmRow, found: _Verdicts | str) -> ArmRow:
-    if entry.text is None and entry.reason != EMPTY:  # nobody answered: there is nothing to grade
+    if entry.text is None and entry.reason != EMPTY:  # there is no answer to grade
         return entry.model_copy(update={"parts": None, "judge_score": None})
     verdict = None if isinstance(found, str) else found.get(entry.text or "")
     return entry.model_copy(

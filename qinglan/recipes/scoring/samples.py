@@ -10,7 +10,7 @@ from qinglan.runs.launcher import JsonlTail
 
 
 def open_log(path: Path) -> BinaryIO:
-    return path.open("ab", buffering=0)  # one write a line: whoever is killed leaves whole lines
+    return path.open("ab", buffering=0)  # one write a line: a killed process leaves whole lines
 
 
 def write_sample(log: BinaryIO, entry: dict[str, Any]) -> None:
@@ -30,11 +30,11 @@ class SampleWatch:
     def __init__(
         self, samples_log: Path, dev_rows: Collection[str] = (), say: Callable[[str], None] | None = None
     ) -> None:
-        """What is there already is counted, but not said.
+        """Count what the log holds already, without a word about it.
 
         Args:
-            dev_rows: rows of the dev split, as verl does not tell a reward function that it validates.
-            say: is told when a service goes down or comes back.
+            dev_rows: rows of the dev split, as verl's reward functions do not know whether verl validates.
+            say: gets a sentence when a service goes down or comes back.
         """
         self._tail, self._dev_rows = JsonlTail(samples_log), frozenset(dev_rows)
         self._counts: Counter[str] = Counter()
@@ -87,6 +87,6 @@ class SampleWatch:
             said = {
                 "began": f"the {service} is down, samples wait for it: {entry.get('error')}",
                 "ended": f"the {service} is back after {seconds:.0f} s",
-                "given up": f"the {service} was waited for in vain, {seconds:.0f} s; its samples have no score",
+                "given up": f"the {service} was still down after {seconds:.0f} s; its samples have no score",
             }
             self._say(said[state])

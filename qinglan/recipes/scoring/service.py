@@ -87,7 +87,7 @@ class RewardService(BaseModel):
     def outcome(
         self, scored: Mapping[str, float] | None = None, used: Mapping[str, float | None] | None = None
     ) -> dict[str, float]:
-        """What verl is told of a sample: the same keys whatever became of it, NaN for what is not known.
+        """What verl gets for a sample: the same keys whether it was scored or not, NaN for what is not known.
 
         Args:
             scored: `score` and the parts that are known; None for a sample without a score: a call for it failed.

@@ -100,7 +100,7 @@ def print_estimate(profile: Profile, flow: FlowName) -> None:
     total_usd = sum(part.cost_usd for part in parts)
     say(
         f"At most {usd(total_usd)}. Known are answers in the ledger; prompt and answer are tokens per call, marked ≤ "
-        "where the model is new here and only an upper bound can be told."
+        "where the model is new here and only an upper bound is known."
     )
     budget = profile.budget
     if budget.per_run_usd is not None and total_usd > budget.per_run_usd:

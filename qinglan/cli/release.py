@@ -76,7 +76,7 @@ def promote(
     force_reason = forced(force, reason)
     registry = _registry(load_profile(profile, set_ or ()))
     champion = registry.promote(_find(registry, version).version, force_reason=force_reason)
-    _say_standing(registry, champion)
+    _say_aliases(registry, champion)
 
 
 @app.command()
@@ -87,7 +87,7 @@ def rollback(
 ) -> None:
     """Return to the champion before this one."""
     registry = _registry(load_profile(profile, set_ or ()))
-    _say_standing(registry, registry.roll_back(reason))
+    _say_aliases(registry, registry.roll_back(reason))
 
 
 @app.command()
@@ -118,7 +118,7 @@ def approve(
         return
     registry, version = _decided_late(loaded, directory.name, word)
     say(f"version {version.version} of {registry.name}: {word.found.render()}")
-    _say_standing(registry, version)
+    _say_aliases(registry, version)
 
 
 def lineage(
@@ -258,10 +258,10 @@ def _find(registry: "Registry", name: str) -> "Released":
     return registry.version(name)
 
 
-def _say_standing(registry: "Registry", version: "Released") -> None:
+def _say_aliases(registry: "Registry", version: "Released") -> None:
     aliases = registry.aliases()
-    standing = ", ".join(f"{alias} {number_}" for alias, number_ in aliases.items()) or "no alias is set"
-    say(f"{registry.name}: {standing}")
+    listed = ", ".join(f"{alias} {number_}" for alias, number_ in aliases.items()) or "no alias is set"
+    say(f"{registry.name}: {listed}")
     if not version.aliases and version.history:
         say(f"version {version.version}: {version.history[-1]}")
 

@@ -84,7 +84,7 @@ def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     state = read_state(serving_folder(loaded))
     if challenger is None:
         last = _last_verdict(loaded)
-        say("no canary" + (f"; the last one: {_told(last)}" if last else ""))
+        say("no canary" + (f"; the last one: {_describe_verdict(last)}" if last else ""))
     elif state is None or state.challenger != challenger:
         say(f"version {challenger} is the challenger, but gets no requests yet: is `qinglan serve` running?")
     else:
@@ -143,7 +143,7 @@ def _challenger(profile: Profile, registry: "Registry") -> str | None:
 
     named, fallen = registry.aliases().get("challenger"), read_verdict(serving_folder(profile))
     if fallen and fallen.challenger == named and fallen.judgement.outcome != "better":
-        raise ConfigError(f"there is no canary to promote; the last one: {_told(fallen)}; name a VERSION")
+        raise ConfigError(f"there is no canary to promote; the last one: {_describe_verdict(fallen)}; name a VERSION")
     return named
 
 
@@ -154,8 +154,8 @@ def _after(replaced: str) -> str:
 def _won(profile: Profile, registry: "Registry") -> str:
     last = _last_verdict(profile)
     if last is None or last.judgement.outcome != "better":
-        told = f"; the last one: {_told(last)}" if last else ""
-        raise ConfigError(f"there is no canary to promote{told}; name a VERSION")
+        last_one = f"; the last one: {_describe_verdict(last)}" if last else ""
+        raise ConfigError(f"there is no canary to promote{last_one}; name a VERSION")
     if fallen := registry.version(last.challenger).rolled_back_to:
         raise ConfigError(
             f"version {last.challenger} did better in the last canary, but was rolled back to version {fallen} since "
@@ -179,7 +179,7 @@ def _last_verdict(profile: Profile) -> "CanaryVerdict | None":
     return None
 
 
-def _told(verdict: "CanaryVerdict") -> str:
+def _describe_verdict(verdict: "CanaryVerdict") -> str:
     judgement = verdict.judgement
     return (
         f"version {verdict.challenger} against {verdict.champion}, {verdict.requests:,} requests: "

@@ -1,4 +1,4 @@
-"""`qinglan show`: a run's result table; of a run without a report, how it stands."""
+"""`qinglan show`: a run's result table; of a run without a report, its status."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +25,7 @@ def show(
     ] = None,
     set_: SetOption = None,
 ) -> None:
-    """Print a run's result table again, or how far it is if it has none yet."""
+    """Print a run's result table again, or its status if it has none yet."""
     from qinglan.evaluation.models import Report
     from qinglan.evaluation.report.terminal import print_intervals, print_table
     from qinglan.ops.run_status import REPORT_FILE
@@ -33,7 +33,7 @@ def show(
     loaded = load_profile(profile or "embedded", set_ or ())
     directory = _find(loaded, run_name, of_profile=profile is not None)
     if not (directory / REPORT_FILE).exists():
-        _tell_how_it_stands(directory, loaded)
+        _print_status(directory, loaded)
     report = Report.read(directory / REPORT_FILE)
     out.print(print_intervals(report) if intervals else print_table(report))
     out.print(f"Report: {directory / 'report.html'}", soft_wrap=True)
@@ -56,8 +56,8 @@ def _find(profile: Profile, name: str, *, of_profile: bool) -> Path:
     return last if last in mine else mine[0]
 
 
-def _tell_how_it_stands(directory: Path, profile: Profile) -> None:
-    """What it did and where its log is, and then an error: who asked for a result has none.
+def _print_status(directory: Path, profile: Profile) -> None:
+    """Its stages and its log, and then an error, as there is no result to show.
 
     Raises:
         ArtifactError: always.
@@ -65,9 +65,9 @@ def _tell_how_it_stands(directory: Path, profile: Profile) -> None:
     from qinglan.evaluation.report.terminal import stages_table
     from qinglan.ops.run_status import status_of
 
-    standing = status_of(directory, profile)
-    if standing.stages:
-        out.print(stages_table(standing.stages))
-    for line in standing.rest:
+    status = status_of(directory, profile)
+    if status.stages:
+        out.print(stages_table(status.stages))
+    for line in status.rest:
         say(line)
-    raise ArtifactError(standing.sentence)
+    raise ArtifactError(status.sentence)

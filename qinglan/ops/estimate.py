@@ -62,7 +62,7 @@ class Estimate(BaseModel):
 
 @contextmanager
 def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
-    """The questions that a run of this profile would read now; of a database, a snapshot that is gone afterwards."""
+    """The questions that a run of this profile would read now; of a database, a snapshot that is deleted afterwards."""
     data, inputs = profile.data, get_recipe(profile.recipe).INPUTS
     with TemporaryDirectory() as folder:
         if data.sql:

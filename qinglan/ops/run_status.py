@@ -1,4 +1,4 @@
-"""How a run stands that has no report: at work, waiting for a person, or ended early; what it did, where its log is."""
+"""The status of a run without a report: running, waiting for approval, or ended early; its stages and its log."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ REPORT_FILE = "report.json"
 
 
 class _Noted(BaseModel):
-    """Of `run.json`, what tells how the run stands."""
+    """Of `run.json`, what its status follows from."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -30,7 +30,7 @@ class _Noted(BaseModel):
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """A run without a report."""
 
     sentence: str
@@ -38,10 +38,10 @@ class Standing:
     stages: list[StageSummary]
     """Those that are done, in the order in which they ended."""
     rest: list[str]
-    """What was at work, and where to read on; a line each."""
+    """Stages that were running, and where the logs are; a line each."""
 
 
-def status_of(directory: Path, profile: Profile) -> Standing:
+def status_of(directory: Path, profile: Profile) -> RunStatus:
     """By what the run left in its directory.
 
     Args:
@@ -54,7 +54,7 @@ def status_of(directory: Path, profile: Profile) -> Standing:
         noted = read_record(_Noted, directory / RUN_FILE)
     except ValidationError as error:
         raise ArtifactError(f"{directory / RUN_FILE}: not readable; run it anew") from error
-    return Standing(_sentence(directory, noted), _stages(directory), _rest(directory, noted, profile))
+    return RunStatus(_sentence(directory, noted), _stages(directory), _rest(directory, noted, profile))
 
 
 def _sentence(directory: Path, noted: _Noted) -> str:
@@ -65,10 +65,10 @@ def _sentence(directory: Path, noted: _Noted) -> str:
         return f"{named}: has not ended, so it has no report yet; look again later{_with_report(directory, noted)}"
     if noted.finished:
         return (
-            f"{named}: has ended, but its {REPORT_FILE} is gone; restore it from a backup, or run it again, which "
+            f"{named}: has ended, but its {REPORT_FILE} is missing; restore it from a backup, or run it again, which "
             f"uses its stages{_with_report(directory, noted)}"
         )
-    why = f": {noted.ended_by}" if noted.ended_by else ", as no process of this machine is at work on it"
+    why = f": {noted.ended_by}" if noted.ended_by else ", as no process of this machine runs it"
     return (
         f"{named}: ended before its report{why}; `qinglan run {noted.flow} "
         f"--profile {noted.profile_name}` with the same --set goes on with it{_with_report(directory, noted)}"
@@ -87,7 +87,7 @@ def _stages(directory: Path) -> list[StageSummary]:
     for manifest in manifests:
         try:
             stages.append(StageSummary.of(StageResult.read(manifest), directory.name))
-        except (ValidationError, ArtifactError):  # of another version: the others are told all the same
+        except (ValidationError, ArtifactError):  # of another version: the others are shown all the same
             continue
     return stages
 

@@ -111,7 +111,7 @@ def test_what_ended_a_run_is_said_until_it_goes_on(profile_of: ProfileOf, show: 
         note_end(run, StageError("distill: 9 of 10 calls failed (timeout 9)\nthe end of a log"))
     assert "ended before its report: distill: 9 of 10 calls failed (timeout 9); `qinglan run" in show("latest")[2]
     note_flow_run(run, FLOW_RUN)
-    assert "ended before its report, as no process of this machine is at work on it; `qinglan" in show("latest")[2]
+    assert "ended before its report, as no process of this machine runs it; `qinglan" in show("latest")[2]
 
 
 def test_a_run_at_work_has_not_ended(profile_of: ProfileOf, show: Show):
@@ -144,4 +144,4 @@ def test_a_run_that_waits_for_a_person_says_where(profile_of: ProfileOf, show: S
 
 def test_a_report_that_is_gone_is_said_to_be(profile_of: ProfileOf, show: Show):
     (ended(profile_of(name="acme")).directory / "report.json").unlink()
-    assert "has ended, but its report.json is gone; restore it from a backup" in show("latest", of="acme")[2]
+    assert "has ended, but its report.json is missing; restore it from a backup" in show("latest", of="acme")[2]

@@ -17,7 +17,7 @@ from filelock import FileLock
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ops.backup import BACKUP_FILE, Backup, make_backup, making, restore_backup, restoring
-from qinglan.ops.backup.records import Entry
+from qinglan.ops.backup.records import BackupEntry
 from qinglan.ops.up.lock import only_one
 
 ProfileOf = Callable[..., Profile]
@@ -179,7 +179,7 @@ def test_a_restore_after_one_without_room_gives_the_roots_their_modes(
     profile.paths.runs.chmod(0o2775)
     make_backup(profile, tmp_path / "kept", quiet)
     wipe(profile)
-    with monkeypatch.context() as full, pytest.raises(ArtifactError, match="make room first"):
+    with monkeypatch.context() as full, pytest.raises(ArtifactError, match="free disk space first"):
         full.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
         restore_backup(profile, tmp_path / "kept", quiet)
     restore_backup(profile, tmp_path / "kept", quiet)
@@ -296,7 +296,7 @@ def test_a_restore_waits_for_nobody_at_work(profile: Profile, tmp_path: Path):
     make_backup(profile, tmp_path / "kept", quiet)
     with (
         FileLock(profile.paths.runs / "r1" / ".lock"),
-        pytest.raises(ConfigError, match=r"r1/\.lock: a process is at work there"),
+        pytest.raises(ConfigError, match=r"r1/\.lock: a process is running there"),
     ):
         restore_backup(profile, tmp_path / "kept", quiet, replace=True)
 
@@ -305,7 +305,7 @@ def test_runs_at_work_are_looked_for_also_where_the_backup_has_none(profile: Pro
     make_backup(profile, tmp_path / "kept", quiet, runs=False)
     with (
         FileLock(profile.paths.runs / "r1" / ".lock"),
-        pytest.raises(ConfigError, match=r"r1/\.lock: a process is at work there"),
+        pytest.raises(ConfigError, match=r"r1/\.lock: a process is running there"),
     ):
         restore_backup(profile, tmp_path / "kept", quiet, replace=True)
 
@@ -327,7 +327,7 @@ def test_what_begins_during_a_restore_is_seen_and_no_up_can_begin(
 
     monkeypatch.setattr(restoring, "_make_staging", begin)
     (profile.paths.state / "newer").touch()
-    with pytest.raises(ConfigError, match=r"r1/\.lock: a process is at work there"):
+    with pytest.raises(ConfigError, match=r"r1/\.lock: a process is running there"):
         restore_backup(profile, tmp_path / "kept", quiet, replace=True)
     assert (profile.paths.state / "newer").exists()
     begun.release(force=True)
@@ -415,7 +415,7 @@ def test_what_goes_while_it_is_looked_at_is_noted(profile: Profile, tmp_path: Pa
 
     monkeypatch.setattr(shutil, "copy2", gone)
     made = make_backup(profile, tmp_path / "kept", quiet)
-    assert made.reasons["gone before it could be copied"] == 1
+    assert made.reasons["removed before it could be copied"] == 1
     assert "runs/r1/run.json" not in {entry.path for entry in made.entries}
 
 
@@ -428,7 +428,7 @@ def test_a_run_that_a_clean_up_takes_meanwhile_does_not_come_back_empty(profile:
         doomed.rename(doomed.with_name(".removing-r0"))
 
     made = make_backup(profile, tmp_path / "kept", take)
-    assert made.reasons["gone before it could be copied"] == 1
+    assert made.reasons["removed before it could be copied"] == 1
     wipe(profile)
     restore_backup(profile, tmp_path / "kept", quiet)
     assert sorted(each.name for each in profile.paths.runs.iterdir()) == ["latest", "r1"]
@@ -476,7 +476,7 @@ def test_a_file_that_got_the_number_of_a_linked_one_is_copied(
     assert (tmp_path / "kept" / "runs" / "r1" / "run.json").read_text() == "{}"
 
 
-def test_a_disk_that_is_too_small_is_told_before(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_that_is_too_small_is_reported_first(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(ArtifactError, match="has 0 B free, the backup takes"):
         make_backup(profile, tmp_path / "kept", quiet)
@@ -567,7 +567,7 @@ def test_a_damaged_database_makes_no_backup(profile: Profile, tmp_path: Path):
 )
 def test_an_entry_leads_nowhere_else(path: str):
     with pytest.raises(ValueError, match="leads out of the backup"):
-        Entry(path=path, kind="file")
+        BackupEntry(path=path, kind="file")
 
 
 @pytest.mark.parametrize("path", ["state/way", "state/way/out", "state/way/further/out"])

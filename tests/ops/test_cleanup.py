@@ -114,7 +114,7 @@ def test_a_run_at_work_stays_and_its_parts_too(tree: Tree):
     with FileLock(busy / ".lock"):
         cleaned = sweep(tree, **EVERYTHING)
     assert (busy / "sft.superseded-1").is_dir()
-    assert why(cleaned, busy) == "is at work"
+    assert why(cleaned, busy) == "is running"
 
 
 def test_a_run_that_ends_while_the_registry_is_read_stays(tree: Tree, monkeypatch: pytest.MonkeyPatch):
@@ -128,7 +128,7 @@ def test_a_run_that_ends_while_the_registry_is_read_stays(tree: Tree, monkeypatc
 
     monkeypatch.setattr(cleanup.Tracked, "registered", ends)
     with at_work:
-        assert why(sweep(tree, **EVERYTHING), ending) == "is at work"
+        assert why(sweep(tree, **EVERYTHING), ending) == "is running"
     assert ending.is_dir()
 
 

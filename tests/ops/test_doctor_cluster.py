@@ -139,9 +139,7 @@ def test_a_job_that_does_not_end_is_stopped(
     monkeypatch.setattr(ray, "answer", answer_as)
     (mount,) = cluster.check_cluster(on(profile_of, ray))
     assert (
-        (mount.problem or "").startswith(problem)
-        if problem
-        else "can't be told: the job still wai" in (mount.note or "")
+        (mount.problem or "").startswith(problem) if problem else "not known: the job still wai" in (mount.note or "")
     )
     assert ray.stopped() == list(ray.jobs)
 
@@ -155,7 +153,7 @@ def test_a_cluster_that_refuses_the_job(profile_of: ProfileOf, ray: FakeRay, tmp
 def test_a_dashboard_that_does_not_answer_leaves_no_folder(profile_of: ProfileOf, ray: FakeRay, tmp_path: Path):
     ray.is_down = True
     (mount,) = cluster.check_cluster(on(profile_of, ray))
-    assert (mount.problem, mount.note) == (None, "can't be told: Ray can't be asked, see `ray`")
+    assert (mount.problem, mount.note) == (None, "not known: Ray can't be asked, see `ray`")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -61,7 +61,7 @@ def test_a_full_disk(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     disk(monkeypatch, 100 * GB)
     assert machine.check_disk(profile, "refresh").note is None
     disk(monkeypatch, 100 * GB, files=5)
-    assert "room for 5 more files only (df -i)" in (machine.check_disk(profile, "refresh").problem or "")
+    assert "space for 5 more files only (df -i)" in (machine.check_disk(profile, "refresh").problem or "")
 
 
 def test_room_for_what_training_writes(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):

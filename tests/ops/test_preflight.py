@@ -150,7 +150,7 @@ def test_the_trainers_environment_is_asked_what_it_lacks(profile_of: ProfileOf, 
 def test_a_trainers_interpreter_that_fails(profile_of: ProfileOf, tmp_path: Path):
     python = program(tmp_path / "python", "echo no libpython >&2; exit 127")
     problem = problems(profile_of(trainer={"python": python}), "train")["trainer packages"]
-    assert problem.endswith(f"exits with 127: no libpython; try `{python}` by hand, and mend that")
+    assert problem.endswith(f"exits with 127: no libpython; try `{python}` by hand, and correct it")
 
 
 def test_gpus_are_counted_and_vllm_is_needed(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -22,7 +22,7 @@ from qinglan.data.versions import VERSION_FILE
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ledger import ledger_url
 from qinglan.ledger.connecting import shown, url_of
-from qinglan.ops.backup.records import Backup, Entry, Folder, LeftOut, Root
+from qinglan.ops.backup.records import Backup, BackupEntry, BackupFolder, Root, SkippedPath
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url, find_server
 from qinglan.runs.artifacts import MANIFEST, sha256_of
 from qinglan.runs.processes import Say
@@ -115,11 +115,11 @@ class _Maker:
         self.files: dict[str, Path] = {}
         self.databases: dict[str, Path] = {}
         self.bytes = 0
-        self.entries: list[Entry] = []
+        self.entries: list[BackupEntry] = []
         self.folders: dict[str, Path] = {}
-        self.left_out: list[LeftOut] = []
+        self.left_out: list[SkippedPath] = []
         self._counted: set[_Identity] = set()
-        self._linked: dict[_Identity, Entry] = {}
+        self._linked: dict[_Identity, BackupEntry] = {}
         """Files with several names."""
 
     def find(self, root: Root) -> None:
@@ -146,8 +146,8 @@ class _Maker:
         free = shutil.disk_usage(self._folder).free
         if free < self.bytes + _MARGIN_BYTES:
             raise ArtifactError(
-                f"{self._folder.parent}: has {size(free)} free, the backup takes {size(self.bytes)}; make room, give "
-                "another folder, or leave the runs out with --no-runs"
+                f"{self._folder.parent}: has {size(free)} free, the backup takes {size(self.bytes)}; free disk "
+                "space, give another folder, or leave the runs out with --no-runs"
             )
 
     def copy(self) -> None:
@@ -160,17 +160,17 @@ class _Maker:
         if LEDGER in self.databases:
             self._copy_database(LEDGER, self.databases[LEDGER])
 
-    def folders_with_modes(self) -> Iterator[Folder]:
+    def folders_with_modes(self) -> Iterator[BackupFolder]:
         """Asked once all is copied: a run that a clean-up took meanwhile does not come back as an empty folder."""
         for path, source in self.folders.items():
             with suppress(FileNotFoundError):
-                yield Folder(path=path, mode=stat.S_IMODE(source.stat().st_mode))
+                yield BackupFolder(path=path, mode=stat.S_IMODE(source.stat().st_mode))
 
     def _find_file(self, root: Root, source: Path) -> None:
         path = self._name(root, source)
         try:
             if source.is_symlink():
-                self.entries.append(Entry(path=path, kind="link", target=str(source.readlink())))
+                self.entries.append(BackupEntry(path=path, kind="link", target=str(source.readlink())))
                 return
             if reason := _reason_against(path, source):
                 self._leave_out(root, source, reason)
@@ -178,7 +178,7 @@ class _Maker:
             found = self.databases if _is_database(source) else self.files
             self._count(source.stat(), whole=found is self.databases)
         except FileNotFoundError:
-            self.left_out.append(LeftOut(path=path, reason=_GONE))
+            self.left_out.append(SkippedPath(path=path, reason=_VANISHED))
             return
         except OSError as error:
             _complain(error)
@@ -203,9 +203,9 @@ class _Maker:
             shutil.copy2(source, target)
         except FileNotFoundError:
             target.unlink(missing_ok=True)
-            self.left_out.append(LeftOut(path=path, reason=_GONE))
+            self.left_out.append(SkippedPath(path=path, reason=_VANISHED))
             return
-        entry = Entry(path=path, kind="file", sha256=sha256_of(target), bytes=target.stat().st_size)
+        entry = BackupEntry(path=path, kind="file", sha256=sha256_of(target), bytes=target.stat().st_size)
         self.entries.append(entry)
         if status.st_nlink > 1:
             self._linked[_identity(status)] = entry
@@ -218,7 +218,7 @@ class _Maker:
         except sqlite3.Error as error:
             raise ArtifactError(f"{source}: can't be copied as a database: {error}; no backup was made") from error
         shutil.copymode(source, target)
-        entry = Entry(path=path, kind="database", sha256=sha256_of(target), bytes=target.stat().st_size)
+        entry = BackupEntry(path=path, kind="database", sha256=sha256_of(target), bytes=target.stat().st_size)
         self.entries.append(entry)
 
     def _lost(self, root: Root, error: OSError) -> None:
@@ -226,16 +226,16 @@ class _Maker:
         if not isinstance(error, FileNotFoundError):
             _complain(error)
         elif Path(error.filename) != self._roots[root]:
-            self._leave_out(root, Path(error.filename), _GONE)
+            self._leave_out(root, Path(error.filename), _VANISHED)
 
     def _leave_out(self, root: Root, source: Path, reason: str) -> None:
-        self.left_out.append(LeftOut(path=self._name(root, source), reason=reason))
+        self.left_out.append(SkippedPath(path=self._name(root, source), reason=reason))
 
     def _name(self, root: Root, source: Path) -> str:
         return (PurePosixPath(root) / source.relative_to(self._roots[root])).as_posix()
 
 
-_GONE = "gone before it could be copied"
+_VANISHED = "removed before it could be copied"
 
 
 def copy_database(source: Path, target: Path) -> None:

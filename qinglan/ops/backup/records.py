@@ -33,7 +33,7 @@ InnerPath = Annotated[str, AfterValidator(_inside)]
 """Below the backup's folder; the first part is the root's name."""
 
 
-class Entry(BaseModel):
+class BackupEntry(BaseModel):
     """A file, database or link that the backup holds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,7 +48,7 @@ class Entry(BaseModel):
     """Of a symbolic link."""
 
 
-class Folder(BaseModel):
+class BackupFolder(BaseModel):
     """A folder, empty ones and the roots themselves included."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -58,7 +58,7 @@ class Folder(BaseModel):
     """Who may enter it: as chmod has it, in decimal, as JSON knows no other."""
 
 
-class LeftOut(BaseModel):
+class SkippedPath(BaseModel):
     """What was found and is not in the backup."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,16 +78,16 @@ class Backup(BaseModel):
     profile: str
     roots: dict[Root, Path]
     """Where they were, which is where they must come back to: runs and MLflow name files by their full paths."""
-    entries: list[Entry]
-    folders: list[Folder] = []
+    entries: list[BackupEntry]
+    folders: list[BackupFolder] = []
     """The outer one before the inner."""
-    left_out: list[LeftOut] = []
+    left_out: list[SkippedPath] = []
     elsewhere: list[str] = []
     """State of the site that other servers hold."""
 
     @field_validator("entries")
     @classmethod
-    def _are_apart(cls, entries: list[Entry]) -> list[Entry]:
+    def _are_apart(cls, entries: list[BackupEntry]) -> list[BackupEntry]:
         """No entry is a folder: one below another would be written through a link."""
         paths: set[str] = set()
         for entry in entries:
@@ -100,7 +100,7 @@ class Backup(BaseModel):
 
     @field_validator("folders")
     @classmethod
-    def _are_no_entries(cls, folders: list[Folder], info: ValidationInfo) -> list[Folder]:
+    def _are_no_entries(cls, folders: list[BackupFolder], info: ValidationInfo) -> list[BackupFolder]:
         """A link's target would get the mode."""
         paths = {entry.path for entry in info.data.get("entries", ())}
         for folder in folders:

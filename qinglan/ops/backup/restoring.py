@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.ops.backup.records import Backup, Entry, Root
+from qinglan.ops.backup.records import Backup, BackupEntry, Root
 from qinglan.ops.prefect.server import LOCK_FILE
 from qinglan.ops.up.lock import only_one
 from qinglan.runs.artifacts import sha256_of
@@ -31,14 +31,14 @@ def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = 
         replace: put what is there aside, into `.replaced-<time>` in the same folder.
 
     Raises:
-        ConfigError: the profile's paths are others, there is something already, or a process is at work there.
+        ConfigError: the profile's paths are others, there is something already, or a process is running there.
         ArtifactError: a file of the backup is missing or was changed, or the disk is too small.
     """
     source = source.expanduser().resolve()
     backup = Backup.read(source)
     _require_same_paths(profile, backup)
     state, runs = profile.paths.state.resolve(), profile.paths.runs.resolve()
-    _require_nobody(state, runs)
+    _require_no_process(state, runs)
     for root, path in backup.roots.items():
         _require_free(root, path, _spared(profile, path), replace=replace)
     for entry in backup.entries:
@@ -50,12 +50,12 @@ def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = 
     with only_one(state, say), _closed(new):  # no `qinglan up` begins meanwhile
         for path in backup.roots.values():
             _make_staging(path)
-        _require_room(backup)
+        _require_disk_space(backup)
         for folder in modes:
             _staged(folder, backup.roots).mkdir(mode=_OWNERS, parents=True, exist_ok=True)
         for entry in sorted(backup.entries, key=lambda entry: (entry.kind == "link", entry.same_as is not None)):
             _put(source, entry, backup.roots)
-        _require_nobody(state, runs, but=state / LOCK_FILE)  # all of that took its time
+        _require_no_process(state, runs, but=state / LOCK_FILE)  # all of that took its time
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         for path in backup.roots.values():
             if aside := _swap(path, _spared(profile, path), stamp):
@@ -100,14 +100,14 @@ def _require_free(root: Root, path: Path, spared: set[Path], *, replace: bool) -
         raise ConfigError(f"paths.{root}: {path} is not empty; --replace puts aside what is there, and deletes nothing")
 
 
-def _require_nobody(*folders: Path, but: Path | None = None) -> None:
+def _require_no_process(*folders: Path, but: Path | None = None) -> None:
     """Also where the backup has no runs: those at work write to the state folder."""
     for lock in (lock for folder in folders for lock in folder.rglob("*.lock")):
         if lock != but and is_held(lock):
-            raise ConfigError(f"{lock}: a process is at work there; stop `qinglan up`, `serve` and all runs first")
+            raise ConfigError(f"{lock}: a process is running there; stop `qinglan up`, `serve` and all runs first")
 
 
-def _verify(source: Path, entry: Entry) -> None:
+def _verify(source: Path, entry: BackupEntry) -> None:
     if entry.kind == "link" or entry.same_as is not None:
         return
     file = source / entry.path
@@ -141,7 +141,7 @@ def _make_staging(path: Path) -> None:
     staging.mkdir(mode=_OWNERS, parents=True)  # folders get their modes only where they belong
 
 
-def _require_room(backup: Backup) -> None:
+def _require_disk_space(backup: Backup) -> None:
     """On each file system, for all that goes there.
 
     Raises:
@@ -159,7 +159,7 @@ def _require_room(backup: Backup) -> None:
                 staging.rmdir()
             where = " and ".join(str(backup.roots[root]) for root in roots)
             raise ArtifactError(
-                f"{where}: has {size(free)} free, what the backup has of it takes {size(needed)}; make room first"
+                f"{where}: has {size(free)} free, what the backup has of it takes {size(needed)}; free disk space first"
             )
 
 
@@ -190,7 +190,7 @@ def _can_link(source: Path, target: Path) -> bool:
     return True
 
 
-def _put(source: Path, entry: Entry, roots: dict[Root, Path]) -> None:
+def _put(source: Path, entry: BackupEntry, roots: dict[Root, Path]) -> None:
     target = _staged(entry.path, roots)
     target.parent.mkdir(parents=True, exist_ok=True)
     if entry.kind == "link":
@@ -200,7 +200,7 @@ def _put(source: Path, entry: Entry, roots: dict[Root, Path]) -> None:
     else:
         try:
             os.link(_staged(entry.same_as, roots), target)
-        except OSError:  # counted by `_require_room`
+        except OSError:  # counted by `_require_disk_space`
             shutil.copy2(_staged(entry.same_as, roots), target)
 
 

@@ -14,12 +14,12 @@ from qinglan.ops.cleanup.run_folders import age, is_past
 
 
 def remove_datasets(
-    profile: Profile, told: str, now: datetime, *, dry_run: bool
+    profile: Profile, references: str, now: datetime, *, dry_run: bool
 ) -> Iterator[tuple[Removed | Kept | None, Path | None]]:
     """Set aside old versions of the profile's tenant and recipe, each with what is now to be deleted.
 
     Args:
-        told: whatever names the versions that are in use: runs that stay, registered models.
+        references: text that names the versions in use: of runs that stay, of registered models.
     """
     root, days = tenant_folder(profile).resolve(), profile.retention.dataset_days
     if not root.is_dir() or days is None:
@@ -35,7 +35,7 @@ def remove_datasets(
                 kept[version.id] = "is the newest"
             elif trained and trained.version == version.id:
                 kept[version.id] = "was trained on last"
-            elif version.id in told:
+            elif version.id in references:
                 kept[version.id] = "a run or a registered model uses it"
             elif not is_past(datetime.fromisoformat(version.created), days, now):
                 kept[version.id] = "is young enough"

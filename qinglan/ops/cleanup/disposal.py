@@ -1,6 +1,6 @@
 """How a folder goes: renamed first, so that a kill leaves no half of one under its own name, then deleted.
 
-The new name begins with a dot and lies in the same folder, as a disk that is full may have no room for another
+The new name begins with a dot and lies in the same folder, as a disk that is full may have no space for another
 folder. Symbolic links are removed, never followed.
 """
 

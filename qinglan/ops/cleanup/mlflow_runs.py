@@ -1,4 +1,4 @@
-"""MLflow's side: what registered models need, and runs that nobody needs any more.
+"""MLflow's side: what registered models need, and runs that are no longer needed.
 
 A run is first marked as deleted, then its artifacts go, then its rows: whatever a kill leaves is found again, as
 runs marked as deleted are looked at too. A tracking server offers no way to delete rows: they stay marked until its
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 _SQLITE = "sqlite:///"
 
 
-class Registered(NamedTuple):
+class RegisteredVersion(NamedTuple):
     """A version in the registry, of any model."""
 
     label: str
-    told: str
-    """All that its tags and its addresses say."""
+    references: str
+    """Its tags and addresses, which name the runs that it was made of."""
     mlflow_run_id: str
 
 
-class Group(NamedTuple):
+class MlflowRunGroup(NamedTuple):
     """MLflow's runs of one run of ours: the flow's, and one a stage."""
 
     run_id: str
@@ -83,11 +83,11 @@ class Tracked:
                     "in it; mount or restore it; if it is lost for good, `qinglan up` makes an empty one"
                 )
 
-    def registered(self) -> list[Registered]:
-        """Every version of every model, whoever registered it.
+    def registered(self) -> list[RegisteredVersion]:
+        """Every version of every model, whichever profile registered it.
 
         Raises:
-            ConfigError: it can't be told, so nothing may be removed.
+            ConfigError: it can't be references, so nothing may be removed.
         """
         if not self.exists:
             return []
@@ -98,7 +98,7 @@ class Tracked:
                 found += page
                 token = page.token or ""
         return [
-            Registered(
+            RegisteredVersion(
                 f"version {version.version} of {version.name}",
                 "\n".join([*version.tags.values(), version.source or "", version.run_id or ""]),
                 version.run_id or "",
@@ -106,7 +106,7 @@ class Tracked:
             for version in found
         ]
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[MlflowRunGroup]:
         """The runs of this profile in its experiment, marked as deleted or not; those of other sites left out."""
         if not self.exists:
             return []
@@ -115,7 +115,7 @@ class Tracked:
             found = list(self._search(experiment.experiment_id)) if experiment else []
         mine, folder = self._profile.name, self._profile.paths.runs.resolve()
         groups = {
-            run.info.run_id: Group(run.data.tags["qinglan.run_id"], [])
+            run.info.run_id: MlflowRunGroup(run.data.tags["qinglan.run_id"], [])
             for run in found
             if run.data.tags.get("profile") == mine and Path(run.data.tags.get("run.directory", "")).parent == folder
         }
@@ -124,7 +124,7 @@ class Tracked:
                 group.runs.append(run)
         return list(groups.values())
 
-    def remove(self, group: Group, why: str, *, dry_run: bool) -> Iterator[Removed]:
+    def remove(self, group: MlflowRunGroup, why: str, *, dry_run: bool) -> Iterator[Removed]:
         """Remove a group's runs with their artifacts; the flow's run last, as it says whose they are."""
         for run in sorted(group.runs, key=lambda run: "profile" in run.data.tags):
             local = urlsplit(run.info.artifact_uri)
@@ -145,7 +145,9 @@ class Tracked:
         except Exception as error:  # every kind of store has its own
             problem = first_line(error)
             raise ConfigError(f"MLflow's artifacts at {run.info.artifact_uri}: not deleted: {problem}") from error
-        if hasattr(store, "_hard_delete_run"):  # as `mlflow gc` asks
+        # As `mlflow gc` does it. The command itself would also delete every deleted experiment and logged model of the
+        # database, other users' among them, whichever run ids it is given, and it takes the runs in any order.
+        if hasattr(store, "_hard_delete_run"):
             store._hard_delete_run(run_id)
 
     def _search(self, experiment_id: str) -> "Iterator[Run]":

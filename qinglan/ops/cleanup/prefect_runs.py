@@ -19,7 +19,7 @@ _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 def remove_flow_runs(
     server: PrefectServer, profile: Profile, days: float, now: datetime, *, dry_run: bool
 ) -> Iterator[Removed]:
-    """Delete this profile's flow runs that ended so many days ago, whoever started them.
+    """Delete this profile's flow runs that ended so many days ago, whether by a schedule or by hand.
 
     Raises:
         ConfigError: the server can't be reached, or refuses.
@@ -60,7 +60,7 @@ def _is_of(run: Mapping[str, Any], profile: Profile) -> bool:
         return True
     try:
         return load_profile(given).name == profile.name
-    except QinglanError:  # that profile is gone
+    except QinglanError:  # that profile was removed
         return False
 
 
@@ -71,5 +71,5 @@ def _delete(api: httpx2.Client, flow_run_id: str) -> None:
 
 
 def _gone(response: httpx2.Response) -> None:
-    if response.status_code != httpx2.codes.NOT_FOUND:  # somebody else was quicker
+    if response.status_code != httpx2.codes.NOT_FOUND:  # another clean-up was quicker
         response.raise_for_status()

@@ -33,7 +33,7 @@ class Removed(BaseModel):
 
     @property
     def line(self) -> str:
-        """For people who watch."""
+        """For the terminal."""
         return f"{_WORDS[self.kind][0]} {self.name}{f' ({size(self.bytes)})' if self.bytes else ''}: {self.why}"
 
 
@@ -48,7 +48,7 @@ class Kept(BaseModel):
 
     @property
     def line(self) -> str:
-        """For people who ask."""
+        """For the terminal."""
         return f"{_WORDS[self.kind][0]} {self.name}: {self.why}"
 
 
@@ -62,7 +62,7 @@ class Cleaned(BaseModel):
     removed: tuple[Removed, ...] = ()
     kept: tuple[Kept, ...] = ()
     notes: tuple[str, ...] = ()
-    """What could not be looked at or removed."""
+    """What could not be read or removed."""
 
     @property
     def counts(self) -> dict[Kind, int]:

@@ -65,13 +65,13 @@ class RunFolder:
         return str((self.state or {}).get("flow", ""))
 
     @cached_property
-    def told(self) -> str:
-        """What run.json and the manifests say."""
+    def references(self) -> str:
+        """The text of run.json and the manifests, which names the runs that this one uses."""
         files = {path for pattern in _NAMING_FILES for path in self.directory.glob(pattern)}
         return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in sorted(files))
 
 
-class Part(NamedTuple):
+class RunPart(NamedTuple):
     """A folder in a run that stays."""
 
     kind: Literal["checkpoint", "superseded"]
@@ -80,36 +80,35 @@ class Part(NamedTuple):
 
 
 @dataclass
-class Plan:
+class RunPlan:
     """What becomes of the run folders."""
 
     folders: dict[str, RunFolder]
     kept: dict[str, str] = field(default_factory=dict)
     """By run, why: those of other profiles too."""
-    going: dict[str, str] = field(default_factory=dict)
+    to_remove: dict[str, str] = field(default_factory=dict)
 
 
-def names_at_work(root: Path) -> set[str]:
-    """Runs that are at work.
-
-    Asked before the registry: whoever is not at work has registered what it had to.
-    """
+def running_names(root: Path) -> set[str]:
+    """The names of running runs; ask before the registry is read, as a run that ended has registered its model."""
     return {each.name for each in read_folders(root) if is_running(each.directory)}
 
 
-def plan(profile: Profile, at_work: Collection[str], registered: Mapping[str, str], now: datetime) -> Plan:
+def plan(profile: Profile, running: Collection[str], registered: Mapping[str, str], now: datetime) -> RunPlan:
     """Decide about every run under `paths.runs`.
 
     Args:
-        at_work: names of runs that were at work before `registered` was read.
-        registered: by the label of each registered version, all that is told about it.
+        running: names of runs that were running before `registered` was read.
+        registered: by the label of each registered version, the text that names the runs it was made of.
     """
     root, policy = profile.paths.runs.resolve(), profile.retention
-    found = Plan({each.name: each for each in read_folders(root)})
+    found = RunPlan({each.name: each for each in read_folders(root)})
     mine = [each for each in found.folders.values() if each.profile == profile.name]
     finished = _by_flow(each for each in mine if each.finished)
     latest = (root / "latest").resolve().name
-    needed = {run_id: label for label, told in registered.items() for run_id in named_in(told, found.folders)}
+    needed = {
+        run_id: label for label, references in registered.items() for run_id in named_in(references, found.folders)
+    }
     for each in found.folders.values():
         if each.state is None:
             found.kept[each.name] = f"{RUN_FILE} can't be read"
@@ -117,8 +116,8 @@ def plan(profile: Profile, at_work: Collection[str], registered: Mapping[str, st
             found.kept[each.name] = f"is of profile {each.profile}"
         elif each.name in needed:
             found.kept[each.name] = f"{needed[each.name]} was made of it"
-        elif each.name in at_work:
-            found.kept[each.name] = "is at work"
+        elif each.name in running:
+            found.kept[each.name] = "is running"
         elif each.name == latest:
             found.kept[each.name] = "is the latest"
         elif tracking_of(each.state) not in (None, profile.tracking_uri):
@@ -126,7 +125,7 @@ def plan(profile: Profile, at_work: Collection[str], registered: Mapping[str, st
         elif each.finished and finished[each.flow][0] == each.name:
             found.kept[each.name] = f"is the newest {each.flow}"
         elif why := _too_old(each, finished.get(each.flow, []), policy, now):
-            found.going[each.name] = why
+            found.to_remove[each.name] = why
         else:
             found.kept[each.name] = "is young enough"
     _keep_what_is_used(found)
@@ -163,9 +162,9 @@ def tracking_of(state: Mapping[str, Any]) -> str | None:
         return None
 
 
-def remove_runs(found: Plan, root: Path, *, dry_run: bool) -> Iterator[Removed]:
+def remove_runs(found: RunPlan, root: Path, *, dry_run: bool) -> Iterator[Removed]:
     """Set aside what is going; call it with `removal_lock(exclusive=True)`."""
-    for name, why in found.going.items():
+    for name, why in found.to_remove.items():
         directory = found.folders[name].directory
         removed = Removed(kind="run", name=name, why=why, bytes=bytes_of(directory))
         if not dry_run:
@@ -173,23 +172,23 @@ def remove_runs(found: Plan, root: Path, *, dry_run: bool) -> Iterator[Removed]:
                 with FileLock(directory / ".lock").acquire(blocking=False):
                     set_aside(directory, root)
             except (Timeout, PermissionError):  # somebody has just continued it, or it is another user's
-                found.kept[name] = "is at work"
+                found.kept[name] = "is running"
                 continue
         yield removed
 
 
-def parts(found: Plan, profile: Profile, now: datetime) -> Iterator[Part]:
-    """What may go out of this profile's runs that stay and are not at work."""
+def parts(found: RunPlan, profile: Profile, now: datetime) -> Iterator[RunPart]:
+    """What may go out of this profile's runs that stay and are not running."""
     days = {"checkpoint": profile.retention.checkpoint_days, "superseded": profile.retention.superseded_days}
-    told = "\n".join(each.told for each in found.folders.values())
+    references = "\n".join(each.references for each in found.folders.values())
     for name in found.kept:
         each = found.folders[name]
         if each.profile != profile.name or is_running(each.directory):
             continue
-        going = [Part("checkpoint", path, each.active) for path in _checkpoints(each.directory) if each.finished]
-        going += [Part("superseded", path, _last_written(path)) for path in _superseded(each.directory)]
+        going = [RunPart("checkpoint", path, each.active) for path in _checkpoints(each.directory) if each.finished]
+        going += [RunPart("superseded", path, _last_written(path)) for path in _superseded(each.directory)]
         for part in going:
-            is_named = part.path.relative_to(each.directory.parent).as_posix() in told
+            is_named = part.path.relative_to(each.directory.parent).as_posix() in references
             if not is_named and is_past(part.written, days[part.kind], now):
                 yield part
 
@@ -212,7 +211,7 @@ def remove_stillborn(root: Path, profile: Profile, now: datetime, *, dry_run: bo
         yield removed
 
 
-def remove_part(part: Part, root: Path, now: datetime, *, dry_run: bool) -> Removed:
+def remove_part(part: RunPart, root: Path, now: datetime, *, dry_run: bool) -> Removed:
     """Set one aside; call it with `removal_lock(exclusive=True)`."""
     name, why = part.path.relative_to(root).as_posix(), f"last work on it {age(part.written, now)} ago"
     removed = Removed(kind=part.kind, name=name, why=why, bytes=bytes_of(part.path))
@@ -223,7 +222,7 @@ def remove_part(part: Part, root: Path, now: datetime, *, dry_run: bool) -> Remo
     return removed
 
 
-def kept_of(found: Plan, profile: Profile) -> Iterator[Kept]:
+def kept_of(found: RunPlan, profile: Profile) -> Iterator[Kept]:
     """This profile's runs that stay, and why."""
     for name, why in found.kept.items():
         if found.folders[name].profile in (profile.name, None):
@@ -248,13 +247,13 @@ def _too_old(each: RunFolder, beside: list[str], policy: Retention, now: datetim
     return None
 
 
-def _keep_what_is_used(found: Plan) -> None:
+def _keep_what_is_used(found: RunPlan) -> None:
     """Runs named by one that stays stay too, and so on."""
     ahead = list(found.kept)
     while ahead:
         user = ahead.pop()
-        for name in sorted(named_in(found.folders[user].told, found.going.keys())):
-            del found.going[name]
+        for name in sorted(named_in(found.folders[user].references, found.to_remove.keys())):
+            del found.to_remove[name]
             found.kept[name] = f"run {user} uses it"
             ahead.append(name)
 
@@ -278,7 +277,7 @@ def _own_folders(folder: Path) -> list[Path]:
 def _last_written(directory: Path) -> datetime:
     """Of what lies in it, and in the folders in it; taking a lock writes nothing.
 
-    A run at work renames and removes files and folders while they are looked at.
+    A run running renames and removes files and folders while they are read.
     """
     newest = 0.0
     for folder in (directory, *_own_folders(directory)):

@@ -1,7 +1,7 @@
 """What only the cluster's nodes know: is the mount theirs too, with interpreter, packages, version and keys?
 
 A small job writes a token into folders that are made here below `paths.runs` and `paths.state`; what it found comes
-back through its log on that mount or, where there is none, through the end of its log that Ray tells of a failed job.
+back through its log on that mount or, where there is none, through the end of its log of a failed job in Ray.
 """
 
 import json
@@ -68,7 +68,7 @@ def check_cluster(profile: Profile) -> list[Check]:
     }
     where = f"{profile.paths.runs} and {profile.paths.state}, from the nodes"
     if not _answers(profile):  # one that hangs must not leave our folders behind
-        return [Check("mount", where, note="can't be told: Ray can't be asked, see `ray`")]
+        return [Check("mount", where, note="not known: Ray can't be asked, see `ray`")]
     try:
         for key, folder in folders.items():
             try:
@@ -102,7 +102,7 @@ def _ask(profile: Profile, token: str, folders: dict[str, Path], where: str) -> 
         stuck = "still waits" if job.status == "PENDING" else "still runs"
         text = f"the job {stuck} after {JOB_WITHIN_S:.0f} s; see it in the dashboard"
         if job.status == "PENDING":  # a busy cluster is no fault
-            return [Check("mount", where, note=f"can't be told: {text}")]
+            return [Check("mount", where, note=f"not known: {text}")]
         return [Check("mount", where, f"mount: {text}; does a mount or Ray itself hang there?")]
     report = _report(job, directory / _LOG)
     if report is None:

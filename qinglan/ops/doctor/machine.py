@@ -1,4 +1,4 @@
-"""This machine: folders, room, memory, locks, limits."""
+"""This machine: folders, disk space, memory, locks, limits."""
 
 import codecs
 import fcntl
@@ -76,7 +76,7 @@ def check_folders(profile: Profile) -> Check:
 
 
 def check_disk(profile: Profile, flow: FlowName) -> Check:
-    """Is there room on each file system that a run writes to?"""
+    """Is there enough disk space on each file system that a run writes to?"""
     needed, detail, full, low = _needed_disk_bytes(profile, flow), [], [], []
     for keys, place in _by_file_system(profile):
         names, free, files = ", ".join(keys), shutil.disk_usage(place).free, os.statvfs(place)
@@ -87,8 +87,8 @@ def check_disk(profile: Profile, flow: FlowName) -> Check:
         elif free < wanted + LOW_FREE_BYTES:
             low.append(f"{names} ({place}): only {size(free)} free, of which {size(wanted)} are needed")
         if files.f_files and files.f_favail < MIN_FREE_FILES:
-            full.append(f"{names} ({place}): room for {files.f_favail} more files only (df -i)")
-    hint = f"make room, such as by `qinglan clean-up --profile {profile.name}`, or name a larger disk"
+            full.append(f"{names} ({place}): space for {files.f_favail} more files only (df -i)")
+    hint = f"free disk space, such as by `qinglan clean-up --profile {profile.name}`, or name a larger disk"
     return Check(
         "disk",
         ", ".join(detail),
@@ -140,7 +140,7 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int | None, str]:
-    """At least, and for what; None where nothing tells the model's size."""
+    """At least, and for what; None where the model's size is not known."""
     trainer, rl = profile.trainer, profile.rl
     if not runs_engines(flow) or trainer.ray_dashboard_url:
         return FLOW_BYTES, "a flow"

@@ -102,12 +102,14 @@ def check_clock(services: Mapping[str, str]) -> Check:
     detail = f"{abs(median(ahead.values())):.0f} s from that of {', '.join(map(_host, ahead))}"
     off = {origin: seconds for origin, seconds in ahead.items() if abs(seconds) > MAX_DRIFT_S}
     if off:
-        told = ", ".join(f"{abs(s):,.0f} s {'ahead of' if s > 0 else 'behind'} {_host(o)}" for o, s in off.items())
+        differences = ", ".join(
+            f"{abs(s):,.0f} s {'ahead of' if s > 0 else 'behind'} {_host(o)}" for o, s in off.items()
+        )
         whose = "this machine's" if len(off) == len(ahead) else "that service's, as the others agree with this machine"
         return Check(
             "clock",
             detail,
-            f"clock: is {told}, which TLS, tokens and the ledger's claims suffer from; set {whose} "
+            f"clock: is {differences}, which TLS, tokens and the ledger's claims suffer from; set {whose} "
             "(timedatectl set-ntp true)",
         )
     if any(abs(seconds) > NOTED_DRIFT_S for seconds in ahead.values()):
@@ -137,7 +139,7 @@ def _seconds_ahead(origin: str) -> float | None:
 
 
 def _origin(url: str) -> str:
-    """Without a login, and what a path may tell."""
+    """Without a login, and without a path, which may hold a secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 

@@ -40,7 +40,7 @@ _SCHEMA: JsonSchema = {
 
 
 def is_paid(endpoint: Endpoint) -> bool:
-    """Stand-ins cost nothing, and only run while a flow does."""
+    """Simulators cost nothing, and only run while a flow does."""
     return endpoint.base_url != EMBEDDED
 
 
@@ -75,8 +75,8 @@ def _problem(role: str, error: QinglanError) -> str:
 
 
 async def _ask(profile: Profile, endpoint: Endpoint, account: Account, ledger: Ledger) -> float:
-    patient = min(endpoint.timeout_s, ANSWER_WITHIN_S)
-    once = endpoint.model_copy(update={"max_retries": 0, "timeout_s": patient, "concurrency": 1})
+    timeout_s = min(endpoint.timeout_s, ANSWER_WITHIN_S)
+    once = endpoint.model_copy(update={"max_retries": 0, "timeout_s": timeout_s, "concurrency": 1})
     schema = _SCHEMA if account.role == f"judge{_PROBE}" else None  # the judge alone is asked for JSON
     is_held = "response_format" in request_parameters(endpoint, schema)
     queue = LedgerQueue(ledger, account.run_id, profile.budget)

@@ -1,4 +1,4 @@
-"""No key may be shown, whoever repeats it: a service's error message, a proxy's address, a database's."""
+"""No key may be shown, even if others repeat it: a service's error message, a proxy's address, a database's."""
 
 import os
 import re

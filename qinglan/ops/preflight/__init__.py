@@ -293,7 +293,7 @@ def _cluster(profile: Profile) -> str | None:
         raise ConfigError(f"{error}; {START_RAY}") from error
     if uses_proxy(jobs.url) and EMBEDDED in (profile.rag.url, profile.judge.base_url):
         raise ConfigError(
-            "trainer.ray_dashboard_url: the stand-ins for RAG and judge answer on this machine only, which the "
+            "trainer.ray_dashboard_url: the simulators of RAG and judge answer on this machine only, which the "
             "cluster's nodes can't reach; give rag.url and judge.base_url, or train here"
         )
     if trainer.device == "cpu":
@@ -339,5 +339,5 @@ def _output_of(argv: list[str], what: str) -> str:
         raise ConfigError(f"{what}: can't be run: {error}; try `{argv[0]}` by hand") from error
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines() or [""]
-        raise ConfigError(f"{what}: exits with {done.returncode}: {said[-1]}; try `{argv[0]}` by hand, and mend that")
+        raise ConfigError(f"{what}: exits with {done.returncode}: {said[-1]}; try `{argv[0]}` by hand, and correct it")
     return done.stdout

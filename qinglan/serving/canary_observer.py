@@ -80,7 +80,7 @@ class CanaryVerdict(BaseModel):
         return f"{self.judgement.outcome}: {self.judgement.reason}"
 
 
-class Retriever(Protocol):
+class RetrievalClient(Protocol):
     """The RAG, as far as it is needed here."""
 
     async def retrieve(
@@ -107,7 +107,7 @@ class CanaryObserver:
         self,
         config: Canary,
         folder: Path,
-        rag: Callable[[], Retriever] | None,
+        rag: Callable[[], RetrievalClient] | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`rag` is called in the event loop, once; None where answers are not for a search, so none are compared."""
@@ -226,7 +226,7 @@ class CanaryObserver:
         away_s = max(0.0, self._clock() - saved.looked) if saved.looked else 0.0
         return saved.model_copy(update={"started": saved.started + away_s})
 
-    async def _compare_all(self, models: ModelClient, rag: Retriever) -> None:
+    async def _compare_all(self, models: ModelClient, rag: RetrievalClient) -> None:
         while True:
             question = await self._waiting.get()
             if question.state is not self.state:
@@ -251,7 +251,7 @@ def _verdict(state: CanaryState, at: float) -> CanaryVerdict:
     )
 
 
-async def _difference(question: _Question, models: ModelClient, rag: Retriever) -> float:
+async def _difference(question: _Question, models: ModelClient, rag: RetrievalClient) -> float:
     """The challenger's score of its best passage less the champion's."""
     champion, challenger = question.routes.champion, question.routes.challenger
     assert champion and challenger and question.served.answer is not None

@@ -1,4 +1,4 @@
-"""Ask a person whether a model may be released, and wait: for days if need be, and over a restart of the server."""
+"""Ask a person whether a model may be released, and wait: for days if needed, and over a restart of the server."""
 
 import shlex
 from _thread import interrupt_main
@@ -23,15 +23,15 @@ from pydantic import ValidationError
 from qinglan.errors import StageError
 from qinglan.ops.prefect.server import without_login
 from qinglan.serving.registry.approval import WAITING_FILE, Approval, Waiting
-from qinglan.tasks.events import tell
+from qinglan.tasks.events import emit_run_event
 from qinglan.tasks.stage import Stage
 from qinglan.text import duration
 
 _POLL_S = 5
-_LOOKS_WHILE_CANCELLING = 12
-"""A minute: a worker looks every quarter of one for what is to be cancelled, and gives it half a minute to end."""
+_CHECKS_WHILE_CANCELLING = 12
+"""A minute: a worker searches every 15 seconds for flow runs to cancel, and gives each half a minute to end."""
 _MARGIN_S = 30 * 86_400
-"""Prefect takes a pause that is over for a failure, and people are told of it; so its pause is longer than our wait, by
+"""Prefect treats a pause that is over as a failure and sends a notification; so its pause is longer than our wait, by
 more than a machine is asleep."""
 
 
@@ -75,11 +75,11 @@ def ask(stage: Stage, question: str, description: str, workbook: Path) -> Approv
     profile = (context.parameters or {}).get("profile", stage.run.profile.name)
     command = shlex.join(["qinglan", "release", "approve", stage.run.id, "--profile", str(profile), "--reviewer"])
     stage.say(f"then answer at {waiting.page} (Resume), or: {command} NAME")
-    told = {"sentence": question, "until": waiting.until, "command": f"{command} NAME", "workbook": str(workbook)}
-    tell("gate.waiting", stage.run, told)
+    payload = {"sentence": question, "until": waiting.until, "command": f"{command} NAME", "workbook": str(workbook)}
+    emit_run_event("gate.waiting", stage.run, payload)
     watch = _Watch(flow_run.id, until)
     try:
-        with watch.on_duty():
+        with watch.running():
             form = _wait(stage, description, watch, timeout_s + _MARGIN_S)
     finally:
         (stage.directory / WAITING_FILE).unlink(missing_ok=True)
@@ -89,7 +89,7 @@ def ask(stage: Stage, question: str, description: str, workbook: Path) -> Approv
 def _wait(stage: Stage, description: str, watch: "_Watch", pause_s: int) -> ApprovalForm | None:
     while True:
         with get_client(sync_client=True) as client:
-            watch.look(client)  # what counts as crashed can't be paused
+            watch.check(client)  # what counts as crashed can't be paused
         try:
             return pause_flow_run(
                 ApprovalForm.with_initial_data(description=description),
@@ -110,17 +110,17 @@ def _wait(stage: Stage, description: str, watch: "_Watch", pause_s: int) -> Appr
 
 @dataclass
 class _Watch:
-    """Looks after a flow run that waits, as Prefect's pause knows no other end than an answer."""
+    """Watches a flow run that waits: only an answer ends a pause of Prefect."""
 
     flow_run_id: UUID
     until: datetime
     ended_as: str = ""
     """The state in which somebody ended the flow run while it waited; the pause is left by Ctrl-C then."""
     over: Event = field(default_factory=Event)
-    _looks_at_its_end: int = 0
+    _checks_at_its_end: int = 0
 
     @contextmanager
-    def on_duty(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         thread = Thread(target=copy_context().run, args=[self.run], daemon=True)
         thread.start()
         try:
@@ -130,12 +130,12 @@ class _Watch:
             thread.join(_POLL_S)  # else it may still take what ends right now for what waits
 
     def run(self) -> None:
-        """Look until it is over. A server that is away is asked again."""
+        """Check until it is over. A server that does not respond is asked again."""
         while not self.over.wait(_POLL_S):
             with suppress(httpx.HTTPError, ValueError), get_client(sync_client=True) as client:
-                self.look(client)
+                self.check(client)
 
-    def look(self, client: SyncPrefectClient) -> None:
+    def check(self, client: SyncPrefectClient) -> None:
         """Let it go on where the time is up or where it was taken for crashed; leave it where it has ended."""
         state = client.read_flow_run(self.flow_run_id).state
         if state is None:
@@ -149,9 +149,9 @@ class _Watch:
             # while it is not paused, no answer is taken.
             client.set_flow_run_state(self.flow_run_id, Running(message="Its process lives, and waits for a person"))
         elif state.is_cancelling() or state.is_final():
-            self._looks_at_its_end += 1
+            self._checks_at_its_end += 1
             # Where there is a worker, ending the process is its business.
-            if self._looks_at_its_end >= (_LOOKS_WHILE_CANCELLING if state.is_cancelling() else 2):
+            if self._checks_at_its_end >= (_CHECKS_WHILE_CANCELLING if state.is_cancelling() else 2):
                 self.ended_as = str(state.name)
                 self.over.set()
                 interrupt_main()

@@ -17,7 +17,6 @@ from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.engines import swift
 
 CODE = (__name__,)
-"""Whose code can change this stage's result."""
 
 
 @task(name="base-model", task_run_name="base-model", cache_policy=NO_CACHE)

@@ -46,8 +46,8 @@ async def run_batch(kind: str, batch: RowBatch, work: Work, retries: int) -> lis
 
 
 @contextmanager
-def _unlooked_at() -> Iterator[None]:
-    """What Prefect and MLflow have loaded is here to stay: garbage collections need not look at it every second."""
+def _without_old_garbage() -> Iterator[None]:
+    """What Prefect and MLflow have loaded stays in memory, so garbage collections need not scan it every second."""
     gc.freeze()
     try:
         yield
@@ -55,8 +55,8 @@ def _unlooked_at() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _paced(work: Work, at_once: int, tell: Callable[[int], None]) -> Work:
-    """The same work on so many rows at once; every finished row is told of, as a batch may take minutes."""
+def _paced(work: Work, at_once: int, report: Callable[[int], None]) -> Work:
+    """The same work on so many rows at once; each finished row is reported, as a batch may take minutes."""
     done, places = 0, asyncio.Semaphore(at_once)
 
     async def counted(row: Row) -> Row:
@@ -64,7 +64,7 @@ def _paced(work: Work, at_once: int, tell: Callable[[int], None]) -> Work:
         async with places:
             finished = await work(row)
         done += 1
-        tell(done)
+        report(done)
         return finished
 
     return counted
@@ -101,7 +101,7 @@ async def ask_services(
             _KEPT_BUSY * concurrency,
             lambda done: stage.progress(done, max(total, done), "rows"),
         )
-        with _unlooked_at(), JsonlWriter(stage.directory / "rows.jsonl") as writer:
+        with _without_old_garbage(), JsonlWriter(stage.directory / "rows.jsonl") as writer:
             batches = cut(before.pass_through(read_jsonl(source.path, Row)), settings.batch_rows)
             at_once = 2 + math.ceil(_KEPT_BUSY * concurrency / settings.batch_rows)
             done = in_order(batches, lambda batch: configured(kind, batch, work, settings.retries), at_once=at_once)

@@ -1,4 +1,4 @@
-"""Looks at what is served, and fails where that is not what should be, so that somebody is told."""
+"""Checks what is served, and fails where that is not what should be, so that a notification is sent."""
 
 from collections.abc import Sequence
 

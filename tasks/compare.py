@@ -17,21 +17,11 @@ from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform
 
 CODE = (
-    __name__,
-    "recipe.evaluation",
-    "qinglan.evaluation.comparisons",
-    "qinglan.evaluation.examples",
-    "qinglan.evaluation.metrics",
-    "qinglan.evaluation.models",
-    "qinglan.evaluation.slices",
-    "qinglan.evaluation.summaries",
-    "qinglan.evaluation.summary",
-    "qinglan.evaluation.teachers",
-    "qinglan.evaluation.teacher_comparison",
-    "qinglan.rows",
-    "qinglan.statistics",
-)
-"""Whose code can change this stage's result."""
+    __name__, "recipe.evaluation", "qinglan.evaluation.comparisons", "qinglan.evaluation.examples",
+    "qinglan.evaluation.metrics", "qinglan.evaluation.models", "qinglan.evaluation.slices",
+    "qinglan.evaluation.summaries", "qinglan.evaluation.summary", "qinglan.evaluation.teachers",
+    "qinglan.evaluation.teacher_comparison", "qinglan.rows", "qinglan.statistics",
+)  # fmt: skip
 
 
 @task(name="sample", task_run_name="sample", cache_policy=NO_CACHE)

@@ -16,15 +16,9 @@ from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform
 
 CODE = (
-    __name__,
-    "recipe.training_rows",
-    "qinglan.data.dataset",
-    "qinglan.data.sources",
-    "qinglan.data.workbook",
-    "qinglan.recipes.scoring.service",
-    "qinglan.rows",
-)
-"""Whose code can change this stage's result."""
+    __name__, "recipe.training_rows", "qinglan.data.dataset", "qinglan.data.sources", "qinglan.data.workbook",
+    "qinglan.recipes.scoring.service", "qinglan.rows",
+)  # fmt: skip
 
 
 @task(name="dataset", task_run_name="dataset", cache_policy=NO_CACHE)

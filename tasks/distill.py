@@ -28,14 +28,9 @@ from qinglan.tasks.batches import ask_services
 from qinglan.tasks.stage import Outcome, Stage, perform
 
 CODE = (
-    __name__,
-    "recipe",
-    "qinglan.clients",
-    "qinglan.recipes.kinds.distillation",
-    "qinglan.rows",
+    __name__, "recipe", "qinglan.clients", "qinglan.recipes.kinds.distillation", "qinglan.rows",
     "qinglan.tasks.batches",
-)
-"""Whose code can change this stage's result."""
+)  # fmt: skip
 
 
 @task(name="distill", task_run_name="{name}", cache_policy=NO_CACHE)

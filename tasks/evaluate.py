@@ -35,26 +35,13 @@ from qinglan.tasks.stage import Outcome, Stage, perform
 from qinglan.training.engines.generate import generate_commands
 
 CODE = (
-    __name__,
-    "recipe.evaluation",
-    "qinglan.clients",
-    "qinglan.evaluation.comparisons",
-    "qinglan.evaluation.examples",
-    "qinglan.evaluation.metrics",
-    "qinglan.evaluation.models",
-    "qinglan.evaluation.reasons",
-    "qinglan.evaluation.red_team",
-    "qinglan.evaluation.red_team_cases",
-    "qinglan.evaluation.slices",
-    "qinglan.evaluation.summaries",
-    "qinglan.evaluation.summary",
-    "qinglan.evaluation.teachers",
-    "qinglan.evaluation.teacher_comparison",
-    "qinglan.rows",
-    "qinglan.statistics",
+    __name__, "recipe.evaluation", "qinglan.clients", "qinglan.evaluation.comparisons",
+    "qinglan.evaluation.examples", "qinglan.evaluation.metrics", "qinglan.evaluation.models",
+    "qinglan.evaluation.reasons", "qinglan.evaluation.red_team", "qinglan.evaluation.red_team_cases",
+    "qinglan.evaluation.slices", "qinglan.evaluation.summaries", "qinglan.evaluation.summary",
+    "qinglan.evaluation.teachers", "qinglan.evaluation.teacher_comparison", "qinglan.rows", "qinglan.statistics",
     "qinglan.training.engines.generate",
-)
-"""Whose code can change this stage's result."""
+)  # fmt: skip
 
 _TEACHER: tuple[Role, ...] = ("teacher",)
 Calls = dict[str, dict[str, int]]

@@ -7,7 +7,7 @@ from prefect.events import emit_event
 from qinglan.runs.run import Run
 
 
-def tell(event: str, run: Run, payload: dict[str, Any], **labels: str) -> None:
+def emit_run_event(event: str, run: Run, payload: dict[str, Any], **labels: str) -> None:
     """Emit `qinglan.EVENT` about the run; flow run, flow and deployment become related resources by themselves."""
     about = {"profile": run.profile.name, "tenant": run.profile.tenant.id} | labels
     emit_event(

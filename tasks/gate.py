@@ -25,19 +25,14 @@ from qinglan.serving.registry.candidates import (
     read_evaluation,
 )
 from qinglan.tasks.approval import ask
-from qinglan.tasks.events import tell
+from qinglan.tasks.events import emit_run_event
 from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
 from qinglan.text import markdown_cell
 
 CODE = (
-    __name__,
-    "qinglan.evaluation.gate",
-    "qinglan.evaluation.models",
-    "qinglan.evaluation.reasons",
-    "qinglan.rows",
+    __name__, "qinglan.evaluation.gate", "qinglan.evaluation.models", "qinglan.evaluation.reasons", "qinglan.rows",
     "qinglan.statistics",
-)
-"""Whose code can change this stage's result."""
+)  # fmt: skip
 
 LOSSES, SAMPLED = 60, 40
 """Rows of the workbook that a person reads before approving."""
@@ -88,7 +83,7 @@ def decide_release(
     tags = {"gate.verdict": decision.verdict, "gate.sentence": decision.sentence}
     tracker_of(run.profile).set_tags(run.mlflow_run_id, tags)
     create_markdown_artifact(decision_markdown(decision), key="decision", description=decision.sentence)
-    tell(f"gate.{decision.verdict}", run, {"sentence": decision.sentence, "challenger": decision.challenger})
+    emit_run_event(f"gate.{decision.verdict}", run, {"sentence": decision.sentence, "challenger": decision.challenger})
     return gated
 
 

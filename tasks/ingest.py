@@ -19,14 +19,9 @@ from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform
 
 CODE = (
-    __name__,
-    "recipe",
-    "qinglan.data.dataset.pools",
-    "qinglan.data.sources",
-    "qinglan.data.workbook",
+    __name__, "recipe", "qinglan.data.dataset.pools", "qinglan.data.sources", "qinglan.data.workbook",
     "qinglan.rows",
-)
-"""Whose code can change this stage's result."""
+)  # fmt: skip
 
 _SHOWN_PROBLEMS = 20
 

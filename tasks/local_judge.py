@@ -30,15 +30,9 @@ from qinglan.training.judge_agreement import (
 )
 
 CODE = (
-    __name__,
-    "recipe",
-    "qinglan.clients",
-    "qinglan.recipes._verdicts",
-    "qinglan.rows",
-    "qinglan.statistics",
+    __name__, "recipe", "qinglan.clients", "qinglan.recipes._verdicts", "qinglan.rows", "qinglan.statistics",
     "qinglan.training.judge_agreement",
-)
-"""Whose code can change this stage's result."""
+)  # fmt: skip
 
 _JUDGE: tuple[Role, ...] = ("judge",)
 

@@ -11,7 +11,6 @@ from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
 
 CODE = (__name__, "recipe", "qinglan.data.versions", "qinglan.rows", "qinglan.statistics")
-"""Whose code can change this stage's result."""
 
 
 @task(name="publish", task_run_name="publish", cache_policy=NO_CACHE)

@@ -15,7 +15,6 @@ from qinglan.tasks.gate import decision_of
 from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
 
 CODE = (__name__, "qinglan.rows")
-"""Whose code can change this stage's result."""
 
 
 @task(name="register", task_run_name="register", cache_policy=NO_CACHE)

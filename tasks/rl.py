@@ -34,24 +34,13 @@ from qinglan.training.engines.progress import read_stop
 from qinglan.training.engines.trainer_settings import DEV_HIGH, DEV_LOW, DEV_VALUE, TrainerSettings
 
 CODE = (
-    __name__,
-    "recipe.reward",
-    "qinglan.recipes.scoring",
-    "qinglan.rows",
-    "qinglan.training.alarms",
-    "qinglan.training.engines.export",
-    "qinglan.training.engines.ppo",
-    "qinglan.training.engines.ppo_critic",
-    "qinglan.training.engines.ppo_trainer",
-    "qinglan.training.engines.progress",
-    "qinglan.training.engines.trainer_settings",
-    "qinglan.training.engines.verl",
-    "qinglan.training.engines.verl_overrides",
-    "qinglan.training.engines.verl_router",
-    "qinglan.training.reward",
+    __name__, "recipe.reward", "qinglan.recipes.scoring", "qinglan.rows", "qinglan.training.alarms",
+    "qinglan.training.engines.export", "qinglan.training.engines.ppo", "qinglan.training.engines.ppo_critic",
+    "qinglan.training.engines.ppo_trainer", "qinglan.training.engines.progress",
+    "qinglan.training.engines.trainer_settings", "qinglan.training.engines.verl",
+    "qinglan.training.engines.verl_overrides", "qinglan.training.engines.verl_router", "qinglan.training.reward",
     "qinglan.training.verl_cpu",
-)
-"""Whose code can change this stage's result."""
+)  # fmt: skip
 
 
 @task(name="rl", task_run_name="rl", cache_policy=NO_CACHE)

@@ -12,7 +12,6 @@ from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform
 
 CODE = (__name__, "recipe.selection", "qinglan.data.review", "qinglan.data.workbook_writer", "qinglan.rows")
-"""Whose code can change this stage's result."""
 
 _WORKBOOK_ROWS = 100_000
 

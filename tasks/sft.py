@@ -17,7 +17,6 @@ from qinglan.training.disk_space import Weights, sft_bytes
 from qinglan.training.engines import swift
 
 CODE = (__name__, "qinglan.training.engines.swift")
-"""Whose code can change this stage's result."""
 
 
 def require_enough_rows(run: Run, dataset: StageResult) -> None:

@@ -1,9 +1,9 @@
 """The frame around every stage: reuse, manifest, MLflow child run, Prefect artifact, progress.
 
-`perform` first searches for a finished stage with the same key: the same inputs, settings and code. If there is none,
-it runs the work in the stage's directory, writes the manifest last, and shows in Prefect and MLflow what came in, what
-came out and why rows were dropped. An attempt that follows a killed one continues with its files, its MLflow run and
-its clock.
+`perform` first searches for a finished stage with the same key: the same inputs, settings and code (`CODE` in a stage's
+module names the packages whose code can change its result). If there is none, it runs the work in its directory,
+writes the manifest last, and shows in Prefect and MLflow what came in, what came out and why rows were dropped. An
+attempt that follows a killed one continues with its files, its MLflow run and its clock.
 """
 
 import asyncio
@@ -127,11 +127,11 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     try_again: int = 0
-    """Rows that another run may mend; with any, no later run reuses this result."""
+    """Rows that failed for a transient reason; with any, no later run reuses this result."""
 
 
 class Stage:
-    """What a stage's work gets: its directory, its MLflow run, and a way to tell how far it is."""
+    """What a stage's work gets: its directory, its MLflow run, and a way to show its progress."""
 
     def __init__(self, name: str, run: Run, directory: Path, tracker: Tracker, clock: Clock) -> None:
         self.name, self.run, self.directory, self.key = name, run, directory, clock.started.key
@@ -187,7 +187,7 @@ class Stage:
                 else:
                     await aupdate_progress_artifact(self._progress_id, percent, line)
 
-        if self._showing is None or self._showing.done():  # a slow server is told less often
+        if self._showing is None or self._showing.done():  # a slow server gets fewer updates
             self._showing = loop.create_task(show())
 
     @contextmanager

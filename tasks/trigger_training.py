@@ -16,7 +16,7 @@ from qinglan.ops.prefect.deployments import TRAIN_DEPLOYMENT, Deployment, deploy
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
-from qinglan.tasks.events import tell
+from qinglan.tasks.events import emit_run_event
 from qinglan.tasks.forms import overrides_in
 
 
@@ -32,7 +32,7 @@ def trigger_training(run: Run, published: StageResult) -> str | None:
     needed = profile.refresh.train_at_new_rows
     version = versions.Version.read(published.path("version").parent)
     new = versions.training_rows_since(profile, version)
-    tell("refresh.ready", run, {"version": version.id, "new_training_rows": new, "train_at_new_rows": needed})
+    emit_run_event("refresh.ready", run, {"version": version.id, "new_training_rows": new, "train_at_new_rows": needed})
     if needed is None:
         return None
     if new < needed:

@@ -17,7 +17,6 @@ from qinglan.tasks.batches import ask_services
 from qinglan.tasks.stage import Outcome, Stage, perform
 
 CODE = (__name__, "recipe.validation", "qinglan.clients", "qinglan.rows", "qinglan.tasks.batches")
-"""Whose code can change this stage's result."""
 
 
 @task(name="validate", task_run_name="{name}", cache_policy=NO_CACHE)

@@ -87,7 +87,9 @@ def waits(profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr(approval, "get_client", lambda **_: nullcontext(client))
             monkeypatch.setattr(approval, "pause_flow_run", made.prefect.pause)
             monkeypatch.setattr(approval, "url_for", lambda *_: "http://x")
-            monkeypatch.setattr(approval, "tell", lambda event, _, payload: made.told.append((event, payload)))
+            monkeypatch.setattr(
+                approval, "emit_run_event", lambda event, _, payload: made.told.append((event, payload))
+            )
             return made
 
         yield make

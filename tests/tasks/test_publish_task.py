@@ -75,7 +75,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tracker: Tracker) -> Server:
     monkeypatch.setattr(trigger_module, "run_deployment", made.run_deployment)
     monkeypatch.setattr(trigger_module, "find_server", lambda _: PrefectServer("http://test/api", "a test"))
     monkeypatch.setattr(trigger_module, "deployments_of", lambda _: made.deployments)
-    monkeypatch.setattr(trigger_module, "tell", lambda event, _, payload: made.told.append((event, payload)))
+    monkeypatch.setattr(trigger_module, "emit_run_event", lambda event, _, payload: made.told.append((event, payload)))
     return made
 
 

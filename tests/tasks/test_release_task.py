@@ -131,7 +131,7 @@ def finished(
             )
         monkeypatch.setattr(gate, "decide", made.decide)
         monkeypatch.setattr(gate, "ask", lambda *_: made.answer)
-        monkeypatch.setattr(gate, "tell", lambda event, _, payload: made.told.append((event, payload)))
+        monkeypatch.setattr(gate, "emit_run_event", lambda event, _, payload: made.told.append((event, payload)))
         return made
 
     return make

@@ -32,42 +32,28 @@ class Weights(NamedTuple):
 
     @classmethod
     def of(cls, model: str | Path) -> "Weights | None":
-        """By the headers of a folder's weights, or by what a hub id says of itself; None where neither tells.
+        """From the headers of a folder's weights, or from the size in a hub id; None where neither is there.
 
-        The name of a `Path` says nothing: a digest in it may end like a size.
+        The name of a `Path` is not read: a digest in it may end like a size.
         """
         folder = Path(model)
         if files := sorted(folder.glob("*.safetensors")):
-            return cls._of_tensors([tensor for file in files for tensor in _header(file).values()], files)
+            tensors = [tensor for file in files for tensor in _shapes(file)]
+            # Adapters leave embeddings and the output layer alone.
+            linear = [shape for name, shape in tensors if len(shape) == 2 and not re.search("embed|lm_head", name)]
+            size_bytes = sum(file.stat().st_size for file in files)
+            return cls(sum(math.prod(shape) for _, shape in tensors), size_bytes, sum(map(sum, linear)))
         if files := sorted(folder.glob("*.bin")):
-            total = sum(file.stat().st_size for file in files)
-            return cls._of_parameters(total // 2)
-        named = _SIZE_IN_NAME.findall(folder.name) if isinstance(model, str) else []
-        unit = {"b": 1e9, "m": 1e6}
-        return cls._of_parameters(int(float(named[0][0]) * unit[named[0][1].lower()])) if named else None
-
-    @classmethod
-    def _of_parameters(cls, parameters: int) -> "Weights":
+            parameters = sum(file.stat().st_size for file in files) // 2
+        elif isinstance(model, str) and (named := _SIZE_IN_NAME.search(folder.name)):
+            parameters = int(float(named[1]) * {"b": 1e9, "m": 1e6}[named[2].lower()])
+        else:
+            return None
         return cls(parameters, 2 * parameters, int(_ADAPTER_SHARE * parameters))
-
-    @classmethod
-    def _of_tensors(cls, tensors: list["_Tensor"], files: list[Path]) -> "Weights":
-        linear = [each.shape for each in tensors if len(each.shape) == 2 and not each.is_vocabulary]
-        return cls(
-            sum(math.prod(each.shape) for each in tensors),
-            sum(file.stat().st_size for file in files),
-            sum(sum(shape) for shape in linear),
-        )
-
-
-class _Tensor(NamedTuple):
-    shape: tuple[int, ...]
-    is_vocabulary: bool
-    """Embeddings and output layer, which adapters leave alone."""
 
 
 def needed_bytes(profile: Profile, flow: str) -> int:
-    """What a flow is going to write under `paths.runs`, as far as can be told before it starts."""
+    """What a flow is going to write under `paths.runs`, as far as is known before it starts."""
     floor = profile.retention.min_free_mb * 10**6
     base = Weights.of(_base_model(profile)) if flow in ("pipeline", "train") else None
     return floor + sft_bytes(profile, base) + rl_bytes(profile, base)
@@ -117,11 +103,7 @@ def _base_model(profile: Profile) -> str | Path:
     return cached_path(profile.paths, profile.embedded, domain_for(profile, "student.base_model"))
 
 
-def _header(file: Path) -> dict[str, _Tensor]:
+def _shapes(file: Path) -> list[tuple[str, list[int]]]:
     with file.open("rb") as stream:
-        told = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    return {
-        name: _Tensor(tuple(each["shape"]), "embed" in name or "lm_head" in name)
-        for name, each in told.items()
-        if name != "__metadata__"
-    }
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    return [(name, tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"]

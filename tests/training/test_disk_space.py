@@ -1,18 +1,13 @@
-"""The bytes that SFT and RL are going to need, and how a full disk reads."""
+"""The bytes that SFT and RL are going to need."""
 
-import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vanishing import vanish
 
 from qinglan.config import Profile, load_profile
-from qinglan.errors import EngineError, LedgerError, StageError
-from qinglan.runs import disk_space
-from qinglan.runs.disk_space import explain_full_disk, free_bytes, require_disk_space
 from qinglan.training.disk_space import Weights, needed_bytes, rl_bytes, sft_bytes
 
 ProfileOf = Callable[..., Profile]
@@ -89,86 +84,6 @@ def test_what_a_flow_needs_is_known_before_it_starts(profile_of: ProfileOf, tmp_
     assert needed_bytes(profile, "refresh") == 3_000_000
     trained = Weights.of(model)
     assert needed_bytes(profile, "train") == 3_000_000 + sft_bytes(profile, trained) + rl_bytes(profile, trained)
-
-
-def test_too_little_room_is_one_line_with_the_remedy(
-    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    profile = profile_of(retention={"min_free_mb": 1})
-    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 5_000_000)
-    require_disk_space("rl", profile, tmp_path, 4_000_000)
-    with pytest.raises(StageError) as caught:
-        require_disk_space("rl", profile, tmp_path, 70_000_000_000)
-    assert str(caught.value) == (
-        f"rl: needs 70.0 GB and {tmp_path} has 5.0 MB free; free some space, such as by "
-        "`qinglan clean-up --profile test`, and run again: it goes on from here"
-    )
-
-
-def test_what_an_earlier_attempt_wrote_need_not_fit_again(
-    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    profile = profile_of(retention={"min_free_mb": 1})
-    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1_500_000)
-    (tmp_path / "checkpoint").write_bytes(b"x" * 3_000_000)
-    require_disk_space("rl", profile, tmp_path, 3_400_000)
-    with pytest.raises(StageError, match="needs 2"):
-        require_disk_space("rl", profile, tmp_path, 4_000_000)
-
-
-def test_checkpoints_that_go_while_they_are_counted_are_not_counted(
-    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    profile = profile_of(retention={"min_free_mb": 1})
-    for step in (1, 2):
-        (tmp_path / f"global_step_{step}" / "actor").mkdir(parents=True)
-        (tmp_path / f"global_step_{step}" / "actor" / "shard.pt").write_bytes(b"x" * 3_000_000)
-    (tmp_path / "metrics.jsonl.partial").touch()
-    actor = tmp_path / "global_step_1" / "actor"
-    vanish(monkeypatch, actor / "shard.pt", tmp_path / "metrics.jsonl.partial", actor)
-    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1_500_000)
-    require_disk_space("rl", profile, tmp_path, 3_400_000)
-    with pytest.raises(StageError, match="needs 2"):
-        require_disk_space("rl", profile, tmp_path, 4_000_000)
-
-
-def test_a_stage_that_is_a_link_to_another_disk_counts(
-    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "large").mkdir()
-    (tmp_path / "large" / "checkpoint").write_bytes(b"x" * 3_000_000)
-    (tmp_path / "rl").symlink_to("large")
-    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1_500_000)
-    require_disk_space("rl", profile_of(retention={"min_free_mb": 1}), tmp_path / "rl", 3_400_000)
-
-
-def test_free_space_is_that_of_the_folder_to_be_made(tmp_path: Path):
-    assert free_bytes(tmp_path / "not" / "yet") == pytest.approx(free_bytes(tmp_path), rel=0.01)
-    assert free_bytes(Path("not/yet")) > 0
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device", "/runs/x"),
-        OSError(errno.EDQUOT, "Disk quota exceeded"),
-        LedgerError("ledger sqlite:///l.db: database or disk is full"),
-        EngineError("ms-swift failed\nOSError: [Errno 28] No space left on device"),
-    ],
-)
-def test_a_full_disk_is_one_line_whoever_met_it(profile_of: ProfileOf, error: Exception):
-    with pytest.raises(StageError) as caught, explain_full_disk("distill", profile_of()):
-        raise error
-    first = str(caught.value).splitlines()[0]
-    assert first.startswith("distill: the disk is full")
-    assert "`qinglan clean-up --profile test`" in first
-
-
-def test_other_errors_are_left_as_they_are(profile_of: ProfileOf):
-    for error in (OSError(errno.EACCES, "Permission denied"), LedgerError("away"), ValueError("No space left on it")):
-        with pytest.raises(type(error)) as caught, explain_full_disk("distill", profile_of()):
-            raise error
-        assert caught.value is error
 
 
 def test_a_digest_that_ends_like_a_size_is_none(tmp_path: Path):

@@ -90,7 +90,8 @@ def flow(ray: FakeRay, tmp_path: Path) -> Flow:
     return Flow(ray, tmp_path)
 
 
-def test_a_job_is_submitted_with_its_command_environment_and_gpus(flow: Flow, tmp_path: Path):
+def test_a_job_is_submitted_with_its_command_environment_and_gpus(flow: Flow, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     command = Command(["/opt/python", "-m", "swift", "a b", "it's"], {"MINE": "1"}, gpus=4)
     flow.run(flow.ends(FIRST), command=lambda: command)
     job = flow.ray.jobs[FIRST]
@@ -98,13 +99,8 @@ def test_a_job_is_submitted_with_its_command_environment_and_gpus(flow: Flow, tm
     assert job["runtime_env"]["env_vars"]["MINE"] == "1"
     assert job["runtime_env"]["env_vars"]["DO_NOT_TRACK"] == "true"
     assert job["entrypoint_num_gpus"] == 4
+    assert "sk-secret" not in str(flow.ray.jobs), "no variable of the flow's own environment is sent"
     assert flow.ray.stopped() == []
-
-
-def test_no_variable_of_the_flows_own_environment_is_sent(flow: Flow, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    flow.run(flow.ends(FIRST))
-    assert "sk-secret" not in str(flow.ray.jobs)
 
 
 def test_a_failure_shows_the_jobs_message_and_the_end_of_its_log(flow: Flow):

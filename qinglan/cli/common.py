@@ -1,12 +1,15 @@
 """What the commands share: their options, and how they print."""
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from qinglan.errors import ConfigError
-from qinglan.text import without_controls
+from qinglan.text import one_line, without_controls
 
 _TABLE_WIDTH = 100
 
@@ -23,6 +26,17 @@ SetOption = Annotated[
 def say(text: str, console: Console = out, style: str | None = None) -> None:
     """A line as it is: what comes from outside is no markup, and no command to the terminal."""
     console.print(without_controls(text), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def facts_table(facts: Iterable[tuple[str, str | Text]]) -> Table:
+    """A line for each fact with a value. A value is no markup."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for fact, value in facts:
+        if value:
+            table.add_row(Text(fact, "dim"), Text(one_line(value)) if isinstance(value, str) else value)
+    return table
 
 
 def forced(force: bool, reason: str) -> str:

@@ -6,16 +6,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from qinglan.cli.common import ProfileOption, SetOption, out, say
+from qinglan.cli.common import ProfileOption, SetOption, facts_table, out, say
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError
 from qinglan.text import NONE, count, number, one_line, usd, without_controls
 
 if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
-    from qinglan.rows import Retrieved, Row
-
-if TYPE_CHECKING:
     from qinglan.data.versions import Version
+    from qinglan.rows import Retrieved, Row
 
 app = typer.Typer(no_args_is_help=True, help="Dataset versions: list them, look into one, compare two.")
 _VERSION_HELP = "A version's id, a unique prefix, or `latest`."
@@ -129,17 +127,11 @@ def _lineage(name: str, version: "Version", row_id: str) -> Table:
         "judge": number(row.judge_score, 2),
         "run": version.run_id,
     }
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for fact, value in facts.items():
-        if value:
-            table.add_row(Text(fact, "dim"), Text(one_line(value)))
-    return table
+    return facts_table(facts.items())
 
 
 def _rank(found: "Retrieved | None", row: "Row") -> str:
-    """1-based; a dash where there is nothing to find, or nobody looked."""
+    """1-based; a dash where there is nothing to find, or nothing was retrieved."""
     if found is None or row.gold_id is None:
         return NONE
     return str(found.rank(row.gold_id) or "missed")

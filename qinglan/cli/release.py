@@ -7,10 +7,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from qinglan.cli.common import ProfileOption, SetOption, forced, out, say
+from qinglan.cli.common import ProfileOption, SetOption, facts_table, forced, out, say
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.text import NONE, count, number, one_line, usd
+from qinglan.text import NONE, count, number, usd
 
 if TYPE_CHECKING:  # each costs a second or more to import, which a rollback should not wait for
     from qinglan.serving.lineage import Figure, PaidCall, RowTrace, Subject
@@ -56,12 +56,7 @@ def show(version: VersionArgument = "champion", profile: ProfileOption = "embedd
         "in MLflow": "with the weights" if found.weights == "mlflow" else "without the weights, for their size",
         "sha256": found.sha256,
     }
-    table = _facts()
-    for fact, value in facts.items():
-        table.add_row(Text(fact, "dim"), Text(value))
-    for line in found.history:
-        table.add_row(Text("history", "dim"), Text(line))
-    out.print(table)
+    out.print(facts_table([*facts.items(), *(("history", line) for line in found.history)]))
 
 
 @app.command()
@@ -152,28 +147,30 @@ def lineage(
 
 
 def _print_figure(subject: "Subject", figure: "Figure") -> None:
-    table = _facts()
-    version = subject.released
-    if version:
+    facts: list[tuple[str, str | Text]] = []
+    if version := subject.released:
         alias = f" ({', '.join(version.aliases)})" if version.aliases else ""
-        table.add_row(Text("version", "dim"), Text(f"{version.version}{alias} of {version.name}"))
-        table.add_row(Text("weights", "dim"), Text(f"{version.folder}, sha256 {version.sha256[:12]}"))
-        table.add_row(Text("gate", "dim"), Text(f"{version.verdict}: {version.sentence}"))
-        table.add_row(Text("dataset", "dim"), Text(f"version {version.dataset_version}"))
-    table.add_row(Text("run", "dim"), Text(subject.run.name))
+        facts += [
+            ("version", f"{version.version}{alias} of {version.name}"),
+            ("weights", f"{version.folder}, sha256 {version.sha256[:12]}"),
+            ("gate", f"{version.verdict}: {version.sentence}"),
+            ("dataset", f"version {version.dataset_version}"),
+        ]
     reused = f", reused from run {figure.stage.run_id}" if figure.stage.run_id != subject.run.name else ""
-    table.add_row(Text("stage", "dim"), Text(f"evaluate{reused}"))
-    table.add_row(Text("reported", "dim"), Text(f"{subject.arm}/{figure.metric} = {number(figure.reported, 6)}"))
     verdict = "the same" if figure.agrees else "NOT the same"
     mean = f"{number(figure.recomputed, 6)}, mean over {count(figure.rows)} of {count(figure.of)} rows: {verdict}"
-    table.add_row(Text("recomputed", "dim"), Text(mean, "" if figure.agrees else "bold red"))
-    table.add_row(Text("rows", "dim"), Text(str(figure.file)))
-    out.print(table)
+    facts += [
+        ("run", subject.run.name),
+        ("stage", f"evaluate{reused}"),
+        ("reported", f"{subject.arm}/{figure.metric} = {number(figure.reported, 6)}"),
+        ("recomputed", Text(mean, "" if figure.agrees else "bold red")),
+        ("rows", str(figure.file)),
+    ]
+    out.print(facts_table(facts))
 
 
 def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
     row, entry, found = trace.row, trace.entry, trace.entry.retrieved
-    table = _facts()
     facts = {
         "row": f"{row.id}: {figure.metric} = {number(trace.value)}",
         "source": row.source,
@@ -198,12 +195,8 @@ def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
         "judge": ", ".join(f"{score:.2f}" for score in entry.judge_scores) or number(entry.judge_score, 2),
         "teacher": (trace.teacher.text or f"failed: {trace.teacher.reason}") if trace.teacher else "",
     }
-    for fact, value in facts.items():
-        if value:
-            table.add_row(Text(fact, "dim"), Text(one_line(value)))
-    for paid in trace.paid:
-        table.add_row(Text(f"{paid.role}'s call", "dim"), Text(_paid(paid)))
-    out.print(table)
+    calls = [(f"{paid.role}'s call", _paid(paid)) for paid in trace.paid]
+    out.print(facts_table([*facts.items(), *calls]))
 
 
 def _paid(paid: "PaidCall") -> str:
@@ -216,7 +209,7 @@ def _paid(paid: "PaidCall") -> str:
 
 
 def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple[Registry, Released]":
-    """A model that nobody approved in time, and now somebody did."""
+    """Apply an approval that came after the flow had stopped waiting for it."""
     from qinglan.evaluation.models import Decision
     from qinglan.serving.lineage import stage_of
     from qinglan.serving.registry.approval import decided_by, lacks_only_approval
@@ -224,7 +217,7 @@ def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple
     gated = stage_of(profile.paths.runs / run_id, "gate")
     decision = Decision.model_validate(gated.details["decision"])
     if not lacks_only_approval(decision):
-        raise ConfigError(f"run {run_id}: waits for nobody; the gate said {decision.verdict}: {decision.sentence}")
+        raise ConfigError(f"run {run_id}: waits for no approval; the gate said {decision.verdict}: {decision.sentence}")
     registry = _registry(profile)
     registered = stage_of(profile.paths.runs / run_id, "register").details["released"]
     if registered["name"] != registry.name:
@@ -235,7 +228,7 @@ def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple
     version = registry.version(registered["version"])
     unfinished = version.verdict == "promote" and not version.placed and approval.approve
     if version.verdict != "undecided" and not unfinished:
-        raise ConfigError(f"run {run_id}: version {version.version} is decided by now: {version.sentence}")
+        raise ConfigError(f"run {run_id}: version {version.version} is already decided: {version.sentence}")
     if not unfinished:
         registry.redecide(version.version, decided_by(decision, approval))
     return registry, registry.settle(version.version, profile.release.promote, decision.champion)
@@ -264,10 +257,3 @@ def _say_aliases(registry: "Registry", version: "Released") -> None:
     say(f"{registry.name}: {listed}")
     if not version.aliases and version.history:
         say(f"version {version.version}: {version.history[-1]}")
-
-
-def _facts() -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    return table

@@ -74,7 +74,7 @@ def start(
 
 @canary_app.command()
 def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
-    """How the canary stands, or how the last one ended."""
+    """Show the canary's figures, or how the last one ended."""
     from qinglan.serving.canary_observer import read_state
     from qinglan.serving.registry import registry_of
     from qinglan.serving.site import serving_folder
@@ -88,7 +88,7 @@ def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     elif state is None or state.challenger != challenger:
         say(f"version {challenger} is the challenger, but gets no requests yet: is `qinglan serve` running?")
     else:
-        for line in _standing(state):
+        for line in _describe_state(state):
             say(line)
 
 
@@ -123,7 +123,8 @@ def promote(
     registry = registry_of(loaded)
     chosen = version or _challenger(loaded, registry) or _won(loaded, registry)
     released = registry.promote(chosen, force_reason=forced(force, reason))
-    say(f"{released.name} {released.version}: champion" + _after(released.replaced))
+    replaced = f", version {released.replaced} stays as the previous one" if released.replaced else ""
+    say(f"{released.name} {released.version}: champion{replaced}")
 
 
 def _end_the_last_one(folder: Path, registry: "Registry", before: str | None) -> None:
@@ -145,10 +146,6 @@ def _challenger(profile: Profile, registry: "Registry") -> str | None:
     if fallen and fallen.challenger == named and fallen.judgement.outcome != "better":
         raise ConfigError(f"there is no canary to promote; the last one: {_describe_verdict(fallen)}; name a VERSION")
     return named
-
-
-def _after(replaced: str) -> str:
-    return f", version {replaced} stays as the previous one" if replaced else ""
 
 
 def _won(profile: Profile, registry: "Registry") -> str:
@@ -187,7 +184,7 @@ def _describe_verdict(verdict: "CanaryVerdict") -> str:
     )
 
 
-def _standing(state: "CanaryState") -> list[str]:
+def _describe_state(state: "CanaryState") -> list[str]:
     from qinglan.serving.canary import interval
 
     counts = state.counts

@@ -128,7 +128,7 @@ def test_an_approval_that_comes_late_releases(qinglan: Qinglan, profile: Profile
     tags = models.client.get_model_version(models.name, "1").tags
     assert (tags["verdict"], tags["approval"]) == ("promote", "approved by 李雷: 看过了")
     _, _, err = qinglan("release", "approve", run, "--reviewer", "韩梅梅")
-    assert "version 1 is decided by now: Release the RL student: approved by 李雷" in err
+    assert "version 1 is already decided: Release the RL student: approved by 李雷" in err
 
 
 def test_a_late_refusal_is_kept(qinglan: Qinglan, profile: Profile, models: Models):
@@ -142,7 +142,7 @@ def test_what_the_gate_refused_nobody_can_approve(qinglan: Qinglan, profile: Pro
     with open_run(profile, "evaluate") as run:
         details = {"decision": models.candidate(verdict="refuse").decision.model_dump(mode="json")}
         save_stage(run, StageResult(stage="gate", key="k", run_id=run.id, seconds=0, details=details))
-    assert "waits for nobody; the gate said refuse" in qinglan("release", "approve", run.id, "--reviewer", "x")[2]
+    assert "waits for no approval; the gate said refuse" in qinglan("release", "approve", run.id, "--reviewer", "x")[2]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_another_tenants_run_can_not_be_approved(qinglan: Qinglan, profile: Prof
 def test_an_approval_that_was_interrupted_is_completed(qinglan: Qinglan, profile: Profile, models: Models):
     run = undecided(profile, models)
     models.registry.redecide("1", decided_by(PASSED, Approval(approve=True, reviewer="李雷")))
-    assert "is decided by now" in qinglan("release", "approve", run, "--reviewer", "x", "--refuse")[2]
+    assert "is already decided" in qinglan("release", "approve", run, "--reviewer", "x", "--refuse")[2]
     status, out, _ = qinglan("release", "approve", run, "--reviewer", "韩梅梅")
     assert (status, "champion 1" in out) == (0, True)
     assert "approved by 李雷" in models.registry.version("1").sentence

@@ -198,12 +198,12 @@ def _is_seen(file: Path, token: str) -> bool:
 
 
 def _nodes(profile: Profile, report: _Report) -> Check:
-    wrong = list(_flaws(profile, report.nodes))
+    wrong = list(_node_problems(profile, report.nodes))
     detail = f"{', '.join(each.host for each in report.nodes)}: qinglan {report.nodes[0].qinglan}, keys set"
     return Check("nodes", detail, "; ".join(wrong) or None)
 
 
-def _flaws(profile: Profile, nodes: list[_Node]) -> Iterator[str]:
+def _node_problems(profile: Profile, nodes: list[_Node]) -> Iterator[str]:
     ours = str(installed("qinglan"))
     for each in nodes:
         if not each.has_python:

@@ -47,7 +47,9 @@ def check_proxies(services: Mapping[str, str]) -> Check:
     proxies = {scheme: url for scheme in ("http", "https", "all") if (url := found.get(scheme))}
     if not proxies:
         return Check("proxies", "none")
-    shown = ", ".join(f"{scheme} {_without_credentials(url)}" for scheme, url in proxies.items())
+    # Without a login in the address.
+    hosts = {scheme: url.rpartition("@")[2].rpartition("://")[2].partition("/")[0] for scheme, url in proxies.items()}
+    shown = ", ".join(f"{scheme} {host}" for scheme, host in hosts.items())
     if wrong := [flaw for scheme, url in proxies.items() if (flaw := _flaw(scheme, url))]:
         return Check("proxies", shown, "; ".join(wrong))
     caught = [host for host in _LOOPBACK if not proxy_bypass(host)]
@@ -79,10 +81,6 @@ def _flaw(scheme: str, url: str) -> str | None:
     if parts.scheme not in ("http", "https") and not parts.scheme.startswith("socks5"):
         return f"{name}: a proxy of the kind {parts.scheme}:// can't be used; name an HTTP proxy"
     return None
-
-
-def _without_credentials(url: str) -> str:
-    return url.rpartition("@")[2].rpartition("://")[2].partition("/")[0]
 
 
 def _proxied_host(url: str, found: dict[str, str]) -> str | None:

@@ -13,7 +13,7 @@ from qinglan.errors import ConfigError
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor.versions import installed
 from qinglan.ops.prefect.automations import webhook_address
-from qinglan.ops.prefect.server import PrefectServer, find_server
+from qinglan.ops.prefect.server import find_server
 from qinglan.ops.preflight import asked_endpoints, runs_engines
 from qinglan.recipes import get_recipe
 
@@ -77,9 +77,13 @@ def check_prefect(profile: Profile) -> Check:
         if server is None:
             return Check("prefect", "no server configured: `qinglan run` starts one for the time of the run")
         where = f"{server.shown_url} ({server.origin})"
-        answer = _answer_of_prefect(server)
+        with server.client(timeout_s=_TIMEOUT_S) as http:
+            answer = http.get("/admin/version")
     except ConfigError as error:
         return Check("prefect", "", str(error))
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        problem = f"prefect {where}: can't be reached: {_said(error)}; start it, or unset what names it"
+        return Check("prefect", where, problem)
     if answer.status_code in _REFUSED:
         return Check(
             "prefect",
@@ -90,17 +94,6 @@ def check_prefect(profile: Profile) -> Check:
     if answer.status_code == HTTPStatus.NOT_FOUND and server.key:
         return Check("prefect", f"{where}, Prefect Cloud")
     return _compare("prefect", where, _version_in(answer), "PREFECT_API_URL")
-
-
-def _answer_of_prefect(server: PrefectServer) -> httpx2.Response:
-    try:
-        with server.client(timeout_s=_TIMEOUT_S) as http:
-            return http.get("/admin/version")
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise ConfigError(
-            f"prefect {server.shown_url} ({server.origin}): can't be reached: {_said(error)}; start it, or "
-            "unset what names it"
-        ) from error
 
 
 def check_mlflow(profile: Profile) -> Check:

@@ -182,7 +182,7 @@ def arm(latency_s: float, steps: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def training(folder: Path, rag_url: str, steps: int) -> Command:
-    """The command line of the pipeline's RL stage over the stand-in."""
+    """The command line of the pipeline's RL stage over the simulator."""
     make_model(folder / "model")
     end_at_random(folder / "model")
     (folder / "reward.json").write_text(reward_service(folder, rag_url).model_dump_json(), encoding="utf-8")

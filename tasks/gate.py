@@ -16,7 +16,7 @@ from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.runs.run import Run
 from qinglan.serving.registry import rival_of
 from qinglan.serving.registry.approval import Approval, decided_by
-from qinglan.serving.registry.approval_workbook import telling_rows, write_approval_workbook
+from qinglan.serving.registry.approval_workbook import rows_to_review, write_approval_workbook
 from qinglan.serving.registry.candidates import (
     alarms_of,
     beside_champion,
@@ -118,8 +118,8 @@ def _approval_workbook(stage: Stage, evaluated: StageResult, dataset: StageResul
     }
     rows = list(read_jsonl(dataset.path("test"), Row))
     recipe = get_recipe(stage.run.profile.recipe)
-    telling = telling_rows(arms, rows, recipe, challenger, LOSSES, SAMPLED)
-    return write_approval_workbook(stage.directory / "review.xlsx", telling, arms, recipe, challenger)
+    chosen = rows_to_review(arms, rows, recipe, challenger, LOSSES, SAMPLED)
+    return write_approval_workbook(stage.directory / "review.xlsx", chosen, arms, recipe, challenger)
 
 
 def _answer(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:

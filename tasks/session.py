@@ -73,7 +73,7 @@ def open_session(
     continue_anyway: bool = False,
     source: str = "",
 ) -> Iterator[Session]:
-    """Check the profile, continue or start a run, start the stand-ins, track it all.
+    """Check the profile, continue or start a run, start the simulators, track it all.
 
     Args:
         source: the earlier run to take stages from; the newest that fits if empty.

@@ -16,7 +16,7 @@ import psutil
 
 _EVERY_S = 0.2
 Part = str
-"""`client` asks the questions; `prefect` is Prefect's server; `stand-in` is the embedded RAG."""
+"""`client` asks the questions; `prefect` is Prefect's server; `simulator` is the embedded RAG."""
 
 
 @dataclass
@@ -96,4 +96,4 @@ def _part_of(command: list[str]) -> Part:
     text = " ".join(command)
     if "prefect" in text and "server" in text:
         return "prefect"
-    return "stand-in" if "qinglan.simulators" in text else "client"
+    return "simulator" if "qinglan.simulators" in text else "client"

@@ -1,6 +1,6 @@
 """Teacher, judge, RAG and webhook receiver outside the site, so that nothing done to the site can touch their books.
 
-Teacher and RAG are the stand-ins' own apps. Around them: a count of the answers given per request, as a provider's
+Teacher and RAG are the simulators' own apps. Around them: a count of the answers given per request, as a provider's
 bill would have it, and switches for bad times. `python services.py KNOWLEDGE_BASE` prints its address.
 """
 

@@ -83,10 +83,10 @@ class Embedded(Section):
     pretrain_seconds_max: Positive = 900.0
     """The tiny base model's pretraining is a fixed number of steps; it fails if it would take longer than this."""
     pretrain_steps: Count | None = None
-    """As many as the recipe's world says, if not given."""
+    """As many as the recipe's simulated domain says, if not given."""
     domain: str | None = None
-    """Recipe whose sample and base model `embedded` means; this profile's, if not given. A recipe without a world can
-    borrow another's base model so."""
+    """Recipe whose sample and base model `embedded` means; this profile's, if not given. A recipe without a simulated
+    domain can borrow another's base model so."""
     sample_train_rows: Count = 2000
     sample_dev_rows: Count = 200
     sample_test_rows: Count = 1000

@@ -50,8 +50,8 @@ class Evaluate(Section):
     """Arms compared on the test split."""
 
     max_failed_share: Share = 0.05
-    """Of the questions, without an answer from RAG, judge or a further teacher's service; more would compare the
-    weather."""
+    """Of the questions, without an answer from RAG, judge or a further teacher's service; with more failures the
+    comparison would not be fair."""
     batch_size: Count = 64
     latency_queries: Count = 40
     """Queries timed one at a time, for p50 and p95."""

@@ -56,7 +56,7 @@ def test_stand_ins_can_not_be_reached_from_another_machine(
 ):
     monkeypatch.setattr(preflight, "uses_proxy", lambda _: True)
     problem = check_of(on_cluster(profile_of, ray.url), "ray").problem
-    assert problem is not None and "the stand-ins for RAG and judge answer on this machine only" in problem
+    assert problem is not None and "the simulators for RAG and judge answer on this machine only" in problem
 
 
 def test_the_interpreter_is_that_of_the_nodes(profile_of: ProfileOf):

@@ -21,7 +21,7 @@ from qinglan.evaluation.report.verdict import headline, verdict
 from qinglan.evaluation.summary import evaluate, metrics_of, result_markdown
 from qinglan.recipes import Finding, FindingRow, Metric
 from qinglan.rows import Row
-from qinglan.serving.registry.approval_workbook import telling_rows, write_approval_workbook
+from qinglan.serving.registry.approval_workbook import rows_to_review, write_approval_workbook
 from qinglan.text import Both
 
 KAPPA = Finding(
@@ -203,9 +203,9 @@ def test_terminal_and_markdown_show_what_there_is():
 
 def test_who_approves_reads_answers_and_their_values(tmp_path: Path):
     arms = {name: {entry.row_id: entry for entry in made} for name, made in (("rl", arm("b", "a")), ("sft", arm("a")))}
-    telling = telling_rows(arms, ROWS, RECIPE, "rl", losses=5, sampled=1)
-    assert [each.why for each in telling] == ["不如SFT", "随机"]
-    path = write_approval_workbook(tmp_path / "review.xlsx", telling, arms, RECIPE, "rl").path
+    chosen = rows_to_review(arms, ROWS, RECIPE, "rl", losses=5, sampled=1)
+    assert [each.why for each in chosen] == ["不如SFT", "随机"]
+    path = write_approval_workbook(tmp_path / "review.xlsx", chosen, arms, RECIPE, "rl").path
     heads, first = (list(row) for row in openpyxl.load_workbook(path).active.iter_rows(max_row=2, values_only=True))
     shown = dict(zip(heads, first, strict=True))
     assert (shown["letter"], shown["RL：回答"], shown["RL：纯正率"], shown["SFT：纯正率"]) == ("a", "b", 0, 1)

@@ -237,7 +237,7 @@ def test_a_run_can_be_cancelled(site: Site, page: PrefectPage) -> None:
     overrides = ["embedded.teacher_latency_ms=3000", "teacher.max_tokens=100", "teacher.concurrency=4"]
     run = page.start("refresh", {}, *overrides)
     page.expect_state("Running")
-    wait_until("the engine and its stand-ins", lambda: len(site.processes(PREFECT__FLOW_RUN_ID=run)) > 2)
+    wait_until("the engine and its simulators", lambda: len(site.processes(PREFECT__FLOW_RUN_ID=run)) > 2)
     page.press("Cancel", confirm="Confirm")
     page.expect_state("Cancelled")
     page.shot("cancelled")

@@ -1,6 +1,6 @@
 """The whole endpoint under load: canaries that end by themselves, models that die, a rollback by hand, no orphans.
 
-Router, stand-in RAG and models' servers are processes of their own. Most models are stubs that speak the protocol; one
+Router, simulator RAG and models' servers are processes of their own. Most models are stubs that speak the protocol; one
 test serves a tiny Qwen3 by ms-swift from MLflow's registry.
 """
 

@@ -1,4 +1,4 @@
-"""The stand-ins as processes: addresses, failures, and no orphans."""
+"""The simulators as processes: addresses, failures, and no orphans."""
 
 import json
 import signal

@@ -22,7 +22,7 @@ from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.registry import Registry, registry_of
 from qinglan.serving.registry.approval import Approval, decided_by, lacks_only_approval
-from qinglan.serving.registry.approval_workbook import telling_rows
+from qinglan.serving.registry.approval_workbook import rows_to_review
 from qinglan.serving.registry.candidates import beside_champion, candidate_of, read_evaluation
 from qinglan.tasks import gate, register
 from qinglan.tasks import stage as stage_module
@@ -326,7 +326,7 @@ def test_a_look_at_the_champion_makes_no_database_and_waits_for_no_server(profil
 def test_a_failed_answer_is_no_loss_and_listed_by_itself():
     failed = ArmRow(row_id="a", text="词", reason="rag_timeout")
     arms = {"rl": {"a": failed, "b": arm(b=MISS)[1]}, "teacher": {row_id: arm()[0] for row_id in "ab"}}
-    found = telling_rows(arms, ROWS[:2], RECIPE, "rl", losses=5, sampled=2)
+    found = rows_to_review(arms, ROWS[:2], RECIPE, "rl", losses=5, sampled=2)
     assert [(each.row.id, each.why) for each in found] == [("b", "不如教师"), ("a", "无结果")]
 
 

@@ -27,16 +27,16 @@ ArmRows = Mapping[str, Mapping[str, ArmRow]]
 """By arm and row id."""
 
 
-class Telling(NamedTuple):
+class RowToReview(NamedTuple):
     """A question worth reading."""
 
     row: Row
     why: str
 
 
-def telling_rows(
+def rows_to_review(
     arms: ArmRows, rows: Sequence[Row], recipe: Recipe, challenger: str, losses: int, sampled: int
-) -> list[Telling]:
+) -> list[RowToReview]:
     """The questions on which the challenger lost most, those where it has no result, then some others at random.
 
     The same ones every time; of the first two kinds `losses` each.
@@ -50,14 +50,14 @@ def telling_rows(
         :sampled
     ]
     named = [
-        Telling(row, "；".join(LOST.format(arm_words(rival, head=True).zh) for _, rival in lost[row.id]))
+        RowToReview(row, "；".join(LOST.format(arm_words(rival, head=True).zh) for _, rival in lost[row.id]))
         for row in hardest
     ]
-    return named + [Telling(row, FAILED) for row in failed] + [Telling(row, SAMPLED) for row in others]
+    return named + [RowToReview(row, FAILED) for row in failed] + [RowToReview(row, SAMPLED) for row in others]
 
 
 def write_approval_workbook(
-    path: Path, telling: Sequence[Telling], arms: ArmRows, recipe: Recipe, challenger: str
+    path: Path, chosen: Sequence[RowToReview], arms: ArmRows, recipe: Recipe, challenger: str
 ) -> Artifact:
     """One line per question, the arms side by side."""
     shown = [challenger, *(arm for arm in arms if arm != challenger)]
@@ -72,16 +72,16 @@ def write_approval_workbook(
     for number, head in enumerate(heads, 1):
         sheet.column_dimensions[get_column_letter(number)].width = 36 if head.endswith(_WIDE) else 12
     sheet.append([header_cell(sheet, head) for head in heads])
-    for row, why in telling:
+    for row, why in chosen:
         inputs = [row.inputs.get(each.name) for each in recipe.INPUTS]
         label = [row.gold_id] if recipe.retrieves else []
         texts: list[str | float | None] = [why, row.query, row.profile, row.history, *inputs, *label, row.id]
         values = [*texts, *(value for arm in shown for value in _of_arm(arms[arm].get(row.id), row, recipe))]
         sheet.append([_cell(sheet, value) for value in values])
-    sheet.auto_filter.ref = f"A1:{get_column_letter(len(heads))}{len(telling) + 1}"
+    sheet.auto_filter.ref = f"A1:{get_column_letter(len(heads))}{len(chosen) + 1}"
     path.parent.mkdir(parents=True, exist_ok=True)
     book.save(path)
-    return Artifact.of(path, len(telling))
+    return Artifact.of(path, len(chosen))
 
 
 _RETRIEVED = ("改写", "首条内容", "标准文档名次", "首条得分", "裁判分")

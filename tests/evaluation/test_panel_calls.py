@@ -1,4 +1,4 @@
-"""The panel with the real judge simulator over HTTP: what is paid for, what is not paid for again, and who is judged."""
+"""The panel with the simulated judge over HTTP: what is paid for, what is not paid for again, and who is judged."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -103,7 +103,7 @@ def test_what_cannot_be_tried_is_left_alone_by_all_who_ask(
         assert announced_url(state) == "http://127.0.0.1:4200/api"
         assert is_running(run)
         assert not list(remove_logs(profile, datetime.now(UTC), dry_run=False))
-        with pytest.raises(ConfigError, match="a process is at work there"):
+        with pytest.raises(ConfigError, match="a process is running there"):
             restoring._require_nobody(profile.paths.runs)
     assert [each.name for each in remove_logs(profile, datetime.now(UTC), dry_run=False)] == ["worker.log"]
     restoring._require_nobody(profile.paths.runs)

@@ -15,7 +15,7 @@ from qinglan.errors import QinglanError, first_line
 from qinglan.ops.cleanup.datasets import remove_datasets
 from qinglan.ops.cleanup.disposal import delete, deleting
 from qinglan.ops.cleanup.logs import remove_logs
-from qinglan.ops.cleanup.mlflow_runs import MlflowRunGroup, RegisteredVersion, Tracked
+from qinglan.ops.cleanup.mlflow_runs import MlflowRunGroup, RegistryEntry, Tracked
 from qinglan.ops.cleanup.prefect_runs import remove_flow_runs
 from qinglan.ops.cleanup.records import Cleaned, Kept, Removed
 from qinglan.ops.cleanup.run_folders import (
@@ -146,7 +146,7 @@ def _datasets(clean: _CleanUp, references: str) -> None:
             clean.delete(aside)
 
 
-def _mlflow(clean: _CleanUp, tracked: Tracked, found: RunPlan, registered: list[RegisteredVersion]) -> None:
+def _mlflow(clean: _CleanUp, tracked: Tracked, found: RunPlan, registered: list[RegistryEntry]) -> None:
     days = clean.profile.retention.mlflow_days
     if days is None:
         return

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SQLITE = "sqlite:///"
 
 
-class RegisteredVersion(NamedTuple):
+class RegistryEntry(NamedTuple):
     """A version in the registry, of any model."""
 
     label: str
@@ -83,7 +83,7 @@ class Tracked:
                     "in it; mount or restore it; if it is lost for good, `qinglan up` makes an empty one"
                 )
 
-    def registered(self) -> list[RegisteredVersion]:
+    def registered(self) -> list[RegistryEntry]:
         """Every version of every model, whichever profile registered it.
 
         Raises:
@@ -98,7 +98,7 @@ class Tracked:
                 found += page
                 token = page.token or ""
         return [
-            RegisteredVersion(
+            RegistryEntry(
                 f"version {version.version} of {version.name}",
                 "\n".join([*version.tags.values(), version.source or "", version.run_id or ""]),
                 version.run_id or "",

@@ -104,6 +104,6 @@ def test_what_cannot_be_tried_is_left_alone_by_all_who_ask(
         assert is_running(run)
         assert not list(remove_logs(profile, datetime.now(UTC), dry_run=False))
         with pytest.raises(ConfigError, match="a process is running there"):
-            restoring._require_nobody(profile.paths.runs)
+            restoring._require_no_process(profile.paths.runs)
     assert [each.name for each in remove_logs(profile, datetime.now(UTC), dry_run=False)] == ["worker.log"]
-    restoring._require_nobody(profile.paths.runs)
+    restoring._require_no_process(profile.paths.runs)

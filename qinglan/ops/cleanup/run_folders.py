@@ -186,7 +186,11 @@ def parts(found: RunPlan, profile: Profile, now: datetime) -> Iterator[RunPart]:
         if each.profile != profile.name or is_running(each.directory):
             continue
         going = [RunPart("checkpoint", path, each.active) for path in _checkpoints(each.directory) if each.finished]
-        going += [RunPart("superseded", path, _last_written(path)) for path in _superseded(each.directory)]
+        going += [
+            RunPart("superseded", path, _last_written(path))
+            for path in _own_folders(each.directory)
+            if _SUPERSEDED.fullmatch(path.name)
+        ]
         for part in going:
             is_named = part.path.relative_to(each.directory.parent).as_posix() in references
             if not is_named and is_past(part.written, days[part.kind], now):
@@ -262,10 +266,6 @@ def _checkpoints(run: Path) -> Iterator[Path]:
     for folder in sorted(run.glob("*/checkpoints")):
         if not folder.is_symlink() and not folder.parent.is_symlink():
             yield from (each for each in _own_folders(folder) if _CHECKPOINT.fullmatch(each.name))
-
-
-def _superseded(run: Path) -> Iterator[Path]:
-    yield from (each for each in _own_folders(run) if _SUPERSEDED.fullmatch(each.name))
 
 
 def _own_folders(folder: Path) -> list[Path]:

@@ -67,7 +67,13 @@ def as_switched(api: httpx2.Client, prefect_file: Path, say: Say) -> Iterator[Pa
         yield Path(file.name)
     # Another folder's prefect.yaml may have deployments of its own on this server.
     elsewhere = {name for name in noted or () if (of := name.rpartition("/")[0]) in there and of not in ours}
-    _note(api, noted, elsewhere | {name for each in ours.values() for name in _on(each)}, say)
+    on = {
+        f"{name}/{schedule['slug']}"
+        for name, each in ours.items()
+        for schedule in each.get("schedules") or ()
+        if schedule.get("slug") and _is_on(schedule)
+    }
+    _note(api, noted, elsewhere | on, say)
 
 
 def _name(entry: _Entry) -> str:
@@ -108,12 +114,6 @@ def _is_on(schedule: _Entry) -> bool | None:
     """Does the file have it on? None where only Prefect knows: a template, such as a variable of the environment."""
     active = schedule.get("active")
     return True if active is None else active if isinstance(active, bool) else None
-
-
-def _on(deployment: _Entry) -> Iterator[str]:
-    for schedule in deployment.get("schedules") or ():
-        if schedule.get("slug") and _is_on(schedule):
-            yield f"{_name(deployment)}/{schedule['slug']}"
 
 
 def _word(on: bool) -> str:

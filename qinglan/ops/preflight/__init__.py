@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from qinglan.clients.roles import ChatRole, endpoint_of
-from qinglan.config import EMBEDDED, Data, Endpoint, FlowName, Profile, uses_proxy
+from qinglan.config import EMBEDDED, Endpoint, FlowName, Profile, uses_proxy
 from qinglan.data.sources.database import check_database
 from qinglan.data.sources.files import list_files
 from qinglan.data.workbook import read_rows
@@ -55,7 +55,9 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
         return
     graders = get_recipe(profile.recipe).graders
     if data:
-        yield _planned("workbook", _where(profile.data), lambda: _workbook(profile), "slow")
+        sql = profile.data.sql
+        where = f"the database that {sql.url_env} names" if sql else profile.data.workbook
+        yield _planned("workbook", where, lambda: _workbook(profile), "slow")
     yield from _chats(profile, flow)
     if trains and (local := profile.judge.local):
         yield _planned("local judge", local.model, lambda: _local_judge(profile), "slow")
@@ -68,7 +70,9 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
         yield _planned("champion", profile.model_name, lambda: _champion(profile), "slow")
     if flow != "release" and "rag" in graders:  # release only reads what was evaluated
         yield PlannedCheck(PROFILE, "rag", profile.rag.url, lambda: [check_rag(profile)], "slow")
-    yield _planned("ledger", _where_ledger(profile), lambda: _ledger(profile, trains=trains))
+    variable = profile.ledger.url_env
+    where = f"the database that {variable} names" if variable else str(profile.paths.state / "ledger.db")
+    yield _planned("ledger", where, lambda: _ledger(profile, trains=trains))
     if trains:
         yield _planned("base model", profile.student.base_model, lambda: _base_model(profile))
     if trains and (critic := profile.rl.critic_model):
@@ -167,10 +171,6 @@ def _chats(profile: Profile, flow: FlowName) -> Iterator[PlannedCheck]:
         yield _planned(role, f"{endpoint.model} at {endpoint.base_url}", partial(check_chat, role, endpoint))
 
 
-def _where(data: Data) -> str:
-    return f"the database that {data.sql.url_env} names" if data.sql else data.workbook
-
-
 def _workbook(profile: Profile) -> str | None:
     """Header and first rows: the run itself reads the rest, before anything is spent."""
     data, path, inputs = profile.data, Path(profile.data.workbook), get_recipe(profile.recipe).INPUTS
@@ -221,11 +221,6 @@ def _local_judge(profile: Profile) -> str | None:
 
     judge = released_judge(profile)
     return f"version {judge.released.version}" if judge else None
-
-
-def _where_ledger(profile: Profile) -> str:
-    name = profile.ledger.url_env
-    return f"the database that {name} names" if name else str(profile.paths.state / "ledger.db")
 
 
 def _ledger(profile: Profile, *, trains: bool) -> None:
@@ -293,7 +288,7 @@ def _cluster(profile: Profile) -> str | None:
         raise ConfigError(f"{error}; {START_RAY}") from error
     if uses_proxy(jobs.url) and EMBEDDED in (profile.rag.url, profile.judge.base_url):
         raise ConfigError(
-            "trainer.ray_dashboard_url: the simulators of RAG and judge answer on this machine only, which the "
+            "trainer.ray_dashboard_url: the simulators for RAG and judge answer on this machine only, which the "
             "cluster's nodes can't reach; give rag.url and judge.base_url, or train here"
         )
     if trainer.device == "cpu":

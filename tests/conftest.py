@@ -2,12 +2,15 @@
 
 import signal
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_ray import FakeRay
 from fake_service import PRICE, FakeService, Script
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from qinglan.clients import rag as retrieval
 from qinglan.config import Profile
@@ -19,16 +22,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests first; a file's tests share a process and its fixtures, and so do all that start Ray.
+class FileScheduler(LoadScopeScheduling):
+    """Gives a file's tests to one process, which has their fixtures, and so all that start Ray.
 
-    Two Ray clusters that start on one machine at the same time take each other's ports.
+    Two Ray clusters that start on one machine at the same time take each other's ports. xdist's own groups do nothing
+    under pytest 9.
     """
-    items.sort(key=lambda item: (item.get_closest_marker("ray") is None, item.get_closest_marker("slow") is None))
-    for item in items:
-        group = "ray" if item.get_closest_marker("ray") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(self.config.rootpath / nodeid.partition("::")[0])
+
+
+@cache
+def scope_of(path: Path) -> str:
+    return "ray" if "mark.ray" in path.read_text(encoding="utf-8") else str(path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduler:
+    return FileScheduler(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first."""
+    items.sort(key=lambda item: (scope_of(item.path) != "ray", item.get_closest_marker("slow") is None))
 
 
 @pytest.fixture

@@ -196,5 +196,5 @@ def test_a_refresh_beside_another_is_skipped(server: Server):
     with refresh_lock(load_profile("embedded", paths)):
         state = server.state_of("refresh", overrides=paths)
     assert (state["type"], state["name"]) == ("COMPLETED", "Skipped")
-    assert f"is at work already (process {os.getpid()}" in state["message"]
+    assert f"is running already (process {os.getpid()}" in state["message"]
     assert not list((server.folder / "runs").glob("2*"))

@@ -233,7 +233,7 @@ def test_a_router_that_is_killed_comes_back_on_its_port(tmp_path: Path):
 def test_a_champion_that_can_t_start_leaves_the_former_one(tmp_path: Path):
     with running(tmp_path, champion="1") as site, Load(site.site.router.url or "") as load:
         site.registry.named = {"champion": "3", "previous": "1"}
-        site.wait("it to fail", lambda running: running.site.fleet.trouble("3"))
+        site.wait("it to fail", lambda running: running.site.fleet.last_failure("3"))
         load.has(SETTLED)
         site.registry.named = {"champion": "2", "previous": "1"}
         site.wait("the other one", lambda running: running.versions[0] == "2")

@@ -38,7 +38,7 @@ demo: setup ## the whole DAG without key and GPU, then a question to the release
 	@# Refused by the gate, there is nothing to serve: that is a result, not a failure of the demo.
 	-@$(BIN)/qinglan serve --check --profile $(PROFILE)
 
-test: setup ## the tests, a small real end-to-end run included; about 15 minutes on two cores
+test: setup ## the tests, a small real end-to-end run included; some ten minutes on two cores
 	@$(BIN)/python -m pytest -n 2 -m "not extended"
 
 test-all: test ## then what `test` leaves out: browser, kill series, faults, the other recipes' end-to-end runs

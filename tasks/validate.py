@@ -39,7 +39,8 @@ def validate_rows(
                 settings=profile.validation,
                 roles=roles,
                 concurrency=max(
-                    (profile.rag if role == "rag" else endpoint_of(profile, role)).concurrency for role in roles
+                    ((profile.rag if role == "rag" else endpoint_of(profile, role)).concurrency for role in roles),
+                    default=1,  # a recipe may grade by rules alone
                 ),
                 make_work=lambda clients: partial(
                     recipe.validate, clients=clients, tenant=profile.tenant, judge="judge" in roles

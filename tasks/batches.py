@@ -5,7 +5,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -75,7 +75,7 @@ async def ask_services(
     services: Services,
     given: StageResult,
     *,
-    kind: str,
+    kind: Literal["distill", "validation"],
     settings: Distill | Validate,
     roles: tuple[Role, ...],
     concurrency: int,

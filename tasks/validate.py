@@ -35,7 +35,7 @@ def validate_rows(
                 stage,
                 services,
                 distilled,
-                kind="validate",
+                kind="validation",
                 settings=profile.validation,
                 roles=roles,
                 concurrency=max(

@@ -81,8 +81,10 @@ def refresh_lock(profile: Profile, flow_run_id: str = "") -> Iterator[None]:
     is_mine = bool(flow_run_id) and _holder(file).endswith(flow_run_id)
     if (lock := _take(file, flow_run_id, blocking=is_mine)) is None:
         raise RunLockedError(f"a refresh of {what} is running already ({_holder(file)}), so this one has nothing to do")
-    with lock:
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @contextmanager

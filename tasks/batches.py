@@ -75,7 +75,8 @@ async def ask_services(
     services: Services,
     given: StageResult,
     *,
-    kind: Literal["distill", "validation"],
+    kind: str,
+    section: Literal["distill", "validation"],
     settings: Distill | Validate,
     roles: tuple[Role, ...],
     concurrency: int,
@@ -85,12 +86,13 @@ async def ask_services(
     """Work on every row of the stage before; only the rows of the running batches are in memory.
 
     Args:
-        kind: the stage's section in the profile; it also names the task runs of the batches.
+        kind: names the task runs of the batches.
+        section: the stage's in the profile, for messages.
         watch: called with every finished row, in order.
     """
     source = given.artifacts["rows"]
     total = source.rows or 0
-    losses = Losses(kind, given.rows_out, settings.max_failed_share)
+    losses = Losses(section, given.rows_out, settings.max_failed_share)
     before, after = RowCounts(), RowCounts()
     configured = run_batch.with_options(
         retries=settings.retries, retry_delay_seconds=RETRY_DELAYS_S[: max(1, settings.retries)]

@@ -52,6 +52,7 @@ def distill_rows(run: Run, services: Services, ingested: StageResult, name: str 
                 services,
                 ingested,
                 kind="distill",
+                section="distill",
                 settings=profile.distill,
                 roles=recipe.DISTILL_ROLES,
                 concurrency=max((endpoint.concurrency for endpoint in endpoints.values()), default=1),

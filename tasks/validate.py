@@ -35,7 +35,8 @@ def validate_rows(
                 stage,
                 services,
                 distilled,
-                kind="validation",
+                kind="validate",
+                section="validation",
                 settings=profile.validation,
                 roles=roles,
                 concurrency=max(

@@ -407,7 +407,7 @@ class Report(ReportPart):
     examples: list[ReportExample] = []
     shared: list[Shared] = []
     curves: dict[str, list[Series]] = {}
-    """By name, see `report_html.CURVES`; other names are drawn under their own name."""
+    """By name, see `CURVES` in report/plots.py; other names are drawn under their own name."""
     distributions: dict[str, list[Distribution]] = {}
     """What validation found: `top1_score` of original question and rewrite, and the `gain` of one over the other."""
 

@@ -29,8 +29,9 @@ COPY --from=build /opt/orchestrator /opt/orchestrator
 COPY --chmod=755 docker/entrypoint.sh /usr/local/bin/entrypoint
 COPY --chmod=755 docker/healthy.py /usr/local/bin/healthy
 COPY docker/make_bucket.py docker/
-# The shipped profiles, beside the package: configs/ here is for the site's own, whose names are looked for first.
-COPY configs /opt/orchestrator/lib/python3.11/site-packages/configs
+# The shipped profiles: the build above has no more of them than a link. configs/ here is for the site's own, whose names
+# are looked for first.
+COPY configs /opt/orchestrator/lib/python3.11/site-packages/qinglan/configs
 COPY deployments deployments
 USER 1000:1000
 

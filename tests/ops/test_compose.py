@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from qinglan.config import load_profile
+from qinglan.config import load_profile, profile
 from qinglan.ops.prefect.deploy import pools_of
 from qinglan.ops.up.site import SERVER_TUNING, WORKER_TUNING
 
@@ -169,6 +169,12 @@ def test_an_images_base_is_pinned_and_its_packages_come_from_its_lock(dockerfile
     assert len(installs) == 2 and all("--no-deps" in part for part in installs)
     assert f"--requirement docker/{dockerfile.stem}.lock" in installs[0] and " . " in installs[1] + " "
     assert [rest for word, rest in steps if word == "ENTRYPOINT"] == ['["entrypoint"]']
+
+
+def test_an_image_has_the_shipped_profiles_where_they_are_looked_for() -> None:
+    (copied,) = re.findall(r"(?m)^COPY configs (\S+)$", read("docker/orchestrator.Dockerfile"))
+    shipped = Path(profile.__file__).parents[1] / "configs"
+    assert copied.partition("/site-packages/")[2] == str(shipped.relative_to(ROOT))
 
 
 def test_the_builder_is_given_what_is_copied_and_nothing_else() -> None:

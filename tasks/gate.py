@@ -7,7 +7,7 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from qinglan.evaluation import ArmRow
+from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.evaluation.gate import decide
 from qinglan.evaluation.models import Decision
 from qinglan.recipes import get_recipe
@@ -22,7 +22,6 @@ from qinglan.serving.registry.candidates import (
     beside_champion,
     challenger_of,
     identities_of,
-    read_evaluation,
 )
 from qinglan.tasks.approval import ask
 from qinglan.tasks.events import emit_run_event
@@ -53,7 +52,9 @@ def decide_release(
     champion = rival_of(run)
 
     def work(stage: Stage) -> Outcome:
-        evaluation, version = beside_champion(read_evaluation(evaluated), identities, champion, gate.challenger)
+        evaluation, version = beside_champion(
+            evaluated.load("evaluation", Evaluation), identities, champion, gate.challenger
+        )
         decision, artifacts = decide(evaluation, alarms, gate, version), {}
         if decision.verdict == "promote" and gate.approval == "required":
             artifacts["review"] = _approval_workbook(stage, evaluated, dataset)
@@ -89,7 +90,7 @@ def decide_release(
 
 def decision_of(gated: StageResult) -> Decision:
     """What the gate stage decided."""
-    return Decision.model_validate_json(gated.path("decision").read_text(encoding="utf-8"))
+    return gated.load("decision", Decision)
 
 
 def decision_markdown(decision: Decision) -> str:

@@ -215,7 +215,7 @@ def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple
     from qinglan.serving.registry.approval import decided_by, lacks_only_approval
 
     gated = stage_of(profile.paths.runs / run_id, "gate")
-    decision = Decision.model_validate(gated.details["decision"])
+    decision = gated.load("decision", Decision)
     if not lacks_only_approval(decision):
         raise ConfigError(f"run {run_id}: waits for no approval; the gate said {decision.verdict}: {decision.sentence}")
     registry = _registry(profile)

@@ -161,7 +161,7 @@ def _arms_markdown(report: Report) -> list[str]:
 def _evaluation_of(by_name: Mapping[str, StageResult], profile: Profile) -> Evaluation:
     for stage in COMPARING:
         if stage in by_name:
-            return Evaluation.model_validate_json(by_name[stage].path("evaluation").read_text(encoding="utf-8"))
+            return by_name[stage].load("evaluation", Evaluation)
     return evaluate_baselines(list(read_jsonl(by_name["validate"].path("rows"), Row)), profile)
 
 

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qinglan.errors import ArtifactError
 from qinglan.runs.schema_version import dump_record, read_record
 
 MANIFEST = "manifest.json"
 Model = TypeVar("Model", bound=BaseModel)
+_UNREADABLE = "is damaged or of another version of Qinglan; run its stage again"
 
 
 def sha256_of(path: Path) -> str:
@@ -85,6 +86,20 @@ class StageResult(BaseModel):
         """Where an artifact lies."""
         return self.artifacts[name].path
 
+    def load(self, name: str, model: type[Model]) -> Model:
+        """What an artifact of JSON holds.
+
+        Raises:
+            ArtifactError: its file is missing or damaged, or of another version of Qinglan.
+        """
+        path = self.path(name)
+        try:
+            return model.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise ArtifactError(f"{path} is missing; run its stage again") from None
+        except ValidationError as error:
+            raise ArtifactError(f"{path} {_UNREADABLE}") from error
+
     @classmethod
     def read(cls, manifest: Path) -> "StageResult":
         """From its manifest.
@@ -144,7 +159,14 @@ def write_jsonl(path: Path, records: Iterable[BaseModel | dict[str, Any]]) -> Ar
 
 
 def read_jsonl(path: Path, model: type[Model]) -> Iterator[Model]:
-    """Read rows back, one at a time."""
+    """Read rows back, one at a time.
+
+    Raises:
+        ArtifactError: a line is damaged or of another version of Qinglan.
+    """
     with path.open(encoding="utf-8") as stream:
-        for line in stream:
-            yield model.model_validate_json(line)
+        for number, line in enumerate(stream, 1):
+            try:
+                yield model.model_validate_json(line)
+            except ValidationError as error:
+                raise ArtifactError(f"{path}, line {number} {_UNREADABLE}") from error

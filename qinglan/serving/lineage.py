@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
-from qinglan.errors import ArtifactError, ConfigError
+from qinglan.errors import ConfigError
 from qinglan.evaluation import ArmRow, Evaluation, arm_scores
 from qinglan.ledger import Call, Ledger
 from qinglan.recipes import get_recipe
@@ -32,8 +32,6 @@ class Subject(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A metric of an arm as it was reported, and once more from the rows."""
-
     metric: str
     reported: float | None
     recomputed: float | None
@@ -46,15 +44,12 @@ class Figure(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Are both the same?"""
         if self.reported is None or self.recomputed is None:
             return self.reported is self.recomputed
         return abs(self.reported - self.recomputed) <= _TOLERANCE
 
 
 class PaidCall(NamedTuple):
-    """One answer in the ledger."""
-
     role: str
     request: str
     at_s: float | None
@@ -74,10 +69,7 @@ class RowTrace(NamedTuple):
 
 
 def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
-    """What a name means: an alias, a version's number, or a run.
-
-    Args:
-        arm: of a run; the profile's challenger if not given. A version has its own.
+    """What a name means: an alias, a version's number, or a run, whose arm is the profile's challenger if not given.
 
     Raises:
         ConfigError: there is no such version or run, or the alias names nothing.
@@ -97,17 +89,15 @@ def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
 
 
 def figure_of(profile: Profile, subject: Subject, metric: str | None = None) -> Figure:
-    """A metric as reported, and as the mean over the arm's rows.
-
-    Args:
-        metric: the first of the recipe's that the arm has values of, if not given.
+    """A metric, the first of the recipe's if none is named, as reported and as the mean over the arm's rows.
 
     Raises:
         ConfigError: no such metric, or the run has no such arm.
-        ArtifactError: a file is missing or was changed.
+        ArtifactError: a file is missing, damaged, or was changed.
     """
     stage, rows, entries = _evaluated(subject)
-    evaluation = Evaluation.model_validate_json(stage.artifacts["evaluation"].verify().read_text(encoding="utf-8"))
+    stage.artifacts["evaluation"].verify()
+    evaluation = stage.load("evaluation", Evaluation)
     arm = evaluation.arms[subject.arm]
     metric = metric or next((each.name for each in evaluation.metrics if arm.mean(each.name) is not None), "")
     values = _values(profile, subject.arm, metric, entries, rows)
@@ -141,7 +131,9 @@ def rows_behind(
     teachers = {entry.row_id: entry for entry in _entries(stage, "teacher")} if has_teacher else {}
     with site_ledger(profile) as ledger:
         return [
-            RowTrace(by_id[each], values[each], arm[each], teachers.get(each), _paid(ledger, arm[each], by_id[each]))
+            RowTrace(
+                by_id[each], values[each], arm[each], teachers.get(each), _paid_calls(ledger, arm[each], by_id[each])
+            )
             for each in (ids or [each for _, each in lowest])
         ]
 
@@ -172,10 +164,7 @@ def _entries(stage: StageResult, arm: str) -> list[ArmRow]:
     if artifact is None:
         known = ", ".join(name.removeprefix("arm_") for name in stage.artifacts if name.startswith("arm_"))
         raise ConfigError(f"run {stage.run_id}: did not evaluate an arm `{arm}`; it has {known}")
-    try:
-        return list(read_jsonl(artifact.verify(), ArmRow))
-    except ValidationError as error:
-        raise ArtifactError(f"{artifact.path}: is not of this version of Qinglan; evaluate again") from error
+    return list(read_jsonl(artifact.verify(), ArmRow))
 
 
 def _values(
@@ -187,13 +176,12 @@ def _values(
     return dict(scores[metric])
 
 
-def _paid(ledger: Ledger, entry: ArmRow, row: Row) -> list[PaidCall]:
+def _paid_calls(ledger: Ledger, entry: ArmRow, row: Row) -> list[PaidCall]:
     """The teacher's call, then the judge's."""
-    keys = dict.fromkeys([*([row.answer_request] if row.answer_request else []), *entry.requests])
-    return [_paid_call(ledger, key, "teacher" if key == row.answer_request else "judge") for key in keys]
-
-
-def _paid_call(ledger: Ledger, key: str, role: str) -> PaidCall:
-    call = ledger.get(key)
-    at_s = [attempt.created_s for attempt in ledger.history(key) if call and attempt.outcome == call.finish_reason]
-    return PaidCall(call.role if call else role, key, at_s[-1] if at_s else None, call)
+    paid: list[PaidCall] = []
+    for key in dict.fromkeys([*([row.answer_request] if row.answer_request else []), *entry.requests]):
+        call = ledger.get(key)
+        at_s = [attempt.created_s for attempt in ledger.history(key) if call and attempt.outcome == call.finish_reason]
+        role = "teacher" if key == row.answer_request else "judge"
+        paid.append(PaidCall(call.role if call else role, key, at_s[-1] if at_s else None, call))
+    return paid

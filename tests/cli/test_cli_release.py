@@ -14,8 +14,8 @@ from qinglan import cli
 from qinglan.config import Profile
 from qinglan.evaluation.models import Decision
 from qinglan.ops.prefect import approval
-from qinglan.runs.artifacts import StageResult
-from qinglan.runs.run import open_run, save_stage
+from qinglan.runs.artifacts import Artifact, StageResult, write_json
+from qinglan.runs.run import Run, open_run, save_stage
 from qinglan.serving.lineage import Subject
 from qinglan.serving.registry import registry_of
 from qinglan.serving.registry.approval import Approval, Waiting, decided_by
@@ -109,12 +109,20 @@ def test_an_unknown_version_is_one_line(qinglan: Qinglan, models: Models, name: 
     assert (status, out, err.count("\n")) == (2, "", 1)
 
 
+def save_gate(run: Run, decision: Decision) -> None:
+    path = run.stage_directory("gate") / "decision.json"
+    write_json(path, decision.model_dump(mode="json"))
+    save_stage(
+        run,
+        StageResult(stage="gate", key="k", run_id=run.id, seconds=0, artifacts={"decision": Artifact.of(path)}),
+    )
+
+
 def undecided(profile: Profile, models: Models) -> str:
     """A run that nobody answered in time, and its version."""
     decision = decided_by(PASSED, None)
     with open_run(profile, "evaluate") as run:
-        details = {"decision": decision.model_dump(mode="json")}
-        save_stage(run, StageResult(stage="gate", key="k", run_id=run.id, seconds=0, details=details))
+        save_gate(run, decision)
         released = models.registry.register(models.candidate(decision=decision)).model_dump(mode="json")
         details = {"released": released}
         save_stage(run, StageResult(stage="register", key="k", run_id=run.id, seconds=0, details=details))
@@ -140,9 +148,17 @@ def test_a_late_refusal_is_kept(qinglan: Qinglan, profile: Profile, models: Mode
 
 def test_what_the_gate_refused_nobody_can_approve(qinglan: Qinglan, profile: Profile, models: Models):
     with open_run(profile, "evaluate") as run:
-        details = {"decision": models.candidate(verdict="refuse").decision.model_dump(mode="json")}
-        save_stage(run, StageResult(stage="gate", key="k", run_id=run.id, seconds=0, details=details))
+        save_gate(run, models.candidate(verdict="refuse").decision)
     assert "waits for no approval; the gate said refuse" in qinglan("release", "approve", run.id, "--reviewer", "x")[2]
+
+
+def test_a_decision_that_can_t_be_read_is_one_line(qinglan: Qinglan, profile: Profile):
+    with open_run(profile, "evaluate") as run:
+        save_gate(run, PASSED)
+    (run.directory / "gate" / "decision.json").write_text('{"verdict": "perhaps"}')
+    status, _, err = qinglan("release", "approve", run.id, "--reviewer", "x")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "gate/decision.json is damaged or of another version of Qinglan; run its stage again" in err
 
 
 @pytest.mark.parametrize(

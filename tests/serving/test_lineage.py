@@ -10,7 +10,7 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ledger import Call
-from qinglan.runs.artifacts import Artifact, StageResult, write_json
+from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.serving.lineage import Subject, figure_of, rows_behind, subject_of
 
 ProfileOf = Callable[..., Profile]
@@ -34,17 +34,29 @@ def test_the_rows_give_the_reported_figure(profile: Profile, subject: Subject, m
     assert (figure.rows, figure.of, figure.file.name) == (2, 3, "arm_rl.jsonl")
 
 
+def replace_artifact(subject: Subject, name: str, path: Path) -> None:
+    """Have the manifest name the file as it is now."""
+    manifest = subject.run / "evaluate" / "manifest.json"
+    result = StageResult.read(manifest)
+    result.model_copy(update={"artifacts": result.artifacts | {name: Artifact.of(path)}}).write(manifest)
+
+
+@pytest.mark.parametrize(("name", "file"), [("evaluation", "evaluation.json"), ("arm_rl", "arm_rl.jsonl")])
+@pytest.mark.parametrize("content", ['{"arms": 1}', "{"])
+def test_a_file_that_can_t_be_read_is_one_line(profile: Profile, subject: Subject, name: str, file: str, content: str):
+    path = subject.run / "evaluate" / file
+    path.write_text(content)
+    replace_artifact(subject, name, path)
+    with pytest.raises(ArtifactError, match=rf"{file}.* is damaged or of another version of Qinglan; run its stage"):
+        figure_of(profile, subject, "top1")
+
+
 def test_another_figure_than_the_rows_give_is_seen(profile: Profile, subject: Subject):
     evaluation = subject.run / "evaluate" / "evaluation.json"
     evaluation.write_text(evaluation.read_text().replace('"mean": 0.5', '"mean": 0.9'))
     with pytest.raises(ArtifactError, match="was changed"):
         figure_of(profile, subject, "top1")
-    manifest = StageResult.model_validate_json((subject.run / "evaluate" / "manifest.json").read_text())
-    artifacts = manifest.artifacts | {"evaluation": Artifact.of(evaluation)}
-    write_json(
-        subject.run / "evaluate" / "manifest.json",
-        manifest.model_copy(update={"artifacts": artifacts}).model_dump(mode="json"),
-    )
+    replace_artifact(subject, "evaluation", evaluation)
     assert not figure_of(profile, subject, "top1").agrees
 
 
@@ -96,4 +108,3 @@ def test_a_changed_file_is_not_gone_by(profile: Profile, subject: Subject):
     arm.write_text(arm.read_text().replace("甲", "丙"))
     with pytest.raises(ArtifactError, match="was changed"):
         figure_of(profile, subject, "top1")
-    assert Path(arm).exists()

@@ -23,7 +23,7 @@ from qinglan.runs.tracking import Tracker
 from qinglan.serving.registry import Registry, registry_of
 from qinglan.serving.registry.approval import Approval, decided_by, lacks_only_approval
 from qinglan.serving.registry.approval_workbook import rows_to_review
-from qinglan.serving.registry.candidates import beside_champion, candidate_of, read_evaluation
+from qinglan.serving.registry.candidates import beside_champion, candidate_of
 from qinglan.tasks import gate, register
 from qinglan.tasks import stage as stage_module
 from qinglan.tasks.gate import decide_release, decision_markdown, decision_of
@@ -276,7 +276,7 @@ def test_only_a_missing_approval_can_be_made_up_for():
 def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Callable[..., Finished]):
     done = finished()
     evaluated = done.evaluated()
-    evaluation, digests = read_evaluation(evaluated), evaluated.details["models"]
+    evaluation, digests = evaluated.load("evaluation", Evaluation), evaluated.details["models"]
     with open_run(done.profile, "release") as run:
         child = Tracker(done.profile.tracking_uri, done.profile.tracking, done.folder).start_run("register", {})
         decision = done.decide(evaluation, [], None, None)

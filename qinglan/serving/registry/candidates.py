@@ -1,7 +1,6 @@
 """From a run's stages to what the gate weighs and the registry keeps."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
@@ -25,14 +24,18 @@ _NOT_RULES = {"approval", "approval_timeout_s"}
 def candidate_of(
     run: Run, decision: Decision, evaluated: StageResult, dataset: StageResult, models: Models, mlflow_run_id: str
 ) -> Candidate:
-    """The challenger, with all that it was made of."""
     profile, arm = run.profile, decision.challenger
     recipe = recipe_key(profile.recipe)
-    evaluation = read_evaluation(evaluated)
+    evaluation = evaluated.load("evaluation", Evaluation)
+    through = {"sft": ["sft"], "rl": ["sft", "rl"] if profile.rl.start_from == "sft" else ["rl"]}.get(arm, [])
     return Candidate(
         arm=arm,
         model=challenger_of(profile, models).artifacts["model"],
-        adapters=_adapters(profile, models),
+        adapters={
+            stage: models[stage].path("adapter")
+            for stage in through
+            if stage in models and "adapter" in models[stage].artifacts
+        },
         base_model=str(models["base"].details["model"]) if "base" in models else profile.student.base_model,
         profile=profile.name,
         tenant=profile.tenant.id,
@@ -85,9 +88,7 @@ def beside_champion(
     Args:
         identities: by arm, the digest of the model that was evaluated.
     """
-    if champion is None:
-        return evaluation, None
-    if identities.get(challenger) == champion.sha256:
+    if champion is None or identities.get(challenger) == champion.sha256:
         return evaluation, None
     mine = next((arm for arm, sha256 in identities.items() if sha256 == champion.sha256), None)
     if mine == CHAMPION:
@@ -98,20 +99,7 @@ def beside_champion(
     return evaluation.model_copy(update={"comparisons": kept + named}), champion.version
 
 
-def read_evaluation(evaluated: StageResult) -> Evaluation:
-    """What the evaluate stage found."""
-    return Evaluation.model_validate_json(evaluated.path("evaluation").read_text(encoding="utf-8"))
-
-
 def identities_of(evaluated: StageResult) -> dict[str, str]:
     """By arm, the digest of the model that was evaluated."""
     found: dict[str, Any] = evaluated.details.get("models", {})
     return {arm: str(digest) for arm, digest in found.items()}
-
-
-def _adapters(profile: Profile, models: Models) -> dict[str, Path]:
-    arm = profile.gate.challenger
-    through = {"sft": ["sft"], "rl": ["sft", "rl"] if profile.rl.start_from == "sft" else ["rl"]}.get(arm, [])
-    return {
-        name: models[name].path("adapter") for name in through if name in models and "adapter" in models[name].artifacts
-    }

@@ -24,7 +24,7 @@ class Capability:
     token_parameter: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # noqa: S105 (no secret)
     temperature: bool = True
     reasoning_effort: bool | None = False
-    """None where the name doesn't tell."""
+    """None: unknown."""
     structured_output: StructuredOutput = "off"
 
 
@@ -40,30 +40,22 @@ TABLE = (
 
 @cache
 def capability_of(model: str) -> Capability:
-    """The family of a model, by its name."""
     name = model.rpartition("/")[2].lower()
     return next(each for each in TABLE if re.match(each.pattern, name))
 
 
 def request_parameters(endpoint: Endpoint, schema: JsonSchema | None = None) -> dict[str, Any]:
-    """What is sent beside the messages.
-
-    Args:
-        schema: JSON schema of the answer, where it is to be JSON.
-    """
+    """What is sent beside the messages; `schema` is the JSON schema of the answer."""
     family = capability_of(endpoint.model)
     parameters: dict[str, Any] = {"model": endpoint.model, family.token_parameter: endpoint.max_tokens}
     if family.temperature:
         parameters["temperature"] = endpoint.temperature
     if endpoint.reasoning_effort:
         parameters["reasoning_effort"] = endpoint.reasoning_effort
-    if schema is not None and (response_format := _response_format(endpoint, family, schema)):
-        parameters["response_format"] = response_format
-    return parameters | endpoint.extra_body
-
-
-def _response_format(endpoint: Endpoint, family: Capability, schema: JsonSchema) -> dict[str, Any] | None:
     how = family.structured_output if endpoint.structured_output == "auto" else endpoint.structured_output
-    if how == "json_schema":
-        return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
-    return {"type": "json_object"} if how == "json_object" else None
+    if schema is not None and how == "json_schema":
+        answer = {"name": "answer", "strict": True, "schema": schema}
+        parameters["response_format"] = {"type": "json_schema", "json_schema": answer}
+    elif schema is not None and how == "json_object":
+        parameters["response_format"] = {"type": "json_object"}
+    return parameters | endpoint.extra_body

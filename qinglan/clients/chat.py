@@ -1,8 +1,7 @@
 """Asking a teacher or judge over OpenAI chat completions, through the ledger.
 
-The openai package does the transport. What it can't know is added here: limits that all tasks share, when an answer
-is no answer, what may still be spent, and that nothing is paid for twice: not even where the same is asked again
-while the first request is still under way.
+The openai package does the transport. Added here: limits that all tasks share, when an answer is no answer, what may
+still be spent, and that nothing is paid for twice, not even what is asked again while the first request is under way.
 """
 
 import asyncio
@@ -21,9 +20,8 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel, Field, ValidationError
 
 from qinglan.clients.capabilities import JsonSchema, request_parameters
-from qinglan.clients.limits import Limits
+from qinglan.clients.limits import Limits, retry_after_s, with_retries
 from qinglan.clients.rag_answer import shown
-from qinglan.clients.retries import retry_after_s, with_retries
 from qinglan.config import Endpoint, Price, require_secret, uses_proxy
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.ledger import Call, Failure
@@ -50,8 +48,6 @@ _BACK_OFF = BackOff(0.5, 30.0, jitter=True)
 
 @dataclass(frozen=True)
 class Answer(Generic[T]):
-    """A usable answer and what it cost."""
-
     value: T
     request_hash: str
     cached: bool
@@ -80,7 +76,6 @@ class _Message(BaseModel):
 
     @property
     def thoughts(self) -> str:
-        """The chain of thought; empty where there is none."""
         return self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else "")
 
 
@@ -95,8 +90,6 @@ class _Usage(BaseModel):
 
 
 class Completion(BaseModel):
-    """As much of a chat completion as is used."""
-
     choices: list[_Choice] = Field(min_length=1)
     usage: _Usage | None = None
 
@@ -119,11 +112,7 @@ class Account:
         price_factor: float = 1.0,
         prompt_chars: int = 0,
     ) -> Call:
-        """The ledger's entry for an answer; one by the batch API costs less.
-
-        Args:
-            prompt_chars: to estimate tokens from where the service doesn't count them.
-        """
+        """The ledger's entry for an answer; where the service doesn't count tokens, they are estimated."""
         choice, usage = completion.choices[0], completion.usage or _Usage()
         text = choice.message.content or ""
         prompt_tokens = _count(usage.prompt_tokens, prompt_chars)
@@ -145,7 +134,6 @@ class Account:
         )
 
     def failure(self, request_hash: str, reason: str, latency_ms: float | None = None) -> Failure:
-        """The ledger's entry for a request without an answer."""
         return Failure(
             request_hash=request_hash,
             run_id=self.run_id,
@@ -193,8 +181,13 @@ class ChatClient:
         """
         request = request_of(self._endpoint, self._key_salt, messages, schema)
         joined = request.request_hash in self._under_way
+        if not joined:
+            task = self._under_way[request.request_hash] = asyncio.create_task(self._answer(request))
+            task.add_done_callback(lambda _: self._under_way.pop(request.request_hash))
+            # Where the stage stopped meanwhile, nobody awaits the failure, and asyncio would log it.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         # A cancelled caller must not cancel the request for the others.
-        call, paid = await asyncio.shield(self._under_way.get(request.request_hash) or self._start(request))
+        call, paid = await asyncio.shield(self._under_way[request.request_hash])
         cached = joined or not paid
         self.cached_count += cached
         text = usable_text(call, self._endpoint.max_answer_chars)
@@ -213,13 +206,6 @@ class ChatClient:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.close()
-
-    def _start(self, request: Request) -> "asyncio.Task[tuple[Call, bool]]":
-        task = self._under_way[request.request_hash] = asyncio.create_task(self._answer(request))
-        task.add_done_callback(lambda _: self._under_way.pop(request.request_hash))
-        # Where the stage stopped meanwhile, nobody awaits the failure, and asyncio would log it.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
 
     async def _answer(self, request: Request) -> tuple[Call, bool]:
         """The call, and whether it was paid for just now."""
@@ -287,26 +273,30 @@ class ChatClient:
             raise TeacherError(message, "teacher_interrupted", transient=True, retry_after_s=0.0)
         prompt_chars = sum(len(message["content"]) for message in request.body["messages"])
         call = self._account.call(request.request_hash, completion, latency_ms, prompt_chars=prompt_chars)
-        self._learn(call, response)
+        tokens, estimate = call.prompt_tokens + call.completion_tokens, response.extensions["estimated_tokens"]
+        self._limits.answered(response.headers, estimate, tokens or estimate)
+        # Means over about the last hundred calls, from which the next ones are estimated.
+        share = 0.01 if self._mean_tokens else 1.0
+        self._mean_tokens += share * (tokens - self._mean_tokens)
+        self._mean_cost_usd += share * (call.cost_usd - self._mean_cost_usd)
         return call
 
     def _estimated_tokens(self) -> float:
         return self._mean_tokens or 2.0 * self._endpoint.max_tokens
 
-    def _learn(self, call: Call, response: httpx2.Response) -> None:
-        """Means over about the last hundred calls, from which the next ones are estimated."""
-        tokens, estimate = call.prompt_tokens + call.completion_tokens, response.extensions["estimated_tokens"]
-        self._limits.answered(response.headers, estimate, tokens or estimate)
-        share = 0.01 if self._mean_tokens else 1.0
-        self._mean_tokens += share * (tokens - self._mean_tokens)
-        self._mean_cost_usd += share * (call.cost_usd - self._mean_cost_usd)
-
     def _failure(self, request: Request, error: openai.APIError) -> Exception:
         role, model = self._account.role, self._account.model
-        status = error.status_code if isinstance(error, openai.APIStatusError) else None
-        latency_ms = error.response.extensions["latency_ms"] if isinstance(error, openai.APIStatusError) else None
+        status, latency_ms, after_s = None, None, 0.0
+        if isinstance(error, openai.APIStatusError):
+            status, latency_ms = error.status_code, error.response.extensions["latency_ms"]
+            after_s = retry_after_s(error.response.headers)
         self._limits.unused(self._estimated_tokens())
-        reason = f"http_{status}" if status else _transient_reason(error)
+        transient_reason = "teacher_unavailable"
+        if isinstance(error, openai.APITimeoutError):
+            transient_reason = "teacher_timeout"
+        elif isinstance(error, openai.RateLimitError):
+            transient_reason = "teacher_rate_limited"
+        reason = f"http_{status}" if status else transient_reason
         self._ledger.fail(self._account.failure(request.request_hash, reason, latency_ms))
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
             variable = self._endpoint.api_key_env
@@ -320,9 +310,8 @@ class ChatClient:
             return TeacherError(f"{role}: request refused: {without_controls(error.message)}", "teacher_bad_request")
         if isinstance(error, openai.RateLimitError):
             self._limits.refused()
-        after_s = retry_after_s(error.response.headers) if isinstance(error, openai.APIStatusError) else 0.0
         message = f"{role}: {without_controls(error.message)}"
-        return TeacherError(message, _transient_reason(error), transient=True, retry_after_s=after_s)
+        return TeacherError(message, transient_reason, transient=True, retry_after_s=after_s)
 
 
 def request_of(endpoint: Endpoint, key_salt: str, messages: list[Message], schema: JsonSchema | None = None) -> Request:
@@ -344,10 +333,9 @@ class _HttpClient(openai.DefaultAioHttpClient):
         self._throttle = throttle
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """As the parent does."""
-        return await (
-            self._throttle(lambda: self._send(request, **options)) if self._throttle else self._send(request, **options)
-        )
+        if self._throttle:
+            return await self._throttle(lambda: self._send(request, **options))
+        return await self._send(request, **options)
 
     async def _send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         try:
@@ -362,9 +350,6 @@ def openai_client(endpoint: Endpoint, base_url: str, role: str, throttle: Thrott
 
     Args:
         throttle: gets every request that is ready, and sends it when it may.
-
-    Raises:
-        ConfigError: the API key is not set.
     """
     return AsyncOpenAI(
         base_url=base_url,
@@ -388,16 +373,11 @@ def _tls() -> ssl.SSLContext:
 
 
 def cost_usd(price: Price, prompt_tokens: float, completion_tokens: float) -> float:
-    """Dollars for one call."""
     return (price.input_per_million_usd * prompt_tokens + price.output_per_million_usd * completion_tokens) / 1e6
 
 
 def usable_text(call: Call, max_chars: int | None = None) -> str:
-    """The answer's text.
-
-    Raises:
-        TeacherError: the answer is a refusal, cut off, empty or too long.
-    """
+    """The answer's text; raises TeacherError where it is a refusal, cut off, empty or too long."""
     if call.refusal or call.finish_reason == "content_filter":
         raise TeacherError(f"{call.role}: refused: {shown(call.refusal or call.text, _SHOWN_CHARS)}", "teacher_refused")
     if call.finish_reason == "length":
@@ -420,13 +400,4 @@ def _count(tokens: int | None, chars: int) -> int:
 
 
 def _storable(text: str) -> str:
-    """PostgreSQL's text holds no NUL."""
-    return text.replace("\x00", "")
-
-
-def _transient_reason(error: openai.APIError) -> str:
-    if isinstance(error, openai.APITimeoutError):
-        return "teacher_timeout"
-    if isinstance(error, openai.RateLimitError):
-        return "teacher_rate_limited"
-    return "teacher_unavailable"
+    return text.replace("\x00", "")  # PostgreSQL's text holds no NUL

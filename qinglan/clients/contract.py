@@ -1,22 +1,20 @@
 """Does a RAG keep the contract, above all: does it retrieve by `rewritten_query`? Three probes show it, or a fourth.
 
 Asked are r(A), r(A, rewritten B) and r(B, rewritten B). Where the rewrite is honoured, the last two agree; where it is
-ignored, the first two do. The control is not the plain r(B): a service that rewrites by itself would retrieve that
-by other words than B. Passages are compared by their content, because some services make up new ids every time.
-docs/rag-service.md says what to do about each finding.
+ignored, the first two do. The control is not the plain r(B), as some services rewrite that by themselves. Passages are
+compared by their content, as some services make up new ids every time. docs/rag-service.md explains each finding.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, islice
 from typing import Literal
 
 import httpx2
 
-from qinglan.clients.rag import Passage, read_passages, request_body
+from qinglan.clients.rag import Passage, authorization, read_passages, request_body
 from qinglan.clients.rag_answer import shown
-from qinglan.config import Rag, require_secret, uses_proxy
+from qinglan.config import Rag, uses_proxy
 from qinglan.errors import ConfigError
 from qinglan.rows import normalise
 
@@ -49,14 +47,12 @@ _CLEAR_GAP = 0.05
 
 @dataclass(frozen=True)
 class ContractFinding:
-    """One thing that the probes showed. Only a problem keeps a run from starting."""
-
     kind: Kind
     text: str
 
     @property
     def is_problem(self) -> bool:
-        """The run would measure nothing."""
+        """The run would measure nothing, so it must not start."""
         return self.kind == "ignored"
 
 
@@ -90,7 +86,18 @@ def probe_rag(rag: Rag, tenant_id: str, questions: Iterable[str] = ()) -> list[C
         ConfigError: the service can't be reached or refuses a request.
         RetrievalError: an answer breaks the contract.
     """
-    with _asker(rag, tenant_id) as ask:
+    with httpx2.Client(timeout=rag.timeout_s, headers=authorization(rag), trust_env=uses_proxy(rag.url)) as http:
+
+        def ask(query: str, rewritten_query: str | None) -> list[Passage]:
+            try:
+                response = http.post(rag.url, json=request_body(rag, tenant_id, query, rewritten_query))
+            except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+                said = str(error) or type(error).__name__
+                raise ConfigError(f"rag.url can't be reached: {said}; is it up, is the address right?") from error
+            if response.status_code >= 300:
+                raise ConfigError(_refusal(rag.url, response, rewritten_query is not None))
+            return read_passages(response.content, rag.url, response.headers.get("content-type", ""))
+
         return examine(ask, rag, *pair_of(questions))
 
 
@@ -172,20 +179,18 @@ def _id_findings(answers: Sequence[Sequence[Passage]]) -> Iterator[ContractFindi
         yield ContractFinding(
             "ids_missing", f"{share} an `id`: gold top-1 can't be measured; send the document's id, or label nothing"
         )
-    named = [_ids_by_content(answer) for answer in answers]
+    named = []
+    for answer in answers:
+        ids_by_content: dict[str, set[str]] = {}
+        for passage in answer:
+            if passage.id is not None:
+                ids_by_content.setdefault(passage.content, set()).add(passage.id)
+        named.append(ids_by_content)
     if any(one[text].isdisjoint(other[text]) for one, other in combinations(named, 2) for text in one.keys() & other):
         yield ContractFinding(
             "ids_change",
             "a passage gets another `id` in every answer: gold top-1 can't be measured; send the document's own id",
         )
-
-
-def _ids_by_content(answer: Iterable[Passage]) -> dict[str, set[str]]:
-    ids: dict[str, set[str]] = {}
-    for passage in answer:
-        if passage.id is not None:
-            ids.setdefault(passage.content, set()).add(passage.id)
-    return ids
 
 
 def _scores(passages: Iterable[Passage]) -> Scores:
@@ -203,39 +208,18 @@ def _gap(one: Scores, other: Scores) -> float:
     return max((abs(one[content] - other[content]) for content in one.keys() & other.keys()), default=0.0)
 
 
-@contextmanager
-def _asker(rag: Rag, tenant_id: str) -> Iterator[Ask]:
-    headers = {"authorization": f"Bearer {require_secret(rag.api_key_env, 'rag')}"} if rag.api_key_env else {}
-    http = httpx2.Client(timeout=rag.timeout_s, headers=headers, trust_env=uses_proxy(rag.url))
-
-    def ask(query: str, rewritten_query: str | None) -> list[Passage]:
-        try:
-            response = http.post(rag.url, json=request_body(rag, tenant_id, query, rewritten_query))
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            said = str(error) or type(error).__name__
-            raise ConfigError(f"rag.url can't be reached: {said}; is it up, is the address right?") from error
-        if response.status_code >= 300:
-            raise ConfigError(_refusal(rag.url, response, rewritten_query is not None))
-        return read_passages(response.content, rag.url, response.headers.get("content-type", ""))
-
-    with http:
-        yield ask
-
-
 def _refusal(url: str, response: httpx2.Response, with_rewrite: bool) -> str:
-    text = f"rag {url}: answers HTTP {response.status_code}: {shown(response.text, 120)}"
-    if with_rewrite and response.status_code in (400, 422):  # the request before, without the field, went well
-        return f"{text}; it refuses the field `rewritten_query`, see {GUIDE}"
-    return f"{text}; {_hint(response.status_code)}"
-
-
-def _hint(status: int) -> str:
-    if status in (401, 403):
-        return "check the variable that rag.api_key_env names"
-    if status in (404, 405):
-        return f"rag.url needs the whole address that takes a POST, with its path ({GUIDE})"
-    if status == 429:
-        return "ask the service for a higher limit, or come back later"
-    if status >= 500:
-        return "see the service's own log"
-    return f"compare what it expects with {GUIDE}"
+    status = response.status_code
+    if with_rewrite and status in (400, 422):  # the request before, without the field, went well
+        hint = f"it refuses the field `rewritten_query`, see {GUIDE}"
+    elif status in (401, 403):
+        hint = "check the variable that rag.api_key_env names"
+    elif status in (404, 405):
+        hint = f"rag.url needs the whole address that takes a POST, with its path ({GUIDE})"
+    elif status == 429:
+        hint = "ask the service for a higher limit, or come back later"
+    elif status >= 500:
+        hint = "see the service's own log"
+    else:
+        hint = f"compare what it expects with {GUIDE}"
+    return f"rag {url}: answers HTTP {status}: {shown(response.text, 120)}; {hint}"

@@ -1,19 +1,23 @@
-"""What one process may send to one model: concurrency that adapts to the service, requests and tokens per minute.
+"""When one process may send a request to one model: concurrency, requests and tokens per minute, retries.
 
 A single 429 concerns its own request only, which waits as long as the service asks. Many at once mean that the service
-is overloaded: then fewer requests are sent at a time, and slowly more again. A service that says how much is left of
-its limit is believed.
+is overloaded: then fewer requests are sent at a time, and slowly more again.
 """
 
 import asyncio
+import itertools
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
-from qinglan.clients.retries import LONGEST_WAIT_S
+from qinglan.errors import CallError
+from qinglan.runs.back_off import BackOff
 
+_LONGEST_WAIT_S = 60.0
+"""A service that asks for more is asked again after this time."""
 _FULL_SHARE = 0.2
 _CUT = 0.7
 _MIN_ANSWERS = 8
@@ -21,6 +25,7 @@ _MIN_ANSWERS = 8
 _BURST_S = 1.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+T = TypeVar("T")
 
 
 class Pace:
@@ -68,7 +73,6 @@ class Limits:
             self._let_in()
 
     def answered(self, headers: Mapping[str, str], estimated_tokens: float, used_tokens: float) -> None:
-        """The service answered."""
         if self._tokens:
             self._tokens.correct(used_tokens - estimated_tokens)
         self._refusals.append(False)
@@ -79,12 +83,11 @@ class Limits:
             self._closed_until_s = max(self._closed_until_s, time.monotonic() + wait_s)
 
     def unused(self, tokens: float) -> None:
-        """A request brought no answer: its tokens were not spent."""
         if self._tokens:
             self._tokens.correct(-tokens)
 
     def refused(self) -> None:
-        """The service said 429."""
+        """The service answered 429."""
         self._refusals.append(True)
         recent = list(self._refusals)[-max(2 * _MIN_ANSWERS, int(self.allowed)) :]
         if len(recent) >= _MIN_ANSWERS and sum(recent) >= _FULL_SHARE * len(recent):
@@ -124,14 +127,33 @@ class Limits:
 
 
 def _exhausted_for_s(headers: Mapping[str, str]) -> float:
-    waits = [
-        _duration_s(headers.get(f"x-ratelimit-reset-{what}", ""))
-        for what in ("requests", "tokens")
-        if headers.get(f"x-ratelimit-remaining-{what}") == "0"
-    ]
-    return min(max(waits, default=0.0), LONGEST_WAIT_S)
+    """How long the service says that nothing is left of its limit; 0 where something is."""
+    waits_s = [0.0]
+    for what in ("requests", "tokens"):
+        if headers.get(f"x-ratelimit-remaining-{what}") == "0":
+            reset = headers.get(f"x-ratelimit-reset-{what}", "")  # such as `6m0s`, `1.5s`, `20ms`
+            waits_s.append(sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(reset)))
+    return min(max(waits_s), _LONGEST_WAIT_S)
 
 
-def _duration_s(text: str) -> float:
-    """`6m0s`, `1.5s`, `20ms` in seconds."""
-    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text))
+async def with_retries(attempt: Callable[[], Awaitable[T]], max_retries: int, back_off: BackOff) -> T:
+    """What `attempt` returns, after up to `max_retries` more tries where its error has a `retry_after_s`."""
+    for failures in itertools.count(1):
+        try:
+            return await attempt()
+        except CallError as error:
+            if error.retry_after_s is None or failures > max_retries:
+                raise
+            # Callers that were given the same time must not return all at once.
+            await asyncio.sleep(error.retry_after_s + back_off.pause_s(1 if error.retry_after_s else failures))
+    raise AssertionError("the last attempt returns or raises")
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float:
+    """How long the service asks to wait before the same request; 0 where it doesn't say."""
+    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            return min(max(0.0, float(headers[name]) * unit_s), _LONGEST_WAIT_S)
+        except (KeyError, ValueError):  # a date is rare: back off as usual
+            continue
+    return 0.0

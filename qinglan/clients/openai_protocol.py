@@ -9,21 +9,17 @@ _CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_excee
 
 
 class ContentPart(BaseModel):
-    """A part of a message; only those of type `text` have one."""
-
     type: str
     text: str = ""
 
 
 class ChatMessage(BaseModel):
-    """One message of a chat."""
-
     role: str
     content: str | list[ContentPart] | None = None
 
     @property
     def text(self) -> str:
-        """All text of the content; empty where there is none."""
+        """All text of the content."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content if part.type == "text")
         return self.content or ""
@@ -51,7 +47,6 @@ def first_problem(error: ValidationError) -> str:
 
 
 def error_body(status: int, message: str, code: str | None = None) -> dict[str, Any]:
-    """The body of an error."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     code = code or _CODES.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}

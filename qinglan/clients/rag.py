@@ -9,9 +9,8 @@ from typing import Any
 import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from qinglan.clients.limits import Limits
+from qinglan.clients.limits import Limits, retry_after_s, with_retries
 from qinglan.clients.rag_answer import flaw_of, order_flaw, shown
-from qinglan.clients.retries import retry_after_s, with_retries
 from qinglan.config import Rag, require_secret, uses_proxy
 from qinglan.errors import RetrievalError
 from qinglan.rows import Retrieved
@@ -24,8 +23,6 @@ _BACK_OFF = BackOff(0.2, 10.0, jitter=True)
 
 
 class Passage(BaseModel):
-    """One passage as the service sent it."""
-
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
     id: str | None = None
@@ -51,19 +48,16 @@ class CallCount:
 
 
 class RagClient:
-    """Retrieves over HTTP with retries and a concurrency limit. Belongs to one event loop."""
+    """Belongs to one event loop."""
 
     def __init__(self, rag: Rag, url: str, tenant_id: str, *, with_passage: bool = False) -> None:
         """`with_passage`: answers keep the beginning of the best passage, for a judge to read."""
         self._rag, self._url, self._tenant_id, self._with_passage = rag, url, tenant_id, with_passage
         self._limits = Limits(rag.concurrency)
-        headers = {}
-        if rag.api_key_env:
-            headers["authorization"] = f"Bearer {require_secret(rag.api_key_env, 'rag')}"
         self._client = httpx2.AsyncClient(
             limits=httpx2.Limits(max_connections=rag.concurrency),
             timeout=rag.timeout_s,
-            headers=headers,
+            headers=authorization(rag),
             trust_env=uses_proxy(url),
         )
         self.call_count = self.failed_count = 0
@@ -91,7 +85,6 @@ class RagClient:
         return await with_retries(lambda: self._post(body, count), max_retries, _BACK_OFF)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
     async def _post(self, body: dict[str, Any], count: CallCount) -> Retrieved:
@@ -126,6 +119,11 @@ class RagClient:
         return RetrievalError(f"rag {self._url}: {why}", "rag_unavailable", transient=True, retry_after_s=after_s)
 
 
+def authorization(rag: Rag) -> dict[str, str]:
+    """The header that carries the service's key, where it wants one."""
+    return {"authorization": f"Bearer {require_secret(rag.api_key_env, 'rag')}"} if rag.api_key_env else {}
+
+
 def request_body(rag: Rag, tenant_id: str, query: str, rewritten_query: str | None = None) -> dict[str, Any]:
     """What is posted; without a rewrite the field is left out, so that an unpatched service sees nothing new."""
     body: dict[str, Any] = {
@@ -144,35 +142,28 @@ def read_passages(content: bytes, url: str, content_type: str = "") -> list[Pass
     Raises:
         RetrievalError: the envelope, a field, a score or the order is wrong.
     """
+    passages: list[Passage] = []
     try:
         passages = _Envelope.model_validate_json(content).data.recall
+        flaw = order_flaw([passage.reranker_score for passage in passages])
     except ValidationError as error:
-        # What only pydantic refuses, such as UTF-16 or half a surrogate pair.
-        raise _broken(url, flaw_of(content, content_type) or shown(error.errors()[0]["msg"], 120)) from error
-    if flaw := order_flaw([passage.reranker_score for passage in passages]):
-        raise _broken(url, flaw)
+        # What only pydantic refuses, such as UTF-16 or half a surrogate pair, has pydantic's words.
+        flaw = flaw_of(content, content_type) or shown(error.errors()[0]["msg"], 120)
+    if flaw:
+        raise RetrievalError(f"rag {url}: the answer breaks the contract: {flaw}", "rag_bad_answer")
     return passages
 
 
 def read_answer(content: bytes, url: str, content_type: str = "", *, with_passage: bool = False) -> Retrieved:
-    """What a row keeps of an answer.
-
-    Raises:
-        RetrievalError: as `read_passages`.
-    """
+    """What a row keeps of an answer; checked as `read_passages` does."""
     passages = read_passages(content, url, content_type)
+    first_passage = ""
+    if with_passage and passages:
+        title = f"《{passages[0].title}》" if passages[0].title else ""
+        first_passage = f"{title}{passages[0].content}"[:PASSAGE_CHARS]
     return Retrieved(
         ids=tuple(passage.id for passage in passages),
         scores=tuple(passage.reranker_score for passage in passages),
         titles=tuple((passage.title or passage.content)[:_TITLE_CHARS] for passage in passages),
-        first_passage=_beginning(passages[0]) if with_passage and passages else "",
+        first_passage=first_passage,
     )
-
-
-def _beginning(passage: Passage) -> str:
-    title = f"《{passage.title}》" if passage.title else ""
-    return f"{title}{passage.content}"[:PASSAGE_CHARS]
-
-
-def _broken(url: str, flaw: str) -> RetrievalError:
-    return RetrievalError(f"rag {url}: the answer breaks the contract: {flaw}", "rag_bad_answer")

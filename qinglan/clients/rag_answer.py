@@ -1,7 +1,6 @@
-"""What is wrong with a RAG's answer, in words: the place, what stands there, and the remedy, in one line.
+"""What is wrong with a RAG's answer, in one line: the place, what stands there, and a hint.
 
-Only answers that broke the contract come here, so nothing on the fast path pays for it. All that a service sends is
-untrusted: it is shown shortened and on one line.
+All that a service sends is untrusted: it is shown shortened and on one line.
 """
 
 import itertools

@@ -21,22 +21,23 @@ ANSWER_FIELDS = frozenset(Endpoint.model_fields) - {
 
 ChatRole = Literal["teacher", "answerer", "judge"]
 Role = Literal["teacher", "answerer", "judge", "rag"]
+_NOT_OPENED = "this stage has no {role} client; name the role in open_clients"
 
 
 @dataclass(frozen=True)
 class Services:
-    """The addresses in use: the user's own where the profile has them, else those of the simulators."""
+    """The addresses in use: the user's own where the profile has them, else those of the simulators.
+
+    Those of models end with `/v1`.
+    """
 
     teacher_url: str
-    """Up to and including `/v1`."""
     judge_url: str
-    """Up to and including `/v1`."""
     rag_url: str
-    """The address that takes the POST."""
     rival_urls: Mapping[str, str] = field(default_factory=dict)
-    """The addresses of the teachers in `compare`, by their names."""
+    """Of the teachers in `compare`, by their names."""
     answerer_url: str = ""
-    """Up to and including `/v1`; empty where the profile names no answerer."""
+    """Empty where the profile names no answerer."""
 
 
 class Clients:
@@ -55,24 +56,20 @@ class Clients:
 
     @property
     def teacher(self) -> ChatClient:
-        """The teacher's client."""
         return self._chat("teacher")
 
     @property
     def answerer(self) -> ChatClient:
-        """The client of the model whose answers are judged."""
         return self._chat("answerer")
 
     @property
     def judge(self) -> ChatClient:
-        """The judge's client."""
         return self._chat("judge")
 
     @property
     def rag(self) -> RagClient:
-        """The retrieval service's client."""
         if self._rag is None:
-            raise _not_opened("rag")
+            raise LookupError(_NOT_OPENED.format(role="rag"))
         return self._rag
 
     def call_counts(self) -> dict[str, dict[str, int]]:
@@ -83,7 +80,6 @@ class Clients:
         return counts
 
     async def close(self) -> None:
-        """Close the connections."""
         for chat in self._chats.values():
             await chat.close()
         if self._rag:
@@ -91,12 +87,8 @@ class Clients:
 
     def _chat(self, role: ChatRole) -> ChatClient:
         if role not in self._chats:
-            raise _not_opened(role)
+            raise LookupError(_NOT_OPENED.format(role=role))
         return self._chats[role]
-
-
-def _not_opened(role: Role) -> LookupError:
-    return LookupError(f"this stage has no {role} client; name the role in open_clients")
 
 
 def site_ledger(profile: Profile) -> AbstractContextManager[Ledger]:
@@ -105,11 +97,7 @@ def site_ledger(profile: Profile) -> AbstractContextManager[Ledger]:
 
 
 def endpoint_of(profile: Profile, role: ChatRole) -> Endpoint:
-    """The model and service that play this role.
-
-    Raises:
-        ConfigError: the recipe needs an answerer, and the profile names none.
-    """
+    """The model and service of a role; raises ConfigError where the profile names no answerer."""
     if role != "answerer":
         return profile.teacher if role == "teacher" else profile.judge
     if profile.answerer is None:
@@ -121,10 +109,7 @@ def endpoint_of(profile: Profile, role: ChatRole) -> Endpoint:
 
 
 def key_salt(profile: Profile, role: ChatRole) -> str:
-    """The service that answers, as part of every ledger key: two services may have models of the same name.
-
-    For a simulator it is its code and seed, which its answers depend on; its port changes with every run.
-    """
+    """The service that answers, as part of every ledger key; a simulator's code and seed, as its port changes."""
     endpoint = endpoint_of(profile, role)
     if endpoint.base_url == EMBEDDED:
         return f"{code_digest('qinglan.simulators')[:12]}-{profile.embedded.sample_seed}"
@@ -133,11 +118,7 @@ def key_salt(profile: Profile, role: ChatRole) -> str:
 
 @asynccontextmanager
 async def open_clients(run: Run, services: Services, roles: Collection[Role]) -> AsyncIterator[Clients]:
-    """Open the clients of these roles; other roles need no API key.
-
-    Raises:
-        ConfigError: a role's API key is not set, or the profile names no service for it.
-    """
+    """Open the clients of these roles; other roles need no API key."""
     profile = run.profile
     with site_ledger(profile) as ledger:
         queue = LedgerQueue(ledger, run.id, profile.budget)

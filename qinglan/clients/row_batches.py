@@ -43,15 +43,10 @@ class RowBatch:
 
     @property
     def missing(self) -> list[Row]:
-        """Rows without an outcome."""
         return [row for row in self.rows if row.id not in self._outcomes]
 
     async def run(self, work: Work, *, last_attempt: bool) -> list[Row]:
-        """Work on the missing rows, all at once; `work` limits its own concurrency.
-
-        Raises:
-            BatchIncompleteError: rows failed transiently and this was not the last attempt.
-        """
+        """Work on the missing rows, all at once; `work` limits its own concurrency."""
         attempts = (self._attempt(row, work) for row in self.missing)
         # All of them end before an error is raised: an answer in flight is paid for and must reach the ledger.
         for problem in await asyncio.gather(*attempts, return_exceptions=True):
@@ -78,7 +73,6 @@ class RowBatch:
 
 
 def cut(rows: Iterable[Row], batch_rows: int) -> Iterator[RowBatch]:
-    """Consecutive batches."""
     stream = iter(rows)
     for number in itertools.count():
         if not (some := list(itertools.islice(stream, batch_rows))):
@@ -130,7 +124,6 @@ class Losses:
     """
 
     def __init__(self, section: str, given: int, max_failed_share: float) -> None:
-        """Raise StageError where there is nothing to work on."""
         self._section, self._share = section, max_failed_share
         self._given, self._lost = given, 0
         self._first: str | None = None
@@ -138,11 +131,7 @@ class Losses:
             raise StageError(f"{section}: no row to work on; every row failed before")
 
     def add(self, before: Sequence[Row], done: Sequence[Row], first_failure: str | None) -> None:
-        """Count a finished batch.
-
-        Raises:
-            StageError: too many rows are lost.
-        """
+        """Count a finished batch; raises StageError where too many rows are lost."""
         self._lost += _usable(before) - _usable(done)
         self._first = self._first or first_failure
         allowed = max(self._share * self._given, 1 if self._share else 0)

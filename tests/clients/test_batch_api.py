@@ -16,9 +16,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 from waiting import wait_until
 
-from qinglan.clients.batch_api import BatchOutcome, BatchProgress, distill_by_batch
-from qinglan.clients.batch_api.plan import affordable, batch_costs_usd, chunks
-from qinglan.clients.batch_api.wire import parse_result, request_line
+from qinglan.clients.batch_api import BatchOutcome, BatchProgress, batch_costs_usd, chunks, distill_by_batch
+from qinglan.clients.batch_api.service import parse_result, request_line
 from qinglan.clients.chat import Account, Request, openai_client
 from qinglan.config import BatchApi, Endpoint, LedgerStore, Price
 from qinglan.errors import ConfigError
@@ -501,4 +500,3 @@ def test_costs_are_those_of_the_longest_answer_until_enough_calls_are_known():
     assert guessed == pytest.approx(0.5 * (6 + 10 * 60) / 1e6)
     (known,) = batch_costs_usd(requests(1), PRICE, (100, 10, 50))
     assert known == pytest.approx(1.1 * 0.5 * (100 + 10 * 10) / 1e6)
-    assert [affordable([2.0] * 3, usd) for usd in (-1, 1.9, 2, 5, 60)] == [0, 0, 1, 2, 3]

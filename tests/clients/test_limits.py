@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qinglan.clients.limits import Limits, Pace
-from qinglan.clients.retries import retry_after_s
+from qinglan.clients.limits import Limits, Pace, retry_after_s
 
 
 async def hold(limits: Limits, seconds: float, tokens: float = 1) -> None:

@@ -1,27 +1,31 @@
 """Asking through a batch API: half the price, an answer within a day, and nothing lost or paid twice over restarts.
 
-The ledger knows of every batch before the service does, and its claims keep everybody else from asking the same.
-A later call takes over the batches that a killed process left: one that was created is merged, one that was not is
-forgotten. What comes back without an answer is the live pass's to ask.
+The ledger knows of every batch before the service does. A later call takes over the batches that a killed process left:
+one that was created is merged, one that was not is forgotten. What has no answer then is asked row by row.
 """
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from openai import AsyncOpenAI
 
 from qinglan.clients.batch_api.jobs import CONFIRM_AFTER_S, BatchJobs, BatchProgress
-from qinglan.clients.batch_api.plan import make_plan
-from qinglan.clients.batch_api.service import BatchService
+from qinglan.clients.batch_api.service import BatchService, request_line
 from qinglan.clients.batch_api.store import BatchStore
-from qinglan.clients.chat import Account, Request
-from qinglan.config import BatchApi
+from qinglan.clients.chat import TOKENS_PER_CHARACTER, Account, Request, cost_usd
+from qinglan.config import BatchApi, Price
 from qinglan.ledger import Ledger
 
 _ROUNDS = 2
 """Under a budget the first round's real tokens show how much more can be afforded."""
+_MAX_BYTES = 190_000_000
+"""Of one input file; OpenAI takes 200 MB."""
+_KNOWN_FROM_CALLS = 50
+_MARGIN = 1.1
+_DEFAULT_COMPLETION_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ async def distill_by_batch(
     Args:
         server: which service answers, wherever it is reached: part of the ledger's keys.
         retries: of one HTTP request.
-        affordable_usd: what may still be spent, None without a limit; batches under way are not its to know.
-        on_progress: called after every look at a batch.
+        affordable_usd: what may still be spent, batches under way included; None without a limit.
+        on_progress: called whenever the state of a batch is known.
 
     Raises:
         ConfigError: the service has no batch API, or refuses the key.
@@ -70,14 +74,72 @@ async def distill_by_batch(
         for _ in range(_ROUNDS):
             adopted = await jobs.adopt()
             under_way = {each for job in adopted for each in job.request_hashes}
-            plan = await asyncio.to_thread(
-                make_plan, unique, under_way, jobs.tried, ledger, account, affordable_usd(), settings.max_requests
+            portions, unaffordable = await asyncio.to_thread(
+                _plan, unique, under_way, jobs.tried, ledger, account, affordable_usd(), settings.max_requests
             )
-            unaffordable = plan.unaffordable
-            await jobs.run(adopted, unique.keys(), plan.chunks)
+            await jobs.run(adopted, unique.keys(), portions)
             if not unaffordable:
                 break
     found = await asyncio.to_thread(ledger.get_many, unique.keys())
     missing = tuple(each for each in unique if each not in found)
     over_budget = sum(request.request_hash not in found for request in unaffordable)
     return BatchOutcome(len(found), missing, dict(store.reasons + Counter(over_budget=over_budget)))
+
+
+def _plan(
+    requests: Mapping[str, Request],
+    under_way: Set[str],
+    tried: Set[str],
+    ledger: Ledger,
+    account: Account,
+    affordable_usd: float | None,
+    max_requests: int,
+) -> tuple[list[list[Request]], list[Request]]:
+    """What to send, a batch per portion, and what there is no money for.
+
+    That is what has no answer, is in no batch and was not tried before; the first ones where not all can be afforded.
+    """
+    settled = ledger.get_many(requests.keys()).keys() | under_way | tried
+    left = [request for each, request in requests.items() if each not in settled]
+    count = len(left)
+    if affordable_usd is not None:
+        known = ledger.mean_tokens(account.model, account.role)
+        owed = (request for each, request in requests.items() if each in under_way)
+        usd = affordable_usd - sum(batch_costs_usd(owed, account.price, known))
+        costs_usd = itertools.accumulate(batch_costs_usd(left, account.price, known))
+        count = sum(total_usd <= usd for total_usd in costs_usd)
+    return list(chunks(left[:count], max_requests)), left[count:]
+
+
+def chunks(requests: Iterable[Request], max_requests: int, max_bytes: int = _MAX_BYTES) -> Iterator[list[Request]]:
+    """Consecutive portions, each of which one batch takes."""
+    chunk: list[Request] = []
+    size = 0
+    for request in requests:
+        length = len(request_line(request))
+        if chunk and (len(chunk) == max_requests or size + length > max_bytes):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(request)
+        size += length
+    if chunk:
+        yield chunk
+
+
+def batch_costs_usd(
+    requests: Iterable[Request], price: Price, mean_tokens: tuple[float, float, int] | None
+) -> Iterator[float]:
+    """What each request will cost at the batch API's price.
+
+    Args:
+        mean_tokens: of prompt and completion over so many calls, where any are known. Few calls say little; then the
+            cost is that of the longest answer that the request allows.
+    """
+    if mean_tokens and mean_tokens[2] >= _KNOWN_FROM_CALLS:
+        mean_usd = _MARGIN * price.batch_factor * cost_usd(price, mean_tokens[0], mean_tokens[1])
+        yield from (mean_usd for _ in requests)
+        return
+    for request in requests:
+        prompt = TOKENS_PER_CHARACTER * sum(len(message["content"]) for message in request.body["messages"])
+        longest = request.body.get("max_completion_tokens") or request.body.get("max_tokens")
+        yield price.batch_factor * cost_usd(price, round(prompt), longest or _DEFAULT_COMPLETION_TOKENS)

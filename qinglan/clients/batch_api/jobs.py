@@ -2,13 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 
-from qinglan.clients.batch_api.service import BatchService
+from qinglan.clients.batch_api.service import BatchService, BatchState, Result
 from qinglan.clients.batch_api.store import BatchStore
-from qinglan.clients.batch_api.wire import BatchState, Result
 from qinglan.clients.chat import Request
 from qinglan.config import BatchApi
 from qinglan.errors import TeacherError
@@ -45,11 +44,8 @@ class BatchJobs:
 
     async def adopt(self) -> list[BatchJob]:
         """Open batches; those that never came to be are closed, so that their requests can be sent anew."""
-        adopted = []
-        for job in await self._store.open_jobs():
-            if job.digest not in self._given_up and (there := await self._there(job)):
-                adopted.append(there)
-        return adopted
+        open_jobs = [job for job in await self._store.open_jobs() if job.digest not in self._given_up]
+        return [there for job in open_jobs if (there := await self._there(job))]
 
     async def run(self, adopted: Iterable[BatchJob], ours: Set[str], chunks: Iterable[Sequence[Request]]) -> None:
         """Send the chunks and wait; of the adopted batches only for those that hold requests of `ours`."""
@@ -134,7 +130,9 @@ class BatchJobs:
                 if state is None:
                     reason = "batch_lost" if job.batch_id else "batch_not_created"
                     return await self._store.close(job, dict.fromkeys(job.request_hashes, reason))
-                self._report(job, state)
+                self._progress[job.digest] = (*state.counts, len(job.request_hashes))
+                completed, failed, total = map(sum, zip(*self._progress.values(), strict=True))
+                self._on_progress(BatchProgress(len(self._progress), completed, failed, total))
                 if state.ended:
                     return await self._merge(job, state)
             if not wait:
@@ -145,28 +143,33 @@ class BatchJobs:
                     with suppress(TeacherError):
                         await self._service.cancel(job.batch_id)
             elif cancelled_s and time.time() > cancelled_s + _CANCEL_WITHIN_S:
-                return await self._give_up(job)
+                self._given_up.add(job.digest)  # the batch stays open: a later call merges what it brings after all
+                self._store.reasons["batch_late"] += len(job.request_hashes)
+                return await self._store.release(job)
             await asyncio.sleep(self._settings.poll_every_s)
-
-    async def _give_up(self, job: BatchJob) -> None:
-        """The batch stays open: a later call merges what it brings after all."""
-        await self._store.release(job)
-        self._given_up.add(job.digest)
-        self._store.reasons["batch_late"] += len(job.request_hashes)
 
     async def _merge(self, job: BatchJob, state: BatchState) -> None:
         """Answers and failures into the ledger."""
         failures = dict.fromkeys(job.request_hashes, state.missing_reason)
+
+        async def keep(results: Iterable[Result]) -> None:
+            ours = [each for each in results if each.request_hash in failures]
+            await self._store.keep(ours)
+            for result in ours:
+                if result.completion:
+                    del failures[result.request_hash]
+                else:
+                    failures[result.request_hash] = result.reason
+
         for file_id in state.result_files:
+            portion: dict[str, Result] = {}  # the last of each request where it comes twice
             try:
-                async for results in _portions(self._service.results(file_id)):
-                    ours = [each for each in results if each.request_hash in failures]
-                    await self._store.keep(ours)
-                    for result in ours:
-                        if result.completion:
-                            del failures[result.request_hash]
-                        else:
-                            failures[result.request_hash] = result.reason
+                async for result in self._service.results(file_id):
+                    portion[result.request_hash] = result
+                    if len(portion) == _LINES_PER_COMMIT:
+                        await keep(portion.values())
+                        portion = {}
+                await keep(portion.values())
             except TeacherError as error:  # a missing file answers nothing
                 if error.transient:
                     raise
@@ -174,19 +177,3 @@ class BatchJobs:
         for file_id in (*state.result_files, state.input_file_id):
             if file_id:
                 await self._service.delete_file(file_id)
-
-    def _report(self, job: BatchJob, state: BatchState) -> None:
-        self._progress[job.digest] = (*state.counts, len(job.request_hashes))
-        completed, failed, total = (sum(numbers) for numbers in zip(*self._progress.values(), strict=True))
-        self._on_progress(BatchProgress(len(self._progress), completed, failed, total))
-
-
-async def _portions(results: AsyncIterator[Result]) -> AsyncIterator[list[Result]]:
-    """As many at a time as go into one commit, the last of each request where it comes twice."""
-    portion: dict[str, Result] = {}
-    async for result in results:
-        portion[result.request_hash] = result
-        if len(portion) == _LINES_PER_COMMIT:
-            yield list(portion.values())
-            portion = {}
-    yield list(portion.values())

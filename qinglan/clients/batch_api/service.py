@@ -5,26 +5,108 @@ have come too late, the batch is looked for by the digest in its metadata.
 """
 
 import asyncio
+import json
+import re
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Iterable
-from typing import IO, Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import httpx2
 import openai
 from openai import AsyncOpenAI
 from pydantic import BaseModel, ValidationError
 
-from qinglan.clients.batch_api.wire import BatchState, Page, Result, StoredFile, parse_result, request_line
-from qinglan.clients.chat import Request
-from qinglan.clients.retries import retry_after_s
+from qinglan.clients.chat import Completion, Request
+from qinglan.clients.limits import retry_after_s
 from qinglan.errors import ConfigError, TeacherError
 
+_ENDPOINT: Final = "/v1/chat/completions"
 _METADATA_KEY = "qinglan"
 _FILE_TIMEOUT_S = 600.0
 _CLOCK_SKEW_S = 3600.0
 _SPOOL_BYTES = 8_000_000
 _PAGE = 100
+_CODE = re.compile(r"[a-z][a-z0-9_]{0,39}")
 Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class _Counts(BaseModel):
+    completed: int | None = 0
+    failed: int | None = 0
+
+
+class _Problem(BaseModel):
+    code: str | None = None
+
+
+class _Problems(BaseModel):
+    data: list[_Problem] | None = None
+
+
+class BatchState(BaseModel):
+    id: str
+    status: str
+    input_file_id: str = ""
+    created_at: float | None = None
+    metadata: dict[str, str] | None = None
+    request_counts: _Counts | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    errors: _Problems | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ("completed", "failed", "expired", "cancelled")
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        counts = self.request_counts or _Counts()
+        return counts.completed or 0, counts.failed or 0
+
+    @property
+    def result_files(self) -> list[str]:
+        """With answers or errors in them, the answers first."""
+        return [each for each in (self.output_file_id, self.error_file_id) if each]
+
+    @property
+    def missing_reason(self) -> str:
+        """The reason of requests that no file of an ended batch mentions."""
+        if self.status == "completed":
+            return "batch_no_answer"
+        if self.status == "failed" and self.errors and self.errors.data:
+            return _reason(self.errors.data[0].code)
+        return f"batch_{self.status}"
+
+
+class _Page(BaseModel):
+    data: list[BatchState] = []
+    """Newest first."""
+    has_more: bool | None = False
+
+
+class _StoredFile(BaseModel):
+    id: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of an output or error file: an answer, or the reason why there is none."""
+
+    request_hash: str
+    completion: Completion | None
+    reason: str
+
+
+class _Response(BaseModel):
+    status_code: int
+    body: Any = None
+
+
+class _ResultLine(BaseModel):
+    custom_id: str
+    response: _Response | None = None
+    error: _Problem | None = None
 
 
 class BatchService:
@@ -49,12 +131,13 @@ class BatchService:
             ConfigError: also where the service has no batch API.
         """
         with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as file:
-            await asyncio.to_thread(_write, file, requests)
+            await asyncio.to_thread(file.writelines, map(request_line, requests))
+            file.seek(0)
             sending = self._files.with_raw_response.create(
                 file=("requests.jsonl", file, "application/jsonl"), purpose="batch"
             )
             try:
-                return (await self._ask(sending, StoredFile)).id
+                return (await self._ask(sending, _StoredFile)).id
             except TeacherError as error:
                 if error.reason in ("http_404", "http_405", "http_501"):
                     raise ConfigError(
@@ -68,7 +151,7 @@ class BatchService:
         for attempt in range(self._retries + 1):
             sending = self._paying.create(
                 input_file_id=input_file_id,
-                endpoint="/v1/chat/completions",
+                endpoint=_ENDPOINT,
                 completion_window="24h",
                 metadata={_METADATA_KEY: digest},
             )
@@ -77,7 +160,9 @@ class BatchService:
             except TeacherError as error:
                 if not error.transient:
                     raise
-                await asyncio.sleep(max(self._pause_s, _asked_s(error)))
+                cause = error.__cause__
+                wait_s = retry_after_s(cause.response.headers) if isinstance(cause, openai.APIStatusError) else 0.0
+                await asyncio.sleep(max(self._pause_s, wait_s))
                 if found := await self.find(digest, since_s):
                     return found.id
                 if attempt == self._retries:
@@ -88,8 +173,8 @@ class BatchService:
         """The batch that carries this digest, if there is one that was created since then."""
         after: dict[str, Any] = {}
         while True:
-            page = await self._ask(self._batches.list(limit=_PAGE, **after), Page)
-            for batch in page.data:  # newest first
+            page = await self._ask(self._batches.list(limit=_PAGE, **after), _Page)
+            for batch in page.data:
                 if (batch.metadata or {}).get(_METADATA_KEY) == digest:
                     return batch
             last = page.data[-1] if page.data else None
@@ -98,7 +183,7 @@ class BatchService:
             after = {"after": last.id}
 
     async def state(self, batch_id: str) -> BatchState | None:
-        """Where it stands; None if the service doesn't know it (any more)."""
+        """None if the service doesn't know the batch (any more)."""
         try:
             return await self._ask(self._batches.retrieve(batch_id), BatchState)
         except TeacherError as error:
@@ -115,7 +200,7 @@ class BatchService:
                 raise
 
     async def results(self, file_id: str) -> AsyncIterator[Result]:
-        """The lines of an output or error file as they come, without those that say nothing."""
+        """The lines of an output or error file as they come, without those that name no request."""
         try:
             async with self._files.with_streaming_response.content(file_id) as response:
                 async for line in _lines(response.iter_bytes()):
@@ -155,16 +240,6 @@ class BatchService:
         return TeacherError(f"{self._role}: batch API: {said}", reason, transient=not final)
 
 
-def _write(file: IO[bytes], requests: Iterable[Request]) -> None:
-    file.writelines(map(request_line, requests))
-    file.seek(0)
-
-
-def _asked_s(error: TeacherError) -> float:
-    cause = error.__cause__
-    return retry_after_s(cause.response.headers) if isinstance(cause, openai.APIStatusError) else 0.0
-
-
 async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     rest = b""
     async for block in blocks:  # not httpx2's lines: those end at characters that JSON may hold, such as U+2028
@@ -172,3 +247,31 @@ async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         for line in whole:
             yield line
     yield rest
+
+
+def request_line(request: Request) -> bytes:
+    line = {"custom_id": request.request_hash, "method": "POST", "url": _ENDPOINT, "body": request.body}
+    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+
+
+def parse_result(line: bytes) -> Result | None:
+    """None for a line that names no request."""
+    try:
+        found = _ResultLine.model_validate_json(line)
+    except ValidationError:
+        return None
+    if found.error is not None or found.response is None:
+        return Result(found.custom_id, None, _reason(found.error.code if found.error else None))
+    if found.response.status_code != 200:
+        return Result(found.custom_id, None, f"http_{found.response.status_code}")
+    try:
+        return Result(found.custom_id, Completion.model_validate(found.response.body), "")
+    except ValidationError:
+        return Result(found.custom_id, None, "teacher_bad_response")
+
+
+def _reason(code: str | None) -> str:
+    """A service's code as a reason; whatever doesn't look like a code is not repeated."""
+    if code is None or not _CODE.fullmatch(code):
+        return "batch_failed"
+    return code if code.startswith("batch_") else f"batch_{code}"

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import ParamSpec, TypeVar
 
-from qinglan.clients.batch_api.wire import Result
+from qinglan.clients.batch_api.service import Result
 from qinglan.clients.chat import Account, Request
 from qinglan.errors import LedgerError
 from qinglan.ledger import BATCH, BatchJob, Ledger
@@ -68,7 +68,11 @@ class BatchStore:
 
     async def keep(self, results: Sequence[Result]) -> None:
         """Record answers at the batch API's price; again, after a kill, it changes nothing."""
-        await _to_the_end(self._keep, results)
+        known = await _to_the_end(self._ledger.get_many, [each.request_hash for each in results])
+        new = [each for each in results if each.request_hash not in known]
+        account, factor = self._account, self._account.price.batch_factor
+        calls = [account.call(each.request_hash, each.completion, None, factor) for each in new if each.completion]
+        await _to_the_end(self._ledger.record, calls)
 
     async def close(self, job: BatchJob, failures: Mapping[str, str] | None = None) -> None:
         """The batch is done with; its requests, these by hash with their reason among them, are free again."""
@@ -79,18 +83,25 @@ class BatchStore:
 
     def forget(self, job: BatchJob) -> None:
         """As `close`, without failures and at once, for where nothing can be awaited."""
-        self._release(job)
+        self._ledger.release(job.request_hashes, BATCH + job.digest)
         self._ledger.save_batch(job.model_copy(update={"status": "merged"}))
 
     async def release(self, job: BatchJob) -> None:
         """Let others ask what a batch holds that is still open."""
-        await _to_the_end(self._release, job)
+        # Only the batch's own claims: killed in `begin`, it may list requests that another process holds.
+        await _to_the_end(self._ledger.release, job.request_hashes, BATCH + job.digest)
 
     async def lock(self, job: BatchJob) -> bool:
         """Be the one process that owns a batch, until `hold_locks` ends."""
-        if _lock_name(job) not in self._locked:
-            await _to_the_end(self._lock, job)
-        return _lock_name(job) in self._locked
+        name = f"batch-lock:{job.digest}"
+
+        def claim() -> None:
+            self._ledger.heartbeat()
+            self._locked |= self._ledger.claim([name], self._ledger.holder)
+
+        if name not in self._locked:
+            await _to_the_end(claim)
+        return name in self._locked
 
     @asynccontextmanager
     async def hold_locks(self) -> AsyncIterator[None]:
@@ -110,29 +121,6 @@ class BatchStore:
                 await _to_the_end(self._ledger.heartbeat)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _HEARTBEAT_S)
-
-    def _lock(self, job: BatchJob) -> None:
-        self._ledger.heartbeat()
-        self._locked |= self._ledger.claim([_lock_name(job)], self._ledger.holder)
-
-    def _keep(self, results: Sequence[Result]) -> None:
-        known = self._ledger.get_many([each.request_hash for each in results])
-        account, factor = self._account, self._account.price.batch_factor
-        self._ledger.record(
-            [
-                account.call(each.request_hash, each.completion, None, factor)
-                for each in results
-                if each.completion and each.request_hash not in known
-            ]
-        )
-
-    def _release(self, job: BatchJob) -> None:
-        # Only the batch's own claims: killed in `begin`, it may list requests that another process holds.
-        self._ledger.release(job.request_hashes, BATCH + job.digest)
-
-
-def _lock_name(job: BatchJob) -> str:
-    return f"batch-lock:{job.digest}"
 
 
 async def _to_the_end(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:

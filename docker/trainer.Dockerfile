@@ -25,7 +25,7 @@ COPY flows flows
 COPY tasks tasks
 # Without its dependencies, which include Prefect: what its parts need that run here is in the lock.
 RUN /opt/trainer/bin/pip install --no-deps --no-build-isolation . \
- && /opt/trainer/bin/python -c "import qinglan.training.reward.function, qinglan.recipes.scoring.scorer, qinglan.recipes.query_rewrite, \
+ && /opt/trainer/bin/python -c "import qinglan.training.reward, qinglan.recipes.scoring.scorer, qinglan.recipes.query_rewrite, \
 qinglan.training.engines.generate, qinglan.training.engines.export"
 
 FROM python:3.11.15-slim-bookworm

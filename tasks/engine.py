@@ -21,8 +21,9 @@ from qinglan.runs.launcher import JsonlTail, LineTail, launch
 from qinglan.runs.locks import device_lock
 from qinglan.tasks.forms import overrides_in
 from qinglan.tasks.stage import Stage, flow_run_id
-from qinglan.training.engines.attempts import clear_stop, run_attempts
+from qinglan.training.engines.attempts import run_attempts
 from qinglan.training.engines.ray_jobs import JobSeries, RayJobs, stop_jobs_of
+from qinglan.training.engines.trainer_settings import STOPPED_FILE
 
 Metrics = dict[str, Any]
 MAX_LEFT_OUT_SHARE = 0.2
@@ -59,7 +60,7 @@ def run_engine(
         return command if isinstance(command, Command) else command()
 
     def locally() -> None:
-        clear_stop(stage.directory)
+        (stage.directory / STOPPED_FILE).unlink(missing_ok=True)  # of an earlier attempt
         with device_lock(stage.run.profile, stage.say):
             launch(make(), name=name, log=path, on_poll=on_poll)
 

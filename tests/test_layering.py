@@ -27,7 +27,4 @@ def test_the_orchestrators_process_loads_no_engine():
 
 
 def test_the_command_line_loads_neither_engine_nor_prefect():
-    assert (
-        loaded("import qinglan.cli, qinglan.training.reward.function, qinglan.clients.roles", *ENGINES, "prefect")
-        == "[]"
-    )
+    assert loaded("import qinglan.cli, qinglan.training.reward, qinglan.clients.roles", *ENGINES, "prefect") == "[]"

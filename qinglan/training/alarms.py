@@ -1,8 +1,7 @@
 """Alarms of a training run: signs in the metrics of its steps that the reward is hacked or the policy collapses.
 
-Means over windows of steps are compared. A change counts where it is large beside the noise between neighbouring
-steps. Alarms depend on the metrics alone, so a resumed run that reads the earlier steps again gives the same alarms.
-This module imports no torch: the trainer writes alarms, the flow reads them.
+Means over windows of steps are compared. Alarms depend on the metrics alone, so a resumed run that reads the earlier
+steps again gives the same alarms.
 """
 
 import math
@@ -34,14 +33,9 @@ _WATCHED = (
     *(VALUE_LOSS, EXPLAINED_VARIANCE, ZERO_VARIANCE),
 )
 """Beside the primary metric, which the recipe names."""
-_HACKED = (
-    "the reward pays for something else than a better answer. Read what the latest lines of samples.jsonl have in "
-    "common; then tighten what the reward demands of every sample (docs/reward.md)"
-)
 
 
 def part_mean(name: str) -> str:
-    """The metric of a step that is the mean of one of the reward's parts."""
     return f"reward_extra/{name}/mean"
 
 
@@ -55,7 +49,6 @@ class Alarm(BaseModel):
     action: AlarmAction
     message: str
     values: dict[str, float] = {}
-    """The numbers in the message."""
 
 
 class WindowChange(NamedTuple):
@@ -67,11 +60,9 @@ class WindowChange(NamedTuple):
     """Of the difference."""
 
     def rose(self, at_least: float, errors: float) -> bool:
-        """Did it rise by `at_least`, and by that many standard errors?"""
         return self.now - self.before >= max(at_least, errors * self.standard_error)
 
     def fell(self, at_least: float, errors: float) -> bool:
-        """Did it fall by `at_least`, and by that many standard errors?"""
         return self.before - self.now >= max(at_least, errors * self.standard_error)
 
 
@@ -90,7 +81,6 @@ class Trend:
         self._start = 0
 
     def add(self, step: int, known: Mapping[str, float]) -> None:
-        """Append a step that has all the metrics; ignore others."""
         if not all(name in known for name in self._names):
             return
         self._steps.append(step)
@@ -101,11 +91,9 @@ class Trend:
             self._start = newest
 
     def has_windows(self, count: int) -> bool:
-        """Are there so many whole windows so far?"""
         return len(self._steps) >= count * self._size
 
     def change(self, name: str) -> WindowChange:
-        """From the earlier window to the latest."""
         # The standard deviation of one step comes from the differences of neighbours, which a trend hardly changes.
         squares = ((b - a) ** 2 for a, b in pairwise(self._values[name][self._start :]))
         error = math.sqrt(fmean(squares) / 2) * math.sqrt(2 / self._size)
@@ -113,7 +101,6 @@ class Trend:
 
     @property
     def baseline(self) -> str:
-        """The earlier window, such as `steps 1–10`."""
         return f"steps {self._steps[self._start]}–{self._steps[self._start + self._size - 1]}"
 
     def _at(self, name: str, start: int) -> float:
@@ -151,20 +138,18 @@ class AlarmWatch:
             self._recent[key] = [*self._recent.get(key, ()), value][-self._settings.window_steps :]
         for trend in (*self._hacks.values(), self._reward, self._entropy, self._value_loss):
             trend.add(step, known)
-        return [
-            Alarm(step=step, name=name, action=action, message=signal[0], values=signal[1])
-            for name, signal in self._signals()
-            if signal and self._begins(name) and (action := self._action(name)) != "off"
-        ]
-
-    def _action(self, name: AlarmName) -> AlarmAction:
-        action = self._settings.action(name)
-        return "warn" if name == "reward_up_gold_down" and not self._labels_act and action != "off" else action
-
-    def _begins(self, name: AlarmName) -> bool:
-        before = self._held_at.get(name)
-        self._held_at[name] = self._steps_seen
-        return before is None or self._steps_seen - before > self._settings.window_steps
+        alarms = []
+        for name, signal in self._signals():
+            if signal is None:
+                continue
+            held_at, self._held_at[name] = self._held_at.get(name), self._steps_seen
+            begins = held_at is None or self._steps_seen - held_at > self._settings.window_steps
+            action = self._settings.actions.get(name, self._settings.default_action)
+            if name == "reward_up_gold_down" and not self._labels_act and action != "off":
+                action = "warn"
+            if begins and action != "off":
+                alarms.append(Alarm(step=step, name=name, action=action, message=signal[0], values=signal[1]))
+        return alarms
 
     def _signals(self) -> Iterable[tuple[AlarmName, Signal | None]]:
         limits = self._settings
@@ -188,7 +173,9 @@ class AlarmWatch:
             return None
         return (
             f"since {trend.baseline} the reward rose from {number(reward.before)} to {number(reward.now)} while "
-            f"{part.words} fell from {number(other.before)} to {number(other.now)}: {_HACKED}",
+            f"{part.words} fell from {number(other.before)} to {number(other.now)}: the reward pays for something else "
+            "than a better answer. Read what the latest lines of samples.jsonl have in common; then tighten what the "
+            "reward demands of every sample (docs/reward.md)",
             _values(reward=reward) | _values(**{part.part: other}),
         )
 
@@ -278,7 +265,6 @@ class AlarmWatch:
         )
 
     def _recent_mean(self, key: str, steps: int) -> float | None:
-        """Over the last `steps` values; None while there are fewer."""
         values = self._recent.get(key, [])[-steps:]
         return fmean(values) if len(values) == steps else None
 
@@ -301,7 +287,6 @@ def with_alarm(alarms: Sequence[Alarm], new: Alarm) -> list[Alarm]:
 
 
 def alarms_markdown(alarms: Iterable[Alarm]) -> str:
-    """All alarms of a run as a table."""
     lines = ["| Step | Alarm | Action | What was seen |", "| ---: | --- | --- | --- |"]
     lines += [f"| {alarm.step:,} | `{alarm.name}` | {alarm.action} | {alarm.message} |" for alarm in alarms]
     return "\n".join(lines) + "\n"

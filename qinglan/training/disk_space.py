@@ -1,8 +1,4 @@
-"""How much SFT and RL are going to write, by the size of the model.
-
-An upper bound from the settings: weights in fp32 and AdamW's two moments are 12 bytes for each parameter that is
-trained, in every checkpoint that is kept, the best one and the one being written among them.
-"""
+"""How much SFT and RL are going to write at most, by the size of the model and the checkpoints that are kept."""
 
 import json
 import math
@@ -16,15 +12,13 @@ from qinglan.simulators.domains import domain_for
 
 _DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WEIGHTS, _TRAINED = 4, 12
-"""Bytes per parameter of a checkpoint: the model's part, and with AdamW's state."""
+"""Bytes per parameter of a checkpoint: weights in fp32, and with AdamW's two moments."""
 _SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)\s?([bm])(?![a-z0-9])", re.IGNORECASE)
 _ADAPTER_SHARE = 4e-4
 """Of a model whose layers are not known, the parameters of an adapter of rank 1: Qwen3's have 2.5 to 3.5e-4."""
 
 
 class Weights(NamedTuple):
-    """A model's size."""
-
     parameters: int
     bytes: int
     adapter_parameters: int
@@ -55,7 +49,12 @@ class Weights(NamedTuple):
 def needed_bytes(profile: Profile, flow: str) -> int:
     """What a flow is going to write under `paths.runs`, as far as is known before it starts."""
     floor = profile.retention.min_free_mb * 10**6
-    base = Weights.of(_base_model(profile)) if flow in ("pipeline", "train") else None
+    if flow not in ("pipeline", "train"):
+        return floor
+    model: str | Path = profile.student.base_model
+    if model == EMBEDDED:
+        model = cached_path(profile.paths, profile.embedded, domain_for(profile, "student.base_model"))
+    base = Weights.of(model)
     return floor + sft_bytes(profile, base) + rl_bytes(profile, base)
 
 
@@ -95,12 +94,6 @@ def _critic_bytes(profile: Profile, start: Weights) -> int:
     if rank:
         return critic.parameters * _WEIGHTS + rank * critic.adapter_parameters * _TRAINED
     return critic.parameters * _TRAINED
-
-
-def _base_model(profile: Profile) -> str | Path:
-    if profile.student.base_model != EMBEDDED:
-        return profile.student.base_model
-    return cached_path(profile.paths, profile.embedded, domain_for(profile, "student.base_model"))
 
 
 def _shapes(file: Path) -> list[tuple[str, list[int]]]:

@@ -1,8 +1,7 @@
 """Does the local judge agree with the judge that it replaces in RL? Measured on dev rows, before RL.
 
-Both are asked about passages that poor rewrites of a dev question find: the user's own words, and the teacher's rewrite
-without its first or last word. The local judge says whether such a passage agrees with the reference, the judge whether
-it answers the question. A failed call is left out and counted; an answer without a verdict is a disagreement.
+The local judge says whether a passage that a poor rewrite finds agrees with the reference, the judge whether it answers
+the question. A failed call is left out and counted; an answer without a verdict is a disagreement.
 """
 
 import asyncio
@@ -40,18 +39,13 @@ class JudgedPassage(BaseModel):
     reference: str
     passage: str
     """Equal to the reference: only the judge is asked, as RL asks no judge about the reference."""
-    local: float | None = None
-    """0–5; None where there is no verdict."""
-    judge: float | None = None
-    """0–5; None where the call failed."""
-    unreadable: str | None = None
-    """Why the local judge's answer holds no verdict."""
-    failed: str | None = None
-    """Why a call failed."""
+    local: float | None = None  # 0–5; None where there is no verdict
+    judge: float | None = None  # 0–5; None where the call failed
+    unreadable: str | None = None  # why the local judge's answer holds no verdict
+    failed: str | None = None  # why a call failed
 
     @property
     def is_reference(self) -> bool:
-        """Is the passage the reference itself?"""
         return self.passage == self.reference
 
     @property
@@ -62,18 +56,14 @@ class JudgedPassage(BaseModel):
 
 @dataclass(frozen=True)
 class JudgeComparison:
-    """Asks both judges about the same passages."""
-
     profile: Profile
     recipe: RetrievalRecipe
     verdicts: VerdictRecipe
     local: ChatClient
     judge: ChatClient
-    rag: RagClient
-    """A client that keeps the best passage."""
+    rag: RagClient  # that keeps the best passage
 
     async def compare(self, rows: Sequence[Row]) -> list[JudgedPassage]:
-        """All passages of these rows with the scores of both judges."""
         found = await asyncio.gather(*(self._pairs(row) for row in rows))
         return list(await asyncio.gather(*(self._judged(pair) for pairs in found for pair in pairs)))
 
@@ -125,10 +115,7 @@ def _texts(row: Row) -> list[str | None]:
 
 
 class JudgeAgreement(BaseModel):
-    """The figures of a comparison."""
-
-    pairs: int
-    """Passages that both judges scored and that RL would ask about."""
+    pairs: int  # passages that both judges scored and that RL would ask about
     unreadable: int
     failed: int
     share: float | None = None
@@ -136,14 +123,13 @@ class JudgeAgreement(BaseModel):
     kappa_low: float | None = None
     kappa_high: float | None = None
     right: float | None = None
-    """Share of these that the judge holds relevant: agreement by chance follows from it."""
+    """Share of the pairs that the judge holds relevant: agreement by chance follows from it."""
     references: int = 0
     reference_right: float | None = None
     """Share of the references that the judge holds relevant; RL takes all of them for right."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The figures that are known, for MLflow."""
         return {name: float(value) for name, value in self if value is not None}
 
 
@@ -170,7 +156,6 @@ def measure_agreement(passages: Sequence[JudgedPassage], min_relevance: float) -
 
 
 def agreement_finding(found: JudgeAgreement) -> Finding:
-    """The table in the report."""
     asked = Both(
         f"passages that poor rewrites find ({found.pairs:,})", f"较差改写检索到的首位资料（{found.pairs:,} 条）"
     )
@@ -195,27 +180,18 @@ def agreement_finding(found: JudgeAgreement) -> Finding:
 
 
 def describe_agreement(found: JudgeAgreement) -> str:
-    """The result in a line."""
     if found.share is None:
         return "no pair that both judges have judged"
+    share, passages = f"agreement {found.share:.0%}", f"{found.pairs:,} passages"
     if found.kappa is None:
-        return (
-            f"agreement {found.share:.0%}, but both said the same of all {found.pairs:,} passages, which shows nothing"
-        )
+        return f"{share}, but both said the same of all {passages}, which shows nothing"
     interval = "" if found.kappa_low is None else f" ({found.kappa_low:.2f} to {found.kappa_high:.2f})"
     unreadable = f", {found.unreadable:,} of its answers without a verdict" if found.unreadable else ""
-    return f"agreement {found.share:.0%}, κ {found.kappa:.2f}{interval} on {found.pairs:,} passages{unreadable}"
+    return f"{share}, κ {found.kappa:.2f}{interval} on {passages}{unreadable}"
 
 
 def require_agreement(found: JudgeAgreement, local: LocalJudge, warn: Callable[[str], None]) -> None:
-    """Refuse RL with a judge that agrees too little.
-
-    Args:
-        warn: called instead where `judge.local.when_below` is `go_on`.
-
-    Raises:
-        StageError: it agrees too little, and the profile says stop.
-    """
+    """Refuse RL with a judge that agrees too little, or only warn where `judge.local.when_below` is `go_on`."""
     if found.kappa is not None and found.kappa >= local.min_agreement:
         return
     text = f"judge.local: {local.model} and the judge: {describe_agreement(found)}, below judge.local.min_agreement = "
@@ -226,11 +202,7 @@ def require_agreement(found: JudgeAgreement, local: LocalJudge, warn: Callable[[
 
 
 def require_answers(passages: Sequence[JudgedPassage], max_failed_share: float) -> None:
-    """Stop where too many calls failed for a fair comparison.
-
-    Raises:
-        StageError: with the reasons.
-    """
+    """Stop where too many calls failed for a fair comparison."""
     failed = Counter(passage.failed for passage in passages if passage.failed)
     if failed.total() > max_failed_share * len(passages):
         reasons = ", ".join(f"{reason} {count}" for reason, count in failed.most_common())
@@ -241,7 +213,6 @@ def require_answers(passages: Sequence[JudgedPassage], max_failed_share: float) 
 
 
 def count_retryable(passages: Iterable[JudgedPassage]) -> int:
-    """Failed calls that may succeed in another run."""
     return sum(passage.failed in RETRYABLE_REASONS for passage in passages)
 
 

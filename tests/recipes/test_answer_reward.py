@@ -19,7 +19,7 @@ from qinglan.recipes.scoring.service import RewardService
 from qinglan.rows import Row
 from qinglan.runs.run import Run
 from qinglan.tasks import rl as rl_module
-from qinglan.training.reward.actor import RewardActor
+from qinglan.training.reward import RewardActor
 
 ROW = Row(id="1", tenant="t", query="q", source="f:1", inputs={"letter": "a"}, group="g")
 COMMON = {"score", "judge", "invalid", "judge_asked", "judge_cached", "judge_cost_usd", "latency_ms"}

@@ -22,8 +22,8 @@ from qinglan.recipes import Baseline, RetrievalRecipe, Scored, query_rewrite
 from qinglan.recipes.scoring.samples import SampleWatch
 from qinglan.recipes.scoring.scorer import judge_asked
 from qinglan.recipes.scoring.service import RewardService
-from qinglan.training.reward import function
-from qinglan.training.reward.actor import RewardActor, close_reward_service
+from qinglan.training import reward
+from qinglan.training.reward import RewardActor, close_reward_service
 
 Serve = Callable[[Script], FakeService]
 BASE = Baseline(
@@ -420,9 +420,9 @@ class FakeHandle:
 async def ask_through_verl(
     monkeypatch: pytest.MonkeyPatch, handle: FakeHandle, gold_id: str = "", config_path: str = "reward.json"
 ) -> dict[str, float | str]:
-    monkeypatch.setattr(function, "_service", lambda path: handle if path == config_path else None)
+    monkeypatch.setattr(reward, "_service", lambda path: handle if path == config_path else None)
     info = {"row_id": "1", "gold_id": gold_id}
-    return await function.compute_score("query_rewrite", "x", "", info, config_path=config_path, split="t")
+    return await reward.compute_score("query_rewrite", "x", "", info, config_path=config_path, split="t")
 
 
 async def test_a_reward_worker_only_asks_the_service(monkeypatch: pytest.MonkeyPatch):
@@ -459,7 +459,7 @@ def test_a_service_that_can_not_be_closed_costs_no_training(
 
 def test_a_reward_worker_loads_nothing_that_scoring_takes():
     heavy = ["openai", "sqlalchemy", "httpx2", "aiohttp", "ray"]
-    code = f"import qinglan.training.reward.function, sys; print(set(sys.modules) & set({heavy}))"
+    code = f"import qinglan.training.reward, sys; print(set(sys.modules) & set({heavy}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

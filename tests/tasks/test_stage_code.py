@@ -93,7 +93,7 @@ def test_docstrings_comments_and_serving_leave_every_stage_reusable(sources: Pat
         ("recipes/query_rewrite.py", "math.tanh(3 * rq_gain)", "math.tanh(4 * rq_gain)"),
         ("recipes/scoring/scorer.py", "", "MORE = 1\n"),
         ("recipes/scoring/retrieval.py", "", "MORE = 1\n"),
-        ("training/reward/actor.py", "", "MORE = 1\n"),
+        ("training/reward.py", "", "MORE = 1\n"),
         ("training/engines/verl_overrides.py", "", "MORE = 1\n"),
     ],
 )

@@ -33,12 +33,12 @@ DISTINCT = 2 * EACH - SHARED
 DRIVER = """
 import asyncio, json, sys
 import ray
-from qinglan.training.reward.actor import close_reward_service, start_reward_service
+from qinglan.training.reward import close_reward_service, start_reward_service
 
 @ray.remote(num_cpus=0)
 class RewardWorker:
     async def score(self, info, texts, path):
-        from qinglan.training.reward.function import compute_score
+        from qinglan.training.reward import compute_score
         return await asyncio.gather(*(compute_score("d", text, "", info, config_path=path) for text in texts))
 
 path, info, parts = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])

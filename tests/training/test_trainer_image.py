@@ -46,7 +46,7 @@ def source(module: str) -> Path | None:
 
 def imported() -> set[str]:
     """Distributions that reward, recipes and engines import, also by way of the rest of the core."""
-    folders = ("training/reward", "training/engines", "recipes")  # recipes are loaded by name, without an import
+    folders = ("training/engines", "recipes")  # recipes are loaded by name, without an import
     todo = [path for folder in folders for path in (ROOT / "qinglan" / folder).glob("*.py")]
     seen, outside = set(todo), set()
     while todo:

@@ -1,8 +1,7 @@
 """Restarts an engine that died, unless a restart can't help.
 
-After a killed worker or a lost node, an engine goes on from its newest checkpoint. A wrong setting would end it again:
-two deaths in a row, each soon after the start and without progress, are taken for that. An engine that stopped training
-by itself writes so into a file, and is not restarted.
+Two deaths in a row, each soon after the start and without progress, are taken for a wrong setting. An engine that
+stopped training by itself writes so into a file, and is not restarted.
 """
 
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from pathlib import Path
 from qinglan.errors import EngineError, StageError, first_line
 from qinglan.runs.launcher import AttemptFailedError
 from qinglan.training.engines.progress import read_stop
-from qinglan.training.engines.trainer_settings import STOPPED_FILE
 
 EARLY_S = 60.0
 
@@ -29,13 +27,9 @@ def run_attempts(
     """Run attempt after attempt until one succeeds.
 
     Args:
-        folder: where an engine that gives up writes `STOPPED_FILE`.
+        folder: where an engine that gives up writes `STOPPED_FILE`; its reason is then raised as a StageError.
         progress: something that changes as the engine gets on, such as its newest checkpoint; None where it can't
             resume, and then a failure is final.
-
-    Raises:
-        StageError: the engine gave up by itself, with its reason.
-        EngineError: it failed and was not restarted (again).
     """
     early_deaths = 0
     for restarts in count():
@@ -54,19 +48,15 @@ def run_attempts(
                 ) from error
             if restarts == max_restarts:
                 raise EngineError(f"{error} (after {restarts} restarts, trainer.max_restarts)") from error
-            first = first_line(error)
-            say(f"{first}; starting it again from its newest checkpoint, {restarts + 1} of {max_restarts} restarts")
+            say(
+                f"{first_line(error)}; starting it again from its newest checkpoint, {restarts + 1} of {max_restarts} "
+                "restarts"
+            )
         else:
             require_not_given_up(folder, name)
             return
 
 
-def clear_stop(folder: Path) -> None:
-    """Delete what an earlier attempt wrote about why training ended."""
-    (folder / STOPPED_FILE).unlink(missing_ok=True)
-
-
 def require_not_given_up(folder: Path, name: str) -> None:
-    """Raise StageError with the engine's own reason where it gave up."""
     if (stopped := read_stop(folder)) and stopped[1]:
         raise StageError(f"{name} gave up: {stopped[0]}")

@@ -1,15 +1,17 @@
-"""`python -m qinglan.training.engines.export`: a verl checkpoint becomes a folder that `from_pretrained` loads.
+"""A verl checkpoint becomes a folder that `from_pretrained` loads.
 
-There are three cases. A checkpoint with the whole model in Hugging Face form (full fine-tuning on the CPU, fp32) is
-copied. From a checkpoint with an adapter alone, verl's merger writes the adapter, which is then merged into the base
-model in the base's precision. Any other checkpoint goes through verl's merger, which writes bf16.
+    python -m qinglan.training.engines.export CHECKPOINT BASE_MODEL OUTPUT_DIR
+
+A checkpoint with the whole model in Hugging Face form (full fine-tuning on the CPU, fp32) is copied. From one with an
+adapter alone, verl's merger writes the adapter, which is then merged into the base model in the base's precision. Any
+other goes through verl's merger, which writes bf16.
 """
 
 # mypy: allow-subclassing-any
 
-import argparse
 import json
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,8 @@ ADAPTER = "adapter"
 def export(checkpoint: Path, base_model: Path, output_dir: Path) -> None:
     """Write `output_dir` from the folder `global_step_N`; an earlier export there is replaced.
 
-    Raises:
-        ArtifactError: the checkpoint holds no actor.
+    Args:
+        base_model: the model that training started from.
     """
     actor = checkpoint / "actor"
     if not (actor / "fsdp_config.json").exists():
@@ -93,15 +95,5 @@ def _merge_adapter(actor: Path, base_model: Path, target: Path) -> None:
     AutoTokenizer.from_pretrained(base_model).save_pretrained(target)
 
 
-def main() -> None:
-    """Read the arguments and export."""
-    parser = argparse.ArgumentParser(description="Make a Hugging Face folder of a verl checkpoint.")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="a folder global_step_N")
-    parser.add_argument("--base-model", type=Path, required=True, help="the model that training started from")
-    parser.add_argument("--output-dir", type=Path, required=True)
-    arguments = parser.parse_args()
-    export(arguments.checkpoint, arguments.base_model, arguments.output_dir)
-
-
 if __name__ == "__main__":
-    main()
+    export(*map(Path, sys.argv[1:]))

@@ -1,16 +1,14 @@
 """Greedy answers of a student model, and how long one takes: a script for the trainer's environment.
 
-    python -m qinglan.training.engines.generate --model sft=DIR --model rl=DIR --prompts FILE --output-dir DIR …
-
 Runs on ms-swift's inference engines (transformers on the CPU, vLLM on GPUs) with the template of the training.
 `prompts.jsonl` holds {"id", "messages"}; NAME.answers.jsonl {"id", "text", "completion_tokens", "prompt_tokens"} and,
-for the first `--latency-queries` prompts, "latency_ms": one question at a time, after a warm-up.
-The orchestrator imports `generate_commands` from here, so torch and swift are imported inside functions.
+for the first prompts, "latency_ms": one question at a time, after a warm-up. The script's one argument is JSON, as
+`generate_commands` makes it. The orchestrator imports this module, so torch and swift are imported inside functions.
 """
 
-import argparse
 import gc
 import json
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,8 +19,7 @@ from qinglan.runs.command import Command
 from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engine_python
 
 Name = TypeVar("Name", bound=str)
-_WARM_UP = 3
-"""Single questions before the timed ones: an engine compiles or allocates for a batch of one at first."""
+_WARM_UP = 3  # single questions before the timed ones: an engine compiles or allocates for a batch of one at first
 
 
 def generate_commands(profile: Profile, folders: Mapping[Name, str], prompts: Path, output_dir: Path) -> list[Command]:
@@ -31,75 +28,59 @@ def generate_commands(profile: Profile, folders: Mapping[Name, str], prompts: Pa
     On GPUs each model has a process of its own, as vLLM frees its memory only when its process ends. On the CPU one
     process runs all models, as starting takes longer than answering.
     """
-    on_cpu, tensor_parallel_size = profile.trainer.device == "cpu", profile.rl.tensor_model_parallel_size
+    on_cpu = profile.trainer.device == "cpu"
     options = {
-        "prompts": prompts.resolve(),
-        "output-dir": output_dir.resolve(),
+        "prompts": str(prompts.resolve()),
+        "output_dir": str(output_dir.resolve()),
         "backend": "transformers" if on_cpu else "vllm",
-        "model-type": profile.student.model_type,
+        "model_type": profile.student.model_type,
         "template": profile.student.template,
-        "torch-dtype": profile.sft.torch_dtype,
-        "max-new-tokens": profile.student.max_new_tokens,
-        "batch-size": profile.evaluate.batch_size,
-        "latency-queries": profile.evaluate.latency_queries,
-        "tensor-parallel-size": tensor_parallel_size,
+        "torch_dtype": profile.sft.torch_dtype,
+        "max_new_tokens": profile.student.max_new_tokens,
+        "batch_size": profile.evaluate.batch_size,
+        "latency_queries": profile.evaluate.latency_queries,
+        "tensor_parallel_size": profile.rl.tensor_model_parallel_size,
     }
-    models = list(folders.items())
+    models = [(name, absolute_or_hub_id(folder)) for name, folder in folders.items()]
     commands = []
     for group in [models] if on_cpu else [[model] for model in models]:
-        argv = [engine_python(profile), "-m", "qinglan.training.engines.generate"]
-        argv += [f"--model={name}={absolute_or_hub_id(folder)}" for name, folder in group]
-        argv += [f"--{name}={value}" for name, value in options.items()]
-        commands.append(Command(argv, engine_env(profile, group[0][1]), 0 if on_cpu else tensor_parallel_size))
+        argument = json.dumps(options | {"models": dict(group)}, ensure_ascii=False)
+        argv = [engine_python(profile), "-m", "qinglan.training.engines.generate", argument]
+        gpus = 0 if on_cpu else profile.rl.tensor_model_parallel_size
+        commands.append(Command(argv, engine_env(profile, group[0][1]), gpus))
     return commands
 
 
 def main() -> None:
-    """Answer all prompts with each `--model NAME=DIR`; NAME.answers.jsonl is written whole or not at all."""
-    arguments = _parse()
-    prompts = [json.loads(line) for line in Path(arguments.prompts).read_text(encoding="utf-8").splitlines()]
-    for named in arguments.model:
-        name, _, folder = named.partition("=")
-        answers = _answer_all(folder, prompts, arguments)
+    """Answer all prompts with each of the models; NAME.answers.jsonl is written whole or not at all."""
+    options = json.loads(sys.argv[1])
+    prompts = [json.loads(line) for line in Path(options["prompts"]).read_text(encoding="utf-8").splitlines()]
+    for name, folder in options["models"].items():
+        answers = _answer_all(folder, prompts, options)
         gc.collect()  # free the model before the next one is loaded
-        path = Path(arguments.output_dir) / f"{name}.answers.jsonl"
+        path = Path(options["output_dir"]) / f"{name}.answers.jsonl"
         partial = path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(a, ensure_ascii=False) + "\n" for a in answers), encoding="utf-8")
         partial.replace(path)
         print(f"{name}: {len(answers)} answers", flush=True)  # noqa: T201 (the log file)
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", action="append", required=True, metavar="NAME=DIR")
-    parser.add_argument("--prompts", required=True)
-    parser.add_argument("--output-dir", required=True)
-    parser.add_argument("--backend", choices=["transformers", "vllm"], required=True)
-    parser.add_argument("--model-type", required=True)
-    parser.add_argument("--template", required=True)
-    parser.add_argument("--torch-dtype", required=True)
-    parser.add_argument("--max-new-tokens", type=int, required=True)
-    parser.add_argument("--batch-size", type=int, required=True)
-    parser.add_argument("--latency-queries", type=int, required=True)
-    parser.add_argument("--tensor-parallel-size", type=int, default=1)
-    return parser.parse_args()
-
-
-def _engine(folder: str, arguments: argparse.Namespace) -> Any:
+def _engine(folder: str, options: dict[str, Any]) -> Any:
     import torch
 
     common = {
-        "model_type": arguments.model_type,
-        "template_type": arguments.template,
-        "torch_dtype": getattr(torch, arguments.torch_dtype),
+        "model_type": options["model_type"],
+        "template_type": options["template"],
+        "torch_dtype": getattr(torch, options["torch_dtype"]),
     }
-    if arguments.backend == "vllm":
+    if options["backend"] == "vllm":
         from swift.infer_engine import VllmEngine
 
-        return VllmEngine(folder, tensor_parallel_size=arguments.tensor_parallel_size, **common)
+        return VllmEngine(folder, tensor_parallel_size=options["tensor_parallel_size"], **common)
     from swift.infer_engine import TransformersEngine
 
-    return TransformersEngine(folder, max_batch_size=arguments.batch_size, device_map="cpu", attn_impl="sdpa", **common)
+    batch_size = options["batch_size"]
+    return TransformersEngine(folder, max_batch_size=batch_size, device_map="cpu", attn_impl="sdpa", **common)
 
 
 def _ask(engine: Any, prompts: list[dict[str, Any]], max_new_tokens: int) -> list[Any]:
@@ -110,8 +91,8 @@ def _ask(engine: Any, prompts: list[dict[str, Any]], max_new_tokens: int) -> lis
     return list(engine.infer(requests, config, use_tqdm=False))
 
 
-def _answer_all(folder: str, prompts: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    engine = _engine(folder, arguments)
+def _answer_all(folder: str, prompts: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]]:
+    engine, max_new_tokens, timed = _engine(folder, options), options["max_new_tokens"], options["latency_queries"]
     answers = [
         {
             "id": prompt["id"],
@@ -119,13 +100,13 @@ def _answer_all(folder: str, prompts: list[dict[str, Any]], arguments: argparse.
             "prompt_tokens": response.usage.prompt_tokens,
             "completion_tokens": response.usage.completion_tokens,
         }
-        for prompt, response in zip(prompts, _ask(engine, prompts, arguments.max_new_tokens), strict=True)
+        for prompt, response in zip(prompts, _ask(engine, prompts, max_new_tokens), strict=True)
     ]
-    for prompt in prompts[: min(_WARM_UP, arguments.latency_queries)]:
-        _ask(engine, [prompt], arguments.max_new_tokens)
-    for prompt, answer in list(zip(prompts, answers, strict=True))[: arguments.latency_queries]:
+    for prompt in prompts[: min(_WARM_UP, timed)]:
+        _ask(engine, [prompt], max_new_tokens)
+    for prompt, answer in list(zip(prompts, answers, strict=True))[:timed]:
         start = time.perf_counter()
-        _ask(engine, [prompt], arguments.max_new_tokens)
+        _ask(engine, [prompt], max_new_tokens)
         answer["latency_ms"] = 1000 * (time.perf_counter() - start)
     return answers
 

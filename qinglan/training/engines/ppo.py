@@ -1,9 +1,7 @@
 """`python -m qinglan.training.engines.ppo OVERRIDE…`: verl's own PPO entry point, with our trainers registered.
 
-Runs in the trainer's environment. Differs from `verl.trainer.main_ppo` in four places: it refuses to start without
-VERL_PLATFORM (verl only logs a failed plug-in at debug level); the task runner loads our trainers; Ray's CPU and GPU
-counts are left out inside a cluster; and it refuses to overwrite the metrics of an earlier attempt, as verl's file
-logger would.
+Beyond `verl.trainer.main_ppo`, it refuses to start without VERL_PLATFORM, because verl only logs a failed plug-in at
+debug level, and to overwrite the metrics of an earlier attempt; and it starts the run's reward service.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
@@ -23,14 +21,13 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
 from qinglan.errors import EngineError
 from qinglan.training.engines.verl_overrides import REWARD_FUNCTION
-from qinglan.training.reward.actor import close_reward_service, start_reward_service
+from qinglan.training.reward import close_reward_service, start_reward_service
 
 
 class TaskRunner(TaskRunnerV1.__ray_actor_class__):
     """verl's task runner, in whose process the trainer lives."""
 
     def run(self, config: DictConfig) -> Any:
-        """Register the trainer that the configuration names, then run verl's task runner."""
         reward_function, reward_service = config.reward.custom_reward_function, None
         if reward_function.path == REWARD_FUNCTION:  # started first, so that its imports overlap with verl's
             reward_service = start_reward_service(reward_function.reward_kwargs.config_path)
@@ -45,14 +42,10 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):
 
 
 class LocalTaskRunner:
-    """Has the interface of the Ray actor that `run_ppo` asks for, but runs the trainer in this process.
-
-    On one machine a separate actor has no use, and takes a process and 10 s of imports.
-    """
+    """Has the interface of the Ray actor that `run_ppo` asks for; runs the trainer here, without 10 s of imports."""
 
     @staticmethod
     def remote() -> "LocalTaskRunner":
-        """An instance, as an actor class would make an actor."""
         return LocalTaskRunner()
 
     @property
@@ -62,44 +55,25 @@ class LocalTaskRunner:
 
 
 def check_platform() -> None:
-    """Raise EngineError where VERL_PLATFORM is not set.
-
-    verl then guesses a platform, which would hide that our plug-in failed to load. Where VERL_PLATFORM names an unknown
-    platform, importing verl fails already.
-    """
+    """Raise EngineError where VERL_PLATFORM is not set: verl would guess one, though our plug-in failed to load."""
     if PlatformRegistry.get(os.environ.get("VERL_PLATFORM", "")) is None:
         known = ", ".join(PlatformRegistry.registered_names())
         raise EngineError(f"VERL_PLATFORM is not set; set it to one of verl's platforms here: {known}")
 
 
-def check_metrics_file() -> None:
-    """Raise EngineError where the metrics file has content: verl's file logger would overwrite it."""
-    path = Path(os.environ.get("VERL_FILE_LOGGER_PATH", os.devnull))
-    if path.is_file() and path.stat().st_size:
-        raise EngineError(f"{path} already has metrics; give each attempt its own file (`next_metrics_path`)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-
-def join_cluster(config: DictConfig) -> None:
-    """Leave out what `ray.init` refuses inside a Ray job: the cluster's size is given."""
-    init = config.ray_kwargs.ray_init
-    if os.environ.get("RAY_ADDRESS") and init.get("address") != "local":
-        with open_dict(config):
-            for key in ("num_cpus", "num_gpus", "include_dashboard"):
-                init.pop(key, None)
-
-
 @hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
 def main(config: DictConfig) -> None:
-    """Check, then train to the end."""
     check_platform()
-    check_metrics_file()
-    join_cluster(config)
-    validate_config(
-        config=config,
-        use_reference_policy=need_reference_policy(config),
-        use_critic=need_critic(config),
-    )
+    metrics = Path(os.environ.get("VERL_FILE_LOGGER_PATH", os.devnull))
+    if metrics.is_file() and metrics.stat().st_size:  # verl's file logger would overwrite it
+        raise EngineError(f"{metrics} already has metrics; give each attempt its own file (`next_metrics_path`)")
+    metrics.parent.mkdir(parents=True, exist_ok=True)
+    init = config.ray_kwargs.ray_init
+    if os.environ.get("RAY_ADDRESS") and init.get("address") != "local":
+        with open_dict(config):  # inside a Ray job the cluster's size is given, and `ray.init` refuses another
+            for key in ("num_cpus", "num_gpus", "include_dashboard"):
+                init.pop(key, None)
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     run_ppo(config, task_runner_class=LocalTaskRunner if config.trainer.device == "cpu" else ray.remote(TaskRunner))
 
 

@@ -1,10 +1,8 @@
 """verl's critic without two assumptions that verl 0.9.1 makes about its model.
 
 verl's loader asks for flash attention whatever the configuration says. Its adapter is meant for a model that generates,
-and peft refuses it for a token classifier, whose head predicts the value; here the head is trained in full.
-
-verl's configuration names `CriticModelConfig`. A worker that receives one imports this module, and thereby registers
-the engine, as a vendor's own, with verl.
+and peft refuses it for a token classifier, whose head predicts the value; here the head is trained in full. A worker
+that receives a `CriticModelConfig` imports this module, and thereby registers the engine with verl.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
@@ -31,7 +29,6 @@ class CriticModelConfig(HFModelConfig):
     policy's."""
 
     def __post_init__(self) -> None:
-        """Refuse a critic whose token ids mean other tokens than the policy's."""
         super().__post_init__()
         if self.tokenizer_path == self.path:
             return
@@ -45,8 +42,6 @@ class CriticModelConfig(HFModelConfig):
 
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cuda", vendor="nvidia")
 class ValueEngine(FSDPEngineWithValueHead):
-    """FSDP2 engine of a token classifier with one label."""
-
     def _build_module(self) -> Any:
         model_config, config = self.model_config, self.model_config.hf_config
         config.num_labels, config.classifier_dropout = 1, 0.0

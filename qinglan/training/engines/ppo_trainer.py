@@ -1,12 +1,8 @@
-"""verl's synchronous PPO trainer, with what an external reward needs around it.
+"""verl's synchronous PPO trainer, with what an external reward needs around it, on verl's own hooks.
 
-Registered by name with verl's `register_trainer` and built on its hooks:
-
-- A sample without a reward (the reward function returned `invalid`) is left out of advantage and loss; verl fills the
-  batch up with rows that have no loss. With too many of them training saves its state and stops.
-- The reward's parts are logged at every step as `reward_extra/<name>/mean`; verl does that in validation only.
-- Each validation gives one value with an interval, by which the model is chosen and training may stop early.
-- Alarms are checked at every step, and may lower the learning rates or end training.
+A sample without a reward (the reward function returned `invalid`) is left out of advantage and loss; verl fills the
+batch up with rows that have no loss. With too many of them training saves its state and stops. The reward's parts are
+logged at every step, alarms are checked, and each validation gives one value, by which the model is chosen.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
@@ -27,16 +23,14 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from qinglan.errors import EngineError
-from qinglan.training.alarms import Alarm
+from qinglan.training.alarms import Alarm, part_mean
 from qinglan.training.engines.progress import TrainingProgress
 from qinglan.training.engines.trainer_settings import TrainerSettings
 from qinglan.training.engines.verl import repair_checkpoints
 from qinglan.training.engines.verl_overrides import TRAINER
 
-POLL_S = 0.05
-"""verl checks every 2 s whether a batch is complete, and has no setting for it."""
-SUMMED = ("rag_calls", "judge_cost_usd")
-"""Parts that are logged as a step's sum as well."""
+POLL_S = 0.05  # verl checks every 2 s whether a batch is complete, and has no setting for it
+SUMMED = ("rag_calls", "judge_cost_usd")  # parts that are logged as a step's sum as well
 _UNGROUPED = (AdvantageEstimator.GAE.value, AdvantageEstimator.REINFORCE_PLUS_PLUS.value)
 """Estimators that do not compare a sample with others of its prompt."""
 KL_COEFFICIENT = "actor/next_kl_coefficient"
@@ -62,13 +56,10 @@ class ScalableLrWorker(TrainingWorker):
 
 
 class ScalableLrActorWorker(ActorRolloutRefWorker):
-    """verl's hybrid worker over `ScalableLrWorker`."""
-
     actor_worker_cls = ScalableLrWorker
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def scale_lr(self, factor: float) -> None:
-        """Multiply the actor's learning rates."""
         self.actor.scale_lr(factor)
 
 
@@ -76,11 +67,8 @@ class ScalableLrActorWorker(ActorRolloutRefWorker):
 class RewardedTrainer(PPOTrainerSync):
     """verl's synchronous trainer for any of its algorithms: generation and training alternate on the same devices."""
 
-    WORKERS: Mapping[str, type] = {
-        "ActorRolloutRefWorker": ScalableLrActorWorker,
-        "TrainingWorker": ScalableLrWorker,
-    }
-    """Replacements for verl's workers, by their class names."""
+    # Replacements for verl's workers, by their class names.
+    WORKERS: Mapping[str, type] = {"ActorRolloutRefWorker": ScalableLrActorWorker, "TrainingWorker": ScalableLrWorker}
     global_steps: int
     total_training_steps: int
 
@@ -114,7 +102,14 @@ class RewardedTrainer(PPOTrainerSync):
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The first call of verl's that gets a complete batch."""
         scored, counts = self._keep_scored(batch)
-        self._require_scored(counts["invalid"], counts["wanted"])
+        invalid, wanted = counts["invalid"], counts["wanted"]
+        if invalid / wanted > self._settings.max_invalid_share or invalid == wanted:
+            error = self._gave_up(invalid, wanted, f"step {self.global_steps}")  # first, as saving may fail as well
+            last_done = self.global_steps - 1
+            if last_done > 0 and not self._folder_of(last_done).exists():
+                self.global_steps = last_done  # this step has changed no weight yet
+                self._save_checkpoint()
+            raise error
         metrics |= {f"reward_extra/{name}": float(counts[name]) for name in ("samples", "invalid", "alone")}
         return super()._balance_batch(scored, metrics, *args, **kwargs)
 
@@ -137,18 +132,7 @@ class RewardedTrainer(PPOTrainerSync):
         transfer_queue.kv_clear(keys=left_out, partition_id=batch.partition_id)
         return batch.select_keys(kept), counts
 
-    def _require_scored(self, invalid: int, wanted: int) -> None:
-        if invalid / wanted <= self._settings.max_invalid_share and invalid < wanted:
-            return
-        error = self._gave_up(invalid, wanted, f"step {self.global_steps}")  # first, as saving may fail as well
-        last_done = self.global_steps - 1
-        if last_done > 0 and not self._folder_of(last_done).exists():
-            self.global_steps = last_done  # this step has changed no weight yet
-            self._save_checkpoint()
-        raise error
-
     def _gave_up(self, missing: int, wanted: int, where: str) -> EngineError:
-        """The error, after its reason was written for the flow."""
         reason = (
             f"{missing} of {wanted} samples of {where} could not be scored, more than "
             f"reward.max_invalid_share = {self._settings.max_invalid_share:.0%} allows"
@@ -263,7 +247,7 @@ def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         for name, value in extra.items():
             if _is_number(value) and not math.isnan(value):
                 values[name].append(float(value))
-    means = {f"reward_extra/{name}/mean": sum(known) / len(known) for name, known in values.items()}
+    means = {part_mean(name): sum(known) / len(known) for name, known in values.items()}
     return means | {f"reward_extra/{name}/sum": sum(values[name]) for name in SUMMED if name in values}
 
 

@@ -22,12 +22,9 @@ from qinglan.training.engines.trainer_settings import (
 from qinglan.training.engines.verl import checkpoints, read_metrics
 
 DEV_RESAMPLES = 2_000
-Metrics = Mapping[str, float]
 
 
 class TrainingProgress:
-    """Follows one run's steps and validations."""
-
     def __init__(self, settings: TrainerSettings, resumed_at: int = 0) -> None:
         """`resumed_at`: the checkpoint's step; what was measured after it will be measured again."""
         self._settings = settings
@@ -43,7 +40,6 @@ class TrainingProgress:
             self.not_in_checkpoint = alarms if step == resumed_at else []
 
     def last_known(self, metric: str) -> float | None:
-        """The metric's newest value up to the checkpoint, if it has one."""
         return next((known[metric] for known in reversed(self._earlier.values()) if metric in known), None)
 
     def validated(self, step: int, values: Sequence[float | None], groups: Sequence[str]) -> dict[str, float]:
@@ -56,7 +52,7 @@ class TrainingProgress:
         self._dev[step] = found.mean
         return {DEV_VALUE: found.mean, DEV_LOW: low, DEV_HIGH: high}
 
-    def stepped(self, step: int, metrics: Metrics) -> list[Alarm]:
+    def stepped(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Add the metrics of one step; returns its new alarms, which are also written to `ALARMS_FILE`."""
         alarms = self._watch.update(step, metrics)
         with (self._settings.folder / ALARMS_FILE).open("a", encoding="utf-8") as stream:
@@ -79,9 +75,7 @@ class TrainingProgress:
         return max(self._dev, key=lambda step: (self._dev[step], -step))
 
     def prune(self, checkpoint_folder: Path) -> None:
-        """Delete all checkpoints but the newest few and the best one on dev."""
-        keep = self._settings.keep_checkpoints
-        if keep is None or not self._dev:
+        if (keep := self._settings.keep_checkpoints) is None or not self._dev:
             return
         saved = checkpoints(checkpoint_folder)
         best = max((step for step in saved if step in self._dev), key=lambda s: (self._dev[s], s), default=None)

@@ -1,11 +1,8 @@
 """Training processes as jobs of a Ray cluster, by the Jobs REST API of its dashboard. Ray itself is not imported here.
 
 A job belongs to the cluster: it goes on after the flow that submitted it has died, and the next flow finds it by its
-id, which is made of run, stage, engine and attempt. A job is stopped only on purpose: by an error that `on_poll`
-raised, by Ctrl-C, or because the flow run was cancelled.
-
-The job writes its output into the stage's log file itself, through the mount that metrics and checkpoints need as
-well: the API returns the whole log at each request, which after days is a lot.
+id, which is made of run, stage, engine and attempt. The job writes its output into the stage's log file itself: the API
+returns the whole log at each request, which after days is a lot.
 """
 
 import json
@@ -13,8 +10,7 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -28,7 +24,7 @@ from qinglan.runs.back_off import BackOff
 from qinglan.runs.command import QUIET_ENV, Command
 from qinglan.runs.launcher import READABLE_ENV, AttemptFailedError, LineTail, size_of, tail
 from qinglan.runs.run import runs_by
-from qinglan.training.engines.attempts import clear_stop
+from qinglan.training.engines.trainer_settings import STOPPED_FILE
 
 POLL_S = 1.0
 _BACK_OFF = BackOff(POLL_S, 30.0)
@@ -69,12 +65,10 @@ class Job(BaseModel):
 
     @property
     def is_active(self) -> bool:
-        """Is it running, or waiting for its resources?"""
         return self.status in ("PENDING", "RUNNING")
 
     @property
     def seconds(self) -> float:
-        """From its submission to its end."""
         return ((self.end_time or 0) - (self.start_time or 0)) / 1000
 
 
@@ -91,19 +85,12 @@ class _RayNodes(BaseModel):
     nodes: list[_RayNode] = Field(validation_alias=AliasPath("data", "result", "result"))
 
 
-_JOB, _JOBS, _ANY = TypeAdapter(Job), TypeAdapter(list[Job]), TypeAdapter(Any)
-_NODES = TypeAdapter(_RayNodes)
-
-
 class UnreachableError(EngineError):
     """The dashboard did not answer, or asks to try again later."""
 
 
 class RayJobs:
-    """The Jobs API of one cluster. Each call sends one request, without retries.
-
-    Every method but `gpus_of_nodes` raises `UnreachableError` where the dashboard gives no usable answer.
-    """
+    """The Jobs API of one cluster, without retries: `UnreachableError` where the dashboard gives no usable answer."""
 
     def __init__(self, trainer: Trainer) -> None:
         assert trainer.ray_dashboard_url is not None
@@ -120,12 +107,7 @@ class RayJobs:
         self._http.close()
 
     def submit(self, submission_id: str, command: Command, directory: Path, log_file: Path) -> None:
-        """Queue a job. A job of that id that exists already counts as this one.
-
-        Raises:
-            UnreachableError: it is not known whether the job was queued; submit again.
-            EngineError: the cluster refuses it.
-        """
+        """Queue a job; after an `UnreachableError` submit it again. A job of that id that exists counts as this one."""
         script = ["bash", "-c", _ENTRY, "qinglan", str(directory), str(log_file), *command.argv]
         body: dict[str, Any] = {
             "entrypoint": f"exec {shlex.join(script)}",
@@ -144,27 +126,24 @@ class RayJobs:
     def find(self, submission_id: str) -> Job | None:
         """The job of that id; None where the cluster knows none."""
         response = self._send("GET", f"/api/jobs/{submission_id}")
-        return None if _is_unknown(response) else self._read(response, _JOB)
+        return None if _is_unknown(response) else self._read(response, Job)
 
     def all(self) -> list[Job]:
-        """Every submitted job that the cluster remembers."""
-        jobs = self._read(self._send("GET", "/api/jobs/"), _JOBS)
-        return [job for job in jobs if job.submission_id]
+        return [job for job in self._read(self._send("GET", "/api/jobs/"), list[Job]) if job.submission_id]
 
     def stop(self, submission_id: str) -> None:
         """Ask for a job's end, which then takes some seconds."""
         response = self._send("POST", f"/api/jobs/{submission_id}/stop")
         if not _is_unknown(response):
-            self._read(response, _ANY)
+            self._read(response, dict[str, Any])
 
     def ray_version(self) -> str:
-        """The version of Ray that the cluster runs."""
-        return self._read(self._send("GET", "/api/version"), TypeAdapter(_Version)).ray_version
+        return self._read(self._send("GET", "/api/version"), _Version).ray_version
 
     def gpus_of_nodes(self) -> list[int] | None:
         """GPUs of each node that is alive; None where the dashboard doesn't say."""
         try:
-            nodes = self._read(self._send("GET", "/api/v0/nodes"), _NODES).nodes
+            nodes = self._read(self._send("GET", "/api/v0/nodes"), _RayNodes).nodes
         except UnreachableError:
             return None
         return [int(node.resources_total.get("GPU", 0)) for node in nodes if node.state == "ALIVE"]
@@ -175,19 +154,23 @@ class RayJobs:
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise UnreachableError(f"Ray {self.url}: {str(error) or type(error).__name__}") from error
 
-    def _read(self, response: httpx2.Response, kind: TypeAdapter[Answer]) -> Answer:
+    def _read(self, response: httpx2.Response, kind: type[Answer]) -> Answer:
         if response.status_code in (401, 403):
             raise EngineError(f"Ray {self.url}: HTTP {response.status_code}; set trainer.ray_token_env to its token")
         if response.status_code != 200:
             raise UnreachableError(f"Ray {self.url}: HTTP {response.status_code}: {_last_line(response.text)}")
         try:
-            return kind.validate_json(response.content)
+            return TypeAdapter(kind).validate_json(response.content)
         except ValidationError as error:
             raise UnreachableError(f"Ray {self.url}: that is no answer of a Ray dashboard") from error
 
 
 class JobSeries:
-    """One engine of one stage on a cluster: its attempts are jobs `PREFIX-1`, `PREFIX-2` and so on."""
+    """One engine of one stage on a cluster: its attempts are jobs `PREFIX-1`, `PREFIX-2` and so on.
+
+    A job is stopped only on purpose: by an error that `on_poll` raised, by Ctrl-C, or because the flow run was
+    cancelled.
+    """
 
     def __init__(
         self,
@@ -234,31 +217,34 @@ class JobSeries:
         number = newest if follows else max(newest, int(handled) if handled.isdigit() else 0) + 1
         submission_id, log_start = f"{self._prefix}{number}", 0 if follows else size_of(log_file)
         forward, began = LogForwarder(log_file, self._say), time.monotonic()
-        with self._stopped_on_purpose(submission_id, is_cancelled):
+        try:
             if follows:
                 self._say(f"following Ray job {submission_id}, which an earlier attempt of this flow submitted")
             else:
                 self._submit(submission_id, command, log_file)
             job = self._follow(submission_id, on_poll, forward)
+        except BaseException as error:
+            # A bug, or Prefect or MLflow being away, must not cost days of training. Prefect's signal is no Exception
+            # either, and comes to cancel, or only because the worker is shut down.
+            if isinstance(error, KeyboardInterrupt) or (not isinstance(error, Exception) and is_cancelled()):
+                self._stop(submission_id)
+            raise
         if job is None:
             lost = f"{name}: Ray no longer knows job {submission_id}; was the head node started anew?"
             raise AttemptFailedError(f"{lost} full log: {log_file}", time.monotonic() - began)
         self._handle_end(job, submission_id, name, log_file, log_start)
 
     def _submit(self, submission_id: str, command: Callable[[], Command], log_file: Path) -> None:
-        self._end_other_keys()
-        clear_stop(self._directory)
+        for job in self._retry(self._jobs.all):
+            other = job.submission_id or ""
+            if job.is_active and other.startswith(self._any_key) and not other.startswith(self._prefix):
+                # It would write into the same files.
+                self._say(f"stopping Ray job {other}: the stage's inputs or Qinglan's code changed since")
+                self._stop(other, wait=True)
+        (self._directory / STOPPED_FILE).unlink(missing_ok=True)
         wanted, path = command(), log_file.resolve()
         self._retry(lambda: self._jobs.submit(submission_id, wanted, self._directory, path))
         self._say(f"submitted Ray job {submission_id} to {self._jobs.url}")
-
-    def _end_other_keys(self) -> None:
-        """Stop jobs of this stage with other inputs: they would write into the same files."""
-        for job in self._retry(self._jobs.all):
-            submission_id = job.submission_id or ""
-            if job.is_active and submission_id.startswith(self._any_key) and not submission_id.startswith(self._prefix):
-                self._say(f"stopping Ray job {submission_id}: the stage's inputs or Qinglan's code changed since")
-                self._stop(submission_id, wait=True)
 
     def _follow(self, submission_id: str, on_poll: Callable[[], None] | None, forward: "LogForwarder") -> Job | None:
         """The job at its end; None where the cluster forgot it."""
@@ -284,23 +270,8 @@ class JobSeries:
                 return job
             time.sleep(POLL_S)
 
-    @contextmanager
-    def _stopped_on_purpose(self, submission_id: str, is_cancelled: Callable[[], bool]) -> Iterator[None]:
-        try:
-            yield
-        except Exception:  # a bug, or Prefect or MLflow being away, must not cost days of training
-            raise
-        except KeyboardInterrupt:
-            self._stop(submission_id)
-            raise
-        except BaseException:  # Prefect's signal: to cancel, or only because the worker is shut down
-            if is_cancelled():
-                self._stop(submission_id)
-            raise
-
     def _stop(self, submission_id: str, *, wait: bool = False) -> None:
-        deadline = time.monotonic() + STOP_WITHIN_S
-        asked = False
+        deadline, asked = time.monotonic() + STOP_WITHIN_S, False
         while time.monotonic() < deadline:
             try:
                 if not asked:
@@ -346,11 +317,7 @@ class Outage:
         self.next_try_at = 0.0
 
     def add(self, error: UnreachableError, hint: str) -> None:
-        """Count a failed request and set the time of the next one.
-
-        Raises:
-            EngineError: the limit is reached.
-        """
+        """Count a failed request and set the time of the next one; at the limit, raise EngineError."""
         now = time.monotonic()
         if not self._failures:
             self._since = now
@@ -368,7 +335,6 @@ class LogForwarder:
         self._lines, self._say, self._last_at = LineTail(log_file, from_end=True), say, time.monotonic()
 
     def __call__(self) -> None:
-        """Repeat new lines, at most every few seconds."""
         if time.monotonic() - self._last_at < FORWARD_EVERY_S:
             return
         self._last_at = time.monotonic()
@@ -380,41 +346,31 @@ class LogForwarder:
 
 
 def slug(text: str) -> str:
-    """Lower case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def run_prefix(run_id: str) -> str:
-    """The beginning of the ids of all jobs of a run."""
     return f"qinglan-{slug(run_id)}-"
 
 
 def stop_all(trainer: Trainer, run_id: str) -> list[str]:
-    """Stop every active job of a run and return their ids; none where no cluster is used.
-
-    Raises:
-        UnreachableError: the dashboard did not answer.
-    """
+    """Stop every active job of a run and return their ids; none where no cluster is used."""
     if trainer.ray_dashboard_url is None:
         return []
-    prefix = run_prefix(run_id)
     with RayJobs(trainer) as jobs:
         active = [job.submission_id or "" for job in jobs.all() if job.is_active]
-        stopped = [submission_id for submission_id in active if submission_id.startswith(prefix)]
+        stopped = [submission_id for submission_id in active if submission_id.startswith(run_prefix(run_id))]
         for submission_id in stopped:
             jobs.stop(submission_id)
     return stopped
 
 
 def stop_jobs_of(profile: Profile, flow_run_id: str, say: Callable[[str], object]) -> bool:
-    """Stop the jobs of the runs that one of the orchestrator's flow runs worked on; was there such a run?
-
-    Raises:
-        QinglanError: the dashboard did not answer, or a run can't be read.
-    """
+    """Stop the jobs of the runs that one of the orchestrator's flow runs worked on; was there such a run?"""
     runs = runs_by(profile.paths.runs, flow_run_id)
-    for job in (job for run in runs for job in stop_all(run.profile.trainer, run.id)):
-        say(f"stopped Ray job {job}")
+    for run in runs:
+        for job in stop_all(run.profile.trainer, run.id):
+            say(f"stopped Ray job {job}")
     return bool(runs)
 
 

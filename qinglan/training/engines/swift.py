@@ -125,7 +125,6 @@ def merge_command(profile: Profile, *, adapter: Path, output_dir: Path, model: s
 
 
 def newest_checkpoint(output_dir: Path) -> Path | None:
-    """The complete checkpoint with the highest step."""
     found = {
         int(step): folder
         for folder in output_dir.glob("checkpoint-*")

@@ -72,10 +72,8 @@ def ppo_command(
 
 def export_command(profile: Profile, *, checkpoint: Path, base_model: Path, output_dir: Path) -> Command:
     """Make a Hugging Face folder of a checkpoint (`global_step_N`); `base_model` is what training started from."""
-    argv = [engine_python(profile), "-m", "qinglan.training.engines.export"]
-    argv += ["--checkpoint", str(checkpoint.resolve())]
-    argv += ["--base-model", str(base_model.resolve())]
-    argv += ["--output-dir", str(output_dir.resolve())]
+    folders = [str(folder.resolve()) for folder in (checkpoint, base_model, output_dir)]
+    argv = [engine_python(profile), "-m", "qinglan.training.engines.export", *folders]
     return Command(argv, _environment(profile, base_model), gpus=int(profile.trainer.device == "cuda"))
 
 
@@ -98,8 +96,7 @@ def hydra_value(value: Any) -> str:
 
 
 def next_metrics_path(folder: Path) -> Path:
-    """Where the next attempt should write its metrics."""
-    return folder / f"metrics.{len(_attempts(folder)) + 1}.jsonl"
+    return folder / f"metrics.{len(_metrics_files(folder)) + 1}.jsonl"
 
 
 def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
@@ -108,7 +105,7 @@ def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
     A resumed run validates first, under the step that it resumes from.
     """
     steps: dict[int, dict[str, float]] = {}
-    for path in _attempts(folder):
+    for path in _metrics_files(folder):
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
             if line.endswith("\n"):
                 entry = json.loads(line)
@@ -128,11 +125,7 @@ def checkpoints(output_dir: Path) -> dict[int, Path]:
 
 
 def repair_checkpoints(output_dir: Path) -> None:
-    """Repair what a kill left half-written, before anything is saved.
-
-    verl can't read an empty tracker file. A folder with a later step than the tracker's is incomplete, and would look
-    complete once the tracker names a later one.
-    """
+    """Repair an empty tracker file, and delete incomplete folders before a later step makes them look complete."""
     tracker, saved = output_dir / TRACKER, checkpoints(output_dir)
     if tracker.exists() and not tracker.read_text().strip().isdigit():
         if saved:
@@ -147,9 +140,6 @@ def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path |
     """Step and folder of the best checkpoint on the dev split; in a tie, the later one.
 
     The policy before training counts as step 0, without a folder, where it was validated. It wins a tie.
-
-    Raises:
-        ArtifactError: nothing was validated.
     """
     saved, measured = checkpoints(output_dir), read_metrics(metrics_folder)
     values = {step: measured[step][DEV_VALUE] for step in (0, *saved) if DEV_VALUE in measured.get(step, {})}
@@ -163,11 +153,7 @@ def best_checkpoint(output_dir: Path, metrics_folder: Path) -> tuple[int, Path |
 
 
 def last_checkpoint(output_dir: Path) -> tuple[int, Path]:
-    """Step and folder of the newest checkpoint, validated or not.
-
-    Raises:
-        ArtifactError: there is none.
-    """
+    """Step and folder of the newest checkpoint, validated or not."""
     if not (saved := checkpoints(output_dir)):
         raise ArtifactError(f"no checkpoint under {output_dir}")
     return max(saved), saved[max(saved)]
@@ -186,7 +172,7 @@ def left_out(log: str) -> int:
     return 0
 
 
-def _attempts(folder: Path) -> list[Path]:
+def _metrics_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("metrics.*.jsonl"), key=lambda path: int(path.name.split(".")[1]))
 
 

@@ -25,62 +25,32 @@ The prompt is rendered without `enable_thinking`, so Qwen3 gets no empty `<think
 from pathlib import Path
 from typing import Any
 
-from qinglan.config import Profile
+from qinglan.config import Profile, Rl
 from qinglan.training.engines.swift import absolute_or_hub_id
 
 TRAINER = "qinglan_sync"
 """`trainer.v1.trainer_mode` of our trainer on GPUs; `cpu_sync` is its counterpart on the CPU."""
-REWARD_FUNCTION = "pkg://qinglan.training.reward.function"
+REWARD_FUNCTION = "pkg://qinglan.training.reward"
 CRITIC_CONFIG = "qinglan.training.engines.ppo_critic.CriticModelConfig"
 
 Overrides = dict[str, Any]
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _ESTIMATORS = {"ppo": "gae", "dr_grpo": "grpo"}
-_BY_SEQUENCE = {"gspo": "seq-mean-token-mean", "sapo": "seq-mean-token-mean"}
 _STATE = ["model", "optimizer", "extra"]
 
 
 def overrides(profile: Profile, model: Path, run_name: str) -> Overrides:
     """Everything but the run's files and `rl.extra`."""
-    on_cpu = profile.trainer.device == "cpu"
+    rl, trainer = profile.rl, profile.trainer
+    on_cpu = trainer.device == "cpu"
     return {
-        **_algorithm(profile),
-        **_data_and_rollout(profile),
-        **_policy(profile, model),
-        **_kl(profile),
-        **_trainer(profile, run_name),
-        **(_critic(profile, model) if profile.rl.algorithm == "ppo" else {}),
-        **(_on_cpu(profile) if on_cpu else _on_cuda(profile)),
-    }
-
-
-def _algorithm(profile: Profile) -> Overrides:
-    rl = profile.rl
-    exact = profile.trainer.device == "cpu" and not rl.lora_rank
-    chosen: Overrides = {
         "algorithm.adv_estimator": _ESTIMATORS.get(rl.algorithm, rl.algorithm),
         "algorithm.gamma": rl.gamma,
         "algorithm.lam": rl.lam,
-        "algorithm.rollout_correction.bypass_mode": exact,
-        f"{_ACTOR}.policy_loss.loss_mode": rl.policy_loss,
+        "algorithm.rollout_correction.bypass_mode": on_cpu and not rl.lora_rank,
         "reward.custom_reward_function.path": REWARD_FUNCTION,
         "reward.custom_reward_function.name": "compute_score",
-    }
-    if rl.policy_loss in _BY_SEQUENCE:
-        chosen[f"{_ACTOR}.loss_agg_mode"] = _BY_SEQUENCE[rl.policy_loss]
-    if rl.algorithm == "dr_grpo":
-        chosen |= {
-            "algorithm.norm_adv_by_std_in_grpo": False,
-            f"{_ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
-            f"{_ACTOR}.loss_scale_factor": rl.max_response_length,
-        }
-    return chosen
-
-
-def _data_and_rollout(profile: Profile) -> Overrides:
-    rl = profile.rl
-    return {
         "data.train_batch_size": rl.train_batch_size,
         "data.max_prompt_length": rl.max_prompt_length,
         "data.max_response_length": rl.max_response_length,
@@ -93,6 +63,26 @@ def _data_and_rollout(profile: Profile) -> Overrides:
         f"{_ROLLOUT}.tensor_model_parallel_size": rl.tensor_model_parallel_size,
         f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu,
         f"{_ROLLOUT}.seed": rl.seed,
+        "trainer.device": trainer.device,
+        "trainer.nnodes": trainer.nodes,
+        "trainer.n_gpus_per_node": trainer.gpus_per_node,
+        "trainer.project_name": profile.tracking.experiment,
+        "trainer.experiment_name": run_name,
+        "trainer.logger": ["console", "file"],
+        "trainer.total_training_steps": rl.total_steps,
+        "trainer.total_epochs": rl.total_steps,  # an epoch has a step or more, so the steps decide
+        "trainer.save_freq": rl.save_freq,
+        "trainer.test_freq": rl.test_freq,
+        "trainer.val_before_train": rl.val_before_train,
+        "trainer.resume_mode": "auto",
+        "hydra.output_subdir": None,
+        # Outside a Ray job, start a Ray of our own: else `ray.init` would join what RAY_ADDRESS names, or a cluster
+        # that `ray start` once left in /tmp/ray/ray_current_cluster.
+        **({} if trainer.ray_dashboard_url else {"+ray_kwargs.ray_init.address": "local"}),
+        **_policy(profile, model),
+        **_kl(profile),
+        **(_critic(profile, model) if rl.algorithm == "ppo" else {}),
+        **(_on_cpu(profile) if on_cpu else _on_cuda(profile)),
     }
 
 
@@ -107,6 +97,7 @@ def _policy(profile: Profile, model: Path) -> Overrides:
         f"{_ACTOR}.clip_ratio": rl.clip_ratio,
         f"{_ACTOR}.clip_ratio_low": rl.clip_ratio,
         f"{_ACTOR}.clip_ratio_high": rl.clip_ratio,
+        f"{_ACTOR}.policy_loss.loss_mode": rl.policy_loss,
         f"{_ACTOR}.entropy_coeff": rl.entropy_coefficient,
         f"{_ACTOR}.optim.lr": rl.actor_lr,
         f"{_ACTOR}.optim.clip_grad": rl.grad_clip,
@@ -114,6 +105,14 @@ def _policy(profile: Profile, model: Path) -> Overrides:
         f"{_ACTOR}.data_loader_seed": rl.seed,
         **_schedule(profile, _ACTOR),
     }
+    if rl.policy_loss in ("gspo", "sapo"):  # losses of whole sequences
+        given[f"{_ACTOR}.loss_agg_mode"] = "seq-mean-token-mean"
+    if rl.algorithm == "dr_grpo":
+        given |= {
+            "algorithm.norm_adv_by_std_in_grpo": False,
+            f"{_ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
+            f"{_ACTOR}.loss_scale_factor": rl.max_response_length,
+        }
     if rl.lora_rank:
         given |= {
             # The frozen weights are those of the start model, and need not be in every checkpoint.
@@ -128,26 +127,23 @@ def _kl(profile: Profile) -> Overrides:
     rl, kl = profile.rl, profile.rl.kl
     if kl.mode == "off":
         return {}
-    reference = {"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu}
+    given: Overrides = {"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": rl.ppo_micro_batch_size_per_gpu}
     if kl.mode == "loss":
-        return reference | {
+        return given | {
             f"{_ACTOR}.use_kl_loss": True,
             f"{_ACTOR}.kl_loss_coef": kl.coefficient,
             f"{_ACTOR}.kl_loss_type": kl.estimator or "low_var_kl",
         }
-    controlled: Overrides = {
+    given |= {
         "algorithm.use_kl_in_reward": True,
         "algorithm.kl_penalty": kl.estimator or "kl",
         "algorithm.kl_ctrl.type": "fixed" if kl.target_kl is None else "adaptive",
         "algorithm.kl_ctrl.kl_coef": kl.coefficient,
     }
     if kl.target_kl is not None:
-        samples = rl.train_batch_size * rl.rollouts_per_prompt
-        controlled |= {
-            "algorithm.kl_ctrl.target_kl": kl.target_kl,
-            "algorithm.kl_ctrl.horizon": kl.horizon_steps * samples,
-        }
-    return reference | controlled
+        given["algorithm.kl_ctrl.target_kl"] = kl.target_kl
+        given["algorithm.kl_ctrl.horizon"] = kl.horizon_steps * rl.train_batch_size * rl.rollouts_per_prompt
+    return given
 
 
 def _critic(profile: Profile, model: Path) -> Overrides:
@@ -177,28 +173,6 @@ def _schedule(profile: Profile, owner: str) -> Overrides:
     }
 
 
-def _trainer(profile: Profile, run_name: str) -> Overrides:
-    rl, trainer = profile.rl, profile.trainer
-    return {
-        "trainer.device": trainer.device,
-        "trainer.nnodes": trainer.nodes,
-        "trainer.n_gpus_per_node": trainer.gpus_per_node,
-        "trainer.project_name": profile.tracking.experiment,
-        "trainer.experiment_name": run_name,
-        "trainer.logger": ["console", "file"],
-        "trainer.total_training_steps": rl.total_steps,
-        "trainer.total_epochs": rl.total_steps,  # an epoch has a step or more, so the steps decide
-        "trainer.save_freq": rl.save_freq,
-        "trainer.test_freq": rl.test_freq,
-        "trainer.val_before_train": rl.val_before_train,
-        "trainer.resume_mode": "auto",
-        "hydra.output_subdir": None,
-        # Outside a Ray job, start a Ray of our own: else `ray.init` would join what RAY_ADDRESS names, or a cluster
-        # that `ray start` once left in /tmp/ray/ray_current_cluster.
-        **({} if trainer.ray_dashboard_url else {"+ray_kwargs.ray_init.address": "local"}),
-    }
-
-
 def _on_cpu(profile: Profile) -> Overrides:
     """One worker, fp32 throughout, as few processes as verl allows."""
     rl = profile.rl
@@ -212,11 +186,14 @@ def _on_cpu(profile: Profile) -> Overrides:
         "+ray_kwargs.ray_init.num_gpus": 1,
         "ray_kwargs.ray_init.num_cpus": 16,
         "+ray_kwargs.ray_init.include_dashboard": False,
-        **_fp32("actor_rollout_ref", "actor.fsdp_config"),
         f"{_ACTOR}.use_torch_compile": False,
     }
-    if rl.algorithm == "ppo":
-        given |= _fp32("critic", "fsdp")
+    fp32 = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+    for owner, engine in _engines(rl).items():
+        given[f"{owner}.model.enable_gradient_checkpointing"] = False
+        given[f"{owner}.{engine}.use_torch_compile"] = False
+        given[f"+{owner}.{engine}.mixed_precision"] = fp32
+        given |= _attention(owner, "sdpa")
     if rl.lora_rank:
         given["actor_rollout_ref.model.lora.merge"] = True
     else:
@@ -226,13 +203,9 @@ def _on_cpu(profile: Profile) -> Overrides:
     return given
 
 
-def _fp32(owner: str, engine: str) -> Overrides:
-    return {
-        f"{owner}.model.enable_gradient_checkpointing": False,
-        f"{owner}.{engine}.use_torch_compile": False,
-        f"+{owner}.{engine}.mixed_precision": dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"),
-        **_attention(owner, "sdpa"),
-    }
+def _engines(rl: Rl) -> dict[str, str]:
+    """The sections of the models that learn, with the key of their FSDP settings."""
+    return {"actor_rollout_ref": "actor.fsdp_config"} | ({"critic": "fsdp"} if rl.algorithm == "ppo" else {})
 
 
 def _attention(owner: str, kind: str) -> Overrides:
@@ -246,19 +219,11 @@ def _attention(owner: str, kind: str) -> Overrides:
 def _on_cuda(profile: Profile) -> Overrides:
     """verl's defaults for vLLM and FSDP2: bf16 arithmetic, fp32 weights and optimizer states."""
     rl = profile.rl
-    given: Overrides = {
-        "trainer.v1.trainer_mode": TRAINER,
-        f"{_ROLLOUT}.name": "vllm",
-        f"{_ACTOR}.fsdp_config.param_offload": rl.param_offload,
-        f"{_ACTOR}.fsdp_config.optimizer_offload": rl.optimizer_offload,
-        **_attention("actor_rollout_ref", rl.attention),
-    }
-    if rl.algorithm == "ppo":
-        given |= {
-            "critic.fsdp.param_offload": rl.param_offload,
-            "critic.fsdp.optimizer_offload": rl.optimizer_offload,
-            **_attention("critic", rl.attention),
-        }
+    given: Overrides = {"trainer.v1.trainer_mode": TRAINER, f"{_ROLLOUT}.name": "vllm"}
+    for owner, engine in _engines(rl).items():
+        given[f"{owner}.{engine}.param_offload"] = rl.param_offload
+        given[f"{owner}.{engine}.optimizer_offload"] = rl.optimizer_offload
+        given |= _attention(owner, rl.attention)
     if rl.lora_rank:
         # vLLM loads the base itself, and verl then sends it the adapter alone. verl's default, `dummy`, would send the
         # base through FSDP as well. `layered_summon` gains nothing: FSDP2 gathers the adapter tensor by tensor anyway.

@@ -19,7 +19,6 @@ class NamedServer:
 
     @cached_property
     def generate(self) -> Any:
-        """The actor's method, so that `generate.remote(...)` works."""
         import ray
 
         return ray.get_actor(self._actor_name).generate
@@ -33,15 +32,12 @@ class LeastRecentRouter:
         self._servers = list(servers.items())
 
     def require_acquire_fields(self) -> list[str]:
-        """Fields of a request that choosing needs: none."""
         return []
 
     def require_release_fields(self) -> list[str]:
-        """Fields of a request that releasing needs: none."""
         return []
 
     def acquire_server(self, request_id: str) -> tuple[str, Any]:  # noqa: ARG002
-        """Address and handle."""
         self._servers.append(self._servers.pop(0))
         return self._servers[-1]
 

@@ -1,7 +1,4 @@
-"""verl's agent loop and reward loop in the trainer's own process, which only waits while they run.
-
-As Ray actors each would take a process with its imports, and several calls between processes for every sample.
-"""
+"""verl's agent loop and reward loop in the trainer's own process, which only waits while they run."""
 
 # mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
 
@@ -20,8 +17,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from qinglan.training.engines.verl_router import LeastRecentRouter
 
-SINGLE_TURN = "single_turn_agent"
-"""verl's name for an agent loop that keeps no state between samples."""
+SINGLE_TURN = "single_turn_agent"  # verl's name for an agent loop that keeps no state between samples
 
 
 class LocalClient(LLMServerClient):

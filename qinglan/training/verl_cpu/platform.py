@@ -1,7 +1,6 @@
-"""verl's platform interface (`verl.plugin.platform.PlatformBase`) for a machine without an accelerator.
+"""verl's platform interface for a machine without an accelerator.
 
-One worker counts as one device. verl's resource pools only count Ray's "GPU" or "NPU", so a worker holds a logical
-"GPU", which the PPO entry point declares to Ray (`ray.init(num_gpus=1)`). No code asks for a real GPU.
+verl's resource pools only count Ray's "GPU" or "NPU", so a worker holds a logical "GPU" (`ray.init(num_gpus=1)`).
 """
 
 # mypy: allow-subclassing-any
@@ -46,8 +45,6 @@ def _device_module() -> types.ModuleType:
 
 @PlatformRegistry.register(platform=NAME)
 class CpuPlatform(PlatformBase):
-    """The CPU as verl's only device."""
-
     device_name = NAME
     vendor_name = NAME
     device_module = _device_module()
@@ -57,29 +54,20 @@ class CpuPlatform(PlatformBase):
         return not torch.cuda.is_available()
 
     def current_device(self) -> str:
-        """The device that verl passes to `tensor.to`."""
         return NAME
 
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        pass
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        pass
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
+    def _do_nothing(self, *_: Any, **__: Any) -> None:
         pass
 
-    def empty_cache(self) -> None:
-        pass
+    manual_seed_all = manual_seed
+    set_device = synchronize = set_allocator_settings = empty_cache = _do_nothing
+    profiler_start = profiler_stop = cudart = _do_nothing
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:  # noqa: ARG002
         return None, None
@@ -94,12 +82,6 @@ class CpuPlatform(PlatformBase):
     def nvtx_range(self, msg: str) -> Iterator[None]:  # noqa: ARG002
         yield
 
-    def profiler_start(self) -> None:
-        pass
-
-    def profiler_stop(self) -> None:
-        pass
-
     def ray_resource_name(self) -> str:
         return "GPU"
 
@@ -108,6 +90,3 @@ class CpuPlatform(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> None:
-        return None

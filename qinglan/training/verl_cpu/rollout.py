@@ -1,9 +1,8 @@
 """verl's server-mode rollout (`RolloutReplica`, `BaseRollout`) with transformers on the CPU.
 
-The rollout runs in the trainer's worker, as verl's hybrid engines do, with an fp32 copy of the policy of its own, and
-answers token-in, token-out requests. verl's agent loop sends one request per sample. Requests that arrive together are
-sampled as one batch, later ones join it between two tokens, and each is answered as soon as it has ended, so that its
-reward is computed meanwhile.
+The rollout runs in the worker of the trainer, with its own fp32 copy of the policy. verl's agent loop sends one request
+per sample. Requests that arrive together are sampled as one batch, later ones join it between two tokens, and each is
+answered as soon as it has ended, so that its reward is computed meanwhile.
 
 Log-probabilities come from the same weights, precision and temperature as the trainer's own, so the trainer may use
 them as the old policy's (`algorithm.rollout_correction.bypass_mode`) unless top-p, top-k or LoRA is on.
@@ -15,6 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +43,6 @@ class RolloutServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def generate(self, prompt: list[int], sampling: Sampling) -> Sampled:
-        """One row's continuation."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
         loop = asyncio.get_running_loop()
@@ -57,9 +56,6 @@ class RolloutServer:
 
     async def load(self, weights: dict[str, torch.Tensor]) -> None:
         """Load weights, all of them or none, after the batch that is being sampled."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._load, weights)
-
-    def _load(self, weights: dict[str, torch.Tensor]) -> None:
         mine = self._model.state_dict()
         tied = {"lm_head.weight"} if self._model.config.tie_word_embeddings else set()
         missing, unexpected = mine.keys() - weights.keys() - tied, weights.keys() - mine.keys()
@@ -68,7 +64,8 @@ class RolloutServer:
                 f"weights don't fit the rollout's model: missing {sorted(missing)[:3]}, "
                 f"unexpected {sorted(unexpected)[:3]}"
             )
-        self._model.load_state_dict(weights, strict=False)
+        load = partial(self._model.load_state_dict, weights, strict=False)
+        await asyncio.get_running_loop().run_in_executor(self._thread, load)
 
     async def _serve(self) -> None:
         while True:
@@ -119,7 +116,6 @@ class CpuRollout(BaseRollout):
         self._global_steps: int | None = None
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
-        """Answer one request of verl's agent loop."""
         token_ids, log_probs = await self._server.generate(prompt_ids, self._sampling(prompt_ids, sampling_params))
         return TokenOutput(
             token_ids=token_ids,

@@ -13,8 +13,7 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, DynamicLayer
 
-SPARE_TOKENS = 32
-"""The keys' and values' memory grows by this many tokens at a time."""
+SPARE_TOKENS = 32  # the keys' and values' memory grows by so many at a time
 ENDED_SHARE = 0.1
 """Rows that have ended leave the batch once they are this share of it: each time, the others' keys and values are
 copied."""
@@ -46,7 +45,6 @@ class RolloutRow:
     ended: bool = False
 
     def take(self, token: int, log_prob: float, eos_ids: set[int]) -> None:
-        """Append the next token."""
         self.tokens.append(token)
         self.log_probs.append(log_prob)
         if token in eos_ids or len(self.tokens) == self.sampling.max_tokens:
@@ -58,7 +56,6 @@ class KeyValueLayer(DynamicLayer):
     """One layer's keys and values, in memory that is not reallocated for each token."""
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Called with the first keys and values."""
         super().lazy_initialization(key_states, value_states)
         self._keys, self._values = key_states[:, :, :0], value_states[:, :, :0]
         self.keys, self.values = self._keys, self._values
@@ -66,7 +63,6 @@ class KeyValueLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append, and return all."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         length = self.keys.shape[2]
@@ -79,13 +75,11 @@ class KeyValueLayer(DynamicLayer):
         return self.keys, self.values
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Drop all other rows."""
         self._keys, self._values = self._keys[rows], self._values[rows]
         length = self.keys.shape[2]
         self.keys, self.values = self._keys[:, :, :length], self._values[:, :, :length]
 
     def join(self, other: "KeyValueLayer") -> None:
-        """Append another batch's rows."""
         width = max(self.keys.shape[2], other.keys.shape[2])
         self._keys = torch.cat([_pad_left(self.keys, width, 2), _pad_left(other.keys, width, 2)])
         self._values = torch.cat([_pad_left(self.values, width, 2), _pad_left(other.values, width, 2)])
@@ -109,14 +103,12 @@ class RolloutBatch:
         self._advance(ids, position)
 
     def step(self) -> None:
-        """Sample every row's next token."""
         self._mask = pad(self._mask, (0, 1), value=1)
         self._position = self._position + 1
         self._advance(self._token, self._position)
 
     @torch.inference_mode()
     def join(self, other: "RolloutBatch") -> None:
-        """Take over another batch's rows."""
         if not self.rows:
             self.__dict__.update(other.__dict__)
             return
@@ -160,8 +152,6 @@ class RolloutBatch:
 
 
 class SamplingRules:
-    """Temperature, top-k and top-p of a batch's rows, as tensors."""
-
     def __init__(self, rows: Sequence[Sampling]) -> None:
         self._greedy = torch.tensor([row.temperature == 0 for row in rows])
         self._all_greedy, self._all_drawn = bool(self._greedy.all()), not self._greedy.any()

@@ -1,10 +1,8 @@
 """Engines, workers and trainer for the CPU, as subclasses that verl's registries and hooks accept.
 
-Engines: verl's FSDP2 engines, registered for device `cpu`. A single worker has nothing to shard, so its modules are not
-wrapped, which verl's engine and checkpoints support; FSDP2 costs time in each layer.
-Workers: verl's own, with the process group on gloo alone, because verl would ask for "cpu:gloo,cpu:gloo". The actor's
-worker answers the agent loop's requests as well.
-Trainer: a `RewardedTrainer` with these workers that runs the agent loop in its own process.
+Engines are verl's FSDP2 engines. A single worker has nothing to shard, so its modules are not wrapped, which verl's
+engine and checkpoints support; FSDP2 costs time in each layer. Workers are verl's own, with the process group on gloo
+alone, because verl would ask for "cpu:gloo,cpu:gloo".
 """
 
 # mypy: allow-subclassing-any, allow-untyped-decorators, allow-untyped-calls
@@ -29,8 +27,8 @@ from qinglan.training.engines.ppo_trainer import RewardedTrainer, ScalableLrActo
 from qinglan.training.verl_cpu import AGENT_LOOP, TRAINER
 from qinglan.training.verl_cpu.agent_loop import LocalClient
 
+# Flags of a batch that ask for more of the logits.
 _OF_DISTILLATION = ("calculate_sum_pi_squared", "distillation_use_topk", "distillation_only")
-"""Flags of a batch that ask for more of the logits."""
 
 
 class Unsharded:
@@ -81,8 +79,6 @@ class CpuValueEngine(Unsharded, ValueEngine):
 
 
 class CpuTrainingWorker(ScalableLrWorker):
-    """Critic, and the actor's and reference's inner worker."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not torch.distributed.is_initialized():
             torch.distributed.init_process_group(backend="gloo")  # Ray's worker has set RANK, MASTER_ADDR, …
@@ -90,21 +86,16 @@ class CpuTrainingWorker(ScalableLrWorker):
 
 
 class CpuActorRolloutRefWorker(ScalableLrActorWorker):
-    """verl's hybrid worker over `CpuTrainingWorker`."""
-
     actor_worker_cls = CpuTrainingWorker
     ref_worker_cls = CpuTrainingWorker
 
     @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
-        """Answer a request of the agent loop, which calls this on the server's handle."""
         return await self.rollout.generate(prompt_ids, sampling_params)
 
 
 @register_trainer(TRAINER)
 class CpuTrainer(RewardedTrainer):
-    """verl's synchronous PPO on CPU workers."""
-
     WORKERS: Mapping[str, type] = {
         "ActorRolloutRefWorker": CpuActorRolloutRefWorker,
         "TrainingWorker": CpuTrainingWorker,
@@ -122,7 +113,6 @@ class CpuTrainer(RewardedTrainer):
         super().__init__(config)
 
     def get_llm_client(self) -> LocalClient:
-        """A client for the agent loop, which runs in this process."""
         manager = self.llm_server_manager
         servers = dict(zip(manager.server_addresses, manager.server_handles, strict=True))
         return manager.get_client(LocalClient, servers=servers)  # type: ignore[no-any-return]

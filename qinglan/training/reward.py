@@ -1,4 +1,4 @@
-"""The reward service of a run: one Ray actor for the reward workers on all nodes.
+"""The reward in RL: verl's reward function, and the run's reward service that answers it, one Ray actor for all nodes.
 
 One process holds the clients, the ledger's queue and the caches, so limits are those of the run, and no question is
 asked twice at the same time. After a crash Ray restarts it and repeats the calls that it had not answered; what the
@@ -8,6 +8,7 @@ ledger holds is not asked again. This module imports neither Ray nor the scorer,
 import logging
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +30,13 @@ _REOPEN_AFTER_S = 30.0
 
 
 class RewardActor:
-    """Scores samples. Reads API keys from its own process's environment."""
+    """Scores samples for `service`, a `RewardService` as JSON. Reads API keys from its own process's environment."""
 
     def __init__(self, service: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`service` is a `RewardService` as JSON."""
         self._service, self._clock = RewardService.model_validate_json(service), clock
         self._scorer: Scorer[Any] | QinglanError = self._open()
 
     def _open(self) -> "Scorer[Any] | QinglanError":
-        """The scorer, or why it can't be opened."""
         from qinglan.recipes import get_recipe
 
         try:
@@ -98,8 +97,33 @@ def close_reward_service(service: Any) -> None:
         _log.warning("the reward service could not write the last samples: %s", error)
 
 
-def is_lost(error: Exception) -> bool:
-    """Did the service crash too often while it scored a sample?"""
-    from ray.exceptions import RayActorError
+_service = lru_cache(maxsize=1)(start_reward_service)
 
-    return isinstance(error, RayActorError)
+
+@lru_cache(maxsize=1)
+def _unscored(config_path: str) -> dict[str, float]:
+    return RewardService.model_validate_json(Path(config_path).read_text(encoding="utf-8")).outcome()
+
+
+async def compute_score(
+    data_source: str,  # noqa: ARG001 (verl's signature)
+    solution_str: str,
+    ground_truth: str,  # noqa: ARG001
+    extra_info: dict[str, Any],
+    config_path: str,
+    **_: Any,
+) -> dict[str, float | str]:
+    """The score, its parts and costs (`RewardService.outcome`), and the group of a dev row.
+
+    Where this raises, verl drops all rollouts of a prompt without a message. So a sample that could not be scored is
+    returned as well, with `invalid` 1: our trainer leaves it out of advantage and loss.
+    """
+    try:
+        scores: dict[str, float] = await _service(config_path).score.remote(extra_info, solution_str)
+    except Exception as error:
+        from ray.exceptions import RayActorError
+
+        if not isinstance(error, RayActorError):  # the service crashed too often while it scored the sample
+            raise
+        scores = _unscored(config_path)
+    return {**scores, "group": extra_info["gold_id"] or extra_info["row_id"]}

@@ -20,7 +20,7 @@ from qinglan.ops import doctor, preflight
 from qinglan.ops.checks import TIME_LIMITS_S, Check, PlannedCheck
 from qinglan.ops.doctor import machine, network
 from qinglan.ops.doctor.machine import GB
-from qinglan.ops.doctor.parallel import RunningCheck
+from qinglan.ops.doctor.parallel import start_check
 
 ProfileOf = Callable[..., Profile]
 Serve = Callable[[Script], FakeService]
@@ -103,11 +103,11 @@ def test_findings_keep_their_order_and_the_first_don_t_wait_for_the_last():
         return Check("slow", "" if goes_on.wait(60) else "held up")
 
     checks = {"quick": lambda: [Check("quick", "")], "slow": lambda: [slow()]}
-    first, second = [RunningCheck(PlannedCheck("g", name, "", run)) for name, run in checks.items()]
-    assert first.result()[0] == [Check("quick", "")]
+    first, second = [start_check(PlannedCheck("g", name, "", run)) for name, run in checks.items()]
+    assert first()[0] == [Check("quick", "")]
     time.sleep(0.2)
     goes_on.set()
-    results, seconds = second.result()
+    results, seconds = second()
     assert results == [Check("slow", "")]
     assert seconds >= 0.2
 
@@ -116,7 +116,7 @@ def test_a_check_that_fails_hides_no_other():
     def fail() -> list[Check]:
         raise TimeoutError("its own\nmore")
 
-    ((check,), _) = RunningCheck(PlannedCheck("g", "x", "y", fail)).result()
+    ((check,), _) = start_check(PlannedCheck("g", "x", "y", fail))()
     assert check.problem == (
         "x (y): TimeoutError: its own; a setting that a library refuses, or a bug: please report it"
     )

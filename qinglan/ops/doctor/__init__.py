@@ -1,18 +1,17 @@
 """`qinglan doctor`: what can be known before money or time is spent, in under half a minute.
 
-All checks run side by side, and are printed in a fixed order. Doctor makes the checks that every flow makes when it
-starts (`ops/preflight`), and checks of the machine, the network, Prefect, MLflow and the cluster's nodes. Those may
-take longer, and be stricter, than a flow's start should.
+It makes the checks that every flow makes when it starts (`ops/preflight`), and slower or stricter ones.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
-from qinglan.config import FlowName, Profile
+from qinglan.config import EMBEDDED, FlowName, Profile
 from qinglan.ops.checks import Check, PlannedCheck
 from qinglan.ops.doctor import cluster, machine, network, paid, services, versions
-from qinglan.ops.doctor.parallel import RunningCheck
+from qinglan.ops.doctor.parallel import start_check
 from qinglan.ops.doctor.secret_values import hide, secret_values
 from qinglan.ops.preflight import asked_endpoints, plan_profile_checks, runs_engines
 
@@ -33,16 +32,16 @@ class DoctorFinding:
 def examine(
     profile: Profile, flow: FlowName = "pipeline", *, may_pay: bool = False, deploys: bool = False
 ) -> Iterator[DoctorFinding]:
-    """Check everything that a flow needs.
+    """Make all checks side by side; the results come in a fixed order.
 
     Args:
         may_pay: also make one short call to each paid chat service.
         deploys: what only `qinglan up` and `qinglan deploy` need must be there, too.
     """
     values = secret_values(profile)
-    started = [(each, RunningCheck(each)) for each in plan_checks(profile, flow, may_pay=may_pay, deploys=deploys)]
-    for planned, running in started:
-        checks, seconds = running.result()
+    planned_checks = plan_checks(profile, flow, may_pay=may_pay, deploys=deploys)
+    for planned, wait in [(each, start_check(each)) for each in planned_checks]:
+        checks, seconds = wait()
         for check in checks:
             yield DoctorFinding(planned.group, hide(check.with_hint(), values), seconds)
 
@@ -78,20 +77,19 @@ def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: boo
         return
     if (url := profile.trainer.ray_dashboard_url) and runs_engines(flow):
         yield PlannedCheck(CLUSTER, "mount", url, partial(cluster.check_cluster, profile), "longest")
-    if may_pay:
-        yield from _paid_checks(profile, flow)
-
-
-def _one(group: str, name: str, detail: str, make: Callable[[], Check]) -> PlannedCheck:
-    return PlannedCheck(group, name, detail, lambda: [make()])
-
-
-def _paid_checks(profile: Profile, flow: FlowName) -> Iterator[PlannedCheck]:
-    endpoints = asked_endpoints(profile, flow)
-    paid_ones = {role: endpoint for role, endpoint in endpoints.items() if paid.is_paid(endpoint)}
+    if not may_pay:
+        return
+    # Simulators cost nothing, and only run while a flow does.
+    paid_ones = {role: each for role, each in asked_endpoints(profile, flow).items() if each.base_url != EMBEDDED}
     for role, endpoint in paid_ones.items():
         ask = partial(paid.check_answer, profile, role, endpoint)
-        yield PlannedCheck(PAID, f"{role} answers", endpoint.model, lambda ask=ask: [ask()], "slow")  # type: ignore[misc]
+        yield _one(PAID, f"{role} answers", endpoint.model, ask, "slow")
     if not paid_ones:
         nothing = Check("answers", "no service of this flow takes money")
         yield _one(PAID, nothing.name, nothing.detail, lambda: nothing)
+
+
+def _one(
+    group: str, name: str, detail: str, make: Callable[[], Check], time_limit: Literal["quick", "slow"] = "quick"
+) -> PlannedCheck:
+    return PlannedCheck(group, name, detail, lambda: [make()], time_limit)

@@ -8,7 +8,6 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,21 +52,25 @@ def keys_of_nodes(profile: Profile) -> list[str]:
     """Variables that a job reads on its node: rewards are scored there."""
     graders = get_recipe(profile.recipe).graders
     named = [profile.ledger.url_env]
-    named += [profile.rag.api_key_env] if "rag" in graders and profile.rag.url != EMBEDDED else []
-    asks_judge = "judge" in graders and not profile.judge.local and profile.judge.base_url != EMBEDDED
-    named += [profile.judge.api_key_env] if asks_judge else []
+    if "rag" in graders and profile.rag.url != EMBEDDED:
+        named.append(profile.rag.api_key_env)
+    if "judge" in graders and not profile.judge.local and profile.judge.base_url != EMBEDDED:
+        named.append(profile.judge.api_key_env)
     return sorted({name for name in named if name})
 
 
 def check_cluster(profile: Profile) -> list[Check]:
-    """The mount, seen from both sides, and the nodes; the check `ray` reports a dashboard that does not answer."""
+    """The mount, seen from both sides, and the nodes."""
     token = secrets.token_hex(8)
     folders = {
         key: folder.resolve() / f".doctor-{token}"
         for key, folder in {"paths.runs": profile.paths.runs, "paths.state": profile.paths.state}.items()
     }
     where = f"{profile.paths.runs} and {profile.paths.state}, from the nodes"
-    if not _answers(profile):  # one that hangs must not leave our folders behind
+    try:  # one that hangs must not leave our folders behind
+        with RayJobs(profile.trainer) as jobs:
+            jobs.ray_version()
+    except (EngineError, ConfigError):  # no answer, or a token that is refused or missing
         return [Check("mount", where, note="not known: Ray can't be asked, see `ray`")]
     try:
         for key, folder in folders.items():
@@ -77,7 +80,7 @@ def check_cluster(profile: Profile) -> list[Check]:
             except OSError as error:
                 wrong = f"{key}: this machine can't write to {folder.parent}: {error.strerror}"
                 return [Check("mount", where, f"{wrong}; give this user write access, or name another folder")]
-        return _ask(profile, token, folders, where)
+        return _ask_nodes(profile, token, folders, where)
     except EngineError as error:
         return [Check("mount", where, str(error))]
     finally:
@@ -85,19 +88,19 @@ def check_cluster(profile: Profile) -> list[Check]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _answers(profile: Profile) -> bool:
-    try:
-        with RayJobs(profile.trainer) as jobs:
-            jobs.ray_version()
-    except (EngineError, ConfigError):  # no answer, or a token that is refused or missing
-        return False
-    return True
-
-
-def _ask(profile: Profile, token: str, folders: dict[str, Path], where: str) -> list[Check]:
-    directory = folders["paths.runs"]
+def _ask_nodes(profile: Profile, token: str, folders: dict[str, Path], where: str) -> list[Check]:
+    directory, python = folders["paths.runs"], engine_python(profile)
     with RayJobs(profile.trainer) as jobs:
-        job = _run(jobs, f"qinglan-doctor-{token}", _command(profile, token, folders, jobs), directory)
+        wanted = {
+            "token": token,
+            "folders": [str(folder) for folder in folders.values()],
+            "python": python,
+            "packages": trainer_packages(profile),
+            "env": keys_of_nodes(profile),
+            "nodes": len(jobs.gpus_of_nodes() or ()),
+        }
+        script = Path(cluster_node_script.__file__).read_text(encoding="utf-8")
+        job = _run(jobs, f"qinglan-doctor-{token}", Command([python, "-c", script, json.dumps(wanted)]), directory)
     if job.is_active:
         stuck = "still waits" if job.status == "PENDING" else "still runs"
         text = f"the job {stuck} after {JOB_WITHIN_S:.0f} s; see it in the dashboard"
@@ -108,19 +111,6 @@ def _ask(profile: Profile, token: str, folders: dict[str, Path], where: str) -> 
     if report is None:
         return [Check("mount", where, _why_no_report(profile, job))]
     return [_mount(report, token, folders, where), _nodes(profile, report)]
-
-
-def _command(profile: Profile, token: str, folders: dict[str, Path], jobs: RayJobs) -> Command:
-    python = engine_python(profile)
-    wanted = {
-        "token": token,
-        "folders": [str(folder) for folder in folders.values()],
-        "python": python,
-        "packages": trainer_packages(profile),
-        "env": keys_of_nodes(profile),
-        "nodes": len(jobs.gpus_of_nodes() or ()),
-    }
-    return Command([python, "-c", Path(cluster_node_script.__file__).read_text(encoding="utf-8"), json.dumps(wanted)])
 
 
 def _run(jobs: RayJobs, submission_id: str, command: Command, directory: Path) -> Job:
@@ -181,8 +171,7 @@ def _mount(report: _Report, token: str, folders: dict[str, Path], where: str) ->
         return Check("mount", where, f"{'; '.join(wrong)}; {hint}")
     hosts = ", ".join(each.host for each in report.nodes)
     detail = f"{' and '.join(str(folder.parent) for folder in folders.values())}: written on {hosts}, read here"
-    silent = f"{report.silent} more did not answer in time" if report.silent else None
-    return Check("mount", detail, note=silent)
+    return Check("mount", detail, note=f"{report.silent} more did not answer in time" if report.silent else None)
 
 
 def _is_seen(file: Path, token: str) -> bool:
@@ -198,21 +187,16 @@ def _is_seen(file: Path, token: str) -> bool:
 
 
 def _nodes(profile: Profile, report: _Report) -> Check:
-    wrong = list(_node_problems(profile, report.nodes))
-    detail = f"{', '.join(each.host for each in report.nodes)}: qinglan {report.nodes[0].qinglan}, keys set"
-    return Check("nodes", detail, "; ".join(wrong) or None)
-
-
-def _node_problems(profile: Profile, nodes: list[_Node]) -> Iterator[str]:
-    ours = str(installed("qinglan"))
-    for each in nodes:
+    ours, python, wrong = str(installed("qinglan")), engine_python(profile), []
+    for each in report.nodes:
         if not each.has_python:
-            yield f"trainer.python: node {each.host} has no {engine_python(profile)}; install the environment there too"
+            wrong.append(f"trainer.python: node {each.host} has no {python}; install the environment there too")
         if each.missing_packages:
-            missing = ", ".join(each.missing_packages)
-            yield f"node {each.host} lacks {missing}; see docker/trainer.Dockerfile"
+            wrong.append(f"node {each.host} lacks {', '.join(each.missing_packages)}; see docker/trainer.Dockerfile")
         if each.qinglan != ours:
             has = f"has qinglan {each.qinglan}" if each.qinglan else "has no qinglan"
-            yield f"node {each.host} {has}, here is {ours}; install the same there"
+            wrong.append(f"node {each.host} {has}, here is {ours}; install the same there")
         if each.missing_env:
-            yield f"node {each.host} lacks {', '.join(each.missing_env)}; export them there before `ray start`"
+            wrong.append(f"node {each.host} lacks {', '.join(each.missing_env)}; export them there before `ray start`")
+    detail = f"{', '.join(each.host for each in report.nodes)}: qinglan {report.nodes[0].qinglan}, keys set"
+    return Check("nodes", detail, "; ".join(wrong) or None)

@@ -61,7 +61,6 @@ def describe_others(wanted: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
 
 
 def main() -> None:
-    """See above."""
     wanted = json.loads(sys.argv[1])
     found, silent = [describe_node(wanted, "driver")], 0
     if wanted["nodes"] > 1 and "ray" not in found[0]["missing_packages"]:

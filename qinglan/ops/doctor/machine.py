@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -61,26 +61,33 @@ def check_text() -> Check:
 
 def check_folders(profile: Profile) -> Check:
     """Can files be written where a run keeps them?"""
-    wrong = []
-    for key, folder in _folders(profile).items():
+    folders, wrong = _folders(profile), []
+    for key, folder in folders.items():
         place = nearest_folder(folder)
         try:
             with tempfile.TemporaryFile(dir=place) as file:
                 file.write(b"\0")
         except OSError as error:
             wrong.append(f"{key}: {place} can't be written to: {error.strerror}")
-    detail = ", ".join(str(folder) for folder in _folders(profile).values())
-    if not wrong:
-        return Check("folders", detail)
-    return Check("folders", detail, f"{'; '.join(wrong)}; give this user write access, or name another folder")
+    hint = "give this user write access, or name another folder"
+    return Check("folders", ", ".join(map(str, folders.values())), f"{'; '.join(wrong)}; {hint}" if wrong else None)
 
 
 def check_disk(profile: Profile, flow: FlowName) -> Check:
     """Is there enough disk space on each file system that a run writes to?"""
-    needed, detail, full, low = _needed_disk_bytes(profile, flow), [], [], []
-    for keys, place in _by_file_system(profile):
-        names, free, files = ", ".join(keys), shutil.disk_usage(place).free, os.statvfs(place)
-        wanted = max(needed[key] for key in keys)
+    floor = profile.retention.min_free_mb * 10**6
+    try:
+        runs = needed_bytes(profile, flow)
+    except (QinglanError, ValueError):  # a model that can't be read: its own check says so
+        runs = floor
+    needed, detail, full, low = {"paths.runs": runs, "paths.state": floor, "TMPDIR": MIN_FREE_BYTES}, [], [], []
+    file_systems: dict[int, dict[str, Path]] = {}
+    for key, folder in _folders(profile).items():
+        place = nearest_folder(folder)
+        file_systems.setdefault(place.stat().st_dev, {})[key] = place
+    for places in file_systems.values():
+        names, place = ", ".join(places), next(iter(places.values()))
+        free, files, wanted = shutil.disk_usage(place).free, os.statvfs(place), max(needed[key] for key in places)
         detail.append(f"{names} {size(free)} free")
         if free < wanted:
             full.append(f"{names} ({place}): {size(free)} free, needed are {size(wanted)}")
@@ -89,21 +96,8 @@ def check_disk(profile: Profile, flow: FlowName) -> Check:
         if files.f_files and files.f_favail < MIN_FREE_FILES:
             full.append(f"{names} ({place}): space for {files.f_favail} more files only (df -i)")
     hint = f"free disk space, such as by `qinglan clean-up --profile {profile.name}`, or name a larger disk"
-    return Check(
-        "disk",
-        ", ".join(detail),
-        f"disk: {'; '.join(full)}; {hint}" if full else None,
-        f"{'; '.join(low)}; {hint}" if low else None,
-    )
-
-
-def _needed_disk_bytes(profile: Profile, flow: FlowName) -> dict[str, int]:
-    floor = profile.retention.min_free_mb * 10**6
-    try:
-        runs = needed_bytes(profile, flow)
-    except (QinglanError, ValueError):  # a model that can't be read: its own check says so
-        runs = floor
-    return {"paths.runs": runs, "paths.state": floor, "TMPDIR": MIN_FREE_BYTES}
+    problem = f"disk: {'; '.join(full)}; {hint}" if full else None
+    return Check("disk", ", ".join(detail), problem, f"{'; '.join(low)}; {hint}" if low else None)
 
 
 def check_memory(profile: Profile, flow: FlowName) -> Check:
@@ -114,15 +108,13 @@ def check_memory(profile: Profile, flow: FlowName) -> Check:
     if needed is None:
         return Check("memory", f"{detail}; what {what} takes is not known from its name, see docs/gpu.md")
     if total < needed:
-        return Check(
-            "memory",
-            detail,
+        problem = (
             f"memory: this machine or container has {total / GB:.1f} GB, and {what} takes {needed / GB:.0f}; use a "
-            "larger one, or train on a cluster (trainer.ray_dashboard_url)",
+            "larger one, or train on a cluster (trainer.ray_dashboard_url)"
         )
-    if available < needed:
-        return Check("memory", detail, note=f"{what} takes {needed / GB:.0f} GB; end what else runs here first")
-    return Check("memory", detail)
+        return Check("memory", detail, problem)
+    note = f"{what} takes {needed / GB:.0f} GB; end what else runs here first" if available < needed else None
+    return Check("memory", detail, note=note)
 
 
 def memory_bytes() -> tuple[int, int]:
@@ -146,11 +138,9 @@ def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int | None, s
         return FLOW_BYTES, "a flow"
     if trainer.device == "cpu":
         return (CPU_TRAINING_BYTES, "training on the CPU") if trains_in(flow) else (FLOW_BYTES, "a flow")
-    model = profile.student.base_model
-    try:
+    model, weights = profile.student.base_model, None
+    with suppress(ValueError):
         weights = Weights.of(model)
-    except ValueError:
-        weights = None
     if weights is None:
         return None, model
     copies = trainer.gpus_per_node // rl.tensor_model_parallel_size
@@ -168,12 +158,11 @@ def check_open_files(profile: Profile, flow: FlowName) -> Check:
     if soft >= needed:
         return Check("open files", f"{soft:,} at once")
     first = "" if hard == resource.RLIM_INFINITY or hard >= needed else f", and the hard limit of {hard:,} first"
-    return Check(
-        "open files",
-        f"{soft:,} at once",
+    problem = (
         f"open files: {soft:,} may be open at once, and this profile's concurrency takes {needed:,}; raise it{first}: "
-        f"ulimit -n {max(needed, _MANY_FILES)}, LimitNOFILE= in systemd, --ulimit nofile= in Docker",
+        f"ulimit -n {max(needed, _MANY_FILES)}, LimitNOFILE= in systemd, --ulimit nofile= in Docker"
     )
+    return Check("open files", f"{soft:,} at once", problem)
 
 
 def check_locks(profile: Profile) -> Check:
@@ -186,19 +175,19 @@ def check_locks(profile: Profile) -> Check:
     except (OSError, subprocess.SubprocessError) as error:
         return Check("file locks", str(state), f"paths.state: no file can be locked in {place}: {error}; {hint}")
     if given:
-        return Check(
-            "file locks",
-            str(state),
+        problem = (
             f"paths.state: in {place} two processes get the same lock ({', '.join(given)}), so two flows could "
-            f"write into one run; {hint}",
+            f"write into one run; {hint}"
         )
-    kind = _kind_of_file_system(place)
-    if not kind.startswith(_SHARED_KINDS):
-        return Check("file locks", f"{state} ({kind})" if kind else str(state))
+        return Check("file locks", str(state), problem)
+    mounts = [each for each in psutil.disk_partitions(all=True) if place.resolve().is_relative_to(each.mountpoint)]
+    kind = str(max(mounts, key=lambda each: len(each.mountpoint)).fstype) if mounts else ""
     files = [] if profile.ledger.url_env else ["ledger.db"]
     files += [] if profile.tracking.uri else ["mlflow.db"]
     note = f"{' and '.join(files)} there must be used from one machine only; several need servers: ledger.url_env, "
-    return Check("file locks", f"{state} ({kind})", note=note + "tracking.uri" if files else None)
+    is_shared = bool(files) and kind.startswith(_SHARED_KINDS)
+    detail = f"{state} ({kind})" if kind else str(state)
+    return Check("file locks", detail, note=f"{note}tracking.uri" if is_shared else None)
 
 
 def _locks_given_twice(place: Path) -> list[str]:
@@ -219,18 +208,3 @@ def _locks_given_twice(place: Path) -> list[str]:
 
 def _folders(profile: Profile) -> dict[str, Path]:
     return {"paths.runs": profile.paths.runs, "paths.state": profile.paths.state, "TMPDIR": Path(tempfile.gettempdir())}
-
-
-def _by_file_system(profile: Profile) -> Iterator[tuple[list[str], Path]]:
-    groups: dict[int, dict[str, Path]] = {}
-    for key, folder in _folders(profile).items():
-        place = nearest_folder(folder)
-        groups.setdefault(place.stat().st_dev, {})[key] = place
-    for group in groups.values():
-        yield list(group), next(iter(group.values()))
-
-
-def _kind_of_file_system(place: Path) -> str:
-    real = place.resolve()
-    mounts = [each for each in psutil.disk_partitions(all=True) if real.is_relative_to(each.mountpoint)]
-    return str(max(mounts, key=lambda each: len(each.mountpoint)).fstype) if mounts else ""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib.util import find_spec
@@ -33,11 +33,9 @@ def addresses(profile: Profile, flow: FlowName) -> dict[str, str]:
     named = {role: endpoint.base_url for role, endpoint in endpoints.items()}
     named |= {"rag": profile.rag.url, "tracking": profile.tracking_uri}
     named |= {"ray": profile.trainer.ray_dashboard_url or EMBEDDED}
-    try:
+    with suppress(ConfigError):  # said by Prefect's own check
         if server := find_server(profile.paths.state):
             named["prefect"] = server.shown_url
-    except ConfigError:  # said by Prefect's own check
-        pass
     return {role: url for role, url in named.items() if url.startswith(("http://", "https://"))}
 
 
@@ -54,17 +52,19 @@ def check_proxies(services: Mapping[str, str]) -> Check:
         return Check("proxies", shown, "; ".join(wrong))
     caught = [host for host in _LOOPBACK if not proxy_bypass(host)]
     if caught and proxies.keys() & {"http", "all"}:
-        return Check(
-            "proxies",
-            shown,
+        problem = (
             f"NO_PROXY: lacks {' and '.join(caught)}, so Prefect's and MLflow's clients would ask the proxy for the "
-            f"servers of this machine; export NO_PROXY={','.join([*filter(None, [found.get('no')]), *_LOOPBACK])}",
+            f"servers of this machine; export NO_PROXY={','.join([*filter(None, [found.get('no')]), *_LOOPBACK])}"
         )
-    through = [f"{role} ({host})" for role, url in services.items() if (host := _proxied_host(url, found))]
-    note = (
-        f"asked through it: {', '.join(through)}; hosts of your own network belong into NO_PROXY" if through else None
-    )
-    return Check("proxies", shown, note=note)
+        return Check("proxies", shown, problem)
+    through = []
+    for role, url in services.items():
+        parts = urlsplit(url)
+        host, proxy = parts.hostname or "", found.get(parts.scheme) or found.get("all")
+        if proxy and uses_proxy(url) and not proxy_bypass(host):
+            through.append(f"{role} ({host})")
+    note = f"asked through it: {', '.join(through)}; hosts of your own network belong into NO_PROXY"
+    return Check("proxies", shown, note=note if through else None)
 
 
 def _flaw(scheme: str, url: str) -> str | None:
@@ -83,44 +83,32 @@ def _flaw(scheme: str, url: str) -> str | None:
     return None
 
 
-def _proxied_host(url: str, found: dict[str, str]) -> str | None:
-    parts = urlsplit(url)
-    proxy = found.get(parts.scheme) or found.get("all")
-    host = parts.hostname or ""
-    return host if proxy and uses_proxy(url) and not proxy_bypass(host) else None
-
-
 def check_clock(services: Mapping[str, str]) -> Check:
     """This machine's clock beside those of the services, by the Date of any answer of theirs."""
-    deadline = time.monotonic() + _ALL_WITHIN_S
-    asked = {_origin(url): run_in_thread(partial(_seconds_ahead, _origin(url))) for url in services.values()}
-    ahead = {origin: seconds for origin, each in asked.items() if (seconds := _known(each, deadline)) is not None}
+    deadline, asked, ahead = time.monotonic() + _ALL_WITHIN_S, {}, {}
+    for url in services.values():
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]  # without a login, and below without a path, which may hold a secret
+        asked[host] = run_in_thread(partial(_seconds_ahead, f"{parts.scheme}://{host}"))
+    for host, future in asked.items():
+        # That a service can't be reached its own check says; the last two are a proxy that httpx2 can't use.
+        with suppress(TimeoutError, httpx2.HTTPError, httpx2.InvalidURL, ValueError, ImportError):
+            if (seconds := future.result(max(0.0, deadline - time.monotonic()))) is not None:
+                ahead[host] = seconds
     if not ahead:
         return Check("clock", "no service to compare it with")
-    detail = f"{abs(median(ahead.values())):.0f} s from that of {', '.join(map(_host, ahead))}"
-    off = {origin: seconds for origin, seconds in ahead.items() if abs(seconds) > MAX_DRIFT_S}
+    detail = f"{abs(median(ahead.values())):.0f} s from that of {', '.join(ahead)}"
+    off = {host: seconds for host, seconds in ahead.items() if abs(seconds) > MAX_DRIFT_S}
     if off:
-        differences = ", ".join(
-            f"{abs(s):,.0f} s {'ahead of' if s > 0 else 'behind'} {_host(o)}" for o, s in off.items()
-        )
+        differences = [f"{abs(s):,.0f} s {'ahead of' if s > 0 else 'behind'} {host}" for host, s in off.items()]
         whose = "this machine's" if len(off) == len(ahead) else "that service's, as the others agree with this machine"
-        return Check(
-            "clock",
-            detail,
-            f"clock: is {differences}, which TLS, tokens and the ledger's claims suffer from; set {whose} "
-            "(timedatectl set-ntp true)",
+        problem = (
+            f"clock: is {', '.join(differences)}, which TLS, tokens and the ledger's claims suffer from; set {whose} "
+            "(timedatectl set-ntp true)"
         )
-    if any(abs(seconds) > NOTED_DRIFT_S for seconds in ahead.values()):
-        return Check("clock", detail, note="set the clock by NTP (timedatectl set-ntp true)")
-    return Check("clock", detail)
-
-
-def _known(asked: "Future[float | None]", deadline: float) -> float | None:
-    try:
-        return asked.result(max(0.0, deadline - time.monotonic()))
-    except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL, ValueError, ImportError):
-        # That it can't be reached its own check says; the last two are a proxy that httpx2 can't use.
-        return None
+        return Check("clock", detail, problem)
+    drifts = any(abs(seconds) > NOTED_DRIFT_S for seconds in ahead.values())
+    return Check("clock", detail, note="set the clock by NTP (timedatectl set-ntp true)" if drifts else None)
 
 
 def _seconds_ahead(origin: str) -> float | None:
@@ -134,13 +122,3 @@ def _seconds_ahead(origin: str) -> float | None:
         return None
     earliest, latest = asked - 1, answered  # it counts whole seconds
     return 0.0 if earliest <= theirs <= latest else (earliest if theirs < earliest else latest) - theirs
-
-
-def _origin(url: str) -> str:
-    """Without a login, and without a path, which may hold a secret."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-
-
-def _host(origin: str) -> str:
-    return urlsplit(origin).netloc

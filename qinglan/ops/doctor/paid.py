@@ -7,12 +7,11 @@ estimates don't learn from it.
 import asyncio
 import json
 import secrets
-from collections.abc import Callable
 
 from qinglan.clients.capabilities import JsonSchema, request_parameters
 from qinglan.clients.chat import Account, ChatClient
 from qinglan.clients.roles import site_ledger
-from qinglan.config import EMBEDDED, Endpoint, Profile
+from qinglan.config import Endpoint, Profile
 from qinglan.errors import QinglanError, TeacherError
 from qinglan.ledger import Ledger
 from qinglan.ledger.queue import LedgerQueue
@@ -39,66 +38,48 @@ _SCHEMA: JsonSchema = {
 }
 
 
-def is_paid(endpoint: Endpoint) -> bool:
-    """Simulators cost nothing, and only run while a flow does."""
-    return endpoint.base_url != EMBEDDED
-
-
 def check_answer(profile: Profile, role: str, endpoint: Endpoint) -> Check:
     """Ask once, and say what it cost."""
     name, detail = f"{role} answers", f"{endpoint.model} at {endpoint.base_url}"
-    account = Account(
-        f"doctor-{secrets.token_hex(4)}",
-        profile.tenant.id,
-        role + _PROBE,
-        endpoint.model,
-        profile.prices[endpoint.model],
-    )
+    run_id, price = f"doctor-{secrets.token_hex(4)}", profile.prices[endpoint.model]
+    account = Account(run_id, profile.tenant.id, role + _PROBE, endpoint.model, price)
     try:
         with site_ledger(profile) as ledger:
             try:
                 latency_ms = asyncio.run(_ask(profile, endpoint, account, ledger))
             except QinglanError as error:
-                cost = usd(ledger.spent_usd(account.run_id)[0])
-                return Check(name, detail, f"{_problem(role, error)} (the probe cost {cost})")
+                cost, text = usd(ledger.spent_usd(account.run_id)[0]), str(error).replace(_PROBE, "").rstrip(".")
+                if ";" not in text and isinstance(error, TeacherError):
+                    text += f"; {_HINTS.get(error.reason, _BY_HAND).format(role=role)}"
+                return Check(name, detail, f"{text} (the probe cost {cost})")
             cost = usd(ledger.spent_usd(account.run_id)[0])
     except QinglanError as error:
         return Check(name, detail, str(error))
     return Check(name, f"{detail}, after {latency_ms / 1000:.1f} s, for {cost}")
 
 
-def _problem(role: str, error: QinglanError) -> str:
-    text = str(error).replace(_PROBE, "").rstrip(".")
-    if ";" in text or not isinstance(error, TeacherError):
-        return text
-    return f"{text}; {_HINTS.get(error.reason, _BY_HAND).format(role=role)}"
-
-
 async def _ask(profile: Profile, endpoint: Endpoint, account: Account, ledger: Ledger) -> float:
     timeout_s = min(endpoint.timeout_s, ANSWER_WITHIN_S)
     once = endpoint.model_copy(update={"max_retries": 0, "timeout_s": timeout_s, "concurrency": 1})
     schema = _SCHEMA if account.role == f"judge{_PROBE}" else None  # the judge alone is asked for JSON
-    is_held = "response_format" in request_parameters(endpoint, schema)
+    must_be_json = "response_format" in request_parameters(endpoint, schema)
+
+    def parse(text: str) -> str:
+        try:
+            if must_be_json:
+                json.loads(text)
+        except ValueError as error:
+            raise TeacherError(
+                f"{account.role}: asked for JSON, it answers {text[:60]!r}; set {account.role}.structured_output: off",
+                "bad_json",
+            ) from error
+        return text.strip()
+
     queue = LedgerQueue(ledger, account.run_id, profile.budget)
     client = ChatClient(once, endpoint.base_url, account, queue, key_salt=account.run_id)
     try:
-        text = _JSON if schema else _WORD
-        parse = _reader_of_json(account.role) if is_held else str.strip
-        answer = await client.ask([{"role": "user", "content": text}], parse, schema)
+        answer = await client.ask([{"role": "user", "content": _JSON if schema else _WORD}], parse, schema)
         return answer.latency_ms or 0.0
     finally:
         await client.close()
         await queue.close()
-
-
-def _reader_of_json(role: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        try:
-            json.loads(text)
-        except ValueError as error:
-            raise TeacherError(
-                f"{role}: asked for JSON, it answers {text[:60]!r}; set {role}.structured_output: off", "bad_json"
-            ) from error
-        return text
-
-    return read

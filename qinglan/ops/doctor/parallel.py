@@ -25,27 +25,22 @@ def run_in_thread(work: Callable[[], T]) -> "Future[T]":
     return future
 
 
-class RunningCheck:
-    """A check that was started."""
+def start_check(planned: PlannedCheck) -> Callable[[], tuple[list[Check], float]]:
+    """Start a check. What is returned waits for its results, and gives the seconds that it took with them.
 
-    def __init__(self, planned: PlannedCheck) -> None:
-        self._planned, self._began = planned, time.monotonic()
-        self._within_s = TIME_LIMITS_S[planned.time_limit]
+    A check that fails or takes too long becomes a problem.
+    """
+    began, name, limit_s = time.monotonic(), f"{planned.name} ({planned.detail})", TIME_LIMITS_S[planned.time_limit]
+    future = run_in_thread(lambda: (planned.run(), time.monotonic() - began))
 
-        def run() -> tuple[list[Check], float]:
-            return planned.run(), time.monotonic() - self._began
-
-        self._future = run_in_thread(run)
-
-    def result(self) -> tuple[list[Check], float]:
-        """The results, and how many seconds they took. A check that fails or takes too long becomes a problem."""
-        left_s = self._began + self._within_s - time.monotonic()
-        why = f"no result after {self._within_s:.0f} s; does it hang, or drop packets? Try it by hand from here"
+    def wait() -> tuple[list[Check], float]:
         try:
-            return self._future.result(max(0.0, left_s))
+            return future.result(max(0.0, began + limit_s - time.monotonic()))
         except Exception as error:  # noqa: BLE001 (a proxy that httpx2 refuses, a bug: the other checks go on)
-            if self._future.done():
+            why = f"no result after {limit_s:.0f} s; does it hang, or drop packets? Try it by hand from here"
+            if future.done():
                 first = (str(error).splitlines() or [""])[0]
                 why = f"{type(error).__name__}: {first}; a setting that a library refuses, or a bug: please report it"
-        name, detail = self._planned.name, self._planned.detail
-        return [Check(name, detail, f"{name} ({detail}): {why}")], time.monotonic() - self._began
+        return [Check(planned.name, planned.detail, f"{name}: {why}")], time.monotonic() - began
+
+    return wait

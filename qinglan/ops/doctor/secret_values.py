@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -25,22 +26,24 @@ def secret_values(profile: Profile) -> list[str]:
     """What the variables hold that the profile names, the longest first; of an address its password too."""
     values: set[str] = set()
     for name in {*_names(profile.model_dump()), *_OTHER_SECRETS}:
-        if value := os.environ.get(name, "").strip():
-            values |= {value, *_parts(value)}
+        value = os.environ.get(name, "").strip()
+        values.add(value)
+        with suppress(ValueError):
+            password = urlsplit(value).password if "://" in value else value.partition(":")[2]
+            values |= {password or "", unquote(password or "")}
     return sorted((value for value in values if len(value) >= _SHORTEST), key=len, reverse=True)
 
 
 def hide(check: Check, values: list[str]) -> Check:
-    """The same without them."""
+    """The same check without the values, and without the login of any address."""
 
-    def cleaned(text: str | None) -> str | None:
-        if text is None:
-            return None
+    def cleaned(text: str) -> str:
         for value in values:
             text = text.replace(value, HIDDEN)
         return _CREDENTIALS.sub(f"{HIDDEN}@", text)
 
-    return Check(check.name, cleaned(check.detail) or "", cleaned(check.problem), cleaned(check.note))
+    problem, note = (text and cleaned(text) for text in (check.problem, check.note))
+    return Check(check.name, cleaned(check.detail), problem, note)
 
 
 def _names(node: Any) -> Iterator[str]:
@@ -53,11 +56,3 @@ def _names(node: Any) -> Iterator[str]:
     elif isinstance(node, list | tuple):
         for each in node:
             yield from _names(each)
-
-
-def _parts(value: str) -> set[str]:
-    try:
-        password = urlsplit(value).password if "://" in value else value.partition(":")[2]
-    except ValueError:
-        return set()
-    return {password, unquote(password)} if password else set()

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from contextlib import suppress
 from http import HTTPStatus
 
 import httpx2
@@ -23,20 +23,16 @@ _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 def needed_keys(profile: Profile, flow: FlowName) -> dict[str, str]:
     """By variable, the setting that names it."""
-    return {name: setting for setting, name in _named_keys(profile, flow) if name}
-
-
-def _named_keys(profile: Profile, flow: FlowName) -> Iterator[tuple[str, str | None]]:
-    for role, endpoint in asked_endpoints(profile, flow).items():
-        if endpoint.base_url != EMBEDDED:
-            yield f"{role}.api_key_env", endpoint.api_key_env
+    endpoints = asked_endpoints(profile, flow)
+    named = {f"{role}.api_key_env": each.api_key_env for role, each in endpoints.items() if each.base_url != EMBEDDED}
     if profile.rag.url != EMBEDDED and "rag" in get_recipe(profile.recipe).graders:
-        yield "rag.api_key_env", profile.rag.api_key_env
+        named["rag.api_key_env"] = profile.rag.api_key_env
     if profile.data.sql and flow in ("pipeline", "refresh", "compare"):
-        yield "data.sql.url_env", profile.data.sql.url_env
-    yield "ledger.url_env", profile.ledger.url_env
+        named["data.sql.url_env"] = profile.data.sql.url_env
+    named["ledger.url_env"] = profile.ledger.url_env
     if profile.trainer.ray_dashboard_url and runs_engines(flow):
-        yield "trainer.ray_token_env", profile.trainer.ray_token_env
+        named["trainer.ray_token_env"] = profile.trainer.ray_token_env
+    return {name: setting for setting, name in named.items() if name}
 
 
 def check_keys(profile: Profile, flow: FlowName, *, deploys: bool = False) -> Check:
@@ -45,12 +41,14 @@ def check_keys(profile: Profile, flow: FlowName, *, deploys: bool = False) -> Ch
     Args:
         deploys: without the webhook it is a problem, else only worth a word: no flow reads it.
     """
-    needed = needed_keys(profile, flow)
+    needed, webhook = needed_keys(profile, flow), None
     missing = [name for name in needed if not os.environ.get(name, "").strip()]
     known = [name for name in needed if name not in missing]
-    webhook = _flaw_of_webhook(profile)
-    if profile.notify.webhook_url_env and not webhook:
-        known.append(profile.notify.webhook_url_env)
+    try:
+        if webhook_address(profile):
+            known.append(str(profile.notify.webhook_url_env))
+    except ConfigError as error:
+        webhook = str(error)
     problems = []
     if missing:
         named = ", ".join(f"{name} ({needed[name]})" for name in missing)
@@ -60,14 +58,6 @@ def check_keys(profile: Profile, flow: FlowName, *, deploys: bool = False) -> Ch
     detail = f"{', '.join(known) or 'none'} set" if known or missing else "none needed"
     note = f"`qinglan up` and `qinglan deploy` will refuse: {webhook}" if webhook and not deploys else None
     return Check("keys", detail, "; ".join(problems) or None, note)
-
-
-def _flaw_of_webhook(profile: Profile) -> str | None:
-    try:
-        webhook_address(profile)
-    except ConfigError as error:
-        return str(error)
-    return None
 
 
 def check_prefect(profile: Profile) -> Check:
@@ -82,18 +72,14 @@ def check_prefect(profile: Profile) -> Check:
     except ConfigError as error:
         return Check("prefect", "", str(error))
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        problem = f"prefect {where}: can't be reached: {_said(error)}; start it, or unset what names it"
-        return Check("prefect", where, problem)
+        text = str(error) or type(error).__name__
+        return Check("prefect", where, f"prefect {where}: can't be reached: {text}; start it, or unset what names it")
     if answer.status_code in _REFUSED:
-        return Check(
-            "prefect",
-            where,
-            f"prefect {where}: refuses us (HTTP {answer.status_code}); set PREFECT_API_AUTH_STRING, or "
-            "PREFECT_API_KEY for Prefect Cloud",
-        )
+        hint = "set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud"
+        return Check("prefect", where, f"prefect {where}: refuses us (HTTP {answer.status_code}); {hint}")
     if answer.status_code == HTTPStatus.NOT_FOUND and server.key:
         return Check("prefect", f"{where}, Prefect Cloud")
-    return _compare("prefect", where, _version_in(answer), "PREFECT_API_URL")
+    return _compare_versions("prefect", where, answer, "PREFECT_API_URL")
 
 
 def check_mlflow(profile: Profile) -> Check:
@@ -108,46 +94,28 @@ def check_mlflow(profile: Profile) -> Check:
         with httpx2.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(uri), headers=headers) as http:
             answer = http.get(f"{uri.rstrip('/')}/version", auth=(user, password) if user else None)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-        return Check(
-            "mlflow",
-            uri,
-            f"tracking.uri: {uri} can't be reached: {_said(error)}; start the server, or remove the setting",
-        )
+        text, hint = str(error) or type(error).__name__, "start the server, or remove the setting"
+        return Check("mlflow", uri, f"tracking.uri: {uri} can't be reached: {text}; {hint}")
     if answer.status_code in _REFUSED:
-        return Check(
-            "mlflow",
-            uri,
-            f"tracking.uri: {uri} refuses us (HTTP {answer.status_code}); set MLFLOW_TRACKING_USERNAME and "
-            "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
-        )
-    return _compare("mlflow", uri, _version_in(answer), "tracking.uri")
+        hint = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        return Check("mlflow", uri, f"tracking.uri: {uri} refuses us (HTTP {answer.status_code}); {hint}")
+    return _compare_versions("mlflow", uri, answer, "tracking.uri")
 
 
-def _compare(name: str, where: str, theirs: Version | str, setting: str) -> Check:
-    ours = installed(name)
-    if isinstance(theirs, str):
-        return Check(name, where, f"{setting}: {where} {theirs}; is the address that of a {name} server?")
-    detail = f"{where}, version {theirs}"
+def _compare_versions(name: str, where: str, answer: httpx2.Response, setting: str) -> Check:
+    theirs, wrong = None, f"answers HTTP {answer.status_code}"
+    if answer.status_code == HTTPStatus.OK:
+        wrong = "names no version"
+        with suppress(ValueError):  # InvalidVersion is one
+            text = json.loads(answer.content) if answer.content.startswith(b'"') else answer.text
+            theirs = Version(str(text).strip())
+    if theirs is None:
+        return Check(name, where, f"{setting}: {where} {wrong}; is the address that of a {name} server?")
+    ours, detail = installed(name), f"{where}, version {theirs}"
     if ours is None or ours.release[:2] == theirs.release[:2]:
         return Check(name, detail)
-    return Check(
-        name,
-        detail,
+    problem = (
         f"{name} {where}: the server is {theirs}, the client here {ours}; bring both to one version: "
-        f"`pip install {name}=={ours}` on the server, or that of the server here",
+        f"`pip install {name}=={ours}` on the server, or that of the server here"
     )
-
-
-def _version_in(answer: httpx2.Response) -> Version | str:
-    """The version, else what came instead."""
-    if answer.status_code != HTTPStatus.OK:
-        return f"answers HTTP {answer.status_code}"
-    try:
-        text = json.loads(answer.content) if answer.content.startswith(b'"') else answer.text
-        return Version(str(text).strip())
-    except ValueError:  # InvalidVersion is one
-        return "names no version"
-
-
-def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return Check(name, detail, problem)

@@ -1,7 +1,6 @@
 """Python and packages, by what is installed; none of them is imported."""
 
 import platform
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
@@ -22,7 +21,6 @@ _HINT = "run `make setup`, or install Qinglan anew in this environment"
 
 
 def installed(name: str) -> Version | None:
-    """A package's version, None where it is not installed."""
     try:
         return Version(version(name))
     except PackageNotFoundError:
@@ -30,7 +28,6 @@ def installed(name: str) -> Version | None:
 
 
 def check_python() -> Check:
-    """Is it one that Qinglan runs on?"""
     wanted, found = metadata("qinglan")["Requires-Python"], platform.python_version()
     if SpecifierSet(wanted).contains(found, prereleases=True):
         return Check("python", found)
@@ -41,9 +38,15 @@ def check_packages(profile: Profile, flow: FlowName) -> Check:
     """What Qinglan needs here, with what it was tested with beside it."""
     trainer = profile.trainer
     extra = "trainer" if runs_engines(flow) and not (trainer.python or trainer.ray_dashboard_url) else ""
-    needed = list(_needed(extra))
-    detail = f"qinglan {installed('qinglan')}, {len(needed)} packages that it needs"
-    wrong = [problem for each in needed if (problem := _flaw(each))]
+    known = [Requirement(text) for text in requires("qinglan") or ()]
+    needed = [each for each in known if each.marker is None or each.marker.evaluate({"extra": extra})]
+    detail, wrong = f"qinglan {installed('qinglan')}, {len(needed)} packages that it needs", []
+    for each in needed:
+        found = installed(each.name)
+        if found is None:
+            wrong.append(f"{each.name} is missing")
+        elif not each.specifier.contains(found, prereleases=True):
+            wrong.append(f"{each.name} is {found}, needed is {each.specifier}")
     if wrong:
         return Check("packages", detail, f"packages: {_some(wrong)}; {_HINT}")
     if not LOCK.is_file():
@@ -58,22 +61,6 @@ def check_packages(profile: Profile, flow: FlowName) -> Check:
         and found.public != tested[name]
     ]
     return Check("packages", detail, note=f"{_some(others)}; {_HINT} to have those of the lock" if others else None)
-
-
-def _needed(extra: str) -> Iterator[Requirement]:
-    for text in requires("qinglan") or ():
-        requirement = Requirement(text)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-            yield requirement
-
-
-def _flaw(requirement: Requirement) -> str | None:
-    found = installed(requirement.name)
-    if found is None:
-        return f"{requirement.name} is missing"
-    if requirement.specifier.contains(found, prereleases=True):
-        return None
-    return f"{requirement.name} is {found}, needed is {requirement.specifier}"
 
 
 def _some(texts: list[str]) -> str:

@@ -13,7 +13,7 @@ from qinglan.ops.checks import Check, PlannedCheck
 from qinglan.ops.doctor import cluster, machine, network, paid, services, versions
 from qinglan.ops.doctor.parallel import start_check
 from qinglan.ops.doctor.secret_values import hide, secret_values
-from qinglan.ops.preflight import asked_endpoints, plan_profile_checks, runs_engines
+from qinglan.ops.preflight import ENGINE_FLOWS, asked_endpoints, plan_profile_checks
 
 __all__ = ["DoctorFinding", "examine", "plan_checks"]
 
@@ -75,7 +75,7 @@ def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: boo
     yield _one(SERVERS, "mlflow", profile.tracking_uri, lambda: services.check_mlflow(profile))
     if not has_recipe:
         return
-    if (url := profile.trainer.ray_dashboard_url) and runs_engines(flow):
+    if (url := profile.trainer.ray_dashboard_url) and flow in ENGINE_FLOWS:
         yield PlannedCheck(CLUSTER, "mount", url, partial(cluster.check_cluster, profile), "longest")
     if not may_pay:
         return

@@ -16,7 +16,7 @@ import psutil
 from qinglan.config import FlowName, Profile
 from qinglan.errors import QinglanError
 from qinglan.ops.checks import Check
-from qinglan.ops.preflight import asked_endpoints, runs_engines, trains_in
+from qinglan.ops.preflight import ENGINE_FLOWS, TRAINING_FLOWS, asked_endpoints
 from qinglan.runs.disk_space import nearest_folder
 from qinglan.text import size
 from qinglan.training.disk_space import Weights, needed_bytes
@@ -134,10 +134,10 @@ def memory_bytes() -> tuple[int, int]:
 def needed_memory_bytes(profile: Profile, flow: FlowName) -> tuple[int | None, str]:
     """At least, and for what; None where the model's size is not known."""
     trainer, rl = profile.trainer, profile.rl
-    if not runs_engines(flow) or trainer.ray_dashboard_url:
+    if flow not in ENGINE_FLOWS or trainer.ray_dashboard_url:
         return FLOW_BYTES, "a flow"
     if trainer.device == "cpu":
-        return (CPU_TRAINING_BYTES, "training on the CPU") if trains_in(flow) else (FLOW_BYTES, "a flow")
+        return (CPU_TRAINING_BYTES, "training on the CPU") if flow in TRAINING_FLOWS else (FLOW_BYTES, "a flow")
     model, weights = profile.student.base_model, None
     with suppress(ValueError):
         weights = Weights.of(model)

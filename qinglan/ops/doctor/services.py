@@ -14,7 +14,7 @@ from qinglan.ops.checks import Check
 from qinglan.ops.doctor.versions import installed
 from qinglan.ops.prefect.automations import webhook_address
 from qinglan.ops.prefect.server import find_server
-from qinglan.ops.preflight import asked_endpoints, runs_engines
+from qinglan.ops.preflight import ENGINE_FLOWS, asked_endpoints
 from qinglan.recipes import get_recipe
 
 _TIMEOUT_S = 8.0
@@ -30,7 +30,7 @@ def needed_keys(profile: Profile, flow: FlowName) -> dict[str, str]:
     if profile.data.sql and flow in ("pipeline", "refresh", "compare"):
         named["data.sql.url_env"] = profile.data.sql.url_env
     named["ledger.url_env"] = profile.ledger.url_env
-    if profile.trainer.ray_dashboard_url and runs_engines(flow):
+    if profile.trainer.ray_dashboard_url and flow in ENGINE_FLOWS:
         named["trainer.ray_token_env"] = profile.trainer.ray_token_env
     return {name: setting for setting, name in named.items() if name}
 

@@ -12,7 +12,7 @@ from packaging.version import Version
 import qinglan
 from qinglan.config import FlowName, Profile
 from qinglan.ops.checks import Check
-from qinglan.ops.preflight import runs_engines
+from qinglan.ops.preflight import ENGINE_FLOWS
 
 LOCK = Path(qinglan.__file__).parents[1] / "requirements.lock"
 """The versions that the tests ran with; an installed wheel has no such file."""
@@ -37,7 +37,7 @@ def check_python() -> Check:
 def check_packages(profile: Profile, flow: FlowName) -> Check:
     """What Qinglan needs here, with what it was tested with beside it."""
     trainer = profile.trainer
-    extra = "trainer" if runs_engines(flow) and not (trainer.python or trainer.ray_dashboard_url) else ""
+    extra = "trainer" if flow in ENGINE_FLOWS and not (trainer.python or trainer.ray_dashboard_url) else ""
     known = [Requirement(text) for text in requires("qinglan") or ()]
     needed = [each for each in known if each.marker is None or each.marker.evaluate({"extra": extra})]
     detail, wrong = f"qinglan {installed('qinglan')}, {len(needed)} packages that it needs", []

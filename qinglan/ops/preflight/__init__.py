@@ -29,6 +29,10 @@ from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
 PROFILE = "The profile"
 _CHECKED_ROWS = 1000
+TEACHER_FLOWS = ("pipeline", "refresh", "compare")
+TRAINING_FLOWS = ("pipeline", "train")
+ENGINE_FLOWS = ("pipeline", "train", "evaluate")
+"""They start processes of the trainer's, if only to generate."""
 _SQLITE = "sqlite:///"
 _TRAINER_PACKAGES = ("torch", "swift", "verl", "ray")
 _FIND_PACKAGES = """
@@ -48,27 +52,31 @@ def inspect_profile(profile: Profile, flow: FlowName = "pipeline") -> Iterator[C
 
 def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterator[PlannedCheck]:
     """The checks of a flow's profile and services; none depends on another one's result."""
-    data, trains = _asks_the_teacher(flow), trains_in(flow)
+    trains, sql = flow in TRAINING_FLOWS, profile.data.sql
     known = run_check("recipe", profile.recipe, lambda: _recipe(profile))
     yield PlannedCheck(PROFILE, known.name, known.detail, lambda: [known])
     if known.problem:  # the recipe decides about all the others
         return
-    graders = get_recipe(profile.recipe).graders
-    if data:
-        sql = profile.data.sql
+    if flow in TEACHER_FLOWS:
         where = f"the database that {sql.url_env} names" if sql else profile.data.workbook
         yield _planned("workbook", where, lambda: _workbook(profile), "slow")
-    yield from _chats(profile, flow)
+    for role in asked_roles(profile, flow):
+        try:
+            endpoint = endpoint_of(profile, role)
+        except ConfigError as error:
+            yield PlannedCheck(PROFILE, role, "none", partial(list, [Check(role, "none", str(error))]))
+        else:
+            yield _planned(role, f"{endpoint.model} at {endpoint.base_url}", partial(check_chat, role, endpoint))
     if trains and (local := profile.judge.local):
         yield _planned("local judge", local.model, lambda: _local_judge(profile), "slow")
     if flow == "compare":
         yield _planned("compare", ", ".join(profile.compare.teachers) or "no teacher", lambda: _rivals(profile))
-    for role, endpoint in further_teachers(profile, flow).items():
-        yield _planned(role, f"{endpoint.model} at {endpoint.base_url}", partial(check_chat, role, endpoint))
-    if flow in ("pipeline", "train", "evaluate"):
+    for setting, endpoint in further_teachers(profile, flow).items():
+        yield _planned(setting, f"{endpoint.model} at {endpoint.base_url}", partial(check_chat, setting, endpoint))
+    if flow in ENGINE_FLOWS:
         yield _planned("red team", profile.evaluate.red_team or "built-in cases", lambda: _red_team(profile))
         yield _planned("champion", profile.model_name, lambda: _champion(profile), "slow")
-    if flow != "release" and "rag" in graders:  # release only reads what was evaluated
+    if flow != "release" and "rag" in get_recipe(profile.recipe).graders:  # release only reads what was evaluated
         yield PlannedCheck(PROFILE, "rag", profile.rag.url, lambda: [check_rag(profile)], "slow")
     variable = profile.ledger.url_env
     where = f"the database that {variable} names" if variable else str(profile.paths.state / "ledger.db")
@@ -77,7 +85,7 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
         yield _planned("base model", profile.student.base_model, lambda: _base_model(profile))
     if trains and (critic := profile.rl.critic_model):
         yield _planned("critic model", critic, lambda: _model("rl.critic_model", critic))
-    if runs_engines(flow):
+    if flow in ENGINE_FLOWS:
         yield _planned("device", profile.trainer.device, lambda: _device(profile))
         if profile.trainer.ray_dashboard_url:
             yield _planned("ray", profile.trainer.ray_dashboard_url, lambda: _cluster(profile), "slow")
@@ -93,11 +101,7 @@ def _planned(
 
 
 def require(profile: Profile, flow: FlowName) -> None:
-    """Raise the first problem.
-
-    Raises:
-        ConfigError: with what to do about it.
-    """
+    """Raise the first problem, as a ConfigError."""
     for made in inspect_profile(profile, flow):
         if made.problem:
             raise ConfigError(made.problem)
@@ -125,32 +129,18 @@ def _let_teachers_answer(recipe: Recipe, setting: str) -> None:
         )
 
 
-def trains_in(flow: FlowName) -> bool:
-    """Does the flow train?"""
-    return flow in ("pipeline", "train")
-
-
-def runs_engines(flow: FlowName) -> bool:
-    """Does the flow start processes of the trainer's, if only to generate?"""
-    return flow in ("pipeline", "train", "evaluate")
-
-
-def _asks_the_teacher(flow: FlowName) -> bool:
-    return flow in ("pipeline", "refresh", "compare")
-
-
 def asked_roles(profile: Profile, flow: FlowName) -> list[ChatRole]:
-    """Whom a flow asks; the recipe must be one that there is."""
+    """The chat roles that a flow asks; the recipe must be one that there is."""
     recipe = get_recipe(profile.recipe)
     judges = flow != "release" and (flow not in ("refresh", "compare") or profile.validation.judge_baseline)
-    asked = set(recipe.DISTILL_ROLES) if _asks_the_teacher(flow) else set()
+    asked = set(recipe.DISTILL_ROLES) if flow in TEACHER_FLOWS else set()
     asked |= {"judge"} if judges and "judge" in recipe.graders else set()
     return [role for role in get_args(ChatRole) if role in asked]
 
 
 def further_teachers(profile: Profile, flow: FlowName) -> dict[str, Endpoint]:
     """By their setting, those that a flow asks beside its own teacher."""
-    named = profile.compare.teachers if flow == "compare" else profile.evaluate.teachers if runs_engines(flow) else ()
+    named = profile.compare.teachers if flow == "compare" else profile.evaluate.teachers if flow in ENGINE_FLOWS else ()
     return {f"compare.teachers.{name}": profile.compare.teachers[name] for name in named}
 
 
@@ -158,17 +148,6 @@ def asked_endpoints(profile: Profile, flow: FlowName) -> dict[str, Endpoint]:
     """The chat services that a flow asks, by role or setting; without an answerer that the profile lacks."""
     roles = [role for role in asked_roles(profile, flow) if role != "answerer" or profile.answerer]
     return {role: endpoint_of(profile, role) for role in roles} | further_teachers(profile, flow)
-
-
-def _chats(profile: Profile, flow: FlowName) -> Iterator[PlannedCheck]:
-    for role in asked_roles(profile, flow):
-        try:
-            endpoint = endpoint_of(profile, role)
-        except ConfigError as error:
-            missing = Check(role, "none", str(error))
-            yield PlannedCheck(PROFILE, role, "none", lambda missing=missing: [missing])  # type: ignore[misc]
-            continue
-        yield _planned(role, f"{endpoint.model} at {endpoint.base_url}", partial(check_chat, role, endpoint))
 
 
 def _workbook(profile: Profile) -> str | None:
@@ -194,9 +173,8 @@ def _workbook(profile: Profile) -> str | None:
 def _rivals(profile: Profile) -> None:
     _let_teachers_answer(get_recipe(profile.recipe), "compare")
     if not profile.compare.teachers:
-        raise ConfigError(
-            "compare.teachers: names no teacher to compare with; add one: {name: {base_url: …, model: …}}"
-        )
+        hint = "add one: {name: {base_url: …, model: …}}"
+        raise ConfigError(f"compare.teachers: names no teacher to compare with; {hint}")
 
 
 def _red_team(profile: Profile) -> None:
@@ -257,13 +235,11 @@ def _model(key: str, name: str) -> None:
 
 
 def _device(profile: Profile) -> None:
-    if profile.trainer.device == "cuda" and profile.trainer.ray_dashboard_url is None:
-        _gpus(profile.trainer.gpus_per_node)
-    if profile.trainer.device == "cpu" and profile.rl.rollout_engine != "cpu":
+    trainer = profile.trainer
+    if trainer.device == "cpu" and profile.rl.rollout_engine != "cpu":
         raise ConfigError("rl.rollout_engine: vllm needs trainer.device: cuda; on the CPU set it to cpu")
-
-
-def _gpus(wanted: int) -> None:
+    if trainer.device == "cpu" or trainer.ray_dashboard_url:
+        return
     if shutil.which("nvidia-smi") is None:
         raise ConfigError(
             "trainer.device: the profile asks for GPUs and this machine has none (no nvidia-smi); "
@@ -271,10 +247,10 @@ def _gpus(wanted: int) -> None:
         )
     listed = _output_of(["nvidia-smi", "-L"], "nvidia-smi")
     count = sum(line.startswith("GPU ") for line in listed.splitlines())
-    if count < wanted:
+    if count < trainer.gpus_per_node:
         raise ConfigError(
-            f"trainer.gpus_per_node: the profile asks for {wanted} and this machine has {count} (nvidia-smi -L); lower "
-            "it, or run on a machine that has as many"
+            f"trainer.gpus_per_node: the profile asks for {trainer.gpus_per_node} and this machine has {count} "
+            "(nvidia-smi -L); lower it, or run on a machine that has as many"
         )
 
 

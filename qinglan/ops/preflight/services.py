@@ -24,11 +24,7 @@ _SHOWN_MODELS = 8
 
 
 def check_chat(role: str, endpoint: Endpoint) -> str | None:
-    """Ask a chat service for its models, which is free of charge; a note where that shows little.
-
-    Raises:
-        ConfigError: the service does not answer, or refuses the key or the settings.
-    """
+    """Ask a chat service for its models, which is free of charge; a note where that shows little."""
     if endpoint.reasoning_effort and capability_of(endpoint.model).reasoning_effort is False:
         raise ConfigError(f"{role}.reasoning_effort: {endpoint.model} takes none and would refuse; remove it")
     if endpoint.base_url == EMBEDDED:
@@ -43,27 +39,22 @@ def check_chat(role: str, endpoint: Endpoint) -> str | None:
     response = reach(role, "base_url", endpoint.base_url, lambda http: http.get(url, headers=headers))
     if response.status_code in (401, 403):
         variable = endpoint.api_key_env or f"{role}.api_key_env (not set)"
-        raise ConfigError(
-            f"{role} {endpoint.base_url}: refuses the key (HTTP {response.status_code}); check {variable}"
-        )
+        refusal = f"refuses the key (HTTP {response.status_code})"
+        raise ConfigError(f"{role} {endpoint.base_url}: {refusal}; check {variable}")
     if response.status_code >= 500:
         raise ConfigError(f"{role} {endpoint.base_url}: answers HTTP {response.status_code}; is the service up?")
     if response.status_code != 200:
         return f"the model is not checked: GET /models answers HTTP {response.status_code}"
-    return _model_note(endpoint.model, response.content)
-
-
-def _model_note(model: str, content: bytes) -> str | None:
-    """Only a note: aliases and deployments are served by some under names that they don't list."""
+    # Only a note: aliases and deployments are served by some under names that they don't list.
     try:
-        listed = [str(entry["id"]) for entry in json.loads(content)["data"]]
+        listed = [str(entry["id"]) for entry in json.loads(response.content)["data"]]
     except (ValueError, TypeError, KeyError):
         listed = []
     if not listed:
         return "the model is not checked: the service lists none"
-    if model in listed:
+    if endpoint.model in listed:
         return None
-    near = difflib.get_close_matches(model, listed, n=_SHOWN_MODELS, cutoff=0.4) or listed[:_SHOWN_MODELS]
+    near = difflib.get_close_matches(endpoint.model, listed, n=_SHOWN_MODELS, cutoff=0.4) or listed[:_SHOWN_MODELS]
     return f"the service does not list this model; it has {', '.join(near)}{', …' if len(near) < len(listed) else ''}"
 
 
@@ -96,7 +87,7 @@ def _knowledge_base(profile: Profile) -> None:
 
 
 def _questions(profile: Profile) -> list[str]:
-    """Questions to probe the RAG with; none of the built-in sample, and none of a workbook that can't be read."""
+    """Questions to probe the RAG with: none of the built-in sample, a database, or a workbook that can't be read."""
     data = profile.data
     if data.workbook == EMBEDDED or data.sql is not None:
         return []
@@ -108,11 +99,7 @@ def _questions(profile: Profile) -> list[str]:
 
 
 def reach(role: str, key: str, url: str, send: Callable[[httpx2.Client], httpx2.Response]) -> httpx2.Response:
-    """What a service answers.
-
-    Raises:
-        ConfigError: it doesn't.
-    """
+    """A service's answer; a ConfigError where it doesn't answer."""
     try:
         with httpx2.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(url)) as http:
             return send(http)

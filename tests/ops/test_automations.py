@@ -282,12 +282,14 @@ def test_a_crashed_run_has_so_many_tries(profile_of: ProfileOf):
 
 def rendered(form: NotifyFormat, reason: str | None) -> Any:
     register_user_template_filters(all_filters)
-    message = Message("failed", 'a"b {{ 7 * 7 }}', "is Failed", STATE_MESSAGE, "Look.")
+    message = Message("failed", "is Failed", STATE_MESSAGE, "Look.")
     context = {
         "event": {"resource": {"prefect.state-message": reason}},
         "flow_run": {"name": "refresh night", "id": "f1"},
     }
-    return json.loads(render_user_template_sync(payload(message, form, "http://ui.example/"), context))
+    return json.loads(
+        render_user_template_sync(payload(message, 'a"b {{ 7 * 7 }}', form, "http://ui.example/"), context)
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Requests to Prefect's API, sent again when it is busy: on SQLite it answers 503 while another process writes."""
+"""Requests to Prefect's API, sent again when it is busy: on SQLite it answers 503 while another process writes.
+
+Everything here raises httpx2.HTTPError where the server can't be reached, or refuses.
+"""
 
 import time
 from contextlib import suppress
@@ -24,19 +27,14 @@ class RetryingClient(httpx2.Client):
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         answer = self._send_with_retries(request, **options)
         if answer.status_code == httpx2.codes.FORBIDDEN and "CSRF" in answer.read().decode(errors="replace"):
-            token = self._csrf_token()
-            self.headers.update(token)
-            request.headers.update(token)
+            client = str(uuid4())  # a new token each time: a server forgets its tokens after an hour
+            given = self._send_with_retries(self.build_request("GET", "csrf-token", params={"client": client}))
+            with suppress(ValueError, KeyError, TypeError):  # then the server's refusal stands
+                token = {"prefect-csrf-token": str(given.json()["token"]), "prefect-csrf-client": client}
+                self.headers.update(token)
+                request.headers.update(token)
             answer = self._send_with_retries(request, **options)
         return answer
-
-    def _csrf_token(self) -> dict[str, str]:
-        """Headers; a server forgets its tokens after an hour."""
-        client = str(uuid4())
-        answer = self._send_with_retries(self.build_request("GET", "csrf-token", params={"client": client}))
-        with suppress(ValueError, KeyError, TypeError):  # then the server's refusal stands
-            return {"prefect-csrf-token": str(answer.json()["token"]), "prefect-csrf-client": client}
-        return {}
 
     def _send_with_retries(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         for failures in range(1, _RETRIES + 1):
@@ -49,14 +47,7 @@ class RetryingClient(httpx2.Client):
 
 
 def call(api: httpx2.Client, method: str, path: str, body: Any = None, *, may_lack: bool = False) -> Any:
-    """The answer's JSON; None where it has none.
-
-    Args:
-        may_lack: None also where there is no such thing.
-
-    Raises:
-        httpx2.HTTPError: the server can't be reached, or refuses.
-    """
+    """The answer's JSON; None where it is empty, or with `may_lack` where there is no such thing."""
     answer = api.request(method, path, json=body)
     if may_lack and answer.status_code == httpx2.codes.NOT_FOUND:
         return None
@@ -65,11 +56,7 @@ def call(api: httpx2.Client, method: str, path: str, body: Any = None, *, may_la
 
 
 def pages(api: httpx2.Client, path: str, **query: Any) -> list[dict[str, Any]]:
-    """Everything that a `filter` of the API finds.
-
-    Raises:
-        httpx2.HTTPError: the server can't be reached, or refuses.
-    """
+    """Everything that a `filter` of the API finds."""
     found: list[dict[str, Any]] = []
     while True:
         page = call(api, "POST", path, query | {"offset": len(found), "limit": _PAGE})

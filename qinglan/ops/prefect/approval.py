@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx2
 
@@ -19,20 +18,18 @@ _NO_LOGIN = (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN)
 def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
     """Give an answer to the flow that waits for it, as the form in Prefect's UI does.
 
-    Args:
-        state: the profile's `paths.state`.
-
     Raises:
         ConfigError: the server can't be reached, or the flow does not wait.
     """
     advice = "; if it no longer runs, run it again, and answer then"
     try:
         with server_at(waiting.api_url, state).client(timeout_s=_TIMEOUT_S) as api:
-            result = _resume(api, waiting, approval)
-            deadline = time.monotonic() + _PAUSES_WITHIN_S
-            while result["status"] == "ABORT" and time.monotonic() < deadline:  # it says that it waits, then pauses
-                time.sleep(_POLL_S)
-                result = _resume(api, waiting, approval)
+            deadline, body = time.monotonic() + _PAUSES_WITHIN_S, {"run_input": approval.model_dump()}
+            while True:
+                result = call(api, "POST", f"flow_runs/{waiting.flow_run_id}/resume", body)
+                if result["status"] != "ABORT" or time.monotonic() >= deadline:
+                    break
+                time.sleep(_POLL_S)  # the flow says that it waits, then pauses
     except (httpx2.HTTPError, ValueError) as error:
         if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code in _NO_LOGIN:
             raise ConfigError(
@@ -43,9 +40,3 @@ def answer(waiting: Waiting, approval: Approval, state: Path) -> None:
     if result["status"] != "ACCEPT":
         reason = (result.get("details") or {}).get("reason", result["status"])
         raise ConfigError(f"flow run {waiting.flow_run_id}: did not take the answer: {reason}{advice}")
-
-
-def _resume(api: httpx2.Client, waiting: Waiting, approval: Approval) -> dict[str, Any]:
-    body = {"run_input": approval.model_dump()}
-    result: dict[str, Any] = call(api, "POST", f"flow_runs/{waiting.flow_run_id}/resume", body)
-    return result

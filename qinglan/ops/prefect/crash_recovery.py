@@ -44,9 +44,6 @@ def crash_silent(api: httpx2.Client, now: datetime | None = None) -> list[str]:
 
     A server that was only just started has received no events yet: it must have received some half an hour ago. And
     where WebSockets are blocked no event of a run arrives: only a run that sent a heartbeat before can be silent.
-
-    Raises:
-        httpx2.HTTPError: the server can't be reached or refuses.
     """
     now = now or datetime.now(UTC)
     since = now - SILENT_FOR
@@ -54,26 +51,20 @@ def crash_silent(api: httpx2.Client, now: datetime | None = None) -> list[str]:
     found = _unfinished(api, ["RUNNING"], flow_runs=begun)
     if not found or not _has_event(api, since, now - SILENT_FOR / 2):
         return []
-
-    def is_silent(run: Mapping[str, Any]) -> bool:
-        began, heartbeat = datetime.fromisoformat(run["start_time"]), {"name": ["prefect.flow-run.heartbeat"]}
-        sent_one = _has_event(api, began, since, run["id"], heartbeat)
-        return sent_one and not _has_event(api, since, now, run["id"])
-
     state = {"type": "CRASHED", "message": "no heartbeat for an hour: its process has ended"}
-    return [run["name"] for run in found if is_silent(run) and _set_state(api, run["id"], state)]
+    heartbeat, crashed = {"name": ["prefect.flow-run.heartbeat"]}, []
+    for run in found:
+        sent_one = _has_event(api, datetime.fromisoformat(run["start_time"]), since, run["id"], heartbeat)
+        if sent_one and not _has_event(api, since, now, run["id"]) and _set_state(api, run["id"], state):
+            crashed.append(run["name"])
+    return crashed
 
 
 def crash_interrupted(api: httpx2.Client, pools: Sequence[str]) -> list[dict[str, Any]]:
     """Mark unfinished runs of these pools without a process on this machine as crashed, or as cancelled if they were.
 
-    Call it while no worker of these pools runs: a run that a worker has just fetched has no process yet.
-
-    Returns:
-        The flow runs that were marked, as they were before.
-
-    Raises:
-        httpx2.HTTPError: the server doesn't answer as it should.
+    Call it while no worker of these pools runs: a run that a worker has just fetched has no process yet. The flow runs
+    are returned as they were before.
     """
     running = {
         process.info["environ"]["PREFECT__FLOW_RUN_ID"]
@@ -90,11 +81,7 @@ def crash_interrupted(api: httpx2.Client, pools: Sequence[str]) -> list[dict[str
 
 
 def stop_cancelled(cancelled: Mapping[str, Any], say: Say) -> None:
-    """Stop the Ray jobs of a cancelled flow run, as its worker would have done: they outlive the flow's process.
-
-    Args:
-        cancelled: the flow run as Prefect describes it; its profile need not be the one of this site.
-    """
+    """Stop the Ray jobs of a cancelled flow run, as its worker would have done: they outlive the flow's process."""
     name, given = cancelled["name"], cancelled["parameters"]
     try:
         # The form's other settings can't change where runs are.
@@ -108,11 +95,7 @@ def stop_cancelled(cancelled: Mapping[str, Any], say: Say) -> None:
 
 
 def crash_retries_on(api: httpx2.Client) -> int:
-    """How often this server lets a crashed run go on: 0 where its automation is absent or was switched off.
-
-    Raises:
-        httpx2.HTTPError: the server can't be reached or refuses.
-    """
+    """How often this server lets a crashed run go on: 0 where its automation is absent or was switched off."""
     found = pages(api, "automations/filter", automations={"name": {"any_": [GOES_ON]}})
     counts = (each["trigger"].get("match", {}).get("prefect.run-count", []) for each in found if each["enabled"])
     return max((len(each) for each in counts), default=0)
@@ -123,9 +106,6 @@ def requeue_crashed(api: httpx2.Client, now: datetime | None = None, settled_for
 
     Args:
         settled_for: how long ago a run must have crashed, so that the automation won't do it any more.
-
-    Raises:
-        httpx2.HTTPError: the server can't be reached or refuses.
     """
     now = now or datetime.now(UTC)
     crashed = {
@@ -165,7 +145,7 @@ def _has_event(
     api: httpx2.Client,
     since: datetime,
     until: datetime,
-    run_id: str | None = None,
+    run_id: str = "",
     event: Mapping[str, list[str]] = _ANY_OF_A_RUN,
 ) -> bool:
     """Did the server receive an event of this flow run, or without `run_id` any event at all?"""

@@ -53,15 +53,8 @@ def register(
 ) -> list[str]:
     """Deploy, and make the automations; what was done to those, by line.
 
-    Paused deployments stay paused, and schedules stay as users have switched them.
-
-    Args:
-        deploy: the command that deploys a file.
-
-    Raises:
-        ConfigError: the webhook's variable is not set, or prefect.yaml can't be read.
-        EngineError: `prefect deploy` failed; with the end of its log.
-        httpx2.HTTPError: the server can't be reached or refuses.
+    Paused deployments stay paused, and schedules stay as users have switched them. `deploy` makes the command that
+    deploys a file.
     """
     with as_switched(api, prefect_file, say) as switched:
         launch(deploy(switched), name="prefect deploy", log=profile.paths.state.resolve() / "logs" / "deploy.log")
@@ -70,11 +63,7 @@ def register(
 
 
 def find_deployments() -> Path:
-    """The file that `prefect deploy` reads.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The file that `prefect deploy` reads: of this folder, else of the package."""
     for folder in (Path.cwd(), Path(qinglan.__file__).parent):
         if (candidate := folder / DEPLOYMENTS).is_file():
             return candidate
@@ -82,11 +71,7 @@ def find_deployments() -> Path:
 
 
 def pools_of(prefect_file: Path) -> list[str]:
-    """The work pools that the deployments name.
-
-    Raises:
-        ConfigError: the file can't be read.
-    """
+    """The work pools that the deployments name."""
     return sorted({each["work_pool"]["name"] for each in read_deployments(prefect_file)["deployments"]})
 
 
@@ -99,6 +84,5 @@ def make_pool(api: httpx2.Client, name: str) -> bool:
 
 
 def deploy_command(prefect_file: Path, env: dict[str, str]) -> Command:
-    """Registers every deployment, or brings it up to date."""
     argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", f"--prefect-file={prefect_file}"]
     return Command(argv, env)

@@ -14,8 +14,6 @@ TRAIN_DEPLOYMENT = "train/train"
 
 
 class Deployment(NamedTuple):
-    """One of Qinglan's."""
-
     id: str
     flow: str
     name: str
@@ -29,23 +27,17 @@ class Deployment(NamedTuple):
         return f"{self.flow}/{self.name}"
 
     def is_of(self, profile: Profile) -> bool:
-        """Is it this profile's unless a run says otherwise?"""
         path = Path(self.profile)
         return profile.name == (path.stem if path.suffix in (".yaml", ".yml") else self.profile)
 
 
 def deployments_of(api: httpx2.Client) -> list[Deployment]:
     """All of Qinglan's on this server."""
-    return [
-        Deployment(
-            id=entry["id"],
-            flow=flow_of(entry),
-            name=entry["name"],
-            profile=str(entry["parameters"].get("profile", "")),
-            paused=bool(entry["paused"]),
-        )
-        for entry in entries_of(api)
-    ]
+    found = []
+    for entry in entries_of(api):
+        profile = str(entry["parameters"].get("profile", ""))
+        found.append(Deployment(entry["id"], flow_of(entry), entry["name"], profile, bool(entry["paused"])))
+    return found
 
 
 def entries_of(api: httpx2.Client) -> list[dict[str, Any]]:
@@ -59,7 +51,6 @@ def is_ours(entry: dict[str, Any]) -> bool:
 
 
 def flow_of(entry: dict[str, Any]) -> str:
-    """Its flow's name."""
     return str(entry["entrypoint"]).rpartition(".")[2]
 
 

@@ -20,10 +20,7 @@ from qinglan.ops.prefect.deployments import entries_of, flow_of, is_ours
 from qinglan.runs.processes import Say
 
 _NOTE = "qinglan_schedules_on"
-"""A variable on the server: the schedules that prefect.yaml had on when it was deployed last.
-
-There rather than in a file, as any machine may be the next one that deploys.
-"""
+"""A variable on the server, as any machine may deploy next: the schedules that prefect.yaml had on the last time."""
 _MOST_CHARS = 5_000
 """Of a variable's value, as JSON: Prefect's limit, about 130 schedules that are on in the file."""
 
@@ -31,11 +28,7 @@ _Entry = dict[str, Any]
 
 
 def read_deployments(prefect_file: Path) -> _Entry:
-    """What stands in prefect.yaml, with its `deployments`.
-
-    Raises:
-        ConfigError: it can't be read, or has none.
-    """
+    """What stands in prefect.yaml."""
     try:
         content = yaml.safe_load(prefect_file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -51,14 +44,12 @@ def as_switched(api: httpx2.Client, prefect_file: Path, say: Say) -> Iterator[Pa
 
     What the file says of a schedule counts where the server does not have it yet, and where the file said something
     else when it was deployed last. Where nothing is known of that, the server's switch stays. Each difference is said.
-
-    Raises:
-        ConfigError: the file can't be read.
-        httpx2.HTTPError: the server doesn't answer as it should.
     """
     content, there = read_deployments(prefect_file), {_name(entry): entry for entry in entries_of(api)}
     ours = {_name(each): each for each in content["deployments"] if is_ours(each)}
-    noted = _noted(api)
+    variable = call(api, "GET", f"variables/name/{_NOTE}", may_lack=True)
+    value = variable and variable["value"]
+    noted = {str(name) for name in value} if isinstance(value, list) else None
     kept = {name: _kept(name, each, there[name], noted, say) for name, each in ours.items() if name in there}
     deployments = [kept.get(_name(each), each) if is_ours(each) else each for each in content["deployments"]]
     with NamedTemporaryFile("w", prefix="qinglan-", suffix=".yaml", encoding="utf-8") as file:
@@ -77,7 +68,6 @@ def as_switched(api: httpx2.Client, prefect_file: Path, say: Say) -> Iterator[Pa
 
 
 def _name(entry: _Entry) -> str:
-    """`flow/deployment`."""
     return f"{flow_of(entry)}/{entry['name']}"
 
 
@@ -95,17 +85,17 @@ def _kept(name: str, wanted: _Entry, there: _Entry, noted: set[str] | None, say:
 
 
 def _switched(name: str, wanted: _Entry, switches: Mapping[str, bool], noted: set[str] | None, say: Say) -> _Entry:
-    is_on = switches.get(str(wanted.get("slug")))
-    file_has_on = _is_on(wanted)
+    is_on, file_has_on = switches.get(str(wanted.get("slug"))), _is_on(wanted)
     if is_on is None or file_has_on is None or is_on == file_has_on:
         return wanted
-    title = f"{name}/{wanted['slug']}"
+    title, words = f"{name}/{wanted['slug']}", {True: "on", False: "off"}
+    there, here = words[is_on], words[file_has_on]
     if noted is None:
-        say(f"schedule {title} stays {_word(is_on)}, as it is on the server; prefect.yaml has it {_word(file_has_on)}")
+        say(f"schedule {title} stays {there}, as it is on the server; prefect.yaml has it {here}")
     elif (title in noted) == file_has_on:
-        say(f"schedule {title} stays {_word(is_on)}, as it was switched by hand")
+        say(f"schedule {title} stays {there}, as it was switched by hand")
     else:
-        say(f"schedule {title} is switched {_word(file_has_on)}, as prefect.yaml has it {_word(file_has_on)} now")
+        say(f"schedule {title} is switched {here}, as prefect.yaml has it {here} now")
         return wanted
     return wanted | {"active": is_on}
 
@@ -114,17 +104,6 @@ def _is_on(schedule: _Entry) -> bool | None:
     """Does the file have it on? None where only Prefect knows: a template, such as a variable of the environment."""
     active = schedule.get("active")
     return True if active is None else active if isinstance(active, bool) else None
-
-
-def _word(on: bool) -> str:
-    return "on" if on else "off"
-
-
-def _noted(api: httpx2.Client) -> set[str] | None:
-    """None where nothing is noted, or nothing that can be read."""
-    there = call(api, "GET", f"variables/name/{_NOTE}", may_lack=True)
-    value = there and there["value"]
-    return {str(name) for name in value} if isinstance(value, list) else None
 
 
 def _note(api: httpx2.Client, before: set[str] | None, on: set[str], say: Say) -> None:

@@ -8,7 +8,7 @@ import httpx2
 from qinglan.config import Profile, require_secret
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.api import TAG, call, pages
-from qinglan.ops.prefect.automations.plan import SITE, Spec, prefix_of, profile_automations, site_automations
+from qinglan.ops.prefect.automations.plan import SITE, prefix_of, profile_automations, site_automations
 from qinglan.ops.prefect.deployments import deployments_of
 from qinglan.runs.artifacts import hash_of
 
@@ -20,19 +20,21 @@ def apply_automations(api: httpx2.Client, profile: Profile) -> list[str]:
 
     Automations of other profiles and of the users are left alone, and so is what somebody changed in the UI, as long
     as the profile's settings stay as they are; one that was switched off stays so in any case.
-
-    Args:
-        api: for requests below the address of Prefect's API.
-
-    Raises:
-        ConfigError: the webhook's variable is not set, or holds no address.
-        httpx2.HTTPError: the server can't be reached or refuses.
     """
     webhook = _webhook(api, profile)
     deployments = deployments_of(api)
     known = _copies(api, profile)
     specs = [*site_automations(profile), *profile_automations(profile, deployments, webhook)]
-    done = [line for spec in specs if (line := _apply(api, spec, next(iter(known.get(spec["name"], ())), None)))]
+    done = []
+    for spec in specs:
+        stamp, there = _STAMP + hash_of(spec)[:12], next(iter(known.get(spec["name"], ())), None)
+        if there is None:
+            call(api, "POST", "automations/", spec | {"tags": [TAG, stamp], "enabled": True})
+            done.append(f"automation made: {spec['name']}")
+        elif stamp not in there["tags"]:
+            body = spec | {"tags": [TAG, stamp], "enabled": there["enabled"]}
+            call(api, "PUT", f"automations/{there['id']}", body)
+            done.append(f"automation updated: {spec['name']}")
     wanted = {spec["name"] for spec in specs}
     # Another deployment at the same time may have made the same. The last one to read sees all of them, and every
     # deployment keeps the same copy.
@@ -44,29 +46,13 @@ def apply_automations(api: httpx2.Client, profile: Profile) -> list[str]:
 
 
 def webhook_address(profile: Profile) -> str | None:
-    """Where messages go: a secret. None where no message is to be sent.
-
-    Raises:
-        ConfigError: its variable is not set, or holds no address.
-    """
+    """Where messages go: a secret. None where no message is to be sent."""
     if (variable := profile.notify.webhook_url_env) is None:
         return None
     address = require_secret(variable, "notify.webhook_url_env")
     if not re.match(r"https?://[^/\s]", address):
         raise ConfigError(f"notify.webhook_url_env: the value of {variable} is no http(s) address; set it again")
     return address
-
-
-def _apply(api: httpx2.Client, spec: Spec, there: dict[str, Any] | None) -> str | None:
-    stamp = _STAMP + hash_of(spec)[:12]
-    if there and stamp in there["tags"]:
-        return None
-    body = spec | {"tags": [TAG, stamp], "enabled": there["enabled"] if there else True}
-    if there:
-        call(api, "PUT", f"automations/{there['id']}", body)
-        return f"automation updated: {spec['name']}"
-    call(api, "POST", "automations/", body)
-    return f"automation made: {spec['name']}"
 
 
 def _copies(api: httpx2.Client, profile: Profile) -> dict[str, list[dict[str, Any]]]:
@@ -91,7 +77,10 @@ def _copies(api: httpx2.Client, profile: Profile) -> dict[str, list[dict[str, An
 
 def _webhook(api: httpx2.Client, profile: Profile) -> str | None:
     """The id of the block that keeps the webhook's address; a block that is not wanted any more is removed."""
-    name = _block_name(profile)
+    # Prefect takes lower-case letters, digits and dashes.
+    plain = re.sub(r"[^a-z0-9]+", "-", profile.name.lower()).strip("-")
+    suffix = "" if plain == profile.name else f"-{hash_of(profile.name)[:6]}"
+    name = f"qinglan-{plain}{suffix}".replace("--", "-")
     there = call(api, "GET", f"block_types/slug/webhook/block_documents/name/{name}", may_lack=True)
     if (address := webhook_address(profile)) is None:
         if there:
@@ -106,10 +95,3 @@ def _webhook(api: httpx2.Client, profile: Profile) -> str | None:
     schemas = call(api, "POST", "block_schemas/filter", {"block_schemas": {"block_type_id": {"any_": [kind]}}})
     body = {"name": name, "data": data, "block_type_id": kind, "block_schema_id": schemas[0]["id"]}
     return str(call(api, "POST", "block_documents/", body)["id"])
-
-
-def _block_name(profile: Profile) -> str:
-    """Prefect takes lower-case letters, digits and dashes."""
-    plain = re.sub(r"[^a-z0-9]+", "-", profile.name.lower()).strip("-")
-    suffix = "" if plain == profile.name else f"-{hash_of(profile.name)[:6]}"
-    return f"qinglan-{plain}{suffix}".replace("--", "-")

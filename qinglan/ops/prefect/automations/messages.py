@@ -25,21 +25,15 @@ class Message(NamedTuple):
     """The parts of a message that are known beforehand."""
 
     topic: NotifyTopic
-    profile: str
     says: str
-    """After the flow run's name; may hold expressions in braces."""
+    """After the flow run's name; like `advice` it may hold expressions in braces."""
     reason: str = "''"
     """A Jinja expression."""
     advice: str = ""
-    """As `says`."""
 
 
-def payload(message: Message, form: NotifyFormat, ui_url: str | None = None) -> str:
-    """The template of a webhook's body.
-
-    Args:
-        ui_url: of Prefect's UI, for the link; None: what the server knows.
-    """
+def payload(message: Message, profile: str, form: NotifyFormat, ui_url: str | None = None) -> str:
+    """The template of a webhook's body; the link goes to Prefect's UI at `ui_url`, or where the server knows it."""
     page = "flow_run | ui_url" if ui_url is None else f"{literal(ui_url.rstrip('/'))} ~ '/runs/flow-run/' ~ flow_run.id"
     head = (
         f"{{% set name = {_line('flow_run.name if flow_run else event.resource.id')} %}}"
@@ -48,22 +42,20 @@ def payload(message: Message, form: NotifyFormat, ui_url: str | None = None) -> 
         f"{{% set text %}}Qinglan: {{{{ name }}}} {message.says}{{% if reason %}}: {{{{ reason }}}}{{% endif %}}"
         f"\n{message.advice}\n{{{{ link }}}}{{% endset %}}"
     )
-    return head + (_FORMS[form] % _TEXT if form in _FORMS else _as_object(message))
+    if form in _FORMS:
+        return head + _FORMS[form] % _TEXT
+    values = {
+        "text": _TEXT,
+        "topic": json.dumps(message.topic),
+        "profile": f"{{{{ {literal(profile)} | tojson }}}}",
+    }
+    values |= {key: f"{{{{ {key} | string | tojson }}}}" for key in ("name", "reason", "link")}
+    return head + "{" + ", ".join(f'"{key}": {value}' for key, value in values.items()) + "}"
 
 
 def literal(text: str) -> str:
     """A Jinja string."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _as_object(message: Message) -> str:
-    values = {
-        "text": _TEXT,
-        "topic": json.dumps(message.topic),
-        "profile": f"{{{{ {literal(message.profile)} | tojson }}}}",
-    }
-    values |= {key: f"{{{{ {key} | string | tojson }}}}" for key in ("name", "reason", "link")}
-    return "{" + ", ".join(f'"{key}": {value}' for key, value in values.items()) + "}"
 
 
 def _line(expression: str) -> str:

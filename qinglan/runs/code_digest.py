@@ -7,12 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from qinglan.runs.artifacts import hash_of
+from qinglan.runs.artifacts import hash_of, sha256_of
 
 
 @cache
 def code_digest(*modules: str, within: str | None = None, without: tuple[str, ...] = ()) -> str:
     """Changes with the code of these modules and packages, but not with their comments, docstrings or layout.
+
+    A data file counts with the module of its name: `facts.yaml` with `facts.py`.
 
     Args:
         modules: dotted names; every module below a package counts.
@@ -26,7 +28,9 @@ def code_digest(*modules: str, within: str | None = None, without: tuple[str, ..
             if name.startswith(f"{within}.") and name not in files and (path := module_path(name)):
                 files[name] = path
                 pending.append(path)
-    return hash_of({name: _reduced(path.read_bytes(), without).digest for name, path in sorted(files.items())})
+    digests = {name: _reduced(path.read_bytes(), without).digest for name, path in sorted(files.items())}
+    data = {name: path.with_suffix(".yaml") for name, path in sorted(files.items())}
+    return hash_of(digests | {f"{name}.yaml": sha256_of(path) for name, path in data.items() if path.is_file()})
 
 
 def _files(module: str) -> Iterator[tuple[str, Path]]:

@@ -51,6 +51,14 @@ def test_every_module_of_a_package_counts(package: Path):
     assert digest("leaf") != before
 
 
+def test_a_data_file_counts_with_the_module_of_its_name(package: Path):
+    before = digest("leaf.maker", within="leaf")
+    (package / "tool.yaml").write_text("sharp: yes\n")
+    with_data = digest("leaf.maker", within="leaf")
+    (package / "tool.yaml").write_text("sharp: no\n")
+    assert len({before, with_data, digest("leaf.maker", within="leaf")}) == 3
+
+
 def test_looking_up_a_module_imports_no_package(package: Path):
     (package / "__init__.py").write_text("raise RuntimeError('was imported')\n")
     assert len(digest("leaf.maker", within="leaf")) == 64

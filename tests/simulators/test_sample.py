@@ -13,7 +13,6 @@ from qinglan.errors import ConfigError
 from qinglan.rows import row_id
 from qinglan.simulators.domains.query_rewrite import facts as domain
 from qinglan.simulators.domains.query_rewrite.sample import (
-    INTENT_NAMES,
     RewriteSampleRow,
     build_sample,
     trigrams,
@@ -111,8 +110,7 @@ def test_workbook_reads_back(tmp_path: Path):
     sheet = load_workbook(write_sample(tmp_path, SMALL).workbook).worksheets[0]
     header, *cells = sheet.iter_rows(values_only=True)
     assert header == ("问题", "用户画像", "历史摘要", "标准文档", "划分", "意图")
-    assert {row[5] for row in cells} <= set(INTENT_NAMES.values())
-    assert set(INTENT_NAMES) == set(domain.INTENTS)
+    assert {row[5] for row in cells} <= {intent.name for intent in domain.INTENTS.values()}
     assert len(cells) == 100
     assert {row[3] for row in cells} <= {document.id for document in domain.documents()}
 

@@ -9,12 +9,18 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
+
+import yaml
+from pydantic import TypeAdapter
 
 from qinglan.config import EMBEDDED, Embedded, Profile
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
+
+Tables = TypeVar("Tables")
 
 
 class SamplePaths(NamedTuple):
@@ -71,6 +77,12 @@ class Domain:
     characters: Callable[[], list[str]]
     """Every character that prompts and answers may hold, each a token; others fall back to bytes."""
     pretraining: Pretraining = Pretraining()
+
+
+def load_facts(package: str, tables: type[Tables]) -> Tables:
+    """The tables in `facts.yaml` of a domain's package, as a dataclass."""
+    text = files(package).joinpath("facts.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(tables).validate_python(yaml.load(text, Loader=yaml.CSafeLoader))
 
 
 @cache

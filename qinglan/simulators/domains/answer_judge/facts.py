@@ -1,8 +1,7 @@
 """The judge's facts: what is known of a product, how users word it, and what can be wrong with an answer.
 
 A fact is a slot with one of its values ("频次" is "每日两次"); slots are exclusive, so another value of the same slot
-contradicts it. Every value has wordings of its own; the first one is what reference answers use. Standard library
-only.
+contradicts it. Every value has wordings of its own; the first one is what reference answers use.
 """
 
 import hashlib
@@ -11,6 +10,7 @@ from functools import cache
 from random import Random
 from typing import Literal, NamedTuple
 
+from qinglan.simulators.domains import load_facts
 from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS as PRODUCTS
 
 
@@ -22,60 +22,16 @@ class Slot(NamedTuple):
     """Each value's wordings, the reference's first; each is one token."""
 
 
-SLOTS: dict[str, Slot] = {
-    "频次": Slot(
-        ("{p}一天吃几次", "{p}多久吃一回", "{p}要吃多勤"),
-        (
-            ("每日一次", "一天吃一回", "每天只一次"),
-            ("每日两次", "一天吃两回", "早晚各一次"),
-            ("每日三次", "一天吃三回", "三餐各一次"),
-        ),
-    ),
-    "时机": Slot(
-        ("{p}什么时候吃", "{p}饭前饭后吃", "{p}啥时间吃好"),
-        (
-            ("饭前服用", "吃饭之前吃", "餐前吃"),
-            ("饭后服用", "吃完饭再吃", "餐后吃"),
-            ("睡前服用", "睡觉前吃", "临睡时吃"),
-        ),
-    ),
-    "储存": Slot(
-        ("{p}怎么保存", "{p}要放冰箱吗", "{p}买回来放哪"),
-        (
-            ("冷藏保存", "放冰箱冷藏", "搁冰箱里"),
-            ("常温保存", "室温放着", "不用进冰箱"),
-            ("冷冻保存", "放冷冻室", "冻起来存"),
-        ),
-    ),
-    "孕期": Slot(
-        ("{p}孕妇能吃吗", "{p}怀孕能吃吗", "{p}备孕能吃吗"),
-        (
-            ("孕期可用", "怀孕能吃", "孕妇放心吃"),
-            ("孕期禁用", "怀孕不能吃", "孕妇别吃"),
-            ("孕期减量", "怀孕少吃点", "孕妇减半吃"),
-        ),
-    ),
-    "反应": Slot(
-        ("{p}有副作用吗", "{p}吃了难受吗", "{p}有没有坏处"),
-        (
-            ("可能腹胀", "肚子会胀", "会胀气"),
-            ("可能便秘", "大便会干", "排便费劲"),
-            ("可能腹泻", "会拉肚子", "会闹肚子"),
-        ),
-    ),
-    "功效": Slot(
-        ("{p}有什么用", "{p}对什么好", "{p}吃了图个啥"),
-        (
-            ("强健骨骼", "对骨头好", "让骨头结实"),
-            ("改善睡眠", "睡得更好", "帮助入睡"),
-            ("保护视力", "对眼睛好", "缓解眼疲劳"),
-        ),
-    ),
-}
+@dataclass(frozen=True)
+class _Tables:
+    slots: dict[str, Slot]
+    vague: tuple[str, ...]
+    openings: tuple[str, ...]
+    closings: tuple[str, ...]
 
-VAGUE = ("因人而异", "请遵医嘱", "适量就好", "视情况而定")
-OPENINGS = ("您好", "根据资料")
-CLOSINGS = ("祝您健康", "有问题再问我")
+
+_TABLES = load_facts(__package__, _Tables)
+SLOTS, VAGUE, OPENINGS, CLOSINGS = _TABLES.slots, _TABLES.vague, _TABLES.openings, _TABLES.closings
 P_TEST_PAIR = 0.35
 
 Flaw = Literal["完整", "不完整", "编造", "矛盾", "含糊", "跑题"]

@@ -76,7 +76,7 @@ def _things() -> list[tuple[tuple[str, ...], str]]:
     """What there are facts about, each pair of facts once: the topics that need them, and the thing."""
     topics: dict[str, tuple[str, ...]] = {}
     for topic, known in TOPICS.items():
-        group = "medicine" if known.things == "medicine" else topic  # all about a medicine need the same two facts
+        group = "medicine" if known.kind == "medicine" else topic  # all about a medicine need the same two facts
         topics[group] = (*topics.get(group, ()), topic)
     return [(group, thing) for group in topics.values() for thing in domain.things(group[0])]
 
@@ -100,7 +100,7 @@ def _naming(rng: Random, topic: str, thing: str) -> str:
     name = rng.choice(domain.names(topic, thing))
     text = rng.choice(domain.PREFIXES) + rng.choice(FRAMES).format(n=name) + rng.choice(domain.SUFFIXES)
     task, answer = rng.choice((NAME_TASK, THING_TASK)), thing
-    if TOPICS[topic].things in ("emergency", "hardship") and rng.random() < P_KIND:
+    if TOPICS[topic].kind in ("emergency", "hardship") and rng.random() < P_KIND:
         task, answer = TOPIC_TASK, TOPICS[topic].word
     return chat(f"{task}：{name if gives_away(text) else text}", answer)
 
@@ -109,8 +109,8 @@ def _facts(rng: Random, topic: str, thing: str) -> str:
     """The two facts that a topic needs, or all that is known of a thing, in any order."""
     if rng.random() >= P_PASSAGE:
         return chat(f"{FACT_TASK}：{thing}{TOPICS[topic].word}", "，".join(domain.facts(topic, thing)))
-    kind = TOPICS[topic].things
-    known = {domain.statement(other, thing): None for other, topic in TOPICS.items() if topic.things == kind}
+    kind = TOPICS[topic].kind
+    known = {domain.statement(other, thing): None for other, topic in TOPICS.items() if topic.kind == kind}
     sentences = list(known)  # each once: all about a medicine say the same
     rng.shuffle(sentences)
     return "".join(sentences) + "\n"

@@ -20,12 +20,6 @@ NAME_TASK = "标准名"
 TOPIC_TASK = "主题"
 PARAPHRASE_TASK = "换个说法"
 
-TOPICS: dict[str, str] = {
-    "how": "用法", "when": "时间", "effect": "效果", "contra": "忌讳", "who": "对象", "side": "风险",
-    "cycle": "周期", "store": "存放", "buy": "挑选", "preg": "孕育", "child": "孩子", "mix": "搭配",
-}  # fmt: skip
-"""One word per intent: neither the knowledge base's nor the teacher's wording."""
-
 P_PASSAGE = 0.14
 P_NAMES = 0.08
 P_PARAPHRASE = 0.2
@@ -62,8 +56,8 @@ def words() -> list[str]:
 def _texts() -> Iterator[str]:
     for names in (*PRODUCTS.values(), *domain.PRODUCT_TYPOS.values(), *domain.INFORMATIVE_PROFILES.values()):
         yield from names
-    for intent, known in INTENTS.items():
-        yield from (*known.phrasings, TOPICS[intent])
+    for known in INTENTS.values():
+        yield from (*known.phrasings, known.topic)
     yield from (*domain.AMBIGUOUS, *domain.PREFIXES, *domain.SUFFIXES, *domain.REFERENCES)
     yield from (*domain.HISTORIES, *domain.PLAIN_PROFILES, *domain.WORD_TYPOS.values())
     yield "的学名的俗名0123456789，。：；？\n "
@@ -89,7 +83,7 @@ def _names(rng: Random, product: str) -> str:
 def _dialogue(rng: Random, product: str, intent: str) -> str:
     question = _question(rng, product, intent)
     prompt = user_text(question.query, question.profile, question.history)
-    tasks = [(NAME_TASK, product), (TOPIC_TASK, TOPICS[intent])]
+    tasks = [(NAME_TASK, product), (TOPIC_TASK, INTENTS[intent].topic)]
     rng.shuffle(tasks)
     if rng.random() < P_PARAPHRASE:
         other = rng.choice(INTENTS[intent].phrasings).format(p=rng.choice(PRODUCTS[product]))

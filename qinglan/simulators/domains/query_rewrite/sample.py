@@ -15,16 +15,19 @@ from qinglan.recipes.query_rewrite import user_text
 from qinglan.rows import Split, normalise, row_id
 from qinglan.runs.artifacts import write_jsonl
 from qinglan.simulators.domains import SamplePaths
-from qinglan.simulators.domains.query_rewrite.facts import Document, RewriteQuestion, ask, document_id, documents, pairs
+from qinglan.simulators.domains.query_rewrite.facts import (
+    INTENTS,
+    Document,
+    RewriteQuestion,
+    ask,
+    document_id,
+    documents,
+    pairs,
+)
 from qinglan.simulators.sample_workbook import write_workbook
 
 NEAR_DUPLICATE_JACCARD = 0.85
 _TRIES_PER_ROW = 60
-INTENT_NAMES = {
-    "how": "用法用量", "when": "服用时间", "effect": "功效", "contra": "禁忌", "who": "适用人群", "side": "副作用",
-    "cycle": "见效时间", "store": "保存", "buy": "选购", "preg": "孕期", "child": "儿童", "mix": "同服",
-}  # fmt: skip
-"""The intents' names in the workbook."""
 
 
 @dataclass(frozen=True)
@@ -136,4 +139,4 @@ def write_sample(directory: Path, config: Embedded) -> SamplePaths:
 
 def _cells(row: RewriteSampleRow) -> list[str]:
     question = row.question
-    return [question.query, question.profile, question.history, row.gold_id, row.split, INTENT_NAMES[row.intent]]
+    return [question.query, question.profile, question.history, row.gold_id, row.split, INTENTS[row.intent].name]

@@ -24,7 +24,7 @@ def check_canary(profile_name: str, overrides: Sequence[str], router_url: str) -
     """
     tidy_logs()
     profile = load_profile(profile_name, overrides)
-    checkup = check_serving(profile, registry_of(profile), router_url)
+    checkup = check_serving(profile, registry_of(profile).aliases(), router_url)
     create_markdown_artifact(
         checkup.markdown, key=artifact_key(f"serving-{profile.name}"), description="What is served, and the canary"
     )

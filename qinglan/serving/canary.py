@@ -61,15 +61,12 @@ class Mean(BaseModel):
 
     @property
     def mean(self) -> float:
-        """So far; 0 before the first."""
         return self.total / self.n if self.n else 0.0
 
     def lower(self, alpha: float) -> float:
-        """The mean's lower bound; −∞ before the first outcome."""
         return self.mean - self._radius(alpha)
 
     def upper(self, alpha: float) -> float:
-        """The mean's upper bound."""
         return self.mean + self._radius(alpha)
 
     def _radius(self, alpha: float) -> float:
@@ -117,8 +114,6 @@ class Latencies(BaseModel):
 
 
 class ArmCounts(BaseModel):
-    """The results of the requests to one model."""
-
     fallbacks: Mean = Mean()
     latency: Latencies = Latencies()
 
@@ -128,8 +123,6 @@ class ArmCounts(BaseModel):
 
 
 class CanaryCounts(BaseModel):
-    """All that is decided from."""
-
     champion: ArmCounts = ArmCounts()
     challenger: ArmCounts = ArmCounts()
     retrieval: Mean = Mean(width=2.0)
@@ -161,7 +154,6 @@ def judge(counts: CanaryCounts, config: Canary, seconds: float) -> Judgement:
 
 
 def interval(mean: Mean) -> tuple[float, float]:
-    """As the retrieval rule sees it."""
     alpha = ALPHA / _RULES
     return mean.lower(alpha), mean.upper(alpha)
 

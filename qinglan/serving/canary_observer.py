@@ -1,8 +1,7 @@
 """Observes a canary from inside the router: counts the results of each model's requests, and compares the two models.
 
-A fixed sample of the questions is put to the other model as well, and both rewrites to the RAG, in the background and
-after the answer was sent. Few at a time: what can't be taken on is left out and counted, and so is a call that failed;
-it is never a score of 0. When the verdict falls, the router drops the challenger at once; the site does the rest.
+A fixed sample of the questions is put to the other model as well, and both rewrites to the RAG, after the answer was
+sent. What can't be compared is left out and counted, never a score of 0. The site acts on the verdict.
 """
 
 import asyncio
@@ -12,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -20,7 +18,7 @@ from qinglan.clients.rag import RagClient
 from qinglan.config import Canary, Profile
 from qinglan.errors import ConfigError, ModelError, RetrievalError
 from qinglan.recipes import get_recipe
-from qinglan.rows import Retrieved, Row, hash_fraction
+from qinglan.rows import Row, hash_fraction
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.schema_version import dump_record, read_record
 from qinglan.serving.canary import CanaryCounts, Judgement, judge
@@ -76,20 +74,7 @@ class CanaryVerdict(BaseModel):
 
     @property
     def summary(self) -> str:
-        """Outcome and reason, in a line."""
         return f"{self.judgement.outcome}: {self.judgement.reason}"
-
-
-class RetrievalClient(Protocol):
-    """The RAG, as far as it is needed here."""
-
-    async def retrieve(
-        self, query: str, rewritten_query: str | None = None, *, max_retries: int | None = None
-    ) -> Retrieved:
-        """Passages for the rewrite."""
-
-    async def close(self) -> None:
-        """Close the connections."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +92,7 @@ class CanaryObserver:
         self,
         config: Canary,
         folder: Path,
-        rag: Callable[[], RetrievalClient] | None,
+        rag: Callable[[], RagClient] | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`rag` is called in the event loop, once; None where answers are not for a search, so none are compared."""
@@ -154,7 +139,9 @@ class CanaryObserver:
         """Judge, write the state to its file, and end the canary if that is the verdict."""
         if self._verdict and self._write(VERDICT_FILE, self._verdict):
             self._verdict = None
-        if table.dropped_reason and not self._is_pending():
+        # Until the site has acted upon the last verdict, the routes may name that challenger.
+        is_pending = self._verdict is not None or (self._folder / VERDICT_FILE).exists()
+        if table.dropped_reason and not is_pending:
             table.allow_challenger()
         if self._is_filed and not (self._folder / STATE_FILE).exists():
             self.state = None  # the canary was started anew: the same versions, and none of the old counts
@@ -163,10 +150,20 @@ class CanaryObserver:
             self._is_filed = False
             return
         now = self._clock()
-        state.judgement, state.looked = self._judgement(state, now), now
+        if self._failure:
+            state.judgement = Judgement(outcome="roll_back", reason=self._failure)
+        else:
+            state.judgement = judge(state.counts, self._config, now - state.started)
+        state.looked = now
         if state.judgement.outcome != "keep":
-            table.drop_challenger(f"canary: {state.judgement.outcome}: {state.judgement.reason}")
-            verdict = _verdict(state, now)
+            verdict = CanaryVerdict(
+                challenger=state.challenger,
+                champion=state.champion,
+                judgement=state.judgement,
+                at=now,
+                requests=state.counts.challenger.fallbacks.n,
+            )
+            table.drop_challenger(f"canary: {verdict.summary}")
             self._verdict = None if self._write(VERDICT_FILE, verdict) else verdict
             self.state = None
         self._is_filed = self._write(STATE_FILE, state) and self.state is not None
@@ -183,15 +180,6 @@ class CanaryObserver:
                 group.create_task(self._check_forever(table))
         finally:
             await rag.close()
-
-    def _judgement(self, state: CanaryState, now: float) -> Judgement:
-        if self._failure:
-            return Judgement(outcome="roll_back", reason=self._failure)
-        return judge(state.counts, self._config, now - state.started)
-
-    def _is_pending(self) -> bool:
-        """Must the site still act upon the last verdict? Until it has, the routes may name that challenger."""
-        return self._verdict is not None or (self._folder / VERDICT_FILE).exists()
 
     async def _check_forever(self, table: RouteTable) -> None:
         while True:
@@ -226,7 +214,7 @@ class CanaryObserver:
         away_s = max(0.0, self._clock() - saved.looked) if saved.looked else 0.0
         return saved.model_copy(update={"started": saved.started + away_s})
 
-    async def _compare_all(self, models: ModelClient, rag: RetrievalClient) -> None:
+    async def _compare_all(self, models: ModelClient, rag: RagClient) -> None:
         while True:
             question = await self._waiting.get()
             if question.state is not self.state:
@@ -241,17 +229,7 @@ class CanaryObserver:
                 _LOG.error("not compared: %s", describe_without_text(error))
 
 
-def _verdict(state: CanaryState, at: float) -> CanaryVerdict:
-    return CanaryVerdict(
-        challenger=state.challenger,
-        champion=state.champion,
-        judgement=state.judgement,
-        at=at,
-        requests=state.counts.challenger.fallbacks.n,
-    )
-
-
-async def _difference(question: _Question, models: ModelClient, rag: RetrievalClient) -> float:
+async def _difference(question: _Question, models: ModelClient, rag: RagClient) -> float:
     """The challenger's score of its best passage less the champion's."""
     champion, challenger = question.routes.champion, question.routes.challenger
     assert champion and challenger and question.served.answer is not None
@@ -273,7 +251,6 @@ def in_sample(row_id: str, share: float) -> bool:
 
 
 def read_state(folder: Path) -> CanaryState | None:
-    """The canary at the last check; None without one."""
     with suppress(OSError, ValueError):
         return read_record(CanaryState, folder / STATE_FILE)
     return None
@@ -287,7 +264,6 @@ def read_verdict(folder: Path) -> CanaryVerdict | None:
 
 
 def canary_observer_of(profile: Profile, rag_url: str, folder: Path) -> CanaryObserver:
-    """The observer of a profile's canaries."""
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else two lines a comparison, for ever
     if "rag" not in get_recipe(profile.recipe).graders:
         return CanaryObserver(profile.serve.canary, folder, None)

@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -29,15 +28,16 @@ class DayFile:
 
     def __init__(self, folder: Path, day: date) -> None:
         self._folder, self.day = folder, day
-        self._seen = {number for path in _files(folder, day) for number in _ids(path)}
+        self._seen: set[int] = set()
+        for path in _files(folder, day):
+            with path.open("rb") as stream:
+                found = (re.search(rb'"row_id": "([0-9a-f]{16})"', line) for line in stream)  # others' lines have none
+                self._seen.update(int(match.group(1), 16) for match in found if match)
         self._path: Path | None = None
         self._file, self._size = -1, 0
 
     def add(self, row_id: str, record: dict[str, Any], details: str) -> Outcome:
-        """Write a record, unless the day has that question already.
-
-        Args:
-            details: key of the record under which the id is kept.
+        """Write a record, with the id under its key `details`, unless the day has that question already.
 
         Raises:
             OSError: it could not be written; the file is as it was before.
@@ -107,7 +107,12 @@ def _finish_leftover(path: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return
-        _cut_half_line(file.fileno(), path)
+        whole = path.read_bytes().rfind(b"\n") + 1
+        file.truncate(whole)
+        if whole:
+            path.rename(_final(path))
+        else:
+            path.unlink()
 
 
 def remove_older(folder: Path, than: date) -> None:
@@ -115,15 +120,6 @@ def remove_older(folder: Path, than: date) -> None:
     for path in _files(folder):
         if _day_of(path) < than.isoformat():
             path.unlink(missing_ok=True)
-
-
-def _cut_half_line(file: int, path: Path) -> None:
-    whole = path.read_bytes().rfind(b"\n") + 1
-    os.ftruncate(file, whole)
-    if whole:
-        path.rename(_final(path))
-    else:
-        path.unlink()
 
 
 def _files(folder: Path, day: date | None = None) -> list[Path]:
@@ -137,11 +133,3 @@ def _day_of(path: Path) -> str:
 
 def _final(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(_PARTIAL))
-
-
-def _ids(path: Path) -> Iterator[int]:
-    """Of the questions in a file; lines that others put there have none."""
-    with path.open("rb") as stream:
-        for line in stream:
-            if match := re.search(rb'"row_id": "([0-9a-f]{16})"', line):
-                yield int(match.group(1), 16)

@@ -5,29 +5,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from qinglan.runs.command import Command
 from qinglan.runs.processes import HEALTHY_AFTER_S, Processes, RestartBackoff, Say, free_port
 from qinglan.serving.model_server import backend_at
+from qinglan.serving.registry import Released
 from qinglan.serving.routes import Backend
 from qinglan.serving.server_process import ServerProcess
 
 START_WITHIN_S = 1800.0
 
 Place = list[str]
-
-
-class ServedModel(Protocol):
-    """A released model, as far as it matters here."""
-
-    @property
-    def version(self) -> str:
-        """Of the registered model."""
-
-    @property
-    def folder(self) -> Path:
-        """The merged model."""
 
 
 CommandOf = Callable[[Path, Backend, int, Place], Command]
@@ -66,18 +54,14 @@ class Fleet:
     _failures: dict[str, _Failures] = field(default_factory=dict)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "probe"))
 
-    def step(self, wanted: Sequence[ServedModel], routed: Sequence[str]) -> None:
-        """One step towards it.
-
-        Args:
-            wanted: the most important first.
-            routed: versions that may still be asked, which are not ended.
-        """
+    def step(self, wanted: Sequence[Released], routed: Sequence[str]) -> None:
+        """One step towards the wanted models, the most important first; `routed` versions are not ended."""
         for version in list(self._servers):
             self._check(version)
         self._end_unwanted({model.version for model in wanted}, routed)
         for model in wanted:
-            if model.version not in self._servers and self._may_start(model.version):
+            retry_at_s = model.version in self._failures and self._failures[model.version].retry_at_s
+            if model.version not in self._servers and self.clock() >= (retry_at_s or 0.0):
                 self._start(model, wanted, routed)
             if self.is_starting(model.version):
                 return  # the others would only slow it down
@@ -88,11 +72,9 @@ class Fleet:
         return server.backend if server and server.process.phase == "ready" else None
 
     def is_starting(self, version: str) -> bool:
-        """Has its server been started, and not answered yet?"""
         return version in self._servers and self._servers[version].process.phase == "starting"
 
     def last_failure(self, version: str) -> str | None:
-        """Why it did not come up, or ended, when that happened last."""
         found = self._failures.get(version)
         return found.reason if found else None
 
@@ -105,11 +87,7 @@ class Fleet:
         """No more probes; the processes are their owner's to end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _may_start(self, version: str) -> bool:
-        found = self._failures.get(version)
-        return found is None or found.retry_at_s is None or self.clock() >= found.retry_at_s
-
-    def _start(self, model: ServedModel, wanted: Sequence[ServedModel], routed: Sequence[str]) -> None:
+    def _start(self, model: Released, wanted: Sequence[Released], routed: Sequence[str]) -> None:
         place = self._place(model, wanted, routed)
         if place is None and self.places is not None:
             return
@@ -131,7 +109,7 @@ class Fleet:
         self._servers[model.version] = _ModelServer(backend, process, place, self.clock())
         self.say(f"version {model.version}: starting")
 
-    def _place(self, model: ServedModel, wanted: Sequence[ServedModel], routed: Sequence[str]) -> int | None:
+    def _place(self, model: Released, wanted: Sequence[Released], routed: Sequence[str]) -> int | None:
         """A free one; if there is none, the least important model that gets no requests is ended."""
         if self.places is None:
             return None

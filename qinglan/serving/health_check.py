@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx2
 
@@ -21,14 +21,6 @@ from qinglan.text import duration
 ANSWERS_WITHIN_S = 10.0
 CHECKS_MISSED, STALE_AFTER_S = 12, 120.0
 """A canary is stale when the router has missed so many of its checks, but not before so many seconds."""
-_LOOPBACK = "127.0.0.1"
-
-
-class AliasSource(Protocol):
-    """The registry, as far as it is needed here."""
-
-    def aliases(self) -> Mapping[Alias, str]:
-        """Alias to version."""
 
 
 @dataclass
@@ -47,33 +39,34 @@ class ServingHealth:
 
     @property
     def markdown(self) -> str:
-        """A table, then problems and notes."""
         rows = [
             ("Router", f"`{self.url}`"),
             ("Champion", self.champion or "none"),
             ("Answers", self.serving or "none"),
             ("Challenger", self.challenger or "none"),
         ]
-        if self.canary:
-            checked = datetime.fromtimestamp(self.canary.looked, UTC).isoformat(timespec="seconds")
-            rows += [("Canary", _describe(self.canary)), ("Last check", checked)]
+        if canary := self.canary:
+            arms = canary.counts
+            summary = (
+                f"version {canary.challenger} gets {canary.share:.0%}: {canary.judgement.outcome}, "
+                f"{canary.judgement.reason}; {arms.challenger.fallbacks.n:,} requests to it, "
+                f"{arms.champion.fallbacks.n:,} to version {canary.champion}"
+            )
+            checked = datetime.fromtimestamp(canary.looked, UTC).isoformat(timespec="seconds")
+            rows += [("Canary", summary), ("Last check", checked)]
         table = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows), ""]
         lines = [*(f"**{problem}**" for problem in self.problems), *self.notes] or ["All is as it should be."]
         return "\n".join([*table, *(f"- {line}" for line in lines)]) + "\n"
 
 
 def check_serving(
-    profile: Profile, registry: AliasSource, url: str = "", clock: Callable[[], float] = time.time
+    profile: Profile, aliases: Mapping[Alias, str], url: str = "", clock: Callable[[], float] = time.time
 ) -> ServingHealth:
-    """Check registry, router and canary.
-
-    Args:
-        url: of the router, where it is not what the profile's `serve` says.
-
-    Raises:
-        ConfigError: the registry can't be read.
-    """
-    url, aliases = url.rstrip("/") or url_of(profile), registry.aliases()
+    """Check the router, at `url` where it is not what the profile's `serve` says, and the canary."""
+    if not url:
+        host = "127.0.0.1" if profile.serve.host in ("0.0.0.0", "::") else profile.serve.host  # noqa: S104 (not bound)
+        url = f"http://{host}:{profile.serve.port}"
+    url = url.rstrip("/")
     found = ServingHealth(url, aliases.get("champion"), aliases.get("challenger"))
     health = _health(url)
     if found.champion is None:
@@ -88,12 +81,6 @@ def check_serving(
     if health is not None and found.challenger:
         _check_canary(found, serving_folder(profile), profile.serve.canary.check_every_s, clock())
     return found
-
-
-def url_of(profile: Profile) -> str:
-    """Where a router with this profile is reached from its own machine."""
-    host = profile.serve.host
-    return f"http://{_LOOPBACK if host in ('0.0.0.0', '::') else host}:{profile.serve.port}"  # noqa: S104 (not bound)
 
 
 def _health(url: str) -> Mapping[str, Any] | None:
@@ -134,11 +121,3 @@ def _check_canary(found: ServingHealth, folder: Path, check_every_s: float, now:
         )
     elif verdict := read_verdict(folder):
         found.notes.append(f"the canary has ended: {verdict.judgement.outcome}, {verdict.judgement.reason}")
-
-
-def _describe(state: CanaryState) -> str:
-    arms = state.counts
-    return (
-        f"version {state.challenger} gets {state.share:.0%}: {state.judgement.outcome}, {state.judgement.reason}; "
-        f"{arms.challenger.fallbacks.n:,} requests to it, {arms.champion.fallbacks.n:,} to version {state.champion}"
-    )

@@ -42,7 +42,6 @@ class ReleasedJudge:
 
     @property
     def name(self) -> str:
-        """Of the served model, with its version."""
         return f"{self.released.name}-v{self.released.version}"
 
     @property
@@ -52,15 +51,8 @@ class ReleasedJudge:
         return answers | {"sha256": self.released.sha256, "recipe": recipe_key(self.released.recipe)}
 
     def endpoint(self, url: str) -> Endpoint:
-        """As a client asks it."""
-        local = self.settings
-        return Endpoint(
-            base_url=url,
-            model=self.name,
-            max_tokens=local.max_tokens,
-            concurrency=local.concurrency,
-            timeout_s=local.timeout_s,
-        )
+        settings = self.settings.model_dump(include={"max_tokens", "concurrency", "timeout_s"})
+        return Endpoint(base_url=url, model=self.name, **settings)
 
     @property
     def key_salt(self) -> str:
@@ -70,8 +62,6 @@ class ReleasedJudge:
 
 @dataclass(frozen=True)
 class JudgeServer:
-    """A judge that answers."""
-
     judge: ReleasedJudge
     url: str
     """Up to and including `/v1`."""
@@ -80,7 +70,6 @@ class JudgeServer:
 
     @property
     def endpoint(self) -> Endpoint:
-        """As a client asks it."""
         return self.judge.endpoint(self.url)
 
 
@@ -102,17 +91,6 @@ def released_judge(profile: Profile) -> ReleasedJudge | None:
             f"judge.local: it is served on this machine only, which the nodes of {cluster} can't reach; leave it out, "
             "or train here"
         )
-    champion = _champion(profile, local)
-    verdict_recipe(champion.recipe)
-    if champion.prompt_sha256 != prompt_digest(profile.model_copy(update={"recipe": champion.recipe})):
-        raise ConfigError(
-            f"judge.local: version {champion.version} of {local.model} was trained with another prompt than recipe "
-            f"`{champion.recipe}` has now; train and release it again"
-        )
-    return ReleasedJudge(local, champion)
-
-
-def _champion(profile: Profile, local: LocalJudge) -> Released:
     uri = profile.tracking_uri
     missing = uri.startswith(_SQLITE) and not Path(uri.removeprefix(_SQLITE)).is_file()  # MLflow would make it
     champion = None if missing else _registry(profile, local).read_champion()
@@ -121,7 +99,13 @@ def _champion(profile: Profile, local: LocalJudge) -> Released:
             f"judge.local.model: {local.model} has no champion in the registry at {uri}; train and release one "
             "(`qinglan run pipeline --profile answer_judge`, `qinglan release list`), or leave judge.local out"
         )
-    return champion
+    verdict_recipe(champion.recipe)
+    if champion.prompt_sha256 != prompt_digest(profile.model_copy(update={"recipe": champion.recipe})):
+        raise ConfigError(
+            f"judge.local: version {champion.version} of {local.model} was trained with another prompt than recipe "
+            f"`{champion.recipe}` has now; train and release it again"
+        )
+    return ReleasedJudge(local, champion)
 
 
 def _registry(profile: Profile, local: LocalJudge) -> Registry:
@@ -139,24 +123,25 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
     if judge is None:
         yield None
         return
-    folder = _registry(profile, judge.settings).folder(judge.released)
+    local = judge.settings
+    folder = _registry(profile, local).folder(judge.released)
+    as_served = profile.model_copy(
+        update={
+            "student": profile.student.model_copy(update={"max_new_tokens": local.max_tokens}),
+            "serve": profile.serve.model_copy(update={"backend": None, "extra": local.extra}),
+            "trainer": profile.trainer.model_copy(update={"device": "cuda" if local.gpu else "cpu"}),
+        }
+    )
     with Processes(logs, say) as processes:
         port = free_port()
         backend = Backend(url=f"http://127.0.0.1:{port}/v1", model=judge.name, version=judge.released.version)
-        gpus = [judge.settings.gpu] if judge.settings.gpu else []
-        processes.start(_SERVER, serve_command(_as_served(profile, judge.settings), folder, backend, port, gpus))
+        gpus = [local.gpu] if local.gpu else []
+        processes.start(_SERVER, serve_command(as_served, folder, backend, port, gpus))
         messages = verdict_recipe(judge.released.recipe).verdict_messages("问", "答", "答", profile.tenant)
         probe = chat_probe(messages, 1)
         processes.wait_until(judge.name, lambda: probe(backend), _READY_WITHIN_S)
         say(f"{judge.name} answers at {backend.url}")
         yield JudgeServer(judge, backend.url, processes.check)
-
-
-def _as_served(profile: Profile, local: LocalJudge) -> Profile:
-    student = profile.student.model_copy(update={"max_new_tokens": local.max_tokens})
-    serve = profile.serve.model_copy(update={"backend": None, "extra": local.extra})
-    trainer = profile.trainer.model_copy(update={"device": "cuda" if local.gpu else "cpu"})
-    return profile.model_copy(update={"student": student, "serve": serve, "trainer": trainer})
 
 
 @asynccontextmanager

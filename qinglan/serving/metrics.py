@@ -13,8 +13,6 @@ _PREFIX = "qinglan_router"
 
 
 class Metrics:
-    """The metrics of one router, in a registry of its own."""
-
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._answers = Counter(
@@ -30,24 +28,19 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def answered(self, served: ServedAnswer) -> None:
-        """Count an answer."""
         self._answers.labels(served.role, served.version, served.source, served.reason).inc()
         self._latency.labels(served.role, served.source).observe(served.latency_ms / 1000)
 
     def refused(self, status: int) -> None:
-        """Count a request that was answered with an HTTP error."""
         self._refused.labels(str(status)).inc()
 
     def add_gauge(self, name: str, what: str, value: Callable[[], float]) -> None:
-        """A gauge that is read when Prometheus asks."""
         Gauge(f"{_PREFIX}_{name}", what, registry=self._registry).set_function(value)
 
     def add_log_lines(self, outcomes: Mapping[str, int]) -> None:
-        """The request log's lines by what became of them."""
         self._registry.register(_LogLines(outcomes))
 
     def page(self) -> bytes:
-        """In Prometheus' text format."""
         return generate_latest(self._registry)
 
 

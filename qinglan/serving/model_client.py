@@ -34,7 +34,6 @@ class ModelClient:
         )
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._session.close()
 
     def source_without(self, question: Row) -> Literal["fallback", "none"]:
@@ -90,20 +89,17 @@ class ModelClient:
             answer.encode()  # JSON can hold half of a character, UTF-8 can't
         except UnicodeEncodeError as error:
             raise ModelError("the answer is no valid Unicode", "invalid_text") from error
-        if self._recipe.retrieves:
-            _require_rewrite(answer, self._max_chars or _MOST_REWRITE_CHARS)
-        elif self._max_chars and len(answer) > self._max_chars:
-            raise ModelError(f"the answer has {len(answer)} characters", "answer_too_long")
+        if not self._recipe.retrieves:
+            if self._max_chars and len(answer) > self._max_chars:
+                raise ModelError(f"the answer has {len(answer)} characters", "answer_too_long")
+            return answer
+        if len(answer) > (self._max_chars or _MOST_REWRITE_CHARS):
+            raise ModelError(f"the rewrite has {len(answer)} characters", "rewrite_too_long")
+        if is_boilerplate(answer):
+            raise ModelError("the answer is no rewrite", "boilerplate")
+        if is_degenerate(answer):
+            raise ModelError("the rewrite repeats itself", "repetitive_rewrite")
         return answer
-
-
-def _require_rewrite(text: str, max_chars: int) -> None:
-    if len(text) > max_chars:
-        raise ModelError(f"the rewrite has {len(text)} characters", "rewrite_too_long")
-    if is_boilerplate(text):
-        raise ModelError("the answer is no rewrite", "boilerplate")
-    if is_degenerate(text):
-        raise ModelError("the rewrite repeats itself", "repetitive_rewrite")
 
 
 def _text_of(content: bytes, backend: Backend) -> str:

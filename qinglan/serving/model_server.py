@@ -7,7 +7,7 @@ together.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from qinglan.config import Profile
 from qinglan.runs.command import Command
@@ -15,16 +15,10 @@ from qinglan.runs.processes import HOST
 from qinglan.serving.routes import Backend
 from qinglan.training.engines.swift import engine_env, swift_argv
 
-Engine = Literal["transformers", "vllm"]
 CPU_BATCH = 16
 """Requests that the transformers engine answers together."""
 _VLLM_MEMORY = 0.9
 """vLLM's own default share of a GPU."""
-
-
-def engine_of(profile: Profile) -> Engine:
-    """Which engine serves here."""
-    return profile.serve.backend or ("vllm" if profile.trainer.device == "cuda" else "transformers")
 
 
 def backend_at(port: int, version: str) -> Backend:
@@ -37,7 +31,7 @@ def serve_command(profile: Profile, folder: Path, backend: Backend, port: int, g
 
     ms-swift silently takes the next free port where this one is busy: ask the server for its models' names.
     """
-    engine = engine_of(profile)
+    engine = profile.serve.backend or ("vllm" if profile.trainer.device == "cuda" else "transformers")
     arguments: dict[str, Any] = {
         "model": folder.resolve(),
         "model_type": profile.student.model_type,

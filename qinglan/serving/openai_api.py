@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -37,10 +37,7 @@ class RouterRequest(ChatRequest):
     """What else the recipe needs, by `Input.name`."""
 
     def question(self, tenant: str, inputs: Sequence[Input] = ()) -> Row:
-        """The last user message, as a row like those of the training.
-
-        Args:
-            inputs: the recipe's. Labels and answers that training rows bring are not needed here.
+        """The last user message with the recipe's inputs, as a row like those of the training, without its labels.
 
         Raises:
             RefusedError: there is none, or an input is missing or unknown.
@@ -51,7 +48,12 @@ class RouterRequest(ChatRequest):
         if not query:
             raise RefusedError(400, "messages: there is no user message with text; the last one is the question")
         given = {name: text for name, value in self.inputs.items() if (text := without_illegal(value).strip())}
-        _require_known(given, inputs)
+        known = {each.name for each in inputs}
+        if unknown := [name for name in given if name not in known]:
+            names = ", ".join(sorted(known)) or "none"
+            raise RefusedError(400, f"inputs: there is no `{unknown[0]}` here, but {names}")
+        if missing := [each for each in inputs if each.is_asked and each.name not in given]:
+            raise RefusedError(400, f"inputs.{missing[0].name}: is missing or empty; it is part of what is asked")
         return Row(
             id=row_id(tenant, query, profile, history, identifying(given, inputs)),
             tenant=tenant,
@@ -63,20 +65,8 @@ class RouterRequest(ChatRequest):
         )
 
 
-def _require_known(given: Mapping[str, str], inputs: Sequence[Input]) -> None:
-    known = {each.name for each in inputs}
-    if unknown := [name for name in given if name not in known]:
-        raise RefusedError(400, f"inputs: there is no `{unknown[0]}` here, but {', '.join(sorted(known)) or 'none'}")
-    if missing := [each for each in inputs if each.is_asked and each.name not in given]:
-        raise RefusedError(400, f"inputs.{missing[0].name}: is missing or empty; it is part of what is asked")
-
-
 def read_request(body: bytes) -> RouterRequest:
-    """The request in a body.
-
-    Raises:
-        RefusedError: it holds none.
-    """
+    """The request in a body; raises `RefusedError` where it holds none."""
     try:
         return RouterRequest.model_validate_json(body)
     except ValidationError as error:

@@ -21,17 +21,13 @@ _CHECK_WEIGHTS_EVERY_S = 30.0
 class ModelRegistry(Protocol):
     """The registry, as far as serving needs it."""
 
-    def aliases(self) -> dict[Alias, str]:
-        """Alias to version."""
+    def aliases(self) -> dict[Alias, str]: ...
 
-    def version(self, version: str) -> Released:
-        """One of them."""
+    def version(self, version: str) -> Released: ...
 
-    def folder(self, released: Released) -> Path:
-        """Its merged weights, checked."""
+    def folder(self, released: Released) -> Path: ...
 
-    def withdraw_challenger(self, reason: str, version: str | None = None) -> Released | None:
-        """Take the alias from it, if it is that version's."""
+    def withdraw_challenger(self, reason: str, version: str | None = None) -> Released | None: ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,6 @@ class RegistryWatcher:
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "weights"))
 
     def start(self) -> None:
-        """Begin to poll."""
         threading.Thread(target=self._run, name="registry", daemon=True).start()
 
     def stop(self) -> None:
@@ -79,11 +74,7 @@ class RegistryWatcher:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def withdraw(self, version: str, reason: str, at: float) -> None:
-        """Take the challenger's alias from this version as soon as the registry can be reached, once.
-
-        Args:
-            at: time of the verdict, by which it is known again.
-        """
+        """Take the challenger's alias from this version as soon as the registry can be reached, once per verdict."""
         if at != self._withdrawn_at:
             self._withdrawal = version, reason, at
 
@@ -122,7 +113,7 @@ class RegistryWatcher:
         return aliases
 
     def _fallback_version(self, aliases: dict[Alias, str]) -> str | None:
-        """Read anew at every change: a rollback adds a tag to a version that was read long ago."""
+        # Read anew at every change: a rollback adds a tag to a version that was read long ago.
         if self._previous and self._previous[0] == aliases:
             return self._previous[1]
         version = aliases.get("previous")
@@ -140,7 +131,7 @@ class RegistryWatcher:
         check = self._checks.get(version)
         if check is None:
             if version not in self._models and time.monotonic() >= self._not_before.get(version, 0.0):
-                self._checks[version] = self._pool.submit(self._located, version)
+                self._checks[version] = self._pool.submit(self._locate, version)
             return
         if not check.done():
             return
@@ -151,6 +142,6 @@ class RegistryWatcher:
             self._not_before[version] = time.monotonic() + _CHECK_WEIGHTS_EVERY_S
             self.say(f"version {version}: can't be served: {error}; next try in {_CHECK_WEIGHTS_EVERY_S:.0f} s")
 
-    def _located(self, version: str) -> Released:
+    def _locate(self, version: str) -> Released:
         released = self.registry.version(version)
         return released.model_copy(update={"folder": self.registry.folder(released)})

@@ -30,8 +30,6 @@ Source = Literal["model", "fallback", "none"]
 
 @dataclass(frozen=True, slots=True)
 class ServedAnswer:
-    """What the router knows of one request that was answered."""
-
     at: float
     """Unix time of the answer."""
     role: ServedRole
@@ -61,7 +59,7 @@ class Observer(Protocol):
 class CircuitBreaker:
     """Of one backend: after several failures in a row it gets no requests for a while, then one at a time.
 
-    Every request that it admits must report its result, if there is one, and that it `ended`.
+    Every request that it admits must report its result, if there is one, and that it `ended`, however it went.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,11 +69,9 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Were there too many failures in a row, with no success since?"""
         return self._failures >= CIRCUIT_FAILURES
 
     def admits(self) -> bool:
-        """May the backend be asked now?"""
         if self.is_open and (self._in_flight or self._clock() < self._open_until):
             return False
         self._in_flight += 1
@@ -86,12 +82,10 @@ class CircuitBreaker:
         self._failures = 0
 
     def failed(self) -> None:
-        """It did not answer, or with an error of its own."""
         self._failures += 1
         self._open_until = self._clock() + CIRCUIT_OPEN_FOR_S
 
     def ended(self) -> None:
-        """The request is over, however it went; it may have been cancelled."""
         self._in_flight -= 1
 
 
@@ -106,13 +100,11 @@ class EventLoopLag:
         self._due_s = float("inf")
 
     async def run(self) -> None:
-        """Measure until cancelled: what is overdue is the lag."""
         while True:
             self._due_s = time.perf_counter() + LAG_EVERY_S
             await asyncio.sleep(LAG_EVERY_S)
 
     def lag_s(self) -> float:
-        """What a request that is seen now may have waited, at most."""
         return max(0.0, time.perf_counter() - self._due_s)
 
 
@@ -122,7 +114,6 @@ class RequestHandler:
     def __init__(
         self, config: Serve, table: RouteTable, models: ModelClient, lag_s: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """`lag_s`: how long a request may have waited before it was seen."""
         self._config, self._table, self._models, self._lag_s = config, table, models, lag_s
         deadline_s = config.deadline_ms / 1000
         self._allowed_s = deadline_s - min(_RESERVE_S, deadline_s / 10)
@@ -133,8 +124,7 @@ class RequestHandler:
     async def answer(self, question: Row, arrived: float) -> ServedAnswer:
         """The answer, before the deadline; a model's failure becomes a reason, never an exception.
 
-        Args:
-            arrived: when the request was first seen, by `time.perf_counter`.
+        `arrived` is when the request was first seen, by `time.perf_counter`.
         """
         give_up = arrived - self._lag_s() + self._allowed_s
         role: ServedRole = "none"
@@ -165,11 +155,9 @@ class RequestHandler:
         )
 
     def is_open(self, backend: Backend) -> bool:
-        """Is this backend's circuit open?"""
         return backend in self._circuits and self._circuits[backend].is_open
 
     def _unfit(self, question: Row, give_up: float) -> str:
-        """Why no model should be asked this; empty as a rule."""
         if self.in_flight >= self._config.max_in_flight or give_up <= time.perf_counter():
             return "overloaded"
         if len(question.query) > self._config.max_query_chars:
@@ -180,7 +168,11 @@ class RequestHandler:
         return "" if normalise(question.query) else "empty_query"
 
     async def _ask(self, backend: Backend, question: Row, give_up: float) -> str:
-        circuit = self._circuit(backend)
+        if backend not in self._circuits:
+            while len(self._circuits) >= _MOST_CIRCUITS:
+                del self._circuits[next(iter(self._circuits))]
+            self._circuits[backend] = CircuitBreaker()
+        circuit = self._circuits[backend]
         if not circuit.admits():
             raise ModelError(f"{backend.url}: failed too often of late", "circuit_open")
         self.in_flight += 1
@@ -194,13 +186,6 @@ class RequestHandler:
             circuit.ended()
             self.in_flight -= 1
         return answer
-
-    def _circuit(self, backend: Backend) -> CircuitBreaker:
-        if backend not in self._circuits:
-            while len(self._circuits) >= _MOST_CIRCUITS:
-                del self._circuits[next(iter(self._circuits))]
-            self._circuits[backend] = CircuitBreaker()
-        return self._circuits[backend]
 
 
 def describe_without_text(error: BaseException) -> str:

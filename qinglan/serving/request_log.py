@@ -29,8 +29,6 @@ _MOST_WAITING = 10_000
 _TICK_S = 0.5
 _LOG = logging.getLogger(__name__)
 
-_Entry = tuple[ServedAnswer, Row]
-
 
 class RequestLogWriter:
     """The log of one router. `close` it, or the day's file keeps its `.partial` until the next start."""
@@ -38,20 +36,16 @@ class RequestLogWriter:
     def __init__(
         self, folder: Path, profile: Profile, today: Callable[[], date] = date.today, *, must_work: bool = True
     ) -> None:
-        """Start the writer.
-
-        Args:
-            today: by this machine's time zone, so that days end where its users' do.
-            must_work: without it, a folder that can't be used is tried again with every line.
+        """Start the writer, with days by this machine's time zone, as its users have.
 
         Raises:
-            ConfigError: the folder can't be used.
+            ConfigError: the folder can't be used; unless it `must_work`, it is tried again with every line.
         """
         self._profile, self._folder, self._today = profile, folder, today
         self._config, self._inputs = profile.serve.request_log, get_recipe(profile.recipe).INPUTS
         self._columns = InputColumns.of(profile.data, self._inputs).names
         self._day: DayFile | None = None
-        self._waiting: queue.Queue[_Entry | None] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[tuple[ServedAnswer, Row] | None] = queue.Queue(_MOST_WAITING)
         self.outcomes: Counter[str] = Counter()
         """Lines by what became of them: `written`, `duplicate`, `unusable`, `queue_full`, `day_full`, `failed`."""
         self.is_failing = False
@@ -69,18 +63,17 @@ class RequestLogWriter:
         self._thread.start()
 
     def may_keep(self, consent: str | None) -> bool:
-        """Did the client consent, as far as the profile asks for it?
-
-        Args:
-            consent: the header's value.
-        """
+        """Did the client consent, by the header's value, as far as the profile asks for it?"""
         if self._config.consent == "header":
             return (consent or "").strip().lower() == "yes"
         return self._config.consent == "all"
 
     def put(self, served: ServedAnswer, question: Row) -> None:
         """Have it written, if reading would not refuse it; returns at once."""
-        if not normalise(question.query) or self._is_too_long(question):
+        data = self._profile.data
+        context = sum(map(len, (question.profile, question.history, *question.inputs.values())))
+        is_too_long = len(question.query) > data.max_query_chars or context > data.max_context_chars
+        if is_too_long or not normalise(question.query):
             self.outcomes["unusable"] += 1
             return
         try:
@@ -92,11 +85,6 @@ class RequestLogWriter:
         """Write the lines that wait and give the file its final name."""
         self._waiting.put(None)
         self._thread.join()
-
-    def _is_too_long(self, question: Row) -> bool:
-        data = self._profile.data
-        context = sum(map(len, (question.profile, question.history, *question.inputs.values())))
-        return len(question.query) > data.max_query_chars or context > data.max_context_chars
 
     def _work(self) -> None:
         while True:
@@ -114,10 +102,9 @@ class RequestLogWriter:
         self._attempt(self._finish)
 
     def _attempt(self, step: Callable[[], object]) -> bool:
-        """A full disk, like any other error, costs lines, not the thread."""
         try:
             step()
-        except Exception as error:  # noqa: BLE001 (the next line may be another matter)
+        except Exception as error:  # noqa: BLE001 (a full disk costs lines, not the thread)
             if not self.is_failing:
                 why = error.strerror if isinstance(error, OSError) else describe_without_text(error)
                 _LOG.error("serve.request_log.folder: %s: %s; lines are lost until that ends", self._folder, why)
@@ -131,7 +118,6 @@ class RequestLogWriter:
         self._prepared = True
 
     def _todays_file(self) -> DayFile:
-        """The file of today, after finishing yesterday's."""
         if not self._prepared:
             self._prepare()
         today = self._today()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
-from qinglan.config import Profile, load_profile
+from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.serving.canary_observer import canary_observer_of
 from qinglan.serving.request_handler import Observer
@@ -33,7 +33,10 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         profile = load_profile(options.profile, options.set)
-        app = create_app(profile, options.routes, _observers(profile, options), restarted=options.restarted)
+        observers: list[Observer] = []
+        if options.watch:
+            observers.append(canary_observer_of(profile, options.rag_url or profile.rag.url, options.watch))
+        app = create_app(profile, options.routes, observers, restarted=options.restarted)
         listener = _listen(profile.serve.host, profile.serve.port if options.port is None else options.port)
     except QinglanError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -46,7 +49,8 @@ def main() -> int:
     # What is loaded by now stays: looking through it for garbage again and again would hold requests up.
     gc.collect()
     gc.freeze()
-    sys.stdout.write(f"{_address(listener)}\n")
+    host, port = listener.getsockname()[:2]
+    sys.stdout.write(f"http://[{host}]:{port}\n" if ":" in host else f"http://{host}:{port}\n")
     sys.stdout.flush()
     uvicorn.Server(config).run(sockets=[listener])
     return 0
@@ -59,17 +63,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--routes", required=True, type=Path, help="file that names the models in service")
     parser.add_argument("--port", type=int, help="instead of serve.port; 0 takes a free one")
     parser.add_argument("--watch", type=Path, metavar="FOLDER", help="watch canaries, and keep how they stand here")
-    parser.add_argument(
-        "--restarted",
-        action="store_true",
-        help="go on without a request log where its folder is not there any more",
-    )
+    restarted = "go on without a request log where its folder is not there any more"
+    parser.add_argument("--restarted", action="store_true", help=restarted)
     parser.add_argument("--rag-url", help="instead of rag.url, which both models' rewrites are put to")
     return parser.parse_args()
-
-
-def _observers(profile: Profile, options: argparse.Namespace) -> list[Observer]:
-    return [canary_observer_of(profile, options.rag_url or profile.rag.url, options.watch)] if options.watch else []
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -85,11 +82,6 @@ def _listen(host: str, port: int) -> socket.socket:
             f"serve.host {host}, port {port}: {error.strerror}; choose another with serve.port"
         ) from error
     return listener
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 if __name__ == "__main__":

@@ -55,8 +55,7 @@ def create_app(
 ) -> Starlette:
     """The service for one tenant, with the models that the file `routes` names.
 
-    Args:
-        restarted: it served before, so a request log's folder that can't be used any more costs lines, not answers.
+    If it is `restarted`, a request log's folder that can't be used any more costs lines, not answers.
 
     Raises:
         ConfigError: the key's environment variable is not set, or the request log's folder can't be used.
@@ -90,7 +89,6 @@ class _Service:
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """What lives as long as the event loop: connections, the log's thread, the observers."""
         models, lag = ModelClient(self._profile), EventLoopLag()
         self._handler = RequestHandler(self._config, self._table, models, lag.lag_s)
         self._add_gauges(self._handler)
@@ -107,7 +105,6 @@ class _Service:
                 await asyncio.to_thread(self._log.close)
 
     async def complete(self, http: Request) -> Response:
-        """POST /v1/chat/completions."""
         arrived = time.perf_counter()
         self._authorise(http)
         try:
@@ -124,13 +121,15 @@ class _Service:
             keep = self._log is not None and self._log.may_keep(http.headers.get(CONSENT_HEADER))
         except Exception as error:  # noqa: BLE001 (the client needs an answer)
             _LOG.error("answered without the model: %s", describe_without_text(error))
-            served, keep = self._unanswered(question, arrived), False
+            latency_ms = 1000 * (time.perf_counter() - arrived)
+            source: Source = "none" if self._recipe.fallback(question) is None else "fallback"
+            served = ServedAnswer(time.time(), "none", "", source, "internal_error", latency_ms, question.id)
+            keep = False
             answer = self._response(served, question, request)
         asyncio.get_running_loop().call_soon(self._record, served, question, keep)
         return answer
 
     async def models(self, http: Request) -> Response:
-        """GET /v1/models."""
         self._authorise(http)
         return Response(to_json(model_list(self._names)), media_type="application/json")
 
@@ -150,7 +149,6 @@ class _Service:
         return JSONResponse(health)
 
     async def metrics(self, http: Request) -> Response:
-        """For Prometheus."""
         self._authorise(http)
         return Response(self._metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -211,12 +209,6 @@ class _Service:
         body = to_json(error_body(status, f"{problem}: {served.reason}", served.reason))
         return Response(body, status, headers(served), "application/json")
 
-    def _unanswered(self, question: Row, arrived: float) -> ServedAnswer:
-        latency_ms = 1000 * (time.perf_counter() - arrived)
-        has_fallback = self._recipe.fallback(question) is not None
-        source: Source = "fallback" if has_fallback else "none"
-        return ServedAnswer(time.time(), "none", "", source, "internal_error", latency_ms, question.id)
-
     def _add_gauges(self, handler: RequestHandler) -> None:
         def is_open(backend: Backend | None) -> float:
             return float(backend is not None and handler.is_open(backend))
@@ -226,11 +218,8 @@ class _Service:
         add("canary_share", "Of the requests, meant for the challenger", lambda: table.routes.share)
         add("serving", "1 while a model answers, 0 while none does", self._is_serving)
         add("champion_circuit_open", "1 while the champion gets no requests", lambda: is_open(table.routes.champion))
-        add(
-            "challenger_circuit_open",
-            "1 while the challenger gets no requests",
-            lambda: is_open(table.routes.challenger),
-        )
+        about = "1 while the challenger gets no requests"
+        add("challenger_circuit_open", about, lambda: is_open(table.routes.challenger))
 
     def _is_serving(self) -> bool:
         champion = self._table.routes.champion

@@ -6,6 +6,7 @@ A request takes its backend once, so a change of routes affects only those that 
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,9 @@ from pydantic import BaseModel, ConfigDict
 from qinglan.rows import hash_fraction
 from qinglan.runs.artifacts import write_json
 
+CHECK_EVERY_S = 0.2
 ModelRole = Literal["champion", "challenger"]
+_LOG = logging.getLogger(__name__)
 
 
 class Backend(BaseModel):
@@ -40,8 +43,14 @@ class Routes(BaseModel):
     share: float = 0.0
     """Of the requests that go to the challenger, 0 to 1."""
 
+    @property
+    def summary(self) -> str:
+        if self.champion is None:
+            return "no model; every answer is the fallback"
+        canary = f", version {self.challenger.version} gets {self.share:.0%}" if self.challenger else ""
+        return f"version {self.champion.version}{canary}"
+
     def write(self, path: Path) -> None:
-        """Replace the file; a reader sees the old one or the new one."""
         write_json(path, self.model_dump(mode="json"))
 
     @classmethod
@@ -51,12 +60,6 @@ class Routes(BaseModel):
             return cls.model_validate_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return cls()
-
-
-CHECK_EVERY_S = 0.2
-_LOG = logging.getLogger(__name__)
-
-_Stamp = tuple[int, int, int] | None
 
 
 def in_canary(row_id: str, version: str, share: float) -> bool:
@@ -70,7 +73,7 @@ class RouteTable:
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
         self._read, self._next_check = Routes(), float("-inf")
-        self._stamp: _Stamp = None
+        self._stamp: tuple[int, int, int] | None = None
         self._dropped = ""
         self.dropped_reason: str | None = None
         """Why the challenger in the file gets nothing any more, if so."""
@@ -84,10 +87,11 @@ class RouteTable:
         if now >= self._next_check:
             self._next_check = now + CHECK_EVERY_S
             self._read_if_changed()
-        return self._in_force
+        if not self._dropped:
+            return self._read
+        return self._read.model_copy(update={"challenger": None, "share": 0.0})
 
     def pick(self, row_id: str) -> tuple[ModelRole, Backend] | None:
-        """The model for this question; None where no model is in service."""
         routes = self.routes
         if routes.challenger and in_canary(row_id, routes.challenger.version, routes.share):
             return "challenger", routes.challenger
@@ -106,14 +110,11 @@ class RouteTable:
         """Accept a challenger again: the canary of the dropped one is over, so one that the file names now is new."""
         self._dropped, self.dropped_reason = "", None
 
-    @property
-    def _in_force(self) -> Routes:
-        if not self._dropped:
-            return self._read
-        return self._read.model_copy(update={"challenger": None, "share": 0.0})
-
     def _read_if_changed(self) -> None:
-        stamp = _stamp_of(self._path)
+        stamp = None
+        with suppress(OSError):
+            status = self._path.stat()
+            stamp = status.st_mtime_ns, status.st_ino, status.st_size
         if stamp == self._stamp:
             return
         try:
@@ -129,18 +130,4 @@ class RouteTable:
             self.allow_challenger()
         if routes != self._read:
             self._read = routes
-            _LOG.info("routes: %s", _in_words(routes))
-
-
-def _stamp_of(path: Path) -> _Stamp:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
-
-
-def _in_words(routes: Routes) -> str:
-    champion = f"champion {routes.champion.version}" if routes.champion else "no champion"
-    challenger = f", challenger {routes.challenger.version} at {routes.share:.0%}" if routes.challenger else ""
-    return champion + challenger
+            _LOG.info("routes: %s", routes.summary)

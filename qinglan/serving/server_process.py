@@ -97,7 +97,6 @@ class ServerProcess:
         return failure
 
     def ask_to_end(self) -> None:
-        """Begin to end it; `step` says when it has ended."""
         self.phase = "ending"
         self.processes.ask_to_end(self.name)
 

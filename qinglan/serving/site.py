@@ -39,7 +39,6 @@ from qinglan.simulators.domains import embedded_knowledge_base
 from qinglan.simulators.services import rag_service
 
 ROUTES_FILE, SHARE_FILE, HISTORY_FILE = "routes.json", "share.json", "canaries.jsonl"
-PROFILE_FILE = "profile.yaml"
 WARM_UP_QUESTION = "这个怎么吃"
 STEP_S = 0.1
 MOST_FAILURES = 3
@@ -56,7 +55,6 @@ class CanaryShare(BaseModel):
     share: float
 
     def write(self, folder: Path) -> None:
-        """For the site to read."""
         write_json(folder / SHARE_FILE, dump_record(self))
 
 
@@ -66,7 +64,7 @@ def serving_folder(profile: Profile) -> Path:
 
 
 def share_of(profile: Profile, folder: Path, version: str) -> float:
-    """Of the requests, for this challenger: as given by hand, else the profile's."""
+    """The challenger's share of the requests: as given by hand, else the profile's."""
     with suppress(OSError, ValidationError):
         given = read_record(CanaryShare, folder / SHARE_FILE)
         if given.version == version:
@@ -75,7 +73,7 @@ def share_of(profile: Profile, folder: Path, version: str) -> float:
 
 
 def archive_verdict(folder: Path) -> None:
-    """The verdict on file, if there is one, goes into the history."""
+    """Move the verdict, if there is one, into the history."""
     if verdict := read_verdict(folder):
         with (folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
             history.write(record_line(verdict))
@@ -100,10 +98,8 @@ class ServingSite:
     _reported: set[str] = field(default_factory=set)
 
     def step(self) -> None:
-        """One step, without waiting. A part of it that fails is reported and retried; the others are done all the same.
-
-        What keeps the service up comes before what is only written to files.
-        """
+        """One step, without waiting. A part that fails is reported and retried; the others are done all the same."""
+        # What keeps the service up comes before what is only written to files.
         self._try(self.router.step)
         if named := self.watcher.latest:
             self._try(lambda: self._follow(named))
@@ -161,10 +157,9 @@ class ServingSite:
         if routes.champion and routes.champion.version in (named.aliases.get("champion"), named.fallback_version):
             self._serving = routes.champion.version
         if changed:
-            self.say(f"serving: {_in_words(routes)}")
+            self.say(f"serving: {routes.summary}")
 
     def _verdict(self, named: RegistrySnapshot) -> CanaryVerdict | None:
-        """The verdict on the challenger that the registry still names."""
         challenger = named.aliases.get("challenger")
         for verdict in (read_verdict(self.folder), self._own_verdict):
             if verdict and verdict.challenger == challenger:
@@ -189,7 +184,7 @@ class ServingSite:
             (self.folder / STATE_FILE).unlink(missing_ok=True)
 
     def _verdict_on_failures(self, named: RegistrySnapshot) -> CanaryVerdict | None:
-        """The site's own verdict on a challenger whose server fails again and again, which the router can't see."""
+        # The site's own verdict on a challenger whose server fails again and again, which the router can't see.
         challenger, champion = named.of("challenger"), self.routes.champion
         if challenger is None or self.fleet.failure_count(challenger.version) < MOST_FAILURES:
             return None
@@ -228,8 +223,16 @@ def serve_site(profile_name: str, overrides: Sequence[str], say: Say, port: int 
     profile = load_profile(profile_name, overrides)
     folder = serving_folder(profile)
     with ExitStack() as stack:
-        for context in (stop_signals(), suppress(KeyboardInterrupt), _only_one(folder, profile)):
+        for context in (stop_signals(), suppress(KeyboardInterrupt)):
             stack.enter_context(context)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            stack.enter_context(FileLock(folder / ".lock", timeout=PROBED_FOR_S))
+        except Timeout:
+            raise ConfigError(
+                f"{profile.model_name} is served from {folder} already; stop that `qinglan serve`, or give this one "
+                "another paths.state"
+            ) from None
         site = stack.enter_context(open_site(profile, folder, say, port=port))
         announced = False
         while True:
@@ -254,10 +257,9 @@ def open_site(
     """A site whose router runs; it ends with the `with`.
 
     Args:
-        port: instead of the profile's; 0 takes a free one.
+        port: 0 takes a free one; the profile's if not given.
         watched: canaries are watched, which takes the RAG.
-        registry: instead of the profile's.
-        command_of: starts a model's server, instead of ms-swift's.
+        command_of: starts a model's server; ms-swift's if not given.
     """
     # A tracking server that is away must not hold a rollback up for minutes.
     say = _unfailing(say)
@@ -290,12 +292,15 @@ def open_site(
 
 
 def _router_options(profile: Profile, folder: Path, port: int | None, rag_url: str | None) -> list[str]:
-    """With the profile as it is now, overrides included: a router that is started again must not read another one."""
-    path = folder / PROFILE_FILE
+    # With the profile as it is now, overrides included: a router that is started again must not read another one.
+    path = folder / "profile.yaml"
     path.write_text(yaml.safe_dump(profile.model_dump(mode="json"), allow_unicode=True), encoding="utf-8")
     options = [f"--profile={path}", f"--routes={folder / ROUTES_FILE}"]
-    options += [] if port is None else [f"--port={port}"]
-    return options + ([f"--watch={folder}", f"--rag-url={rag_url}"] if rag_url is not None else [])
+    if port is not None:
+        options.append(f"--port={port}")
+    if rag_url is not None:
+        options += [f"--watch={folder}", f"--rag-url={rag_url}"]
+    return options
 
 
 def _warm_up(profile: Profile) -> list[dict[str, str]]:
@@ -308,19 +313,6 @@ def _warm_up(profile: Profile) -> list[dict[str, str]]:
         source="serve",
     )
     return recipe.student_messages(row, tenant)
-
-
-@contextmanager
-def _only_one(folder: Path, profile: Profile) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / ".lock", timeout=PROBED_FOR_S):
-            yield
-    except Timeout:
-        raise ConfigError(
-            f"{profile.model_name} is served from {folder} already; stop that `qinglan serve`, or give this one "
-            "another paths.state"
-        ) from None
 
 
 def _announcement(profile: Profile, url: str) -> str:
@@ -340,10 +332,3 @@ def _unfailing(say: Say) -> Say:
             say(text)
 
     return unfailing
-
-
-def _in_words(routes: Routes) -> str:
-    if routes.champion is None:
-        return "no model; every answer is the fallback"
-    canary = f", version {routes.challenger.version} gets {routes.share:.0%}" if routes.challenger else ""
-    return f"version {routes.champion.version}{canary}"

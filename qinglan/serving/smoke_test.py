@@ -21,13 +21,7 @@ WITHIN_S, REGISTRY_WITHIN_S = 1800.0, 30.0
 
 
 def run_smoke_test(profile_name: str, overrides: Sequence[str], question: str | None, say: Say) -> str:
-    """Start everything, ask one question, stop.
-
-    Args:
-        question: the first test question of the sample if not given.
-
-    Returns:
-        The question, its answer, who gave it and how long it took, in a line.
+    """Ask one question, the first test question of the sample if none is given; a line with the answer.
 
     Raises:
         ConfigError: there is no champion, or the registry can't be read.
@@ -60,7 +54,7 @@ class _WithoutCanary:
 
 
 def _wait(site: ServingSite) -> str:
-    """The router's address, once it knows the champion."""
+    """Until the router knows the champion; its address."""
     start = time.monotonic()
     while not (site.routes.champion and _has_champion(site.router.url)):
         site.step()
@@ -95,23 +89,20 @@ def _made_of(question: str, profile: Profile) -> Row:
 
 
 def _first_of_sample(profile: Profile) -> Row:
-    """In the sample's own columns, whatever the profile calls those of its workbook."""
-    workbook, inputs = (
-        sample_of(profile, "`serve --check` without --question").workbook,
-        get_recipe(profile.recipe).INPUTS,
-    )
-    rows = read_rows(workbook, Data(), profile.tenant, inputs=inputs)
+    sample = sample_of(profile, "`serve --check` without --question")
+    # In the sample's own columns, whatever the profile calls those of its workbook.
+    rows = read_rows(sample.workbook, Data(), profile.tenant, inputs=get_recipe(profile.recipe).INPUTS)
     return next(row for row in rows if row.split == "test" and row.status == "ok")
 
 
 def _ask(profile: Profile, url: str, question: Row) -> str:
-    served = {each.name for each in get_recipe(profile.recipe).INPUTS if each.identifies}
+    identifying = {each.name for each in get_recipe(profile.recipe).INPUTS if each.identifies}
     body = {
         "model": profile.model_name,
         "messages": [{"role": "user", "content": question.query}],
         "profile": question.profile,
         "history": question.history,
-        "inputs": {name: text for name, text in question.inputs.items() if name in served},
+        "inputs": {name: text for name, text in question.inputs.items() if name in identifying},
     }
     key = profile.serve.api_key_env
     headers = {"authorization": f"Bearer {require_secret(key, 'serve.api_key_env')}"} if key else {}

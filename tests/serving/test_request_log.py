@@ -300,7 +300,7 @@ def test_a_line_that_can_t_be_encoded_does_not_end_the_log(profile):
 
 def test_a_leftover_that_another_process_finished_is_none(tmp_path, monkeypatch):
     (tmp_path / "2026-11-20.jsonl.partial").write_text("{}\n")
-    monkeypatch.setattr(day_file, "_cut_half_line", lambda *_: (_ for _ in ()).throw(FileNotFoundError()))
+    monkeypatch.setattr(day_file.fcntl, "flock", lambda *_: (tmp_path / "2026-11-20.jsonl.partial").unlink())
     day_file.finish_leftovers(tmp_path)
 
 

@@ -15,8 +15,6 @@ WAITING_FILE = "waiting.json"
 
 
 class Approval(BaseModel):
-    """What a person decided."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     approve: bool
@@ -25,7 +23,6 @@ class Approval(BaseModel):
 
     @property
     def found(self) -> Reason:
-        """What the gate's rule about it found."""
         code = "approved" if self.approve else "refused"
         return reason(code, reviewer=self.reviewer or reason("nameless"), comment=self.comment)
 
@@ -43,14 +40,12 @@ class Waiting(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> "Waiting | None":
-        """What a flow left that waits, or was killed while it waited."""
         try:
             return read_record(cls, folder / WAITING_FILE)
         except (FileNotFoundError, ValidationError):
             return None
 
     def write(self, folder: Path) -> None:
-        """Say where the answer is awaited."""
         write_json(folder / WAITING_FILE, dump_record(self))
 
 
@@ -69,6 +64,5 @@ def decided_by(decision: Decision, approval: Approval | None) -> Decision:
 
 
 def lacks_only_approval(decision: Decision) -> bool:
-    """Would it be released if a person approved it?"""
     blocking = [rule.name for rule in decision.rules if rule.outcome != "pass"]
     return decision.verdict == "undecided" and blocking == [APPROVAL]

@@ -28,8 +28,6 @@ ArmRows = Mapping[str, Mapping[str, ArmRow]]
 
 
 class RowToReview(NamedTuple):
-    """A question worth reading."""
-
     row: Row
     why: str
 
@@ -65,10 +63,7 @@ def write_approval_workbook(
     book = openpyxl.Workbook(write_only=True)
     sheet = book.create_sheet(SHEET)
     sheet.freeze_panes = "C2"
-    heads = [
-        *of_question,
-        *(f"{arm_words(arm, head=True).zh}：{head}" for arm in shown for head in of_arm),
-    ]
+    heads = [*of_question, *(f"{arm_words(arm, head=True).zh}：{head}" for arm in shown for head in of_arm)]
     for number, head in enumerate(heads, 1):
         sheet.column_dimensions[get_column_letter(number)].width = 36 if head.endswith(_WIDE) else 12
     sheet.append([header_cell(sheet, head) for head in heads])
@@ -113,11 +108,7 @@ def _of_arm(entry: ArmRow | None, row: Row, recipe: Recipe) -> list[str | float 
 def _beaten_by(
     arms: ArmRows, row: Row, recipe: Recipe, challenger: str, rivals: Sequence[str]
 ) -> Iterator[tuple[float, str]]:
-    """By how much, and by whom: on the gold document's place where there is one, else on the RAG's score; of answers,
-    on the first metric that the row has.
-
-    Only where both have a value: a call that failed says nothing of the answer.
-    """
+    """By how much, and by whom; only where both have a value: a call that failed says nothing of the answer."""
     mine = _value(arms.get(challenger, {}).get(row.id), row, recipe)
     for rival in rivals:
         theirs = _value(arms[rival].get(row.id), row, recipe)
@@ -126,6 +117,7 @@ def _beaten_by(
 
 
 def _value(entry: ArmRow | None, row: Row, recipe: Recipe) -> float | None:
+    """By the gold document's place where there is one, else by the RAG's score; of answers, by the first metric."""
     if entry is not None and not recipe.retrieves:
         values = values_of(entry, row, recipe)
         return next((values[metric.name] for metric in recipe.METRICS if metric.name in values), None)

@@ -55,11 +55,7 @@ def candidate_of(
 
 
 def challenger_of(profile: Profile, models: Models) -> StageResult:
-    """The stage that made the model which is to be released.
-
-    Raises:
-        ConfigError: there is none that left a folder.
-    """
+    """The stage that made the model which is to be released; raises `ConfigError` where none left a folder."""
     arm = profile.gate.challenger
     result = models.get(arm)
     if result is None or "model" not in result.artifacts:
@@ -83,10 +79,8 @@ def beside_champion(
 ) -> tuple[Evaluation, str | None]:
     """The evaluation with the champion under its own name, and its version; None where there is nothing to replace.
 
-    An evaluation leaves the champion out where a model of the run is the very same; here that one stands for it.
-
-    Args:
-        identities: by arm, the digest of the model that was evaluated.
+    An evaluation leaves the champion out where a model of the run is the very same (by `identities`, the models'
+    digests by arm); here that one stands for it.
     """
     if champion is None or identities.get(challenger) == champion.sha256:
         return evaluation, None

@@ -26,22 +26,17 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-
 RIVAL_FILE = "champion.json"
 """In a run's directory."""
 
 
 class Registry:
-    """The versions of one registered model."""
-
     def __init__(self, tracking_uri: str, name: str, state: Path, max_artifact_mb: float = 200) -> None:
         self.name, self._uri, self._state, self._max_bytes = name, tracking_uri, state, max_artifact_mb * 1e6
 
     def register(self, candidate: Candidate) -> Released:
-        """Keep a model with all that it was made of; the version that is there where nothing is new.
-
-        Files first, then the version: what is in the registry is complete.
-        """
+        """Keep a model with all that it was made of; the version that is there where nothing is new."""
+        # Files first, then the version: what is in the registry is complete.
         with self._reading() as client:  # hashing and copying may take minutes, for which no rollback should wait
             known = self._known(client, candidate)
             weights = known.weights if known else log_files(client, candidate, self._max_bytes)
@@ -49,7 +44,9 @@ class Registry:
             if known := self._known(client, candidate):
                 return self._redecide(client, known, candidate.decision)
             root = client.get_run(candidate.mlflow_run_id).info.artifact_uri
-            self._require_model(client, candidate)
+            about = f"Models of recipe {candidate.recipe} for tenant {candidate.tenant}."
+            with _ignoring("RESOURCE_ALREADY_EXISTS"):
+                client.create_registered_model(self.name, description=about)
             made = client.create_model_version(
                 self.name,
                 f"{root}/{ROOT}",
@@ -60,16 +57,12 @@ class Registry:
             return self._released(made, {})
 
     def versions(self) -> list[Released]:
-        """All of them, the newest first."""
+        """The newest first."""
         with self._reading() as client:
             return self._versions(client)
 
     def version(self, version: str) -> Released:
-        """One of them.
-
-        Raises:
-            ConfigError: there is none of that number.
-        """
+        """Raises `ConfigError` where there is none of that number."""
         with self._reading() as client:
             return self._version(client, version)
 
@@ -79,7 +72,6 @@ class Registry:
             return self._aliases(client)
 
     def released(self, alias: Alias) -> Released | None:
-        """What an alias names, if anything."""
         with self._reading() as client:
             version = self._aliases(client).get(alias)
             return self._version(client, version) if version else None
@@ -87,18 +79,12 @@ class Registry:
     def promote(self, version: str, *, force_reason: str = "") -> Released:
         """Make it the champion; the champion becomes the previous one.
 
-        Args:
-            force_reason: why one that the gate did not pass is to serve; kept with the version.
-
         Raises:
-            ConfigError: no such version, or the gate did not pass it and no reason is given.
+            ConfigError: no such version, or the gate did not pass it and `force_reason` is empty.
             ArtifactError: its weights can't be found.
         """
         with self._change() as client:
-            self._repair(client)
-            wanted, aliases = self._version(client, version), self._aliases(client)
-            self._require_passed(wanted, force_reason)
-            self._require_weights(wanted)
+            wanted, aliases = self._releasable(client, version, force_reason), self._aliases(client)
             old = aliases.get("champion", "")
             forced = f", although the gate said {wanted.verdict}: {force_reason}" if force_reason else ""
             if force_reason:
@@ -113,8 +99,7 @@ class Registry:
     def settle(self, version: str, role: Literal["champion", "challenger", "none"], instead_of: str | None) -> Released:
         """Give a version that passed its place, once: what a user or a canary did with it since then stays.
 
-        Args:
-            instead_of: the champion that the gate compared it with; another one by now has not been beaten.
+        Unless there is another champion by now than the one that the gate compared it with, `instead_of`.
         """
         with self._change() as client:
             wanted, champion = self._version(client, version), self._aliases(client).get("champion")
@@ -137,11 +122,7 @@ class Registry:
             return self._version(client, version)
 
     def redecide(self, version: str, decision: Decision) -> Released:
-        """Keep a person's decision about a version that waits for it.
-
-        Raises:
-            ConfigError: it is decided already, such as by another person at the same moment.
-        """
+        """Keep a person's decision; raises `ConfigError` where another person has decided meanwhile."""
         with self._change() as client:
             found = self._version(client, version)
             if found.verdict != "undecided":
@@ -149,16 +130,9 @@ class Registry:
             return self._redecide(client, found, decision)
 
     def challenge(self, version: str, *, force_reason: str = "") -> Released:
-        """Make it the challenger, for a canary.
-
-        Raises:
-            ConfigError, ArtifactError: as `promote`, or it is the champion.
-        """
+        """Make it the challenger, for a canary; raises what `promote` does, and `ConfigError` for the champion."""
         with self._change() as client:
-            self._repair(client)
-            wanted = self._version(client, version)
-            self._require_passed(wanted, force_reason)
-            self._require_weights(wanted)
+            wanted = self._releasable(client, version, force_reason)
             if "champion" in wanted.aliases:
                 raise ConfigError(f"release {version} of {self.name}: is the champion, so it can't challenge it")
             if "challenger" not in wanted.aliases:
@@ -168,11 +142,7 @@ class Registry:
             return self._version(client, version)
 
     def withdraw_challenger(self, reason: str, version: str | None = None) -> Released | None:
-        """End a canary without promoting; the version that lost its alias, if there was one.
-
-        Args:
-            version: only if it is this one's canary.
-        """
+        """End a canary, only this version's if one is given; the version that lost its alias, if there was one."""
         with self._change() as client:
             named = self._aliases(client).get("challenger")
             if named is None or version not in (None, named):
@@ -214,19 +184,10 @@ class Registry:
             client.set_registered_model_alias(self.name, "previous", bad)
             return self._version(client, good)
 
-    def tag(self, version: str, tags: Mapping[str, str], line: str = "") -> Released:
-        """Add tags to a version, and a line to its history."""
-        with self._change() as client:
-            self._set_tags(client, version, tags)
-            if line:
-                self._note(client, self._version(client, version), line)
-            return self._version(client, version)
-
     def folder(self, released: Released) -> Path:
         """The merged weights, their digest checked; restored from MLflow where they are missing or changed.
 
-        Raises:
-            ArtifactError: they can't be found.
+        Raises `ArtifactError` where they can't be found.
         """
         kept = self._state / "models" / self.name / released.version
         for folder in (released.folder, kept):
@@ -240,18 +201,13 @@ class Registry:
             )
         kept.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(kept.parent / ".lock"):  # another process may have restored them meanwhile
-            intact = kept.is_dir() and sha256_of(kept) == released.sha256
-            if not intact:
+            if not kept.is_dir() or sha256_of(kept) != released.sha256:
                 with self._reading() as client:
                     restore(client, released, kept)
             return kept
 
     def read_champion(self) -> Released | None:
-        """The champion, if its weights are where it can be loaded from; large ones are not hashed.
-
-        Raises:
-            ArtifactError: they can't be found.
-        """
+        """The champion, with weights that can be loaded; large ones are not hashed. Raises what `folder` does."""
         champion = self.released("champion")
         if champion and (champion.weights == "mlflow" or not champion.folder.is_dir()):
             self.folder(champion)
@@ -270,9 +226,9 @@ class Registry:
         return next((v for v in self._versions(client) if v.identity == candidate.identity), None)
 
     def _same_weights(self, client: "MlflowClient", wanted: Released) -> str:
-        """Why another evaluation of weights that are known gives them no place, if it does not."""
-        twins = [each for each in self._versions(client) if each.sha256 == wanted.sha256]
-        twins = [each for each in twins if each.version != wanted.version]
+        """Why another evaluation of weights that are known gives them no place; empty if it does."""
+        versions = self._versions(client)
+        twins = [each for each in versions if each.sha256 == wanted.sha256 and each.version != wanted.version]
         if found := next((each for each in twins if "champion" in each.aliases), None):
             return f"version {found.version}, the champion, has the same weights"
         for each in twins:
@@ -304,40 +260,31 @@ class Registry:
         if aliases.get("challenger") == champion:
             client.delete_registered_model_alias(self.name, "challenger")
         if aliases.get("previous") == champion:
-            before = self._before(client, champion)
+            versions = self._versions(client)
+            rolled_back = [version for version in versions if version.rolled_back_to == champion]
+            if rolled_back:
+                before = max(rolled_back, key=lambda version: version.rolled_back_at).version
+            else:
+                before = next(version.replaced for version in versions if version.version == champion)
             if before:
                 client.set_registered_model_alias(self.name, "previous", before)
             else:
                 client.delete_registered_model_alias(self.name, "previous")
         return True
 
-    def _before(self, client: "MlflowClient", champion: str) -> str:
-        """Which version `previous` should name: the last one rolled back to the champion, else the one before it."""
-        versions = self._versions(client)
-        rolled_back = [version for version in versions if version.rolled_back_to == champion]
-        if rolled_back:
-            return max(rolled_back, key=lambda version: version.rolled_back_at).version
-        return next(version.replaced for version in versions if version.version == champion)
-
-    def _require_model(self, client: "MlflowClient", candidate: Candidate) -> None:
-        from mlflow.exceptions import MlflowException
-
-        about = f"Models of recipe {candidate.recipe} for tenant {candidate.tenant}."
-        try:
-            client.create_registered_model(self.name, description=about)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-
-    def _require_passed(self, wanted: Released, force_reason: str) -> None:
+    def _releasable(self, client: "MlflowClient", version: str, force_reason: str) -> Released:
+        self._repair(client)
+        wanted = self._version(client, version)
         if wanted.verdict != "promote" and not force_reason:
             raise ConfigError(
-                f"release {wanted.version} of {self.name}: the gate said {wanted.verdict} ({wanted.sentence}); "
+                f"release {version} of {self.name}: the gate said {wanted.verdict} ({wanted.sentence}); "
                 "--force with a --reason releases it all the same"
             )
+        self._require_weights(wanted)
+        return wanted
 
     def _require_weights(self, wanted: Released) -> None:
-        """A quick check: a rollback must not wait for the digest of 60 GB."""
+        # A quick check: a rollback must not wait for the digest of 60 GB.
         if wanted.weights != "mlflow" and not wanted.folder.is_dir():
             self.folder(wanted)
 
@@ -353,14 +300,9 @@ class Registry:
         return sorted(mine, key=lambda version: int(version.version), reverse=True)
 
     def _version(self, client: "MlflowClient", version: str) -> Released:
-        from mlflow.exceptions import MlflowException
-
-        try:
+        found = None
+        with _ignoring("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             found = client.get_model_version(self.name, version)
-        except MlflowException as error:
-            if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-                raise
-            found = None
         if found is None or "identity" not in found.tags:
             known = ", ".join(each.version for each in self._versions(client)[:5]) or "none"
             raise ConfigError(f"release `{version}` of {self.name}: there is no such version; newest: {known}")
@@ -374,15 +316,10 @@ class Registry:
         return released.model_copy(update={"aliases": mine})
 
     def _aliases(self, client: "MlflowClient") -> dict[Alias, str]:
-        # Only here does MLflow's database store return them; a search leaves them out.
-        from mlflow.exceptions import MlflowException
-
-        try:
+        named: Mapping[str, str] = {}
+        with _ignoring("RESOURCE_DOES_NOT_EXIST"):
+            # Only here does MLflow's database store return them; a search leaves them out.
             named = client.get_registered_model(self.name).aliases
-        except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return {}
-            raise
         return {alias: str(named[alias]) for alias in ALIASES if alias in named}
 
     def _set_tags(self, client: "MlflowClient", version: str, tags: Mapping[str, str]) -> None:
@@ -429,12 +366,22 @@ class Registry:
         return open_client(self._uri)
 
 
+@contextmanager
+def _ignoring(*error_codes: str) -> Iterator[None]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code not in error_codes:
+            raise
+
+
 def _second() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def registry_of(profile: Profile) -> Registry:
-    """The registry of the profile's tenant and recipe."""
     return Registry(
         profile.tracking_uri, profile.model_name, profile.paths.state.resolve(), profile.release.max_artifact_mb
     )
@@ -461,10 +408,6 @@ def rival_of(run: Run) -> Released | None:
 
 
 def champion_of(run: Run) -> Released | None:
-    """`rival_of` with `folder` checked and restored where need be.
-
-    Raises:
-        ArtifactError: its weights can't be found.
-    """
+    """`rival_of` with its weights; raises what `Registry.folder` does."""
     champion = rival_of(run)
     return champion and champion.model_copy(update={"folder": registry_of(run.profile).folder(champion)})

@@ -63,7 +63,6 @@ class Candidate(BaseModel):
 
     @property
     def description(self) -> str:
-        """For MLflow's page."""
         figures = ", ".join(f"{name} {number(value)}" for name, value in sorted(self.metrics.items()))
         return (
             f"{self.decision.sentence}\n\nThe {self.arm} model of run {self.run_id}, recipe {self.recipe} "
@@ -73,8 +72,6 @@ class Candidate(BaseModel):
 
 
 class Released(BaseModel):
-    """A version of the registered model."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
@@ -121,19 +118,20 @@ class Released(BaseModel):
 
     @classmethod
     def of_tags(cls, name: str, version: str, created: datetime, tags: Mapping[str, str]) -> "Released":
-        """From what `tags_of` made, and what happened since."""
         number = tags.get(KEY, "1")
-        of_version = {**tags, KEY: int(number) if number.isdigit() else number}
-        tags = check_version(of_version, f"release {version} of {name}")
+        versioned = {**tags, KEY: int(number) if number.isdigit() else number}
+        tags = check_version(versioned, f"release {version} of {name}")
         known = {key: tags[key] for key in cls.model_fields if key in tags and key != "history"}
         history = tuple(line for line in tags.get("history", "").split("\n") if line)
         return cls.model_validate(known | {"name": name, "version": version, "created": created, "history": history})
 
 
 def tags_of(candidate: Candidate, weights: Weights) -> dict[str, str]:
-    """A new version's tags."""
-    told = {name: str(getattr(candidate, name)) for name in _TOLD}
-    return told | {
+    fields = (
+        "arm", "base_model", "recipe", "recipe_version", "prompt_sha256", "dataset_version", "run_id", "mlflow_run_id",
+        "profile", "tenant",
+    )  # fmt: skip
+    return {name: str(getattr(candidate, name)) for name in fields} | {
         "folder": str(candidate.model.path),
         "sha256": candidate.model.sha256,
         "weights": weights,
@@ -168,9 +166,3 @@ def prompt_digest(profile: Profile) -> str:
         source="prompt",
     )
     return hash_of(recipe.student_messages(row, tenant))
-
-
-_TOLD = (
-    "arm", "base_model", "recipe", "recipe_version", "prompt_sha256", "dataset_version", "run_id", "mlflow_run_id",
-    "profile", "tenant",
-)  # fmt: skip

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 ROOT = "release"
 """Above all of them."""
-RELEASE_FILE = "release.json"
 ADVICE = "or serve another: `qinglan release list`, `qinglan release promote VERSION`"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
@@ -35,18 +34,14 @@ def log_files(client: "MlflowClient", candidate: Candidate, max_bytes: float) ->
             if path.is_file() and belongs:
                 _log_file(client, run_id, path, adapter, f"adapters/{stage}")
     with TemporaryDirectory() as scratch:
-        release = Path(scratch) / RELEASE_FILE
+        release = Path(scratch) / "release.json"
         write_json(release, dump_record(candidate))
         client.log_artifact(run_id, str(release), ROOT)
     return "mlflow" if whole else "path"
 
 
 def restore(client: "MlflowClient", released: Released, target: Path) -> None:
-    """Fetch the merged weights into `target`, whole or not at all.
-
-    Raises:
-        ArtifactError: what MLflow has is not what was registered.
-    """
+    """Fetch the merged weights into `target`, whole or not at all."""
     partial = target.with_name(f".partial-{released.version}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

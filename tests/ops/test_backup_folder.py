@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.ops.backup import BACKUP_FILE, Backup, make_backup, making, restore_backup, restoring
+from qinglan.ops.backup import BACKUP_FILE, Backup, make_backup, restore_backup
 from qinglan.ops.backup.records import BackupEntry
 from qinglan.ops.up.lock import only_one
 
@@ -159,15 +159,15 @@ def test_nobody_else_may_enter_before_all_is_in_place(
     profile.paths.state.chmod(0o755)
     make_backup(profile, tmp_path / "kept", quiet)
     wipe(profile)
-    seen, put = set[int](), restoring._put
+    seen, copy = set[int](), shutil.copy2
 
-    def look(*given: Any) -> None:
-        put(*given)
+    def look(source: Path, target: Path) -> None:
+        copy(source, target)
         for root in (profile.paths.state, profile.paths.runs):
             seen.add(root.stat().st_mode & 0o777)
             seen.update(each.stat().st_mode & 0o777 for each in (root / ".restoring").rglob("*/"))
 
-    monkeypatch.setattr(restoring, "_put", look)
+    monkeypatch.setattr(shutil, "copy2", look)
     restore_backup(profile, tmp_path / "kept", quiet)
     assert seen == {0o700}
     assert profile.paths.state.stat().st_mode & 0o777 == 0o755
@@ -222,9 +222,12 @@ def test_no_key_and_no_password_is_in_it(profile: Profile, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("uri", ["postgresql://u:p@s:3cret@host/db", "postgresql://u:pa@s3cret@host/db"])
-def test_an_address_that_cannot_be_taken_apart_is_not_told(uri: str, tmp_path: Path):
-    without_password: Any = making._without_password
-    assert without_password(uri) == "the address in tracking.uri"
+def test_an_address_that_cannot_be_taken_apart_is_not_shown(profile: Profile, tmp_path: Path, uri: str):
+    tracked = profile.model_copy(update={"tracking": profile.tracking.model_copy(update={"uri": uri})})
+    made = make_backup(tracked, tmp_path / "kept", quiet)
+    assert made.elsewhere == [
+        "MLflow, at the address in tracking.uri: its database with `pg_dump -Fc`, and its artifact store"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -314,18 +317,15 @@ def test_what_begins_during_a_restore_is_seen_and_no_up_can_begin(
     profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     make_backup(profile, tmp_path / "kept", quiet)
-    begun, swap = FileLock(profile.paths.runs / "r1" / ".lock"), restoring._make_staging
+    begun, copy = FileLock(profile.paths.runs / "r1" / ".lock"), shutil.copy2
 
-    def begin(path: Path) -> None:
+    def begin(source: Path, target: Path) -> None:
         begun.acquire()
-        with (
-            pytest.raises(ConfigError, match="runs here already"),
-            only_one(profile.paths.state, quiet),
-        ):
+        with pytest.raises(ConfigError, match="runs here already"), only_one(profile.paths.state, quiet):
             pass
-        swap(path)
+        copy(source, target)
 
-    monkeypatch.setattr(restoring, "_make_staging", begin)
+    monkeypatch.setattr(shutil, "copy2", begin)
     (profile.paths.state / "newer").touch()
     with pytest.raises(ConfigError, match=r"r1/\.lock: a process is running there"):
         restore_backup(profile, tmp_path / "kept", quiet, replace=True)

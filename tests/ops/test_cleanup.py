@@ -23,7 +23,7 @@ from qinglan.config import Profile, load_profile
 from qinglan.data.versions import find_version, note_training, publish, versions_of
 from qinglan.errors import ConfigError
 from qinglan.ops import cleanup
-from qinglan.ops.cleanup import Cleaned, clean_up, logs, run_folders
+from qinglan.ops.cleanup import Cleaned, clean_up, run_folders, state_folder
 from qinglan.ops.cleanup.disposal import bytes_of, delete, set_aside
 from qinglan.ops.cleanup.prefect_runs import remove_flow_runs
 from qinglan.ops.cleanup.records import Removed
@@ -440,7 +440,7 @@ def test_a_log_that_goes_meanwhile_holds_up_nothing_and_is_not_counted(tree: Tre
             file.unlink()
         return is_held(file, shared=shared)
 
-    monkeypatch.setattr(logs, "is_held", removes)
+    monkeypatch.setattr(state_folder, "is_held", removes)
     cleaned = sweep(tree)
     assert cleaned.notes == ()
     assert [each.name for each in cleaned.removed] == ["old.log"]

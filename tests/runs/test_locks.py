@@ -13,7 +13,7 @@ from filelock import FileLock
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.ops.backup import restoring
-from qinglan.ops.cleanup.logs import remove_logs
+from qinglan.ops.cleanup.state_folder import remove_logs
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url
 from qinglan.runs.locks import is_held
 from qinglan.runs.run import is_running
@@ -104,6 +104,6 @@ def test_what_cannot_be_tried_is_left_alone_by_all_who_ask(
         assert is_running(run)
         assert not list(remove_logs(profile, datetime.now(UTC), dry_run=False))
         with pytest.raises(ConfigError, match="a process is running there"):
-            restoring._require_no_process(profile.paths.runs)
+            restoring.require_no_process(profile.paths.runs)
     assert [each.name for each in remove_logs(profile, datetime.now(UTC), dry_run=False)] == ["worker.log"]
-    restoring._require_no_process(profile.paths.runs)
+    restoring.require_no_process(profile.paths.runs)

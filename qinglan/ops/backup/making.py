@@ -1,8 +1,7 @@
 """Taking a backup while the site works.
 
-The order makes it consistent: first every database but the ledger, as MLflow names files that were written before; then
-the files, of each folder the manifest first, as what it lists was complete by then; the ledger last, so that it knows
-every answer that the files hold. SQLite copies a database as of one moment, its write-ahead log included.
+The order makes it consistent: every database but the ledger first, as MLflow names files that were written before; then
+the files, each folder's manifest first, as what it lists is complete; the ledger last, so that it knows every answer.
 """
 
 import os
@@ -10,11 +9,12 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from tempfile import mkdtemp
+from typing import Literal
 from urllib.parse import quote
 
 from qinglan.config import Profile, uses_proxy
@@ -36,6 +36,7 @@ _MARGIN_BYTES = 50e6
 _Identity = tuple[int, ...]
 _FIRST = (RUN_FILE, MANIFEST, VERSION_FILE)
 _BESIDE_A_DATABASE = ("-wal", "-shm", "-journal")
+_VANISHED = "removed before it could be copied"
 _CACHE = "a cache of models from the hub"
 _SKIPPED_FOLDERS = {
     # Each in its place only: engines name folders as they like, and verl's checkpoints have a `huggingface` each.
@@ -62,56 +63,55 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
         ArtifactError: a file can't be read, a database is damaged, or the disk is too small.
     """
     target = target.expanduser().resolve()
-    roots: dict[Root, Path] = {"state": profile.paths.state.resolve()}
+    state_folder, runs_folder = profile.paths.state.resolve(), profile.paths.runs.resolve()
+    roots: dict[Root, Path] = {"state": state_folder}
     if runs:
-        roots["runs"] = profile.paths.runs.resolve()
-    _require_target(target, profile)
-    with _partial(target) as partial:
-        backup = _fill(partial, profile, roots, say)
-        _require_target(target, profile)  # another backup may have been quicker
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
-    return backup
-
-
-@contextmanager
-def _partial(target: Path) -> Iterator[Path]:
-    """A folder beside it that is nobody else's, gone after an error; one of a backup that was killed stays."""
+        roots["runs"] = runs_folder
+    if not state_folder.is_dir():
+        raise ConfigError(f"paths.state: {state_folder} is not there, so there is nothing to keep")
+    for root in (state_folder, runs_folder):
+        if target.is_relative_to(root):
+            raise ConfigError(f"{target}: lies in {root}, which is itself to be kept; name a folder elsewhere")
+    _require_free(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Its owner's only: questions, answers and whatever Prefect's blocks hold are nobody else's business.
     partial = Path(mkdtemp(prefix=f"{target.name}.", suffix=".partial", dir=target.parent))
     try:
-        yield partial
+        copier = _Copier(partial, roots, apart={state_folder, runs_folder})
+        for each in roots:
+            copier.find(each)
+        copier.require_disk_space()
+        say(f"{len(copier.files):,} files and {len(copier.databases)} databases, {size(copier.bytes)}")
+        copier.copy()
+        backup = Backup(
+            made_at=datetime.now(UTC),
+            qinglan=version("qinglan"),
+            profile=profile.name,
+            roots=roots,
+            entries=copier.entries,
+            folders=copier.folders_with_modes(),
+            left_out=copier.left_out,
+            elsewhere=list(_kept_elsewhere(profile)),
+        )
+        backup.write(partial)
+        _require_free(target)  # another backup may have been quicker
+        if target.exists():
+            target.rmdir()
+        partial.rename(target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _fill(partial: Path, profile: Profile, roots: dict[Root, Path], say: Say) -> Backup:
-    made = _Maker(partial, roots, apart={profile.paths.state.resolve(), profile.paths.runs.resolve()})
-    for root in roots:
-        made.find(root)
-    made.require_disk_space()
-    say(f"{len(made.files):,} files and {len(made.databases)} databases, {size(made.bytes)}")
-    made.copy()
-    backup = Backup(
-        made_at=datetime.now(UTC),
-        qinglan=version("qinglan"),
-        profile=profile.name,
-        roots=roots,
-        entries=made.entries,
-        folders=list(made.folders_with_modes()),
-        left_out=made.left_out,
-        elsewhere=list(_elsewhere(profile)),
-    )
-    backup.write(partial)
     return backup
 
 
-class _Maker:
-    def __init__(self, folder: Path, roots: dict[Root, Path], apart: set[Path]) -> None:
-        self._folder, self._roots, self._apart = folder, roots, apart
+def _require_free(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target}: is there already and not empty; name a new folder")
+
+
+class _Copier:
+    def __init__(self, target: Path, roots: dict[Root, Path], apart: set[Path]) -> None:
+        self._target, self._roots, self._apart = target, roots, apart
         self.files: dict[str, Path] = {}
         self.databases: dict[str, Path] = {}
         self.bytes = 0
@@ -125,28 +125,58 @@ class _Maker:
     def find(self, root: Root) -> None:
         """What there is to copy; links are kept at once, as what they name is there now."""
         top = self._roots[root]
-        for at, folders, names in os.walk(top, onerror=lambda error: self._lost(root, error)):
+
+        def path_of(source: Path) -> str:
+            return PurePosixPath(root, source.relative_to(top)).as_posix()
+
+        def leave_out(error: OSError) -> None:
+            # A clean-up may have taken a folder away, and a site without runs has none.
+            if not isinstance(error, FileNotFoundError):
+                raise _unreadable(error)
+            if Path(error.filename) != top:
+                self._leave_out(path_of(Path(error.filename)), _VANISHED)
+
+        for at, folders, names in os.walk(top, onerror=leave_out):
             here = Path(at)
-            self.folders[self._name(root, here)] = here
+            self.folders[path_of(here)] = here
             for name in sorted(folders):
-                reason = _reason_to_skip(self._name(root, here / name), here / name)
-                if reason or here / name in self._apart:
-                    folders.remove(name)
-                    if reason:
-                        self._leave_out(root, here / name, reason)
-                elif (here / name).is_symlink():
-                    folders.remove(name)
+                source = here / name
+                reason = _reason_to_skip_folder(path_of(source), source)
+                if reason:
+                    self._leave_out(path_of(source), reason)
+                elif source.is_symlink() and source not in self._apart:
                     names.append(name)
+                if reason or source in self._apart or source.is_symlink():
+                    folders.remove(name)
             folders.sort()
             for name in sorted(names, key=lambda name: (name not in _FIRST, name)):
-                self._find_file(root, here / name)
+                self._find_file(path_of(here / name), here / name)
+
+    def _find_file(self, path: str, source: Path) -> None:
+        try:
+            if source.is_symlink():
+                self.entries.append(BackupEntry(path=path, kind="link", target=str(source.readlink())))
+                return
+            if reason := _reason_to_skip_file(path, source):
+                self._leave_out(path, reason)
+                return
+            is_database, status = _is_database(source), source.stat()
+        except FileNotFoundError:
+            self._leave_out(path, _VANISHED)
+            return
+        except OSError as error:
+            raise _unreadable(error) from None
+        (self.databases if is_database else self.files)[path] = source
+        # A file with several names is copied once, a database each time.
+        if is_database or status.st_nlink == 1 or _identity(status) not in self._counted:
+            self.bytes += status.st_size
+        self._counted.add(_identity(status))
 
     def require_disk_space(self) -> None:
-        """Fail before the disk is full."""
-        free = shutil.disk_usage(self._folder).free
+        free = shutil.disk_usage(self._target).free
         if free < self.bytes + _MARGIN_BYTES:
             raise ArtifactError(
-                f"{self._folder.parent}: has {size(free)} free, the backup takes {size(self.bytes)}; free disk "
+                f"{self._target.parent}: has {size(free)} free, the backup takes {size(self.bytes)}; free disk "
                 "space, give another folder, or leave the runs out with --no-runs"
             )
 
@@ -160,40 +190,16 @@ class _Maker:
         if LEDGER in self.databases:
             self._copy_database(LEDGER, self.databases[LEDGER])
 
-    def folders_with_modes(self) -> Iterator[BackupFolder]:
+    def folders_with_modes(self) -> list[BackupFolder]:
         """Asked once all is copied: a run that a clean-up took meanwhile does not come back as an empty folder."""
+        found = []
         for path, source in self.folders.items():
             with suppress(FileNotFoundError):
-                yield BackupFolder(path=path, mode=stat.S_IMODE(source.stat().st_mode))
-
-    def _find_file(self, root: Root, source: Path) -> None:
-        path = self._name(root, source)
-        try:
-            if source.is_symlink():
-                self.entries.append(BackupEntry(path=path, kind="link", target=str(source.readlink())))
-                return
-            if reason := _reason_against(path, source):
-                self._leave_out(root, source, reason)
-                return
-            found = self.databases if _is_database(source) else self.files
-            self._count(source.stat(), whole=found is self.databases)
-        except FileNotFoundError:
-            self.left_out.append(SkippedPath(path=path, reason=_VANISHED))
-            return
-        except OSError as error:
-            _complain(error)
-        found[path] = source
-
-    def _count(self, status: os.stat_result, *, whole: bool) -> None:
-        """A file with several names is copied once, a database each time."""
-        if status.st_nlink > 1 and not whole:
-            if _identity(status) in self._counted:
-                return
-            self._counted.add(_identity(status))
-        self.bytes += status.st_size
+                found.append(BackupFolder(path=path, mode=stat.S_IMODE(source.stat().st_mode)))
+        return found
 
     def _copy_file(self, path: str, source: Path) -> None:
-        target = self._folder / path
+        target = self._target / path
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             status = source.stat()
@@ -203,57 +209,38 @@ class _Maker:
             shutil.copy2(source, target)
         except FileNotFoundError:
             target.unlink(missing_ok=True)
-            self.left_out.append(SkippedPath(path=path, reason=_VANISHED))
+            self._leave_out(path, _VANISHED)
             return
-        entry = BackupEntry(path=path, kind="file", sha256=sha256_of(target), bytes=target.stat().st_size)
-        self.entries.append(entry)
+        self._add_entry(path, "file")
         if status.st_nlink > 1:
-            self._linked[_identity(status)] = entry
+            self._linked[_identity(status)] = self.entries[-1]
 
     def _copy_database(self, path: str, source: Path) -> None:
-        target = self._folder / path
+        """A SQLite database as of one moment, while others write to it; checked, and without a write-ahead log."""
+        target = self._target / path
         target.parent.mkdir(parents=True, exist_ok=True)
+        address = f"file:{quote(str(source))}?mode=rw"  # `ro` could not open one whose log nobody has open
         try:
-            copy_database(source, target)
+            with (
+                closing(sqlite3.connect(address, uri=True, timeout=_SQLITE_WAIT_S)) as live,
+                closing(sqlite3.connect(target)) as copy,
+            ):
+                live.backup(copy)
+                copy.execute("PRAGMA journal_mode=DELETE")
+                (found,) = copy.execute("PRAGMA quick_check").fetchone()
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
         except sqlite3.Error as error:
             raise ArtifactError(f"{source}: can't be copied as a database: {error}; no backup was made") from error
         shutil.copymode(source, target)
-        entry = BackupEntry(path=path, kind="database", sha256=sha256_of(target), bytes=target.stat().st_size)
-        self.entries.append(entry)
+        self._add_entry(path, "database")
 
-    def _lost(self, root: Root, error: OSError) -> None:
-        """A folder that can't be listed: a clean-up may have taken it away, and a site without runs has none."""
-        if not isinstance(error, FileNotFoundError):
-            _complain(error)
-        elif Path(error.filename) != self._roots[root]:
-            self._leave_out(root, Path(error.filename), _VANISHED)
+    def _add_entry(self, path: str, kind: Literal["file", "database"]) -> None:
+        copy = self._target / path
+        self.entries.append(BackupEntry(path=path, kind=kind, sha256=sha256_of(copy), bytes=copy.stat().st_size))
 
-    def _leave_out(self, root: Root, source: Path, reason: str) -> None:
-        self.left_out.append(SkippedPath(path=self._name(root, source), reason=reason))
-
-    def _name(self, root: Root, source: Path) -> str:
-        return (PurePosixPath(root) / source.relative_to(self._roots[root])).as_posix()
-
-
-_VANISHED = "removed before it could be copied"
-
-
-def copy_database(source: Path, target: Path) -> None:
-    """A SQLite database as of one moment, while others write to it; checked, and without a write-ahead log.
-
-    Raises:
-        sqlite3.Error: it can't be read, or is damaged.
-    """
-    address = f"file:{quote(str(source))}?mode=rw"  # `ro` could not open one whose log nobody has open
-    with (
-        closing(sqlite3.connect(address, uri=True, timeout=_SQLITE_WAIT_S)) as live,
-        closing(sqlite3.connect(target)) as copy,
-    ):
-        live.backup(copy)
-        copy.execute("PRAGMA journal_mode=DELETE")
-        (found,) = copy.execute("PRAGMA quick_check").fetchone()
-    if found != "ok":
-        raise sqlite3.DatabaseError(found)
+    def _leave_out(self, path: str, reason: str) -> None:
+        self.left_out.append(SkippedPath(path=path, reason=reason))
 
 
 def _identity(status: os.stat_result) -> _Identity:
@@ -266,8 +253,7 @@ def _is_database(source: Path) -> bool:
         return stream.read(len(_SQLITE)) == _SQLITE
 
 
-def _reason_to_skip(path: str, source: Path) -> str | None:
-    """Why a folder is not looked into, by its place in the backup."""
+def _reason_to_skip_folder(path: str, source: Path) -> str | None:
     parts = path.count("/")
     for place, reason in _SKIPPED_FOLDERS.items():
         # `match` alone would begin anywhere in the path.
@@ -277,12 +263,7 @@ def _reason_to_skip(path: str, source: Path) -> str | None:
     return _CACHE if cache and source == Path(cache).expanduser().resolve() else None
 
 
-def _reason_against(path: str, source: Path) -> str | None:
-    """Why a file is not kept.
-
-    Raises:
-        OSError: what stands beside it can't be read.
-    """
+def _reason_to_skip_file(path: str, source: Path) -> str | None:
     name = source.name
     if path == f"state/{LOCK_FILE}" or (name.endswith(".lock") and source.stat().st_size == 0):
         return "a lock"
@@ -299,18 +280,7 @@ def _reason_against(path: str, source: Path) -> str | None:
     return None if source.is_file() else "no file"
 
 
-def _require_target(target: Path, profile: Profile) -> None:
-    state, runs = profile.paths.state.resolve(), profile.paths.runs.resolve()
-    if not state.is_dir():
-        raise ConfigError(f"paths.state: {state} is not there, so there is nothing to keep")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target}: is there already and not empty; name a new folder")
-    for root in (state, runs):
-        if target.is_relative_to(root):
-            raise ConfigError(f"{target}: lies in {root}, which is itself to be kept; name a folder elsewhere")
-
-
-def _elsewhere(profile: Profile) -> Iterator[str]:
+def _kept_elsewhere(profile: Profile) -> Iterator[str]:
     """What this backup can't hold, and how it is kept."""
     state = profile.paths.state.resolve()
     if name := profile.ledger.url_env:
@@ -319,7 +289,9 @@ def _elsewhere(profile: Profile) -> Iterator[str]:
         yield f"the ledger, in the database that {name} names ({kept}): `pg_dump -Fc`, after this backup"
     uri = profile.tracking_uri
     if not uri.startswith("sqlite:"):
-        yield f"MLflow, at {_without_password(uri)}: its database with `pg_dump -Fc`, and its artifact store"
+        url = url_of(uri)
+        where_tracked = shown(url) if url else "the address in tracking.uri"
+        yield f"MLflow, at {where_tracked}: its database with `pg_dump -Fc`, and its artifact store"
     elif not Path(uri.removeprefix("sqlite:///")).resolve().is_relative_to(state):
         yield f"MLflow's database, {uri.removeprefix('sqlite:///')}: outside {state}"
     server = find_server(state)
@@ -333,10 +305,5 @@ def _elsewhere(profile: Profile) -> Iterator[str]:
         yield f"PREFECT_HOME, {home}: outside {state}"
 
 
-def _without_password(uri: str) -> str:
-    url = url_of(uri)
-    return shown(url) if url else "the address in tracking.uri"
-
-
-def _complain(error: OSError) -> None:
-    raise ArtifactError(f"{error.filename}: can't be read ({error.strerror}); run this as the user who owns the site")
+def _unreadable(error: OSError) -> ArtifactError:
+    return ArtifactError(f"{error.filename}: can't be read ({error.strerror}); run this as the user who owns the site")

@@ -1,6 +1,7 @@
 """What a backup holds: `backup.json`, written last."""
 
 from collections import Counter
+from collections.abc import Set as AbstractSet
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
@@ -29,14 +30,16 @@ def _inside(path: str) -> str:
     return path
 
 
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 InnerPath = Annotated[str, AfterValidator(_inside)]
 """Below the backup's folder; the first part is the root's name."""
 
 
-class BackupEntry(BaseModel):
+class BackupEntry(_Record):
     """A file, database or link that the backup holds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: InnerPath
     kind: Literal["file", "database", "link"]
@@ -48,29 +51,23 @@ class BackupEntry(BaseModel):
     """Of a symbolic link."""
 
 
-class BackupFolder(BaseModel):
+class BackupFolder(_Record):
     """A folder, empty ones and the roots themselves included."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Annotated[str, AfterValidator(_kept)]
     mode: int = Field(ge=0, le=0o7777)
     """Who may enter it: as chmod has it, in decimal, as JSON knows no other."""
 
 
-class SkippedPath(BaseModel):
+class SkippedPath(_Record):
     """What was found and is not in the backup."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str
     reason: str
 
 
-class Backup(BaseModel):
+class Backup(_Record):
     """What was kept, where it belongs, and what is not in it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     made_at: datetime
     qinglan: str
@@ -89,13 +86,11 @@ class Backup(BaseModel):
     @classmethod
     def _are_apart(cls, entries: list[BackupEntry]) -> list[BackupEntry]:
         """No entry is a folder: one below another would be written through a link."""
-        paths: set[str] = set()
-        for entry in entries:
-            if entry.path in paths:
-                raise ValueError(f"{entry.path} is in it twice")
-            paths.add(entry.path)
-        for path in paths:
-            _require_apart(path, paths)
+        paths = Counter(entry.path for entry in entries)
+        for path, times in paths.items():
+            if times > 1:
+                raise ValueError(f"{path} is in it twice")
+            _require_apart(path, paths.keys())
         return entries
 
     @field_validator("folders")
@@ -116,16 +111,14 @@ class Backup(BaseModel):
 
     @property
     def reasons(self) -> Counter[str]:
-        """How many things were left out for what."""
         return Counter(each.reason for each in self.left_out)
 
     def write(self, folder: Path) -> None:
-        """Complete the backup."""
         write_json(folder / BACKUP_FILE, dump_record(self))
 
     @classmethod
     def read(cls, folder: Path) -> "Backup":
-        """What a backup says of itself.
+        """Read a backup's description.
 
         Raises:
             ConfigError: the folder is no backup.
@@ -144,6 +137,6 @@ class Backup(BaseModel):
             raise ArtifactError(f"{path}: `{where}`: {problem['msg']}; take another backup") from error
 
 
-def _require_apart(path: str, entries: set[str]) -> None:
+def _require_apart(path: str, entries: AbstractSet[str]) -> None:
     if not entries.isdisjoint(map(str, PurePosixPath(path).parents)):
         raise ValueError(f"{path} lies below a file or link")

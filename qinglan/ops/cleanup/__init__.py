@@ -1,7 +1,7 @@
 """`qinglan clean-up`: removes what is no longer needed, by the profile's `retention`; the ledger is never touched.
 
-Only this profile's own. What is in the registry decides first: where it can't be read, no run and nothing in MLflow
-is removed. Each kind is cleaned up by itself, so that an error in one does not stop the others.
+Where the registry can't be read, no run and nothing in MLflow is removed. Each kind is cleaned up by itself, so that an
+error in one does not stop the others.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,28 +11,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from qinglan.config import Profile
+from qinglan.data.versions import tenant_folder
 from qinglan.errors import QinglanError, first_line
-from qinglan.ops.cleanup.datasets import remove_datasets
 from qinglan.ops.cleanup.disposal import delete, deleting
-from qinglan.ops.cleanup.logs import remove_logs
-from qinglan.ops.cleanup.mlflow_runs import MlflowRunGroup, RegistryEntry, Tracked
+from qinglan.ops.cleanup.mlflow_runs import RegistryEntry, Tracked
 from qinglan.ops.cleanup.prefect_runs import remove_flow_runs
 from qinglan.ops.cleanup.records import Cleaned, Kept, Removed
 from qinglan.ops.cleanup.run_folders import (
     RunPlan,
     age,
     is_past,
-    kept_of,
     named_in,
     parts,
     plan,
+    read_folders,
     remove_part,
     remove_runs,
     remove_stillborn,
-    running_names,
 )
+from qinglan.ops.cleanup.state_folder import remove_datasets, remove_logs
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.locks import removal_lock
+from qinglan.runs.run import is_running
 
 __all__ = ["Cleaned", "Kept", "Removed", "clean_up"]
 
@@ -41,8 +41,6 @@ Say = Callable[[str], object]
 
 @dataclass
 class _CleanUp:
-    """A clean-up under way."""
-
     profile: Profile
     dry_run: bool
     now: datetime
@@ -56,11 +54,6 @@ class _CleanUp:
         for removed in found:
             self.removed.append(removed)
             self.say(f"{'would remove ' if self.dry_run else ''}{removed.line}")
-
-    def delete(self, folder: Path) -> None:
-        """Whatever can't be deleted now is tried again next time."""
-        with self.noting():
-            delete(folder)
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -105,7 +98,8 @@ def _runs(clean: _CleanUp) -> None:
     try:
         with removal_lock(root, exclusive=True):
             tracked.require_database(root)
-            running = running_names(root)
+            # Before the registry is read: a run that ends meanwhile may register its model after that.
+            running = {each.name for each in read_folders(root) if is_running(each.directory)}
             registered = tracked.registered()
             found = plan(clean.profile, running, {each.label: each.references for each in registered}, clean.now)
             clean.add(remove_runs(found, root, dry_run=clean.dry_run))
@@ -117,7 +111,9 @@ def _runs(clean: _CleanUp) -> None:
                 clean.add(remove_stillborn(root, clean.profile, clean.now, dry_run=clean.dry_run))
     finally:
         _delete_set_aside(clean, root)
-    clean.kept += kept_of(found, clean.profile)
+    for name, why in found.kept.items():
+        if found.folders[name].profile in (clean.profile.name, None):
+            clean.kept.append(Kept(kind="run", name=name, why=why))
     references = "\n".join(
         [found.folders[name].references for name in found.kept] + [each.references for each in registered]
     )
@@ -129,21 +125,23 @@ def _runs(clean: _CleanUp) -> None:
 
 def _delete_set_aside(clean: _CleanUp, root: Path) -> None:
     """What this or any earlier clean-up has set aside, of any profile; runs may begin meanwhile."""
-    if clean.dry_run:
+    if clean.dry_run or not root.is_dir():
         return
     with clean.noting(), deleting(root) as doomed:
         for aside in doomed:
-            clean.delete(aside)
+            with clean.noting():  # what can't be deleted now is tried again next time
+                delete(aside)
 
 
 def _datasets(clean: _CleanUp, references: str) -> None:
-    for what, aside in remove_datasets(clean.profile, references, clean.now, dry_run=clean.dry_run):
-        if isinstance(what, Kept):
-            clean.kept.append(what)
-        elif what:
-            clean.add([what])
-        if aside:
-            clean.delete(aside)
+    try:
+        for each in remove_datasets(clean.profile, references, clean.now, dry_run=clean.dry_run):
+            if isinstance(each, Kept):
+                clean.kept.append(each)
+            else:
+                clean.add([each])
+    finally:
+        _delete_set_aside(clean, tenant_folder(clean.profile).resolve())
 
 
 def _mlflow(clean: _CleanUp, tracked: Tracked, found: RunPlan, registered: list[RegistryEntry]) -> None:
@@ -152,14 +150,11 @@ def _mlflow(clean: _CleanUp, tracked: Tracked, found: RunPlan, registered: list[
         return
     references, holding = "\n".join(each.references for each in registered), {each.mlflow_run_id for each in registered}
     for group in tracked.groups():
-        if why := _why_kept(group, found, references, holding):
+        if group.ids & holding or named_in(references, [group.run_id]):
+            why = "a registered version was made of it"
             clean.kept.append(Kept(kind="mlflow_run", name=group.run_id, why=why))
+        elif group.run_id in found.kept:
+            clean.kept.append(Kept(kind="mlflow_run", name=group.run_id, why="its run folder stays"))
         elif is_past(group.ended, days, clean.now):
             why = f"ended {age(group.ended, clean.now)} ago"
             clean.add(tracked.remove(group, why, dry_run=clean.dry_run))
-
-
-def _why_kept(group: MlflowRunGroup, found: RunPlan, references: str, holding: set[str]) -> str:
-    if group.ids & holding or named_in(references, [group.run_id]):
-        return "a registered version was made of it"
-    return "its run folder stays" if group.run_id in found.kept else ""

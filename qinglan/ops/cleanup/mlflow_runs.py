@@ -1,16 +1,15 @@
 """MLflow's side: what registered models need, and runs that are no longer needed.
 
-A run is first marked as deleted, then its artifacts go, then its rows: whatever a kill leaves is found again, as
-runs marked as deleted are looked at too. A tracking server offers no way to delete rows: they stay marked until its
-operator runs `mlflow gc`. MLflow is imported only here, and late: it takes a second.
+A run is marked as deleted, then its artifacts are removed, then its rows, so that what a kill leaves is found again. A
+tracking server offers no way to delete rows: they stay marked until its operator runs `mlflow gc`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -21,7 +20,7 @@ from qinglan.ops.cleanup.disposal import bytes_of
 from qinglan.ops.cleanup.records import Removed
 from qinglan.ops.cleanup.run_folders import read_folders, tracking_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it takes seconds to import
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
@@ -51,7 +50,6 @@ class MlflowRunGroup(NamedTuple):
 
     @property
     def ids(self) -> set[str]:
-        """MLflow's."""
         return {run.info.run_id for run in self.runs}
 
 
@@ -62,22 +60,21 @@ class Tracked:
         self._profile, self._uri = profile, profile.tracking_uri
 
     @property
-    def exists(self) -> bool:
-        """Is there anything? MLflow would make a database that is not there."""
+    def _exists(self) -> bool:
+        """MLflow would make a database that is not there."""
         return not self._uri.startswith(_SQLITE) or Path(self._uri.removeprefix(_SQLITE)).is_file()
 
     def require_database(self, runs: Path) -> None:
-        """Look for the database before it is taken for empty: the disk that it lies on may not be mounted.
+        """Check that a database which is not there was never used: the disk that it lies on may not be mounted.
 
         Raises:
             ConfigError: it is not there, though a run below `runs` was tracked in it.
         """
-        if self.exists:
+        if self._exists:
             return
         for each in read_folders(runs):
-            state = each.state or {}
-            mine = each.profile == self._profile.name and tracking_of(state) in (None, self._uri)
-            if mine and state.get("mlflow_run_id"):
+            mine = each.profile == self._profile.name and tracking_of(each.state) in (None, self._uri)
+            if mine and each.state.get("mlflow_run_id"):
                 raise ConfigError(
                     f"tracking.uri: {self._uri.removeprefix(_SQLITE)} is not there, though run {each.name} was tracked "
                     "in it; mount or restore it; if it is lost for good, `qinglan up` makes an empty one"
@@ -87,16 +84,12 @@ class Tracked:
         """Every version of every model, whichever profile registered it.
 
         Raises:
-            ConfigError: it can't be references, so nothing may be removed.
+            ConfigError: it can't be read, so nothing may be removed.
         """
-        if not self.exists:
+        if not self._exists:
             return []
         with self._asking():
-            found, token = [], None
-            while token is None or token:
-                page = self._client.search_model_versions("", max_results=1000, page_token=token or None)
-                found += page
-                token = page.token or ""
+            found = _all_pages(partial(self._client.search_model_versions, ""))
         return [
             RegistryEntry(
                 f"version {version.version} of {version.name}",
@@ -108,11 +101,16 @@ class Tracked:
 
     def groups(self) -> list[MlflowRunGroup]:
         """The runs of this profile in its experiment, marked as deleted or not; those of other sites left out."""
-        if not self.exists:
+        if not self._exists:
             return []
+        from mlflow.entities import ViewType
+
         with self._asking():
             experiment = self._client.get_experiment_by_name(self._profile.tracking.experiment)
-            found = list(self._search(experiment.experiment_id)) if experiment else []
+            if experiment is None:
+                return []
+            search = partial(self._client.search_runs, [experiment.experiment_id], run_view_type=ViewType.ALL)
+            found: list[Run] = _all_pages(search)
         mine, folder = self._profile.name, self._profile.paths.runs.resolve()
         groups = {
             run.info.run_id: MlflowRunGroup(run.data.tags["qinglan.run_id"], [])
@@ -150,17 +148,6 @@ class Tracked:
         if hasattr(store, "_hard_delete_run"):
             store._hard_delete_run(run_id)
 
-    def _search(self, experiment_id: str) -> "Iterator[Run]":
-        from mlflow.entities import ViewType
-
-        token: str | None = None
-        while token is None or token:
-            page = self._client.search_runs(
-                [experiment_id], run_view_type=ViewType.ALL, max_results=1000, page_token=token or None
-            )
-            yield from page
-            token = page.token or ""
-
     @contextmanager
     def _asking(self) -> Iterator[None]:
         from mlflow.exceptions import MlflowException
@@ -175,3 +162,12 @@ class Tracked:
         from qinglan.runs.tracking import open_client  # imports MLflow, which takes seconds
 
         return open_client(self._uri)
+
+
+def _all_pages(search: Callable[..., Any]) -> list[Any]:
+    found, token = [], None
+    while token is None or token:
+        page = search(max_results=1000, page_token=token)
+        found += page
+        token = page.token or ""
+    return found

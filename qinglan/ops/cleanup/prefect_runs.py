@@ -1,5 +1,7 @@
-"""Prefect's flow runs that ended long ago, over its API. Its server deletes a run's task runs and logs with it, but
-leaves the artifacts behind: those go first. Events it removes by itself, after a week if nothing else was set."""
+"""Prefect's flow runs that ended long ago, over its API.
+
+The server deletes a run's task runs and logs with it, but not its artifacts. Events it removes by itself after a week.
+"""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
@@ -31,7 +33,9 @@ def remove_flow_runs(
                 if not _is_of(run, profile):
                     continue
                 if not dry_run:
-                    _delete(api, run["id"])
+                    for artifact in pages(api, "artifacts/filter", artifacts={"flow_run_id": {"any_": [run["id"]]}}):
+                        _delete(api, f"artifacts/{artifact['id']}")
+                    _delete(api, f"flow_runs/{run['id']}")
                 yield Removed(kind="flow_run", name=run["name"], why=f"ended {str(run['end_time'])[:10]}")
     except httpx2.HTTPError as error:
         raise ConfigError(f"Prefect at {server.shown_url}: {first_line(error)}; named by {server.origin}") from error
@@ -64,12 +68,7 @@ def _is_of(run: Mapping[str, Any], profile: Profile) -> bool:
         return False
 
 
-def _delete(api: httpx2.Client, flow_run_id: str) -> None:
-    for artifact in pages(api, "artifacts/filter", artifacts={"flow_run_id": {"any_": [flow_run_id]}}):
-        _gone(api.delete(f"artifacts/{artifact['id']}"))
-    _gone(api.delete(f"flow_runs/{flow_run_id}"))
-
-
-def _gone(response: httpx2.Response) -> None:
+def _delete(api: httpx2.Client, address: str) -> None:
+    response = api.delete(address)
     if response.status_code != httpx2.codes.NOT_FOUND:  # another clean-up was quicker
         response.raise_for_status()

@@ -8,20 +8,20 @@ from pydantic import BaseModel, ConfigDict
 from qinglan.text import count, markdown_cell, size
 
 Kind = Literal["run", "checkpoint", "superseded", "dataset", "mlflow_run", "flow_run", "log"]
-_WORDS: dict[Kind, tuple[str, str]] = {
-    "run": ("run", "runs"),
-    "checkpoint": ("checkpoint", "checkpoints"),
-    "superseded": ("superseded stage", "superseded stages"),
-    "dataset": ("dataset version", "dataset versions"),
-    "mlflow_run": ("MLflow run", "MLflow runs"),
-    "flow_run": ("flow run", "flow runs"),
-    "log": ("log", "logs"),
+_WORDS: dict[Kind, str] = {
+    "run": "run",
+    "checkpoint": "checkpoint",
+    "superseded": "superseded stage",
+    "dataset": "dataset version",
+    "mlflow_run": "MLflow run",
+    "flow_run": "flow run",
+    "log": "log",
 }
 _SHOWN = 50
 
 
 class Removed(BaseModel):
-    """One thing that went."""
+    """A thing that was removed, or would be."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -33,12 +33,12 @@ class Removed(BaseModel):
 
     @property
     def line(self) -> str:
-        """For the terminal."""
-        return f"{_WORDS[self.kind][0]} {self.name}{f' ({size(self.bytes)})' if self.bytes else ''}: {self.why}"
+        space = f" ({size(self.bytes)})" if self.bytes else ""
+        return f"{_WORDS[self.kind]} {self.name}{space}: {self.why}"
 
 
 class Kept(BaseModel):
-    """Something that stays, and why."""
+    """A thing that stays, and why."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,8 +48,7 @@ class Kept(BaseModel):
 
     @property
     def line(self) -> str:
-        """For the terminal."""
-        return f"{_WORDS[self.kind][0]} {self.name}: {self.why}"
+        return f"{_WORDS[self.kind]} {self.name}: {self.why}"
 
 
 class Cleaned(BaseModel):
@@ -66,38 +65,33 @@ class Cleaned(BaseModel):
 
     @property
     def counts(self) -> dict[Kind, int]:
-        """How many of each kind went."""
+        """How many of each kind were removed."""
         return dict(Counter(each.kind for each in self.removed))
 
     @property
     def freed_bytes(self) -> int:
-        """Of the disk."""
         return sum(each.bytes for each in self.removed)
 
     @property
     def sentence(self) -> str:
-        """All of it in one line."""
         did = "would remove" if self.dry_run else "removed"
-        parts = [f"{count(n)} {_WORDS[kind][n != 1]}" for kind, n in self.counts.items()]
+        parts = [f"{count(n)} {_WORDS[kind]}{'s' if n != 1 else ''}" for kind, n in self.counts.items()]
         if not parts:
             return f"{self.profile}: nothing to remove"
         return f"{self.profile}: {did} {', '.join(parts)}; {size(self.freed_bytes)}"
 
     @property
     def markdown(self) -> str:
-        """For Prefect's UI."""
+        """For Prefect's pages."""
         lines = ["## Clean-up", "", f"{self.sentence}.", *(f"\n{markdown_cell(note)}" for note in self.notes)]
-        lines += _table("Removed", [(each.kind, each.name, each.why, size(each.bytes)) for each in self.removed])
-        lines += _table("Kept", [(each.kind, each.name, each.why, "") for each in self.kept])
+        removed = [(each, size(each.bytes)) for each in self.removed]
+        for head, rows in (("Removed", removed), ("Kept", [(each, "") for each in self.kept])):
+            if rows:
+                lines += ["", f"| {head} | | Why | Bytes |", "| --- | --- | --- | ---: |"]
+            for each, space in rows[:_SHOWN]:
+                lines.append(
+                    f"| {_WORDS[each.kind]} | {markdown_cell(each.name)} | {markdown_cell(each.why)} | {space} |"
+                )
+            if len(rows) > _SHOWN:
+                lines.append(f"\n… and {count(len(rows) - _SHOWN)} more")
         return "\n".join(lines) + "\n"
-
-
-def _table(head: str, rows: list[tuple[Kind, str, str, str]]) -> list[str]:
-    if not rows:
-        return []
-    lines = ["", f"| {head} | | Why | Bytes |", "| --- | --- | --- | ---: |"]
-    lines += [
-        f"| {_WORDS[kind][0]} | {markdown_cell(name)} | {markdown_cell(why)} | {space} |"
-        for kind, name, why, space in rows[:_SHOWN]
-    ]
-    return lines + ([f"\n… and {count(len(rows) - _SHOWN)} more"] if len(rows) > _SHOWN else [])

@@ -1,14 +1,13 @@
-"""Which run folders stay, and why; what may go out of those that stay.
+"""Which run folders stay, and why; what may be removed from those that stay.
 
-Whether one thing needs another is read off the names: run ids are unique, and whatever uses a run's files names its
-id, in a path or by itself: the manifests of another run, a registered version's tags. That holds for manifests of
-other versions of Qinglan and after folders were moved, and errs on the side of keeping.
+Run ids are unique, and whatever uses a run's files names its id: the manifests of another run, a registered version's
+tags. So a text search finds what is needed, also in manifests of other versions of Qinglan and after a move.
 """
 
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -21,7 +20,7 @@ from filelock import FileLock, Timeout
 from qinglan.config import Profile, Retention
 from qinglan.errors import ArtifactError
 from qinglan.ops.cleanup.disposal import bytes_of, set_aside
-from qinglan.ops.cleanup.records import Kept, Removed
+from qinglan.ops.cleanup.records import Removed
 from qinglan.runs.artifacts import MANIFEST
 from qinglan.runs.run import RUN_FILE, is_running
 from qinglan.runs.schema_version import check_version
@@ -39,30 +38,26 @@ class RunFolder:
     """One run on disk."""
 
     directory: Path
-    state: Mapping[str, Any] | None
-    """run.json; None where it can't be read."""
+    state: Mapping[str, Any]
+    """run.json; empty where it can't be read."""
     active: datetime
     """When anything in it was last written."""
 
     @property
     def name(self) -> str:
-        """The run's id."""
         return self.directory.name
 
     @property
     def finished(self) -> bool:
-        """Did its flow end?"""
-        return bool(self.state and self.state.get("finished"))
+        return bool(self.state.get("finished"))
 
     @property
     def profile(self) -> str | None:
-        """Whose it is."""
-        return self.state.get("profile_name") if self.state else None
+        return self.state.get("profile_name")
 
     @property
     def flow(self) -> str:
-        """What it ran."""
-        return str((self.state or {}).get("flow", ""))
+        return str(self.state.get("flow", ""))
 
     @cached_property
     def references(self) -> str:
@@ -89,11 +84,6 @@ class RunPlan:
     to_remove: dict[str, str] = field(default_factory=dict)
 
 
-def running_names(root: Path) -> set[str]:
-    """The names of running runs; ask before the registry is read, as a run that ended has registered its model."""
-    return {each.name for each in read_folders(root) if is_running(each.directory)}
-
-
 def plan(profile: Profile, running: Collection[str], registered: Mapping[str, str], now: datetime) -> RunPlan:
     """Decide about every run under `paths.runs`.
 
@@ -103,14 +93,16 @@ def plan(profile: Profile, running: Collection[str], registered: Mapping[str, st
     """
     root, policy = profile.paths.runs.resolve(), profile.retention
     found = RunPlan({each.name: each for each in read_folders(root)})
-    mine = [each for each in found.folders.values() if each.profile == profile.name]
-    finished = _by_flow(each for each in mine if each.finished)
+    finished: dict[str, list[str]] = {}
+    for each in found.folders.values():  # the newest first
+        if each.profile == profile.name and each.finished:
+            finished.setdefault(each.flow, []).append(each.name)
     latest = (root / "latest").resolve().name
     needed = {
         run_id: label for label, references in registered.items() for run_id in named_in(references, found.folders)
     }
     for each in found.folders.values():
-        if each.state is None:
+        if not each.state:
             found.kept[each.name] = f"{RUN_FILE} can't be read"
         elif each.profile != profile.name:
             found.kept[each.name] = f"is of profile {each.profile}"
@@ -143,7 +135,7 @@ def read_folders(root: Path) -> Iterator[RunFolder]:
         except FileNotFoundError:  # somebody deletes the run
             continue
         except (OSError, ValueError, AttributeError, ArtifactError):  # no object, or a newer Qinglan's
-            state = None
+            state = {}
         yield RunFolder(directory, state, _last_written(directory))
 
 
@@ -163,7 +155,7 @@ def tracking_of(state: Mapping[str, Any]) -> str | None:
 
 
 def remove_runs(found: RunPlan, root: Path, *, dry_run: bool) -> Iterator[Removed]:
-    """Set aside what is going; call it with `removal_lock(exclusive=True)`."""
+    """Set aside runs; call this and what follows with `removal_lock(exclusive=True)`."""
     for name, why in found.to_remove.items():
         directory = found.folders[name].directory
         removed = Removed(kind="run", name=name, why=why, bytes=bytes_of(directory))
@@ -198,10 +190,7 @@ def parts(found: RunPlan, profile: Profile, now: datetime) -> Iterator[RunPart]:
 
 
 def remove_stillborn(root: Path, profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[Removed]:
-    """Set aside folders of runs that never began, as on a disk that was full: nothing but a lock lies in them.
-
-    Whose they are stands nowhere. Call it with `removal_lock(exclusive=True)`.
-    """
+    """Set aside folders of any profile's runs that never began, as on a full disk: nothing but a lock lies in them."""
     for each in _own_folders(root):
         if not RUN_ID.fullmatch(each.name):
             continue
@@ -216,7 +205,6 @@ def remove_stillborn(root: Path, profile: Profile, now: datetime, *, dry_run: bo
 
 
 def remove_part(part: RunPart, root: Path, now: datetime, *, dry_run: bool) -> Removed:
-    """Set one aside; call it with `removal_lock(exclusive=True)`."""
     name, why = part.path.relative_to(root).as_posix(), f"last work on it {age(part.written, now)} ago"
     removed = Removed(kind=part.kind, name=name, why=why, bytes=bytes_of(part.path))
     if not dry_run:
@@ -224,20 +212,6 @@ def remove_part(part: RunPart, root: Path, now: datetime, *, dry_run: bool) -> R
         (part.path.parent / TRACKER).unlink(missing_ok=True)
         set_aside(part.path, root)
     return removed
-
-
-def kept_of(found: RunPlan, profile: Profile) -> Iterator[Kept]:
-    """This profile's runs that stay, and why."""
-    for name, why in found.kept.items():
-        if found.folders[name].profile in (profile.name, None):
-            yield Kept(kind="run", name=name, why=why)
-
-
-def _by_flow(folders: Iterable[RunFolder]) -> dict[str, list[str]]:
-    flows: dict[str, list[str]] = {}
-    for each in folders:  # the newest first
-        flows.setdefault(each.flow, []).append(each.name)
-    return flows
 
 
 def _too_old(each: RunFolder, beside: list[str], policy: Retention, now: datetime) -> str | None:
@@ -275,10 +249,7 @@ def _own_folders(folder: Path) -> list[Path]:
 
 
 def _last_written(directory: Path) -> datetime:
-    """Of what lies in it, and in the folders in it; taking a lock writes nothing.
-
-    A run running renames and removes files and folders while they are read.
-    """
+    """Of what lies in it, and in the folders in it, which a running run may rename and remove meanwhile."""
     newest = 0.0
     for folder in (directory, *_own_folders(directory)):
         with suppress(FileNotFoundError), os.scandir(folder) as entries:
@@ -290,11 +261,9 @@ def _last_written(directory: Path) -> datetime:
 
 
 def is_past(written: datetime, days: float | None, now: datetime) -> bool:
-    """Is it as old as that?"""
     return days is not None and now - written >= timedelta(days=days)
 
 
 def age(written: datetime, now: datetime) -> str:
-    """In words."""
     days = (now - written).days
     return "1 day" if days == 1 else f"{max(0, days)} days"

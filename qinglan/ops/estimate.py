@@ -1,7 +1,6 @@
 """What a run would cost, before it starts: which questions the ledger can't answer, and what asking them would take.
 
-Tokens of a call are those that the model's earlier calls took on average; where there are too few of them, the prompt
-is measured in characters and the answer taken for as long as it may get, so that the estimate is an upper bound.
+A call takes the tokens that the model's earlier calls took on average; where there are too few of them, an upper bound.
 """
 
 from collections import Counter
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -78,13 +77,12 @@ def questions_of(profile: Profile) -> Iterator[Iterator[Row]]:
 def estimate(profile: Profile, flow: FlowName, rows: Iterable[Row], ledger: Ledger) -> list[Estimate]:
     """What the flow would ask of teacher, answerer and judge for these rows.
 
-    The judge's questions depend on answers that are not there yet, so they count as unknown; RL asks about at most
-    its samples, and of those without a label in use about their best passages too; evaluation twice about every test
-    question, with the texts of all arms, or where texts are graded by themselves about every text.
+    The judge's questions depend on answers that are not there yet, so they count as unknown.
     """
     asked, counts = distill_requests(profile), _Counts()
     sample: Row | None = None
-    for some in _portions(row for row in rows if row.status == "ok"):
+    stream = (row for row in rows if row.status == "ok")
+    while some := list(islice(stream, _AT_ONCE)):
         sample = sample or some[0]
         counts.questions += len(some)
         counts.test += sum(row.split == "test" for row in some)
@@ -163,18 +161,14 @@ def _judgements(profile: Profile, flow: FlowName, counts: _Counts) -> Iterator[_
             )
         else:
             yield _Part("judge", "rl", judge, round(samples * profile.reward.judged_share))
-            if retrieves and (passages := round(samples * _unlabelled_share(profile, counts))):
-                yield _Part("judge", _PASSAGES, judge, passages)
+            # About the best passage of a sample without a label in use.
+            if retrieves and profile.reward.relevance_gate and counts.learnt:
+                unlabelled = counts.learnt - counts.labelled if profile.reward.use_labels else counts.learnt
+                if passages := round(samples * unlabelled / counts.learnt):
+                    yield _Part("judge", _PASSAGES, judge, passages)
     if flow in ("pipeline", "train", "evaluate"):
         each = _PASSES if retrieves else _ARMS + len(profile.evaluate.teachers)
         yield _Part("judge", _PANEL, judge, each * counts.test)
-
-
-def _unlabelled_share(profile: Profile, counts: _Counts) -> float:
-    """Share of RL's samples about whose best passage the judge is asked."""
-    if not profile.reward.relevance_gate or not counts.learnt:
-        return 0.0
-    return 1 - counts.labelled / counts.learnt if profile.reward.use_labels else 1.0
 
 
 def _estimate(profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: _Counts) -> Estimate:
@@ -200,22 +194,14 @@ def _tokens(profile: Profile, ledger: Ledger, sample: Row, part: _Part, counts: 
     if measured and measured[2] >= _ENOUGH_CALLS and part.what != _PANEL:
         return measured
     first = counts.first.get(part.role) if part.role != "judge" or part.what == "distill" else None
-    body = first.body if first else _asked(profile, sample, part.what)
-    return (*estimated_tokens(body, part.endpoint.max_tokens), 0)
-
-
-def _asked(profile: Profile, sample: Row, what: str) -> dict[str, Any]:
-    """What the judge is sent, as far as its length goes; nothing where no row is asked about."""
-    passage = "字" * PASSAGE_CHARS * (2 if what == _VERDICTS else 1)
-    asks: Literal["text", "texts", "passage"] = (
-        "texts" if what == _PANEL else "passage" if what in (_PASSAGES, _VERDICTS, _AGREEMENT) else "text"
-    )
+    if first:
+        return (*estimated_tokens(first.body, part.endpoint.max_tokens), 0)
+    asks: Literal["text", "texts", "passage"] = "text"
+    if part.what == _PANEL:
+        asks = "texts"
+    elif part.what in (_PASSAGES, _VERDICTS, _AGREEMENT):
+        asks = "passage"
+    passage = "字" * PASSAGE_CHARS * (2 if part.what == _VERDICTS else 1)
     texts = _ARMS + len(profile.evaluate.teachers)
-    recipe = get_recipe(profile.recipe)
-    return {"messages": recipe.estimate_messages(asks, sample, profile, texts=texts, passage=passage)}
-
-
-def _portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    stream = iter(rows)
-    while some := list(islice(stream, _AT_ONCE)):
-        yield some
+    messages = get_recipe(profile.recipe).estimate_messages(asks, sample, profile, texts=texts, passage=passage)
+    return (*estimated_tokens({"messages": messages}, part.endpoint.max_tokens), 0)

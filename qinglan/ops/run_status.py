@@ -17,8 +17,8 @@ from qinglan.serving.registry.approval import Waiting
 REPORT_FILE = "report.json"
 
 
-class _Noted(BaseModel):
-    """Of `run.json`, what its status follows from."""
+class _RunRecord(BaseModel):
+    """The keys of `run.json` that its status follows from."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -51,56 +51,51 @@ def status_of(directory: Path, profile: Profile) -> RunStatus:
         ArtifactError: its run.json is damaged, or of a newer Qinglan.
     """
     try:
-        noted = read_record(_Noted, directory / RUN_FILE)
+        record = read_record(_RunRecord, directory / RUN_FILE)
     except ValidationError as error:
         raise ArtifactError(f"{directory / RUN_FILE}: not readable; run it anew") from error
-    return RunStatus(_sentence(directory, noted), _stages(directory), _rest(directory, noted, profile))
-
-
-def _sentence(directory: Path, noted: _Noted) -> str:
-    named = f"run {directory.name} ({noted.flow} of {noted.profile_name})"
-    if is_running(directory):
-        if waiting := Waiting.read(directory / "gate"):
-            return f"{named}: waits for a person's approval until {waiting.until}: {waiting.page}; it has no report yet"
-        return f"{named}: has not ended, so it has no report yet; look again later{_with_report(directory, noted)}"
-    if noted.finished:
-        return (
-            f"{named}: has ended, but its {REPORT_FILE} is missing; restore it from a backup, or run it again, which "
-            f"uses its stages{_with_report(directory, noted)}"
-        )
-    why = f": {noted.ended_by}" if noted.ended_by else ", as no process of this machine runs it"
-    return (
-        f"{named}: ended before its report{why}; `qinglan run {noted.flow} "
-        f"--profile {noted.profile_name}` with the same --set goes on with it{_with_report(directory, noted)}"
-    )
-
-
-def _with_report(directory: Path, noted: _Noted) -> str:
-    earlier = (each for each in runs_of(directory.parent, noted.profile_name) if (each / REPORT_FILE).exists())
-    found = next(earlier, None)
-    return f"; the newest that has one: `qinglan show {found.name}`" if found else ""
-
-
-def _stages(directory: Path) -> list[StageSummary]:
-    manifests = sorted(directory.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns)
     stages = []
-    for manifest in manifests:
+    for manifest in sorted(directory.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns):
         try:
             stages.append(StageSummary.of(StageResult.read(manifest), directory.name))
         except (ValidationError, ArtifactError):  # of another version: the others are shown all the same
             continue
-    return stages
+    return RunStatus(_sentence(directory, record), stages, _rest(directory, record, profile))
 
 
-def _rest(directory: Path, noted: _Noted, profile: Profile) -> list[str]:
+def _sentence(directory: Path, record: _RunRecord) -> str:
+    named = f"run {directory.name} ({record.flow} of {record.profile_name})"
+    running = is_running(directory)
+    if running and (waiting := Waiting.read(directory / "gate")):
+        return f"{named}: waits for a person's approval until {waiting.until}: {waiting.page}; it has no report yet"
+    if running:
+        status = "has not ended, so it has no report yet; look again later"
+    elif record.finished:
+        status = (
+            f"has ended, but its {REPORT_FILE} is missing; restore it from a backup, or run it again, which "
+            "uses its stages"
+        )
+    else:
+        why = f": {record.ended_by}" if record.ended_by else ", as no process of this machine runs it"
+        status = (
+            f"ended before its report{why}; `qinglan run {record.flow} "
+            f"--profile {record.profile_name}` with the same --set goes on with it"
+        )
+    runs = runs_of(directory.parent, record.profile_name)
+    newest = next((each for each in runs if (each / REPORT_FILE).exists()), None)
+    shown = f"; the newest that has one: `qinglan show {newest.name}`" if newest else ""
+    return f"{named}: {status}{shown}"
+
+
+def _rest(directory: Path, record: _RunRecord, profile: Profile) -> list[str]:
     begun = sorted(
         file.parent.name for file in directory.glob("*/started.json") if not (file.parent / MANIFEST).exists()
     )
     lines = [f"Begun, but not done: {', '.join(begun)}"] if begun else []
-    if noted.flow_run_id:
+    if record.flow_run_id:
         page = _pages_of_prefect(profile)
         served = "on Prefect's pages, which `qinglan up` serves"
-        where = f"{page}/runs/flow-run/{noted.flow_run_id}" if page else f"flow run {noted.flow_run_id} {served}"
+        where = f"{page}/runs/flow-run/{record.flow_run_id}" if page else f"flow run {record.flow_run_id} {served}"
         lines.append(f"Log: {where}")
     logs = sorted(directory.glob("*/*.log"), key=lambda path: path.stat().st_mtime_ns)
     return [*lines, *(f"Log of {log.parent.name}: {log}" for log in logs[-1:])]

@@ -124,7 +124,7 @@ def test_a_newer_run_is_neither_continued_nor_removed(profile_of: ProfileOf):
         newer(run.directory / RUN_FILE)
     with pytest.raises(ArtifactError, match=NEWER), open_run(profile, "refresh"):
         raise AssertionError
-    assert [folder.state for folder in read_folders(run.directory.parent)] == [None]
+    assert [folder.state for folder in read_folders(run.directory.parent)] == [{}]
 
 
 def test_a_newer_stage_is_made_again_but_not_built_upon(profile_of: ProfileOf):

@@ -5,9 +5,8 @@ over HTTP, never imported. All listen on loopback only, and none sends telemetry
 """
 
 from qinglan.ops.prefect.deploy import DEPLOYMENTS
-from qinglan.ops.up.serve import serve_site
+from qinglan.ops.up.serve import prefect_for, serve_site
 from qinglan.ops.up.site import TRAINER_POOL, WORK_POOL, WORK_POOLS, Site
-from qinglan.ops.up.temporary import prefect_for
 
 __all__ = [
     "DEPLOYMENTS",

@@ -20,10 +20,9 @@ _ENDING_WITHIN_S = 60.0
 
 @contextmanager
 def only_one(state: Path, say: Say) -> Iterator[int]:
-    """Hold the state folder's lock; its file descriptor, which every process of the site is to keep open.
+    """Hold the state folder's lock; gives its file descriptor, which every process of the site is to keep open.
 
-    So the lock is free when the last of them has ended, also after kill -9: until then they still have the ports, and
-    flow runs that are running.
+    So the lock is free when the last of them has ended, also after kill -9: until then they still have the ports.
 
     Raises:
         ConfigError: another one runs here, or its processes don't end.

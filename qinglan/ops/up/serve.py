@@ -1,10 +1,10 @@
-"""Starts the site, in an order that keeps both cores of a small machine busy, and keeps it running."""
+"""Starts the site, in an order that keeps both cores of a small machine busy; a Prefect server for a single run."""
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,19 @@ from qinglan.errors import ConfigError, EngineError, first_line
 from qinglan.ops.prefect.api import call
 from qinglan.ops.prefect.automations import webhook_address
 from qinglan.ops.prefect.crash_recovery import crash_interrupted, crash_retries_on, requeue_crashed, stop_cancelled
-from qinglan.ops.prefect.deploy import find_deployments, make_pool, register
+from qinglan.ops.prefect.deploy import deploy_command, find_deployments, make_pool, register
 from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, find_server
 from qinglan.ops.up.lock import only_one
-from qinglan.ops.up.simulators import SimulatedRole, simulated_roles_of
-from qinglan.ops.up.site import WORK_POOLS, Site, is_tracked_elsewhere, worker_name
-from qinglan.runs.processes import HOST, Processes, Say, port_from, require_free, stop_signals
+from qinglan.ops.up.site import (
+    WORK_POOLS,
+    SimulatedRole,
+    Site,
+    is_tracked_elsewhere,
+    simulated_roles_of,
+    worker_name,
+)
+from qinglan.runs.command import QUIET_ENV
+from qinglan.runs.processes import HOST, Processes, Say, answers, free_port, port_from, require_free, stop_signals
 
 _PREFECT_PORT, _MLFLOW_PORT = 4200, 5000
 """Or the next free ones, unless the user names some."""
@@ -52,7 +59,7 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
         prefect_port = _configured_port(known, prefect_port)
         site = Site(state, profile.tracking_uri, _port(prefect_port, _PREFECT_PORT, "prefect", say))
         if not is_tracked_elsewhere(profile.tracking_uri):
-            site = site.with_mlflow_port(_port(mlflow_port, _MLFLOW_PORT, "mlflow", say))
+            site = replace(site, mlflow_port=_port(mlflow_port, _MLFLOW_PORT, "mlflow", say))
         logs = state.resolve() / "logs"
         # Where PREFECT_SERVER_API_AUTH_STRING asks for one.
         login = os.environ.get("PREFECT_API_AUTH_STRING", "").strip() or None
@@ -83,27 +90,24 @@ class _LocalSite:
             self.processes.start("mlflow_server", mlflow)
         simulated = simulated_roles_of(self.profile)
         for simulator in simulated:
-            self.processes.start(simulator.name, simulator.command)
+            self.processes.start(f"embedded_{simulator.title.lower()}", simulator.command)
         self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
-        with self._announced(), self._workers():
-            register(self.api, self.site.deploy, prefect_file, self.profile, self.say)
-            if mlflow:
-                self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
-            for simulator in simulated:
-                self.processes.wait_for(simulator.title, simulator.health_url)
-            self._wait_for_workers()
-            self._say_where(simulated, time.monotonic() - start_s)
-            self.processes.keep_running(self._recover)
-
-    @contextmanager
-    def _announced(self) -> Iterator[None]:
-        """Writes the server's address for `qinglan run` on this site, for as long as the server runs."""
-        file = self.site.state / SERVER_FILE
-        file.write_text(self.site.api_url, encoding="utf-8")
+        server_file = self.site.state / SERVER_FILE  # for `qinglan run` on this site, while the server runs
+        server_file.write_text(self.site.api_url, encoding="utf-8")
         try:
-            yield
+            with self._workers():
+                deploy = partial(deploy_command, env=self.site.prefect_env)
+                register(self.api, deploy, prefect_file, self.profile, self.say)
+                if mlflow:
+                    self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
+                for simulator in simulated:
+                    self.processes.wait_for(simulator.title, f"{simulator.origin}/health")
+                for pool in WORK_POOLS:
+                    self.processes.wait_until(f"worker of {pool}", partial(self._worker_problem, pool))
+                self._say_where(simulated, time.monotonic() - start_s)
+                self.processes.keep_running(self._recover)
         finally:
-            file.unlink(missing_ok=True)
+            server_file.unlink(missing_ok=True)
 
     @contextmanager
     def _workers(self) -> Iterator[None]:
@@ -123,10 +127,6 @@ class _LocalSite:
         finally:
             self.say("stopping")
             self.processes.stop(*_POOL_OF)
-
-    def _wait_for_workers(self) -> None:
-        for pool in WORK_POOLS:
-            self.processes.wait_until(f"worker of {pool}", partial(self._worker_problem, pool))
 
     def _worker_problem(self, pool: str) -> str | None:
         """None once this session's worker has reported; an earlier one's report stays for a while."""
@@ -159,7 +159,7 @@ class _LocalSite:
 
     def _say_where(self, simulated: Sequence[SimulatedRole], seconds: float) -> None:
         lines = [f"Prefect  {self.site.prefect_url}", f"MLflow   {self.site.mlflow_url}"]
-        lines += [f"{simulator.title:<8} {simulator.url}" for simulator in simulated]
+        lines += [f"{simulator.title:<8} {simulator.origin}{simulator.path}" for simulator in simulated]
         if simulated:
             lines.append("         simulators, to try by hand; every run starts its own")
         lines.append(f"Logs     {self.processes.logs}\n\nReady after {seconds:.0f} s. Ctrl-C stops all of it.")
@@ -190,3 +190,32 @@ def _port(asked: int | None, usual: int, what: str, say: Say) -> int:
     if (port := port_from(usual)) != usual:
         say(f"{what}: port {usual} is taken, so {port}")
     return port
+
+
+@contextmanager
+def prefect_for(state: Path, say: Say) -> Iterator[Callable[[], None]]:
+    """Point this process at a Prefect server, before Prefect is imported; gives a function that waits until it answers.
+
+    The user's own where one is configured, `qinglan up`'s where it runs, else one that lives as long as the run does.
+    Prefect's own temporary server survives a killed run. Ours takes seconds to start, in which the caller can work.
+    """
+    os.environ.update(QUIET_ENV)
+    server = find_server(state)
+    if server and not server.is_of_up:
+        yield lambda: None
+        return
+    if server and answers(f"{server.api_url}/health"):
+        os.environ |= {"PREFECT_API_URL": server.api_url}
+        yield lambda: None
+        return
+    site = Site(state, "", prefect_port=free_port())
+    site.prepare()
+    with Processes(state.resolve() / "logs", lambda _: None) as processes:
+        processes.start(f"prefect_server_{site.prefect_port}", site.prefect_server())
+        os.environ.update(site.prefect_env)
+
+        def wait_until_ready() -> None:
+            say("starting a Prefect server for this run")
+            processes.wait_for("Prefect's server", f"{site.api_url}/health")
+
+        yield wait_until_ready

@@ -1,14 +1,17 @@
-"""What a site consists of: the command and the settings of each of its processes. Nothing is started here."""
+"""What a site consists of: the command and the settings of each of its processes."""
 
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from qinglan.ops.prefect.deploy import deploy_command
+from qinglan.config import Profile
 from qinglan.runs.command import QUIET_ENV, Command
-from qinglan.runs.processes import HOST
+from qinglan.runs.processes import HOST, port_from
+from qinglan.simulators.domains import embedded_knowledge_base
+from qinglan.simulators.services import is_any_model_embedded, rag_argv, teacher_argv
 
 WORK_POOL, TRAINER_POOL = "qinglan", "qinglan-trainer"
 WORK_POOLS = (WORK_POOL, TRAINER_POOL)
@@ -16,6 +19,8 @@ WORK_POOLS = (WORK_POOL, TRAINER_POOL)
 _AT_ONCE = {WORK_POOL: 4, TRAINER_POOL: 1}
 """Flows at the same time: one trains, as the device is shared; some of the others wait for a provider or a user."""
 
+_TEACHER_PORT, _RAG_PORT = 8101, 8201
+"""Or the next free ones."""
 _PAGES = "pages"
 _PREFECT = [sys.executable, "-m", "prefect"]
 
@@ -53,12 +58,10 @@ class Site:
 
     @property
     def prefect_url(self) -> str:
-        """Prefect's UI; its API is under `/api`."""
         return f"http://{HOST}:{self.prefect_port}"
 
     @property
     def api_url(self) -> str:
-        """Prefect's API."""
         return f"{self.prefect_url}/api"
 
     @property
@@ -66,12 +69,7 @@ class Site:
         """MLflow's UI: our own server for a local database, else the tracking server itself."""
         return self.tracking_uri if is_tracked_elsewhere(self.tracking_uri) else f"http://{HOST}:{self.mlflow_port}"
 
-    def with_mlflow_port(self, port: int) -> "Site":
-        """The same site with its MLflow there."""
-        return replace(self, mlflow_port=port)
-
     def prefect_server(self) -> Command:
-        """Prefect's API, scheduler and UI."""
         argv = [*_PREFECT, "server", "start", f"--host={HOST}", f"--port={self.prefect_port}"]
         return Command(argv, self.prefect_env | _unless_set(SERVER_TUNING))
 
@@ -86,20 +84,14 @@ class Site:
         return Command(argv, QUIET_ENV | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 
     def worker(self, pool: str) -> Command:
-        """Runs what the UI and the schedules ask for."""
         argv = [*_PREFECT, "worker", "start", f"--pool={pool}", "--type=process", "--install-policy=never"]
         argv += [f"--name={worker_name(pool)}", f"--limit={_AT_ONCE[pool]}"]
         return Command(argv, self.prefect_env | _unless_set(WORKER_TUNING))
 
-    def deploy(self, prefect_file: Path) -> Command:
-        """Register every deployment, or bring it up to date."""
-        return deploy_command(prefect_file, self.prefect_env)
-
     def prepare(self) -> None:
-        """Make Prefect's folder, for this account alone, without its new pages: they report to Amplitude.
+        """Make Prefect's folder, for this account alone, without its new pages, which report to Amplitude.
 
-        From the others they are one click away. A link that leads nowhere is in the place of their folder, so Prefect
-        logs one line and leaves them out.
+        A link that leads nowhere is in the place of their folder, so Prefect logs one line and leaves them out.
         """
         self._home.mkdir(parents=True, exist_ok=True)
         if "PREFECT_HOME" not in os.environ:
@@ -131,6 +123,37 @@ class Site:
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.prefect_url,  # who may read such a token
         }
         return env | _unless_set(guards)
+
+
+class SimulatedRole(NamedTuple):
+    """An embedded service for users to try by hand; flows start their own, with the settings of each run."""
+
+    title: str
+    command: Command
+    origin: str
+    """Its address without a path; `/health` answers 200."""
+    path: str
+    """What is to be called there."""
+
+
+def simulated_roles_of(profile: Profile) -> list[SimulatedRole]:
+    """Those that the profile calls `embedded`.
+
+    Raises:
+        ConfigError: the profile's sample can't be made.
+    """
+    found = []
+    if is_any_model_embedded(profile):
+        found.append(_simulated("Teacher", teacher_argv(profile), _TEACHER_PORT, "/v1"))
+    if knowledge_base := embedded_knowledge_base(profile):
+        found.append(_simulated("RAG", rag_argv(profile, knowledge_base), _RAG_PORT, "/retrieve"))
+    return found
+
+
+def _simulated(title: str, argv: list[str], first_port: int, path: str) -> SimulatedRole:
+    port = port_from(first_port)
+    command = Command([sys.executable, "-m", *argv, f"--port={port}"])
+    return SimulatedRole(title, command, f"http://{HOST}:{port}", path)
 
 
 def is_tracked_elsewhere(tracking_uri: str) -> bool:

@@ -15,12 +15,12 @@ from qinglan.evaluation.teachers import ask_teacher
 from qinglan.recipes.measuring.arms import (
     not_retrieved,
     original_rows,
+    retrieve_all,
     student_rows,
     teacher_rows,
     with_tokens,
 )
 from qinglan.recipes.measuring.panel import Panel
-from qinglan.recipes.measuring.retrieving import retrieve_all
 from qinglan.rows import ArmRow
 
 __all__ = [

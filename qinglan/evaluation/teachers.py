@@ -1,15 +1,12 @@
 """Further teachers on the test questions, as distillation asks them."""
 
-import asyncio
 from collections.abc import Sequence
-from itertools import islice
 
 from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
 from qinglan.errors import CallError
 from qinglan.recipes import Recipe
-from qinglan.recipes.measuring.arms import teacher_rows
-from qinglan.recipes.measuring.retrieving import AT_ONCE, check_failures
+from qinglan.recipes.measuring.arms import ask_about, check_failures, teacher_rows
 from qinglan.rows import ArmRow, Row
 
 
@@ -21,7 +18,7 @@ async def ask_teacher(
     Raises:
         StageError: its service failed too often to say anything about the teacher.
     """
-    answered, lost = list[Row](), list[str]()
+    lost = list[str]()
 
     async def attempt(row: Row) -> Row:
         try:
@@ -31,11 +28,9 @@ async def ask_teacher(
                 lost.append(error.reason)
             return row.failed(error.reason)
 
-    questions = iter([_unanswered(row) for row in rows])
-    while some := list(islice(questions, AT_ONCE)):
-        answered += await asyncio.gather(*map(attempt, some))
+    answered = await ask_about(map(_unanswered, rows), attempt)
     check_failures(lost, len(rows), max_failed_share)
-    return teacher_rows(answered)
+    return teacher_rows(answered.values())
 
 
 def _unanswered(row: Row) -> Row:

@@ -1,9 +1,8 @@
 """Recipes: what is trained. One file each, found by its name; the profile's `recipe` picks one, or gives a file's path.
 
 A recipe's file defines `RECIPE`, an object of a class derived from `RetrievalRecipe` (the student's text is put to the
-retrieval service) or from `AnswerRecipe` (it is graded by rules on the row, and by a judge). Stages ask that
-object and know no certain recipe. Files whose names begin with an underscore are no recipes. docs/add-a-recipe.md
-adds one.
+retrieval service) or from `AnswerRecipe` (it is graded by rules on the row, and by a judge). Files whose names begin
+with an underscore are no recipes. docs/add-a-recipe.md adds one.
 """
 
 import difflib
@@ -36,7 +35,7 @@ from qinglan.recipes.kinds.elements import (
 )
 from qinglan.recipes.kinds.recipe import Recipe, answered
 from qinglan.recipes.kinds.retrieval import RetrievalRecipe
-from qinglan.recipes.scoring.service import Baseline, Scored
+from qinglan.recipes.scoring.service import Baseline, GradedRewrite, Scored
 
 __all__ = [
     "JUDGE",
@@ -46,6 +45,7 @@ __all__ = [
     "Baseline",
     "Finding",
     "FindingRow",
+    "GradedRewrite",
     "Input",
     "Message",
     "Metric",
@@ -66,11 +66,7 @@ __all__ = [
 
 
 def get_recipe(name: str) -> Recipe:
-    """The recipe of that name, or in that .py file.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The recipe of that name, or in that .py file; raises ConfigError where there is none."""
     if name.endswith(".py"):
         return _from_file(Path(name))
     known = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))

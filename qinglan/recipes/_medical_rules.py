@@ -6,7 +6,7 @@ takes it back: 不要加倍吃 is no forbidden advice, and 不用打120 no help.
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Self
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from qinglan.runs.artifacts import hash_of
 
 RULES_FILE = Path(__file__).with_name("medical_rules.yaml")
+_PAGE_FILE = Path(__file__).with_name("medical_rules_page.md")
 
 _CLAUSE = re.compile(r"[,。!?;:\n]")
 _NO_NEGATIONS = re.compile("[特个分区级性类告鉴识辨差]别|别[的人]|禁忌|顾忌|不得不|不能不|要不|能不|好不|不妨")
@@ -43,9 +44,8 @@ Phrases = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class Required(_Rules):
-    """Something that must be said, in one wording or another."""
-
     say: str
+    """What must be said, in one of the wordings of `any_of`."""
     any_of: Phrases
 
 
@@ -62,8 +62,6 @@ class Kind(_Rules):
 
 
 class Format(_Rules):
-    """What an answer looks like."""
-
     ends_with: Phrases
     forbidden_patterns: Phrases
 
@@ -82,8 +80,6 @@ class Keywords(_Rules):
 
 
 class Rules(_Rules):
-    """`medical_rules.yaml`."""
-
     weights: dict[str, Annotated[float, Field(gt=0)]]
     format: Format
     length: Length
@@ -103,7 +99,6 @@ class Rules(_Rules):
 
     @property
     def digest(self) -> str:
-        """Changes with any rule."""
         return hash_of(self.model_dump(mode="json"))[:12]
 
     def kinds(self, question: str) -> dict[str, Kind]:
@@ -135,7 +130,9 @@ class Rules(_Rules):
         if kinds:
             required = sum(len(kind.required) for kind in kinds.values())
             parts["safety"] = 1 - len(self.missing(question, text)) / required
-        parts["restraint"] = float(not self._false_alarm(kinds, text))
+        in_danger = any(kind.alarm for kind in kinds.values())
+        alarms = [phrase for kind in self.high_risk.values() for phrase in kind.alarm]
+        parts["restraint"] = float(in_danger or not self._said(alarms, _plain(text)))
         harmless = float(not self.forbidden(question, text))
         mean = sum(self.weights[name] * value for name, value in parts.items()) / sum(
             self.weights[name] for name in parts
@@ -157,17 +154,10 @@ class Rules(_Rules):
             return max(0.0, 2 * chars / self.length.min - 1)
         return max(0.0, min(1.0, 2 - chars / self.length.max))
 
-    def _false_alarm(self, kinds: Mapping[str, Kind], text: str) -> bool:
-        """Does it call for help where nobody is in danger?"""
-        if any(kind.alarm for kind in kinds.values()):
-            return False
-        alarms = [phrase for kind in self.high_risk.values() for phrase in kind.alarm]
-        return self._said(alarms, _plain(text))
-
     def _said(self, phrases: Sequence[str], plain: str) -> bool:
         """Does the text hold one of the phrases, with no negation before it?"""
         taken_back = _before(self.negations, self.between)
-        spans = [span for phrase in phrases for span in _spans(phrase, plain)]
+        spans = [found.span() for phrase in phrases for found in _pattern(phrase).finditer(plain)]
         # 打120 within 拨打120 does not count by itself: its 不用 comes before the longer one.
         whole = [(a, b) for a, b in spans if not any(c <= a and b <= d and (a, b) != (c, d) for c, d in spans)]
         before = (_NO_NEGATIONS.sub("·", _CLAUSE.split(plain[:start])[-1]) for start, _ in whole)
@@ -176,10 +166,6 @@ class Rules(_Rules):
 
 def _plain(text: str) -> str:
     return "".join(unicodedata.normalize("NFKC", text).lower().split())
-
-
-def _spans(phrase: str, plain: str) -> list[tuple[int, int]]:
-    return [found.span() for found in _pattern(phrase).finditer(plain)]
 
 
 @cache
@@ -197,8 +183,14 @@ def _before(negations: Sequence[str], between: Sequence[str]) -> re.Pattern[str]
 def markdown(rules: Rules) -> str:
     """The rules as a page, `docs/reward_rules.md`."""
     weights = "".join(f"| {name} | {weight:g} | {_PARTS[name]} |\n" for name, weight in rules.weights.items())
-    kinds = "".join(_kind_markdown(name, kind) for name, kind in rules.high_risk.items())
-    return _PAGE.format(
+    kinds = ""
+    for name, kind in rules.high_risk.items():
+        kinds += f"### {kind.zh} ({kind.en}, `{name}`)\n\n- Recognised by: {'、'.join(kind.triggers)}\n"
+        kinds += "".join(f"- Must say: **{each.say}**, by one of: {'、'.join(each.any_of)}\n" for each in kind.required)
+        kinds += f"- Forbidden: {'、'.join(kind.forbidden)}\n"
+        kinds += f"- Out of place where nobody is in danger: {'、'.join(kind.alarm)}\n" if kind.alarm else ""
+        kinds += "\n"
+    return _PAGE_FILE.read_text(encoding="utf-8").format(
         weights=weights,
         low=rules.length.min,
         high=rules.length.max,
@@ -212,51 +204,6 @@ def markdown(rules: Rules) -> str:
         between="、".join(rules.between),
         fallback=rules.fallback,
     )
-
-
-def _kind_markdown(name: str, kind: Kind) -> str:
-    required = "".join(f"- Must say: **{each.say}**, by one of: {'、'.join(each.any_of)}\n" for each in kind.required)
-    alarm = f"- Out of place where nobody is in danger: {'、'.join(kind.alarm)}\n" if kind.alarm else ""
-    return (
-        f"### {kind.zh} ({kind.en}, `{name}`)\n\n"
-        f"- Recognised by: {'、'.join(kind.triggers)}\n{required}- Forbidden: {'、'.join(kind.forbidden)}\n{alarm}\n"
-    )
-
-
-_PAGE = """# Reward rules of the medical assistant
-
-Generated from `qinglan/recipes/medical_rules.yaml` by `python -m qinglan.recipes.medical`; change the rules there.
-
-The rules' score is the weighted mean of these parts; a part without a value for a question is left out. It is 0 where
-the answer gives forbidden advice. The reward is R = 0.6 · rules + 0.4 · judge / 5, from [0, 1] to [−1, 1].
-
-| Part | Weight | Meaning |
-| --- | --- | --- |
-{weights}
-## Length and format
-
-{low} to {high} characters; nothing for {half:g} or fewer, nor for {twice} or more. The answer ends with one of
-{ends} and matches none of these regular expressions:
-
-```
-{patterns}```
-
-## Dangerous questions
-
-A question is of a kind if it, or what is known of the patient, holds one of the kind's words; it may be of several.
-`…` stands for up to twelve characters of the same sentence.
-
-{kinds}## Forbidden in every answer
-
-{always}
-
-A phrase, forbidden or required, is taken back by one of these directly before it: {negations}.
-Between the two there may be: {between}.
-
-## When the model fails
-
-The router answers: {fallback}
-"""
 
 
 RULES = Rules.model_validate(yaml.safe_load(RULES_FILE.read_text(encoding="utf-8")))

@@ -22,23 +22,13 @@ class VerdictRecipe(Protocol):
 
     NAME: str
 
-    def verdict_messages(self, question: str, reference: str, candidate: str, tenant: Tenant) -> list[Message]:
-        """What the student is asked."""
+    def verdict_messages(self, question: str, reference: str, candidate: str, tenant: Tenant) -> list[Message]: ...
 
     def verdict_score(self, text: str) -> float:
-        """0–5, from `RIGHT_FROM` where the main verdict is right.
-
-        Raises:
-            TeacherError: the answer holds no verdict.
-        """
+        """0–5, from `RIGHT_FROM` where the main verdict is right; raises TeacherError where the text holds none."""
 
 
 def verdict_recipe(name: str) -> VerdictRecipe:
-    """The recipe of that name.
-
-    Raises:
-        ConfigError: there is none, or its student gives no verdicts.
-    """
     recipe = get_recipe(name)
     if not hasattr(recipe, "verdict_messages"):
         raise ConfigError(f"recipe `{name}`: its student gives no verdicts; a judge's recipe is answer_judge")

@@ -73,7 +73,7 @@ _AGREE, _DIFFER = Both("all forms agree", "各写法一致"), Both("some differ"
 
 
 class Verdict(NamedTuple):
-    """Main and secondary verdict; empty where not known."""
+    """Empty where not known."""
 
     main: str
     flaw: str
@@ -107,34 +107,30 @@ class AnswerJudge(AnswerRecipe):
         return "\n".join(f"{label}：{one_line(text)}" for label, text in lines)
 
     def student_messages(self, row: Row, tenant: Tenant) -> list[Message]:  # noqa: ARG002 (the same for all tenants)
-        """It describes the form of the answer, so that an untrained model can keep to it."""
         return prompt(STUDENT_SYSTEM, self.question_text(row))
 
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
         return prompt(TEACHER_SYSTEM.format(domain=tenant.domain), self.question_text(row))
 
     def answerer_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        """The bare question: the weak model is not helped."""
         return prompt(ANSWERER_SYSTEM.format(domain=tenant.domain), one_line(row.query))
 
     def distill_messages(self, row: Row, tenant: Tenant) -> "Mapping[ChatRole, list[Message]]":
-        """The weak model is asked where the workbook brings no answer to judge."""
         teacher = self.teacher_messages(row, tenant)
         if "candidate" in row.inputs:
             return {"teacher": teacher}
         return {"answerer": self.answerer_messages(row, tenant), "teacher": teacher}
 
     async def distill(self, row: Row, clients: "Clients", tenant: Tenant) -> Row:
-        """The weak model's answer, where there is none yet, then the strong one's thoughts and verdict on it.
-
-        Raises:
-            TeacherError: also where the workbook's verdict is an unknown word (`unknown_verdict`), or on no answer
-                (`verdict_without_answer`): on another answer it would say nothing.
-        """
-        _check_labels(row)
+        """The weak model's answer, where there is none yet, then the strong one's thoughts and verdict on it."""
         if "candidate" not in row.inputs:
+            if row.inputs.keys() & {"verdict", "flaw"}:
+                raise TeacherError("there is a verdict, but no answer that it is about", "verdict_without_answer")
             said = await clients.answerer.ask(self.answerer_messages(row, tenant), _non_empty)
             row = row.model_copy(update={"inputs": row.inputs | {"candidate": said.value}})
+        for name, known in (("verdict", MAIN), ("flaw", FLAWS)):
+            if (given := row.inputs.get(name, known[0])) not in known:
+                raise TeacherError(f"{name} {given[:20]!r} is none of {', '.join(known)}", "unknown_verdict")
         answer = await clients.teacher.ask(self.teacher_messages(row, tenant), self.parse_answer)
         return answered(row, with_thoughts(answer.value, answer.reasoning), answer)
 
@@ -165,7 +161,6 @@ class AnswerJudge(AnswerRecipe):
         return parts
 
     def flaw(self, row: Row) -> str | None:
-        """Its form, a verdict that a reviewer contradicts, or thoughts too long for a training example."""
         parts = row.parts or {}
         if parts.get("format", 1.0) < 1:
             return "bad_format"
@@ -174,7 +169,7 @@ class AnswerJudge(AnswerRecipe):
         return "thoughts_too_long" if len(row.answer or "") > MAX_ANSWER_CHARS else None
 
     def probes(self, rows: Sequence[Row]) -> list[Row]:
-        """Answers in other forms: clauses in reverse, courtesies around it, reworded where the workbook can."""
+        """The same answers in other forms."""
         probed = sorted((row for row in rows if row.inputs.get("candidate")), key=lambda row: row.id)[:PROBED_ROWS]
         return [
             row.model_copy(update={"id": f"{row.id}-{kind}", "inputs": row.inputs | {"candidate": text}})
@@ -183,7 +178,6 @@ class AnswerJudge(AnswerRecipe):
         ]
 
     def findings(self, arms: "Mapping[str, Sequence[ArmRow]]", rows: Sequence[Row]) -> list[Finding]:
-        """Agreement with the strong judge, robustness, and certainty."""
         said = {
             name: {entry.row_id: _read(entry.text) for entry in arm if entry.text or entry.reason == "empty_answer"}
             for name, arm in arms.items()
@@ -215,14 +209,6 @@ def wanted_verdict(row: Row) -> Verdict:
     return verdict_in(row.answer or "") or Verdict("", "")
 
 
-def _check_labels(row: Row) -> None:
-    if "candidate" not in row.inputs and row.inputs.keys() & {"verdict", "flaw"}:
-        raise TeacherError("there is a verdict, but no answer that it is about", "verdict_without_answer")
-    for name, known in (("verdict", MAIN), ("flaw", FLAWS)):
-        if (given := row.inputs.get(name, known[0])) not in known:
-            raise TeacherError(f"{name} {given[:20]!r} is none of {', '.join(known)}", "unknown_verdict")
-
-
 def with_thoughts(text: str, reasoning: str | None) -> str:
     """Thoughts and verdict in the student's form; a reasoning model's thoughts come apart from its answer."""
     verdict, inside = verdict_in(text), _THOUGHTS.search(text)
@@ -232,7 +218,6 @@ def with_thoughts(text: str, reasoning: str | None) -> str:
 
 
 def forms_of(candidate: str, reworded: str | None) -> dict[str, str]:
-    """The answer in other forms that mean the same, by kind."""
     clauses, (before, after) = _CLAUSES.findall(candidate), COURTESIES
     found = {"longer": f"{before}{candidate}{after}"}
     if len(clauses) > 1:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from qinglan.config import Reward, Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes import Baseline, Message, RetrievalRecipe, Scored, one_line, prompt
+from qinglan.recipes import Baseline, GradedRewrite, Message, RetrievalRecipe, Scored, one_line, prompt
 from qinglan.recipes.kinds.selection import is_boilerplate
-from qinglan.rows import Retrieved, Row
+from qinglan.rows import Row
 
 STUDENT_SYSTEM = "你是{domain}检索助手，把用户口语问题改写成检索关键词。"
 
@@ -76,7 +76,7 @@ class QueryRewrite(RetrievalRecipe):
         return prompt(JUDGE_SYSTEM.format(domain=tenant.domain), f"{question}\n改写：{one_line(rewrite)}")
 
     def panel_messages(self, question: str, rewrites: Sequence[str], tenant: Tenant) -> list[Message]:
-        """System and user message for several rewrites; each is one numbered line, so that none can pose as another."""
+        # Each rewrite is one numbered line, so that none can pose as another.
         lines = [f"改写{number}：{one_line(rewrite)}" for number, rewrite in enumerate(rewrites, 1)]
         return prompt(PANEL_SYSTEM.format(domain=tenant.domain, count=len(rewrites)), "\n".join([question, *lines]))
 
@@ -89,15 +89,7 @@ class QueryRewrite(RetrievalRecipe):
             raise TeacherError("the answer is empty", reason="empty_answer")
         return rewrite
 
-    def reward(
-        self,
-        config: Reward,
-        baseline: Baseline,
-        rewrite: str,
-        retrieved: Retrieved,
-        judge_score: float | None,
-        relevance: float | None,
-    ) -> Scored:
+    def reward(self, config: Reward, baseline: Baseline, rewrite: GradedRewrite) -> Scored:
         """How much better than the teacher did this rewrite retrieve?
 
             R = 0.35·tanh(3·(judge_s − judge_t)/5) + 0.40·tanh(3·(rq_s − rq_t)) + 0.25·win,   clipped to [−1, 1]
@@ -107,6 +99,7 @@ class QueryRewrite(RetrievalRecipe):
         asked) are shared among the rest: an unasked judge is not a tie. Guards cap what a rewrite can earn that lost
         the question's meaning; without them this formula is hacked (docs/decisions.md).
         """
+        text, retrieved, judge_score, relevance = rewrite
         rq_gain = retrieved.quality - baseline.teacher_quality
         win = 0.0 if abs(rq_gain) <= config.tie_margin else (config.win if rq_gain > 0 else config.loss)
         parts: list[tuple[float, float]]  # weight and value
@@ -118,7 +111,13 @@ class QueryRewrite(RetrievalRecipe):
             judged = [] if judge_score is None else [(config.judge_weight, judge_score / 5)]
             parts = [(config.retrieval_weight, retrieved.quality), *judged]
         score = sum(weight * value for weight, value in parts) / sum(weight for weight, _ in parts)
-        guard_ok = _guard_ok(config, baseline, rewrite, judge_score)
+        guard_ok = not config.preservation_guard or (
+            (judge_score is None or judge_score >= config.guard_min_judge)
+            and len(text) <= config.max_chars
+            and not is_repetitive(text)
+            and not is_boilerplate(text)
+            and entity_kept(baseline.question, baseline.teacher_rewrite, text)
+        )
         if not guard_ok:
             score = min(score, config.guard_cap)
         gold_top1 = math.nan
@@ -161,16 +160,6 @@ def is_repetitive(rewrite: str) -> bool:
     words = rewrite.split()
     text = "".join(words)
     return len(set(words)) < len(words) or (len(text) > 5 and max(map(text.count, set(text))) * 2 > len(text))
-
-
-def _guard_ok(config: Reward, baseline: Baseline, rewrite: str, judge_score: float | None) -> bool:
-    if not config.preservation_guard:
-        return True
-    if judge_score is not None and judge_score < config.guard_min_judge:
-        return False
-    if len(rewrite) > config.max_chars or is_repetitive(rewrite) or is_boilerplate(rewrite):
-        return False
-    return entity_kept(baseline.question, baseline.teacher_rewrite, rewrite)
 
 
 RECIPE = QueryRewrite()

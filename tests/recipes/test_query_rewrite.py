@@ -7,7 +7,7 @@ import pytest
 
 from qinglan.config import Reward, Tenant
 from qinglan.errors import TeacherError
-from qinglan.recipes import Baseline
+from qinglan.recipes import Baseline, GradedRewrite
 from qinglan.recipes.query_rewrite import RECIPE, entity_kept, is_repetitive, user_text
 from qinglan.rows import Retrieved
 
@@ -27,7 +27,7 @@ def found(*scores: float, first: str = "g") -> Retrieved:
 
 
 def score(baseline: Baseline = BASE, rewrite: str = REWRITE, judge: float | None = None, **config: Any) -> float:
-    return RECIPE.reward(Reward(**config), baseline, rewrite, found(0.9, 0.6, 0.3), judge, None).score
+    return RECIPE.reward(Reward(**config), baseline, GradedRewrite(rewrite, found(0.9, 0.6, 0.3), judge)).score
 
 
 def with_gold(gold: str) -> Baseline:
@@ -54,7 +54,7 @@ def test_doing_as_the_teacher_does_is_zero():
 
 def test_losing_to_the_teacher_costs():
     better = BASE.model_copy(update={"teacher_quality": 1.0})
-    assert RECIPE.reward(Reward(), better, REWRITE, found(0.1), None, None).win == -0.3
+    assert RECIPE.reward(Reward(), better, GradedRewrite(REWRITE, found(0.1))).win == -0.3
     assert score(better) < 0
 
 
@@ -82,7 +82,7 @@ def test_gold_gate():
 
 
 def test_without_labels_the_gold_document_is_measured_only():
-    scored = RECIPE.reward(Reward(use_labels=False), with_gold("x"), REWRITE, found(0.9, 0.6, 0.3), None, None)
+    scored = RECIPE.reward(Reward(use_labels=False), with_gold("x"), GradedRewrite(REWRITE, found(0.9, 0.6, 0.3)))
     assert scored.score == score()
     assert scored.gold_top1 == 0.0
 
@@ -95,7 +95,7 @@ def test_an_absolute_reward_does_not_know_the_teacher():
         assert score(baseline, judge=4.0, **absolute) == pytest.approx((0.3 * 0.8 + 0.6 * quality) / 0.9)
         assert score(baseline, **absolute) == pytest.approx(quality)
     assert score(rewrite="鱼油 推荐用量", **absolute) == -0.5
-    assert RECIPE.reward(Reward(**absolute), other, REWRITE, found(0.9, 0.6, 0.3), None, None).win == -0.3
+    assert RECIPE.reward(Reward(**absolute), other, GradedRewrite(REWRITE, found(0.9, 0.6, 0.3))).win == -0.3
 
 
 def test_a_judge_without_weight_guards_only():
@@ -118,7 +118,7 @@ def test_the_judge_is_asked_only_where_its_score_can_matter(config: dict[str, fl
 
 
 def test_unknown_parts_are_nan_and_the_score_never_is():
-    scored = RECIPE.reward(Reward(), BASE, REWRITE, Retrieved(), None, None)
+    scored = RECIPE.reward(Reward(), BASE, GradedRewrite(REWRITE, Retrieved()))
     assert math.isnan(scored.judge)
     assert math.isnan(scored.gold_top1)
     assert -1 <= scored.score < 0
@@ -152,8 +152,8 @@ def test_no_text_can_pose_as_another_line(line_break: str):
 
 def test_the_wrong_passage_caps_the_reward_where_the_judge_tells() -> None:
     found_better = found(0.9, 0.6, 0.3)
-    right = RECIPE.reward(Reward(), BASE, REWRITE, found_better, 5, 4)
-    wrong = RECIPE.reward(Reward(), BASE, REWRITE, found_better, 5, 2)
+    right = RECIPE.reward(Reward(), BASE, GradedRewrite(REWRITE, found_better, 5, 4))
+    wrong = RECIPE.reward(Reward(), BASE, GradedRewrite(REWRITE, found_better, 5, 2))
     assert right.score > 0 and right.relevant == 1
     assert wrong.score == Reward().gold_gate_cap and wrong.relevant == 0
 

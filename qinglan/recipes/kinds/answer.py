@@ -9,11 +9,12 @@ from qinglan.config import Profile, Reward, Select, Tenant
 from qinglan.errors import ConfigError
 from qinglan.recipes.kinds.elements import JUDGE, QUALITY, Message, PrimaryMetric
 from qinglan.recipes.kinds.recipe import Recipe, ask_judge
+from qinglan.recipes.kinds.validation import AnswerStatistics
 from qinglan.rows import ArmRow, Row
+from qinglan.runs.artifacts import hash_of
 
 if TYPE_CHECKING:
     from qinglan.clients.roles import Clients, Role
-    from qinglan.recipes.kinds.validation import AnswerStatistics
     from qinglan.recipes.measuring.arms import Measured
     from qinglan.recipes.scoring.answers import AnswerScorer
     from qinglan.recipes.scoring.service import RewardService
@@ -48,10 +49,9 @@ class AnswerRecipe(Recipe):
         return None
 
     def reward(self, config: Reward, parts: Mapping[str, float]) -> float:
-        """The weighted mean of the parts that are known, from [0, 1] to [−1, 1].
+        """The weighted mean of the parts that are known (neither absent nor NaN), from [0, 1] to [−1, 1].
 
-        Weights of parts that are not known for a sample (absent or NaN) are shared among the rest. Where none is
-        known there is no reward: NaN.
+        NaN where none is known.
         """
         weights = self.weights(config)
         known = {name: value for name, value in parts.items() if not math.isnan(value) and weights.get(name, 0) > 0}
@@ -78,12 +78,9 @@ class AnswerRecipe(Recipe):
         return tuple(name for name in self.WEIGHTS if name != JUDGE)
 
     @property
-    def metric_parts(self) -> tuple[str, ...]:
-        return tuple(metric.name for metric in self.METRICS if metric.name != QUALITY)
-
-    @property
     def score_parts(self) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys((JUDGE, *self.rule_parts, *self.metric_parts)))
+        metrics = (metric.name for metric in self.METRICS if metric.name != QUALITY)
+        names = tuple(dict.fromkeys((JUDGE, *self.rule_parts, *metrics)))
         if taken := sorted(_TAKEN & set(names)):
             raise ConfigError(f"recipe `{self.NAME}`: training has figures called {', '.join(taken)}; rename the part")
         return names
@@ -98,15 +95,11 @@ class AnswerRecipe(Recipe):
         return PrimaryMetric(JUDGE if first.name == QUALITY else first.name, first.en)
 
     def weights(self, config: Reward) -> dict[str, float]:
-        """Of the reward's parts; the profile's outrank the recipe's."""
+        """The weights of the reward's parts; the profile's outrank the recipe's."""
         return self.WEIGHTS | config.part_weights
 
     def checked_parts(self, row: Row, text: str) -> dict[str, float]:
-        """What `parts` gives.
-
-        Raises:
-            ConfigError: it is not what the recipe declares.
-        """
+        """What `parts` gives; raises ConfigError where it is not what the recipe declares."""
         parts = self.parts(row, text)
         for name, value in parts.items():
             if name not in self.rule_parts:
@@ -151,20 +144,16 @@ class AnswerRecipe(Recipe):
         return self.judge_messages(row, "字" * profile.student.max_new_tokens, profile.tenant) or []
 
     def validation_roles(self, profile: Profile) -> "tuple[Role, ...]":
-        """The judge, where the recipe has one and the profile wants it."""
         return self.graders if profile.validation.judge_baseline else ()
 
     async def validate(self, row: Row, clients: "Clients", tenant: Tenant, *, judge: bool) -> Row:
-        """Grade the teacher's answer by rule; `judge`: ask for its score too, where the recipe has a question."""
         assert row.answer is not None
         parts, score = self.checked_parts(row, row.answer), None
         if judge and (messages := self.judge_messages(row, row.answer, tenant)):
             score = await ask_judge(clients, messages, self)
         return row.model_copy(update={"parts": parts, "judge_score": score})
 
-    def validation_statistics(self) -> "AnswerStatistics":
-        from qinglan.recipes.kinds.validation import AnswerStatistics
-
+    def validation_statistics(self) -> AnswerStatistics:
         return AnswerStatistics(self)
 
     def drop_reason(self, row: Row, config: Select) -> str | None:  # noqa: ARG002 (its limits are for rewrites)
@@ -175,7 +164,6 @@ class AnswerRecipe(Recipe):
         return row.reason in self.RL_REASONS and bool(row.target)
 
     def rl_info(self, row: Row) -> dict[str, Any]:
-        """The row itself, for the rules."""
         return {
             "row_id": row.id,
             "tenant": row.tenant,
@@ -211,6 +199,4 @@ class AnswerRecipe(Recipe):
 
     def measuring_digest(self, tenant: Tenant) -> str:  # noqa: ARG002
         """Of the schema of the judge's answer; the recipe's version is part of every stage's key."""
-        from qinglan.runs.artifacts import hash_of
-
         return hash_of(self.JUDGE_SCHEMA if self.graders else {})

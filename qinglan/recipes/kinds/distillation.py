@@ -29,11 +29,7 @@ def teacher_requests(profile: Profile) -> Callable[[Row], Request | None]:
 
 
 def require_teacher_alone(profile: Profile) -> None:
-    """Refuse to ask in bulk what takes several models in turn.
-
-    Raises:
-        ConfigError: with what to do about it.
-    """
+    """Raise ConfigError where the batch API would be asked what takes several models in turn."""
     roles = get_recipe(profile.recipe).DISTILL_ROLES
     if profile.distill.mode == "batch_api" and not set(roles) <= {"teacher"}:
         raise ConfigError(

@@ -1,13 +1,13 @@
 """The base class of all recipes: what stages, reward service, evaluation and serving ask of a recipe.
 
-A recipe derives from `RetrievalRecipe` or `AnswerRecipe`, which define how its texts are graded. Whatever depends on
-that is a method here, so that no caller needs to know the class.
+How texts are graded is defined by the derived `RetrievalRecipe` and `AnswerRecipe`; no caller needs to know which.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from qinglan.clients.row_batches import OVER_BUDGET
 from qinglan.config import Profile, Reward, Select, Tenant
 from qinglan.errors import TeacherError
 from qinglan.recipes.kinds.elements import SCORE_SCHEMA, Finding, Input, Message, Metric, PrimaryMetric, parse_score
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class Recipe(ABC):
-    """What both kinds of recipe offer."""
-
     NAME: ClassVar[str]
     """The file's name without its ending."""
     VERSION: ClassVar[str]
@@ -59,10 +57,9 @@ class Recipe(ABC):
         return self.student_messages(row, tenant)
 
     def distill_messages(self, row: Row, tenant: Tenant) -> Mapping["ChatRole", list[Message]]:
-        """What `distill` asks about a row, by role: for the estimate and for the batch API.
+        """What `distill` asks about a row, by role, as far as it is known before any model has answered.
 
-        Override it together with `distill`. It is exact where only the teacher is asked; otherwise it is as close as
-        possible before any model answered.
+        The estimate and the batch API need it. Override it together with `distill`.
         """
         return {} if self.own_answer(row) else {"teacher": self.teacher_messages(row, tenant)}
 
@@ -72,7 +69,6 @@ class Recipe(ABC):
 
     @property
     def brings_answers(self) -> bool:
-        """Do its rows come with answers of their own?"""
         return type(self).own_answer is not Recipe.own_answer
 
     def pool_of(self, row: Row) -> str | None:  # noqa: ARG002 (for those that override it)
@@ -80,22 +76,14 @@ class Recipe(ABC):
         return None
 
     async def distill(self, row: Row, clients: "Clients", tenant: Tenant) -> Row:
-        """The row with what the student is to learn from it.
-
-        Raises:
-            TeacherError: there is no usable answer; `reason` says why.
-        """
+        """The row with what the student is to learn; raises TeacherError where there is no usable answer."""
         if own := self.own_answer(row):
             return row.model_copy(update={"answer": self.parse_answer(own)})
         answer = await clients.teacher.ask(self.teacher_messages(row, tenant), self.parse_answer)
         return answered(row, answer.value, answer)
 
     def parse_answer(self, text: str) -> str:
-        """The text that counts, from a teacher's or student's answer; all of it unless a recipe overrides it.
-
-        Raises:
-            TeacherError: there is none in it.
-        """
+        """The text that counts, from a teacher's answer; raises TeacherError where there is none in it."""
         if not text.strip():
             raise TeacherError("the answer is empty", "empty_answer")
         return text.strip()
@@ -105,11 +93,7 @@ class Recipe(ABC):
         """What a student wrote or a reviewer typed, without needless white space."""
 
     def parse_judge(self, text: str) -> float:
-        """The score, 0–5, from the judge's answer.
-
-        Raises:
-            TeacherError: there is none in it (`judge_unreadable`).
-        """
+        """The score, 0–5; raises TeacherError where there is none in the judge's answer (`judge_unreadable`)."""
         return parse_score(text)
 
     def fallback(self, row: Row) -> str | None:  # noqa: ARG002 (for those that override it)
@@ -125,7 +109,6 @@ class Recipe(ABC):
 
     @property
     def retrieves(self) -> bool:
-        """Is the retrieval service asked with its texts?"""
         return "rag" in self.graders
 
     @property
@@ -142,10 +125,7 @@ class Recipe(ABC):
         """Metrics of a measured text by name, without `quality`; one without a value is absent."""
 
     def probes(self, rows: Sequence[Row]) -> list[Row]:  # noqa: ARG002 (for those that override it)
-        """Further questions for the students, such as test rows in another form, each with an id of its own.
-
-        Only `findings` gets the answers to them.
-        """
+        """Further questions for the students, each with an id of its own; only `findings` gets the answers."""
         return []
 
     def findings(self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row]) -> list[Finding]:  # noqa: ARG002
@@ -154,11 +134,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def check_profile(self, profile: Profile) -> None:
-        """Refuse settings that do not fit the recipe.
-
-        Raises:
-            ConfigError: one names something that the recipe does not have.
-        """
+        """Raise ConfigError for a setting that does not fit the recipe."""
 
     @abstractmethod
     def estimate_messages(
@@ -174,17 +150,16 @@ class Recipe(ABC):
 
     @abstractmethod
     async def validate(self, row: Row, clients: "Clients", tenant: Tenant, *, judge: bool) -> Row:
-        """The row with its grades; `judge`: with the judge's score too, where the recipe asks for one."""
+        """The teacher's answer graded; `judge`: by the judge too, where the recipe asks for its score."""
 
     @abstractmethod
     def validation_statistics(self) -> "RetrievalStatistics | AnswerStatistics":
         """Counts what validation finds, row by row."""
 
     def select(self, rows: Iterable[Row], config: Select) -> Iterator[Row]:
-        """Fail the rows whose answer must not become an SFT target.
+        """Fail the rows whose answer must not become an SFT target; a reviewer's verdict outranks the rules.
 
-        The same rows come out in the same order. A failed row keeps everything that was paid for, and RL may still use
-        its prompt. Earlier failures stay. A reviewer's verdict outranks the rules.
+        All rows come out in the same order. A failed row keeps what was paid for, and RL may still use its prompt.
         """
         for row in rows:
             kept = row.corrected if row.review == "correct" else row.answer
@@ -242,11 +217,7 @@ class Recipe(ABC):
     @property
     @abstractmethod
     def score_parts(self) -> tuple[str, ...]:
-        """Names of what an RL sample's score is made of, beside `score` itself; the same for every sample.
-
-        Raises:
-            ConfigError: training has a figure of the same name.
-        """
+        """Names of what an RL sample's score is made of, beside `score` itself; the same for every sample."""
 
     @property
     @abstractmethod
@@ -259,21 +230,12 @@ class Recipe(ABC):
         """The part that says how good the policy is, whatever it is rewarded for."""
 
     def dev_metric(self, config: Reward, infos: Iterable[Mapping[str, Any]]) -> str:  # noqa: ARG002
-        """Which part of the score, averaged over the dev split, chooses the model.
-
-        Args:
-            infos: the dev rows' `extra_info`.
-        """
+        """Which part of the score, averaged over the dev split with these `extra_info`, chooses the model."""
         return self.primary_metric.part
 
     @abstractmethod
     def scorer(self, service: "RewardService") -> "Scorer[Any]":
-        """What scores RL samples, in the reward service's process.
-
-        Raises:
-            ConfigError: a key is not set here.
-            LedgerError: the ledger can't be opened.
-        """
+        """What scores RL samples, in the reward service's process."""
 
     @abstractmethod
     def baseline_arms(
@@ -282,19 +244,14 @@ class Recipe(ABC):
         """The arms that need no model of ours, as validation found them.
 
         Args:
-            retrieve_again: leave out what a live service returned during validation, perhaps days ago, so that it is
-                asked at the same time for all arms.
+            retrieve_again: leave out what a live service returned then, so that it is asked for all arms at one time.
         """
 
     @abstractmethod
     async def measure(
         self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], clients: "Clients", profile: Profile
     ) -> "Measured":
-        """Fill in what the arms' texts are worth.
-
-        Raises:
-            StageError: too many calls failed for a fair comparison.
-        """
+        """What the arms' texts are worth; raises StageError where too many calls failed for a fair comparison."""
 
     @abstractmethod
     def measuring_digest(self, tenant: Tenant) -> str:
@@ -315,8 +272,6 @@ def answered(row: Row, text: str, answer: "Answer[Any]") -> Row:
 
 async def ask_judge(clients: "Clients", messages: list[Message], recipe: Recipe) -> float | None:
     """The score; None where the budget was spent, which leaves the row's answer as good as it was."""
-    from qinglan.clients.row_batches import OVER_BUDGET
-
     try:
         return (await clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA)).value
     except TeacherError as error:

@@ -11,12 +11,13 @@ from qinglan.errors import ConfigError, TeacherError
 from qinglan.recipes.kinds.elements import Message, Metric, PrimaryMetric, json_object
 from qinglan.recipes.kinds.recipe import Recipe, ask_judge
 from qinglan.recipes.kinds.selection import is_leftover, is_refusal
-from qinglan.recipes.scoring.service import NOT_JUDGED, Baseline, Scored
-from qinglan.rows import ArmRow, Retrieved, Row, normalise
+from qinglan.recipes.kinds.validation import RetrievalStatistics
+from qinglan.recipes.scoring.service import NOT_JUDGED, Baseline, GradedRewrite, Scored
+from qinglan.rows import ArmRow, Row, normalise
+from qinglan.runs.artifacts import hash_of
 
 if TYPE_CHECKING:
     from qinglan.clients.roles import Clients, Role
-    from qinglan.recipes.kinds.validation import RetrievalStatistics
     from qinglan.recipes.measuring.arms import Measured
     from qinglan.recipes.scoring.retrieval import RetrievalScorer
     from qinglan.recipes.scoring.service import RewardService
@@ -71,8 +72,7 @@ class RetrievalRecipe(Recipe):
     def panel_messages(self, question: str, rewrites: Sequence[str], tenant: Tenant) -> list[Message]:
         """What the judge is asked about several rewrites of one question at once, in this order, on the same scale.
 
-        It does not say which arm wrote which. Rewrites are untrusted: none may pose as another, or as part of the
-        prompt.
+        Rewrites are untrusted: none may pose as another, or as part of the prompt.
         """
 
     @abstractmethod
@@ -80,11 +80,7 @@ class RetrievalRecipe(Recipe):
         """What the judge is asked about a passage that was found: does it answer the question?"""
 
     def parse_panel(self, text: str, count: int) -> list[float]:
-        """The scores, 0–5, one per rewrite in the order of the question, from the judge's answer.
-
-        Raises:
-            TeacherError: no JSON object with that many scores in range (`judge_unreadable`).
-        """
+        """The scores, 0–5, one per rewrite in the order of the question; TeacherError where the answer has others."""
         try:
             scores = [float(score) for score in (json_object(text) or {"scores": []})["scores"]]
         except (ValueError, KeyError, TypeError) as error:
@@ -96,21 +92,8 @@ class RetrievalRecipe(Recipe):
         return scores
 
     @abstractmethod
-    def reward(
-        self,
-        config: Reward,
-        baseline: Baseline,
-        rewrite: str,
-        retrieved: Retrieved,
-        judge_score: float | None,
-        relevance: float | None,
-    ) -> Scored:
-        """The reward of one sample from its parts, in [−1, 1]. Pure; `rewrite` is never empty.
-
-        Args:
-            judge_score: of the rewrite, 0–5; None where the judge was not asked.
-            relevance: of the best passage, 0–5; None where the judge was not asked.
-        """
+    def reward(self, config: Reward, baseline: Baseline, rewrite: GradedRewrite) -> Scored:
+        """The reward of one sample from its parts, in [−1, 1]. Pure; the rewrite is never empty."""
 
     def fallback(self, row: Row) -> str | None:
         """The question as it is: a rewriter that fails must not cost the user an answer."""
@@ -146,8 +129,7 @@ class RetrievalRecipe(Recipe):
     def estimate_messages(
         self, use: Literal["text", "texts", "passage"], row: Row, profile: Profile, *, texts: int, passage: str
     ) -> list[Message]:
-        """With the question in place of rewrites, which are about as long."""
-        question = self.question_text(row)
+        question = self.question_text(row)  # about as long as a rewrite
         if use == "texts":
             return self.panel_messages(question, [row.query] * texts, profile.tenant)
         if use == "passage":
@@ -155,11 +137,9 @@ class RetrievalRecipe(Recipe):
         return self.judge_messages(question, row.query, profile.tenant)
 
     def validation_roles(self, profile: Profile) -> "tuple[Role, ...]":
-        """The RAG, and the judge if RL is to have its baseline."""
         return ("judge", "rag") if profile.validation.judge_baseline else ("rag",)
 
     async def validate(self, row: Row, clients: "Clients", tenant: Tenant, *, judge: bool) -> Row:
-        """Retrieve with the original question and with the rewrite; `judge`: ask for the rewrite's score too."""
         assert row.answer is not None
         original, rewritten = await asyncio.gather(
             clients.rag.retrieve(row.query), clients.rag.retrieve(row.query, row.answer)
@@ -172,9 +152,7 @@ class RetrievalRecipe(Recipe):
             update={"original_retrieved": original, "answer_retrieved": rewritten, "judge_score": score}
         )
 
-    def validation_statistics(self) -> "RetrievalStatistics":
-        from qinglan.recipes.kinds.validation import RetrievalStatistics
-
+    def validation_statistics(self) -> RetrievalStatistics:
         return RetrievalStatistics()
 
     def drop_reason(self, row: Row, config: Select) -> str | None:
@@ -199,7 +177,6 @@ class RetrievalRecipe(Recipe):
         return None
 
     def has_baseline(self, row: Row) -> bool:
-        """Is there a rewrite of the teacher's to beat?"""
         found = row.answer_retrieved
         retrieved = bool(row.answer) and found is not None and bool(found.scores)
         return retrieved and row.reason in self.RL_REASONS and row.review != "correct"
@@ -242,9 +219,8 @@ class RetrievalRecipe(Recipe):
     async def measure(
         self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], clients: "Clients", profile: Profile
     ) -> "Measured":
-        """Retrieve with every text, then ask the blind panel about them."""
+        from qinglan.recipes.measuring.arms import retrieve_all
         from qinglan.recipes.measuring.panel import Panel
-        from qinglan.recipes.measuring.retrieving import retrieve_all
 
         config = profile.evaluate
         retrieved = await retrieve_all(arms, rows, clients, config.max_failed_share)
@@ -252,6 +228,4 @@ class RetrievalRecipe(Recipe):
         return await panel.judge(retrieved, rows)
 
     def measuring_digest(self, tenant: Tenant) -> str:
-        from qinglan.runs.artifacts import hash_of
-
         return hash_of(self.PANEL_SCHEMA, self.panel_messages("问", ["甲", "乙"], tenant))

@@ -30,44 +30,44 @@ class RetrievalStatistics:
     """
 
     def __init__(self) -> None:
-        self._rows = self._answered = self._passages = 0
-        self._original_sum = self._rewrite_sum = self._gain_sum = self._gain_squares = 0.0
-        self._better = self._worse = 0
-        self._labelled = self._gold_hits = self._original_gold_hits = 0
+        self._sums: dict[str, float] = defaultdict(float)
         self._has_ids = self._expects_ids = False
-        self._changed = self._alike = 0
         self._originals, self._rewrites = Histogram(0, 1, 100), Histogram(0, 1, 100)
         # An odd number of bins, so that no change lies in the middle of one.
         self._gains = Histogram(-1.05, 1.05, 105)
 
     def add(self, row: Row) -> None:
-        """Count a row that both was retrieved with."""
         original, found = row.original_retrieved, row.answer_retrieved
         if original is None or found is None:
             return
-        self._rows += 1
-        self._answered += bool(found.scores)
-        self._passages += len(found.scores)
         gain = found.top1_score - original.top1_score
-        self._original_sum += original.top1_score
-        self._rewrite_sum += found.top1_score
-        self._gain_sum += gain
-        self._gain_squares += gain * gain
-        self._better += gain > _TIE
-        self._worse += gain < -_TIE
         self._originals.add(original.top1_score)
         self._rewrites.add(found.top1_score)
         self._gains.add(gain)
+        counted = {
+            "rows": 1,
+            "answered": bool(found.scores),
+            "passages": len(found.scores),
+            "original_top1_score": original.top1_score,
+            "top1_score": found.top1_score,
+            "gain": gain,
+            "gain_squares": gain * gain,
+            "better": gain > _TIE,
+            "worse": gain < -_TIE,
+        }
         if row.gold_id:
-            self._labelled += 1
-            self._gold_hits += found.rank(row.gold_id) == 1
-            self._original_gold_hits += original.rank(row.gold_id) == 1
+            counted |= {
+                "labelled": 1,
+                "gold_hits": found.rank(row.gold_id) == 1,
+                "original_gold_hits": original.rank(row.gold_id) == 1,
+            }
         if found.scores:
             self._expects_ids |= row.gold_id is not None
             self._has_ids |= any(i is not None for i in (*original.ids, *found.ids))
             if row.answer and normalise(row.answer) != normalise(row.query):
-                self._changed += 1
-                self._alike += _alike(original, found)
+                counted |= {"changed": 1, "alike": _alike(original, found)}
+        for name, value in counted.items():
+            self._sums[name] += value
 
     def metrics(self) -> dict[str, float]:
         """Shares, means and quantiles by name; nothing where no row was retrieved for.
@@ -75,58 +75,50 @@ class RetrievalStatistics:
         `gain_mean` comes with its standard error over rows, `gain_se`: twice that on either side is the 95% interval,
         too narrow where many rows ask about the same thing. Quantiles are good to 0.01.
         """
-        rows = self._rows
+        sums, rows = self._sums, self._sums["rows"]
         if not rows:
             return {}
-        gain = self._gain_sum / rows
+        gain = sums["gain"] / rows
         figures = {
-            "success_rate": self._answered / rows,
-            "recall_count_mean": self._passages / rows,
-            "top1_score_mean": self._rewrite_sum / rows,
-            "original_top1_score_mean": self._original_sum / rows,
+            "success_rate": sums["answered"] / rows,
+            "recall_count_mean": sums["passages"] / rows,
+            "top1_score_mean": sums["top1_score"] / rows,
+            "original_top1_score_mean": sums["original_top1_score"] / rows,
             "gain_mean": gain,
-            "better_share": self._better / rows,
-            "equal_share": (rows - self._better - self._worse) / rows,
-            "worse_share": self._worse / rows,
+            "better_share": sums["better"] / rows,
+            "equal_share": (rows - sums["better"] - sums["worse"]) / rows,
+            "worse_share": sums["worse"] / rows,
         }
         if rows > 1:
-            figures["gain_se"] = math.sqrt(max(0.0, self._gain_squares / rows - gain * gain) / (rows - 1))
+            figures["gain_se"] = math.sqrt(max(0.0, sums["gain_squares"] / rows - gain * gain) / (rows - 1))
         figures |= _quantiles("top1_score", self._rewrites) | _quantiles("original_top1_score", self._originals)
-        if self._labelled:
-            figures["gold_top1"] = self._gold_hits / self._labelled
-            figures["original_gold_top1"] = self._original_gold_hits / self._labelled
+        if labelled := sums["labelled"]:
+            figures["gold_top1"] = sums["gold_hits"] / labelled
+            figures["original_gold_top1"] = sums["original_gold_hits"] / labelled
         return figures
 
     def logged(self) -> dict[str, float]:
-        """The most important figures, for a line in the log."""
+        """The most important figures, for the log."""
         return {name: value for name, value in self.metrics().items() if name in _LOGGED_FIGURES}
 
     def check(self) -> None:
-        """Stop if the RAG's answers are well-formed but make no sense.
-
-        Raises:
-            StageError: it ignores `rewritten_query`, or gives no ids though rows name a gold document.
-        """
+        """Raise StageError if the RAG ignores `rewritten_query`, or gives no ids though rows name a gold document."""
         if self._expects_ids and not self._has_ids:
             raise StageError(
                 "validation: rows name a gold document, but no passage of the RAG has an `id`, so none could ever be "
                 "found; let the service send ids, or leave the gold column empty"
             )
-        if self._changed >= _MIN_ROWS and self._alike >= _ALIKE_SHARE * self._changed:
+        changed, alike = self._sums["changed"], self._sums["alike"]
+        if changed >= _MIN_ROWS and alike >= _ALIKE_SHARE * changed:
             raise StageError(
-                f"validation: the RAG gave the same passages with and without `rewritten_query` on {self._alike:,} of "
-                f"{self._changed:,} rows; it seems to ignore the rewrite (docs/rag-service.md)"
+                f"validation: the RAG gave the same passages with and without `rewritten_query` on {alike:,.0f} of "
+                f"{changed:,.0f} rows; it seems to ignore the rewrite (docs/rag-service.md)"
             )
 
     def histograms(self) -> dict[str, list[dict[str, Any]]]:
         """What the report draws, as JSON: by plot, its distributions with `label`, `low`, `high`, `counts`."""
-        return {
-            "top1_score": [
-                _distribution("original question", self._originals),
-                _distribution("rewrite", self._rewrites),
-            ],
-            "gain": [_distribution("rewrite − original", self._gains)],
-        }
+        top1 = [_distribution("original question", self._originals), _distribution("rewrite", self._rewrites)]
+        return {"top1_score": top1, "gain": [_distribution("rewrite − original", self._gains)]}
 
 
 class AnswerStatistics:
@@ -145,7 +137,6 @@ class AnswerStatistics:
         self._scores = Histogram(0, 5, 50)
 
     def add(self, row: Row) -> None:
-        """Count a row that was graded."""
         if row.parts is None:
             return
         self._rows += 1
@@ -172,15 +163,10 @@ class AnswerStatistics:
         return means | {"flawed_share": self._flaws.total() / self._rows} | judge
 
     def logged(self) -> dict[str, float]:
-        """All of them."""
         return self.metrics()
 
     def check(self) -> None:
-        """Stop if nothing could be learned from this teacher or by these rules.
-
-        Raises:
-            StageError: every answer has a flaw.
-        """
+        """Raise StageError if every answer has a flaw, so that there is nothing to learn."""
         if self._rows >= _MIN_ROWS and self._flaws.total() == self._rows:
             flaws = ", ".join(f"{flaw} {count:,}" for flaw, count in self._flaws.most_common())
             raise StageError(
@@ -189,10 +175,7 @@ class AnswerStatistics:
             )
 
     def histograms(self) -> dict[str, list[dict[str, Any]]]:
-        """The judge's scores, where there are any."""
-        if not self._judged:
-            return {}
-        return {"judge_score": [_distribution("teacher", self._scores)]}
+        return {"judge_score": [_distribution("teacher", self._scores)]} if self._judged else {}
 
 
 def _alike(one: Retrieved, other: Retrieved) -> bool:

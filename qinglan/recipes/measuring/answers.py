@@ -3,14 +3,12 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
 from qinglan.errors import CallError
-from qinglan.recipes.measuring.arms import Measured
-from qinglan.recipes.measuring.retrieving import AT_ONCE, Arms, by_question, check_failures
+from qinglan.recipes.measuring.arms import Arms, Measured, ask_about, by_question, check_failures
 from qinglan.rows import ArmRow, Row
 
 if TYPE_CHECKING:
@@ -40,19 +38,27 @@ async def measure(
 
     A question on which a call failed is unjudged for all arms, so that the comparison stays paired. An empty answer
     is graded, by rule: that it is empty is the arm's own doing.
-
-    Raises:
-        StageError: too many calls failed for a fair comparison.
     """
     entries, found = by_question(arms), dict[str, _Verdicts | str]()
+
+    async def verdicts(row: Row) -> _Verdicts | str:
+        """The judge's on each text that the recipe has a question about; or why there is none on any."""
+        texts = dict.fromkeys(entry.text for entry in entries[row.id].values() if entry.text)
+        asked = {text: messages for text in texts if (messages := recipe.judge_messages(row, text, tenant))}
+        calls = (clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA) for messages in asked.values())
+        # All of them end before an error is raised: an answer in flight is paid for and must reach the ledger.
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        given: dict[str, _Verdict] = {}
+        for text, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, CallError):
+                return answer.reason
+            if isinstance(answer, BaseException):
+                raise answer
+            given[text] = _Verdict(answer.value, answer.request_hash)
+        return given
+
     if "judge" in recipe.graders:
-        waiting = iter([row for row in rows if row.id in entries])
-        while some := list(islice(waiting, AT_ONCE)):
-            texts = ({e.text: None for e in entries[row.id].values() if e.text} for row in some)
-            done = await asyncio.gather(
-                *(_verdicts(recipe, row, list(each), clients, tenant) for row, each in zip(some, texts, strict=True))
-            )
-            found |= {row.id: verdicts for row, verdicts in zip(some, done, strict=True)}
+        found = await ask_about((row for row in rows if row.id in entries), verdicts)
     unjudged = [reason for reason in found.values() if isinstance(reason, str)]
     check_failures(unjudged, len(entries), max_failed_share)
     by_id = {row.id: row for row in rows}
@@ -61,24 +67,6 @@ async def measure(
         for name, arm in arms.items()
     }
     return Measured(measured, dict(Counter(unjudged).most_common()))
-
-
-async def _verdicts(
-    recipe: "AnswerRecipe", row: Row, texts: Sequence[str | None], clients: Clients, tenant: Tenant
-) -> _Verdicts | str:
-    """The judge's on each text that the recipe has a question about; or why there is none on any."""
-    asked = {text: messages for text in texts if text and (messages := recipe.judge_messages(row, text, tenant))}
-    calls = (clients.judge.ask(messages, recipe.parse_judge, recipe.JUDGE_SCHEMA) for messages in asked.values())
-    # All of them end before an error is raised: an answer in flight is paid for and must reach the ledger.
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    verdicts: dict[str, _Verdict] = {}
-    for text, answer in zip(asked, answers, strict=True):
-        if isinstance(answer, CallError):
-            return answer.reason
-        if isinstance(answer, BaseException):
-            raise answer
-        verdicts[text] = _Verdict(answer.value, answer.request_hash)
-    return verdicts
 
 
 def _measured(recipe: "AnswerRecipe", row: Row, entry: ArmRow, found: _Verdicts | str) -> ArmRow:

@@ -4,12 +4,10 @@ It reads them in an order drawn by the row's id, then in the reverse order; a te
 passes. A question on which a call failed is unjudged for all arms, so that the comparison stays paired.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -17,8 +15,7 @@ from typing import TYPE_CHECKING
 from qinglan.clients.roles import Clients
 from qinglan.config import Tenant
 from qinglan.errors import CallError
-from qinglan.recipes.measuring.arms import Measured
-from qinglan.recipes.measuring.retrieving import AT_ONCE, Arms, by_question, check_failures
+from qinglan.recipes.measuring.arms import Arms, Measured, ask_about, by_question, check_failures
 from qinglan.rows import ArmRow, Row
 
 if TYPE_CHECKING:
@@ -36,18 +33,10 @@ class Panel:
     max_failed_share: float = 0.05
 
     async def judge(self, arms: Arms, rows: Sequence[Row]) -> Measured:
-        """All arms with the panel's scores in the place of earlier ones.
-
-        Raises:
-            StageError: too many calls failed for a fair comparison.
-        """
+        """All arms with the panel's scores in the place of earlier ones."""
         entries = by_question(arms)
         questions = [row for row in rows if row.id in entries]
-        judged: dict[str, _Judged | str] = {}
-        waiting = iter(questions)
-        while some := list(islice(waiting, AT_ONCE)):
-            done = await asyncio.gather(*(self._question(row, entries[row.id].values()) for row in some))
-            judged |= {row.id: found for row, found in zip(some, done, strict=True)}
+        judged = await ask_about(questions, lambda row: self._question(row, entries[row.id].values()))
         unjudged = [found for found in judged.values() if isinstance(found, str)]
         check_failures(unjudged, len(questions), self.max_failed_share)
         scored = {name: [_scored(entry, judged.get(entry.row_id)) for entry in arm] for name, arm in arms.items()}
@@ -76,10 +65,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class _Judged:
-    """What was said of one question's texts, a score per pass, and the ledger's keys of the passes."""
-
     scores: Mapping[str, tuple[float, ...]]
+    """By text, a score per pass."""
     requests: tuple[str, ...]
+    """The ledger's keys of the passes."""
 
 
 def ballot(texts: Iterable[str], row_id: str, seed: int) -> list[str]:

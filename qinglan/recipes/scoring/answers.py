@@ -17,7 +17,7 @@ class AnswerScorer(Scorer[Sample]):
     """Of one recipe; `extra_info` holds the row."""
 
     def __init__(self, service: RewardService, recipe: "AnswerRecipe") -> None:
-        self._recipe = recipe
+        self._recipe, self._parts = recipe, recipe.score_parts
         counts = recipe.weights(service.reward).get(JUDGE, 0) > 0
         self._judged_share = service.reward.judge_share if counts and service.judge else 0.0
         super().__init__(service)
@@ -29,20 +29,18 @@ class AnswerScorer(Scorer[Sample]):
         row = Row.model_validate_json(extra_info["row"])
         parts = self._recipe.checked_parts(row, sample.text)
         judge = await self._judged(row, sample)
-        score = self._reward(parts, judge) if sample.text else -1.0
+        score = -1.0
+        if sample.text:
+            known = parts if judge is None else parts | {JUDGE: judge / 5}
+            score = self._recipe.reward(self._service.reward, known)
+            if math.isnan(score):
+                named = ", ".join(known) or "none"
+                raise ConfigError(
+                    f"recipe `{self._recipe.NAME}`: no part with a weight is known for this row (known: {named})"
+                )
         metrics = self._recipe.metric_values(row, sample.text, parts)
-        shown = {name: metrics[name] for name in self._recipe.metric_parts if name in metrics}
+        shown = {name: value for name, value in metrics.items() if name in self._parts}
         return {"score": score, JUDGE: math.nan if judge is None else judge, **shown, **parts}
-
-    def _reward(self, parts: dict[str, float], judge: float | None) -> float:
-        known = parts if judge is None else parts | {JUDGE: judge / 5}
-        score = self._recipe.reward(self._service.reward, known)
-        if math.isnan(score):
-            named = ", ".join(known) or "none"
-            raise ConfigError(
-                f"recipe `{self._recipe.NAME}`: no part with a weight is known for this row (known: {named})"
-            )
-        return score
 
     async def _judged(self, row: Row, sample: Sample) -> float | None:
         """The judge's score, 0–5; None where it is not asked."""

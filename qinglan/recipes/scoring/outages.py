@@ -1,9 +1,9 @@
 """Waiting for a service that is down: an outage costs its time, not the samples and not the run.
 
 When a call has failed after the client's own retries, one task probes the service. If the service answers something
-else, the call itself is at fault: it is tried once more, then given up. If not, the service is down: all calls wait
-while one at a time is tried, with a growing pause, until the service is back or the time is up. An answer to a call
-that was sent before the probing began proves nothing: a server that shuts down still answers what it has.
+else, the call itself is at fault: it is tried once more, then given up. If not, all calls wait while one at a time is
+tried, until the service is back or the time is up. An answer to a call that was sent before the probing began proves
+nothing: a server that shuts down still answers what it has.
 """
 
 import asyncio
@@ -34,8 +34,6 @@ class OutageError(CallError):
 
 @dataclass(eq=False)
 class _Waiting:
-    """A call that waits until the service works."""
-
     probe: Call
     known_good: bool
     """The service answered this probe before, so any error of it is the service's."""
@@ -74,10 +72,6 @@ class OutageWait:
         Args:
             probe: asks for something that the service answered before; without one the attempt itself is the probe.
             answered: did this result come from the service? False for one from a store.
-
-        Raises:
-            CallError: the service works and this call fails, or the service refuses it.
-            OutageError: the service was down for too long.
         """
         outages, suspect = 0, False
         while True:
@@ -99,7 +93,6 @@ class OutageWait:
                 return result
 
     async def close(self) -> None:
-        """Stop probing."""
         if self._prober:
             self._prober.cancel()
             await asyncio.wait([self._prober])

@@ -13,20 +13,18 @@ from qinglan.ledger.queue import LedgerQueue
 from qinglan.recipes._verdicts import BEST, VerdictRecipe, reference_of, verdict_recipe
 from qinglan.recipes.scoring.outages import OutageWait
 from qinglan.recipes.scoring.scorer import Sample, Scorer, judge_asked
-from qinglan.recipes.scoring.service import Baseline, RewardService, Scored
+from qinglan.recipes.scoring.service import Baseline, GradedRewrite, RewardService, Scored
 from qinglan.rows import Retrieved
 from qinglan.runs.artifacts import hash_of
 
 if TYPE_CHECKING:
-    from qinglan.recipes import Message, RetrievalRecipe
+    from qinglan.recipes import RetrievalRecipe
 
 _MAX_IN_MEMORY = 20_000
 
 
 @dataclass
 class RetrievedSample(Sample):
-    """A sample that the RAG is asked about."""
-
     rag: CallCount = field(default_factory=CallCount)
     rag_cached: bool = False
 
@@ -57,10 +55,6 @@ class Retrievals:
 
         Args:
             count: counts the calls that this took, with those that check whether the service is down.
-
-        Raises:
-            RetrievalError: the RAG refuses this request, or fails it repeatedly while it answers others.
-            OutageError: the RAG was down for too long.
         """
         body = request_body(self._settings, self._service.tenant.id, baseline.question, rewrite)
         # The configured address, as that of an embedded RAG differs between runs; and the fields that are stored.
@@ -127,8 +121,20 @@ class RetrievalScorer(Scorer[RetrievedSample]):
 
     async def _score(self, extra_info: dict[str, Any], sample: RetrievedSample) -> dict[str, float]:
         baseline = Baseline.model_validate(extra_info)
-        if not sample.text:
-            return asdict(self._of_an_empty_rewrite(baseline))
+        config = self._service.reward
+        if not sample.text:  # the policy's own failure: there is nothing to retrieve or judge with
+            return asdict(
+                Scored(
+                    score=-1.0,
+                    judge=math.nan,
+                    rq=0.0,
+                    rq_gain=-baseline.teacher_quality,
+                    win=config.loss if baseline.teacher_quality > config.tie_margin else 0.0,
+                    gold_top1=0.0 if baseline.gold_id else math.nan,
+                    relevant=0.0 if self._needs_relevance(baseline) else math.nan,
+                    guard_ok=0.0,
+                )
+            )
         if self._verdicts:
             return asdict(await self._by_verdict(self._verdicts, baseline, sample))
         judging = asyncio.create_task(self._judge_rewrite(baseline, sample))
@@ -139,8 +145,8 @@ class RetrievalScorer(Scorer[RetrievedSample]):
         finally:
             judging.cancel()  # the ledger still gets an answer that is paid for already
             await asyncio.gather(judging, return_exceptions=True)
-        config = self._service.reward
-        return asdict(self._recipe.reward(config, baseline, sample.text, retrieved, judge_score, relevance))
+        rewrite = GradedRewrite(sample.text, retrieved, judge_score, relevance)
+        return asdict(self._recipe.reward(config, baseline, rewrite))
 
     async def _by_verdict(self, judge: VerdictRecipe, baseline: Baseline, sample: RetrievedSample) -> Scored:
         """Does the best passage agree with the reference? The verdict answers both of the judge's questions.
@@ -161,22 +167,8 @@ class RetrievalScorer(Scorer[RetrievedSample]):
             else:
                 verdict = BEST if passage else 0.0
         baseline = baseline.model_copy(update={"teacher_judge": BEST})
-        score, relevance = verdict if judged else None, verdict if gated else None
-        return self._recipe.reward(config, baseline, sample.text, retrieved, score, relevance)
-
-    def _of_an_empty_rewrite(self, baseline: Baseline) -> Scored:
-        """The policy's own failure: there is nothing to retrieve or judge with."""
-        lost = baseline.teacher_quality > self._service.reward.tie_margin
-        return Scored(
-            score=-1.0,
-            judge=math.nan,
-            rq=0.0,
-            rq_gain=-baseline.teacher_quality,
-            win=self._service.reward.loss if lost else 0.0,
-            gold_top1=0.0 if baseline.gold_id else math.nan,
-            relevant=0.0 if self._needs_relevance(baseline) else math.nan,
-            guard_ok=0.0,
-        )
+        rewrite = GradedRewrite(sample.text, retrieved, verdict if judged else None, verdict if gated else None)
+        return self._recipe.reward(config, baseline, rewrite)
 
     async def _retrieve(self, baseline: Baseline, text: str, sample: RetrievedSample) -> tuple[Retrieved, bool]:
         with sample.calling("rag"):
@@ -186,7 +178,7 @@ class RetrievalScorer(Scorer[RetrievedSample]):
         if not judge_asked(baseline.question, sample.text, self._service.reward.judged_share):
             return None
         messages = self._recipe.judge_messages(baseline.question, sample.text, self._service.tenant)
-        return await self._ask_recipe(messages, sample)
+        return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)
 
     async def _judge_passage(self, baseline: Baseline, retrieved: Retrieved, sample: RetrievedSample) -> float | None:
         """The judge's score of the best passage, where no label says whether it is the right one."""
@@ -195,11 +187,8 @@ class RetrievalScorer(Scorer[RetrievedSample]):
         if not retrieved.first_passage:
             return 0.0
         messages = self._recipe.relevance_messages(baseline.question, retrieved.first_passage, self._service.tenant)
-        return await self._ask_recipe(messages, sample)
+        return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)
 
     def _needs_relevance(self, baseline: Baseline) -> bool:
         config = self._service.reward
         return config.relevance_gate and not (config.use_labels and baseline.gold_id)
-
-    async def _ask_recipe(self, messages: "list[Message]", sample: RetrievedSample) -> float:
-        return await self._ask(messages, sample, self._recipe.parse_judge, self._recipe.JUDGE_SCHEMA)

@@ -56,7 +56,6 @@ class Sample:
         return {"row_id": self.row_id, "text": self.text}
 
     def entry(self) -> dict[str, Any]:
-        """For the log."""
         known = {name: value for name, value in (self.about() | self.used()).items() if value is not None}
         return known | ({"failed_by": self.failed_by} if self.failed_by else {})
 
@@ -77,12 +76,6 @@ class Scorer(ABC, Generic[S]):
     """Scores samples in one process; belongs to one event loop."""
 
     def __init__(self, service: RewardService) -> None:
-        """Open clients, ledger and log.
-
-        Raises:
-            ConfigError: a key is not set here.
-            LedgerError: the ledger can't be opened.
-        """
         self._service = service
         self._outage_waits: list[OutageWait] = []
         with ExitStack() as opening:
@@ -114,7 +107,6 @@ class Scorer(ABC, Generic[S]):
         return self._outage_waits[-1]
 
     async def close(self) -> None:
-        """Write what is not written yet, and close connections and files."""
         for wait in self._outage_waits:
             await wait.close()
         if self._judge:
@@ -130,11 +122,10 @@ class Scorer(ABC, Generic[S]):
         sample = self._sample(extra_info.get("row_id"), _SPECIAL_TOKEN.sub("", text))
         try:
             scored = await self._score(extra_info, sample)
-        except QinglanError as error:
+        except Exception as error:  # of a bug verl says nothing: it drops the sample
             write_sample(self._log, sample.entry() | invalid(error))
-            return self._service.outcome(None, sample.used())
-        except Exception as error:  # verl drops the sample silently, whatever the error is
-            write_sample(self._log, sample.entry() | invalid(error))
+            if isinstance(error, QinglanError):
+                return self._service.outcome(None, sample.used())
             raise
         known = {name: value for name, value in scored.items() if not math.isnan(value)}
         write_sample(self._log, sample.entry() | known)
@@ -149,11 +140,7 @@ class Scorer(ABC, Generic[S]):
         """`score` and what it is made of; NaN for what is not known."""
 
     async def _ask(
-        self,
-        messages: list[Message],
-        sample: Sample,
-        parse: Callable[[str], float],
-        schema: JsonSchema | None = None,
+        self, messages: list[Message], sample: Sample, parse: Callable[[str], float], schema: JsonSchema | None = None
     ) -> float:
         """The judge's score, 0–5; waits while the judge is down."""
         judge = self._judge

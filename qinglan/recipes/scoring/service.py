@@ -9,15 +9,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
+from qinglan.rows import Retrieved
 
 NOT_JUDGED = -1.0
 """`teacher_judge` in the RL files where the judge was not asked: a null would become NaN in the file."""
-_OF_THE_RAG = {"rag_calls": 0.0, "rag_cached": 0.0}
-_OF_THE_JUDGE = {"judge_asked": 0.0, "judge_cached": math.nan, "judge_cost_usd": 0.0}
 
 
 class Baseline(BaseModel):
@@ -31,6 +31,17 @@ class Baseline(BaseModel):
     teacher_quality: float
     teacher_judge: float
     """`NOT_JUDGED` where the judge was not asked."""
+
+
+class GradedRewrite(NamedTuple):
+    """What a reward is made of; None where the judge was not asked."""
+
+    text: str
+    retrieved: Retrieved
+    judge_score: float | None = None
+    """0–5."""
+    relevance: float | None = None
+    """Of the best passage, 0–5."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +79,7 @@ class RewardService(BaseModel):
     judge_price: Price | None = None
     judge_key_salt: str = ""
     judge_recipe: str = ""
-    """Of a served answer judge: it is asked for verdicts on passages; empty where the recipe's own questions are asked.
-    """
+    """Of a served answer judge, which is asked for verdicts on passages; else empty."""
     tenant: Tenant
     ledger: LedgerStore
     state: Path
@@ -93,12 +103,12 @@ class RewardService(BaseModel):
             scored: `score` and the parts that are known; None for a sample without a score: a call for it failed.
             used: calls and time that it took; None for what is not known.
         """
-        nothing = (_OF_THE_RAG if self.rag else {}) | _OF_THE_JUDGE | {"latency_ms": 0.0}
         return {
             "score": 0.0,
             **dict.fromkeys(self.parts, math.nan),
             **(scored or {}),
             "invalid": float(scored is None),
-            **nothing,
+            **({"rag_calls": 0.0, "rag_cached": 0.0} if self.rag else {}),
+            **{"judge_asked": 0.0, "judge_cached": math.nan, "judge_cost_usd": 0.0, "latency_ms": 0.0},
             **{name: math.nan if value is None else float(value) for name, value in (used or {}).items()},
         }

@@ -1,17 +1,15 @@
 """Does the challenger go on? Decided from running counts, as often as one likes.
 
-A canary is checked every few seconds for a day. Intervals that are right for one check would find "a difference"
-between identical models sooner or later, so all bounds here are confidence sequences: the chance that the truth ever
-leaves them is below α, over all checks together. They are the stitched bounds of Howard, Ramdas, McAuliffe and Sekhon,
-"Time-uniform, nonparametric, nonasymptotic confidence sequences" (Annals of Statistics 49, 2021), theorems 1 and 4,
-which hold for any bounded outcome and need no minimum of requests; for percentiles in the way of Howard and Ramdas,
-"Sequential estimation of quantiles" (Bernoulli 28, 2022). `benchmarks/canary_noise.py` measures what they cost.
+A canary is checked every few seconds for a day, so all bounds here are confidence sequences: the chance that the truth
+ever leaves them is below α, over all checks together. They are the stitched bounds of Howard, Ramdas, McAuliffe and
+Sekhon, "Time-uniform, nonparametric, nonasymptotic confidence sequences" (Annals of Statistics 49, 2021), theorems 1
+and 4; for percentiles in the way of Howard and Ramdas, "Sequential estimation of quantiles" (Bernoulli 28, 2022).
 """
 
 import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from qinglan.config import Canary
 
@@ -33,11 +31,9 @@ Outcome = Literal["keep", "roll_back", "better", "undecided"]
 
 
 def stitched_bound(variance: float, alpha: float, scale: float, v_min: float = _V_MIN) -> float:
-    """What a sum of centred outcomes stays below for ever, with probability 1 − α.
+    """What a sum of centred outcomes, with that variance so far, stays below for ever, with probability 1 − α.
 
-    Args:
-        variance: of the sum so far (the intrinsic time).
-        scale: of the outcomes' sub-gamma tail; the length of their range serves for any of them.
+    `scale` is of their sub-gamma tail; the length of their range serves for any of them.
     """
     v = max(variance, v_min)
     level = _S * math.log(math.log(_ETA * v / v_min)) + math.log(_ZETA_S / (alpha * math.log(_ETA) ** _S))
@@ -86,16 +82,13 @@ class Latencies(BaseModel):
 
     @property
     def p95(self) -> float | None:
-        """Within 2%; None before the first."""
         return self._at(_PERCENTILE) * math.sqrt(_BIN_RATIO) if self.n else None
 
     def p95_lower(self, alpha: float) -> float:
-        """0 while there are too few to say."""
         rank = _PERCENTILE - self._rank_error(alpha)
         return self._at(rank) if self.n and rank > 0 else 0.0
 
     def p95_upper(self, alpha: float) -> float:
-        """Infinite while there are too few to say."""
         rank = _PERCENTILE + self._rank_error(alpha)
         return self._at(rank) * _BIN_RATIO if self.n and rank < 1 else math.inf
 
@@ -104,7 +97,6 @@ class Latencies(BaseModel):
         return stitched_bound(self.n * _PERCENTILE * (1 - _PERCENTILE), alpha, 1 / 3) / self.n if self.n else math.inf
 
     def _at(self, rank: float) -> float:
-        """Lower edge of the bin with this rank."""
         wanted, seen = rank * self.n, 0
         for place in sorted(self.bins):
             seen += self.bins[place]
@@ -129,14 +121,9 @@ class CanaryCounts(BaseModel):
     """Of the same question's best passage: the challenger's score less the champion's."""
 
 
-class Judgement(BaseModel):
-    """The result of a check; all but `keep` end the canary."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Judgement(BaseModel, frozen=True, extra="forbid"):
     outcome: Outcome
     reason: str
-    """In one sentence, with the numbers."""
 
 
 def judge(counts: CanaryCounts, config: Canary, seconds: float) -> Judgement:
@@ -148,9 +135,10 @@ def judge(counts: CanaryCounts, config: Canary, seconds: float) -> Judgement:
     found = f"{counts.challenger.fallbacks.n:,} requests, retrieval {_difference(counts.retrieval, low, high)}"
     if seconds < config.keep_for_s:
         return Judgement(outcome="keep", reason=found)
+    span = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:.0f} s"
     if counts.challenger.fallbacks.n >= config.min_requests and low > 0:
-        return Judgement(outcome="better", reason=f"it retrieves better after {_span(seconds)}: {found}")
-    return Judgement(outcome="undecided", reason=f"no difference was found within {_span(seconds)}: {found}")
+        return Judgement(outcome="better", reason=f"it retrieves better after {span}: {found}")
+    return Judgement(outcome="undecided", reason=f"no difference was found within {span}: {found}")
 
 
 def interval(mean: Mean) -> tuple[float, float]:
@@ -200,7 +188,3 @@ def _difference(mean: Mean, low: float, high: float) -> str:
     if not mean.n:
         return "not compared yet"
     return f"{mean.mean:+.3f} [{max(low, -1):.3f}, {min(high, 1):.3f}] over {mean.n:,} pairs"
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:.0f} s"

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from qinglan.clients.rag import RagClient
 from qinglan.config import Canary, Profile
@@ -34,10 +34,8 @@ _RAG_RETRIES = 1
 _LOG = logging.getLogger(__name__)
 
 
-class CanaryState(BaseModel):
+class CanaryState(BaseModel, extra="forbid"):
     """A canary so far: written at every check, and read again by a router that was restarted."""
-
-    model_config = ConfigDict(extra="forbid")
 
     champion: str
     challenger: str
@@ -45,7 +43,6 @@ class CanaryState(BaseModel):
     started: float
     """Unix time; time without a router is not counted, so it may be later than that."""
     looked: float = 0.0
-    """Unix time of the last check."""
     counts: CanaryCounts = CanaryCounts()
     judgement: Judgement = Judgement(outcome="keep", reason="not checked yet")
     left_out: int = 0
@@ -59,18 +56,12 @@ class CanaryState(BaseModel):
         return self.champion, self.challenger, self.share
 
 
-class CanaryVerdict(BaseModel):
-    """How a canary ended, for the site."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class CanaryVerdict(BaseModel, frozen=True, extra="forbid"):
     challenger: str
     champion: str
     judgement: Judgement
     at: float
-    """Unix time."""
     requests: int
-    """To the challenger."""
 
     @property
     def summary(self) -> str:
@@ -86,8 +77,6 @@ class _Question:
 
 
 class CanaryObserver:
-    """The router's observer. Belongs to its event loop."""
-
     def __init__(
         self,
         config: Canary,
@@ -106,7 +95,6 @@ class CanaryObserver:
         """None while there is no canary."""
 
     def on_served(self, served: ServedAnswer, question: Row) -> None:
-        """Count it, and have it compared if it is in the sample."""
         if self._table is None:
             return
         routes = self._table.routes
@@ -136,7 +124,6 @@ class CanaryObserver:
             await self._check_forever(table)
 
     def check(self, table: RouteTable) -> None:
-        """Judge, write the state to its file, and end the canary if that is the verdict."""
         if self._verdict and self._write(VERDICT_FILE, self._verdict):
             self._verdict = None
         # Until the site has acted upon the last verdict, the routes may name that challenger.
@@ -195,7 +182,6 @@ class CanaryObserver:
         return True
 
     def _follow(self, routes: Routes) -> CanaryState | None:
-        """The canary that the routes make, if they do."""
         if not (routes.champion and routes.challenger and routes.share > 0):
             self.state = None
             return None
@@ -246,7 +232,6 @@ async def _difference(question: _Question, models: ModelClient, rag: RagClient) 
 
 
 def in_sample(row_id: str, share: float) -> bool:
-    """Is this question compared? Always the same ones, whichever model they are for."""
     return hash_fraction(f"compare\x1f{row_id}") < share
 
 
@@ -257,7 +242,6 @@ def read_state(folder: Path) -> CanaryState | None:
 
 
 def read_verdict(folder: Path) -> CanaryVerdict | None:
-    """The verdict that the site has not acted upon yet."""
     with suppress(OSError, ValueError):
         return read_record(CanaryVerdict, folder / VERDICT_FILE)
     return None

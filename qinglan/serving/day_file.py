@@ -1,8 +1,7 @@
 """A day's questions in one file that others may read once it is whole.
 
-Lines go to `<day>.jsonl.partial`, each with one write; the file gets its final name when its day or its process ends.
-A process that was killed leaves a `.partial` behind, which the next one finishes: its lock is free then. A
-second file of a day is `<day>.2.jsonl`.
+Lines go to `<day>.jsonl.partial`, which gets its final name when its day or its process ends; the next process
+finishes what a killed one left, whose lock is free. A second file of a day is `<day>.2.jsonl`.
 """
 
 import fcntl
@@ -39,8 +38,7 @@ class DayFile:
     def add(self, row_id: str, record: dict[str, Any], details: str) -> Outcome:
         """Write a record, with the id under its key `details`, unless the day has that question already.
 
-        Raises:
-            OSError: it could not be written; the file is as it was before.
+        Raises `OSError` where it can't; the file is as it was before.
         """
         number = int(row_id, 16)
         if number in self._seen:
@@ -53,7 +51,6 @@ class DayFile:
         return "written"
 
     def finish(self) -> None:
-        """Give the file its final name; none where nothing was written."""
         if self._path is None:
             return
         if self._size:
@@ -116,7 +113,6 @@ def _finish_leftover(path: Path) -> None:
 
 
 def remove_older(folder: Path, than: date) -> None:
-    """Remove the files of days before that one; files of other names stay."""
     for path in _files(folder):
         if _day_of(path) < than.isoformat():
             path.unlink(missing_ok=True)

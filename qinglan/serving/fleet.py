@@ -33,7 +33,6 @@ class _ModelServer:
 @dataclass
 class _Failures(RestartBackoff):
     reason: str = ""
-    """Of the last one."""
 
 
 @dataclass
@@ -43,9 +42,7 @@ class Fleet:
     processes: Processes
     command_of: CommandOf
     probe: Callable[[Backend], str | None]
-    """Why this server does not answer, None if it does. It may take long."""
     places: list[Place] | None
-    """Of GPUs, one model each; None for no limit."""
     say: Say
     drain_s: float
     """From the last request that could have come to the server's end: longer than any may take."""
@@ -67,7 +64,6 @@ class Fleet:
                 return  # the others would only slow it down
 
     def ready(self, version: str) -> Backend | None:
-        """Where this version answers, if it does."""
         server = self._servers.get(version)
         return server.backend if server and server.process.phase == "ready" else None
 
@@ -84,7 +80,6 @@ class Fleet:
         return found.failures if found else 0
 
     def close(self) -> None:
-        """No more probes; the processes are their owner's to end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, model: Released, wanted: Sequence[Released], routed: Sequence[str]) -> None:
@@ -110,7 +105,6 @@ class Fleet:
         self.say(f"version {model.version}: starting")
 
     def _place(self, model: Released, wanted: Sequence[Released], routed: Sequence[str]) -> int | None:
-        """A free one; if there is none, the least important model that gets no requests is ended."""
         if self.places is None:
             return None
         taken = {server.place for server in self._servers.values()}
@@ -124,11 +118,9 @@ class Fleet:
         if lesser:
             self._servers[max(lesser, key=lambda version: rank.get(version, len(rank)))].process.ask_to_end()
         elif model.version not in self._failures:
-            self._failed(
-                model.version,
-                f"no GPU is free for it beside {', '.join(sorted(self._servers))}; raise serve.models_per_gpu or "
-                "trainer.gpus_per_node",
-            )
+            beside = ", ".join(sorted(self._servers))
+            hint = "raise serve.models_per_gpu or trainer.gpus_per_node"
+            self._failed(model.version, f"no GPU is free for it beside {beside}; {hint}")
         return None
 
     def _check(self, version: str) -> None:

@@ -29,10 +29,8 @@ class ServingHealth:
 
     url: str
     champion: str | None
-    """As the registry says."""
     challenger: str | None
     serving: str | None = None
-    """The version that answers."""
     canary: CanaryState | None = None
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -40,7 +40,6 @@ class Figure(NamedTuple):
     of: int
     stage: StageResult
     file: Path
-    """The arm's rows."""
 
     @property
     def agrees(self) -> bool:
@@ -53,7 +52,6 @@ class PaidCall(NamedTuple):
     role: str
     request: str
     at_s: float | None
-    """Unix time of the attempt that brought it."""
     call: Call | None
     """None where the ledger does not have it, such as after it was moved."""
 
@@ -71,8 +69,7 @@ class RowTrace(NamedTuple):
 def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
     """What a name means: an alias, a version's number, or a run, whose arm is the profile's challenger if not given.
 
-    Raises:
-        ConfigError: there is no such version or run, or the alias names nothing.
+    Raises `ConfigError` where there is none.
     """
     alias = next((alias for alias in ALIASES if alias == name), None)
     if alias or name.isdigit():
@@ -89,12 +86,7 @@ def subject_of(profile: Profile, name: str, arm: str | None = None) -> Subject:
 
 
 def figure_of(profile: Profile, subject: Subject, metric: str | None = None) -> Figure:
-    """A metric, the first of the recipe's if none is named, as reported and as the mean over the arm's rows.
-
-    Raises:
-        ConfigError: no such metric, or the run has no such arm.
-        ArtifactError: a file is missing, damaged, or was changed.
-    """
+    """A metric, the first of the recipe's if none is named, as reported and as the mean over the arm's rows."""
     stage, rows, entries = _evaluated(subject)
     stage.artifacts["evaluation"].verify()
     evaluation = stage.load("evaluation", Evaluation)
@@ -116,11 +108,7 @@ def figure_of(profile: Profile, subject: Subject, metric: str | None = None) -> 
 def rows_behind(
     profile: Profile, subject: Subject, metric: str, ids: Sequence[str] = (), worst: int = 0
 ) -> list[RowTrace]:
-    """Rows by id, or those with the lowest values, followed to workbook and ledger.
-
-    Raises:
-        ConfigError: a row is not among the test questions.
-    """
+    """Rows by id, or those with the lowest values, followed to workbook and ledger."""
     stage, rows, entries = _evaluated(subject)
     values, by_id = _values(profile, subject.arm, metric, entries, rows), {row.id: row for row in rows}
     if unknown := [each for each in ids if each not in by_id]:
@@ -139,11 +127,7 @@ def rows_behind(
 
 
 def stage_of(run: Path, name: str) -> StageResult:
-    """A finished stage of a run; what it reused is read where it was made.
-
-    Raises:
-        ConfigError: the run has none that this version can read.
-    """
+    """A finished stage of a run; raises `ConfigError` where there is none that this version can read."""
     path = run / name / MANIFEST
     try:
         return StageResult.read(path)
@@ -177,7 +161,6 @@ def _values(
 
 
 def _paid_calls(ledger: Ledger, entry: ArmRow, row: Row) -> list[PaidCall]:
-    """The teacher's call, then the judge's."""
     paid: list[PaidCall] = []
     for key in dict.fromkeys([*([row.answer_request] if row.answer_request else []), *entry.requests]):
         call = ledger.get(key)

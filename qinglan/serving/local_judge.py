@@ -1,11 +1,10 @@
 """The local judge: the champion of a registered answer judge, served on loopback while RL needs it.
 
-It is asked through the ledger like any other, as `judge.local`. Its name there has the version and its keys have the
-digest of the weights, so that no version is given the answers of another one.
+It is asked through the ledger; the keys have the digest of its weights, so that no version is given another's answers.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,11 @@ from qinglan.serving.server_process import chat_probe
 ROLE = "judge.local"
 """In the ledger, and in messages about its calls."""
 _READY_WITHIN_S = 1800.0
-_SERVER = "judge"
 _SQLITE = "sqlite:///"
 
 
 @dataclass(frozen=True)
 class ReleasedJudge:
-    """The settings of the local judge, and the released model that judges."""
-
     settings: LocalJudge
     released: Released
 
@@ -46,7 +42,6 @@ class ReleasedJudge:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What its answers depend on."""
         answers = self.settings.model_dump(mode="json", include={"model", "max_tokens", "extra"})
         return answers | {"sha256": self.released.sha256, "recipe": recipe_key(self.released.recipe)}
 
@@ -64,7 +59,6 @@ class ReleasedJudge:
 class JudgeServer:
     judge: ReleasedJudge
     url: str
-    """Up to and including `/v1`."""
     check: Callable[[], None]
     """Raises `EngineError` where its server has ended."""
 
@@ -114,12 +108,7 @@ def _registry(profile: Profile, local: LocalJudge) -> Registry:
 
 @contextmanager
 def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: Say) -> Iterator[JudgeServer | None]:
-    """Its server, until the end; None for no judge.
-
-    Raises:
-        EngineError: it did not come up; with the end of its log.
-        ArtifactError: its weights can't be found.
-    """
+    """Its server, until the end; raises `EngineError`, with the end of its log, where it does not come up."""
     if judge is None:
         yield None
         return
@@ -136,7 +125,7 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
         port = free_port()
         backend = Backend(url=f"http://127.0.0.1:{port}/v1", model=judge.name, version=judge.released.version)
         gpus = [local.gpu] if local.gpu else []
-        processes.start(_SERVER, serve_command(as_served, folder, backend, port, gpus))
+        processes.start("judge", serve_command(as_served, folder, backend, port, gpus))
         messages = verdict_recipe(judge.released.recipe).verdict_messages("问", "答", "答", profile.tenant)
         probe = chat_probe(messages, 1)
         processes.wait_until(judge.name, lambda: probe(backend), _READY_WITHIN_S)
@@ -146,16 +135,12 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
 
 @asynccontextmanager
 async def open_judge(run: Run, served: JudgeServer) -> AsyncIterator[ChatClient]:
-    """Its client, closed at the end."""
     profile, judge = run.profile, served.judge
     with site_ledger(profile) as ledger:
-        queue = LedgerQueue(ledger, run.id, profile.budget)
-        account = Account(run.id, profile.tenant.id, ROLE, judge.name, judge.settings.price)
-        client = ChatClient(served.endpoint, served.url, account, queue, key_salt=judge.key_salt)
-        try:
+        async with AsyncExitStack() as stack:
+            queue = LedgerQueue(ledger, run.id, profile.budget)
+            stack.push_async_callback(queue.close)
+            account = Account(run.id, profile.tenant.id, ROLE, judge.name, judge.settings.price)
+            client = ChatClient(served.endpoint, served.url, account, queue, key_salt=judge.key_salt)
+            stack.push_async_callback(client.close)
             yield client
-        finally:
-            try:
-                await client.close()
-            finally:
-                await queue.close()

@@ -21,8 +21,6 @@ _HEADERS = {"content-type": "application/json"}
 
 
 class ModelClient:
-    """The clients of all backends. Belongs to one event loop."""
-
     def __init__(self, profile: Profile) -> None:
         self._recipe: Recipe = get_recipe(profile.recipe)
         self._tenant, self._max_chars = profile.tenant, profile.serve.max_answer_chars
@@ -37,14 +35,12 @@ class ModelClient:
         await self._session.close()
 
     def source_without(self, question: Row) -> Literal["fallback", "none"]:
-        """Whose text the answer is where the model gives none."""
         return "none" if self._recipe.fallback(question) is None else "fallback"
 
     async def answer(self, backend: Backend, question: Row, within_s: float) -> str:
         """The model's answer, fit to be used.
 
-        Raises:
-            ModelError: there is none; `reason` says why, and `transient` that the server is at fault, not the question.
+        Raises `ModelError` where there is none; its `transient` says that the server is at fault, not the question.
         """
         try:
             async with asyncio.timeout(within_s):

@@ -1,8 +1,6 @@
 """The command that serves a model's folder, and where it may run. Pure: nothing is started here.
 
-ms-swift's server, by `python -m`: under SIGTERM `swift deploy` itself leaves its server behind. Its transformers
-engine answers one request at a time unless it is given a batch size; with one, whatever waits goes through the model
-together.
+ms-swift's server, by `python -m`: under SIGTERM `swift deploy` itself leaves its server behind.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ from qinglan.serving.routes import Backend
 from qinglan.training.engines.swift import engine_env, swift_argv
 
 CPU_BATCH = 16
-"""Requests that the transformers engine answers together."""
+"""Requests that the transformers engine answers together; without a batch size, one at a time."""
 _VLLM_MEMORY = 0.9
 """vLLM's own default share of a GPU."""
 

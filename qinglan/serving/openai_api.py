@@ -26,8 +26,6 @@ class RefusedError(Exception):
 
 
 class RouterRequest(ChatRequest):
-    """A question with its context."""
-
     model: str = CHAMPION
     profile: str | None = None
     """What is known of the user (`extra_body` of the openai client)."""
@@ -37,11 +35,7 @@ class RouterRequest(ChatRequest):
     """What else the recipe needs, by `Input.name`."""
 
     def question(self, tenant: str, inputs: Sequence[Input] = ()) -> Row:
-        """The last user message with the recipe's inputs, as a row like those of the training, without its labels.
-
-        Raises:
-            RefusedError: there is none, or an input is missing or unknown.
-        """
+        """The last user message with the recipe's inputs, as a row like those of the training, without its labels."""
         query, profile, history = (
             without_illegal(text or "").strip() for text in (self.last_user_text, self.profile, self.history)
         )
@@ -84,7 +78,6 @@ def answer_body(served: ServedAnswer, content: str, request: RouterRequest) -> b
 
 
 def headers(served: ServedAnswer) -> dict[str, str]:
-    """What `qinglan` in the answer says, for those who don't read bodies."""
     return {f"x-qinglan-{name.replace('_', '-')}": value for name, value in _details(served).items() if value}
 
 
@@ -99,5 +92,4 @@ def _details(served: ServedAnswer) -> dict[str, str | None]:
 
 
 def to_json(value: Any) -> bytes:
-    """Compact, with Chinese as it is."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -61,7 +61,6 @@ _KINDS = (
 
 
 def redact(text: str) -> str:
-    """The text with e-mail addresses and identity, bank-card, mobile and landline numbers replaced."""
     text = text[:_LONGEST]
     plain = _plain(text)
     if "@" not in plain and sum(map(str.isdigit, plain)) < 10:

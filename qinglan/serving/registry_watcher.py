@@ -9,39 +9,21 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
 
 from qinglan.errors import QinglanError
-from qinglan.serving.registry import Alias, Released
+from qinglan.serving.registry import Alias, Registry, Released
 
 _CHECK_WEIGHTS_EVERY_S = 30.0
 
 
-class ModelRegistry(Protocol):
-    """The registry, as far as serving needs it."""
-
-    def aliases(self) -> dict[Alias, str]: ...
-
-    def version(self, version: str) -> Released: ...
-
-    def folder(self, released: Released) -> Path: ...
-
-    def withdraw_challenger(self, reason: str, version: str | None = None) -> Released | None: ...
-
-
 @dataclass(frozen=True)
 class RegistrySnapshot:
-    """What the registry's aliases name."""
-
     aliases: dict[Alias, str]
     models: dict[str, Released]
-    """By version, with folders that were checked."""
     fallback_version: str | None = None
     """The previous version, unless it was rolled back: it may answer where the champion can't start."""
 
     def of(self, alias: Alias) -> Released | None:
-        """The model of an alias; None without one, or before it is on disk."""
         return self.models.get(self.aliases.get(alias, ""))
 
 
@@ -49,13 +31,13 @@ class RegistrySnapshot:
 class RegistryWatcher:
     """Polls in a thread of its own, from `start` to `stop`."""
 
-    registry: ModelRegistry
+    registry: Registry
     every_s: float
     say: Callable[[str], object]
+    with_challenger: bool = True
+    """Without it, the challenger is left to another site, which serves and judges it."""
     latest: RegistrySnapshot | None = None
-    """None until the registry was read for the first time."""
     problem: str | None = None
-    """Why it can't be read now."""
     _models: dict[str, Released] = field(default_factory=dict)
     _checks: "dict[str, Future[Released]]" = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)
@@ -88,6 +70,8 @@ class RegistryWatcher:
         """Read the registry once. Where that fails, the models in service stay."""
         try:
             aliases = self._withdrawn(self.registry.aliases())
+            if not self.with_challenger:
+                aliases.pop("challenger", None)
             for version in set(aliases.values()):
                 self._check(version)
             fallback_version = self._fallback_version(aliases)
@@ -125,7 +109,6 @@ class RegistryWatcher:
         return fallback
 
     def _check(self, version: str) -> None:
-        """Have the weights checked, or fetched, once; a failure is retried later."""
         if version in self._models and not self._models[version].folder.is_dir():
             del self._models[version]
         check = self._checks.get(version)

@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from qinglan.config import Serve
 from qinglan.errors import ModelError
@@ -31,29 +31,16 @@ Source = Literal["model", "fallback", "none"]
 @dataclass(frozen=True, slots=True)
 class ServedAnswer:
     at: float
-    """Unix time of the answer."""
     role: ServedRole
     """The model that the request was meant for, also where it failed; `none` where there was none to ask."""
     version: str
-    """Of the registered model; empty without one."""
     source: Source
     reason: str
     """Why it was not the model's; empty where it was."""
     latency_ms: float
-    """From the request's arrival."""
     row_id: str
     answer: str | None = None
     """The model's text, if that was the answer."""
-
-
-class Observer(Protocol):
-    """Is given every answer, and may work in the background as long as the router runs."""
-
-    def on_served(self, served: ServedAnswer, question: Row) -> None:
-        """Called in the event loop after the answer was sent; must return at once."""
-
-    async def run(self, table: RouteTable, models: ModelClient) -> None:
-        """Started with the router, cancelled with it; may return early."""
 
 
 class CircuitBreaker:
@@ -78,7 +65,6 @@ class CircuitBreaker:
         return True
 
     def succeeded(self) -> None:
-        """The backend answered, whatever the text."""
         self._failures = 0
 
     def failed(self) -> None:
@@ -92,8 +78,7 @@ class CircuitBreaker:
 class EventLoopLag:
     """How far the event loop is behind: for so long may a request have waited before this process saw it.
 
-    Without that, a process that gets too little of the CPU would give every request its whole deadline anew, and fall
-    further behind; with it, requests that have waited long get the fallback, which costs half as much.
+    Without it, a process that gets too little of the CPU would give each request its whole deadline and fall behind.
     """
 
     def __init__(self) -> None:
@@ -109,8 +94,6 @@ class EventLoopLag:
 
 
 class RequestHandler:
-    """Asks the model that the routes give for a question. Belongs to one event loop."""
-
     def __init__(
         self, config: Serve, table: RouteTable, models: ModelClient, lag_s: Callable[[], float] = lambda: 0.0
     ) -> None:
@@ -119,13 +102,9 @@ class RequestHandler:
         self._allowed_s = deadline_s - min(_RESERVE_S, deadline_s / 10)
         self._circuits: dict[Backend, CircuitBreaker] = {}
         self.in_flight = 0
-        """Requests that wait for a model."""
 
     async def answer(self, question: Row, arrived: float) -> ServedAnswer:
-        """The answer, before the deadline; a model's failure becomes a reason, never an exception.
-
-        `arrived` is when the request was first seen, by `time.perf_counter`.
-        """
+        """The answer before the deadline; a model's failure becomes a reason. `arrived` is by `time.perf_counter`."""
         give_up = arrived - self._lag_s() + self._allowed_s
         role: ServedRole = "none"
         version, answer = "", None

@@ -36,11 +36,7 @@ class RequestLogWriter:
     def __init__(
         self, folder: Path, profile: Profile, today: Callable[[], date] = date.today, *, must_work: bool = True
     ) -> None:
-        """Start the writer, with days by this machine's time zone, as its users have.
-
-        Raises:
-            ConfigError: the folder can't be used; unless it `must_work`, it is tried again with every line.
-        """
+        """Raises `ConfigError` where the folder can't be used; unless it `must_work`, each line tries it again."""
         self._profile, self._folder, self._today = profile, folder, today
         self._config, self._inputs = profile.serve.request_log, get_recipe(profile.recipe).INPUTS
         self._columns = InputColumns.of(profile.data, self._inputs).names
@@ -49,7 +45,6 @@ class RequestLogWriter:
         self.outcomes: Counter[str] = Counter()
         """Lines by what became of them: `written`, `duplicate`, `unusable`, `queue_full`, `day_full`, `failed`."""
         self.is_failing = False
-        """Was the last line lost?"""
         self._prepared = False
         try:
             self._prepare()
@@ -63,7 +58,6 @@ class RequestLogWriter:
         self._thread.start()
 
     def may_keep(self, consent: str | None) -> bool:
-        """Did the client consent, by the header's value, as far as the profile asks for it?"""
         if self._config.consent == "header":
             return (consent or "").strip().lower() == "yes"
         return self._config.consent == "all"
@@ -82,7 +76,6 @@ class RequestLogWriter:
             self.outcomes["queue_full"] += 1
 
     def close(self) -> None:
-        """Write the lines that wait and give the file its final name."""
         self._waiting.put(None)
         self._thread.join()
 

@@ -1,7 +1,6 @@
 """The router as a process of its own: `python -m qinglan.serving.router --profile NAME --routes FILE`.
 
-The first line on standard output is the address. It imports neither an engine nor Prefect nor MLflow: while registry
-and models are away, it answers. Its site started it and ends it; `site` says what is done when one of the two fails.
+The first line on standard output is the address. It imports neither an engine nor Prefect nor MLflow.
 """
 
 import argparse
@@ -17,7 +16,6 @@ import uvicorn
 from qinglan.config import load_profile
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.serving.canary_observer import canary_observer_of
-from qinglan.serving.request_handler import Observer
 from qinglan.serving.router_app import create_app
 
 _BACKLOG = 2048
@@ -33,10 +31,10 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         profile = load_profile(options.profile, options.set)
-        observers: list[Observer] = []
+        observer = None
         if options.watch:
-            observers.append(canary_observer_of(profile, options.rag_url or profile.rag.url, options.watch))
-        app = create_app(profile, options.routes, observers, restarted=options.restarted)
+            observer = canary_observer_of(profile, options.rag_url or profile.rag.url, options.watch)
+        app = create_app(profile, options.routes, observer, restarted=options.restarted)
         listener = _listen(profile.serve.host, profile.serve.port if options.port is None else options.port)
     except QinglanError as error:
         sys.stderr.write(f"error: {error}\n")

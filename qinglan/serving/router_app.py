@@ -8,7 +8,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from qinglan.clients.openai_protocol import error_body, model_list
 from qinglan.config import Profile, require_secret
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row
+from qinglan.serving.canary_observer import CanaryObserver
 from qinglan.serving.metrics import Metrics
 from qinglan.serving.model_client import ModelClient
 from qinglan.serving.openai_api import (
@@ -36,7 +37,6 @@ from qinglan.serving.openai_api import (
 from qinglan.serving.request_handler import (
     UNFIT,
     EventLoopLag,
-    Observer,
     RequestHandler,
     ServedAnswer,
     Source,
@@ -51,16 +51,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def create_app(
-    profile: Profile, routes: Path, observers: Sequence[Observer] = (), *, restarted: bool = False
+    profile: Profile, routes: Path, observer: CanaryObserver | None = None, *, restarted: bool = False
 ) -> Starlette:
     """The service for one tenant, with the models that the file `routes` names.
 
     If it is `restarted`, a request log's folder that can't be used any more costs lines, not answers.
-
-    Raises:
-        ConfigError: the key's environment variable is not set, or the request log's folder can't be used.
     """
-    service = _Service(profile, routes, observers, restarted)
+    service = _Service(profile, routes, observer, restarted)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", service.complete, methods=["POST"]),
@@ -74,8 +71,8 @@ def create_app(
 
 
 class _Service:
-    def __init__(self, profile: Profile, routes: Path, observers: Sequence[Observer], restarted: bool) -> None:
-        self._profile, self._config, self._observers = profile, profile.serve, observers
+    def __init__(self, profile: Profile, routes: Path, observer: CanaryObserver | None, restarted: bool) -> None:
+        self._profile, self._config, self._observer = profile, profile.serve, observer
         self._recipe = get_recipe(profile.recipe)
         self._names = (profile.model_name, CHAMPION)
         variable = self._config.api_key_env
@@ -92,8 +89,9 @@ class _Service:
         models, lag = ModelClient(self._profile), EventLoopLag()
         self._handler = RequestHandler(self._config, self._table, models, lag.lag_s)
         self._add_gauges(self._handler)
-        tasks = [asyncio.create_task(_run(observer, self._table, models)) for observer in self._observers]
-        tasks.append(asyncio.create_task(lag.run()))
+        tasks = [asyncio.create_task(lag.run())]
+        if self._observer:
+            tasks.append(asyncio.create_task(_observe(self._observer, self._table, models)))
         try:
             yield
         finally:
@@ -153,7 +151,6 @@ class _Service:
         return Response(self._metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def refuse(self, _http: Request, error: Exception) -> Response:
-        """An error as OpenAI shapes it."""
         status = error.status if isinstance(error, RefusedError) else 500
         self._metrics.refused(status)
         # What is left of the request stays unread, so nothing more can come on this connection.
@@ -187,15 +184,14 @@ class _Service:
         return b"".join(chunks)
 
     def _record(self, served: ServedAnswer, question: Row, keep: bool) -> None:
-        """Metrics, request log and observers, once the answer is on its way."""
         self._metrics.answered(served)
         if keep and self._log:
             self._log.put(served, question)
-        for observer in self._observers:
+        if self._observer:
             try:
-                observer.on_served(served, question)
-            except Exception as error:  # noqa: BLE001 (an observer's mistake must not affect the next request)
-                _LOG.error("%s did not take an answer: %s", type(observer).__name__, describe_without_text(error))
+                self._observer.on_served(served, question)
+            except Exception as error:  # noqa: BLE001 (the observer's mistake must not affect the next request)
+                _LOG.error("the canary's observer did not take an answer: %s", describe_without_text(error))
 
     def _response(self, served: ServedAnswer, question: Row, request: RouterRequest) -> Response:
         text = self._recipe.fallback(question) if served.answer is None else served.answer
@@ -231,8 +227,8 @@ class _Service:
         return {"version": backend.version, "circuit": "open" if self._ready.is_open(backend) else "closed"}
 
 
-async def _run(observer: Observer, table: RouteTable, models: ModelClient) -> None:
+async def _observe(observer: CanaryObserver, table: RouteTable, models: ModelClient) -> None:
     try:
         await observer.run(table, models)
     except Exception as error:  # noqa: BLE001 (the router goes on without it)
-        _LOG.error("%s stopped: %s", type(observer).__name__, describe_without_text(error))
+        _LOG.error("the canary's observer stopped: %s", describe_without_text(error))

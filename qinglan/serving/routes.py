@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from qinglan.rows import hash_fraction
 from qinglan.runs.artifacts import write_json
@@ -20,23 +20,15 @@ ModelRole = Literal["champion", "challenger"]
 _LOG = logging.getLogger(__name__)
 
 
-class Backend(BaseModel):
-    """A model's server that has answered."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Backend(BaseModel, frozen=True, extra="forbid"):
     url: str
     """Up to and including `/v1`."""
     model: str
-    """The name that the server knows it by."""
     version: str
-    """Of the registered model."""
 
 
-class Routes(BaseModel):
+class Routes(BaseModel, frozen=True, extra="forbid"):
     """The models in service; with none, every answer is the original question."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     champion: Backend | None = None
     challenger: Backend | None = None
@@ -55,7 +47,6 @@ class Routes(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> "Routes":
-        """What the site wrote last; no models where it wrote nothing yet."""
         try:
             return cls.model_validate_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -82,7 +73,6 @@ class RouteTable:
 
     @property
     def routes(self) -> Routes:
-        """The routes in force."""
         now = self._clock()
         if now >= self._next_check:
             self._next_check = now + CHECK_EVERY_S
@@ -98,10 +88,7 @@ class RouteTable:
         return ("champion", routes.champion) if routes.champion else None
 
     def drop_challenger(self, reason: str) -> None:
-        """Give the challenger no more requests, from the next one on.
-
-        Until the file names another version, or `allow_challenger`: where it names none, the champion may have ended.
-        """
+        """Give the challenger no more requests, until the file names another one, or `allow_challenger`."""
         if challenger := self.routes.challenger:
             self._dropped, self.dropped_reason = challenger.version, reason
             _LOG.warning("challenger %s gets no more requests: %s", challenger.version, reason)

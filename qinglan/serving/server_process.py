@@ -27,7 +27,7 @@ Phase = Literal["starting", "ready", "ending", "ended"]
 
 
 class PortTakenError(EngineError):
-    """Another server took the port."""
+    """Another server has the port."""
 
 
 @dataclass
@@ -132,22 +132,16 @@ class RouterProcess:
     probe: Callable[[str], str | None] = health_problem
     """Why this address does not answer, None if it does; it may take seconds."""
     url: str = ""
-    """As the router reports it; empty until it listens."""
     _server: ServerProcess | None = None
     _backoff: RestartBackoff = field(default_factory=lambda: RestartBackoff(BackOff(1.0, 1.0)))
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "router-probe"))
 
     def start(self) -> None:
-        """Start it and wait until it listens.
-
-        Raises:
-            EngineError: it ended; with the reason that it gives.
-        """
+        """Start it and wait until it listens; raises `EngineError` where it ends, with its reason."""
         self._launch(self.options, announces=True)
         self.url = self.processes.address(ROUTER, ROUTER_START_WITHIN_S)
 
     def step(self) -> None:
-        """Start it again if it ended or hangs, on the port that its clients know."""
         now = self.clock()
         if self._server is None:
             if now >= (self._backoff.retry_at_s or 0.0):

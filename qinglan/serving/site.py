@@ -1,8 +1,7 @@
 """`qinglan serve`: the router and the servers of the models that the registry names, until Ctrl-C.
 
-The registry says who is champion, challenger and previous; this process makes it so, a new model's server before the
-old one's end, and writes the routes only when a server has answered. A step that fails leaves the router with what it
-has, and without a model where it has nothing. If this process ends, router and servers end with it.
+A new model's server is started before the old one's end, and routed only when it has answered. A step that fails
+leaves the router with what it has. If this process ends, router and servers end with it.
 """
 
 import json
@@ -17,7 +16,7 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
@@ -31,8 +30,8 @@ from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryVerdict, read_state, read_verdict
 from qinglan.serving.fleet import CommandOf, Fleet
 from qinglan.serving.model_server import places_of, serve_command
-from qinglan.serving.registry import Released, registry_of
-from qinglan.serving.registry_watcher import ModelRegistry, RegistrySnapshot, RegistryWatcher
+from qinglan.serving.registry import Registry, Released, registry_of
+from qinglan.serving.registry_watcher import RegistrySnapshot, RegistryWatcher
 from qinglan.serving.routes import Backend, Routes
 from qinglan.serving.server_process import ROUTER, RouterProcess, chat_probe
 from qinglan.simulators.domains import embedded_knowledge_base
@@ -46,11 +45,7 @@ MOST_FAILURES = 3
 _DRAIN_MARGIN_S = 2.0
 
 
-class CanaryShare(BaseModel):
-    """A share that was given by hand, for one version's canary."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class CanaryShare(BaseModel, frozen=True, extra="forbid"):
     version: str
     share: float
 
@@ -59,12 +54,10 @@ class CanaryShare(BaseModel):
 
 
 def serving_folder(profile: Profile) -> Path:
-    """Where site, router and the `canary` command meet."""
     return profile.paths.state.resolve() / "serving" / f"{profile.tenant.file_name}.{profile.recipe_name}"
 
 
 def share_of(profile: Profile, folder: Path, version: str) -> float:
-    """The challenger's share of the requests: as given by hand, else the profile's."""
     with suppress(OSError, ValidationError):
         given = read_record(CanaryShare, folder / SHARE_FILE)
         if given.version == version:
@@ -73,7 +66,6 @@ def share_of(profile: Profile, folder: Path, version: str) -> float:
 
 
 def archive_verdict(folder: Path) -> None:
-    """Move the verdict, if there is one, into the history."""
     if verdict := read_verdict(folder):
         with (folder / HISTORY_FILE).open("a", encoding="utf-8") as history:
             history.write(record_line(verdict))
@@ -91,7 +83,6 @@ class ServingSite:
     router: RouterProcess
     say: Say
     routes: Routes = field(default_factory=Routes)
-    """As written last."""
     _serving: str = ""
     """The version that answered last; it keeps its claim while its server is started again."""
     _own_verdict: CanaryVerdict | None = None
@@ -143,7 +134,6 @@ class ServingSite:
         return Routes(champion=first, challenger=second, share=share_of(self.profile, self.folder, second.version))
 
     def _champion(self, named: RegistrySnapshot) -> Backend | None:
-        """The champion once it answers; until then the former one, or the fallback, as long as they do."""
         wanted, former, fallback = named.aliases.get("champion"), self.routes.champion, self._fallback(named)
         if wanted is None:
             return None
@@ -214,12 +204,7 @@ class ServingSite:
 
 
 def serve_site(profile_name: str, overrides: Sequence[str], say: Say, port: int | None = None) -> None:
-    """Serve until Ctrl-C or SIGTERM.
-
-    Raises:
-        ConfigError: another site serves this tenant from this state folder, or the port is taken.
-        EngineError: the router did not start; with the end of its log.
-    """
+    """Serve until Ctrl-C or SIGTERM; raises `ConfigError` where another site serves this tenant from this folder."""
     profile = load_profile(profile_name, overrides)
     folder = serving_folder(profile)
     with ExitStack() as stack:
@@ -251,14 +236,14 @@ def open_site(
     *,
     port: int | None = None,
     watched: bool = True,
-    registry: ModelRegistry | None = None,
+    registry: Registry | None = None,
     command_of: CommandOf | None = None,
 ) -> Iterator[ServingSite]:
     """A site whose router runs; it ends with the `with`.
 
     Args:
         port: 0 takes a free one; the profile's if not given.
-        watched: canaries are watched, which takes the RAG.
+        watched: canaries are served and watched, which takes the RAG.
         command_of: starts a model's server; ms-swift's if not given.
     """
     # A tracking server that is away must not hold a rollback up for minutes.
@@ -284,7 +269,9 @@ def open_site(
             drain_s=profile.serve.deadline_ms / 1000 + _DRAIN_MARGIN_S,
         )
         stack.callback(fleet.close)
-        watcher = RegistryWatcher(registry or registry_of(profile), profile.serve.poll_every_s, say)
+        watcher = RegistryWatcher(
+            registry or registry_of(profile), profile.serve.poll_every_s, say, with_challenger=watched
+        )
         stack.callback(watcher.stop)
         watcher.start()
         router.start()

@@ -13,7 +13,6 @@ from qinglan.errors import ConfigError, EngineError
 from qinglan.recipes import get_recipe, placeholders
 from qinglan.rows import Row
 from qinglan.runs.processes import Say, stop_signals
-from qinglan.serving.registry import Alias, Registry, registry_of
 from qinglan.serving.site import STEP_S, ServingSite, open_site, serving_folder
 from qinglan.simulators.domains import sample_of
 
@@ -21,40 +20,21 @@ WITHIN_S, REGISTRY_WITHIN_S = 1800.0, 30.0
 
 
 def run_smoke_test(profile_name: str, overrides: Sequence[str], question: str | None, say: Say) -> str:
-    """Ask one question, the first test question of the sample if none is given; a line with the answer.
-
-    Raises:
-        ConfigError: there is no champion, or the registry can't be read.
-        EngineError: the champion did not start, or gave no usable answer.
-    """
+    """Ask one question, the first test question of the sample if none is given; a line with the answer."""
     overrides = (*overrides, "serve.request_log.consent=none")  # a made-up question is no user's
     profile = load_profile(profile_name, overrides)
     asked = _made_of(question, profile) if question else _first_of_sample(profile)
     folder = serving_folder(profile)
     folder.mkdir(parents=True, exist_ok=True)
-    registry = _WithoutCanary(registry_of(profile))
     with (
         stop_signals(),
         TemporaryDirectory(prefix="check-", dir=folder) as own,
-        open_site(profile, Path(own), say, port=0, watched=False, registry=registry) as site,
+        open_site(profile, Path(own), say, port=0, watched=False) as site,
     ):
         return _ask(profile, _wait(site), asked)
 
 
-class _WithoutCanary:
-    """The registry without its challenger, which only the real site may serve and judge."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self.version, self.folder = registry.version, registry.folder
-        self.withdraw_challenger = registry.withdraw_challenger
-
-    def aliases(self) -> dict[Alias, str]:
-        return {alias: version for alias, version in self._registry.aliases().items() if alias != "challenger"}
-
-
 def _wait(site: ServingSite) -> str:
-    """Until the router knows the champion; its address."""
     start = time.monotonic()
     while not (site.routes.champion and _has_champion(site.router.url)):
         site.step()

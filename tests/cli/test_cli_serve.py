@@ -14,7 +14,6 @@ from qinglan.rows import Row
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryState, CanaryVerdict
-from qinglan.serving.registry_watcher import ModelRegistry
 from qinglan.serving.site import HISTORY_FILE, serving_folder, share_of
 from qinglan.serving.smoke_test import _ask, _first_of_sample, run_smoke_test
 
@@ -230,18 +229,15 @@ def test_half_a_line_of_history_is_passed_over(terminal: Terminal):
 def test_a_check_leaves_request_log_and_canary_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = list[Any]()
 
-    def open_site(profile: Any, folder: Path, *_: object, registry: ModelRegistry, **__: object) -> None:
-        asked.append((profile.serve.request_log.consent, folder.parent, registry.aliases()))
+    def open_site(profile: Any, folder: Path, *_: object, watched: bool, **__: object) -> None:
+        asked.append((profile.serve.request_log.consent, folder.parent, watched))
         raise ConfigError("enough")
 
-    registry = FakeRegistry()
-    registry.named["challenger"] = "2"
     monkeypatch.setattr("qinglan.serving.smoke_test.open_site", open_site)
-    monkeypatch.setattr("qinglan.serving.smoke_test.registry_of", lambda _: registry)
     given = [f"paths.state={tmp_path}", f"serve.request_log.folder={tmp_path}", "serve.request_log.consent=all"]
     with pytest.raises(ConfigError, match="enough"):
         run_smoke_test("embedded", given, None, print)
-    assert asked == [("none", serving_folder(load_profile("embedded", given)), {"champion": "1"})]
+    assert asked == [("none", serving_folder(load_profile("embedded", given)), False)]
 
 
 def test_a_question_goes_with_check(terminal: Terminal):

@@ -57,72 +57,46 @@ def test_too_few_latencies_say_nothing():
     assert Latencies().p95 is None
 
 
-def test_a_healthy_canary_goes_on():
-    counts = CanaryCounts(champion=arm(1000, 10), challenger=arm(100, 1))
-    assert judge(counts, CONFIG, HOUR).outcome == "keep"
+SLOW = arm(1000, latency_ms=220)
+GAINS = pairs(*[0.2, 0.1] * 300)
 
 
-def test_a_model_that_always_fails_is_gone_after_a_few_requests():
-    judgement = judge(CanaryCounts(champion=arm(200), challenger=arm(20, 20)), CONFIG, 10)
-    assert judgement.outcome == "roll_back"
-    assert judgement.reason.startswith("100.0% of its 20 requests were not answered by it")
+@pytest.mark.parametrize(
+    ("counts", "config", "seconds", "outcome", "reason"),
+    [
+        (CanaryCounts(champion=arm(1000, 10), challenger=arm(100, 1)), CONFIG, HOUR, "keep", "100 requests"),
+        (CanaryCounts(champion=arm(200), challenger=arm(20, 20)), CONFIG, 10, "roll_back", "100.0% of its 20 requests"),
+        (CanaryCounts(champion=arm(200, 200), challenger=arm(20, 20)), CONFIG, 10, "keep", ""),
+        (CanaryCounts(challenger=arm(100, 50)), CONFIG, 10, "roll_back", "were not answered by it"),
+        (CanaryCounts(champion=arm(20_000), challenger=arm(2000, 40)), CONFIG, HOUR, "keep", ""),
+        (CanaryCounts(champion=arm(20_000), challenger=arm(2000, 140)), CONFIG, HOUR, "roll_back", "2.0% more are"),
+        (CanaryCounts(champion=arm(3000), challenger=SLOW), CONFIG, HOUR, "roll_back", "its p95 latency of"),
+        (CanaryCounts(champion=arm(3000), challenger=SLOW), Canary(min_requests=1001), HOUR, "keep", ""),
+        (CanaryCounts(challenger=arm(20), retrieval=pairs(*[-0.6, -0.5] * 40)), CONFIG, 10, "roll_back", "by -0.550"),
+        (CanaryCounts(challenger=arm(20), retrieval=pairs(*[-0.01] * 5000)), CONFIG, HOUR, "keep", ""),
+        (CanaryCounts(champion=arm(1000), challenger=arm(100)), CONFIG, DAY, "undecided", "within 24.0 h: 100"),
+        (CanaryCounts(champion=arm(1000), challenger=arm(100), retrieval=GAINS), CONFIG, DAY - 1, "keep", ""),
+        (CanaryCounts(champion=arm(1000), challenger=arm(100), retrieval=GAINS), CONFIG, DAY, "better", "after 24.0 h"),
+        (CanaryCounts(challenger=arm(10), retrieval=GAINS), CONFIG, DAY, "undecided", ""),
+    ],
+    ids=[
+        "healthy", "always fails", "an outage of both", "no champion's requests", "few failures", "failures", "slow",
+        "slow, but few requests", "worse retrieval, few requests", "a small loss", "time is over",
+        "better, but too early", "better", "better, but few requests",
+    ],
+)  # fmt: skip
+def test_a_canary_is_judged(counts: CanaryCounts, config: Canary, seconds: float, outcome: str, reason: str):
+    judgement = judge(counts, config, seconds)
+    assert judgement.outcome == outcome
+    assert reason in judgement.reason
 
 
-def test_an_outage_of_both_is_no_ones_fault():
-    assert judge(CanaryCounts(champion=arm(200, 200), challenger=arm(20, 20)), CONFIG, 10).outcome == "keep"
-
-
-def test_a_champion_without_requests_is_taken_as_flawless():
-    assert judge(CanaryCounts(challenger=arm(100, 50)), CONFIG, 10).outcome == "roll_back"
-
-
-def test_a_few_failures_more_are_allowed():
-    assert judge(CanaryCounts(champion=arm(20_000), challenger=arm(2000, 40)), CONFIG, HOUR).outcome == "keep"
-    assert judge(CanaryCounts(champion=arm(20_000), challenger=arm(2000, 140)), CONFIG, HOUR).outcome == "roll_back"
-
-
-def test_twice_the_latency_is_too_slow():
-    judgement = judge(CanaryCounts(champion=arm(3000), challenger=arm(1000, latency_ms=220)), CONFIG, HOUR)
-    assert judgement.outcome == "roll_back"
-    assert "p95 latency of" in judgement.reason and "at most" in judgement.reason
-
-
-def test_latency_counts_only_after_enough_requests():
-    counts = CanaryCounts(champion=arm(3000), challenger=arm(1000, latency_ms=220))
-    assert judge(counts, Canary(min_requests=1001), HOUR).outcome == "keep"
-
-
-def test_worse_retrieval_ends_it_before_the_minimum_of_requests():
-    counts = CanaryCounts(champion=arm(200), challenger=arm(20), retrieval=pairs(*[-0.6, -0.5] * 40))
-    judgement = judge(counts, CONFIG, 10)
-    assert judgement.outcome == "roll_back"
-    assert "worse by -0.550" in judgement.reason
-
-
-def test_a_loss_within_the_margin_is_kept():
-    counts = CanaryCounts(champion=arm(200), challenger=arm(20), retrieval=pairs(*[-0.01] * 5000))
-    assert judge(counts, CONFIG, HOUR).outcome == "keep"
-
-
-def test_time_runs_out_undecided():
-    judgement = judge(CanaryCounts(champion=arm(1000), challenger=arm(100)), CONFIG, DAY)
-    assert (judgement.outcome, judgement.reason[:41]) == ("undecided", "no difference was found within 24.0 h: 10")
-
-
-def test_time_runs_out_with_a_better_model():
-    gains = pairs(*[0.2, 0.1] * 300)
-    counts = CanaryCounts(champion=arm(1000), challenger=arm(100), retrieval=gains)
-    assert judge(counts, CONFIG, DAY - 1).outcome == "keep"
-    assert judge(counts, CONFIG, DAY).outcome == "better"
-    assert judge(CanaryCounts(challenger=arm(10), retrieval=gains), CONFIG, DAY).outcome == "undecided"
-
-
-def test_the_tally_survives_a_restart():
+def test_the_counts_survive_a_restart():
     counts = CanaryCounts(champion=arm(30, 3), challenger=arm(5, 1), retrieval=pairs(0.1, -0.2))
     assert CanaryCounts.model_validate_json(counts.model_dump_json()) == counts
 
 
-def test_tallies_share_nothing():
+def test_counts_share_nothing():
     CanaryCounts().champion.add(fallback=True, latency_ms=1)
     assert CanaryCounts().champion.fallbacks.n == CanaryCounts().challenger.fallbacks.n == 0
 

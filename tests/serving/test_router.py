@@ -27,7 +27,6 @@ from qinglan.serving.request_handler import (
     CIRCUIT_OPEN_FOR_S,
     LAG_EVERY_S,
     EventLoopLag,
-    Observer,
     RequestHandler,
     ServedAnswer,
 )
@@ -53,10 +52,10 @@ class Site:
     def __init__(self, stack: ExitStack, profile: Profile, folder: Path) -> None:
         self._stack, self.profile, self.path = stack, profile, folder / "routes.json"
 
-    def client(self, url: str | None = None, *observers: Observer) -> TestClient:
+    def client(self, url: str | None = None, observer: Any = None) -> TestClient:
         if url:
             Routes(champion=backend(url)).write(self.path)
-        return self._stack.enter_context(TestClient(create_app(self.profile, self.path, observers)))
+        return self._stack.enter_context(TestClient(create_app(self.profile, self.path, observer)))
 
 
 PATIENT = {"deadline_ms": 60_000}
@@ -397,8 +396,8 @@ def test_an_observers_mistake_is_nobody_elses(site, serve, caplog):
     client = site().client(serve(lambda _: (200, completion(REWRITE))).url, ear)
     assert [ask(client)["source"] for _ in range(2)] == ["model", "model"]
     assert len(ear.served) == 2
-    assert "Ear stopped" in caplog.text
-    assert "Ear did not take an answer" in caplog.text
+    assert "the canary's observer stopped" in caplog.text
+    assert "the canary's observer did not take an answer" in caplog.text
 
 
 def test_metrics_count_by_role_version_and_reason(site, serve):

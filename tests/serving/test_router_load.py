@@ -1,22 +1,16 @@
-"""A router under load, all as processes of their own: models die, hang and change, and every request is answered."""
+"""The router as a process of its own: how it starts, stops and takes clients of every kind."""
 
 import json
-import signal
 import socket
 import subprocess
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import openai
 import pytest
-from waiting import wait_until
 
 from qinglan.serving.routes import Backend, Routes
 
@@ -24,17 +18,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "router.py"
 QUESTION = "请问菌粉睡前吃行不行呀"
-DEADLINE_S, SLACK_S = 3.0, 60.0
-"""Generous, as others may have the cores; what hangs does so for ever. How fast it is, the benchmark says."""
-NO_DEADLINE = "serve.deadline_ms=60000"
-"""Where every answer is to be the model's, on a machine that has others to serve."""
-RATE, SECONDS = 25, 6
 
 
 @contextmanager
-def process(*argv: str, log: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(log: Path, *argv: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server, and the address that its first line says."""
-    with (log or Path("/dev/null")).open("w") as errors:
+    with log.open("w") as errors:
         started = subprocess.Popen([sys.executable, *argv], stdout=subprocess.PIPE, stderr=errors, text=True)
         try:
             yield started, started.stdout.readline().strip()
@@ -44,106 +33,26 @@ def process(*argv: str, log: Path | None = None) -> Iterator[tuple[subprocess.Po
 
 
 @contextmanager
-def stub(port: str = "0") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    with process(str(BENCHMARK), "--stub", port, "--model-ms", "5") as (started, url):
-        yield started, url
+def router(folder: Path, *settings: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """With a champion, and no deadline that a busy machine could miss."""
+    with process(folder / "model.log", str(BENCHMARK), "--stub", "0", "--model-ms", "5") as (_, model):
+        routes = folder / "routes.json"
+        Routes(champion=Backend(url=f"{model}/v1", model="m", version="1")).write(routes)
+        argv = ["-m", "qinglan.serving.router", "--profile=embedded", f"--routes={routes}", "--port=0"]
+        argv += [f"--set={setting}" for setting in ("serve.deadline_ms=60000", *settings)]
+        with process(folder / "router.log", *argv) as (started, url):
+            yield started, url
 
 
-@contextmanager
-def router(folder: Path, routes: Routes, *settings: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    routes.write(folder / "routes.json")
-    argv = [
-        "-m",
-        "qinglan.serving.router",
-        "--profile",
-        "embedded",
-        "--routes",
-        str(folder / "routes.json"),
-        "--port=0",
-    ]
-    for setting in (f"serve.deadline_ms={1000 * DEADLINE_S}", *settings):
-        argv += ["--set", setting]
-    with process(*argv, log=folder / "router.log") as (started, url):
-        yield started, url
-
-
-def backend(url: str, version: str) -> Backend:
-    return Backend(url=f"{url}/v1", model="m", version=version)
-
-
-def load(url: str, meanwhile: Callable[[], None]) -> list[dict[str, Any]]:
-    """What became of each request of a load, during which something happens."""
-    argv = [
-        sys.executable,
-        str(BENCHMARK),
-        "--load",
-        url,
-        "--rate",
-        str(RATE),
-        "--seconds",
-        str(SECONDS),
-        "--give-up-s=600",
-    ]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as running:
-        running.stdout.readline()  # it begins
-        time.sleep(SECONDS / 3)
-        meanwhile()
-        answers, _ = running.communicate(timeout=600)
-    names = ("due_s", "latency_ms", "status", "source", "version", "reason")
-    return [dict(zip(names, answer, strict=True)) for answer in json.loads(answers)]
-
-
-def assert_answered(answers: list[dict[str, Any]]) -> None:
-    assert len(answers) == RATE * SECONDS
-    assert Counter(answer["status"] for answer in answers) == {200: len(answers)}
-    assert max(answer["latency_ms"] for answer in answers) < 1000 * (DEADLINE_S + SLACK_S)
-
-
-def ask(url: str, **more: Any) -> httpx2.Response:
-    body = {"model": "champion", "messages": [{"role": "user", "content": QUESTION}], **more}
+def ask(url: str) -> httpx2.Response:
+    body = {"model": "champion", "messages": [{"role": "user", "content": QUESTION}]}
     return httpx2.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=120)
-
-
-def test_a_killed_model_costs_rewrites_and_no_answer(tmp_path: Path):
-    with stub() as (model, model_url), router(tmp_path, Routes(champion=backend(model_url, "1"))) as (_, url):
-        answers = load(url, model.kill)
-        assert_answered(answers)
-        assert {answer["source"] for answer in answers} == {"model", "fallback"}
-        assert answers[-1]["reason"] in ("circuit_open", "model_unreachable")
-        assert httpx2.get(f"{url}/health", trust_env=False, timeout=120).json()["status"] == "degraded"
-        with stub(model_url.rpartition(":")[2]):
-            wait_until("the model's answers", lambda: ask(url).headers["x-qinglan-source"] == "model")
-
-
-def test_a_hanging_model_is_given_up_in_time(tmp_path: Path):
-    with stub() as (model, model_url), router(tmp_path, Routes(champion=backend(model_url, "1"))) as (_, url):
-        answers = load(url, lambda: model.send_signal(signal.SIGSTOP))
-        assert_answered(answers)
-        assert {"model_timeout", "circuit_open"} & {answer["reason"] for answer in answers}
-
-
-def test_a_swap_drops_nothing(tmp_path: Path):
-    with (
-        stub() as (_, old),
-        stub() as (_, new),
-        router(tmp_path, Routes(champion=backend(old, "1")), NO_DEADLINE) as (_, url),
-    ):
-        for version, model in (("2", new), ("1", old), ("2", new)):
-            routes = Routes(champion=backend(model, version))
-            answers = load(url, partial(routes.write, tmp_path / "routes.json"))
-            assert_answered(answers)
-            assert {answer["source"] for answer in answers} == {"model"}
-            served = {answer["version"] for answer in answers}
-            wait_until("the new model", lambda version=version: ask(url).headers["x-qinglan-version"] == version)
-            if served == {"1", "2"}:
-                return
-    raise AssertionError("no load met the swap: the machine stood still each time")
 
 
 def test_stopping_answers_what_came_in_and_finishes_the_log(tmp_path: Path):
     log = tmp_path / "log"
-    settings = (NO_DEADLINE, f"serve.request_log.folder={log}", "serve.request_log.consent=all")
-    with stub() as (_, old), router(tmp_path, Routes(champion=backend(old, "1")), *settings) as (running, url):
+    settings = (f"serve.request_log.folder={log}", "serve.request_log.consent=all")
+    with router(tmp_path, *settings) as (running, url):
         assert ask(url).headers["x-qinglan-source"] == "model"
         running.terminate()
         running.wait(300)
@@ -154,7 +63,7 @@ def test_stopping_answers_what_came_in_and_finishes_the_log(tmp_path: Path):
 def test_a_client_that_hangs_up_is_no_error(tmp_path: Path):
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s"
     body = json.dumps({"messages": [{"role": "user", "content": QUESTION}]}).encode()
-    with stub() as (_, old), router(tmp_path, Routes(champion=backend(old, "1")), NO_DEADLINE) as (_, url):
+    with router(tmp_path) as (_, url):
         host, port = url.removeprefix("http://").split(":")
         for sent in (head % (len(body), body), head % (len(body) + 1, body), b"POST /v1/chat"):
             with socket.create_connection((host, int(port))) as client:
@@ -167,8 +76,7 @@ def test_a_client_that_hangs_up_is_no_error(tmp_path: Path):
 
 def test_the_openai_client_understands_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ROUTER_KEY", "s3cret")
-    settings = (NO_DEADLINE, "serve.api_key_env=ROUTER_KEY")
-    with stub() as (_, old), router(tmp_path, Routes(champion=backend(old, "1")), *settings) as (_, url):
+    with router(tmp_path, "serve.api_key_env=ROUTER_KEY") as (_, url):
         with openai.OpenAI(base_url=f"{url}/v1", api_key="s3cret") as client:
             messages = [{"role": "user", "content": QUESTION}]
             answer = client.chat.completions.create(model="champion", messages=messages, extra_body={"profile": "孕妇"})

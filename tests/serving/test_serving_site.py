@@ -469,6 +469,13 @@ def test_deaths_are_forgotten_after_a_minute_in_good_health(bench):
     assert site.fleet.failure_count("2") == 0
 
 
+def test_without_canary_the_challenger_is_left_to_another_site(bench):
+    site = bench(champion="1", challenger="2")
+    site.watcher.with_challenger = False
+    assert site.run(4).challenger is None
+    assert site.processes.started == ["model_1"]
+
+
 def test_a_withdrawal_is_for_one_version_once(bench):
     site = bench(champion="1", challenger="2")
     site.run(1)

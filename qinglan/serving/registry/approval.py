@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from qinglan.evaluation.models import APPROVAL, Decision, Rule
 from qinglan.evaluation.reasons import Reason, reason
@@ -14,9 +14,7 @@ from qinglan.runs.schema_version import dump_record, read_record
 WAITING_FILE = "waiting.json"
 
 
-class Approval(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Approval(BaseModel, frozen=True, extra="forbid"):
     approve: bool
     reviewer: str
     comment: str = ""
@@ -34,7 +32,6 @@ class Waiting(BaseModel):
     api_url: str
     """Of the Prefect server that the flow runs under, without a login."""
     page: str
-    """Where the form is."""
     until: str
     workbook: Path
 

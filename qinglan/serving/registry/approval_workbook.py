@@ -1,7 +1,6 @@
-"""What a person reads before approving: where the challenger lost, and some questions at random.
+"""What a person reads before approving: where the challenger lost, and some questions at random, the arms side by side.
 
-Both sides stand beside each other, which the workbook of `qinglan.data.review` has no place for; its cells are written
-the same way. Nothing is read back: the answer is given in Prefect's form or by `qinglan release approve`.
+Nothing is read back: the answer is given in Prefect's form or by `qinglan release approve`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,29 +34,24 @@ class RowToReview(NamedTuple):
 def rows_to_review(
     arms: ArmRows, rows: Sequence[Row], recipe: Recipe, challenger: str, losses: int, sampled: int
 ) -> list[RowToReview]:
-    """The questions on which the challenger lost most, those where it has no result, then some others at random.
-
-    The same ones every time; of the first two kinds `losses` each.
-    """
+    """Up to `losses` questions on which the challenger lost most, as many without a result, then some at random."""
     rivals = [arm for arm in arms if arm not in (challenger, "original")]
     lost = {row.id: by for row in rows if (by := list(_beaten_by(arms, row, recipe, challenger, rivals)))}
     hardest = sorted((row for row in rows if row.id in lost), key=lambda row: (-max(lost[row.id])[0], row.id))[:losses]
     failed = [row for row in rows if _value(arms.get(challenger, {}).get(row.id), row, recipe) is None][:losses]
     chosen = {row.id for row in (*hardest, *failed)}
-    others = sorted((row for row in rows if row.id not in chosen), key=lambda row: hash_fraction(f"approval {row.id}"))[
-        :sampled
-    ]
-    named = [
-        RowToReview(row, "；".join(LOST.format(arm_words(rival, head=True).zh) for _, rival in lost[row.id]))
-        for row in hardest
-    ]
+    others = [row for row in rows if row.id not in chosen]
+    others = sorted(others, key=lambda row: hash_fraction(f"approval {row.id}"))[:sampled]
+    named: list[RowToReview] = []
+    for row in hardest:
+        rivals_ahead = (LOST.format(arm_words(rival, head=True).zh) for _, rival in lost[row.id])
+        named.append(RowToReview(row, "；".join(rivals_ahead)))
     return named + [RowToReview(row, FAILED) for row in failed] + [RowToReview(row, SAMPLED) for row in others]
 
 
 def write_approval_workbook(
     path: Path, chosen: Sequence[RowToReview], arms: ArmRows, recipe: Recipe, challenger: str
 ) -> Artifact:
-    """One line per question, the arms side by side."""
     shown = [challenger, *(arm for arm in arms if arm != challenger)]
     of_question, of_arm = _heads_of(recipe)
     book = openpyxl.Workbook(write_only=True)
@@ -85,7 +79,6 @@ _WIDE = ("问题", "历史摘要", "改写", "首条内容", _ANSWERED)
 
 
 def _heads_of(recipe: Recipe) -> tuple[list[str], list[str]]:
-    """Of the columns about a question, and of those about each arm."""
     inputs, retrieves = [each.column for each in recipe.INPUTS], recipe.retrieves
     asked = ["抽样原因", "问题", "用户画像", "历史摘要", *inputs, *(["标准文档"] if retrieves else []), "行编号"]
     return asked, list(_RETRIEVED) if retrieves else [_ANSWERED, *(metric.zh for metric in recipe.METRICS)]

@@ -79,8 +79,7 @@ def beside_champion(
 ) -> tuple[Evaluation, str | None]:
     """The evaluation with the champion under its own name, and its version; None where there is nothing to replace.
 
-    An evaluation leaves the champion out where a model of the run is the very same (by `identities`, the models'
-    digests by arm); here that one stands for it.
+    An evaluation leaves the champion out where a model of the run has the same digest; here that one stands for it.
     """
     if champion is None or identities.get(challenger) == champion.sha256:
         return evaluation, None
@@ -94,6 +93,5 @@ def beside_champion(
 
 
 def identities_of(evaluated: StageResult) -> dict[str, str]:
-    """By arm, the digest of the model that was evaluated."""
     found: dict[str, Any] = evaluated.details.get("models", {})
     return {arm: str(digest) for arm, digest in found.items()}

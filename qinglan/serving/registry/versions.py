@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from qinglan.config import Profile
 from qinglan.evaluation.models import APPROVAL, Decision, Verdict
@@ -23,10 +23,8 @@ ALIASES: tuple[Alias, ...] = get_args(Alias)
 Weights = Literal["mlflow", "path"]
 
 
-class Candidate(BaseModel):
+class Candidate(BaseModel, frozen=True, extra="forbid"):
     """A model that a run evaluated and the gate decided on: `release.json` of its version."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     arm: str
     model: Artifact
@@ -39,22 +37,17 @@ class Candidate(BaseModel):
     recipe: str
     recipe_version: str
     prompt_sha256: str
-    """As `prompt_digest` gives it."""
     dataset_version: str
     run_id: str
-    """The run that decided."""
     mlflow_run_id: str
     """MLflow's run that takes the files."""
     stages: dict[str, str] = {}
     """By stage, the run that did its work."""
     evaluation: Artifact
     gate: dict[str, object] = {}
-    """The rules' settings."""
     decision: Decision
     metrics: dict[str, float] = {}
-    """Of the arm, on the test split."""
     engines: dict[str, str] = {}
-    """Versions of the packages that trained and evaluated it."""
 
     @property
     def identity(self) -> str:
@@ -71,9 +64,7 @@ class Candidate(BaseModel):
         )
 
 
-class Released(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class Released(BaseModel, frozen=True, extra="forbid"):
     name: str
     version: str
     aliases: tuple[Alias, ...] = ()
@@ -91,10 +82,8 @@ class Released(BaseModel):
     dataset_version: str
     run_id: str
     mlflow_run_id: str
-    """MLflow's run that holds the version's files."""
     verdict: Verdict
     sentence: str = ""
-    """The gate's decision in one line."""
     created: datetime
     replaced: str = ""
     """The champion before it, from when its promotion began."""
@@ -104,7 +93,6 @@ class Released(BaseModel):
     """The version that serves in its place, where it was rolled back."""
     rolled_back_at: str = ""
     withdrawn: str = ""
-    """Why its canary ended without a promotion."""
     settled: str = ""
     """What the run that registered it made of it: `champion`, `challenger` or `none`; done once, then people decide."""
     identity: str = ""
@@ -142,7 +130,6 @@ def tags_of(candidate: Candidate, weights: Weights) -> dict[str, str]:
 
 
 def decision_tags(decision: Decision) -> dict[str, str]:
-    """What the gate and, where one was asked, a person said."""
     blocking = [rule for rule in decision.rules if rule.outcome != "pass"]
     tags = {
         "verdict": decision.verdict,

@@ -50,11 +50,10 @@ class Artifact(BaseModel):
 
     @classmethod
     def of(cls, path: Path, rows: int | None = None) -> "Artifact":
-        """Describe what is on disk now."""
         return cls(path=path.resolve(), sha256=sha256_of(path), rows=rows)
 
     def verify(self) -> Path:
-        """The path, after checking that the content is what it was."""
+        """The path, where the content is still what it was."""
         if not self.path.exists():
             raise ArtifactError(f"{self.path} is missing; run its stage again")
         if sha256_of(self.path) != self.sha256:
@@ -83,7 +82,6 @@ class StageResult(BaseModel):
     """Rows that were dropped for a cause that may pass; with any, no later run reuses this result."""
 
     def path(self, name: str) -> Path:
-        """Where an artifact lies."""
         return self.artifacts[name].path
 
     def load(self, name: str, model: type[Model]) -> Model:
@@ -102,16 +100,9 @@ class StageResult(BaseModel):
 
     @classmethod
     def read(cls, manifest: Path) -> "StageResult":
-        """From its manifest.
-
-        Raises:
-            ArtifactError: a newer Qinglan wrote it.
-            ValidationError: it is no manifest, or damaged.
-        """
         return read_record(cls, manifest)
 
     def write(self, manifest: Path) -> None:
-        """Make the stage complete."""
         write_json(manifest, dump_record(self))
 
 
@@ -140,18 +131,15 @@ class JsonlWriter:
             self._partial.replace(self._path)
 
     def write(self, record: BaseModel | dict[str, Any]) -> None:
-        """One more line."""
         line = record.model_dump_json() if isinstance(record, BaseModel) else json.dumps(record, ensure_ascii=False)
         self._stream.write(line + "\n")
         self.rows += 1
 
     def artifact(self) -> Artifact:
-        """What was written, once it is."""
         return Artifact.of(self._path, self.rows)
 
 
 def write_jsonl(path: Path, records: Iterable[BaseModel | dict[str, Any]]) -> Artifact:
-    """Write one JSON object a line, whole or not at all."""
     with JsonlWriter(path) as writer:
         for record in records:
             writer.write(record)
@@ -159,11 +147,7 @@ def write_jsonl(path: Path, records: Iterable[BaseModel | dict[str, Any]]) -> Ar
 
 
 def read_jsonl(path: Path, model: type[Model]) -> Iterator[Model]:
-    """Read rows back, one at a time.
-
-    Raises:
-        ArtifactError: a line is damaged or of another version of Qinglan.
-    """
+    """Raises ArtifactError where a line is damaged or of another version of Qinglan."""
     with path.open(encoding="utf-8") as stream:
         for number, line in enumerate(stream, 1):
             try:

@@ -1,7 +1,7 @@
 """Digests of our own code: a result is reused only where the code that made it is the same."""
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,15 @@ def code_digest(*modules: str, within: str | None = None, without: tuple[str, ..
         within: a package whose modules count as well where the others import them, directly or not.
         without: functions and methods by these names do not count, nor what only they use.
     """
-    files = {name: path for module in modules for name, path in _files(module)}
+    files: dict[str, Path] = {}
+    for module in modules:
+        path = module_path(module)
+        assert path, f"there is no module {module}"
+        if path.name != "__init__.py":
+            files[module] = path
+            continue
+        for each in path.parent.rglob("*.py"):
+            files[".".join((module, *each.relative_to(path.parent).with_suffix("").parts))] = each
     pending = list(files.values()) if within else []
     while pending:
         for name in sorted(_reduced(pending.pop().read_bytes(), without).imported):
@@ -31,16 +39,6 @@ def code_digest(*modules: str, within: str | None = None, without: tuple[str, ..
     digests = {name: _reduced(path.read_bytes(), without).digest for name, path in sorted(files.items())}
     data = {name: path.with_suffix(".yaml") for name, path in sorted(files.items())}
     return hash_of(digests | {f"{name}.yaml": sha256_of(path) for name, path in data.items() if path.is_file()})
-
-
-def _files(module: str) -> Iterator[tuple[str, Path]]:
-    path = module_path(module)
-    assert path, f"there is no module {module}"
-    if path.name != "__init__.py":
-        yield module, path
-        return
-    for each in path.parent.rglob("*.py"):
-        yield ".".join((module, *each.relative_to(path.parent).with_suffix("").parts)), each
 
 
 def module_path(module: str) -> Path | None:
@@ -68,8 +66,6 @@ def imported_modules(tree: ast.Module) -> frozenset[str]:
 
 
 class _Reduced(NamedTuple):
-    """What counts of a file."""
-
     digest: str
     imported: frozenset[str]
 

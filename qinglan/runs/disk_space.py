@@ -54,11 +54,7 @@ def require_disk_space(what: str, profile: Profile, folder: Path, needed_bytes: 
 
 @contextmanager
 def explain_full_disk(what: str, profile: Profile) -> Iterator[None]:
-    """Turn a full disk into one line with a hint.
-
-    Raises:
-        StageError: in place of what the operating system, SQLite or an engine raised.
-    """
+    """Turn what the operating system, SQLite or an engine raises on a full disk into a StageError with a hint."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """Starts processes on this machine, each supervised and with a log; `ray_jobs` submits what runs on a cluster.
 
 `launch` runs a command to its end, such as a training: while it runs, new lines of its metrics file (one JSON object
-each) are handed to the caller, who may stop it by raising. `processes` keeps several running in the background.
+each) are handed to the caller, who may stop it by raising.
 """
 
 import fcntl
@@ -47,7 +47,6 @@ class LineTail:
         self._inode = path.stat().st_ino if path.exists() else None
 
     def new(self) -> Iterator[bytes]:
-        """New complete lines."""
         if not self._path.exists():
             return
         with self._path.open("rb") as stream:
@@ -75,7 +74,6 @@ class JsonlTail:
         self._files: dict[Path, LineTail] = {}
 
     def new(self) -> Iterator[Metrics]:
-        """New complete objects."""
         found = self._path.parent.glob(self._path.name)
         for path in sorted(found, key=lambda path: (len(path.name), path.name)):
             for line in self._files.setdefault(path, LineTail(path)).new():
@@ -112,9 +110,6 @@ class SupervisedProcess:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.name, self.log, self.started_s = name, log, time.monotonic()
         self._log_start = size_of(log)
-        environment = {**os.environ, **QUIET_ENV, **READABLE_ENV, **command.env}
-        if environment.get("CUDA_VISIBLE_DEVICES") == "":  # would break Ray's logical GPU
-            del environment["CUDA_VISIBLE_DEVICES"]
         with log.open("ab") as output:
             with suppress(OSError):  # not every file system has locks
                 fcntl.flock(output, fcntl.LOCK_SH)  # the process keeps it, so that clean-up knows whose log is in use
@@ -124,13 +119,12 @@ class SupervisedProcess:
                 stdout=subprocess.PIPE if announces else output,
                 stderr=output,
                 cwd=cwd,
-                env=environment,
+                env={**os.environ, **QUIET_ENV, **READABLE_ENV, **command.env},
                 start_new_session=True,
                 pass_fds=pass_fds,
             )
 
     def status(self) -> int | None:
-        """Exit status; None while it runs."""
         return self._process.poll()
 
     def ask_to_end(self) -> None:

@@ -16,14 +16,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from qinglan.config import Profile, Trainer
+from qinglan.config import Profile
 from qinglan.errors import ConfigError, RunLockedError
 from qinglan.text import duration
 
 PROBED_FOR_S = 0.5
 """Longer than `is_held` keeps a lock: try for so long to take a lock before another process counts as its holder."""
 CHECK_EVERY_S, REPORT_EVERY_S = 2.0, 600.0
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def is_held(file: Path, *, shared: bool = False) -> bool:
@@ -103,9 +102,13 @@ def device_lock(
     Raises:
         ConfigError: the folder of the locks belongs to another user.
     """
-    locks: list[FileLock] = []
+    trainer, locks = profile.trainer, list[FileLock]()
+    devices: list[str] = []
+    if trainer.device != "cpu" and not trainer.ray_dashboard_url:
+        visible = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        devices = (visible or [str(number) for number in range(trainer.gpus_per_node)])[: trainer.gpus_per_node]
     try:
-        for device in _devices(profile.trainer, environ):
+        for device in sorted(devices):  # the same order for all, so that no two processes wait for each other
             file = _device_folder() / f"gpu-{device}.lock"
             start = reported_at = time.monotonic()
             is_waiting = False
@@ -121,14 +124,6 @@ def device_lock(
     finally:
         for lock in reversed(locks):
             lock.release()
-
-
-def _devices(trainer: Trainer, environ: Mapping[str, str]) -> list[str]:
-    """In an order that is the same for all, so that no two processes wait for each other."""
-    if trainer.device == "cpu" or trainer.ray_dashboard_url:
-        return []
-    visible = [name.strip() for name in environ.get(_VISIBLE, "").split(",") if name.strip()]
-    return sorted((visible or [str(number) for number in range(trainer.gpus_per_node)])[: trainer.gpus_per_node])
 
 
 def _device_folder() -> Path:

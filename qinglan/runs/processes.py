@@ -1,7 +1,4 @@
-"""Several background processes, each supervised and with a log: started, waited for, restarted and ended.
-
-For servers; what runs to an end is for `launcher`.
-"""
+"""Several background servers, each supervised and with a log: started, waited for, restarted and ended."""
 
 import errno
 import os
@@ -103,23 +100,18 @@ class Processes:
             del self._running[name]
 
     def ask_to_end(self, name: str) -> None:
-        """Begin to end one, without waiting: `status` says when it has ended."""
         self._running[name].ask_to_end()
 
     def status(self, name: str) -> int | None:
-        """Exit status; None while it runs."""
         return self._running[name].status()
 
     def address(self, name: str, within_s: float) -> str:
-        """The address that a process announces, once it listens."""
         return self._running[name].address(within_s)
 
     def failure(self, name: str) -> str:
-        """How a process ended, with the end of its log."""
         return self._running[name].failure()
 
     def log(self, name: str) -> Path:
-        """Where its output goes."""
         return self.logs / f"{name}.log"
 
     def wait_for(self, what: str, url: str) -> None:
@@ -131,7 +123,6 @@ class Processes:
         self.wait_until(what, lambda: health_problem(url))
 
     def wait_until(self, what: str, problem: Callable[[], str | None], within_s: float = READY_WITHIN_S) -> None:
-        """As `wait_until_ready`, with all of these processes."""
         wait_until_ready(what, problem, list(self._running.values()), within_s=within_s, say=self.say)
 
     def keep_running(self, recover: Recover) -> NoReturn:
@@ -232,7 +223,6 @@ def wait_until_ready(
 
 
 def health_problem(url: str) -> str | None:
-    """None where this address answers 200."""
     try:  # loading the certificates would take longer than the request, and no secret is sent
         status = httpx2.get(url, timeout=2.0, trust_env=False, verify=False).status_code
     except httpx2.HTTPError as error:
@@ -241,7 +231,6 @@ def health_problem(url: str) -> str | None:
 
 
 def answers(url: str) -> bool:
-    """Does this address answer 200?"""
     return health_problem(url) is None
 
 

@@ -77,7 +77,9 @@ def open_run(
     Raises:
         ConfigError: there is no such source.
     """
-    profile = _with_absolute_paths(profile)
+    paths = profile.paths
+    absolute = {"runs": paths.runs.resolve(), "state": paths.state.resolve()}
+    profile = profile.model_copy(update={"paths": paths.model_copy(update=absolute)})
     root = profile.paths.runs
     root.mkdir(parents=True, exist_ok=True)
     identity = hash_of(flow, profile.model_dump(mode="json", exclude={**CHANGEABLE}), source)
@@ -120,7 +122,6 @@ def open_run(
 
 
 def note_mlflow_run(run: Run, mlflow_run_id: str) -> Run:
-    """Remember which MLflow run belongs to this run."""
     _note(run, mlflow_run_id=mlflow_run_id)
     return run.model_copy(update={"mlflow_run_id": mlflow_run_id})
 
@@ -138,7 +139,6 @@ def note_end(run: Run, error: BaseException) -> None:
 
 
 def note_source(run: Run, source: Path) -> Run:
-    """Remember whose stages this run uses."""
     _note(run, source=str(source))
     return run.model_copy(update={"source": source})
 
@@ -180,7 +180,16 @@ def runs_of(runs: Path, profile_name: str, flows: Collection[str] | None = None)
 
 def runs_by(runs: Path, flow_run_id: str) -> list[Run]:
     """The runs that one of the orchestrator's flow runs works or worked on, with the settings that it began with."""
-    return [_saved(directory) for directory in _newest_first(runs) if _is_work_of(directory, flow_run_id)]
+    found = []
+    for directory in _newest_first(runs):
+        state = _read(directory)
+        if not flow_run_id or state is None or state.get("flow_run_id") != flow_run_id:
+            continue
+        try:
+            found.append(_resume(directory, Profile.model_validate(state["profile"])))
+        except ValidationError as error:
+            raise ArtifactError(f"{directory / RUN_FILE}: its settings are not of this version of Qinglan") from error
+    return found
 
 
 def save_stage(run: Run, result: StageResult) -> StageResult:
@@ -196,7 +205,21 @@ def load_stages(directory: Path, names: Sequence[str], scored_with: str) -> list
         ConfigError: a stage is not finished, of another version, or scored by other services.
         ArtifactError: a file is gone or was changed.
     """
-    results = [_load(directory, name) for name in names]
+    results = []
+    advice = "run `qinglan run refresh` or `qinglan run pipeline` first"
+    for name in names:
+        path = directory / name / MANIFEST
+        if not path.exists():
+            raise ConfigError(f"run {directory.name}: has no finished {name}; {advice}")
+        try:
+            results.append(StageResult.read(path))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"])) or "manifest"
+            raise ConfigError(
+                f"run {directory.name}: {path} is not of this version of Qinglan (`{where}`: {problem['msg']}); "
+                f"{advice}"
+            ) from error
     for result in results:
         if result.stage == "dataset" and result.details.get("scored_with") != scored_with:
             raise ConfigError(
@@ -217,43 +240,14 @@ def find_stage(run: Run, stage: str, key: str) -> StageResult | None:
             continue
         try:
             result = StageResult.read(manifest)
-        except (ValidationError, ArtifactError):  # of another version
+            if result.key != key or (result.try_again and directory != run.directory):
+                continue
+            for artifact in result.artifacts.values():
+                artifact.verify()
+        except (ValidationError, ArtifactError):  # of another version, or damaged
             continue
-        if result.try_again and directory != run.directory:
-            continue
-        if result.key == key and _intact(result):
-            return result
+        return result
     return None
-
-
-def _load(directory: Path, stage: str) -> StageResult:
-    path = directory / stage / MANIFEST
-    advice = "run `qinglan run refresh` or `qinglan run pipeline` first"
-    if not path.exists():
-        raise ConfigError(f"run {directory.name}: has no finished {stage}; {advice}")
-    try:
-        return StageResult.read(path)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"])) or "manifest"
-        raise ConfigError(
-            f"run {directory.name}: {path} is not of this version of Qinglan (`{where}`: {problem['msg']}); {advice}"
-        ) from error
-
-
-def _intact(result: StageResult) -> bool:
-    try:
-        for artifact in result.artifacts.values():
-            artifact.verify()
-    except ArtifactError:
-        return False
-    return True
-
-
-def _with_absolute_paths(profile: Profile) -> Profile:
-    paths = profile.paths
-    update = {"runs": paths.runs.resolve(), "state": paths.state.resolve()}
-    return profile.model_copy(update={"paths": paths.model_copy(update=update)})
 
 
 def _is_open(directory: Path, identity: str, *, fresh: bool) -> bool:
@@ -266,15 +260,6 @@ def _is_open(directory: Path, identity: str, *, fresh: bool) -> bool:
 def _is_work_of(directory: Path, flow_run_id: str) -> bool:
     state = _read(directory)
     return bool(flow_run_id) and state is not None and state.get("flow_run_id") == flow_run_id
-
-
-def _saved(directory: Path) -> Run:
-    state = _read(directory)
-    assert state is not None
-    try:
-        return _resume(directory, Profile.model_validate(state["profile"]))
-    except ValidationError as error:
-        raise ArtifactError(f"{directory / RUN_FILE}: its settings are not of this version of Qinglan") from error
 
 
 def _resume(directory: Path, profile: Profile) -> Run:

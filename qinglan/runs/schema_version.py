@@ -18,12 +18,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def with_version(values: dict[str, Any]) -> dict[str, Any]:
-    """The values as they are written."""
     return {KEY: SCHEMA_VERSION} | values
 
 
 def dump_record(record: BaseModel) -> dict[str, Any]:
-    """The record as it is written."""
     return with_version(record.model_dump(mode="json"))
 
 

@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> int:
-    """Exit with the command's status (128 + signal where it was killed)."""
+    """The command's exit status (128 + signal where it was killed)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = subprocess.Popen(
         sys.argv[1:],

@@ -9,7 +9,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ MAX_ARTIFACT_BYTES = 20 * 2**20
 """A larger file is logged by reference: path and digest as tags."""
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow's page opens for GenAI traces
 _BATCH = 900
-_MAX_PARAM_CHARS = 500
-_MAX_NAME_CHARS = 500
+_MAX_CHARS = 500
+"""Of a parameter, and of a dataset's name."""
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -50,11 +51,7 @@ class Tracker:
         self._tracking, self._artifacts = tracking, state / "mlartifacts"
 
     def start_run(self, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:
-        """Create a run and return its id.
-
-        Raises:
-            ConfigError: the tracking server can't be reached.
-        """
+        """The id of a new run; raises ConfigError where the tracking server can't be reached."""
         if parent:
             tags = {**tags, "mlflow.parentRunId": parent}
         try:
@@ -65,29 +62,23 @@ class Tracker:
 
     def resume_run(self, run_id: str) -> bool:
         """Set a run that ended early, or whose process was killed, back to running; False where it is not known."""
-        try:
+        with _warning(f"continue run {run_id}"):
             self._client.update_run(run_id, status="RUNNING")
-        except MlflowException as error:
-            log.warning("MLflow did not continue run %s: %s", run_id, error)
-            return False
-        return True
+            return True
+        return False
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
-        """Add tags."""
         self._log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()])
 
     def log_params(self, run_id: str, nested: Mapping[str, Any]) -> None:
-        """Log a nested mapping as dotted parameters."""
-        params = [Param(_safe_key(key), str(value)[:_MAX_PARAM_CHARS]) for key, value in _flatten(nested)]
+        params = [Param(_safe_key(key), str(value)[:_MAX_CHARS]) for key, value in _flatten(nested)]
         for start in range(0, len(params), 100):
             self._log_batch(run_id, params=params[start : start + 100])
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Log one step's metrics."""
         self.log_steps(run_id, [(step, metrics)])
 
     def log_steps(self, run_id: str, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        """Log many steps' metrics at once."""
         now = int(time.time() * 1000)
         batch = [
             Metric(_safe_key(key), float(value), now, step)
@@ -106,10 +97,8 @@ class Tracker:
             tags[f"artifact.{name}.rows"] = str(artifact.rows)
         self.set_tags(run_id, tags)
         if path.is_file() and path.stat().st_size <= MAX_ARTIFACT_BYTES:
-            try:
+            with _warning(f"take {path.name}"):
                 self._client.log_artifact(run_id, str(path))
-            except MlflowException as error:
-                log.warning("MLflow did not take %s: %s", path.name, error)
 
     def log_dataset(
         self, run_id: str, name: str, digest: str, source: Path, context: str, profile: Mapping[str, Any]
@@ -122,23 +111,18 @@ class Tracker:
             profile: figures that MLflow shows beside it.
         """
         dataset = Dataset(
-            name=name[:_MAX_NAME_CHARS],
+            name=name[:_MAX_CHARS],
             digest=digest,
             source_type="local",
             source=json.dumps({"uri": str(source)}),
             profile=json.dumps(profile, ensure_ascii=False),
         )
-        try:
+        with _warning(f"take dataset {digest}"):
             self._client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
-        except MlflowException as error:
-            log.warning("MLflow did not take dataset %s: %s", digest, error)
 
     def end_run(self, run_id: str, *, failed: bool = False) -> None:
-        """Close a run."""
-        try:
+        with _warning(f"close run {run_id}"):
             self._client.set_terminated(run_id, "FAILED" if failed else "FINISHED")
-        except MlflowException as error:
-            log.warning("MLflow did not close run %s: %s", run_id, error)
 
     def _experiment_id(self) -> str:
         name = self._tracking.experiment
@@ -154,10 +138,17 @@ class Tracker:
             raise
 
     def _log_batch(self, run_id: str, **what: Any) -> None:
-        try:
+        with _warning(f"take a batch for run {run_id}"):
             self._client.log_batch(run_id, **what)
-        except MlflowException as error:
-            log.warning("MLflow did not take a batch for run %s: %s", run_id, error)
+
+
+@contextmanager
+def _warning(what: str) -> Iterator[None]:
+    """Log what MLflow did not do; the caller goes on."""
+    try:
+        yield
+    except MlflowException as error:
+        log.warning("MLflow did not %s: %s", what, error)
 
 
 def _flatten(nested: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -104,7 +104,7 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names = ["CUDA_VISIBLE_DEVICES", "FROM_HERE", "MINE", "DO_NOT_TRACK"]
     code = f"import os; print([os.environ.get(n) for n in {names}])"
     launch(python(code, MINE="2"), name="x", log=tmp_path / "x.log")
-    assert (tmp_path / "x.log").read_text().strip() == "[None, '1', '2', 'true']"
+    assert (tmp_path / "x.log").read_text().strip() == "['', '1', '2', 'true']", "an empty one hides all GPUs"
 
 
 def test_on_poll_sees_everything_even_of_a_short_command(tmp_path: Path):

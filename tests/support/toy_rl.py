@@ -171,7 +171,11 @@ class Toy:
     def start(self, command: Command) -> "subprocess.Popen[bytes]":
         with (self.folder / "log.txt").open("ab") as log:
             return subprocess.Popen(
-                command.argv, env={**os.environ, **command.env}, stdout=log, stderr=log, start_new_session=True
+                command.argv,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **command.env},  # as where a user hides all GPUs
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def run(self, command: Command) -> None:

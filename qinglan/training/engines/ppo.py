@@ -63,6 +63,8 @@ def check_platform() -> None:
 
 @hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
 def main(config: DictConfig) -> None:
+    if config.trainer.device == "cpu" and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        del os.environ["CUDA_VISIBLE_DEVICES"]  # or Ray refuses the logical GPU that verl asks for on the CPU
     check_platform()
     metrics = Path(os.environ.get("VERL_FILE_LOGGER_PATH", os.devnull))
     if metrics.is_file() and metrics.stat().st_size:  # verl's file logger would overwrite it

@@ -4,8 +4,7 @@ import httpx
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
-from qinglan.tasks.events import emit_run_event
-from qinglan.tasks.stage import Stage, artifact_key
+from qinglan.tasks.stage import Stage, artifact_key, emit_run_event
 from qinglan.training.alarms import Alarm, alarms_markdown, read_alarms
 from qinglan.training.engines.trainer_settings import ALARMS_FILE
 
@@ -21,25 +20,18 @@ class AlarmFollower:
         self._read()
 
     def __call__(self) -> None:
-        """Read new alarms and report them."""
         for alarm in self._read():
             self._log.warning("%s: step %d: alarm %s: %s", self._stage.name, alarm.step, alarm.name, alarm.message)
-            self._emit(alarm)
-            self._track(alarm)
+            labels = {"stage": self._stage.name, "alarm": alarm.name, "action": alarm.action}
+            emit_run_event(f"alarm.{alarm.name}", self._stage.run, alarm.model_dump(mode="json"), **labels)
+            run_id, steps = self._stage.mlflow_run_id, [seen.step for seen in self.alarms if seen.name == alarm.name]
+            self._stage.tracker.log_metrics(run_id, {f"alarms/{alarm.name}": len(steps)}, alarm.step)
+            self._stage.tracker.set_tags(run_id, {f"alarm.{alarm.name}": "step " + ", ".join(map(str, steps))})
             self._show()
 
     def _read(self) -> list[Alarm]:
         known, self.alarms = self.alarms, read_alarms(self._stage.directory / ALARMS_FILE)
         return [alarm for alarm in self.alarms if alarm not in known]
-
-    def _emit(self, alarm: Alarm) -> None:
-        labels = {"stage": self._stage.name, "alarm": alarm.name, "action": alarm.action}
-        emit_run_event(f"alarm.{alarm.name}", self._stage.run, alarm.model_dump(mode="json"), **labels)
-
-    def _track(self, alarm: Alarm) -> None:
-        run_id, steps = self._stage.mlflow_run_id, [seen.step for seen in self.alarms if seen.name == alarm.name]
-        self._stage.tracker.log_metrics(run_id, {f"alarms/{alarm.name}": len(steps)}, alarm.step)
-        self._stage.tracker.set_tags(run_id, {f"alarm.{alarm.name}": "step " + ", ".join(map(str, steps))})
 
     def _show(self) -> None:
         text = f"{len(self.alarms)} so far, the last: {self.alarms[-1].name} at step {self.alarms[-1].step}"

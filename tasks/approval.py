@@ -23,8 +23,7 @@ from pydantic import ValidationError
 from qinglan.errors import StageError
 from qinglan.ops.prefect.server import without_login
 from qinglan.serving.registry.approval import WAITING_FILE, Approval, Waiting
-from qinglan.tasks.events import emit_run_event
-from qinglan.tasks.stage import Stage
+from qinglan.tasks.stage import Stage, emit_run_event
 from qinglan.text import duration
 
 _POLL_S = 5

@@ -3,9 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from qinglan.config import EMBEDDED
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.command import Command
@@ -13,13 +10,13 @@ from qinglan.runs.run import Run
 from qinglan.simulators.base_model import cached_path, is_complete, pretrain_argv
 from qinglan.simulators.domains import domain_for
 from qinglan.tasks.engine import Follower, Metrics, run_engine
-from qinglan.tasks.stage import Outcome, Stage, perform
+from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.engines import swift
 
 CODE = (__name__,)
 
 
-@task(name="base-model", task_run_name="base-model", cache_policy=NO_CACHE)
+@stage_task("base-model")
 def prepare_base_model(run: Run) -> StageResult:
     """The model to start from: the profile's own, or the embedded one, pretrained once per machine."""
     profile = run.profile

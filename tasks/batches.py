@@ -16,17 +16,10 @@ from qinglan.clients.roles import Clients, Role, Services, open_clients
 from qinglan.clients.row_batches import RETRYABLE_REASONS, BatchIncompleteError, Losses, RowBatch, Work, cut, in_order
 from qinglan.config import Distill, Validate
 from qinglan.rows import Row, RowCounts
-from qinglan.runs.artifacts import Artifact, JsonlWriter, StageResult, read_jsonl
+from qinglan.runs.artifacts import JsonlWriter, StageResult, read_jsonl
 from qinglan.tasks.stage import Outcome, Stage
 
 RETRY_DELAYS_S = [2.0, 10.0, 30.0]
-
-
-def count_outcome(before: RowCounts, after: RowCounts, rows: Artifact, calls: dict[str, dict[str, int]]) -> Outcome:
-    """What a stage found that asked a service about every row."""
-    dropped = after.dropped_since(before)
-    try_again = sum(n for reason, n in dropped.items() if reason in RETRYABLE_REASONS)
-    return Outcome(before.ok, after.ok, dropped, {"rows": rows}, details={"api": calls}, try_again=try_again)
 
 
 _KEPT_BUSY = 12
@@ -115,4 +108,12 @@ async def ask_services(
                         writer.write(row)
         stage.progress(after.total, max(total, after.total), "rows")
         calls = clients.call_counts()
-    return count_outcome(before, after, writer.artifact(), calls)
+    dropped = after.dropped_since(before)
+    return Outcome(
+        before.ok,
+        after.ok,
+        dropped,
+        {"rows": writer.artifact()},
+        details={"api": calls},
+        try_again=sum(n for reason, n in dropped.items() if reason in RETRYABLE_REASONS),
+    )

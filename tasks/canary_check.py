@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-from prefect import task
 from prefect.artifacts import create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from qinglan.config import load_profile
@@ -12,10 +10,10 @@ from qinglan.errors import StageError
 from qinglan.serving.health_check import check_serving
 from qinglan.serving.registry import registry_of
 from qinglan.tasks.session import tidy_logs
-from qinglan.tasks.stage import artifact_key
+from qinglan.tasks.stage import artifact_key, stage_task
 
 
-@task(name="look-at-canary", task_run_name="look-at-canary", cache_policy=NO_CACHE)
+@stage_task("look-at-canary")
 def check_canary(profile_name: str, overrides: Sequence[str], router_url: str) -> None:
     """Show how the site and its canary stand.
 

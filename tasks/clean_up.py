@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 
-from prefect import task
 from prefect.artifacts import create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from qinglan.config import load_profile
 from qinglan.errors import StageError
 from qinglan.ops.cleanup import clean_up
 from qinglan.tasks.session import tidy_logs
-from qinglan.tasks.stage import artifact_key
+from qinglan.tasks.stage import artifact_key, stage_task
 
 
-@task(name="clean-up", task_run_name="clean-up", cache_policy=NO_CACHE)
+@stage_task("clean-up")
 def remove_unneeded(profile_name: str, overrides: Sequence[str], *, dry_run: bool) -> None:
     """Clean up by the profile's `retention`.
 

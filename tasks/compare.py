@@ -2,9 +2,6 @@
 
 from collections.abc import Mapping
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from qinglan.clients.roles import Services, site_ledger
 from qinglan.evaluation import live_load
 from qinglan.evaluation.summary import metrics_of
@@ -14,17 +11,17 @@ from qinglan.recipes import get_recipe, recipe_key
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
 from qinglan.runs.run import Run
-from qinglan.tasks.stage import Outcome, Stage, perform
+from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
 CODE = (
     __name__, "recipe.evaluation", "qinglan.evaluation.comparisons", "qinglan.evaluation.examples",
-    "qinglan.evaluation.metrics", "qinglan.evaluation.models", "qinglan.evaluation.slices",
-    "qinglan.evaluation.summaries", "qinglan.evaluation.summary", "qinglan.evaluation.teachers",
-    "qinglan.evaluation.teacher_comparison", "qinglan.rows", "qinglan.statistics",
+    "qinglan.evaluation.metrics", "qinglan.evaluation.models", "qinglan.evaluation.reasons",
+    "qinglan.evaluation.slices", "qinglan.evaluation.summaries", "qinglan.evaluation.summary",
+    "qinglan.evaluation.teachers", "qinglan.evaluation.teacher_comparison", "qinglan.rows", "qinglan.statistics",
 )  # fmt: skip
 
 
-@task(name="sample", task_run_name="sample", cache_policy=NO_CACHE)
+@stage_task("sample")
 def draw_questions(run: Run, ingested: StageResult) -> StageResult:
     """The questions that every teacher is asked."""
     wanted = run.profile.compare.rows
@@ -38,7 +35,7 @@ def draw_questions(run: Run, ingested: StageResult) -> StageResult:
     return perform(run, "sample", {"rows_sha256": ingested.artifacts["rows"].sha256, "rows": wanted}, work, code=CODE)
 
 
-@task(name="compare", task_run_name="compare", cache_policy=NO_CACHE)
+@stage_task("compare")
 def compare_teachers(run: Run, services: Services, validated: Mapping[str, StageResult]) -> StageResult:
     """The teachers' figures, paired differences, and which one to buy.
 

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from qinglan.data.dataset import build
@@ -13,7 +11,7 @@ from qinglan.recipes import recipe_key
 from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.runs.artifacts import StageResult, hash_of
 from qinglan.runs.run import Run
-from qinglan.tasks.stage import Outcome, Stage, perform
+from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
 CODE = (
     __name__, "recipe.training_rows", "qinglan.data.dataset", "qinglan.data.sources", "qinglan.data.workbook",
@@ -21,7 +19,7 @@ CODE = (
 )  # fmt: skip
 
 
-@task(name="dataset", task_run_name="dataset", cache_policy=NO_CACHE)
+@stage_task("dataset")
 def build_dataset(run: Run, selected: StageResult) -> StageResult:
     """Split by near-duplicate group and write the training files; what was a test row last night is one tonight."""
     profile = run.profile

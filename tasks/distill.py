@@ -4,9 +4,6 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from qinglan.clients.batch_api import distill_by_batch
 from qinglan.clients.batch_api.jobs import BatchProgress
 from qinglan.clients.chat import Account, openai_client
@@ -25,7 +22,7 @@ from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks.batches import ask_services
-from qinglan.tasks.stage import Outcome, Stage, perform
+from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
 CODE = (
     __name__, "recipe", "qinglan.clients", "qinglan.recipes.kinds.distillation", "qinglan.rows",
@@ -33,7 +30,7 @@ CODE = (
 )  # fmt: skip
 
 
-@task(name="distill", task_run_name="{name}", cache_policy=NO_CACHE)
+@stage_task("distill", run_name="{name}")
 def distill_rows(run: Run, services: Services, ingested: StageResult, name: str = "distill") -> StageResult:
     """Ask the teacher, in batches; a retried batch asks only for what is missing."""
     profile = run.profile

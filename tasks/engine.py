@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -56,26 +57,25 @@ def run_engine(
     """
     trainer, path = stage.run.profile.trainer, stage.directory / log
 
+    restarting = partial(
+        run_attempts,
+        name=name,
+        folder=stage.directory,
+        progress=progress,
+        max_restarts=trainer.max_restarts,
+        say=stage.say,
+    )
+
     def make() -> Command:
         return command if isinstance(command, Command) else command()
 
-    def locally() -> None:
+    def run_here() -> None:
         (stage.directory / STOPPED_FILE).unlink(missing_ok=True)  # of an earlier attempt
         with device_lock(stage.run.profile, stage.say):
             launch(make(), name=name, log=path, on_poll=on_poll)
 
-    def in_series(attempt: Callable[[], None]) -> None:
-        run_attempts(
-            attempt,
-            name=name,
-            folder=stage.directory,
-            progress=progress,
-            max_restarts=trainer.max_restarts,
-            say=stage.say,
-        )
-
     if trainer.ray_dashboard_url is None:
-        in_series(locally)
+        restarting(run_here)
         return
     with RayJobs(trainer) as jobs:
         series = JobSeries(
@@ -88,12 +88,8 @@ def run_engine(
             retry_s=trainer.dashboard_retry_s,
             say=stage.say,
         )
-        in_series(lambda: series.run(make, name=name, log_file=path, on_poll=on_poll, is_cancelled=is_cancelled))
-
-
-def is_cancelled() -> bool:
-    """Was this flow run cancelled? False where nobody can tell, so that a job is rather left at work."""
-    return _is_cancelled(flow_run_id())
+        cancelled = partial(is_cancelled, flow_run_id())
+        restarting(partial(series.run, make, name=name, log_file=path, on_poll=on_poll, is_cancelled=cancelled))
 
 
 def stop_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001
@@ -104,7 +100,7 @@ def stop_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> Non
     log, given = flow_run_logger(flow_run), flow_run.parameters
     try:
         profile = load_profile(given.get("profile", EMBEDDED), overrides_in(given))
-        if profile.trainer.ray_dashboard_url is None or not _is_cancelled(str(flow_run.id)):
+        if profile.trainer.ray_dashboard_url is None or not is_cancelled(str(flow_run.id)):
             return
         if not stop_jobs_of(profile, str(flow_run.id), log.info):
             log.warning("no run of this flow run under %s, so no Ray job was stopped", profile.paths.runs.resolve())
@@ -112,7 +108,8 @@ def stop_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> Non
         log.error("its Ray jobs may still be at work: %s", error)
 
 
-def _is_cancelled(prefect_id: str) -> bool:
+def is_cancelled(prefect_id: str) -> bool:
+    """Was this flow run cancelled? False where Prefect can't say, so that a job is left running."""
     if not prefect_id:
         return False
     try:
@@ -151,13 +148,11 @@ class Follower:
             self.flush()
 
     def flush(self) -> None:
-        """Send what MLflow has not seen."""
         self._stage.tracker.log_steps(self._stage.mlflow_run_id, self._unsent.items())
         self._unsent, self._flushed_at = {}, time.monotonic()
 
     @property
     def last_step(self) -> int:
-        """The highest step seen."""
         return max(self._points, default=0)
 
     def curve(self, key: str) -> list[tuple[int, float]]:
@@ -194,7 +189,6 @@ class LeftOut:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """As a stage's outcome wants it."""
         return {"prompt_too_long": self.count} if self.count else {}
 
 

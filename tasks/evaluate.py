@@ -1,13 +1,11 @@
 """The evaluate stage: every arm answers the test split, and the arms are compared."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
-from qinglan.clients.roles import ANSWER_FIELDS, Role, Services, open_clients, site_ledger
+from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_ledger
 from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation import (
@@ -31,7 +29,7 @@ from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.runs.run import Run
 from qinglan.serving.registry import champion_of
 from qinglan.tasks.engine import run_engine
-from qinglan.tasks.stage import Outcome, Stage, perform
+from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.engines.generate import generate_commands
 
 CODE = (
@@ -43,7 +41,6 @@ CODE = (
     "qinglan.training.engines.generate",
 )  # fmt: skip
 
-_TEACHER: tuple[Role, ...] = ("teacher",)
 Calls = dict[str, dict[str, int]]
 """By role, what `Clients.call_counts` gives."""
 
@@ -57,11 +54,11 @@ class Model(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What the students wrote."""
+    """What the students wrote, by student."""
 
     arms: dict[ArmName, list[ArmRow]]
     red_team: dict[ArmName, dict[str, str]]
-    """By student and prompt id."""
+    """By prompt id."""
     probed: dict[ArmName, list[ArmRow]]
 
 
@@ -74,7 +71,7 @@ class Completed(NamedTuple):
     calls: Calls
 
 
-@task(name="evaluate", task_run_name="evaluate", cache_policy=NO_CACHE)
+@stage_task("evaluate")
 def evaluate_arms(
     run: Run, services: Services, dataset: StageResult, models: Mapping[ArmName, StageResult]
 ) -> StageResult:
@@ -89,7 +86,10 @@ def evaluate_arms(
         rows = list(read_jsonl(dataset.path("test"), Row))
         arms = recipe.baseline_arms(rows, profile, retrieve_again=True)
         asked, paid = asyncio.run(_ask_teachers(stage, rivals, rows))
-        arms = _with_tokens(profile, arms | asked)
+        keys = {key for arm in (arms | asked).values() for entry in arm for key in entry.requests}
+        with site_ledger(profile) as ledger:
+            calls = ledger.get_many(keys)
+        arms = {name: with_tokens(arm, calls) for name, arm in (arms | asked).items()}
         answers = _generate(stage, rows, cases, students)
         arms |= answers.arms
         stage.say(f"grading {len(arms)} arms on {len(rows):,} questions")
@@ -105,7 +105,10 @@ def evaluate_arms(
         artifacts["evaluation"] = Artifact.of(stage.directory / "evaluation.json")
         outcome = Outcome(len(rows), len(rows), {}, artifacts, metrics_of(found), {"api": _added(done.calls, paid)})
         outcome.details["models"] = {name: student.identity for name, student in students.items()}
-        outcome.try_again = _retryable(done, asked)
+        lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.measured]
+        lost += [entry.reason for arm in asked.values() for entry in arm if not entry.text]
+        lost += Counter(done.unjudged).elements()
+        outcome.try_again = sum(reason in RETRYABLE_REASONS for reason in lost)
         return outcome
 
     depends_on: dict[str, Any] = {
@@ -161,19 +164,12 @@ async def _ask_teachers(
     arms: dict[ArmName, list[ArmRow]] = {}
     for rival in rivals:
         stage.say(f"asking {rival.arm} {len(rows):,} questions")
-        async with open_clients(rival.run, rival.services, _TEACHER) as clients:
+        async with open_clients(rival.run, rival.services, ["teacher"]) as clients:
             arms[rival.arm] = await ask_teacher(
                 rows, get_recipe(profile.recipe), clients, profile.tenant, profile.evaluate.max_failed_share
             )
             calls = _added(calls, clients.call_counts())
     return arms, calls
-
-
-def _with_tokens(profile: Profile, arms: Mapping[ArmName, Sequence[ArmRow]]) -> dict[ArmName, list[ArmRow]]:
-    keys = {key for arm in arms.values() for entry in arm for key in entry.requests}
-    with site_ledger(profile) as ledger:
-        calls = ledger.get_many(keys)
-    return {name: with_tokens(arm, calls) for name, arm in arms.items()}
 
 
 def _generate(stage: Stage, rows: Sequence[Row], cases: Sequence[Case], students: Mapping[ArmName, Model]) -> Answers:
@@ -214,21 +210,11 @@ async def _complete(
         return Completed(measured.arms, measured.unjudged, tried, clients.call_counts())
 
 
-def _retryable(done: Completed, asked: Mapping[ArmName, Sequence[ArmRow]]) -> int:
-    """Failed calls that another run may mend."""
-    lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.measured]
-    lost += [entry.reason for arm in asked.values() for entry in arm if not entry.text]
-    return sum(reason in RETRYABLE_REASONS for reason in lost) + sum(
-        count for reason, count in done.unjudged.items() if reason in RETRYABLE_REASONS
-    )
-
-
 def _added(one: Mapping[str, Mapping[str, int]], other: Mapping[str, Mapping[str, int]]) -> Calls:
     """Both counts together, by role."""
-    return {
-        role: {
-            name: one.get(role, {}).get(name, 0) + other.get(role, {}).get(name, 0)
-            for name in {**one.get(role, {}), **other.get(role, {})}
-        }
-        for role in {**one, **other}
-    }
+    total = {role: dict(counts) for role, counts in one.items()}
+    for role, counts in other.items():
+        mine = total.setdefault(role, {})
+        for name, count in counts.items():
+            mine[name] = mine.get(name, 0) + count
+    return total

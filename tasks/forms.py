@@ -52,6 +52,7 @@ class Sets:
 
 
 def _inputs_as_given(schema: dict[str, Any]) -> None:
+    schema["description"] = Changes.__doc__
     for name, setting in schema.get("properties", {}).items():
         given = [kind for kind in setting.pop("anyOf", []) if kind != {"type": "null"}]
         setting.pop("default", None)
@@ -81,8 +82,6 @@ class Changes(BaseModel):
 
 
 class DataChanges(Changes):
-    """Settings of this run; an empty one stays as the profile says."""
-
     max_rows: Annotated[Count | None, Sets("data.limit"), Field(title="Rows to read at most")] = None
     """For a trial (`data.limit`)."""
     run_budget_usd: Annotated[
@@ -110,8 +109,6 @@ class DataChanges(Changes):
 
 
 class DistillChanges(DataChanges):
-    """Settings of this run; an empty one stays as the profile says."""
-
     distill_mode: Annotated[
         Literal["live", "batch_api"] | None, Sets("distill.mode"), Field(title="How the teacher is asked")
     ] = None
@@ -119,8 +116,6 @@ class DistillChanges(DataChanges):
 
 
 class RefreshChanges(DistillChanges):
-    """Settings of this run; an empty one stays as the profile says."""
-
     train_at_new_rows: Annotated[
         Count | None, Sets("refresh.train_at_new_rows"), Field(title="New good rows that start a training")
     ] = None
@@ -128,8 +123,6 @@ class RefreshChanges(DistillChanges):
 
 
 class TrainingChanges(Changes):
-    """Settings of this run; an empty one stays as the profile says."""
-
     sft_epochs: Annotated[Positive | None, Sets("sft.num_train_epochs"), Field(title="SFT: epochs")] = None
     """Passes over the training rows (`sft.num_train_epochs`)."""
     rl_algorithm: Annotated[Algorithm | None, Sets("rl.algorithm"), Field(title="RL: algorithm")] = None
@@ -145,8 +138,6 @@ class TrainingChanges(Changes):
 
 
 class DecisionChanges(Changes):
-    """Settings of this run; an empty one stays as the profile says."""
-
     approval: Annotated[
         Literal["none", "required"] | None, Sets("gate.approval"), Field(title="A person's approval")
     ] = None

@@ -1,11 +1,8 @@
 """The gate stage: decides whether the model may be released."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from prefect import task
 from prefect.artifacts import create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
 
 from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.evaluation.gate import decide
@@ -15,7 +12,7 @@ from qinglan.rows import ArmName, Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.runs.run import Run
 from qinglan.serving.registry import rival_of
-from qinglan.serving.registry.approval import Approval, decided_by
+from qinglan.serving.registry.approval import decided_by
 from qinglan.serving.registry.approval_workbook import rows_to_review, write_approval_workbook
 from qinglan.serving.registry.candidates import (
     alarms_of,
@@ -24,8 +21,7 @@ from qinglan.serving.registry.candidates import (
     identities_of,
 )
 from qinglan.tasks.approval import ask
-from qinglan.tasks.events import emit_run_event
-from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
+from qinglan.tasks.stage import Outcome, Stage, emit_run_event, perform, stage_task, tracker_of
 from qinglan.text import markdown_cell
 
 CODE = (
@@ -38,7 +34,7 @@ LOSSES, SAMPLED = 60, 40
 _MARKS = {"pass": "✓", "fail": "✗", "unknown": "?"}
 
 
-@task(name="gate", task_run_name="gate", cache_policy=NO_CACHE)
+@stage_task("gate")
 def decide_release(
     run: Run, evaluated: StageResult, dataset: StageResult, models: Mapping[ArmName, StageResult]
 ) -> StageResult:
@@ -58,14 +54,18 @@ def decide_release(
         decision, artifacts = decide(evaluation, alarms, gate, version), {}
         if decision.verdict == "promote" and gate.approval == "required":
             artifacts["review"] = _approval_workbook(stage, evaluated, dataset)
-            decision = decided_by(decision, _answer(stage, decision, artifacts["review"].path))
+            workbook = artifacts["review"].path
+            text = f"{decision_markdown(decision)}\nRows to read: `{workbook}`\n"
+            decision = decided_by(decision, ask(stage, decision.sentence, text, workbook))
         write_json(stage.directory / "decision.json", decision.model_dump(mode="json"))
         artifacts["decision"] = Artifact.of(stage.directory / "decision.json")
         stage.say(decision.sentence)
+        outcomes = [rule.outcome for rule in decision.rules]
+        counts = {f"rules/{outcome}": float(outcomes.count(outcome)) for outcome in ("pass", "fail", "unknown")}
         unanswered = any(rule.name == "approval" and rule.outcome == "unknown" for rule in decision.rules)
         return Outcome(
             artifacts=artifacts,
-            metrics=_metrics(decision),
+            metrics={"promote": float(decision.verdict == "promote")} | counts,
             details={"decision": decision.model_dump(mode="json")},
             try_again=int(unanswered),
         )
@@ -89,7 +89,6 @@ def decide_release(
 
 
 def decision_of(gated: StageResult) -> Decision:
-    """What the gate stage decided."""
     return gated.load("decision", Decision)
 
 
@@ -104,12 +103,6 @@ def decision_markdown(decision: Decision) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _metrics(decision: Decision) -> dict[str, float]:
-    outcomes = [rule.outcome for rule in decision.rules]
-    counts = {f"rules/{outcome}": float(outcomes.count(outcome)) for outcome in ("pass", "fail", "unknown")}
-    return {"promote": float(decision.verdict == "promote")} | counts
-
-
 def _approval_workbook(stage: Stage, evaluated: StageResult, dataset: StageResult) -> Artifact:
     challenger = stage.run.profile.gate.challenger
     arms = {
@@ -121,8 +114,3 @@ def _approval_workbook(stage: Stage, evaluated: StageResult, dataset: StageResul
     recipe = get_recipe(stage.run.profile.recipe)
     chosen = rows_to_review(arms, rows, recipe, challenger, LOSSES, SAMPLED)
     return write_approval_workbook(stage.directory / "review.xlsx", chosen, arms, recipe, challenger)
-
-
-def _answer(stage: Stage, decision: Decision, workbook: Path) -> Approval | None:
-    text = f"{decision_markdown(decision)}\nRows to read: `{workbook}`\n"
-    return ask(stage, decision.sentence, text, workbook)

@@ -3,8 +3,6 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from qinglan.data.dataset.pools import assign
@@ -16,7 +14,7 @@ from qinglan.recipes import get_recipe, recipe_key
 from qinglan.rows import RowCounts
 from qinglan.runs.artifacts import StageResult, write_jsonl
 from qinglan.runs.run import Run
-from qinglan.tasks.stage import Outcome, Stage, perform
+from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
 CODE = (
     __name__, "recipe", "qinglan.data.dataset.pools", "qinglan.data.sources", "qinglan.data.workbook",
@@ -26,7 +24,7 @@ CODE = (
 _SHOWN_PROBLEMS = 20
 
 
-@task(name="ingest", task_run_name="ingest", cache_policy=NO_CACHE)
+@stage_task("ingest")
 def ingest_workbook(run: Run, workbook: Path) -> StageResult:
     """Read the workbook; bad rows are kept with their reason.
 

@@ -6,7 +6,7 @@ from typing import cast
 from prefect.logging import get_run_logger
 
 from qinglan.clients.rag import RagClient
-from qinglan.clients.roles import Role, Services, open_clients
+from qinglan.clients.roles import Services, open_clients
 from qinglan.config import EMBEDDED
 from qinglan.recipes import RetrievalRecipe, get_recipe
 from qinglan.recipes._verdicts import verdict_recipe
@@ -33,8 +33,6 @@ CODE = (
     __name__, "recipe", "qinglan.clients", "qinglan.recipes._verdicts", "qinglan.rows", "qinglan.statistics",
     "qinglan.training.judge_agreement",
 )  # fmt: skip
-
-_JUDGE: tuple[Role, ...] = ("judge",)
 
 
 def compare_judges(run: Run, services: Services, dataset: StageResult, judge: ReleasedJudge) -> StageResult:
@@ -80,7 +78,7 @@ async def _compare(run: Run, services: Services, served: JudgeServer, rows: list
     recipe = cast(RetrievalRecipe, get_recipe(profile.recipe))  # no other recipe has a local judge
     rag = RagClient(profile.rag, services.rag_url, profile.tenant.id, with_passage=True)
     try:
-        async with open_clients(run, services, _JUDGE) as clients, open_judge(run, served) as local:
+        async with open_clients(run, services, ["judge"]) as clients, open_judge(run, served) as local:
             verdicts = verdict_recipe(served.judge.released.recipe)
             return await JudgeComparison(profile, recipe, verdicts, local, clients.judge, rag).compare(rows)
     finally:

@@ -1,19 +1,17 @@
 """The publish stage: keeps a dataset as an immutable version."""
 
-from prefect import task
 from prefect.artifacts import create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from qinglan.data import versions
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.run import Run
-from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
+from qinglan.tasks.stage import Outcome, Stage, perform, stage_task, tracker_of
 
 CODE = (__name__, "recipe", "qinglan.data.versions", "qinglan.rows", "qinglan.statistics")
 
 
-@task(name="publish", task_run_name="publish", cache_policy=NO_CACHE)
+@stage_task("publish")
 def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
     """Keep the dataset as an immutable version with its data card; the same content again is the same version."""
     profile = run.profile
@@ -26,12 +24,16 @@ def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
         if version.drift:
             log = get_run_logger()
             (log.warning if version.drift.warnings else log.info)("publish: %s", version.drift.sentence)
+        sides = {"new": version.drift.arrivals, "all": version.drift.whole} if version.drift else {}
+        drift_metrics = {
+            f"drift_{side}/{name}": d.excess for side, shift in sides.items() for name, d in shift.distances.items()
+        }
         files = {"version": versions.VERSION_FILE, "card": versions.CARD, "card_data": versions.CARD_DATA}
         return Outcome(
             dataset.rows_out,
             dataset.rows_out,
             artifacts={name: Artifact.of(version.directory / file) for name, file in files.items()},
-            metrics=_drift_metrics(version),
+            metrics=drift_metrics,
             details={"version": version.id, "parent": version.parent},
         )
 
@@ -47,7 +49,7 @@ def publish_dataset(run: Run, dataset: StageResult) -> StageResult:
     return published
 
 
-@task(name="note-training", task_run_name="note-training", cache_policy=NO_CACHE)
+@stage_task("note-training")
 def note_training(run: Run, dataset: StageResult) -> None:
     """Remember which dataset version this run trained on: from now on, new rows count from there."""
     version_id = versions.version_of(dataset.artifacts)
@@ -61,10 +63,3 @@ def _log_dataset(run: Run, mlflow_run_id: str, version: versions.Version, contex
     tracker_of(run.profile).log_dataset(
         mlflow_run_id, version.tenant, version.id, version.directory, context, version.counts
     )
-
-
-def _drift_metrics(version: versions.Version) -> dict[str, float]:
-    if version.drift is None:
-        return {}
-    sides = (("new", version.drift.arrivals), ("all", version.drift.whole))
-    return {f"drift_{side}/{name}": d.excess for side, shift in sides for name, d in shift.distances.items()}

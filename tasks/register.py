@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from qinglan.rows import ArmName
@@ -12,12 +10,12 @@ from qinglan.runs.run import Run
 from qinglan.serving.registry import registry_of
 from qinglan.serving.registry.candidates import candidate_of, challenger_of
 from qinglan.tasks.gate import decision_of
-from qinglan.tasks.stage import Outcome, Stage, perform, tracker_of
+from qinglan.tasks.stage import Outcome, Stage, perform, stage_task, tracker_of
 
 CODE = (__name__, "qinglan.rows")
 
 
-@task(name="register", task_run_name="register", cache_policy=NO_CACHE)
+@stage_task("register")
 def register_model(
     run: Run, gated: StageResult, evaluated: StageResult, dataset: StageResult, models: Mapping[ArmName, StageResult]
 ) -> StageResult:
@@ -33,11 +31,9 @@ def register_model(
         stage.say(f"version {released.version} of {registry.name} ({standing})")
         if decision.verdict == "promote" and not released.aliases and released.history:
             get_run_logger().warning("register: version %s: %s", released.version, released.history[-1])
-        shown = released.model_dump(mode="json")
-        write_json(stage.directory / "released.json", shown)
-        return Outcome(
-            artifacts={"released": Artifact.of(stage.directory / "released.json")}, details={"released": shown}
-        )
+        shown, path = released.model_dump(mode="json"), stage.directory / "released.json"
+        write_json(path, shown)
+        return Outcome(artifacts={"released": Artifact.of(path)}, details={"released": shown})
 
     depends_on = {
         # Never taken over from another run: registering the same again changes nothing, and shows where it stands.

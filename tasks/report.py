@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from prefect import task
 from prefect.artifacts import create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
 
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.summary import COMPARING, build_report, result_markdown
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
-from qinglan.tasks.stage import tracker_of
+from qinglan.tasks.stage import stage_task, tracker_of
 
 
-@task(name="report", task_run_name="report", cache_policy=NO_CACHE)
+@stage_task("report")
 def write_report(run: Run, stages: Sequence[StageResult]) -> Path:
     """report.json and report.html, in the run's directory, MLflow and Prefect."""
     report = build_report(run, stages)

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from pydantic import BaseModel
 
 from qinglan.clients.roles import Services, key_salt
@@ -25,7 +23,7 @@ from qinglan.serving.local_judge import JudgeServer, released_judge, serve_judge
 from qinglan.tasks.alarms import AlarmFollower
 from qinglan.tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
 from qinglan.tasks.local_judge import compare_judges
-from qinglan.tasks.stage import Outcome, Stage, perform
+from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.alarms import part_mean
 from qinglan.training.disk_space import Weights, rl_bytes
 from qinglan.training.engines import verl
@@ -43,7 +41,7 @@ CODE = (
 )  # fmt: skip
 
 
-@task(name="rl", task_run_name="rl", cache_policy=NO_CACHE)
+@stage_task("rl")
 def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResult, sft: StageResult) -> StageResult:
     """RL with verl from the merged SFT model, rewarded as the recipe says."""
     profile = run.profile
@@ -60,7 +58,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         require_disk_space("rl", profile, stage.directory, rl_bytes(profile, Weights.of(start.path("model"))))
         samples_log = stage.directory / "samples.jsonl"
 
-        def command(served: JudgeServer | None) -> Command:
+        def make_command(served: JudgeServer | None) -> Command:
             """Written anew for each attempt, but not under a job that is still at work."""
             reward_config = _write(stage, "reward.json", _reward_service(run, services, samples_log, served))
             trainer_settings = _write(stage, "trainer.json", _trainer_settings(stage, dev_file.path))
@@ -77,7 +75,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
             )
 
         follow = Follower(stage, stage.directory / "metrics.*.jsonl", _verl_line(profile.rl.total_steps))
-        watch = SampleWatch(samples_log, _row_ids(dev_file.path), stage.say)
+        watch = SampleWatch(samples_log, [info["row_id"] for info in _infos(dev_file.path)], stage.say)
         alarms = AlarmFollower(stage)
         limit = profile.rl.max_prompt_length
         left_out = LeftOut(
@@ -98,9 +96,9 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
 
             stage.say("starting Ray and verl's workers, about a minute on a small machine")
             checkpoint = partial(verl.checkpoints, output)
-            make = partial(command, served)
+            command = partial(make_command, served)
             try:
-                run_engine(stage, make, name="verl", log="rl.log", on_poll=poll, progress=checkpoint)
+                run_engine(stage, command, name="verl", log="rl.log", on_poll=poll, progress=checkpoint)
             except StageError as error:
                 if (stopped := read_stop(stage.directory)) and stopped[1] and watch.last_invalid:
                     raise StageError(f"{error}; the last one: {watch.last_invalid}") from None
@@ -115,8 +113,17 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         if stopped := read_stop(stage.directory):
             stage.say(f"training ended early {stopped[0]}")
         chosen = _choose(stage, output)
-        model = _export(stage, chosen, start) if chosen.checkpoint else start.artifacts["model"]
-        outcome = _rl_outcome(stage, model, left_out, watch, alarms, chosen)
+        artifacts = {"model": start.artifacts["model"]}
+        if chosen.checkpoint:
+            exported, adapter = stage.directory / "model", stage.directory / ADAPTER
+            command = verl.export_command(
+                profile, checkpoint=chosen.checkpoint, base_model=start.path("model"), output_dir=exported
+            )
+            run_engine(stage, command, name="verl export", log="export.log")
+            artifacts = {"model": Artifact.of(exported)}
+            if adapter.is_dir():
+                artifacts["adapter"] = Artifact.of(adapter)
+        outcome = _rl_outcome(stage, artifacts, left_out, watch, alarms, chosen)
         outcome.details["findings"] = checked.details["findings"] if checked else []
         return outcome
 
@@ -226,32 +233,18 @@ def _choose(stage: Stage, checkpoints: Path) -> Chosen:
     return Chosen(step, checkpoint, dev)
 
 
-def _export(stage: Stage, chosen: Chosen, start: StageResult) -> Artifact:
-    assert chosen.checkpoint is not None
-    exported = stage.directory / "model"
-    command = verl.export_command(
-        stage.run.profile, checkpoint=chosen.checkpoint, base_model=start.path("model"), output_dir=exported
-    )
-    run_engine(stage, command, name="verl export", log="export.log")
-    return Artifact.of(exported)
-
-
-def _adapter(stage: Stage, chosen: Chosen) -> dict[str, Artifact]:
-    adapter = stage.directory / ADAPTER
-    return {"adapter": Artifact.of(adapter)} if chosen.checkpoint and adapter.is_dir() else {}
-
-
 def _infos(rl_file: Path) -> list[dict[str, Any]]:
     infos: list[dict[str, Any]] = pq.read_table(rl_file, columns=["extra_info"])["extra_info"].to_pylist()
     return infos
 
 
-def _row_ids(rl_file: Path) -> list[str]:
-    return [info["row_id"] for info in _infos(rl_file)]
-
-
 def _rl_outcome(
-    stage: Stage, model: Artifact, left_out: LeftOut, watch: SampleWatch, alarms: AlarmFollower, chosen: Chosen
+    stage: Stage,
+    artifacts: dict[str, Artifact],
+    left_out: LeftOut,
+    watch: SampleWatch,
+    alarms: AlarmFollower,
+    chosen: Chosen,
 ) -> Outcome:
     steps = verl.read_metrics(stage.directory)
 
@@ -271,7 +264,7 @@ def _rl_outcome(
         rows_in=left_out.rows,
         rows_out=left_out.rows - left_out.count,
         dropped=left_out.dropped,
-        artifacts={"model": model} | _adapter(stage, chosen),
+        artifacts=artifacts,
         metrics={k: float(v) for k, v in summary.items() if isinstance(v, int | float)},
         details={
             "summary": summary,

@@ -1,22 +1,19 @@
 """The select stage: decides which answers may teach."""
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from qinglan.data.review import load_reviews
 from qinglan.data.workbook_writer import write_rows
 from qinglan.recipes import get_recipe, recipe_key
 from qinglan.rows import Row, RowCounts
 from qinglan.runs.artifacts import StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run
-from qinglan.tasks.stage import Outcome, Stage, perform
+from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
 CODE = (__name__, "recipe.selection", "qinglan.data.review", "qinglan.data.workbook_writer", "qinglan.rows")
 
 _WORKBOOK_ROWS = 100_000
 
 
-@task(name="select", task_run_name="select", cache_policy=NO_CACHE)
+@stage_task("select")
 def select_rows(run: Run, validated: StageResult) -> StageResult:
     """Decide which answers may teach; what people said of them outranks the rules."""
     reviews, recipe = load_reviews(run.profile), get_recipe(run.profile.recipe)

@@ -3,16 +3,13 @@
 import shutil
 from functools import partial
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from qinglan.errors import ConfigError, EngineError
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.runs.command import Command
 from qinglan.runs.disk_space import require_disk_space
 from qinglan.runs.run import Run
 from qinglan.tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
-from qinglan.tasks.stage import Outcome, Stage, perform
+from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.disk_space import Weights, sft_bytes
 from qinglan.training.engines import swift
 
@@ -32,7 +29,7 @@ def require_enough_rows(run: Run, dataset: StageResult) -> None:
         )
 
 
-@task(name="sft", task_run_name="sft", cache_policy=NO_CACHE)
+@stage_task("sft")
 def train_sft(run: Run, dataset: StageResult, base: StageResult) -> StageResult:
     """LoRA SFT on the selected rewrites with ms-swift, then merge."""
     profile = run.profile

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import httpx
+from prefect import Task, task
 from prefect.artifacts import (
     acreate_progress_artifact,
     aupdate_progress_artifact,
@@ -23,7 +24,9 @@ from prefect.artifacts import (
     create_progress_artifact,
     update_progress_artifact,
 )
+from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
+from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from pydantic import BaseModel, ValidationError
 
@@ -37,6 +40,8 @@ from qinglan.runs.run import Run, find_stage, save_stage
 from qinglan.runs.tracking import Tracker
 from qinglan.text import duration
 
+P = ParamSpec("P")
+R = TypeVar("R")
 STARTED = "started.json"
 RECIPE = "recipe"
 """In a stage's `code`: the recipe's class and the modules of `qinglan.recipes` that it uses. The methods that only one
@@ -80,14 +85,12 @@ class Started(BaseModel):
 
     @classmethod
     def read(cls, directory: Path) -> "Started | None":
-        """What an earlier attempt left, if anything."""
         try:
             return cls.model_validate_json((directory / STARTED).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValidationError):
             return None
 
     def write(self, directory: Path) -> None:
-        """Keep it beside the files."""
         write_json(directory / STARTED, self.model_dump())
 
 
@@ -101,7 +104,6 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Of all attempts."""
         return self._earlier_s + time.monotonic() - self._start
 
     def tick(self) -> None:
@@ -110,7 +112,6 @@ class Clock:
             self.keep()
 
     def keep(self, *, tracked: bool = False) -> None:
-        """Keep the seconds now."""
         self._kept_at = time.monotonic()
         self.started = self.started.model_copy(update={"seconds": self.seconds, "tracked": tracked})
         self.started.write(self._directory)
@@ -118,8 +119,6 @@ class Clock:
 
 @dataclass
 class Outcome:
-    """What a stage's work found."""
-
     rows_in: int = 0
     rows_out: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
@@ -197,6 +196,11 @@ class Stage:
             yield
         except httpx.HTTPError as error:
             self._log.warning("%s: Prefect did not take the progress: %s", self.name, error)
+
+
+def stage_task(name: str, run_name: str | None = None) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """A Prefect task whose results Prefect does not keep: `perform` decides what is reused."""
+    return task(name=name, task_run_name=run_name or name, cache_policy=NO_CACHE)
 
 
 def perform(
@@ -298,7 +302,6 @@ def _perform(
 
 
 def tracker_of(profile: Profile) -> Tracker:
-    """The MLflow client for a profile."""
     return Tracker(profile.tracking_uri, profile.tracking, profile.paths.state)
 
 
@@ -411,6 +414,20 @@ def stage_markdown(result: StageResult, run: Run) -> str:
             for name, a in result.artifacts.items()
         ]
     return "\n".join(lines) + "\n"
+
+
+def emit_run_event(event: str, run: Run, payload: dict[str, Any], **labels: str) -> None:
+    """Emit `qinglan.EVENT` for automations, those of qinglan/ops/prefect/automations/ and the users' own.
+
+    Prefect adds flow run, flow and deployment as related resources.
+    """
+    about = {"profile": run.profile.name, "tenant": run.profile.tenant.id} | labels
+    emit_event(
+        f"qinglan.{event}",
+        resource={"prefect.resource.id": f"qinglan.run.{run.id}", "prefect.resource.name": run.id}
+        | {f"qinglan.{label}": value for label, value in about.items()},
+        payload=payload,
+    )
 
 
 def artifact_key(stage: str) -> str:

@@ -3,24 +3,21 @@
 from pathlib import Path
 from typing import Any, cast
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from qinglan.config import Profile
 from qinglan.data import versions
-from qinglan.ops.prefect.deployments import TRAIN_DEPLOYMENT, Deployment, deployments_of, training_of
+from qinglan.ops.prefect.deployments import TRAIN_DEPLOYMENT, deployments_of, training_of
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.artifacts import StageResult
 from qinglan.runs.run import Run
-from qinglan.tasks.events import emit_run_event
 from qinglan.tasks.forms import overrides_in
+from qinglan.tasks.stage import emit_run_event, stage_task
 
 
-@task(name="trigger-training", task_run_name="trigger-training", cache_policy=NO_CACHE)
+@stage_task("trigger-training")
 def trigger_training(run: Run, published: StageResult) -> str | None:
     """Start the profile's training once `refresh.train_at_new_rows` good rows came in since the last one; not while its
     deployment is paused.
@@ -39,18 +36,21 @@ def trigger_training(run: Run, published: StageResult) -> str | None:
         log.info("%d good training rows came in since the last training; it starts at %d", new, needed)
         return None
     asked = _parameters(run)
-    deployment = _training_deployment(profile)
+    deployment = None
+    if server := find_server(profile.paths.state):
+        with server.client() as api:
+            deployment = training_of(deployments_of(api), profile)
     if deployment is None or deployment.paused:
         name = deployment.full_name if deployment else TRAIN_DEPLOYMENT
+        problem = f"`{name}` is paused, as after an alarm: resume it in Prefect's UI once someone has looked"
         log.warning(
             "%d good training rows came in since the last training, but %s; start it with `qinglan run train --profile "
             "%s --from %s`",
             new,
-            f"`{name}` is paused, as after an alarm: resume it in Prefect's UI once someone has looked"
-            if deployment
-            else f"this Prefect server has no deployment `{name}`",
-            asked["profile"], run.id,
-        )  # fmt: skip
+            problem if deployment else f"this Prefect server has no deployment `{name}`",
+            asked["profile"],
+            run.id,
+        )
         return None
     # One version is trained once, also where two refreshes of it end at the same moment.
     key = f"train-{profile.tenant.id}-{version.id}"
@@ -61,13 +61,6 @@ def trigger_training(run: Run, published: StageResult) -> str | None:
     versions.note_training(profile, version.id, run.id)
     log.info("%d good training rows came in since the last training: started flow run %s", new, started.name)
     return str(started.id)
-
-
-def _training_deployment(profile: Profile) -> Deployment | None:
-    if (server := find_server(profile.paths.state)) is None:
-        return None
-    with server.client() as api:
-        return training_of(deployments_of(api), profile)
 
 
 def _parameters(run: Run) -> dict[str, Any]:

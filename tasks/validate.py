@@ -5,21 +5,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from qinglan.clients.roles import Services, endpoint_of
 from qinglan.recipes import get_recipe
 from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.runs.artifacts import StageResult, sha256_of
 from qinglan.runs.run import Run
 from qinglan.tasks.batches import ask_services
-from qinglan.tasks.stage import Outcome, Stage, perform
+from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
 CODE = (__name__, "recipe.validation", "qinglan.clients", "qinglan.rows", "qinglan.tasks.batches")
 
 
-@task(name="validate", task_run_name="{name}", cache_policy=NO_CACHE)
+@stage_task("validate", run_name="{name}")
 def validate_rows(
     run: Run, services: Services, distilled: StageResult, knowledge_base: Path | None, name: str = "validate"
 ) -> StageResult:

@@ -5,8 +5,7 @@ it, so a killed process loses at most the calls in flight. Who is about to ask t
 processes don't pay for the same answer; a claim ends with its process. Answers that turned out unusable (a refusal, a
 truncated text) are kept too: asking again would pay again.
 
-Beside them lie the RAG's answers to the samples of reinforcement learning, for a time: a run that is killed or resumed
-need not retrieve again what it retrieved before.
+Beside them lie the RAG's answers to the samples of RL, for a time, so that a resumed run need not retrieve them again.
 """
 
 from qinglan.ledger.connecting import ledger_url

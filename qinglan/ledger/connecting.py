@@ -20,7 +20,7 @@ _BACK_OFF = BackOff(0.1, 0.1, jitter=True)
 
 
 def ledger_url(store: LedgerStore, state: Path) -> str | sa.URL:
-    """Where a site's ledger is: the database that the environment names, or a file under `state`.
+    """Where a site's ledger is: the database that the environment variable names, or a file under `state`.
 
     Raises:
         ConfigError: the environment variable is not set.

@@ -67,7 +67,6 @@ class LedgerQueue:
         await asyncio.shield(self._start())
 
     def fail(self, failure: Failure) -> None:
-        """Count a request without an answer."""
         self._order.failures.append(failure)
         self._start()
 
@@ -77,7 +76,6 @@ class LedgerQueue:
         self._start()
 
     async def find_retrieval(self, key: str) -> Retrieved | None:
-        """What the RAG answered before, if that was kept."""
         future = self._sought.get(key)
         if future is None:
             future = self._sought[key] = asyncio.get_running_loop().create_future()
@@ -91,14 +89,10 @@ class LedgerQueue:
         self._start()
 
     def affordable_usd(self) -> float | None:
-        """What may still be spent; None where there is no limit."""
         return affordable_usd(self._budget, self._spent, self._on_the_way_usd)
 
     def check_budget(self, in_flight_usd: float = 0.0) -> None:
-        """Refuse one more call where nothing is left for it.
-
-        Args:
-            in_flight_usd: an estimate of what the calls under way will cost.
+        """Refuse one more call where nothing is left for it beside what the calls under way will cost.
 
         Raises:
             BudgetError: the run is to stop.
@@ -214,11 +208,7 @@ class LedgerQueue:
 
 
 def affordable_usd(budget: Budget, spent_usd: tuple[float, float], on_the_way_usd: float = 0.0) -> float | None:
-    """What is left of a budget; None where there is no limit.
-
-    Args:
-        spent_usd: by this run, and this month.
-    """
+    """What is left of a budget, after `spent_usd` by this run and this month; None where there is no limit."""
     limits = (budget.per_run_usd, budget.per_month_usd)
     left = [limit - spent for limit, spent in zip(limits, spent_usd, strict=True) if limit is not None]
     return max(0.0, min(left) - on_the_way_usd) if left else None

@@ -46,17 +46,15 @@ class Failure(BaseModel):
 
 
 class Usage(BaseModel):
-    """What a run spent on one role.
-
-    `failed` counts requests without a usable HTTP answer, retries included; `cached` answers came from the ledger and
-    cost nothing.
-    """
+    """What a run spent on one role."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     calls: int = 0
     cached: int = 0
+    """Answers that came from the ledger and cost nothing."""
     failed: int = 0
+    """Requests without a usable HTTP answer, retries included."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost_usd: float = 0.0

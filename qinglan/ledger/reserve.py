@@ -31,14 +31,12 @@ def keep_reserve(url: sa.URL) -> None:
 
 
 def release_reserve(url: sa.URL) -> None:
-    """Remove the file, so that the ledger can use its space."""
     if path := _path(url):
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def is_full(error: LedgerError) -> bool:
-    """Is it SQLite that finds no space?"""
     return "database or disk is full" in str(error)
 
 

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -46,11 +46,9 @@ class Ledger:
             raise
 
     def keep_reserve(self) -> None:
-        """Keep disk space for answers under way, should the disk be full."""
         keep_reserve(self._engine.url)
 
     def release_reserve(self) -> None:
-        """Use that space."""
         release_reserve(self._engine.url)
 
     def exchange(self, order: Order) -> Delivery:
@@ -78,12 +76,14 @@ class Ledger:
                 now = time.time()
                 rows = [retrieval.model_dump(mode="json") | {"created_s": now} for retrieval in order.retrievals]
                 db.execute(self._insert(RETRIEVALS).on_conflict_do_nothing(), rows)
-            retrieved = self._retrieved(db, order.sought)
+            retrieved: dict[str, Retrieved] = {}
+            for some in _portions(order.sought):
+                query = sa.select(RETRIEVALS.c.key, RETRIEVALS.c.found).where(RETRIEVALS.c.key.in_(some))
+                retrieved |= {key: Retrieved.model_validate(value) for key, value in db.execute(query)}
             spent_usd = self._spent_usd(db, order.run_id)
         return Delivery(found | late, claimed - late.keys(), spent_usd, retrieved)
 
     def get(self, request_hash: str) -> Call | None:
-        """The answer to this request, if it was ever paid for."""
         return self.get_many([request_hash]).get(request_hash)
 
     def get_many(self, hashes: Collection[str]) -> dict[str, Call]:
@@ -116,14 +116,12 @@ class Ledger:
             self._heartbeat(db)
 
     def retrieval_keys(self, scope: str) -> set[str]:
-        """Of the retrievals that were kept for a scope."""
         with self._transaction() as db:
             return set(db.execute(sa.select(RETRIEVALS.c.key).where(RETRIEVALS.c.scope == scope)).scalars())
 
     # Batch API
 
     def save_batch(self, job: BatchJob) -> None:
-        """Insert or replace what is known of a batch."""
         values = job.model_dump()
         statement = self._insert(BATCHES).values(values)
         with self._transaction() as db:
@@ -157,7 +155,7 @@ class Ledger:
         )
 
     def spent_usd(self, run_id: str) -> tuple[float, float]:
-        """By this run, and by all runs this month."""
+        """By the run, and by all runs this month."""
         with self._transaction() as db:
             return self._spent_usd(db, run_id)
 
@@ -166,20 +164,13 @@ class Ledger:
         with self._transaction() as db:
             calls = self._grouped(db, CALLS, by, since_s)
             failures = self._grouped(db, FAILURES, by, since_s)
-        lines = []
-        for key in calls.keys() | failures.keys():
-            count, prompt, completion, cost = calls.get(key, (0, 0, 0, 0.0))
-            failed = failures.get(key, (0,))[0]
-            lines.append(
-                Spending(
-                    key=key,
-                    calls=count,
-                    prompt_tokens=prompt,
-                    completion_tokens=completion,
-                    cost_usd=cost,
-                    failed=failed,
-                )
+        sums = ("calls", "prompt_tokens", "completion_tokens", "cost_usd")
+        lines = [
+            Spending(
+                key=key, failed=failures.get(key, (0,))[0], **dict(zip(sums, calls.get(key, (0,) * 4), strict=True))
             )
+            for key in calls.keys() | failures.keys()
+        ]
         return sorted(lines, key=lambda line: (-line.cost_usd, line.key))
 
     def history(self, request_hash: str) -> list[Attempt]:
@@ -252,13 +243,6 @@ class Ledger:
                 found[row[0]] = Call.model_construct(**row._mapping)  # ours: validated when it was recorded
         return found
 
-    def _retrieved(self, db: sa.Connection, keys: Collection[str]) -> dict[str, Retrieved]:
-        found: dict[str, Retrieved] = {}
-        for some in _portions(keys):
-            query = sa.select(RETRIEVALS.c.key, RETRIEVALS.c.found).where(RETRIEVALS.c.key.in_(some))
-            found.update({key: Retrieved.model_validate(value) for key, value in db.execute(query)})
-        return found
-
     def _claim(self, db: sa.Connection, hashes: Sequence[str], holder: str) -> set[str]:
         if not hashes:
             return set()
@@ -301,7 +285,12 @@ class Ledger:
             return False
         host, pid, started, _ = holder.split("|")
         if host == self._host:
-            return not _is_alive(int(pid), float(started))
+            try:
+                return abs(float(psutil.Process(int(pid)).create_time()) - float(started)) >= 1.0
+            except psutil.NoSuchProcess:
+                return True
+            except psutil.AccessDenied:  # another user's process has this number, so it may be the one
+                return False
         seen = db.execute(sa.select(HOLDERS.c.seen_s).where(HOLDERS.c.holder == holder)).scalar()
         return seen is None or time.time() - seen > _LONGEST_LEASE_S
 
@@ -329,23 +318,9 @@ class Ledger:
         return {row[0]: tuple(row[1:]) for row in db.execute(query)}
 
 
-@contextmanager
-def open_ledger(url: str | sa.URL) -> Iterator[Ledger]:
-    """A ledger that is closed at the end."""
-    ledger = Ledger(url)
-    try:
-        yield ledger
-    finally:
-        ledger.close()
-
-
-def _is_alive(pid: int, started: float) -> bool:
-    try:
-        return abs(float(psutil.Process(pid).create_time()) - started) < 1.0
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:  # another user's process has this number, so it may be the one
-        return True
+def open_ledger(url: str | sa.URL) -> closing[Ledger]:
+    """A ledger for a `with` block, at whose end it is closed."""
+    return closing(Ledger(url))
 
 
 def _portions(hashes: Collection[str]) -> Iterator[list[str]]:

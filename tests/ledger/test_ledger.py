@@ -109,7 +109,9 @@ def test_of_two_answers_the_first_stays_and_both_count(url: str):
 
 def test_usage_is_per_run_and_role_and_counts_failures(url: str):
     with open_ledger(url) as ledger:
+        assert ledger.mean_tokens("m", "teacher") is None
         ledger.record([call("a"), call("b", run_id="other")], [failure("c")])
+        assert ledger.mean_tokens("m", "teacher") == (100.0, 10.0, 2)
         usage = ledger.usage("r", "teacher")
         assert (usage.calls, usage.failed, usage.prompt_tokens, usage.cost_usd) == (2, 1, 100, 0.25)
         assert ledger.usage("r", "judge").calls == 0
@@ -194,13 +196,6 @@ def test_the_history_of_a_request(url: str):
         ledger.record([], [failure(reason="http_429")])
         ledger.record([call()])
         assert [attempt.outcome for attempt in ledger.history("h")] == ["http_429", "stop"]
-
-
-def test_mean_tokens(url: str):
-    with open_ledger(url) as ledger:
-        assert ledger.mean_tokens("m", "teacher") is None
-        ledger.record([call("a"), call("b")])
-        assert ledger.mean_tokens("m", "teacher") == (100.0, 10.0, 2)
 
 
 def execute(url: str, *statements: str) -> None:

@@ -1,6 +1,8 @@
 """The ledger in an event loop: grouped, safe on return, patient with a database that is away, honest about money."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,21 @@ def call(request_hash: str, cost_usd: float = 1.0) -> Call:
     )
 
 
+NO_LIMIT = Budget()
+
+
+@asynccontextmanager
+async def queue_of(ledger: Ledger, budget: Budget = NO_LIMIT) -> AsyncIterator[LedgerQueue]:
+    queue = LedgerQueue(ledger, "r", budget)
+    yield queue
+    await queue.close()
+    ledger.close()
+
+
 class Flaky(Ledger):
     """Away for the first few transactions."""
 
-    def __init__(self, path: Path, away: int) -> None:
+    def __init__(self, path: Path, away: int = 0) -> None:
         super().__init__(ledger_url(LedgerStore(), path))
         self.away, self.exchanges = away, 0
 
@@ -36,24 +49,12 @@ class Flaky(Ledger):
 
 
 async def test_many_at_once_take_few_transactions(tmp_path: Path):
-    ledger = Flaky(tmp_path, 0)
-    queue = LedgerQueue(ledger, "r", Budget())
-    keys = [str(n) for n in range(200)]
-    assert set(await asyncio.gather(*map(queue.acquire, keys))) == {None}
-    await asyncio.gather(*(queue.record(call(key)) for key in keys))
-    assert ledger.exchanges <= 4
-    assert {found.request_hash for found in await asyncio.gather(*map(queue.acquire, keys))} == set(keys)
-    await queue.close()
-    ledger.close()
-
-
-async def test_a_database_that_comes_back_costs_no_answer(tmp_path: Path):
-    ledger = Flaky(tmp_path, 2)
-    queue = LedgerQueue(ledger, "r", Budget())
-    await queue.record(call("a"))
-    assert ledger.get("a") == call("a")
-    await queue.close()
-    ledger.close()
+    ledger, keys = Flaky(tmp_path), [str(n) for n in range(200)]
+    async with queue_of(ledger) as queue:
+        assert set(await asyncio.gather(*map(queue.acquire, keys))) == {None}
+        await asyncio.gather(*(queue.record(call(key)) for key in keys))
+        assert ledger.exchanges <= 4
+        assert {found.request_hash for found in await asyncio.gather(*map(queue.acquire, keys))} == set(keys)
 
 
 class Forgetful(Flaky):
@@ -69,52 +70,45 @@ class Forgetful(Flaky):
 
 async def test_a_lost_acknowledgement_counts_nothing_twice_and_nobody_hangs(tmp_path: Path):
     ledger = Forgetful(tmp_path, 1)
-    queue = LedgerQueue(ledger, "r", Budget())
-    assert await asyncio.wait_for(queue.acquire("a"), 60) is None
-    ledger.away = 1
-    await queue.record(call("a"))
-    assert (ledger.usage("r", "teacher").calls, ledger.spent_usd("r")[0]) == (1, 1.0)
-    await queue.close()
-    ledger.close()
-
-
-async def test_what_could_not_be_written_is_tried_again_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ledger_queue, "_RETRY_FOR_S", 0.1)
-    ledger = Flaky(tmp_path, 1)
-    queue = LedgerQueue(ledger, "r", Budget())
-    with pytest.raises(LedgerError, match="away"):
+    async with queue_of(ledger) as queue:
+        assert await asyncio.wait_for(queue.acquire("a"), 60) is None
+        ledger.away = 1
         await queue.record(call("a"))
-    await queue.close()
-    assert ledger.get("a") == call("a")
-    ledger.close()
+        assert (ledger.usage("r", "teacher").calls, ledger.spent_usd("r")[0]) == (1, 1.0)
 
 
-async def test_a_bug_in_the_ledger_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        monkeypatch.setattr(ledger, "exchange", lambda _: 1 / 0)
-        queue = LedgerQueue(ledger, "r", Budget())
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(queue.acquire("a"), 60)
+async def test_an_answer_outlasts_a_database_that_is_away_for_a_moment(tmp_path: Path):
+    ledger = Flaky(tmp_path, 2)
+    async with queue_of(ledger) as queue:
+        await queue.record(call("a"))
+        assert ledger.get("a") == call("a")
+
+
+@pytest.mark.parametrize("error", [LedgerError("ledger: the database is away"), ZeroDivisionError()])
+async def test_what_the_ledger_raises_reaches_all_who_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    monkeypatch.setattr(ledger_queue, "_RETRY_FOR_S", 0.1)
+
+    def fail(_: Order) -> Delivery:
+        raise error
+
+    ledger = Flaky(tmp_path)
+    async with queue_of(ledger) as queue:
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger, "exchange", fail)
+            for asked in (queue.acquire("a"), queue.find_retrieval("k"), queue.record(call("a"))):
+                with pytest.raises(type(error)):
+                    await asyncio.wait_for(asked, 60)
         await queue.close()
-
-
-async def test_a_database_that_stays_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ledger_queue, "_RETRY_FOR_S", 0.1)
-    ledger = Flaky(tmp_path, 99)
-    queue = LedgerQueue(ledger, "r", Budget())
-    with pytest.raises(LedgerError, match="away"):
-        await queue.acquire("a")
-    with pytest.raises(LedgerError, match="away"):
-        await queue.record(call("a"))
-    await queue.close()
-    ledger.close()
+        assert ledger.get("a") == call("a"), "what was paid for is written at the end"
 
 
 @pytest.mark.parametrize("limit", ["per_run_usd", "per_month_usd"])
 async def test_what_is_spent_counts_before_it_is_written(tmp_path: Path, limit: str):
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        ledger.record([call("before")])
-        queue = LedgerQueue(ledger, "r", Budget.model_validate({limit: 3.0}))
+    ledger = Flaky(tmp_path)
+    ledger.record([call("before")])
+    async with queue_of(ledger, Budget.model_validate({limit: 3.0})) as queue:
         assert queue.affordable_usd() == 2.0
         recording = asyncio.create_task(queue.record(call("a")))
         await asyncio.sleep(0)
@@ -124,17 +118,15 @@ async def test_what_is_spent_counts_before_it_is_written(tmp_path: Path, limit: 
         queue.check_budget(in_flight_usd=0.5)
         with pytest.raises(BudgetError, match=f"budget.{limit} = 3: nothing is left"):
             queue.check_budget(in_flight_usd=1.0)
-        await queue.close()
 
 
 async def test_a_run_may_go_on_without_what_it_cannot_pay(tmp_path: Path):
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        ledger.record([call("before")])
-        queue = LedgerQueue(ledger, "r", Budget(per_run_usd=1.0, when_spent="go_on"))
+    ledger = Flaky(tmp_path)
+    ledger.record([call("before")])
+    async with queue_of(ledger, Budget(per_run_usd=1.0, when_spent="go_on")) as queue:
         with pytest.raises(TeacherError) as caught:
             queue.check_budget()
         assert caught.value.reason == "over_budget"
-        await queue.close()
 
 
 async def test_another_month_and_another_run_have_their_own_budget(tmp_path: Path):
@@ -146,24 +138,8 @@ async def test_another_month_and_another_run_have_their_own_budget(tmp_path: Pat
 
 
 async def test_retrievals_are_kept_and_found_beside_the_calls(tmp_path: Path):
-    ledger = Flaky(tmp_path, 1)
-    queue = LedgerQueue(ledger, "r", Budget())
     found = Retrieved(ids=("d",), scores=(0.5,), titles=("题",))
-    queue.keep_retrieval(Retrieval(key="k", scope="run", found=found))
-    await queue.record(call("a"))
-    assert await asyncio.gather(*map(queue.find_retrieval, ("k", "none", "k"))) == [found, None, found]
-    await queue.close()
-    ledger.close()
-
-
-async def test_who_looks_for_a_retrieval_hears_of_a_database_that_stays_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(ledger_queue, "_RETRY_FOR_S", 0.1)
-    ledger = Flaky(tmp_path, 99)
-    queue = LedgerQueue(ledger, "r", Budget())
-    with pytest.raises(LedgerError, match="away"):
-        await asyncio.wait_for(queue.find_retrieval("k"), 60)
-    await queue.close()
-    ledger.away = 0
-    ledger.close()
+    async with queue_of(Flaky(tmp_path, 1)) as queue:
+        queue.keep_retrieval(Retrieval(key="k", scope="run", found=found))
+        await queue.record(call("a"))
+        assert await asyncio.gather(*map(queue.find_retrieval, ("k", "none", "k"))) == [found, None, found]

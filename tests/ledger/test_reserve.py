@@ -11,7 +11,7 @@ from qinglan.errors import LedgerError
 from qinglan.ledger import Call, Delivery, Ledger, Order, ledger_url
 from qinglan.ledger import queue as ledger_queue
 from qinglan.ledger.queue import LedgerQueue
-from qinglan.ledger.reserve import RESERVED_BYTES, is_full, keep_reserve, release_reserve
+from qinglan.ledger.reserve import RESERVED_BYTES, keep_reserve, release_reserve
 
 FULL = LedgerError("ledger sqlite:///l.db: database or disk is full")
 
@@ -78,8 +78,3 @@ def test_the_reserve_is_made_once_and_only_beside_a_file(tmp_path: Path):
         keep_reserve(sa.make_url(elsewhere))
         release_reserve(sa.make_url(elsewhere))
     assert not list(tmp_path.iterdir())
-
-
-def test_only_a_full_disk_is_one():
-    assert is_full(FULL)
-    assert not is_full(LedgerError("ledger: database is locked"))

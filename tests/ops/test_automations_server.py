@@ -161,7 +161,7 @@ class Server:
         return bool(self.post("events/filter", filter=asked)["events"])
 
     def emit(self, event: str, run: str, profile: str, payload: dict[str, Any]) -> None:
-        """As tasks/events.py does within a flow run."""
+        """As `emit_run_event` does within a flow run."""
         resource = {"prefect.resource.id": "qinglan.run.r1", "qinglan.profile": profile}
         resource["qinglan.alarm"] = event.rpartition(".")[2]
         flow_run = {"prefect.resource.id": f"prefect.flow-run.{run}", "prefect.resource.role": "flow-run"}

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from qinglan.tasks import alarms as module
-from qinglan.tasks import events
+from qinglan.tasks import stage as stage_module
 from qinglan.tasks.alarms import AlarmFollower
 from qinglan.training.alarms import Alarm
 from qinglan.training.engines.trainer_settings import ALARMS_FILE
@@ -42,7 +42,7 @@ class Told:
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     made = Told()
     monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(events, "emit_event", made.emit_event)
+    monkeypatch.setattr(stage_module, "emit_event", made.emit_event)
     monkeypatch.setattr(module, "create_markdown_artifact", made.create_markdown_artifact)
     return made
 

@@ -186,12 +186,11 @@ def test_prefect_is_asked_whether_the_run_was_cancelled(
     monkeypatch: pytest.MonkeyPatch, state: State[Any] | None, expected: bool
 ):
     monkeypatch.setattr(engine, "get_client", lambda **_: FakePrefect(state))
-    monkeypatch.setattr(engine, "flow_run_id", lambda: str(uuid4()))
-    assert is_cancelled() is expected
+    assert is_cancelled(str(uuid4())) is expected
 
 
 def test_outside_of_a_flow_run_nothing_is_cancelled():
-    assert is_cancelled() is False
+    assert is_cancelled("") is False
 
 
 @pytest.mark.parametrize(("state", "expected"), STATES)

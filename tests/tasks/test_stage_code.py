@@ -111,6 +111,7 @@ def test_an_edit_in_the_reward_or_its_training_runs_only_rl_anew(
         ("data/dataset/splits.py", ["dataset"]),
         ("data/versions/card.py", ["publish"]),
         ("evaluation/gate.py", ["gate"]),
+        ("evaluation/reasons.py", ["evaluate", "gate", "compare"]),
         ("evaluation/report/html.py", []),
         ("cli/__init__.py", []),
         ("ops/estimate.py", []),

@@ -27,9 +27,9 @@ _PREFECT = [sys.executable, "-m", "prefect"]
 SERVER_TUNING = {
     # Prefect's own drops what comes while a reader is 10,000 events behind, and by default its recorder commits task
     # runs one by one, which is slower than a flow makes them.
-    "PREFECT_SERVER_EVENTS_MESSAGING_BROKER": "qinglan.tasks.event_broker",
+    "PREFECT_SERVER_EVENTS_MESSAGING_BROKER": "qinglan.tasks.server_events",
     # Prefect's own waits a quarter of an hour for events that a server before this one handled.
-    "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "qinglan.tasks.event_order",
+    "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "qinglan.tasks.server_events",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",

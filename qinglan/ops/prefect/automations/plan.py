@@ -158,7 +158,7 @@ def _spec(name: str, description: str, trigger: Spec, actions: list[Spec]) -> Sp
 
 
 def _on_event(profile: Profile, *events: str) -> Spec:
-    """What tasks/events.py emits."""
+    """What `emit_run_event` in tasks/stage.py emits."""
     match = {"prefect.resource.id": "qinglan.run.*", "qinglan.profile": glob.escape(profile.name)}
     return _trigger(()) | {"expect": [f"qinglan.{event}" for event in events], "match": match}
 

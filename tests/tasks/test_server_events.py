@@ -1,14 +1,18 @@
-"""Which events wait for the one before them."""
+"""Prefect's server drops no event, and only some wait for the one before them."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
 from prefect.server.events.ordering import EventArrivedEarly
 from prefect.server.events.schemas.events import ReceivedEvent, Resource
+from prefect.server.utilities.messaging import Message, StopConsumer, create_consumer
+from prefect.server.utilities.messaging.memory import MemoryMessage, Topic
+from prefect.settings import PREFECT_MESSAGING_BROKER, temporary_settings
 
-from qinglan.tasks import event_order
-from qinglan.tasks.event_order import CausalOrdering
+from qinglan.tasks import server_events
+from qinglan.tasks.server_events import CausalOrdering
 
 STARTED = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
 
@@ -30,7 +34,7 @@ def event(follows: UUID | None) -> ReceivedEvent:
 
 @pytest.fixture
 def ordering(monkeypatch: pytest.MonkeyPatch) -> CausalOrdering:
-    monkeypatch.setattr(event_order, "_started", STARTED)
+    monkeypatch.setattr(server_events, "_started", STARTED)
     return CausalOrdering(scope=f"test {uuid4()}")
 
 
@@ -46,3 +50,26 @@ async def test_what_is_under_way_is(ordering: CausalOrdering, leader: UUID):
     first = event(None).model_copy(update={"id": leader})
     await ordering.record_event_as_seen(first)
     await ordering.wait_for_leader(event(leader))
+
+
+MANY = 10_001  # one more than Prefect's own broker holds
+
+
+def test_a_reader_that_was_far_behind_gets_everything():
+    seen = list[bytes | str]()
+
+    async def read(message: Message) -> None:
+        seen.append(message.data)
+        if len(seen) == MANY:
+            raise StopConsumer(ack=True)
+
+    async def exchange() -> None:
+        with temporary_settings({PREFECT_MESSAGING_BROKER: "qinglan.tasks.server_events"}):
+            consumer = create_consumer("far-behind", concurrency=1)  # refuses what is no broker
+        for number in range(MANY):
+            await Topic.by_name("far-behind").publish(MemoryMessage(str(number), {}))
+        await consumer.run(read)
+        await consumer.cleanup()
+
+    asyncio.run(asyncio.wait_for(exchange(), 60))
+    assert seen == [str(number) for number in range(MANY)]

@@ -1,0 +1,55 @@
+"""How Prefect's server handles events: a broker that drops none, and an order that waits for none of an earlier server.
+
+Prefect's server loads it by PREFECT_SERVER_EVENTS_MESSAGING_BROKER and PREFECT_SERVER_EVENTS_CAUSAL_ORDERING.
+"""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect.server.events.ordering.memory import CausalOrdering as _CausalOrdering
+from prefect.server.events.schemas.events import ReceivedEvent
+from prefect.server.utilities.messaging.memory import (
+    Consumer as _Consumer,
+)
+from prefect.server.utilities.messaging.memory import (
+    MemoryMessage,
+    Publisher,
+    Subscription,
+    Topic,
+    break_topic,
+    ephemeral_subscription,
+)
+
+__all__ = ["CausalOrdering", "Consumer", "Publisher", "break_topic", "ephemeral_subscription"]
+
+_started = datetime.now(UTC)
+
+
+class Consumer(_Consumer):
+    """Reads from a queue without limit; Prefect's drops events silently while a reader is 10,000 of them behind.
+
+    An event that waits takes a few kilobytes of the server's memory.
+    """
+
+    def __init__(self, topic: str, subscription: Subscription | None = None, concurrency: int = 2, **kwargs: Any):
+        if subscription is None:
+            subscription = Topic.by_name(topic).subscribe()
+            subscription._queue = asyncio.Queue[MemoryMessage]()
+        super().__init__(topic, subscription, concurrency, **kwargs)
+
+
+class CausalOrdering(_CausalOrdering):
+    """Waits only for events that were made while this server ran.
+
+    An event may name one that comes before it, and triggers wait up to 15 minutes for that one. Prefect keeps in memory
+    which events came: after a restart, a failure would be reported, and a crash followed up, a quarter of an hour late.
+    """
+
+    async def wait_for_leader(self, event: ReceivedEvent) -> None:
+        leader = event.follows
+        if leader is None:
+            return
+        # The id of a Prefect event is a UUID of version 7: its first 48 bits are the time, in milliseconds.
+        if leader.version != 7 or leader.int >> 80 >= _started.timestamp() * 1000:
+            await super().wait_for_leader(event)

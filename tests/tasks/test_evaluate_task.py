@@ -62,8 +62,7 @@ class Evaluated:
     def engine(self, stage: Any, command: Any, **_: Any) -> None:
         """Answers every prompt with its own id."""
         prompts = (stage.directory / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-        for option in (word for word in command.argv if word.startswith("--model=")):
-            name, self.models[name] = option.removeprefix("--model=").split("=")
+        for name, self.models[name] in json.loads(command.argv[-1])["models"].items():
             lines = [
                 json.dumps(
                     {"id": (i := json.loads(prompt)["id"]), "text": i, "prompt_tokens": 9, "completion_tokens": 2}

@@ -1,10 +1,9 @@
 """The data stages that ask services, batch by batch: distill and validate."""
 
 import asyncio
-import gc
 import math
-from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any, Literal
 
 from prefect import task
@@ -36,16 +35,6 @@ async def run_batch(kind: str, batch: RowBatch, work: Work, retries: int) -> lis
     """One batch; Prefect retries it while rows are missing."""
     attempt = task_run.run_count or 1
     return await batch.run(work, last_attempt=attempt > retries)
-
-
-@contextmanager
-def _without_old_garbage() -> Iterator[None]:
-    """What Prefect and MLflow have loaded stays in memory, so garbage collections need not scan it every second."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _paced(work: Work, at_once: int, report: Callable[[int], None]) -> Work:
@@ -96,7 +85,7 @@ async def ask_services(
             _KEPT_BUSY * concurrency,
             lambda done: stage.progress(done, max(total, done), "rows"),
         )
-        with _without_old_garbage(), JsonlWriter(stage.directory / "rows.jsonl") as writer:
+        with JsonlWriter(stage.directory / "rows.jsonl") as writer:
             batches = cut(before.pass_through(read_jsonl(source.path, Row)), settings.batch_rows)
             at_once = 2 + math.ceil(_KEPT_BUSY * concurrency / settings.batch_rows)
             done = in_order(batches, lambda batch: configured(kind, batch, work, settings.retries), at_once=at_once)

@@ -1,5 +1,6 @@
 """What surrounds a flow: its run, its services, its MLflow parent run, and how its errors are shown."""
 
+import gc
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -82,6 +83,7 @@ def open_session(
         RunLockedError: it is a refresh, and another one of the same tenant is at work.
         QinglanError: something is wrong that would stop the run later.
     """
+    gc.freeze()  # so that collections do not scan what Prefect and MLflow have loaded, every second and at exit
     tidy_logs()
     profile = load_profile(profile_name, overrides)
     recover_runs(profile, get_run_logger().warning)

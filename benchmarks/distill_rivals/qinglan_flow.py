@@ -12,26 +12,25 @@ import time
 from pathlib import Path
 from typing import Any
 
+from qinglan.cli.common import without_garbage_collection
 from qinglan.config import load_profile
 from qinglan.errors import QinglanError
-from qinglan.ops.up import prefect_for
+from qinglan.ops.up.temporary import prefect_for
 
 PROFILE = "embedded"
 
 
-def distill(settings: tuple[str, ...], fresh: bool, found: dict[str, Any]) -> None:
+def run_stages(settings: tuple[str, ...], fresh: bool, found: dict[str, Any]) -> None:
     """The stages, as flows/refresh.py calls them."""
-    from qinglan.tasks.distill import distill_rows
-    from qinglan.tasks.ingest import ingest_workbook
-    from qinglan.tasks.session import open_session
+    from qinglan.tasks import distill, ingest, session
 
-    with open_session(PROFILE, settings, "refresh", fresh=fresh) as session:
-        found["run"] = session.run.id
+    with session.open_session(PROFILE, settings, "refresh", fresh=fresh) as opened:
+        found["run"] = opened.run.id
         found["ingest_start_s"] = time.monotonic()
-        ingested = ingest_workbook(session.run, session.workbook)
+        ingested = ingest.ingest_workbook(opened.run, opened.workbook)
         found["distill_start_s"] = time.monotonic()
         try:
-            done = distill_rows(session.run, session.services, ingested)
+            done = distill.distill_rows(opened.run, opened.services, ingested)
             found |= {"rows_in": done.rows_in, "rows_out": done.rows_out, "dropped": done.dropped}
         finally:
             found["distill_end_s"] = time.monotonic()
@@ -41,17 +40,17 @@ def main(out: Path, fresh: bool, settings: tuple[str, ...]) -> None:
     """Run, then write."""
     found: dict[str, Any] = {}
     with prefect_for(load_profile(PROFILE, settings).paths.state, print) as wait_for_prefect:
-        from prefect import flow  # reads where its server is when it is imported
+        with without_garbage_collection():
+            from prefect import flow  # reads where its server is when it is imported
 
-        from qinglan.tasks.session import send_what_is_queued
-
+            from qinglan.tasks import session
         wait_for_prefect()
         try:
-            flow(distill, name="distill", validate_parameters=False)(settings, fresh, found)
+            flow(run_stages, name="distill", validate_parameters=False)(settings, fresh, found)
         except QinglanError as error:
             found["error"] = str(error).splitlines()[0]
         finally:
-            send_what_is_queued()
+            session.send_what_is_queued()
     out.write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -75,7 +75,7 @@ def _is_flow(process: psutil.Process) -> bool:
 
 
 def _kill_server(site: Site) -> None:
-    _kill(site, "-m prefect", "server start")
+    _kill(site, "-m qinglan.tasks.prefect_server")
 
 
 def _cut_power(site: Site) -> None:

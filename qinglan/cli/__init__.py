@@ -12,7 +12,7 @@ import typer
 
 from qinglan.cli.backup import backup, restore
 from qinglan.cli.clean_up import clean_up
-from qinglan.cli.common import ProfileOption, SetOption, err, out, say
+from qinglan.cli.common import ProfileOption, SetOption, err, out, say, without_garbage_collection
 from qinglan.cli.dataset import app as dataset_app
 from qinglan.cli.deploy import deploy
 from qinglan.cli.doctor import doctor
@@ -62,10 +62,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False,
 ) -> None:
     """Run a flow here and print its result table."""
-    from qinglan.evaluation.models import Report
-    from qinglan.evaluation.report.terminal import print_table
-    from qinglan.ops.preflight import require
-    from qinglan.ops.up import prefect_for
+    from qinglan.ops.up.temporary import prefect_for
 
     overrides = tuple(set_ or ())
     if source and flow not in ("train", "evaluate", "release"):
@@ -74,13 +71,20 @@ def run(
         raise ConfigError(f"--continue-anyway goes with pipeline and train; {flow} trains nothing")
     loaded = load_profile(profile, overrides)
     if dry_run:
+        from qinglan.ops.preflight import require
+
         require(loaded, flow)
         print_estimate(loaded, flow)
         return
     paths = loaded.paths
-    with prefect_for(paths.state, say) as wait_for_prefect:
-        require(loaded, flow)  # the flow does so too, but here a mistake shows before seconds are spent on Prefect
-        import_module(f"qinglan.flows.{flow}")  # takes seconds too
+    with prefect_for(paths.state, say) as wait_for_prefect:  # what follows takes seconds, as the server's start does
+        with without_garbage_collection():
+            from qinglan.ops.preflight import require
+
+            require(loaded, flow)  # the flow does so too, but here a mistake shows before it starts
+            import_module(f"qinglan.flows.{flow}")
+            from qinglan.evaluation.models import Report
+            from qinglan.evaluation.report.terminal import print_table
         wait_for_prefect()
         report = Report.read(_start(flow, profile, overrides, fresh, source, continue_anyway))
     out.print()
@@ -96,7 +100,7 @@ def up(
     mlflow_port: Annotated[int | None, typer.Option(help="5000, or the next one that is free.")] = None,
 ) -> None:
     """Serve Prefect's and MLflow's pages on loopback and run what they ask for, until Ctrl-C."""
-    from qinglan.ops.up import serve_site
+    from qinglan.ops.up.serve import serve_site
 
     serve_site(load_profile(profile, set_ or ()), say, prefect_port=prefect_port, mlflow_port=mlflow_port)
 

@@ -185,7 +185,7 @@ def test_run_starts_the_flow_and_prints_its_table(
     report("r1").write(tmp_path / "report.json")
     started: list[object] = []
     monkeypatch.setattr(cli, "_start", lambda *words: started.append(words) or tmp_path / "report.json")
-    monkeypatch.setattr("qinglan.ops.up.prefect_for", lambda *_: nullcontext(lambda: None))
+    monkeypatch.setattr("qinglan.ops.up.temporary.prefect_for", lambda *_: nullcontext(lambda: None))
     monkeypatch.setattr("qinglan.ops.preflight.require", lambda *_: None)
     status, out, _ = qinglan("run", "train", "--profile", profile_path, "--from", "latest", "--set", "data.limit=3")
     assert status == 0

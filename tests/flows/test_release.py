@@ -15,8 +15,8 @@ from release_site import DEADLINE_S, ROWS, Site
 from waiting import wait_until
 
 from qinglan.evaluation.models import Report
-from qinglan.ops import up
 from qinglan.ops.prefect.api import RetryingClient, call
+from qinglan.ops.up import site as up
 from qinglan.runs.processes import answers, free_port
 from qinglan.serving.registry.approval import Waiting
 

@@ -19,9 +19,9 @@ from waiting import wait_until
 
 from qinglan.config import Profile
 from qinglan.evaluation.models import Decision
-from qinglan.ops import up
 from qinglan.ops.cleanup import Cleaned, clean_up
 from qinglan.ops.prefect.api import RetryingClient
+from qinglan.ops.up import site as up
 from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.runs.processes import answers, free_port
 from qinglan.runs.run import Run, load_stages

@@ -15,20 +15,22 @@ from prefect.utilities.schema_tools.validation import validate
 import qinglan
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
-from qinglan.ops import up
+from qinglan.ops.prefect.deploy import DEPLOYMENTS as PREFECT_FILE
 from qinglan.ops.prefect.deploy import find_deployments
+from qinglan.ops.up.serve import serve_site
+from qinglan.ops.up.site import WORK_POOLS, Site
 from qinglan.runs.command import Command
 from qinglan.runs.processes import HOST
 
 ROOT = Path(__file__).parents[2]
-PREFECT: dict[str, Any] = yaml.safe_load((ROOT / up.DEPLOYMENTS).read_text(encoding="utf-8"))
+PREFECT: dict[str, Any] = yaml.safe_load((ROOT / PREFECT_FILE).read_text(encoding="utf-8"))
 DEPLOYMENTS: list[dict[str, Any]] = PREFECT["deployments"]
 each = pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
 
 
-def all_commands(site: up.Site) -> list[Command]:
-    commands = [site.prefect_server(), site.mlflow_server(), *map(site.worker, up.WORK_POOLS)]
-    commands.append(site.deploy(ROOT / up.DEPLOYMENTS))
+def all_commands(site: Site) -> list[Command]:
+    commands = [site.prefect_server(), site.mlflow_server(), *map(site.worker, WORK_POOLS)]
+    commands.append(site.deploy(ROOT / PREFECT_FILE))
     return [command for command in commands if command]
 
 
@@ -104,16 +106,17 @@ def test_no_pull_step_so_that_runs_start_where_they_were_deployed():
 
 
 def test_servers_listen_on_loopback_and_report_to_nobody(tmp_path: Path):
-    commands = all_commands(up.Site(tmp_path, f"sqlite:///{tmp_path}/mlflow.db"))
-    servers = [command for command in commands if {"server"} & set(command.argv)]
-    assert len(servers) == 2
-    assert all("--host=127.0.0.1" in command.argv for command in servers)
-    assert all(command.env["DO_NOT_TRACK"] == "true" for command in commands)
-    assert servers[0].env["PREFECT_SERVER_UI_V2_ENABLED"] == "false"
+    site = Site(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
+    prefect, mlflow = site.prefect_server(), site.mlflow_server()
+    assert mlflow
+    assert "127.0.0.1" in prefect.argv
+    assert "--host=127.0.0.1" in mlflow.argv
+    assert all(command.env["DO_NOT_TRACK"] == "true" for command in all_commands(site))
+    assert prefect.env["PREFECT_SERVER_UI_V2_ENABLED"] == "false"
 
 
 def test_mlflow_is_left_alone_where_a_tracking_server_is_set(tmp_path: Path):
-    site = up.Site(tmp_path, "https://mlflow.example.com")
+    site = Site(tmp_path, "https://mlflow.example.com")
     assert site.mlflow_server() is None
     assert site.mlflow_url == "https://mlflow.example.com"
 
@@ -123,13 +126,13 @@ def test_a_taken_port_is_one_line(profile_of: Callable[..., Profile], monkeypatc
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: .*; is `qinglan up` running already"):
-            up.serve_site(profile_of(), print, prefect_port=port)
+            serve_site(profile_of(), print, prefect_port=port)
 
 
 def test_a_site_with_its_own_server_is_told_so(profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example.com/api")
     with pytest.raises(ConfigError, match="has a Prefect server already"):
-        up.serve_site(profile_of(), print)
+        serve_site(profile_of(), print)
 
 
 def test_the_packages_own_deployments_are_used_outside_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -18,7 +18,8 @@ from prefect.server.events.schemas.automations import AutomationCreate
 from qinglan.config import load_profile
 from qinglan.ops.prefect.api import RetryingClient, call, pages
 from qinglan.ops.prefect.automations import apply_automations
-from qinglan.ops.up import DEPLOYMENTS, WORK_POOLS, Site
+from qinglan.ops.prefect.deploy import DEPLOYMENTS
+from qinglan.ops.up.site import WORK_POOLS, Site
 from qinglan.runs.command import Command
 from qinglan.runs.locks import refresh_lock
 from qinglan.runs.processes import Processes, free_port

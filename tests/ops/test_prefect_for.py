@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, find_server
-from qinglan.ops.up import prefect_for, serve
+from qinglan.ops.up import temporary
 from qinglan.ops.up.lock import only_one
+from qinglan.ops.up.temporary import prefect_for
 
 
 def quiet(_: str) -> None:
@@ -32,7 +33,7 @@ def test_a_server_that_a_prefect_toml_names_is_left_alone(tmp_path: Path, monkey
 
 def test_the_sites_server_is_joined_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
-    monkeypatch.setattr(serve, "answers", lambda url: url == "http://127.0.0.1:4200/api/health")
+    monkeypatch.setattr(temporary, "answers", lambda url: url == "http://127.0.0.1:4200/api/health")
     (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
     with only_one(tmp_path, quiet), prefect_for(tmp_path, quiet):
         assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"

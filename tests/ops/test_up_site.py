@@ -13,8 +13,9 @@ import pytest
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
-from qinglan.ops.up import Site, lock, serve, site
+from qinglan.ops.up import lock, serve, site
 from qinglan.ops.up.lock import only_one
+from qinglan.ops.up.site import Site
 from qinglan.runs.command import Command
 from qinglan.runs.processes import Processes
 

@@ -1,13 +1,15 @@
-"""Starts the site, in an order that keeps both cores of a small machine busy; a Prefect server for a single run."""
+"""Starts the site, in an order that keeps both cores of a small machine busy."""
 
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
@@ -22,21 +24,32 @@ from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, find_server
 from qinglan.ops.up.lock import only_one
 from qinglan.ops.up.site import (
     WORK_POOLS,
-    SimulatedRole,
     Site,
     is_tracked_elsewhere,
-    simulated_roles_of,
     worker_name,
 )
-from qinglan.runs.command import QUIET_ENV
-from qinglan.runs.processes import HOST, Processes, Say, answers, free_port, port_from, require_free, stop_signals
+from qinglan.runs.command import Command
+from qinglan.runs.processes import HOST, Processes, Say, port_from, require_free, stop_signals
+from qinglan.simulators.domains import embedded_knowledge_base
+from qinglan.simulators.services import is_any_model_embedded, rag_argv, teacher_argv
 
-_PREFECT_PORT, _MLFLOW_PORT = 4200, 5000
+_PREFECT_PORT, _MLFLOW_PORT, _TEACHER_PORT, _RAG_PORT = 4200, 5000, 8101, 8201
 """Or the next free ones, unless the user names some."""
 _SHOWN_RUNS = 5
 _ANSWERS_WITHIN_S = 180.0
 """A server that starts on a busy machine's SQLite has taken more than 30 s for its first write."""
 _POOL_OF = {worker_name(pool): pool for pool in WORK_POOLS}
+
+
+class SimulatedService(NamedTuple):
+    """An embedded service for users to try by hand; flows start their own, with the settings of each run."""
+
+    title: str
+    command: Command
+    origin: str
+    """Its address without a path; `/health` answers 200."""
+    path: str
+    """What is to be called there."""
 
 
 def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, mlflow_port: int | None = None) -> None:
@@ -88,7 +101,7 @@ class _LocalSite:
         self.processes.start("prefect_server", self.site.prefect_server())
         if mlflow := self.site.mlflow_server():
             self.processes.start("mlflow_server", mlflow)
-        simulated = simulated_roles_of(self.profile)
+        simulated = simulated_services(self.profile)
         for simulator in simulated:
             self.processes.start(f"embedded_{simulator.title.lower()}", simulator.command)
         self.processes.wait_for("Prefect's server", f"{self.site.api_url}/health")
@@ -157,7 +170,7 @@ class _LocalSite:
         for run in crashed[:_SHOWN_RUNS]:
             self.say(f"  {run['name']}  {self.site.prefect_url}/runs/flow-run/{run['id']}")
 
-    def _say_where(self, simulated: Sequence[SimulatedRole], seconds: float) -> None:
+    def _say_where(self, simulated: Sequence[SimulatedService], seconds: float) -> None:
         lines = [f"Prefect  {self.site.prefect_url}", f"MLflow   {self.site.mlflow_url}"]
         lines += [f"{simulator.title:<8} {simulator.origin}{simulator.path}" for simulator in simulated]
         if simulated:
@@ -192,30 +205,21 @@ def _port(asked: int | None, usual: int, what: str, say: Say) -> int:
     return port
 
 
-@contextmanager
-def prefect_for(state: Path, say: Say) -> Iterator[Callable[[], None]]:
-    """Point this process at a Prefect server, before Prefect is imported; gives a function that waits until it answers.
+def simulated_services(profile: Profile) -> list[SimulatedService]:
+    """Those that the profile calls `embedded`.
 
-    The user's own where one is configured, `qinglan up`'s where it runs, else one that lives as long as the run does.
-    Prefect's own temporary server survives a killed run. Ours takes seconds to start, in which the caller can work.
+    Raises:
+        ConfigError: the profile's sample can't be made.
     """
-    os.environ.update(QUIET_ENV)
-    server = find_server(state)
-    if server and not server.is_of_up:
-        yield lambda: None
-        return
-    if server and answers(f"{server.api_url}/health"):
-        os.environ |= {"PREFECT_API_URL": server.api_url}
-        yield lambda: None
-        return
-    site = Site(state, "", prefect_port=free_port())
-    site.prepare()
-    with Processes(state.resolve() / "logs", lambda _: None) as processes:
-        processes.start(f"prefect_server_{site.prefect_port}", site.prefect_server())
-        os.environ.update(site.prefect_env)
+    found = []
+    if is_any_model_embedded(profile):
+        found.append(_simulated("Teacher", teacher_argv(profile), _TEACHER_PORT, "/v1"))
+    if knowledge_base := embedded_knowledge_base(profile):
+        found.append(_simulated("RAG", rag_argv(profile, knowledge_base), _RAG_PORT, "/retrieve"))
+    return found
 
-        def wait_until_ready() -> None:
-            say("starting a Prefect server for this run")
-            processes.wait_for("Prefect's server", f"{site.api_url}/health")
 
-        yield wait_until_ready
+def _simulated(title: str, argv: list[str], first_port: int, path: str) -> SimulatedService:
+    port = port_from(first_port)
+    command = Command([sys.executable, "-m", *argv, f"--port={port}"])
+    return SimulatedService(title, command, f"http://{HOST}:{port}", path)

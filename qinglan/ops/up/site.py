@@ -5,13 +5,9 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from qinglan.config import Profile
 from qinglan.runs.command import QUIET_ENV, Command
-from qinglan.runs.processes import HOST, port_from
-from qinglan.simulators.domains import embedded_knowledge_base
-from qinglan.simulators.services import is_any_model_embedded, rag_argv, teacher_argv
+from qinglan.runs.processes import HOST
 
 WORK_POOL, TRAINER_POOL = "qinglan", "qinglan-trainer"
 WORK_POOLS = (WORK_POOL, TRAINER_POOL)
@@ -19,8 +15,6 @@ WORK_POOLS = (WORK_POOL, TRAINER_POOL)
 _AT_ONCE = {WORK_POOL: 4, TRAINER_POOL: 1}
 """Flows at the same time: one trains, as the device is shared; some of the others wait for a provider or a user."""
 
-_TEACHER_PORT, _RAG_PORT = 8101, 8201
-"""Or the next free ones."""
 _PAGES = "pages"
 _PREFECT = [sys.executable, "-m", "prefect"]
 
@@ -70,7 +64,7 @@ class Site:
         return self.tracking_uri if is_tracked_elsewhere(self.tracking_uri) else f"http://{HOST}:{self.mlflow_port}"
 
     def prefect_server(self) -> Command:
-        argv = [*_PREFECT, "server", "start", f"--host={HOST}", f"--port={self.prefect_port}"]
+        argv = [sys.executable, "-m", "qinglan.tasks.prefect_server", HOST, str(self.prefect_port)]
         return Command(argv, self.prefect_env | _unless_set(SERVER_TUNING))
 
     def mlflow_server(self) -> Command | None:
@@ -123,37 +117,6 @@ class Site:
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.prefect_url,  # who may read such a token
         }
         return env | _unless_set(guards)
-
-
-class SimulatedRole(NamedTuple):
-    """An embedded service for users to try by hand; flows start their own, with the settings of each run."""
-
-    title: str
-    command: Command
-    origin: str
-    """Its address without a path; `/health` answers 200."""
-    path: str
-    """What is to be called there."""
-
-
-def simulated_roles_of(profile: Profile) -> list[SimulatedRole]:
-    """Those that the profile calls `embedded`.
-
-    Raises:
-        ConfigError: the profile's sample can't be made.
-    """
-    found = []
-    if is_any_model_embedded(profile):
-        found.append(_simulated("Teacher", teacher_argv(profile), _TEACHER_PORT, "/v1"))
-    if knowledge_base := embedded_knowledge_base(profile):
-        found.append(_simulated("RAG", rag_argv(profile, knowledge_base), _RAG_PORT, "/retrieve"))
-    return found
-
-
-def _simulated(title: str, argv: list[str], first_port: int, path: str) -> SimulatedRole:
-    port = port_from(first_port)
-    command = Command([sys.executable, "-m", *argv, f"--port={port}"])
-    return SimulatedRole(title, command, f"http://{HOST}:{port}", path)
 
 
 def is_tracked_elsewhere(tracking_uri: str) -> bool:

@@ -16,22 +16,15 @@ import qinglan
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.deploy import DEPLOYMENTS as PREFECT_FILE
-from qinglan.ops.prefect.deploy import find_deployments
+from qinglan.ops.prefect.deploy import deploy_command, find_deployments
 from qinglan.ops.up.serve import serve_site
 from qinglan.ops.up.site import WORK_POOLS, Site
-from qinglan.runs.command import Command
 from qinglan.runs.processes import HOST
 
 ROOT = Path(__file__).parents[2]
 PREFECT: dict[str, Any] = yaml.safe_load((ROOT / PREFECT_FILE).read_text(encoding="utf-8"))
 DEPLOYMENTS: list[dict[str, Any]] = PREFECT["deployments"]
 each = pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
-
-
-def all_commands(site: Site) -> list[Command]:
-    commands = [site.prefect_server(), site.mlflow_server(), *map(site.worker, WORK_POOLS)]
-    commands.append(site.deploy(ROOT / PREFECT_FILE))
-    return [command for command in commands if command]
 
 
 def flow_of(deployment: dict[str, Any]) -> Any:
@@ -111,7 +104,8 @@ def test_servers_listen_on_loopback_and_report_to_nobody(tmp_path: Path):
     assert mlflow
     assert "127.0.0.1" in prefect.argv
     assert "--host=127.0.0.1" in mlflow.argv
-    assert all(command.env["DO_NOT_TRACK"] == "true" for command in all_commands(site))
+    commands = [prefect, mlflow, *map(site.worker, WORK_POOLS), deploy_command(PREFECT_FILE, site.prefect_env)]
+    assert all(command.env["DO_NOT_TRACK"] == "true" for command in commands)
     assert prefect.env["PREFECT_SERVER_UI_V2_ENABLED"] == "false"
 
 

@@ -37,9 +37,6 @@ def read_rows(
         path: with `data.sql`, the snapshot of the database's rows.
         report: gets one line per failed row: source, reason and hint.
         inputs: the recipe's further columns.
-
-    Raises:
-        WorkbookError: a file as a whole can't be used; raised when the first row is taken.
     """
     columns = InputColumns.of(data, inputs)
     records = read_snapshot(path, columns) if data.sql else read_records(path, columns)

@@ -17,13 +17,10 @@ from qinglan.runs.artifacts import Artifact
 ROWS_A_SHEET = 1_048_575
 """Excel's limit, less the header."""
 
-
 CellValue = str | float | None
 
 
 class Column(NamedTuple):
-    """A column of the sheet."""
-
     title: str
     width: int
     value: Callable[[Row], CellValue]
@@ -95,7 +92,6 @@ def of_retrieval(
 
 
 def top1_score(found: Retrieved, _: Row) -> CellValue:
-    """The reranker's score of the first document."""
     return round(found.top1_score, 4)
 
 
@@ -109,7 +105,6 @@ def _quality(found: Retrieved, _: Row) -> CellValue:
 
 
 def input_value(name: str) -> Callable[[Row], CellValue]:
-    """A column's value from an input of the recipe."""
     return lambda row: row.inputs.get(name, "")
 
 
@@ -127,7 +122,6 @@ def input_titles(inputs: Iterable[Input], taken: Collection[str]) -> dict[str, s
 
 
 def columns_of(recipe: Recipe) -> tuple[Column, ...]:
-    """The recipe's columns: the question, its results, labels, costs and source."""
     results: tuple[Column, ...] = _REWRITE
     thing = "改写"
     if not recipe.retrieves:

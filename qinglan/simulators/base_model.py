@@ -14,8 +14,6 @@ from qinglan.runs.artifacts import MANIFEST, hash_of
 from qinglan.runs.code_digest import code_digest
 from qinglan.simulators.domains import Domain
 
-_LIBRARIES = ("torch", "transformers", "tokenizers")
-
 
 def cache_key(embedded: Embedded, domain: Domain) -> str:
     """Digest of everything that the pretrained weights depend on."""
@@ -23,18 +21,22 @@ def cache_key(embedded: Embedded, domain: Domain) -> str:
     makers = (f"{package}.pretrain", f"{package}.tokenizer", f"{package}.domains.{domain.name}")
     size = asdict(domain.pretraining) | {"steps": _steps(embedded, domain)}
     prompt = recipe_key(domain.name)  # the corpus contains it
-    code = code_digest(*makers, within=package)
-    return hash_of(code, prompt, size, {name: _version(name) for name in _LIBRARIES})
+    libraries = {}
+    for name in ("torch", "transformers", "tokenizers"):
+        try:
+            libraries[name] = version(name)
+        except PackageNotFoundError:  # the orchestrator's image may do without
+            libraries[name] = "absent"
+    return hash_of(code_digest(*makers, within=package), prompt, size, libraries)
 
 
 def cached_path(paths: Paths, embedded: Embedded, domain: Domain) -> Path:
-    """The Hugging Face folder of the model that this configuration asks for, whether it exists or not."""
+    """The model's Hugging Face folder, whether it exists or not."""
     return paths.state / "base_models" / f"qwen3-tiny-{domain.name}-{cache_key(embedded, domain)[:16]}"
 
 
 def is_complete(path: Path) -> bool:
-    """Whether pretraining is complete: the manifest is its last file."""
-    return (path / MANIFEST).is_file()
+    return (path / MANIFEST).is_file()  # the last file that pretraining writes
 
 
 def pretrain_argv(
@@ -54,10 +56,3 @@ def pretrain_argv(
 
 def _steps(embedded: Embedded, domain: Domain) -> int:
     return embedded.pretrain_steps or domain.pretraining.steps
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # the orchestrator's image may do without
-        return "absent"

@@ -24,10 +24,9 @@ TOKENS_PER_MESSAGE = 4
 
 
 class SeededRequest(ChatRequest):
-    """A chat completion request; the seed decides the simulated model's random errors."""
-
     messages: list[ChatMessage] = Field(min_length=1)
     seed: int | None = None
+    """Decides the simulated model's random errors."""
 
 
 def complete(request: SeededRequest, default_seed: int = 7) -> tuple[int, dict[str, Any]]:
@@ -39,9 +38,21 @@ def complete(request: SeededRequest, default_seed: int = 7) -> tuple[int, dict[s
     if request.stream:
         return 400, error_body(400, "the simulator can't stream")
     model = domains[request.model].models[request.model]
-    return 200, _completion(
-        request, model(request.last_user_text, default_seed if request.seed is None else request.seed)
-    )
+    answer = model(request.last_user_text, default_seed if request.seed is None else request.seed)
+    text, reasoning = answer if isinstance(answer, ReasonedAnswer) else (answer, "")
+    prompt = sum(_count_tokens(m.text) + TOKENS_PER_MESSAGE for m in request.messages)
+    completion = _count_tokens(text) + _count_tokens(reasoning)
+    reply = {"role": "assistant", "content": text, "refusal": None}
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+    if reasoning:
+        reply["reasoning_content"] = reasoning
+        usage["completion_tokens_details"] = {"reasoning_tokens": _count_tokens(reasoning)}
+    digest = hashlib.sha256("\n".join(m.text for m in request.messages).encode()).hexdigest()
+    return 200, completion_body(digest[:24], int(time.time()), request.model, reply) | {"usage": usage}
 
 
 def create_app(seed: int = 7) -> FastAPI:
@@ -70,30 +81,11 @@ def create_app(seed: int = 7) -> FastAPI:
     return app
 
 
-def _completion(request: SeededRequest, answer: str | ReasonedAnswer) -> dict[str, Any]:
-    """The body of a completion; reasoning tokens count as completion tokens, and are absent where there are none."""
-    text, reasoning = answer if isinstance(answer, ReasonedAnswer) else (answer, "")
-    prompt = sum(_count_tokens(m.text) + TOKENS_PER_MESSAGE for m in request.messages)
-    completion = _count_tokens(text) + _count_tokens(reasoning)
-    digest = hashlib.sha256("\n".join(m.text for m in request.messages).encode()).hexdigest()
-    message = {"role": "assistant", "content": text, "refusal": None}
-    usage: dict[str, Any] = {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
-    if reasoning:
-        message["reasoning_content"] = reasoning
-        usage["completion_tokens_details"] = {"reasoning_tokens": _count_tokens(reasoning)}
-    return completion_body(digest[:24], int(time.time()), request.model, message) | {"usage": usage}
-
-
 def _count_tokens(text: str) -> int:
     return math.ceil(len(text) * TOKENS_PER_CHARACTER)
 
 
 def main() -> int:
-    """Parse the arguments and serve."""
     options = argument_parser("Simulated teachers and judges behind OpenAI's protocol.").parse_args()
     serve(create_app(options.seed), options)
     return 0

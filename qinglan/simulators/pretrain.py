@@ -34,21 +34,19 @@ IGNORED = -100
 
 
 class TokenizedDocument(NamedTuple):
-    """A document's token ids, and the same with `IGNORED` where nothing is to be predicted."""
-
     ids: list[int]
     labels: list[int]
+    """The ids, `IGNORED` where nothing is to be predicted."""
 
 
 class DocumentBatch(NamedTuple):
-    """Ids and labels as tensors (documents, length), padded on the right, which a causal model ignores."""
+    """Tensors (documents, length), padded on the right, which a causal model ignores."""
 
     ids: torch.Tensor
     labels: torch.Tensor
 
 
 def examples(tok: Any, texts: list[str]) -> list[TokenizedDocument]:
-    """Tokenized documents."""
     marks = [tok.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "assistant", "<|im_end|>")]
     encoded = tok.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     return [TokenizedDocument(e.ids, labels(e.ids, *marks)) for e in encoded]
@@ -83,16 +81,13 @@ def batches(found: list[TokenizedDocument], padding: int, tokens_per_step: int) 
         groups[-1].append(example)
     while True:
         for number in torch.randperm(len(groups)).tolist():
-            yield _pad(groups[number], padding)
-
-
-def _pad(group: list[TokenizedDocument], padding: int) -> DocumentBatch:
-    shape = len(group), max(len(example.ids) for example in group)
-    ids, wanted = torch.full(shape, padding), torch.full(shape, IGNORED)
-    for row, example in enumerate(group):
-        ids[row, : len(example.ids)] = torch.tensor(example.ids)
-        wanted[row, : len(example.labels)] = torch.tensor(example.labels)
-    return DocumentBatch(ids, wanted)
+            group = groups[number]
+            shape = len(group), max(len(example.ids) for example in group)
+            ids, wanted = torch.full(shape, padding), torch.full(shape, IGNORED)
+            for row, example in enumerate(group):
+                ids[row, : len(example.ids)] = torch.tensor(example.ids)
+                wanted[row, : len(example.labels)] = torch.tensor(example.labels)
+            yield DocumentBatch(ids, wanted)
 
 
 def build_model(tok: Any, size: Pretraining) -> Any:
@@ -116,16 +111,6 @@ def build_model(tok: Any, size: Pretraining) -> Any:
     return Qwen3ForCausalLM(config).float()
 
 
-def optimisers(model: Any) -> list[torch.optim.Optimizer]:
-    """Muon for the hidden matrices, AdamW for the embedding and the norms."""
-    hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    return [
-        torch.optim.Muon(hidden, lr=MUON_LR, weight_decay=0.0),
-        torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
-
-
 def learning_rate_share(step: int, steps: int) -> float:
     """A short linear warm-up, then a cosine down to `FINAL_LR_SHARE`."""
     cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
@@ -138,7 +123,13 @@ def train(model: Any, feed: Iterator[DocumentBatch], steps: int, seconds_max: fl
     Raises:
         EngineError: `seconds_max` is over before the last step.
     """
-    used = optimisers(model)
+    # Muon for the hidden matrices, AdamW for the embedding and the norms.
+    hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    used: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(hidden, lr=MUON_LR, weight_decay=0.0),
+        torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
     schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: learning_rate_share(step, steps)) for one in used]
     began = reported = time.monotonic()
     loss, losses = math.nan, []
@@ -150,7 +141,13 @@ def train(model: Any, feed: Iterator[DocumentBatch], steps: int, seconds_max: fl
         now = time.monotonic()
         if now - reported >= REPORT_EVERY_S or step == steps:
             loss, losses, reported = sum(losses) / len(losses), [], now
-            _report(step, steps, loss, now - began, metrics)
+            seconds = now - began
+            eta_s = seconds / step * (steps - step)
+            sys.stdout.write(f"step {step}/{steps} loss {loss:.3f} eta {eta_s:.0f} s\n")
+            sys.stdout.flush()
+            record = {"step": step, "max_steps": steps, "loss": round(loss, 4), "seconds": round(seconds, 2)}
+            metrics.write(json.dumps(record) + "\n")
+            metrics.flush()
         if now - began > seconds_max and step < steps:
             raise EngineError(
                 f"pretraining reached step {step} of {steps} in {seconds_max:.0f} s; free the CPU, "
@@ -172,23 +169,6 @@ def _step(model: Any, batch: DocumentBatch, used: list[torch.optim.Optimizer]) -
     return float(loss)
 
 
-def _report(step: int, steps: int, loss: float, seconds: float, metrics: TextIO) -> None:
-    eta_s = seconds / step * (steps - step)
-    sys.stdout.write(f"step {step}/{steps} loss {loss:.3f} eta {eta_s:.0f} s\n")
-    sys.stdout.flush()
-    record = {"step": step, "max_steps": steps, "loss": round(loss, 4), "seconds": round(seconds, 2)}
-    metrics.write(json.dumps(record) + "\n")
-    metrics.flush()
-
-
-def save(model: Any, tok: Any, output: Path) -> None:
-    """Write the Hugging Face folder in fp32."""
-    model.eval()
-    model.generation_config.update(eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id, do_sample=False)
-    model.save_pretrained(output)
-    tok.save_pretrained(output)
-
-
 def pretrain(domain_name: str, output: Path, metrics_path: Path, steps: int, seconds_max: float) -> None:
     """Pretrain and write the complete folder, its manifest last."""
     began, domain = time.monotonic(), domain_of(domain_name)
@@ -202,7 +182,10 @@ def pretrain(domain_name: str, output: Path, metrics_path: Path, steps: int, sec
     metrics_path.parent.mkdir(parents=True, exist_ok=True)
     with metrics_path.open("w", encoding="utf-8") as metrics:
         loss = train(model, batches(found, tok.pad_token_id, size.tokens_per_step), steps, seconds_max, metrics)
-    save(model, tok, output)
+    model.eval()
+    model.generation_config.update(eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id, do_sample=False)
+    model.save_pretrained(output)
+    tok.save_pretrained(output)
     summary = {
         "steps": steps,
         "loss": loss,
@@ -214,7 +197,6 @@ def pretrain(domain_name: str, output: Path, metrics_path: Path, steps: int, sec
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse the arguments and pretrain; 2 after an error that the user can correct."""
     parser = argparse.ArgumentParser(description="Pretrain the tiny base model of the embedded profile.")
     parser.add_argument("--domain", required=True, help="the recipe's name")
     parser.add_argument("--output", type=Path, required=True, help="Hugging Face folder to write")

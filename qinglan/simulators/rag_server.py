@@ -4,6 +4,7 @@ It follows the contract for a user's own service; see docs/contracts.md.
 """
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,8 +18,6 @@ from qinglan.simulators.server import argument_parser, serve
 
 
 class RetrieveRequest(BaseModel):
-    """The body of `POST /retrieve`."""
-
     query: str
     rewritten_query: str | None = None
     """Retrieved with in place of `query`, where it is given."""
@@ -29,7 +28,6 @@ class RetrieveRequest(BaseModel):
 
 
 def create_app(retriever: Retriever) -> FastAPI:
-    """The service over an index."""
     app = FastAPI(title="Qinglan's simulated RAG")
 
     @app.get("/health")
@@ -40,14 +38,7 @@ def create_app(retriever: Retriever) -> FastAPI:
     async def retrieve(request: RetrieveRequest) -> JSONResponse:
         hits = retriever.search(request.rewritten_query or request.query, request.top_k)
         recall = [
-            {
-                "id": hit.document.id,
-                "title": hit.document.title,
-                "content": hit.document.content,
-                "reranker_score": hit.score,
-            }
-            for hit in hits
-            if hit.score >= request.score_threshold
+            asdict(hit.document) | {"reranker_score": hit.score} for hit in hits if hit.score >= request.score_threshold
         ]
         return JSONResponse({"data": {"recall": recall}})
 
@@ -55,7 +46,6 @@ def create_app(retriever: Retriever) -> FastAPI:
 
 
 def main() -> int:
-    """Parse the arguments and serve; 2 for a knowledge base that can't be used."""
     parser = argument_parser("A RAG over a JSONL knowledge base (id, title, content).")
     parser.add_argument("--knowledge-base", type=Path, required=True)
     options = parser.parse_args()

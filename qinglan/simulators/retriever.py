@@ -29,10 +29,9 @@ _RUN = re.compile(r"[\u4e00-\u9fff]+|[a-z0-9α-ω]+")
 
 @dataclass(frozen=True)
 class Hit:
-    """A retrieved document and its reranker score in [0, 1]."""
-
     document: Document
     score: float
+    """The reranker's, in [0, 1]."""
 
 
 def tokens(text: str) -> list[str]:
@@ -54,7 +53,10 @@ class Retriever:
         corpus = [tokens(f"{document.title}\n{document.content}") for document in self._documents]
         self._passages = [frozenset(words) for words in corpus]
         self._titles = [frozenset(tokens(document.title)) for document in self._documents]
-        self._idf, self._unseen_idf = _idf(self._passages)
+        frequencies = Counter(word for passage in self._passages for word in passage)
+        count = len(corpus)
+        self._idf = {word: math.log(1 + (count - df + 0.5) / (df + 0.5)) for word, df in frequencies.items()}
+        self._unseen_idf = math.log(1 + (count + 0.5) / 0.5)
         self._title_weights = [self._weight(title) for title in self._titles]
         self._bm25 = bm25s.BM25(k1=1.2, b=0.75)
         self._bm25.index(corpus, show_progress=False)
@@ -92,14 +94,6 @@ class Retriever:
         return math.fsum(self._idf.get(word, self._unseen_idf) for word in words)
 
 
-def _idf(passages: Sequence[frozenset[str]]) -> tuple[dict[str, float], float]:
-    """Idf of every known word, and that of an unknown one."""
-    count = len(passages)
-    frequencies = Counter(word for passage in passages for word in passage)
-    known = {word: math.log(1 + (count - df + 0.5) / (df + 0.5)) for word, df in frequencies.items()}
-    return known, math.log(1 + (count + 0.5) / 0.5)
-
-
 def load_documents(path: Path) -> list[Document]:
     """Read a knowledge base from JSONL with `id`, `title` and `content`; other keys are ignored.
 
@@ -114,23 +108,19 @@ def load_documents(path: Path) -> list[Document]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        document = _document(line, f"knowledge base {path}, line {number}")
-        if document.id in found:
-            raise WorkbookError(f"knowledge base {path}, line {number}: id {document.id!r} occurs twice")
-        found[document.id] = document
+        where = f"knowledge base {path}, line {number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise WorkbookError(f"{where}: not JSON ({error.msg}); expected id, title, content") from error
+        if not isinstance(record, dict):
+            raise WorkbookError(f"{where}: expected an object with id, title, content")
+        for key in ("id", "title", "content"):
+            if not isinstance(record.get(key), str):
+                raise WorkbookError(f"{where}: `{key}` is missing or not a string")
+        if record["id"] in found:
+            raise WorkbookError(f"{where}: id {record['id']!r} occurs twice")
+        found[record["id"]] = Document(record["id"], record["title"], record["content"])
     if not any(tokens(document.title + document.content) for document in found.values()):
         raise WorkbookError(f"knowledge base {path}: holds no text; expected one JSON object a line")
     return list(found.values())
-
-
-def _document(line: str, where: str) -> Document:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise WorkbookError(f"{where}: not JSON ({error.msg}); expected id, title, content") from error
-    if not isinstance(record, dict):
-        raise WorkbookError(f"{where}: expected an object with id, title, content")
-    for key in ("id", "title", "content"):
-        if not isinstance(record.get(key), str):
-            raise WorkbookError(f"{where}: `{key}` is missing or not a string")
-    return Document(record["id"], record["title"], record["content"])

@@ -33,7 +33,6 @@ class Faults:
         self._rng = Random(seed)
 
     def next_fault(self) -> Fault | None:
-        """The next request's fault, if any."""
         return self._rng.choice(_FAULTS) if self._rng.random() < self._fault_rate else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +60,6 @@ async def _fail(send: Send, status: int, message: str, *headers: tuple[bytes, by
 
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
-    """The options that every simulator takes."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one; the first line says which")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="added to every POST")

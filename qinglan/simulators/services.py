@@ -19,11 +19,7 @@ READY_WITHIN_S = 60.0
 
 @contextmanager
 def embedded_services(profile: Profile, knowledge_base: Path | None) -> Iterator[Services]:
-    """Start what the profile calls `embedded`, and stop it at the end.
-
-    Raises:
-        EngineError: a simulator did not come up; with the end of its log.
-    """
+    """Start what the profile calls `embedded`, and stop it at the end; EngineError where one does not come up."""
     with ExitStack() as stack:
         wait_for_models = (
             stack.enter_context(_simulator(teacher_argv(profile), profile)) if is_any_model_embedded(profile) else None
@@ -43,11 +39,7 @@ def embedded_services(profile: Profile, knowledge_base: Path | None) -> Iterator
 def rag_service(profile: Profile, knowledge_base: Path | None) -> Iterator[str]:
     """The address of the RAG: the user's own, or the simulator's for as long as it is needed.
 
-    Args:
-        knowledge_base: None where the recipe retrieves nothing; the address is empty then.
-
-    Raises:
-        EngineError: the simulator did not come up.
+    Without a knowledge base, which a recipe that retrieves nothing has, the address is empty.
     """
     if profile.rag.url != EMBEDDED:
         yield profile.rag.url
@@ -60,19 +52,16 @@ def rag_service(profile: Profile, knowledge_base: Path | None) -> Iterator[str]:
 
 
 def is_any_model_embedded(profile: Profile) -> bool:
-    """Does the teacher's simulator answer for any of the profile's models?"""
     answerer = [profile.answerer] if profile.answerer else []
     endpoints = (profile.teacher, profile.judge, *answerer, *profile.compare.teachers.values())
     return any(endpoint.base_url == EMBEDDED for endpoint in endpoints)
 
 
 def teacher_argv(profile: Profile) -> list[str]:
-    """Module and options of the simulator of teacher, judge and answerer."""
     return ["qinglan.simulators.chat_server", *_fault_options(profile, profile.embedded.teacher_latency_ms)]
 
 
 def rag_argv(profile: Profile, knowledge_base: Path) -> list[str]:
-    """Module and options of the RAG's simulator."""
     faults = _fault_options(profile, profile.embedded.rag_latency_ms)
     return ["qinglan.simulators.rag_server", "--knowledge-base", str(knowledge_base), *faults]
 

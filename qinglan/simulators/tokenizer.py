@@ -1,7 +1,6 @@
 """The tiny base model's tokenizer: byte-level BPE with Qwen's special tokens and Qwen3's chat template.
 
-The vocabulary holds every character of a domain and the words of its answers and prompts; anything else falls back to
-bytes. A small vocabulary keeps the softmax cheap, whole words keep answers short.
+A small vocabulary keeps the softmax cheap, whole words keep answers short; anything else falls back to bytes.
 """
 
 import json
@@ -59,8 +58,11 @@ def build(domain: Domain) -> Any:
         show_progress=False,
     )
     bpe.train_from_iterator(domain.characters() * CHARACTER_WEIGHT + domain.words() * WORD_WEIGHT, trainer)
+    as_json = json.loads(bpe.to_str())
+    for token in as_json["added_tokens"]:  # the trainer makes every token of its list special; tags must stay text
+        token["special"] = token["content"] not in TAGS
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=_with_tags_as_text(bpe),
+        tokenizer_object=Tokenizer.from_str(json.dumps(as_json)),
         eos_token=END_OF_TURN,
         pad_token=PADDING,
         model_max_length=domain.pretraining.context_tokens,
@@ -69,11 +71,3 @@ def build(domain: Domain) -> Any:
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
-
-
-def _with_tags_as_text(bpe: Any) -> Any:
-    """The BPE trainer makes every token of its list special; these tags must stay text."""
-    as_json = json.loads(bpe.to_str())
-    for token in as_json["added_tokens"]:
-        token["special"] = token["content"] not in TAGS
-    return Tokenizer.from_str(json.dumps(as_json))

@@ -6,6 +6,7 @@ from typing import Any
 
 import openpyxl
 import pytest
+from openpyxl.chart import BarChart
 from scipy.stats import binomtest
 
 from qinglan.config import Profile
@@ -368,6 +369,10 @@ def test_a_file_that_is_no_review_workbook_is_named(profile: Profile, path: Path
     book = openpyxl.Workbook()
     book.save(tmp_path / "other.xlsx")
     assert "no sheet `审核` (sheets: Sheet)" in error(tmp_path / "other.xlsx")
+    book.create_chartsheet("审核").add_chart(BarChart())
+    book.save(tmp_path / "other.xlsx")
+    assert "no sheet `审核` (sheets: Sheet)" in error(tmp_path / "other.xlsx")
+    book.remove(book["审核"])
     book.create_sheet("审核")
     book.save(tmp_path / "other.xlsx")
     assert "no column `抽样原因` in row 1; put it back" in error(tmp_path / "other.xlsx")

@@ -184,6 +184,15 @@ def test_a_damaged_version_is_one_line(made: Callable[..., Version]):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("file", ["summary.json", "index.jsonl"])
+def test_a_parent_that_another_version_of_qinglan_made_is_one_line(made: Callable[..., Version], file: str):
+    parent = made(ROWS).directory
+    (parent / file).unlink()
+    with pytest.raises(ArtifactError, match=rf"not readable \(.*{file}'\); remove {parent} and publish") as caught:
+        made(ROWS[:-1])
+    assert "\n" not in str(caught.value)
+
+
 # Pins
 
 

@@ -41,7 +41,9 @@ def test_complete_answers_earn_full_marks_and_blunders_none() -> None:
         facts = domain.facts(question.topic, question.thing)
         assert RULES.parts(question.text, domain.full_answer(question), facts)["rule"] == 1
         for blunder in domain.TOPICS[question.topic].blunders:
-            assert RULES.forbidden(question.text, f"{domain.plain_answer(question)}{blunder}。") != []
+            assert (
+                RULES.forbidden(question.text, f"{domain.statement(question.topic, question.thing)}{blunder}。") != []
+            )
 
 
 def test_the_reader_understands_every_question() -> None:
@@ -63,7 +65,7 @@ def test_given_answers_are_less_than_safe() -> None:
 
 def test_the_judge_wants_facts_safety_and_brevity() -> None:
     question = domain.MedicalQuestion("华法林一次吃几片", "dosage", "华法林")
-    full, plain = domain.full_answer(question), domain.plain_answer(question)
+    full, plain = domain.full_answer(question), domain.statement("dosage", "华法林")
     assert score(question, full) >= 4.5
     assert score(question, full) > score(question, plain) > score(question, "请遵医嘱，不要自行加量。")
     assert score(question, full + "请立即拨打120。") < score(question, full)

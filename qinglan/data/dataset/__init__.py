@@ -52,10 +52,6 @@ def build(
     Args:
         rows_path: selected rows; read twice.
         pinned: splits of row ids in earlier dataset versions (see `place_rows`).
-
-    Raises:
-        StageError: a split, or the SFT file of train or dev, would be empty.
-        WorkbookError: an evaluation workbook can't be read.
     """
     before, after = RowCounts(), RowCounts()
     directory.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,6 @@ class Questions:
     """Rows' questions, followed by those of evaluation workbooks: texts on disk, 16 bytes of each in memory."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        """`directory`: where the temporary file goes, at most as large as all texts in UTF-8."""
         self.rows = 0
         self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 (closed by __exit__)
         self._starts = array("Q", [0])
@@ -61,12 +60,15 @@ class Questions:
     def add(self, row: Row) -> None:
         """Take a row's question; its place is the number of rows taken before."""
         assert self.rows == len(self), "rows come before evaluation questions"
-        self._append(row)
+        self.add_evaluation(row)
         self.rows += 1
 
     def add_evaluation(self, row: Row) -> None:
         """Take a question that rows must not repeat."""
-        self._append(row)
+        text = f"{normalise(row.query)}\x1f{normalise(row.history + row.profile)}".encode()
+        self._file.write(text)
+        self._starts.append(self._starts[-1] + len(text))
+        self._fingerprints.append(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"))
 
     def texts(self, place: int) -> tuple[str, str]:
         """Normalised query and context (history and profile)."""
@@ -76,7 +78,6 @@ class Questions:
         return query, context
 
     def grams(self, place: int) -> Grams:
-        """The trigrams that are compared."""
         query, context = self.texts(place)
         of_query = _trigrams(query)
         return of_query, _trigrams(query + context) if context else of_query
@@ -86,12 +87,6 @@ class Questions:
         prints = np.array(self._fingerprints, dtype=np.uint64)
         _, first, inverse = np.unique(prints, return_index=True, return_inverse=True)
         return np.sort(first), first[inverse]
-
-    def _append(self, row: Row) -> None:
-        text = f"{normalise(row.query)}\x1f{normalise(row.history + row.profile)}".encode()
-        self._file.write(text)
-        self._starts.append(self._starts[-1] + len(text))
-        self._fingerprints.append(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"))
 
 
 def near_duplicate_groups(questions: Questions, jaccard: float) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
@@ -147,7 +142,6 @@ class _Groups:
         return low >= self._rows or bool(self._marked[low])
 
     def join(self, one: int, other: int) -> None:
-        """They are the same question."""
         low, high = min(one, other), max(one, other)
         if high < self._rows:
             low, high = sorted((self.group(low), self.group(high)))

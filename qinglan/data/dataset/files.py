@@ -51,12 +51,10 @@ class DatasetFiles:
                     _partial(path).replace(path)
 
     def write(self, name: str, record: str | dict[str, Any]) -> None:
-        """Append a record, or a complete JSON line."""
         self._sinks[name].write(record)
         self.rows[name] += 1
 
     def artifacts(self) -> dict[str, Artifact]:
-        """The files on disk, after the block."""
         return {name: Artifact.of(path, self.rows[name]) for name, path in self._paths.items()}
 
 

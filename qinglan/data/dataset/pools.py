@@ -37,7 +37,6 @@ class PoolCounts:
         self._rows: dict[str, Counter[str]] = defaultdict(Counter)
 
     def add(self, row: Row) -> None:
-        """Count a row that has a split."""
         if row.pool:
             self._rows[row.pool][str(row.split)] += 1
 
@@ -60,7 +59,6 @@ class RlPrompts:
     warnings: tuple[str, ...] = ()
 
     def times(self, row: Row) -> int:
-        """How often its question is in the file."""
         return 1 if self.repeats is None else self.repeats.get(row.id, 0)
 
 
@@ -77,7 +75,8 @@ def draw_rl_prompts(rows: Iterable[Row], config: Dataset) -> RlPrompts:
     """
     if not config.rl_shares:
         return RlPrompts()
-    shares = config.rl_shares | {REST: _left(config.rl_shares)}
+    left = 1 - sum(share for pool, share in config.rl_shares.items() if pool != REST)
+    shares = config.rl_shares | {REST: max(0.0, round(left, 9))}  # of sums like 0.7 + 0.2 + 0.1 nothing is left
     ids: dict[str, list[str]] = {pool: [] for pool in shares}
     for row in rows:
         ids[row.pool if row.pool in shares else REST].append(row.id)
@@ -88,11 +87,6 @@ def draw_rl_prompts(rows: Iterable[Row], config: Dataset) -> RlPrompts:
         wanted = min(round(shares[pool] * total), len(each) * config.rl_repeats)
         chosen[pool] = list(islice(cycle(drawn), wanted))
     return RlPrompts(Counter(chain.from_iterable(chosen.values())), tuple(_short(chosen, shares)))
-
-
-def _left(shares: Mapping[str, float]) -> float:
-    """The share of the rest; what is left of sums like 0.7 + 0.2 + 0.1 is nothing."""
-    return max(0.0, round(1 - sum(share for pool, share in shares.items() if pool != REST), 9))
 
 
 def _total(rows: Mapping[str, int], shares: Mapping[str, float]) -> float:

@@ -23,7 +23,6 @@ _LEAK = "near_duplicate_of_"
 
 
 def was_question(row: Row) -> bool:
-    """False where reading the workbook refused it."""
     return row.reason not in INPUT_REASONS
 
 
@@ -46,17 +45,14 @@ class Placement:
         """The rows that were placed, in the same order, each with its split; those that leak are failed."""
         places = iter(enumerate(zip(self.splits.tolist(), self.repeats.tolist(), strict=True)))
         for row in rows:
-            if was_question(row):
-                place, (strength, repeats) = next(places)
-                yield self._placed(row, self.groups.get(place), strength, repeats)
-            else:
+            if not was_question(row):
                 yield row
-
-    def _placed(self, row: Row, group: str | None, strength: int, repeats: int) -> Row:
-        placed = row.model_copy(update={"split": row.split or _NAMES[strength], "group": group})
-        if not repeats:
-            return placed
-        return placed.failed(_LEAK + ("evaluation" if repeats == _EVALUATION else str(_NAMES[repeats])))
+                continue
+            place, (strength, repeats) = next(places)
+            update = {"split": row.split or _NAMES[strength], "group": self.groups.get(place)}
+            placed = row.model_copy(update=update)
+            repeated = "evaluation" if repeats == _EVALUATION else _NAMES[repeats]
+            yield placed.failed(f"{_LEAK}{repeated}") if repeats else placed
 
 
 def place_rows(
@@ -95,7 +91,8 @@ def place_rows(
     splits = np.where(given > 0, given, strictest)
     unplaced = np.flatnonzero(splits == 0)
     names = _names_of_groups(ids, groups)
-    splits[unplaced] = _hashed(unplaced, ids, names, config)
+    chosen = (_split_of(names.get(place, ids[place]), config) for place in unplaced.tolist())
+    splits[unplaced] = np.fromiter((_STRENGTH[split] for split in chosen), dtype=np.uint8, count=len(unplaced))
     repeats = np.where(strictest > splits, strictest, np.uint8(0))
     repeats[(repeats == 0) & evaluated & (splits < _STRENGTH["test"])] = _EVALUATION
     return Placement(splits, repeats, names)
@@ -109,12 +106,6 @@ def _names_of_groups(ids: list[str], groups: NDArray[np.intp]) -> dict[int, str]
         group = int(groups[place])
         names[group] = min(ids[place], names.get(group, ids[place]))
     return {place: names[int(groups[place])] for place in together}
-
-
-def _hashed(places: NDArray[np.intp], ids: list[str], names: Mapping[int, str], config: Dataset) -> NDArray[np.uint8]:
-    """Strength of the split of each place, none of whose group has one."""
-    chosen = (_split_of(names.get(place, ids[place]), config) for place in places.tolist())
-    return np.fromiter((_STRENGTH[split] for split in chosen), dtype=np.uint8, count=len(places))
 
 
 def _split_of(group: str, config: Dataset) -> Split:

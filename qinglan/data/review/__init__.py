@@ -54,6 +54,10 @@ class Review(BaseModel):
             return (self.row, self.verdict, self.corrected or "")
         return (self.row, self.verdict, self.fingerprint)
 
+    def says_the_same(self, other: "Review") -> bool:
+        """Does the same reviewer give the same verdict again?"""
+        return (self.effect, self.comment, self.reviewer) == (other.effect, other.comment, other.reviewer)
+
 
 def fingerprint(answer: str | None) -> str:
     """16 hex digits of an answer's words in their order; the white space between them does not matter."""
@@ -90,35 +94,37 @@ class Reviews:
 
 
 def load_reviews(profile: Profile) -> Reviews:
-    """The reviews of the profile's tenant and recipe; none where nobody has reviewed.
-
-    Raises:
-        ArtifactError: a line of the store is damaged; no verdict is ever skipped.
-    """
+    """The reviews of the profile's tenant and recipe; none where nobody has reviewed."""
     return Reviews(read_store(store_path(profile)))
 
 
 def store_path(profile: Profile) -> Path:
-    """Where the reviews of the profile's tenant and recipe are kept."""
     return profile.paths.state / "reviews" / f"{profile.tenant.file_name}.{profile.recipe_name}.jsonl"
 
 
 def read_store(path: Path) -> list[Review]:
-    """Every line of a store, the oldest first.
-
-    Raises:
-        ArtifactError: as `load_reviews`.
-    """
+    """Every line of a store, the oldest first; ArtifactError where one is damaged, as no verdict is ever skipped."""
     if not path.exists():
         return []
-    lines = path.read_bytes().splitlines()
-    return [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    reviews = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            reviews.append(parse_record(Review, line, where))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            field = ".".join(map(str, problem["loc"])) or "line"
+            raise ArtifactError(
+                f"{where}: is no review ({field}: {problem['msg']}); restore the file from a backup, or delete that "
+                "line and import its workbook again"
+            ) from error
+    return reviews
 
 
 @dataclass(frozen=True)
 class ReviewImport:
-    """The result of an import."""
-
     new: Sequence[Review]
     """Appended; the store had all others."""
     unchanged: int
@@ -138,38 +144,18 @@ def add_reviews(profile: Profile, reviews: Sequence[Review]) -> ReviewImport:
         lines = read_store(path)
         newest = Reviews(lines).by_row
         imported = {(line.file_sha256, line.row) for line in lines}
-        new = [r for r in reviews if (r.file_sha256, r.row) not in imported and not _is_repeated(newest.get(r.row), r)]
+        new = [
+            review
+            for review in reviews
+            if (review.file_sha256, review.row) not in imported
+            and not ((earlier := newest.get(review.row)) and earlier.says_the_same(review))
+        ]
         if new:
-            _write(path, [*lines, *new])
+            partial = path.with_suffix(".partial")
+            with partial.open("w", encoding="utf-8", newline="\n") as stream:
+                stream.writelines(record_line(line) for line in [*lines, *new])
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(path)
     replaced = sum(r.row in newest and newest[r.row].effect != r.effect for r in new)
     return ReviewImport(new, len(reviews) - len(new), replaced)
-
-
-def _is_repeated(earlier: Review | None, review: Review) -> bool:
-    """Does the same reviewer give the same verdict again?"""
-    return earlier is not None and (earlier.effect, earlier.comment, earlier.reviewer) == (
-        review.effect,
-        review.comment,
-        review.reviewer,
-    )
-
-
-def _write(path: Path, lines: Iterable[Review]) -> None:
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8", newline="\n") as stream:
-        stream.writelines(record_line(line) for line in lines)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
-
-
-def _parse(line: bytes, where: str) -> Review:
-    try:
-        return parse_record(Review, line, where)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        field = ".".join(map(str, problem["loc"])) or "line"
-        raise ArtifactError(
-            f"{where}: is no review ({field}: {problem['msg']}); restore the file from a backup, or delete that line "
-            "and import its workbook again"
-        ) from error

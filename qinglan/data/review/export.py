@@ -25,8 +25,6 @@ _CELL_CHARS = 32_767
 
 @dataclass(frozen=True)
 class ReviewExport:
-    """The contents of an exported workbook."""
-
     run: str
     stage: str
     rows: int
@@ -43,11 +41,6 @@ def export_reviews(profile: Profile, run_name: str, path: Path, size: int, *, ag
 
     Args:
         again: export also rows whose answer was reviewed before.
-
-    Raises:
-        ConfigError: the file exists already, no such run or stage, or its rows are another tenant's.
-        ArtifactError: the stage's file is missing or was changed.
-        StageError: there is nothing to review.
     """
     if path.suffix.lower() != ".xlsx":
         raise ConfigError(f"{path}: a review workbook is an .xlsx file; let its name end in that")
@@ -72,8 +65,6 @@ def export_reviews(profile: Profile, run_name: str, path: Path, size: int, *, ag
 
 @dataclass(frozen=True)
 class VerdictCounts:
-    """How many verdicts hold for a run's rows."""
-
     run: str
     hold: int
     changed: int
@@ -83,11 +74,7 @@ class VerdictCounts:
 
 
 def count_verdicts(profile: Profile, run_name: str) -> VerdictCounts:
-    """Compare the tenant's verdicts with the newest data stage of a run.
-
-    Raises:
-        ConfigError: no such run or stage, or its rows are another tenant's.
-    """
+    """Compare the tenant's verdicts with the newest data stage of a run."""
     run = find_data_run(profile, run_name)
     reviews = load_reviews(profile)
     here = [row for row in rows_of(profile, run, newest_rows(run)) if row.id in reviews.by_row]
@@ -96,11 +83,7 @@ def count_verdicts(profile: Profile, run_name: str) -> VerdictCounts:
 
 
 def find_data_run(profile: Profile, name: str) -> Path:
-    """A run's directory; `latest` is the profile's newest with a finished data stage, whatever ran since.
-
-    Raises:
-        ConfigError: no such run.
-    """
+    """A run's directory; `latest` is the profile's newest with a finished data stage, whatever ran since."""
     if name == "latest":
         for directory in runs_of(profile.paths.runs, profile.name):
             if any((directory / stage / MANIFEST).exists() for stage in _STAGES):
@@ -109,12 +92,7 @@ def find_data_run(profile: Profile, name: str) -> Path:
 
 
 def newest_rows(run: Path) -> StageResult:
-    """The last data stage of a run that is finished, its rows verified.
-
-    Raises:
-        ConfigError: there is none, or another version wrote it.
-        ArtifactError: the file is missing or was changed.
-    """
+    """The last data stage of a run that is finished, its rows verified."""
     for stage in _STAGES:
         manifest = run / stage / MANIFEST
         if not manifest.exists():
@@ -133,11 +111,7 @@ def newest_rows(run: Path) -> StageResult:
 
 
 def rows_of(profile: Profile, run: Path, stage: StageResult) -> Iterator[Row]:
-    """The stage's rows, one at a time.
-
-    Raises:
-        ConfigError: they are another tenant's than the profile's.
-    """
+    """The stage's rows, one at a time; ConfigError where they are another tenant's than the profile's."""
     for row in read_jsonl(stage.path("rows"), Row):
         if row.tenant != profile.tenant.id:
             raise ConfigError(

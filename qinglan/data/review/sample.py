@@ -17,16 +17,8 @@ from qinglan.recipes import Recipe
 from qinglan.rows import INPUT_REASONS, Row, hash_fraction
 
 RULE_REASONS = frozenset(
-    {
-        "answer_too_long",
-        "boilerplate",
-        "empty_answer",
-        "refusal_text",
-        "rewrite_too_long",
-        "rewrite_too_short",
-        "teacher_refused",
-        "truncated",
-    }
+    {"answer_too_long", "boilerplate", "empty_answer", "refusal_text", "rewrite_too_long", "rewrite_too_short"}
+    | {"teacher_refused", "truncated"}
 )
 """Failed for the answer itself, not for its scores; a reviewer may disagree, or write a better one."""
 
@@ -48,7 +40,6 @@ class Stratum(NamedTuple):
 
 
 def _between(value: float | None, low: float, high: float = math.inf) -> bool:
-    """Is there a value, at least `low` and below `high`?"""
     return value is not None and low <= value < high
 
 
@@ -148,13 +139,10 @@ ANSWER_STRATA = (
 
 
 def strata_of(recipe: Recipe) -> tuple[Stratum, ...]:
-    """The recipe's strata, the control rows first."""
     return STRATA if recipe.retrieves else ANSWER_STRATA
 
 
 class SampledRow(NamedTuple):
-    """A row of the sample."""
-
     row: Row
     strata: tuple[Stratum, ...]
     """All that hold for it; `CONTROL` only where it is one of the control rows."""

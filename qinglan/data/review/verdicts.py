@@ -85,8 +85,12 @@ class ReviewLine:
             value = int(value)
         return "" if value is None else str(value).strip()
 
+    def expected_id(self, tenant: str, recipe: Recipe) -> str:
+        """The id that belongs to its question, context and inputs."""
+        inputs = {each.name: self.text(input_field(each.name)) for each in recipe.INPUTS if each.identifies}
+        return row_id(tenant, self.text(QUERY), self.text(PROFILE), self.text(HISTORY), inputs)
+
     def is_blank(self) -> bool:
-        """Is every used cell empty?"""
         return not any(self.text(title) for title in self._cells)
 
     def has_answer(self) -> bool:
@@ -109,7 +113,6 @@ class ReviewSheet:
     """A filled-in workbook; with any problem, none of it may be stored."""
 
     reviews: Sequence[Review]
-    """One per row with a verdict."""
     problems: Sequence[str]
     """A line per cell: place, problem and hint."""
     without_verdict: int
@@ -119,11 +122,7 @@ class ReviewSheet:
 
 
 def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
-    """Read a filled-in workbook, and store nothing.
-
-    Raises:
-        WorkbookError: the file as a whole can't be used.
-    """
+    """Read a filled-in workbook, and store nothing; WorkbookError where the file as a whole can't be used."""
     if not path.is_file():
         raise WorkbookError(f"{path}: no such file; give the filled-in review workbook")
     try:
@@ -163,26 +162,20 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
 
 
 def _lines_of(path: Path, content: bytes, columns: Mapping[str, str]) -> Iterator[ReviewLine]:
-    """Every line below the header, wherever the columns are.
-
-    Args:
-        columns: the titles of the used columns, by their meaning.
-
-    Raises:
-        WorkbookError: the file is damaged, or it lacks the sheet or a column.
-    """
+    """Every line below the header, wherever the columns are, whose titles are given by their meaning."""
     try:
         book = load_book(io.BytesIO(content))
     except CORRUPT as error:
         raise WorkbookError(
             f"{path}: is no readable .xlsx file ({damage(error)}); open it in Excel and save it again"
         ) from error
-    if SHEET not in book.sheetnames:
-        listed = ", ".join(book.sheetnames) or "none"
+    sheets = {sheet.title: sheet for sheet in book.worksheets}  # without chart sheets
+    if SHEET not in sheets:
+        listed = ", ".join(sheets) or "none"
         raise WorkbookError(
             f"{path}: no sheet `{SHEET}` (sheets: {listed}); give a workbook of `qinglan review export`"
         )
-    sheet = book[SHEET]
+    sheet = sheets[SHEET]
     header = next(sheet.iter_rows(max_row=1), ())
     titles = ["" if cell.value is None else str(cell.value).strip() for cell in header]
     for title in columns.values():
@@ -204,7 +197,7 @@ def _problems(line: ReviewLine, profile: Profile, recipe: Recipe) -> Iterator[st
     restore = "restore it from the exported workbook, or clear the verdict"
     if not line.text(ROW_ID):
         yield f"{line.at(ROW_ID)}: the row id is missing; {restore}"
-    elif line.text(ROW_ID) != _id_of(line, profile.tenant.id, recipe):
+    elif line.text(ROW_ID) != line.expected_id(profile.tenant.id, recipe):
         yield (
             f"{line.at(ROW_ID)}: {_quoted(line.text(ROW_ID))} is unknown: it is not the id of this question and what "
             f"belongs to it for tenant `{profile.tenant.id}`; one of them was changed, or the row is another tenant's; "
@@ -217,13 +210,8 @@ def _problems(line: ReviewLine, profile: Profile, recipe: Recipe) -> Iterator[st
         )
 
 
-def _id_of(line: ReviewLine, tenant: str, recipe: Recipe) -> str:
-    inputs = {each.name: line.text(input_field(each.name)) for each in recipe.INPUTS if each.identifies}
-    return row_id(tenant, line.text(QUERY), line.text(PROFILE), line.text(HISTORY), inputs)
-
-
 def _verdict_problems(line: ReviewLine, select: Select, recipe: Recipe) -> Iterator[str]:
-    word, text = line.text(VERDICT), _one_line(line.text(CORRECTED))
+    word, text = line.text(VERDICT), " ".join(line.text(CORRECTED).split())
     verdict = _WORDS.get(word.casefold())
     if not word:
         yield f"{line.at(VERDICT)}: has no verdict, but {line.place(CORRECTED)} has an answer; write 修改, or clear it"
@@ -237,7 +225,10 @@ def _verdict_problems(line: ReviewLine, select: Select, recipe: Recipe) -> Itera
     elif not text:
         yield f"{line.at(CORRECTED)}: is empty, but the verdict is {word}; write your answer, or change the verdict"
     elif recipe.retrieves:
-        yield from _length_problems(line, text, select)
+        if len(text) > (most := select.max_rewrite_chars):
+            yield f"{line.at(CORRECTED)}: has {len(text)} characters, select.max_rewrite_chars is {most}"
+        elif len(normalise(text)) < (least := select.min_rewrite_chars):
+            yield f"{line.at(CORRECTED)}: {_quoted(text)} is shorter than select.min_rewrite_chars, {least}"
     else:
         try:
             recipe.parse_answer(line.text(CORRECTED))
@@ -245,27 +236,16 @@ def _verdict_problems(line: ReviewLine, select: Select, recipe: Recipe) -> Itera
             yield f"{line.at(CORRECTED)}: is not what the recipe can read as an answer: {error}"
 
 
-def _length_problems(line: ReviewLine, text: str, select: Select) -> Iterator[str]:
-    if len(text) > (most := select.max_rewrite_chars):
-        yield f"{line.at(CORRECTED)}: has {len(text)} characters, select.max_rewrite_chars is {most}"
-    elif len(normalise(text)) < (least := select.min_rewrite_chars):
-        yield f"{line.at(CORRECTED)}: {_quoted(text)} is shorter than select.min_rewrite_chars, {least}"
-
-
-def _corrected(line: ReviewLine, recipe: Recipe) -> str:
-    text = line.text(CORRECTED)
-    return recipe.clean(text) if recipe.retrieves else recipe.parse_answer(text)
-
-
 def _review(line: ReviewLine, recipe: Recipe, tenant: str, provenance: Mapping[str, str]) -> Review:
     verdict = _WORDS[line.text(VERDICT).casefold()]
+    parse = recipe.clean if recipe.retrieves else recipe.parse_answer
     return Review(
         tenant=tenant,
         row=line.text(ROW_ID),
         verdict=verdict,
         fingerprint=line.text(FINGERPRINT),
         answer=line.text(ANSWER),
-        corrected=_corrected(line, recipe) if verdict == "correct" else None,
+        corrected=parse(line.text(CORRECTED)) if verdict == "correct" else None,
         comment=line.text(COMMENT),
         reviewer=line.text(REVIEWER),
         **provenance,
@@ -279,10 +259,6 @@ def _control(lines: Sequence[ReviewLine], reviewed: Sequence[ReviewLine]) -> Con
     verdicts = [_WORDS[line.text(VERDICT).casefold()] for line in reviewed if is_control(line)]
     rows = {line.text(ROW_ID) for line in lines if is_control(line)}
     return ControlResult(len(rows), len(verdicts), sum(verdict != "accept" for verdict in verdicts))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _quoted(text: str, chars: int = 40) -> str:

@@ -63,16 +63,11 @@ def titles_of(recipe: Recipe) -> dict[str, str]:
 
 
 def _thing(recipe: Recipe) -> str:
-    """The Chinese word for what is reviewed."""
     return "改写" if recipe.retrieves else "回答"
 
 
 def write_sample(path: Path, sample: ReviewSample, recipe: Recipe, *, tenant: str, source: str) -> None:
-    """Write the workbook, whole or not at all.
-
-    Args:
-        source: where the rows are from, for the guide.
-    """
+    """Write the workbook, whole or not at all; its guide names `source`, where the rows are from."""
     book = openpyxl.Workbook(write_only=True)
     _write_rows(book.create_sheet(SHEET), sample.rows, _all_columns(recipe))
     _write_guide(book.create_sheet(GUIDE), sample, recipe, tenant, source)
@@ -87,7 +82,11 @@ def _write_rows(sheet: Any, rows: Sequence[SampledRow], columns: Sequence[_Colum
     sheet.freeze_panes = f"{get_column_letter(titles.index(QUERY) + 2)}2"
     for number, column in enumerate(columns, 1):
         sheet.column_dimensions[get_column_letter(number)].width = column.width
-    sheet.append([_header(sheet, column) for column in columns])
+    header = [header_cell(sheet, column.title) for column in columns]
+    for cell, column in zip(header, columns, strict=True):
+        if column.fill_in:
+            cell.fill = _YELLOW
+    sheet.append(header)
     for row, strata in rows:
         reasons = BETWEEN_STRATA.join(stratum.title for stratum in strata)
         values = [reasons if column.title == SAMPLED_FOR else column.value(row) for column in columns]
@@ -99,13 +98,6 @@ def _write_rows(sheet: Any, rows: Sequence[SampledRow], columns: Sequence[_Colum
     choice.showErrorMessage, choice.errorStyle = True, "warning"  # `stop` would refuse the English words
     choice.errorTitle, choice.error = "结论", "请填 通过、拒绝 或 修改（也可以写 accept、reject、correct）"
     sheet.data_validations.append(choice)
-
-
-def _header(sheet: Any, column: _Column) -> Cell:
-    cell = header_cell(sheet, column.title)
-    if column.fill_in:
-        cell.fill = _YELLOW
-    return cell
 
 
 def _cell(sheet: Any, column: _Column, value: CellValue) -> Cell:
@@ -125,7 +117,6 @@ def _titles(found: Retrieved, _: Row) -> CellValue:
 
 
 def _all_columns(recipe: Recipe) -> tuple[_Column, ...]:
-    """Every column of a recipe; its inputs follow the question."""
     columns = _columns(recipe)
     titles = input_titles(recipe.INPUTS, [column.title for column in columns])
     inputs = tuple(_Column(title, 36, input_value(name)) for name, title in titles.items())

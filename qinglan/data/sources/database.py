@@ -26,12 +26,7 @@ _EXAMPLE = "postgresql+psycopg://user:password@host/database"
 
 
 def take_snapshot(data: Data, path: Path, inputs: Sequence[Input] = ()) -> Artifact:
-    """Write the used columns of every row that the query returns, in its order, as JSON lines.
-
-    Raises:
-        ConfigError: the environment variable is not set, or holds no address.
-        WorkbookError: the database can't be reached, refuses the query, or returns no row.
-    """
+    """Write the used columns of every row that the query returns, in its order, as JSON lines."""
     return write_jsonl(path, _require_rows(_rows(data, inputs)))
 
 

@@ -10,7 +10,7 @@ import mmap
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,18 +35,17 @@ CORRUPT = (
 
 
 def read_xlsx(path: Path, columns: InputColumns) -> Iterator[Record]:
-    """Records of one sheet; a formula, a merged or an error cell is the record's flaw.
-
-    Raises:
-        WorkbookError: the file can't be used.
-    """
+    """Records of one sheet; a formula, a merged or an error cell is the record's flaw."""
     _refuse_other_files(path)
     try:
         layout = scan(path, columns.sheet)
     except CORRUPT as error:
         raise _damaged(path, error) from error
-    _require_sheet(path, layout.sheets, columns.sheet)
+    if not layout.sheets:
+        raise WorkbookError(f"{path}: has no worksheet; put the questions into one")
     sheet = columns.sheet or layout.sheets[0]
+    if sheet not in layout.sheets:
+        raise WorkbookError(f"{path}: no sheet `{sheet}` (sheets: {', '.join(layout.sheets)}); correct data.sheet")
     return _plain_records(path, sheet, layout, columns) or _exact_records(path, sheet, layout, columns)
 
 
@@ -60,15 +59,14 @@ def _plain_records(path: Path, name: str, layout: Layout, columns: InputColumns)
     if not layout.is_plain(places.values()):
         return None
     prefix = _prefix(path, name, places)
-    return (_plain_record(prefix, number, values, places) for number, values in enumerate(rows, 2))
-
-
-def _plain_record(prefix: str, number: int, values: Sequence[Any], places: Mapping[str, int]) -> Record:
-    return Record(
-        prefix=prefix,
-        number=number,
-        cells={field: values[place] for field, place in places.items()},
-        blank=not any(value != "" and cell_text(value) for value in values),
+    return (
+        Record(
+            prefix=prefix,
+            number=number,
+            cells={field: values[place] for field, place in places.items()},
+            blank=not any(value != "" and cell_text(value) for value in values),
+        )
+        for number, values in enumerate(rows, 2)
     )
 
 
@@ -86,7 +84,11 @@ def _plain_rows(path: Path, name: str) -> Iterator[list[Any]] | None:
 
 def _exact_records(path: Path, name: str, layout: Layout, columns: InputColumns) -> Iterator[Record]:
     """Records read by openpyxl."""
-    rows = _cells_by_row(_load(path, name))
+    try:
+        with path.open("rb") as stream:
+            rows = _cells_by_row(load_book(stream)[name])
+    except CORRUPT as error:
+        raise _damaged(path, error) from error
     if not rows:
         raise WorkbookError(
             f"{path}!{name}: the sheet is empty (sheets: {', '.join(layout.sheets)}); "
@@ -144,14 +146,6 @@ def damage(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _load(path: Path, name: str) -> Any:
-    try:
-        with path.open("rb") as stream:
-            return load_book(stream)[name]
-    except CORRUPT as error:
-        raise _damaged(path, error) from error
-
-
 def _refuse_other_files(path: Path) -> None:
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content[:8] == _OLE_MAGIC:
@@ -174,13 +168,6 @@ def _refuse_other_files(path: Path) -> None:
             f"{path}: unpacks to {unpacked / 2**30:,.0f} GiB, more than any workbook of questions "
             f"({MAX_UNPACKED_BYTES >> 30} GiB); save the sheet as .csv"
         )
-
-
-def _require_sheet(path: Path, names: Sequence[str], columns: str | None) -> None:
-    if not names:
-        raise WorkbookError(f"{path}: has no worksheet; put the questions into one")
-    if columns is not None and columns not in names:
-        raise WorkbookError(f"{path}: no sheet `{columns}` (sheets: {', '.join(names)}); correct data.sheet")
 
 
 def _damaged(path: Path, error: Exception) -> WorkbookError:

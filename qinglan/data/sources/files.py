@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qinglan.data.sources.excel import read_xlsx
-from qinglan.data.sources.readers import BLOCK, read_csv, read_jsonl, read_parquet
+from qinglan.data.sources.readers import blocks, read_csv, read_jsonl, read_parquet
 from qinglan.data.sources.records import InputColumns, Record
 from qinglan.errors import WorkbookError
 from qinglan.runs.artifacts import hash_of, sha256_of
@@ -23,19 +23,13 @@ _UNFINISHED = re.compile(r"^(\.|~\$)|\.(partial|tmp)$", re.IGNORECASE)
 
 
 class InputFiles(NamedTuple):
-    """The files to read."""
-
     read: list[Path]
     skipped: list[Path]
     """Files of a folder whose names show that they hold no questions; they are reported."""
 
 
 def list_files(path: Path) -> InputFiles:
-    """The file itself, or a folder's files in the order of their names.
-
-    Raises:
-        WorkbookError: there is nothing to read.
-    """
+    """The file itself, or a folder's files in the order of their names; WorkbookError where there is none."""
     if not path.is_dir():
         return InputFiles([path], [])
     try:
@@ -49,11 +43,7 @@ def list_files(path: Path) -> InputFiles:
 
 
 def digest_of(path: Path) -> str:
-    """Changes with the records that `read_records` would give, and with their sources.
-
-    Raises:
-        WorkbookError: there is nothing to read, or it can't be read.
-    """
+    """Changes with the records that `read_records` would give, and with their sources."""
     try:
         if not path.is_dir():
             _require_file(path)
@@ -64,11 +54,7 @@ def digest_of(path: Path) -> str:
 
 
 def read_records(path: Path, columns: InputColumns) -> Iterator[Record]:
-    """Every record, file by file; empty ones at a file's end are left out.
-
-    Raises:
-        WorkbookError: a file can't be used, or there is no record at all.
-    """
+    """Every record, file by file; empty ones at a file's end are left out."""
     files, found = list_files(path).read, False
     for file in files:
         for record in _without_blank_end(_read(file, columns)):
@@ -87,7 +73,7 @@ def read_snapshot(path: Path, columns: InputColumns) -> Iterator[Record]:
 def _read(path: Path, columns: InputColumns) -> Iterator[Record]:
     try:
         _require_file(path)
-        if _is_blank(path):
+        if not any(block.strip() for block in blocks(path)):
             raise WorkbookError(f"{path}: is empty; fill in a header row and questions")
         yield from READERS[path.suffix.lower()](path, columns)
     except OSError as error:
@@ -101,14 +87,6 @@ def _require_file(path: Path) -> None:
         raise WorkbookError(f"{path}: is the old Excel format; save it as .xlsx")
     if path.suffix.lower() not in READERS:
         raise WorkbookError(f"{path}: unknown suffix `{path.suffix}`; save it as {', '.join(READERS)}")
-
-
-def _is_blank(path: Path) -> bool:
-    with path.open("rb") as stream:
-        while block := stream.read(BLOCK):
-            if block.strip():
-                return False
-    return True
 
 
 def _without_blank_end(records: Iterable[Record]) -> Iterator[Record]:

@@ -4,7 +4,7 @@ import codecs
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,7 @@ _KEPT_NAMES = 1000
 
 
 def read_csv(path: Path, columns: InputColumns) -> Iterator[Record]:
-    """Records of a comma-separated file; each stands on the line where it begins.
-
-    Raises:
-        WorkbookError: the file can't be used.
-    """
+    """Records of a comma-separated file; each has the number of the line where it begins."""
     with path.open(encoding=_encoding_of(path), newline="") as stream:
         lines = _csv_lines(path, stream)
         try:
@@ -31,18 +27,10 @@ def read_csv(path: Path, columns: InputColumns) -> Iterator[Record]:
             raise WorkbookError(f"{path}: is empty; fill in a header row and questions") from None
         places, prefix = column_places(header, columns, f"{path}, line 1"), f"{path.name}:"
         for number, cells in lines:
-            yield _csv_record(prefix, number, cells, places, len(header))
-
-
-def _csv_record(prefix: str, number: int, cells: Sequence[str], places: Mapping[str, int], width: int) -> Record:
-    used = {field: cells[place] for field, place in places.items() if place < len(cells)}
-    return Record(
-        prefix=prefix,
-        number=number,
-        cells=used,
-        flaw="extra_cells" if any(cell.strip() for cell in cells[width:]) else _number_flaw(used.get("query", "")),
-        blank=not any(cell.strip() for cell in cells),
-    )
+            used = {field: cells[place] for field, place in places.items() if place < len(cells)}
+            has_extra = any(cell.strip() for cell in cells[len(header) :])
+            flaw = "extra_cells" if has_extra else _number_flaw(used.get("query", ""))
+            yield Record(prefix, number, used, flaw, blank=not any(cell.strip() for cell in cells))
 
 
 def _number_flaw(query: str) -> str | None:
@@ -86,7 +74,7 @@ def _damage(path: Path, encoding: str) -> WorkbookError | None:
     """The error for the first byte that can't be decoded; None where there is none."""
     decoder, lines = codecs.getincrementaldecoder(encoding)(), 1
     try:
-        for block in _blocks(path):
+        for block in blocks(path):
             decoder.decode(block)
             lines += block.count(b"\n")
         decoder.decode(b"", final=True)
@@ -98,7 +86,7 @@ def _damage(path: Path, encoding: str) -> WorkbookError | None:
 def _is_mostly_utf8(path: Path) -> bool:
     decoder, ascii_bytes = codecs.getincrementaldecoder("utf-8")(errors="ignore"), bytes(range(0x80))
     readable, high = 0, 0
-    for block in _blocks(path):
+    for block in blocks(path):
         readable += len(decoder.decode(block).encode().translate(None, ascii_bytes))
         high += len(block.translate(None, ascii_bytes))
     return readable > 0.9 * high
@@ -108,7 +96,7 @@ def _undecodable(path: Path, line: int, byte: int) -> WorkbookError:
     return WorkbookError(f"{path}:{line}: byte {byte:#04x} is neither UTF-8 nor GB18030 text; save the file as UTF-8")
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def blocks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as stream:
         while block := stream.read(BLOCK):
             yield block
@@ -119,25 +107,19 @@ def read_jsonl(path: Path, columns: InputColumns, prefix: str | None = None) -> 
 
     Args:
         prefix: of the sources, instead of the file's name.
-
-    Raises:
-        WorkbookError: the file can't be used.
     """
-    _require_columns(path, columns)
-    for number, values in _objects(path):
-        cells = {field: values[name] for field, name in columns.names.items() if name in values}
-        yield Record(prefix=prefix or f"{path.name}:", number=number, cells=cells)
-
-
-def _require_columns(path: Path, columns: InputColumns) -> None:
-    """Search for the required columns, line by line; usually the first line has them."""
+    # The required columns are searched for line by line; usually the first line has them.
     required = {columns.names[field] for field in columns.required}
     seen: dict[str, None] = {}
     for _, values in _objects(path):
         seen.update((key, None) for key in values if key in required or len(seen) < _KEPT_NAMES)
         if required <= seen.keys():
-            return
-    column_places(list(seen), columns, str(path))
+            break
+    else:
+        column_places(list(seen), columns, str(path))
+    for number, values in _objects(path):
+        cells = {field: values[name] for field, name in columns.names.items() if name in values}
+        yield Record(prefix=prefix or f"{path.name}:", number=number, cells=cells)
 
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -153,26 +135,19 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 text = line.removesuffix(b"\n").decode()
             except UnicodeDecodeError as error:
                 raise _undecodable(path, number, line[error.start]) from error
-            if text.strip():
-                yield number, _json_object(path, number, text)
-
-
-def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise WorkbookError(f"{path}:{number}: not valid JSON ({error}); write one object a line") from error
-    if not isinstance(value, dict):
-        raise WorkbookError(f"{path}:{number}: expected a JSON object, found {type(value).__name__}")
-    return value
+            if not text.strip():
+                continue
+            try:
+                value = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise WorkbookError(f"{path}:{number}: not valid JSON ({error}); write one object a line") from error
+            if not isinstance(value, dict):
+                raise WorkbookError(f"{path}:{number}: expected a JSON object, found {type(value).__name__}")
+            yield number, value
 
 
 def read_parquet(path: Path, columns: InputColumns) -> Iterator[Record]:
-    """Records of a parquet file, numbered from 1; only the used columns are read.
-
-    Raises:
-        WorkbookError: the file can't be used.
-    """
+    """Records of a parquet file, numbered from 1; only the used columns are read."""
     import pyarrow.parquet
 
     with path.open("rb") as stream:

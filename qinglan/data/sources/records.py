@@ -59,16 +59,11 @@ class InputColumns:
 
 
 def input_field(name: str) -> str:
-    """The field of a recipe's input; as `data.columns` calls it."""
     return f"inputs.{name}"
 
 
 def column_places(found: Sequence[str], columns: InputColumns, where: str) -> dict[str, int]:
-    """Position of each used column that is there.
-
-    Raises:
-        WorkbookError: a column that must be there is not, or a used one is there twice.
-    """
+    """Position of each used column that is there; WorkbookError where a required one is not, or a used one is twice."""
     places = {}
     for field, name in columns.names.items():
         if found.count(name) > 1:
@@ -77,20 +72,18 @@ def column_places(found: Sequence[str], columns: InputColumns, where: str) -> di
         if name in found:
             places[field] = found.index(name)
         elif field in columns.required:
-            raise WorkbookError(_missing_column(found, field, name, where))
+            names = [other for other in found if other]
+            if len(names) == 1 and re.search(r"[;\t|]", names[0]):
+                raise WorkbookError(
+                    f"{where}: cells are not separated by commas (header: {names[0]!r}); save it as comma-separated CSV"
+                )
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
+            listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+            raise WorkbookError(
+                f"{where}: no column `{name}` (found: {listed or 'none'}{f'; nearest: {near[0]}' if near else ''}); "
+                f"rename it or run with --set data.columns.{field}={near[0] if near else 'NAME'}"
+            )
     return places
-
-
-def _missing_column(found: Sequence[str], field: str, name: str, where: str) -> str:
-    names = [other for other in found if other]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
-    if len(names) == 1 and re.search(r"[;\t|]", names[0]):
-        return f"{where}: cells are not separated by commas (header: {names[0]!r}); save it as comma-separated CSV"
-    listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-    return (
-        f"{where}: no column `{name}` (found: {listed or 'none'}{f'; nearest: {near[0]}' if near else ''}); "
-        f"rename it or run with --set data.columns.{field}={near[0] if near else 'NAME'}"
-    )
 
 
 def is_empty(value: Any) -> bool:

@@ -46,25 +46,22 @@ class Version(Origin):
 
     @classmethod
     def read(cls, directory: Path) -> "Version":
-        """A version from its directory.
-
-        Raises:
-            ArtifactError: version.json is not readable, or a newer Qinglan wrote it.
-        """
         path = directory / VERSION_FILE
         try:
             version = read_record(cls, path)
         except (OSError, ValidationError) as error:
-            problem = first_line(error)
-            raise ArtifactError(f"{path}: not readable ({problem}); remove {directory} and publish again") from error
+            raise _unreadable(path, error) from error
         directory = directory.resolve()
         artifacts = {n: a.model_copy(update={"path": directory / a.path.name}) for n, a in version.artifacts.items()}
         return version.model_copy(update={"directory": directory, "artifacts": artifacts})
 
     @property
     def index(self) -> Path:
-        """The path of its index."""
         return self.directory / INDEX
+
+
+def _unreadable(path: Path, error: Exception) -> ArtifactError:
+    return ArtifactError(f"{path}: not readable ({first_line(error)}); remove {path.parent} and publish again")
 
 
 class LastTraining(BaseModel):
@@ -76,12 +73,11 @@ class LastTraining(BaseModel):
 
 
 def version_of(artifacts: Mapping[str, Artifact]) -> str:
-    """The id of the version that these files make: 12 hex digits of a hash over names and digests."""
+    """The id of the version that these files make, 12 hex digits."""
     return hash_of(sorted((name, artifact.sha256) for name, artifact in artifacts.items()))[:12]
 
 
 def tenant_folder(profile: Profile) -> Path:
-    """The folder of the versions of a tenant and recipe."""
     return profile.paths.state / "datasets" / f"{profile.tenant.file_name}.{profile.recipe_name}"
 
 
@@ -93,9 +89,6 @@ def publish(
     Args:
         artifacts: `rows` (every `Row`) and the training files.
         inputs, pins: the argument of `pinned_splits` and the version that it named.
-
-    Raises:
-        ArtifactError: a file does not match its digest.
     """
     root, version_id = tenant_folder(profile), version_of(artifacts)
     root.mkdir(parents=True, exist_ok=True)
@@ -163,11 +156,7 @@ def versions_of(profile: Profile) -> list[Version]:
 
 
 def find_version(profile: Profile, name: str) -> Version:
-    """A version by its id, a unique prefix of it, or `latest`.
-
-    Raises:
-        ConfigError: there is none, or there are several.
-    """
+    """A version by its id, a unique prefix of it, or `latest`; ConfigError where there is none, or several."""
     versions = versions_of(profile)
     if name == LATEST and (newest := _latest(tenant_folder(profile))):
         return newest
@@ -180,7 +169,6 @@ def find_version(profile: Profile, name: str) -> Version:
 
 
 def diff(a: Version, b: Version, examples: int = 5) -> VersionDiff:
-    """The changes from `a` to `b`."""
     return compare((a.id, a.index), (b.id, b.index), examples)
 
 
@@ -199,7 +187,6 @@ def find_rows(version: Version, ids: Collection[str]) -> dict[str, Row]:
 
 
 def last_training(profile: Profile) -> LastTraining | None:
-    """The last training of this tenant that was noted."""
     try:
         return read_record(LastTraining, tenant_folder(profile) / TRAINED)
     except (FileNotFoundError, ValidationError):
@@ -216,15 +203,12 @@ def note_training(profile: Profile, version_id: str, run_id: str) -> None:
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / LOCK):
         noted = last_training(profile)
-        if noted is None or not _is_older(root / version_id, root / noted.version):
+        try:
+            is_older = noted and Version.read(root / version_id).created < Version.read(root / noted.version).created
+        except ArtifactError:  # one of them was removed, or can't be read
+            is_older = False
+        if not is_older:
             write_json(root / TRAINED, dump_record(training))
-
-
-def _is_older(directory: Path, than: Path) -> bool:
-    try:
-        return Version.read(directory).created < Version.read(than).created
-    except ArtifactError:  # one of them was removed, or can't be read
-        return False
 
 
 def training_rows_since(profile: Profile, version: Version) -> int:
@@ -240,7 +224,14 @@ def _describe(
     directory: Path, origin: Origin, kept: dict[str, Artifact], parent: Version | None, drift_warning: float
 ) -> None:
     """Index, summary, card and, last, version.json: one pass over the rows."""
-    known = {entry.id for entry in read_index(parent.index)} if parent else set()
+    known, before = set[str](), RowSummary()
+    if parent:
+        path = parent.directory / SUMMARY
+        try:
+            known = {entry.id for entry in read_index(parent.index)}
+            before = RowSummary.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, TypeError, ValueError) as error:
+            raise _unreadable(path, error) from error
     index, card, whole, arrivals = IndexBuilder(), CardBuilder(), RowSummaryBuilder(), RowSummaryBuilder()
     for row in read_jsonl(kept["rows"].path, Row):
         for builder in (index, card, whole):
@@ -250,10 +241,7 @@ def _describe(
     index.write(directory / INDEX)
     summary = whole.build()
     write_json(directory / SUMMARY, summary.model_dump())
-    moved = None
-    if parent:
-        before = RowSummary.model_validate_json((parent.directory / SUMMARY).read_text(encoding="utf-8"))
-        moved = drift(parent.id, before, arrivals.build(), summary, drift_warning)
+    moved = drift(parent.id, before, arrivals.build(), summary, drift_warning) if parent else None
     made = card.build(origin, kept, moved)
     write_json(directory / CARD_DATA, made.model_dump(mode="json"))
     (directory / CARD).write_text(card_markdown(made), encoding="utf-8")

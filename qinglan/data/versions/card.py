@@ -50,8 +50,6 @@ class Origin(BaseModel):
 
 
 class CardExample(BaseModel):
-    """An example row."""
-
     model_config = ConfigDict(frozen=True)
 
     row_id: str
@@ -69,8 +67,6 @@ class CardExample(BaseModel):
 
 
 class CardFile(BaseModel):
-    """One of the version's files."""
-
     model_config = ConfigDict(frozen=True)
 
     sha256: str
@@ -138,21 +134,34 @@ class CardBuilder:
         self._examples: dict[str, BottomK[CardExample]] = {s: BottomK(_EXAMPLES, "card") for s in ("ok", "failed")}
 
     def add(self, row: Row) -> None:
-        """Count the row."""
         self._flags["rows"] += 1
         self._flags["ok"] += row.status == "ok"
         self._tenants[row.tenant] += 1
         if row.status == "failed":
             self._reasons[row.reason or "unknown"] += 1
         if self._examples[row.status].wants(row.id):
-            self._examples[row.status].add(row.id, _example(row))
+            example = CardExample(
+                row_id=row.id,
+                source=row.source,
+                query=row.query,
+                answer=row.target,
+                status=row.status,
+                reason=row.reason,
+                split=row.split,
+                original_score=original_score(row),
+                rewrite_score=rewrite_score(row),
+                judge_score=row.judge_score,
+                ledger=row.answer_request,
+            )
+            self._examples[row.status].add(row.id, example)
         if row.reason not in INPUT_REASONS:
             self._add_question(row)
 
     def build(self, origin: Origin, artifacts: Mapping[str, Artifact], drift: Drift | None) -> Card:
-        """The card of the rows so far."""
         flags, kept = self._flags, self._terms.counts
         rare = sum(n < FEW_ROWS for n in kept.values()) + self._terms.forgotten
+        means = {name: total / n for name, (total, n) in sorted(self._grades.items())}
+        judge_mean = means.pop(_JUDGE, None)
         return Card(
             origin=origin,
             rows=flags["rows"],
@@ -160,10 +169,8 @@ class CardBuilder:
             reasons=dict(self._reasons.most_common()),
             splits={split: dict(self._splits[split]) for split in sorted(self._splits)},
             pools={pool: dict(self._pools[pool]) for pool in sorted(self._pools)},
-            parts={
-                name: mean for name in sorted(self._grades) if name != _JUDGE and (mean := self._mean(name)) is not None
-            },
-            judge_mean=self._mean(_JUDGE),
+            parts=means,
+            judge_mean=judge_mean,
             tenants=dict(self._tenants.most_common(TOP)),
             lengths=dict(sorted(self._lengths.items(), key=lambda item: int(re.split(r"\D", item[0])[0]))),
             with_profile=flags["profile"],
@@ -183,16 +190,6 @@ class CardBuilder:
             drift=drift,
         )
 
-    def _add_grades(self, row: Row) -> None:
-        grades = {} if row.judge_score is None else {_JUDGE: row.judge_score}
-        for name, value in (grades | (row.parts or {})).items():
-            total, n = self._grades.get(name, (0.0, 0))
-            self._grades[name] = (total + value, n + 1)
-
-    def _mean(self, grade: str) -> float | None:
-        total, n = self._grades.get(grade, (0.0, 0))
-        return total / n if n else None
-
     def _add_question(self, row: Row) -> None:
         split = self._splits.setdefault(row.split or "none", Counter(rows=0, ok=0))
         split["rows"] += 1
@@ -206,7 +203,10 @@ class CardBuilder:
             pool["ok"] += row.status == "ok"
             if row.split:
                 pool[row.split] += row.status == "ok"
-        self._add_grades(row)
+        grades = {} if row.judge_score is None else {_JUDGE: row.judge_score}
+        for name, value in (grades | (row.parts or {})).items():
+            total, n = self._grades.get(name, (0.0, 0))
+            self._grades[name] = (total + value, n + 1)
         if row.review:
             self._reviews[row.review] += 1
         if row.gold_id:
@@ -218,22 +218,6 @@ class CardBuilder:
         if original is not None and found is not None:
             self._scores["original"].append(original)
             self._scores["rewrite"].append(found)
-
-
-def _example(row: Row) -> CardExample:
-    return CardExample(
-        row_id=row.id,
-        source=row.source,
-        query=row.query,
-        answer=row.target,
-        status=row.status,
-        reason=row.reason,
-        split=row.split,
-        original_score=original_score(row),
-        rewrite_score=rewrite_score(row),
-        judge_score=row.judge_score,
-        ledger=row.answer_request,
-    )
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:

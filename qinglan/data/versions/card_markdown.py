@@ -1,6 +1,6 @@
 """Renders a data card as Markdown; texts from rows are escaped, so that they can't leave their table cells."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from qinglan.data.versions.card import FEW_ROWS, QUANTILES, Card
@@ -12,7 +12,6 @@ _SHOWN_CHARS = 120
 
 
 def card_markdown(card: Card) -> str:
-    """The whole card."""
     origin = card.origin
     facts = {
         "Tenant": _cell(origin.tenant),
@@ -45,8 +44,16 @@ def card_markdown(card: Card) -> str:
         parts += [f"## Gold documents: {count(card.intent_count)} over {count(card.labelled)} questions"]
         parts += [_counts("The most frequent", card.intents)] if max(card.intents.values()) > 1 else []
     if card.pools:
-        parts += ["## Pools", _table(("Pool", "Questions", "ok", *get_args(Split)), list(_pool_lines(card)))]
-        parts += [f"**No usable row**: {empty}." for empty in [_empty(card)] if empty]
+        keys = ("rows", "ok", *get_args(Split))
+        lines = [(_cell(name), *(count(counts.get(key, 0)) for key in keys)) for name, counts in card.pools.items()]
+        parts += ["## Pools", _table(("Pool", "Questions", "ok", *get_args(Split)), lines)]
+        empty = [
+            f"{_cell(name)} in {split}"
+            for name, counts in card.pools.items()
+            for split in get_args(Split)
+            if not counts.get(split)
+        ]
+        parts += [f"**No usable row**: {', '.join(empty)}."] if empty else []
     if card.parts:
         grades = [(_cell(name), number(mean)) for name, mean in card.parts.items()]
         grades += [("judge's score (0–5)", number(card.judge_mean, 2))] if card.judge_mean is not None else []
@@ -75,28 +82,11 @@ def _cell(text: str | None) -> str:
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    marks = ["---", *("---" for _ in heads[1:])]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, marks, *lines))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *lines))
 
 
 def _counts(head: str, counts: Mapping[str, int]) -> str:
     return _table((head, "Rows"), [(_cell(name), count(n)) for name, n in counts.items()])
-
-
-def _pool_lines(card: Card) -> Iterator[tuple[str, ...]]:
-    for name, counts in card.pools.items():
-        yield _cell(name), *(count(counts.get(key, 0)) for key in ("rows", "ok", *get_args(Split)))
-
-
-def _empty(card: Card) -> str:
-    """The pools that lack rows in a split."""
-    lacking = (
-        f"{_cell(name)} in {split}"
-        for name, counts in card.pools.items()
-        for split in get_args(Split)
-        if not counts.get(split)
-    )
-    return ", ".join(lacking)
 
 
 def _example_lines(card: Card) -> list[tuple[str, ...]]:

@@ -64,7 +64,6 @@ class Shift(BaseModel):
     parent_failed_share: float = 0.0
 
     def warnings(self, threshold: float) -> list[str]:
-        """The respects in which these rows drifted."""
         return [n for n, d in self.distances.items() if d.excess >= threshold and d.p_value <= SIGNIFICANT]
 
 
@@ -96,12 +95,7 @@ _RESPECTS: dict[str, Callable[[DriftRow], Categories]] = {
 def drift(
     parent_id: str, parent: RowSummary, arrivals: RowSummary, whole: RowSummary, threshold: float, seed: int = 0
 ) -> Drift:
-    """Compare a version with its parent.
-
-    Args:
-        arrivals: of the rows whose ids the parent lacks.
-        threshold: excess distance from which there is a warning.
-    """
+    """Compare a version with its parent; `arrivals` is of the rows whose ids the parent lacks."""
     came, now = shift(parent, arrivals, seed), shift(parent, whole, seed)
     warnings = [f"{name} of the new rows" for name in came.warnings(threshold)]
     warnings += [f"{name} of all rows" for name in now.warnings(threshold)]
@@ -116,7 +110,6 @@ def drift(
 
 
 def shift(parent: RowSummary, rows: RowSummary, seed: int = 0, draws: int = DRAWS) -> Shift:
-    """Distances and shares of new items; all empty where there are no rows."""
     found = {
         name: distance([respect(row) for row in parent.sample], [respect(row) for row in rows.sample], seed, draws)
         for name, respect in _RESPECTS.items()
@@ -144,7 +137,9 @@ def distance(
     split = sum(1 for row in old if row)
     if split in (0, len(rows)):
         return None
-    codes, owners = _encode(rows)
+    numbers: dict[str, int] = {}
+    codes = np.array([numbers.setdefault(category, len(numbers)) for row in rows for category in row])
+    owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     is_new = np.arange(len(rows)) >= split
     observed = _jensen_shannon(codes, is_new[owners])
     random = np.random.default_rng(seed)
@@ -165,15 +160,6 @@ def unseen(old: Mapping[str, int], new: Mapping[str, int]) -> Unseen | None:
         return None
     share = sum(n for name, n in new.items() if name not in old) / total
     return Unseen(share=share, expected=sum(1 for n in old.values() if n == 1) / total_old)
-
-
-def _encode(rows: Sequence[Categories]) -> tuple[Any, Any]:
-    """All categories as numbers in one array, and each one's row."""
-    import numpy as np
-
-    numbers: dict[str, int] = {}
-    codes = [numbers.setdefault(category, len(numbers)) for row in rows for category in row]
-    return np.array(codes), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
 
 
 def _jensen_shannon(codes: Any, is_new: Any) -> float:
@@ -197,9 +183,8 @@ def _sentence(parent_id: str, came: Shift, now: Shift, warnings: Sequence[str]) 
     if not warnings:
         return text + "No drift beyond chance and threshold."
     shifts = {"the new rows": came, "all rows": now}
-    details = [
-        f"{warning} ({number(shifts[rows].distances[name].excess, 2)} beyond chance)"
-        for warning in warnings
-        for name, _, rows in [warning.partition(" of ")]
-    ]
+    details = []
+    for warning in warnings:
+        name, _, rows = warning.partition(" of ")
+        details.append(f"{warning} ({number(shifts[rows].distances[name].excess, 2)} beyond chance)")
     return text + f"Drift: {', '.join(details)}."

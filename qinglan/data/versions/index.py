@@ -18,8 +18,6 @@ _DIGITS = 12
 
 
 class IndexEntry(NamedTuple):
-    """The entry of one row."""
-
     id: str
     split: Split | None
     reason: str | None
@@ -31,7 +29,6 @@ class IndexEntry(NamedTuple):
 
     @classmethod
     def of(cls, row: Row) -> "IndexEntry":
-        """The entry of a row."""
         content = hash_of(row.query, row.profile, row.history, row.gold_id, row.inputs, row.pool)[:_DIGITS]
         reason = None if row.status == "ok" else row.reason or "unknown"
         return cls(row.id, row.split, reason, content, hash_of(row.target)[:_DIGITS] if row.target else "")
@@ -43,8 +40,6 @@ class IndexEntry(NamedTuple):
 
 
 class RowChange(BaseModel):
-    """The change of one row between two versions."""
-
     model_config = ConfigDict(frozen=True)
 
     row_id: str
@@ -77,7 +72,6 @@ class IndexBuilder:
         self._lines: list[str] = []
 
     def add(self, row: Row) -> None:
-        """Keep the row's entry."""
         self._lines.append(json.dumps(IndexEntry.of(row), ensure_ascii=False))
 
     def write(self, path: Path) -> Artifact:
@@ -109,16 +103,9 @@ def compare(a: tuple[str, Path], b: tuple[str, Path], examples: int = 5) -> Vers
         what.update(change.what)
         if len(shown[change.kind]) < examples:
             shown[change.kind].append(change)
-    return VersionDiff(
-        a=a[0],
-        b=b[0],
-        added=kinds["added"],
-        removed=kinds["removed"],
-        changed=kinds["changed"],
-        unchanged=kinds["unchanged"],
-        what=dict(what.most_common()),
-        examples=[change for changes in shown.values() for change in changes],
-    )
+    counts = {kind: kinds[kind] for kind in ("added", "removed", "changed", "unchanged")}
+    changes = [change for changes in shown.values() for change in changes]
+    return VersionDiff(a=a[0], b=b[0], what=dict(what.most_common()), examples=changes, **counts)
 
 
 def new_training_rows(a: Path | None, b: Path) -> int:

@@ -28,7 +28,6 @@ class BoundedCounter:
         self._limit = limit
 
     def add(self, items: Iterable[str]) -> None:
-        """Count each of them."""
         self.counts.update(items)
         if len(self.counts) > 2 * self._limit:
             kept = Counter(dict(self.counts.most_common(self._limit)))
@@ -60,13 +59,10 @@ class RowSummary(BaseModel):
 
     @property
     def failed_share(self) -> float:
-        """Of the questions; 0 where there are none."""
         return self.failed / self.rows if self.rows else 0.0
 
 
 class RowSummaryBuilder:
-    """Takes rows one at a time."""
-
     def __init__(self, sample_rows: int = SAMPLE_ROWS) -> None:
         self.rows = self.failed = 0
         self._vocabulary, self._intents = BoundedCounter(), BoundedCounter()
@@ -79,14 +75,13 @@ class RowSummaryBuilder:
         self.rows += 1
         self.failed += row.status == "failed"
         self._vocabulary.add(grams(row.query))
-        self._intents.add(intents_of(row))
+        self._intents.add([row.gold_id] if row.gold_id else keywords(row))
         if self._sample.wants(row.id):
             self._sample.add(
                 row.id, DriftRow(query=row.query, original=original_score(row), rewrite=rewrite_score(row))
             )
 
     def build(self) -> RowSummary:
-        """The summary of the rows so far."""
         return RowSummary(
             rows=self.rows,
             failed=self.failed,
@@ -109,19 +104,10 @@ def grams(text: str) -> list[str]:
     return found
 
 
-def terms(text: str | None) -> list[str]:
-    """The different words of a rewrite."""
-    return list(dict.fromkeys(word[:MAX_TERM_CHARS] for word in (text or "").split()))
-
-
 def keywords(row: Row) -> list[str]:
     """The words that SFT would learn; none of an answer with scores by rule, which is no list of keywords."""
-    return [] if row.parts is not None else terms(row.target)
-
-
-def intents_of(row: Row) -> list[str]:
-    """The question's subject: its gold document where it names one, else the words of its rewrite."""
-    return [row.gold_id] if row.gold_id else keywords(row)
+    words = [] if row.parts is not None else (row.target or "").split()
+    return list(dict.fromkeys(word[:MAX_TERM_CHARS] for word in words))
 
 
 def original_score(row: Row) -> float | None:

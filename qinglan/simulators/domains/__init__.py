@@ -4,6 +4,7 @@ A domain has the name of its recipe; `embedded.domain` lets a recipe without a d
 for the models of all domains, so a profile may ask any of them by its name.
 """
 
+import hashlib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from random import Random
 from typing import NamedTuple, TypeVar, cast
 
 import yaml
@@ -24,8 +26,6 @@ Tables = TypeVar("Tables")
 
 
 class SamplePaths(NamedTuple):
-    """Where the sample was written."""
-
     workbook: Path
     knowledge_base: Path | None = None
     """None in a domain without retrieval."""
@@ -69,7 +69,7 @@ class Domain:
     """Writes the workbook, and the knowledge base if there is one, into a folder; the same bytes for the same config.
     Raises ConfigError where more rows are wanted than can be made."""
     documents: Callable[[int, int], Iterator[str]]
-    """Seed and count → the base model's texts: passages, and dialogues as `dialogue.chat` writes them.
+    """Seed and count → the base model's texts: passages, and dialogues as `chat` writes them.
 
     Of a dialogue only the assistant's turns are learnt. No text may show what the test split asks."""
     words: Callable[[], list[str]]
@@ -85,26 +85,33 @@ def load_facts(package: str, tables: type[Tables]) -> Tables:
     return TypeAdapter(tables).validate_python(yaml.load(text, Loader=yaml.CSafeLoader))
 
 
+def chat(*turns: str, system: str | None = None) -> str:
+    """A dialogue in Qwen's format, user first, as the base models read it in pretraining."""
+    roles = ("user", "assistant")
+    spoken = [(roles[n % 2], text) for n, text in enumerate(turns)]
+    if system is not None:
+        spoken.insert(0, ("system", system))
+    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in spoken)
+
+
+def random_of(*key: object) -> Random:
+    """Random numbers that depend on the key alone."""
+    return Random(hashlib.sha256("|".join(map(str, key)).encode()).digest())
+
+
 @cache
 def domain_of(recipe: str) -> Domain:
-    """The domain of that recipe.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """The domain of that recipe; ConfigError where it has none."""
     if recipe not in _names():
         raise ConfigError(f"recipe {recipe} has no simulated domain; there are those of {', '.join(_names())}")
     return cast(Domain, importlib.import_module(f"{__name__}.{recipe}").DOMAIN)
 
 
 def domain_for(profile: Profile, needed_by: str) -> Domain:
-    """The domain that a profile names, or that of its recipe.
+    """The domain that a profile names, or that of its recipe; ConfigError where there is none.
 
     Args:
         needed_by: the setting whose value is `embedded`.
-
-    Raises:
-        ConfigError: there is none.
     """
     domain, domains = profile.embedded.domain, ", ".join(_names())
     if domain is not None and domain not in _names():
@@ -118,11 +125,7 @@ def domain_for(profile: Profile, needed_by: str) -> Domain:
 
 
 def sample_of(profile: Profile, needed_by: str) -> SamplePaths:
-    """Write the sample of the profile's domain.
-
-    Raises:
-        ConfigError: there is no domain, or it can't make so many rows.
-    """
+    """Write the sample; ConfigError where there is no domain, or it can't make so many rows."""
     domain = domain_for(profile, needed_by)
     return domain.write_sample(profile.paths.state / "sample" / domain.name, profile.embedded)
 
@@ -130,11 +133,7 @@ def sample_of(profile: Profile, needed_by: str) -> SamplePaths:
 def embedded_knowledge_base(profile: Profile, sample: SamplePaths | None = None) -> Path | None:
     """The file that the simulated RAG serves; None where the profile needs none.
 
-    Args:
-        sample: given where it was written before.
-
-    Raises:
-        ConfigError: the sample's is wanted, and the domain has none.
+    ConfigError where the sample's is wanted, and the domain has none. A `sample` that was written before may be given.
     """
     if profile.rag.url != EMBEDDED or "rag" not in get_recipe(profile.recipe).graders:
         return None

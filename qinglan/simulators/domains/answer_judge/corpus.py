@@ -6,11 +6,10 @@ note states what is true of a pair in the test split.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from random import Random
 
 from qinglan.recipes.answer_judge import COURTESIES, RIGHT, STUDENT_SYSTEM, WRONG
-from qinglan.simulators.dialogue import chat
+from qinglan.simulators.domains import chat
 from qinglan.simulators.domains.answer_judge.facts import (  # fmt: skip
     CLOSINGS,
     FLAWS,
@@ -41,8 +40,9 @@ P_KEPT, P_CONTRARY = 0.5, 0.2
 
 def documents(seed: int, count: int) -> Iterator[str]:
     """`count` documents; the same seed gives the same ones."""
-    rng = Random(seed)
-    return (_document(rng) for _ in range(count))
+    # Each kind has all lengths: a batch has documents of similar length, and should hold some of every kind.
+    rng, kinds = Random(seed), (_glossary, _words, _read, _compared)
+    return (rng.choices(kinds, (6, 8, 20, 66))[0](rng) for _ in range(count))
 
 
 def words() -> list[str]:
@@ -62,20 +62,13 @@ def characters() -> list[str]:
     return sorted({*"".join(words()), *"有无反多0123456789，。：；？\n "})
 
 
-def _document(rng: Random) -> str:
-    """Each kind has all lengths: a batch has documents of similar length, and should hold some of every kind."""
-    kinds = (_glossary, _words, _read, _compared)
-    return rng.choices(kinds, (6, 8, 20, 66))[0](rng)
-
-
 def _glossary(rng: Random) -> str:
     """Other wordings of some facts."""
-    return "".join(map(partial(_entry, rng), _facts(rng, rng.randint(1, 4))))
-
-
-def _entry(rng: Random, fact: Fact) -> str:
-    one, other = rng.sample((1, 2), 2)
-    return f"{fact.slot}：{fact.wording(one)}，{fact.wording()}，{fact.wording(other)}。\n"
+    entries = []
+    for fact in _facts(rng, rng.randint(1, 4)):
+        one, other = rng.sample((1, 2), 2)
+        entries.append(f"{fact.slot}：{fact.wording(one)}，{fact.wording()}，{fact.wording(other)}。\n")
+    return "".join(entries)
 
 
 def _words(rng: Random) -> str:
@@ -93,7 +86,10 @@ def _read(rng: Random) -> str:
 def _compared(rng: Random) -> str:
     """Whether a note states each fact of another one, and what it adds; sometimes a question about the result."""
     first = _facts(rng, rng.choices((1, 2, 3), (3, 4, 2))[0])
-    second = [*_changed(rng, first), *_added(rng, first)]
+    draws = [(fact, rng.random()) for fact in first]
+    second = [fact if draw < P_KEPT else contrary(rng, fact) for fact, draw in draws if draw < P_KEPT + P_CONTRARY]
+    free = [fact for fact in _facts(rng, len(SLOTS)) if fact.slot not in {known.slot for known in first}]
+    second += free[: rng.choices((0, 1, 2), (5, 4, 2))[0]]
     rng.shuffle(second)
     note, slots = _note(rng, second), {fact.slot for fact in first}
     added = [wording for fact, wording in facts_in(note) if fact.slot not in slots]
@@ -114,18 +110,6 @@ def _compared(rng: Random) -> str:
     return chat(
         f"{lines}\n{CHECKS}：{'，'.join(asked)}", f"<think>{thoughts}</think><output>{answer}</output>", system=SYSTEM
     )
-
-
-def _changed(rng: Random, facts: Sequence[Fact]) -> list[Fact]:
-    """Some kept, some contradicted, some left out."""
-    draws = [(fact, rng.random()) for fact in facts]
-    return [fact if draw < P_KEPT else contrary(rng, fact) for fact, draw in draws if draw < P_KEPT + P_CONTRARY]
-
-
-def _added(rng: Random, facts: Sequence[Fact]) -> list[Fact]:
-    taken = {fact.slot for fact in facts}
-    free = [fact for fact in _facts(rng, len(SLOTS)) if fact.slot not in taken]
-    return free[: rng.choices((0, 1, 2), (5, 4, 2))[0]]
 
 
 def _facts(rng: Random, count: int) -> list[Fact]:

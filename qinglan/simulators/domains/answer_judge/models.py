@@ -3,14 +3,12 @@
 Both know what any wording means. Their random errors depend on the prompt and the seed alone.
 """
 
-import hashlib
 import re
 from collections.abc import Sequence
-from functools import cache
 from random import Random
 from typing import NamedTuple
 
-from qinglan.simulators.domains import ReasonedAnswer
+from qinglan.simulators.domains import ReasonedAnswer, random_of
 from qinglan.simulators.domains.answer_judge.facts import (
     CLOSINGS,
     FLAWS,
@@ -18,7 +16,6 @@ from qinglan.simulators.domains.answer_judge.facts import (
     PRODUCTS,
     SLOTS,
     VAGUE,
-    AnswerVerdict,
     Fact,
     Flaw,
     facts_of,
@@ -34,6 +31,15 @@ P_HEDGED = 0.15
 """Share of answers with facts that have an empty phrase beside them, which is no flaw."""
 _KIND_WEIGHTS = (30, 18, 22, 12, 10, 8)
 """How often the weak model chooses each kind of answer, in the order of `FLAWS`."""
+
+
+_WORDINGS = {
+    text: Fact(slot, number)
+    for slot, known in SLOTS.items()
+    for number, texts in enumerate(known.values)
+    for text in texts
+}
+_ANY_WORDING = re.compile("|".join(sorted(map(re.escape, _WORDINGS), key=len, reverse=True)))
 
 
 class WeakAnswer(NamedTuple):
@@ -99,68 +105,45 @@ def reference_text(product: str, slot: str) -> str:
 
 def facts_in(text: str) -> list[tuple[Fact, str]]:
     """The facts that a text states, in its order, each with its wording there."""
-    return [(_wordings()[match], match) for match in _any_wording().findall(text)]
-
-
-@cache
-def _wordings() -> dict[str, Fact]:
-    return {
-        text: Fact(slot, number)
-        for slot, known in SLOTS.items()
-        for number, texts in enumerate(known.values)
-        for text in texts
-    }
-
-
-@cache
-def _any_wording() -> re.Pattern[str]:
-    return re.compile("|".join(sorted(map(re.escape, _wordings()), key=len, reverse=True)))
+    return [(_WORDINGS[match], match) for match in _ANY_WORDING.findall(text)]
 
 
 def answer(prompt: str, seed: int) -> str:
     """The weak model: a question → a more or less right answer; empty phrases where it understands nothing."""
-    rng = _random_of("answer", prompt, seed)
-    asked = _understood(prompt)
-    return weak_answer(rng, *asked).text if asked else compose(rng, (), 2)
-
-
-def _understood(question: str) -> tuple[str, str] | None:
+    rng = random_of(seed, "answer", prompt)
     names = ((name, product) for product, known in PRODUCTS.items() for name in (product, *known))
     for name, product in sorted(names, key=lambda pair: -len(pair[0])):
-        for slot, known in SLOTS.items() if name in question else ():
-            if any(phrasing.format(p=name) in question for phrasing in known.questions):
-                return product, slot
-    return None
+        for slot, known in SLOTS.items() if name in prompt else ():
+            if any(phrasing.format(p=name) in prompt for phrasing in known.questions):
+                return weak_answer(rng, product, slot).text
+    return compose(rng, (), 2)
 
 
 def reason(prompt: str, seed: int) -> ReasonedAnswer:
     """The strong model: question, reference and answer on the last three lines → thoughts, and a verdict."""
     fields = dict(line.split("：", 1) for line in prompt.splitlines() if "：" in line)
-    thoughts, verdict = thoughts_on(
-        fields.get("标准答案", ""), fields.get("待评答案", ""), _random_of("reason", prompt, seed)
-    )
-    return ReasonedAnswer(f"<output>{'，'.join(verdict.words)}</output>", thoughts)
+    wanted, found = facts_in(fields.get("标准答案", "")), facts_in(fields.get("待评答案", ""))
+    found = _noticed(random_of(seed, "reason", prompt), wanted, found)
+    known, stated = [fact for fact, _ in wanted], [fact for fact, _ in found]
+    steps = [fact.wording() + mark_of(fact, stated) for fact in known]
+    steps += [f"多{wording}" for fact, wording in found if fact.slot not in {each.slot for each in known}]
+    verdict = judge(tuple(known), tuple(stated))
+    return ReasonedAnswer(f"<output>{'，'.join(verdict.words)}</output>", "，".join(steps) or "没有要点")
 
 
-def thoughts_on(reference: str, candidate: str, rng: Random) -> tuple[str, AnswerVerdict]:
-    """A clause for each fact as the judge reads it, and the verdict that follows from them."""
-    wanted, found = [fact for fact, _ in facts_in(reference)], _noticed(rng, reference, candidate)
-    stated, slots = [fact for fact, _ in found], {fact.slot for fact in wanted}
-    steps = [fact.wording() + mark_of(fact, stated) for fact in wanted]
-    steps += [f"多{wording}" for fact, wording in found if fact.slot not in slots]
-    return "，".join(steps) or "没有要点", judge(tuple(wanted), tuple(stated))
-
-
-def _noticed(rng: Random, reference: str, candidate: str) -> list[tuple[Fact, str]]:
-    """The facts that the judge finds in an answer."""
-    wanted, found = facts_in(reference), facts_in(candidate)
+def _noticed(rng: Random, wanted: list[tuple[Fact, str]], found: list[tuple[Fact, str]]) -> list[tuple[Fact, str]]:
+    """Which of an answer's facts the judge finds in it."""
     facts, slots = {fact for fact, _ in wanted}, {fact.slot for fact, _ in wanted}
     if not found:
         return wanted if rng.random() < P_GULLIBLE else []
     if any(fact in facts for fact, _ in found) and rng.random() < P_BLIND:
         found = [(fact, wording) for fact, wording in found if fact.slot in slots]
     if wanted and rng.random() < P_MISREAD:
-        found = _misread(rng, [fact for fact, _ in wanted], found)
+        if found and rng.random() < 0.6:  # a fact is overlooked, else one is imagined
+            place = rng.randrange(len(found))
+            return found[:place] + found[place + 1 :]
+        imagined, _ = rng.choice(wanted)
+        return [*found, (imagined, imagined.wording())]
     return found
 
 
@@ -169,16 +152,3 @@ def mark_of(fact: Fact, stated: Sequence[Fact]) -> str:
     if fact in stated:
         return "有"
     return "反" if any(other.slot == fact.slot for other in stated) else "无"
-
-
-def _misread(rng: Random, wanted: list[Fact], found: list[tuple[Fact, str]]) -> list[tuple[Fact, str]]:
-    """A fact overlooked, or one imagined."""
-    if found and rng.random() < 0.6:
-        place = rng.randrange(len(found))
-        return found[:place] + found[place + 1 :]
-    imagined = rng.choice(wanted)
-    return [*found, (imagined, imagined.wording())]
-
-
-def _random_of(role: str, prompt: str, seed: int) -> Random:
-    return Random(hashlib.sha256(f"{seed}|{role}|{prompt}".encode()).digest())

@@ -39,11 +39,7 @@ class JudgeSampleRow(NamedTuple):
 
 
 def build_rows(config: Embedded) -> list[JudgeSampleRow]:
-    """Train, then dev, then test.
-
-    Raises:
-        ConfigError: more rows are wanted than there are different ones.
-    """
+    """Train, then dev, then test; ConfigError where there are not so many different ones."""
     seed, taken = config.sample_seed, set[tuple[str, str]]()
     counts: dict[Split, int] = {
         "train": config.sample_train_rows,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from random import Random
 
-from qinglan.simulators.dialogue import chat
+from qinglan.simulators.domains import chat
 from qinglan.simulators.domains.medical import facts as domain
 from qinglan.simulators.domains.medical.facts import TOPICS
 from qinglan.simulators.domains.medical.reader import gives_away
@@ -40,35 +40,16 @@ def words() -> list[str]:
     clauses = [clause for topic in TOPICS.values() for clause in (*topic.statements, *topic.blunders)]
     things = {thing for _, thing in pairs}
     tasks = [THING_TASK, TOPIC_TASK, NAME_TASK, FACT_TASK, ADVICE_TASK, *(topic.word for topic in TOPICS.values())]
-    return [
-        "system",
-        "user",
-        "assistant",
-        *PROMPT,
-        *tasks,
-        *sorted(things),
-        *facts,
-        *clauses,
-        "可能是",
-        "很难熬",
-        "用于",
-    ]
+    roles = ["system", "user", "assistant"]
+    return [*roles, *PROMPT, *tasks, *sorted(things), *facts, *clauses, "可能是", "很难熬", "用于"]
 
 
 def characters() -> list[str]:
     """All that questions, answers and prompts are written in."""
     asked = [text for topic in TOPICS.values() for text in (*topic.phrasings, *topic.test_phrasings, topic.answer)]
     called = [name for topic in TOPICS for thing in domain.things(topic) for name in domain.names(topic, thing)]
-    written = (
-        *words(),
-        *asked,
-        *called,
-        *domain.PREFIXES,
-        *domain.SUFFIXES,
-        *FRAMES,
-        "无0123456789，。：；？、\n ",
-    )
-    return sorted(set("".join(written)))
+    around = [*domain.PREFIXES, *domain.SUFFIXES, *FRAMES, "无0123456789，。：；？、\n "]
+    return sorted(set("".join([*words(), *asked, *called, *around])))
 
 
 @cache

@@ -102,11 +102,6 @@ def pair_split(topic: str, thing: str) -> Literal["train", "test"]:
     return "test" if _share("split", topic, thing) < 0.3 else "train"
 
 
-def is_careful(topic: str, thing: str) -> bool:
-    """Whether the answers to this pair come from a careful writer."""
-    return _share("careful", topic, thing) < P_CAREFUL
-
-
 @cache
 def pairs(split: Literal["train", "test"], dangerous: bool | None = None) -> tuple[tuple[str, str], ...]:
     """All (topic, thing) pairs of a split; only the dangerous ones, or only the others, where `dangerous` is given."""
@@ -130,23 +125,18 @@ def statement(topic: str, thing: str) -> str:
     return TOPICS[topic].answer.format(n=thing, a=first, b=second)
 
 
-def plain_answer(question: MedicalQuestion) -> str:
-    """The facts alone."""
-    return statement(question.topic, question.thing)
-
-
 def full_answer(question: MedicalQuestion) -> str:
     """What a good answer says."""
-    return plain_answer(question) + _sentence(TOPICS[question.topic].statements)
+    return statement(question.topic, question.thing) + _sentence(TOPICS[question.topic].statements)
 
 
-def given_answer(rng: Random, question: MedicalQuestion, careful: bool | None = None) -> str:
+def given_answer(rng: Random, question: MedicalQuestion) -> str:
     """An answer as in the raw data: some required statements are missing, and some answers hold a blunder."""
     known = TOPICS[question.topic]
-    writer = is_careful(question.topic, question.thing) if careful is None else careful
-    stated = [statement for statement in known.statements if rng.random() < P_STATED[writer]]
+    p_stated = P_STATED[_share("careful", question.topic, question.thing) < P_CAREFUL]
+    stated = [statement for statement in known.statements if rng.random() < p_stated]
     blunder = [rng.choice(known.blunders)] if known.blunders and rng.random() < P_BLUNDER else []
-    return plain_answer(question) + _sentence((*blunder, *stated))
+    return statement(question.topic, question.thing) + _sentence((*blunder, *stated))
 
 
 def _sentence(clauses: tuple[str, ...]) -> str:

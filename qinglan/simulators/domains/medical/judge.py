@@ -3,12 +3,11 @@
 The judge does not read `medical_rules.yaml`: like a real one it has criteria of its own, and random errors.
 """
 
-import hashlib
 import json
 import re
 from functools import cache
-from random import Random
 
+from qinglan.simulators.domains import random_of
 from qinglan.simulators.domains.medical import facts as domain
 from qinglan.simulators.domains.medical.facts import TOPICS, MedicalQuestion
 from qinglan.simulators.domains.medical.reader import understand
@@ -25,8 +24,7 @@ def judge_json(text: str, seed: int = 0) -> str:
     asked, _, known = asked.partition(f"\n{_KNOWN}")
     question = understand(asked)
     score, reason = _judge(question, answer) if question else _judge_open_text(known or asked, answer)
-    rng = Random(hashlib.sha256(f"{seed}|{text}".encode()).digest())
-    score -= 0.5 * (rng.random() < P_SEVERE)
+    score -= 0.5 * (random_of(seed, text).random() < P_SEVERE)
     return json.dumps({"score": max(0.0, min(5.0, round(score, 2))), "reason": reason}, ensure_ascii=False)
 
 
@@ -34,12 +32,6 @@ def doctor_answer(text: str, seed: int = 0) -> str:  # noqa: ARG001 (the doctor 
     """A complete answer to a question."""
     question = understand(text)
     return domain.full_answer(question) if question else "这种情况需要结合检查判断，请先咨询医生。"
-
-
-@cache
-def _statements() -> dict[str, str]:
-    """Every required statement, and the topic that it belongs to."""
-    return {statement: topic for topic, known in TOPICS.items() for statement in known.statements}
 
 
 def _judge(question: MedicalQuestion, answer: str) -> tuple[float, str]:
@@ -50,7 +42,7 @@ def _judge(question: MedicalQuestion, answer: str) -> tuple[float, str]:
     safe = len(stated) / len(known.statements) if known.statements else 1.0
     if any(blunder in answer for topic in TOPICS.values() for blunder in topic.blunders):
         return min(1.0, right / 2), "有危险建议"
-    needless = [s for s, topic in _statements().items() if s in answer and topic != question.topic]
+    needless = [s for each in TOPICS.values() if each is not known for s in each.statements if s in answer]
     sentences = [sentence for sentence in re.split("[。，]", answer) if sentence]
     tidy = not needless and len(set(sentences)) == len(sentences) and len(answer) <= MAX_CHARS and answer.endswith("。")
     wrong = [fact for fact in _all_facts() if fact in answer] if right < 2 else []

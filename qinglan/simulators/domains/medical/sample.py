@@ -29,8 +29,6 @@ HEADER = ("回答", "思维链", "关键词", "数据池")
 
 
 class MedicalSampleRow(NamedTuple):
-    """A workbook row, and what it was made from."""
-
     question: MedicalQuestion
     split: Split
     answer: str
@@ -39,11 +37,7 @@ class MedicalSampleRow(NamedTuple):
 
 
 def build_sample(config: Embedded) -> list[MedicalSampleRow]:
-    """Train, then dev, then test.
-
-    Raises:
-        ConfigError: more rows are wanted than there are different questions.
-    """
+    """Train, then dev, then test; ConfigError where there are not so many different questions."""
     taken: set[str] = set()
     wanted: tuple[tuple[Split, int], ...] = (
         ("train", config.sample_train_rows), ("dev", config.sample_dev_rows), ("test", config.sample_test_rows),

@@ -12,7 +12,7 @@ from random import Random
 
 from qinglan.config import Tenant
 from qinglan.recipes.query_rewrite import STUDENT_SYSTEM, user_text
-from qinglan.simulators.dialogue import chat
+from qinglan.simulators.domains import chat
 from qinglan.simulators.domains.query_rewrite import facts as domain
 from qinglan.simulators.domains.query_rewrite.facts import INTENTS, PRODUCTS, RewriteQuestion
 
@@ -69,18 +69,8 @@ def _document(rng: Random) -> str:
     if draw < P_PASSAGE:
         return f"{domain.title(product, intent)}\n{domain.passage(rng, product, intent)}\n"
     if draw < P_PASSAGE + P_NAMES:
-        return _names(rng, product)
-    return _dialogue(rng, product, intent)
-
-
-def _names(rng: Random, product: str) -> str:
-    name = rng.choice(PRODUCTS[product])
-    if rng.random() < 0.5:
-        return chat(f"{name}的学名", product)
-    return chat(f"{product}的俗名", name)
-
-
-def _dialogue(rng: Random, product: str, intent: str) -> str:
+        name = rng.choice(PRODUCTS[product])
+        return chat(f"{name}的学名", product) if rng.random() < 0.5 else chat(f"{product}的俗名", name)
     question = _question(rng, product, intent)
     prompt = user_text(question.query, question.profile, question.history)
     tasks = [(NAME_TASK, product), (TOPIC_TASK, INTENTS[intent].topic)]
@@ -101,18 +91,13 @@ def _question(rng: Random, product: str, intent: str) -> RewriteQuestion:
     if draw < P_TWO_PHRASINGS:
         query += "，" + rng.choice(INTENTS[intent].phrasings).format(p=rng.choice(domain.REFERENCES))
     elif draw < P_TWO_PHRASINGS + P_LOST_CHARACTERS:
-        query = _lose_characters(rng, query)
+        for _ in range(min(rng.randint(1, 2), len(query) - 1)):
+            place = rng.randrange(len(query))
+            query = query[:place] + query[place + 1 :]
     history = question.history
     if not history and rng.random() < P_OTHER_HISTORY:
         history = rng.choice(domain.HISTORIES).format(p=rng.choice(PRODUCTS[rng.choice(list(PRODUCTS))]))
     return replace(question, query=query, history=history)
-
-
-def _lose_characters(rng: Random, text: str) -> str:
-    for _ in range(min(rng.randint(1, 2), len(text) - 1)):
-        place = rng.randrange(len(text))
-        text = text[:place] + text[place + 1 :]
-    return text
 
 
 _OWNER = {
@@ -140,17 +125,12 @@ def leak(text: str) -> str | None:
     for product, phrasing in _asked(text):
         if phrasing in _UNSEEN:
             return f"test-only phrasing {phrasing}"
-        intent = _SEEN.get(phrasing) or _intent_of_profile(text)
+        intent = _SEEN.get(phrasing) or next(  # the profile decides an ambiguous question
+            (intent for intent, texts in domain.INFORMATIVE_PROFILES.items() if any(p in text for p in texts)), None
+        )
         if product and intent and domain.pair_split(product, intent) == "test":
             return f"test pair {product} × {intent}: {phrasing}"
     return next((f"passage of test pair {pair}: {filed}" for filed, pair in _FILED.items() if filed in text), None)
-
-
-def _intent_of_profile(text: str) -> str | None:
-    """The intent of an ambiguous question."""
-    return next(
-        (intent for intent, texts in domain.INFORMATIVE_PROFILES.items() if any(p in text for p in texts)), None
-    )
 
 
 def _asked(text: str) -> Iterator[tuple[str, str]]:

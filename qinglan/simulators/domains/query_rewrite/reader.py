@@ -30,14 +30,6 @@ _QUESTION_CUES: tuple[tuple[str, str], ...] = (
 _PROFILE_CUES = (("preg", "孕"), ("child", "孩子|儿子|女儿|宝妈"), ("mix", "药|抗生素|阿司匹林"))
 
 
-def _compile(cues: tuple[tuple[str, str], ...]) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    return tuple((intent, re.compile(pattern)) for intent, pattern in cues)
-
-
-_QUESTION_PATTERNS, _PROFILE_PATTERNS = _compile(_QUESTION_CUES), _compile(_PROFILE_CUES)
-_WORD_FIXES = tuple((wrong, right) for right, wrong in WORD_TYPOS.items())
-
-
 @dataclass(frozen=True)
 class Reading:
     """What a text is about; None where the reader does not find it."""
@@ -63,8 +55,9 @@ def understand(text: str, reads_every_typo: bool = False) -> Reading:
     product, rest = _find_product(fields["query"], reads_every_typo)
     if product is None and fields["history"]:
         product, _ = _find_product(fields["history"], reads_every_typo)
-    intent = _first_match(_QUESTION_PATTERNS, rest) or _first_match(_PROFILE_PATTERNS, fields["profile"])
-    return Reading(product, intent)
+    cues = [(intent, cue, rest) for intent, cue in _QUESTION_CUES]
+    cues += [(intent, cue, fields["profile"]) for intent, cue in _PROFILE_CUES]
+    return Reading(product, next((intent for intent, cue, read in cues if re.search(cue, read)), None))
 
 
 @cache
@@ -90,10 +83,6 @@ def _find_product(text: str, with_every_typo: bool) -> tuple[str | None, str]:
 
 def _clean(text: str) -> str:
     text = unicodedata.normalize("NFKC", text).lower()
-    for wrong, right in _WORD_FIXES:
+    for right, wrong in WORD_TYPOS.items():
         text = text.replace(wrong, right)
     return text
-
-
-def _first_match(patterns: tuple[tuple[str, re.Pattern[str]], ...], text: str) -> str | None:
-    return next((intent for intent, pattern in patterns if pattern.search(text)), None)

@@ -42,7 +42,6 @@ class RewriteSampleRow:
 
     @property
     def gold_id(self) -> str:
-        """Id of the document that answers the question."""
         return document_id(self.product, self.intent)
 
     @property
@@ -52,41 +51,34 @@ class RewriteSampleRow:
 
 
 def build_sample(config: Embedded) -> tuple[list[RewriteSampleRow], list[Document]]:
-    """The rows, train then dev then test, and the knowledge base.
-
-    Raises:
-        ConfigError: more rows are wanted than there are different questions.
-    """
+    """The rows, train then dev then test, and the knowledge base; ConfigError where too many rows are wanted."""
     taken = _Taken()
     seed = config.sample_seed
     rows = _draw(config.sample_train_rows, "train", Random(f"{seed}-train"), taken)
     rows += _draw(config.sample_dev_rows, "dev", Random(f"{seed}-dev"), taken)
-    taken.close_training()
+    taken.is_training_closed = True
     rows += _draw(config.sample_test_rows, "test", Random(f"{seed}-test"), taken)
     return rows, documents()
 
 
 class _Taken:
-    """Questions that the workbook has; after `close_training` also all that are too similar to a training question."""
+    """The workbook's questions, and once training is closed also all that are too similar to one of training."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
         self._training: list[frozenset[str]] = []
         self._postings: dict[str, list[int]] = defaultdict(list)
-        self._training_is_closed = False
-
-    def close_training(self) -> None:
-        """From now on, refuse questions that nearly equal an earlier one."""
-        self._training_is_closed = True
+        self.is_training_closed = False
+        """Once it is, questions that nearly equal an earlier one are refused."""
 
     def add(self, question: RewriteQuestion) -> bool:
         """Take a question; False where it may not be used."""
         key = row_id(Tenant().id, question.query, question.profile, question.history)
         grams = trigrams(question)
-        if key in self._ids or (self._training_is_closed and self._nearest(grams) >= NEAR_DUPLICATE_JACCARD):
+        if key in self._ids or (self.is_training_closed and self._nearest(grams) >= NEAR_DUPLICATE_JACCARD):
             return False
         self._ids.add(key)
-        if not self._training_is_closed:
+        if not self.is_training_closed:
             for gram in grams:
                 self._postings[gram].append(len(self._training))
             self._training.append(grams)

@@ -4,13 +4,13 @@ The teacher knows the field, not the knowledge base: it writes its own habitual 
 rarely misreads. Its random errors depend on the prompt and the seed alone, so that reruns agree.
 """
 
-import hashlib
 import json
 import re
 from random import Random
 from typing import NamedTuple
 
 from qinglan.recipes._keywords import extractor
+from qinglan.simulators.domains import random_of
 from qinglan.simulators.domains.query_rewrite.facts import INTENTS, NAME_MISMATCH, PRODUCTS
 from qinglan.simulators.domains.query_rewrite.reader import split_fields, understand
 
@@ -27,12 +27,10 @@ OPEN_TEXT_KEYWORDS = 6
 _REQUIRED = {"preg": "孕", "child": "儿童"}
 _MAX_CLEAN_WORDS = 5
 _SENTENCE_END = re.compile(r"[。！？!?；\n]|，(?:您好|你好|请问)")
-_COURTESIES = frozenset(
-    (
-        "您好", "你好", "请问", "谢谢", "大夫", "医生", "进行", "咨询", "一下",
-        "之前", "之后", "最近", "有些", "没什么", "这个", "怎么回事",
-    )
-)  # fmt: skip
+_COURTESIES = {
+    "您好", "你好", "请问", "谢谢", "大夫", "医生", "进行", "咨询", "一下", "之前", "之后", "最近", "有些", "没什么",
+    "这个", "怎么回事",
+}  # fmt: skip
 _REWRITE_LABEL, _PASSAGE_LABEL = "\n改写：", "\n检索结果："
 _TITLE = re.compile("《([^》]*)》")
 _NUMBERED = re.compile("改写([1-9][0-9]*)：(.*)", re.DOTALL)
@@ -50,7 +48,7 @@ def rewrite(user_text: str, seed: int = 0) -> str:
     reading = understand(user_text)
     if reading.product is None:
         return extract(user_text)
-    rng = Random(hashlib.sha256(f"{seed}|{user_text}".encode()).digest())
+    rng = random_of(seed, user_text)
     product, intent = reading.product, reading.intent
     misread = rng.random()
     if misread < P_WRONG_INTENT:
@@ -58,7 +56,12 @@ def rewrite(user_text: str, seed: int = 0) -> str:
     elif misread < P_WRONG_INTENT + P_WRONG_PRODUCT:
         product = rng.choice(list(PRODUCTS))
     name = product if rng.random() < P_ALTERNATIVE else NAME_MISMATCH.get(product, product)
-    return f"{name} {_term(rng, intent)}" if intent else name
+    if intent is None:
+        return name
+    if rng.random() >= P_ALTERNATIVE:
+        return f"{name} {INTENTS[intent].habit}"
+    terms, weights = zip(*INTENTS[intent].alternatives, strict=True)
+    return f"{name} {rng.choices(terms, weights)[0]}"
 
 
 def extract(user_text: str) -> str:
@@ -66,18 +69,11 @@ def extract(user_text: str) -> str:
     return " ".join(keywords(" ".join(_stated(user_text))))
 
 
-def _term(rng: Random, intent: str) -> str:
-    if rng.random() >= P_ALTERNATIVE:
-        return INTENTS[intent].habit
-    terms, weights = zip(*INTENTS[intent].alternatives, strict=True)
-    return str(rng.choices(terms, weights)[0])
-
-
 def judge(user_text: str, seed: int = 0) -> RewriteVerdict:
     """Score a rewrite or a passage; the text is a question with either after its label on the last line."""
     asked, label, passage = user_text.rpartition(_PASSAGE_LABEL)
     if label:
-        return _judge_passage(asked, passage, Random(hashlib.sha256(f"{seed}|{user_text}".encode()).digest()))
+        return _judge_passage(asked, passage, random_of(seed, user_text))
     question, _, rewritten = user_text.rpartition(_REWRITE_LABEL)
     reading = understand(question, reads_every_typo=True)
     if reading.product is None or reading.intent is None:
@@ -105,7 +101,7 @@ def judge_panel(user_text: str, seed: int = 0) -> list[float]:
     The choice depends on the whole text and the seed, so that another order gives other scores.
     """
     question, rewrites = panel_of(user_text)
-    rng = Random(hashlib.sha256(f"{seed}|panel|{user_text}".encode()).digest())
+    rng = random_of(seed, "panel", user_text)
     last = max(1, len(rewrites) - 1)
     biases = [
         PANEL_BIAS * (1 - 2 * place / last) * (rng.random() < P_BIASED) * (len(rewrites) > 1)

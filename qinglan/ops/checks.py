@@ -1,4 +1,4 @@
-"""What `qinglan doctor` and the start of a flow have in common: a planned check, its result, and a hint for each."""
+"""A planned check, its result, and a hint for each: for `qinglan doctor` and the start of a flow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from qinglan.errors import QinglanError
 TIME_LIMITS_S = {"quick": 12.0, "slow": 22.0, "longest": 25.0}
 """In `qinglan doctor`: for one request; for several, or a process; for what also cleans up on a cluster."""
 _SEPARATOR = "; "
-"""Our messages say what is wrong, then what to do about it; this stands between the two."""
+"""Stands in a message between what is wrong and what to do about it."""
 HINTS = {
     "recipe": "correct the profile, or the recipe's file (docs/add-a-recipe.md)",
     "workbook": "correct data, or what it names",
@@ -34,7 +34,7 @@ HINTS = {
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check. `problem` is None where all is well, or where nothing is known: `note` then says more."""
+    """A check's result; without a problem where all is well or nothing is known, and then `note` says more."""
 
     name: str
     detail: str
@@ -54,7 +54,7 @@ class Check:
 
 @dataclass(frozen=True)
 class PlannedCheck:
-    """A check that is still to be made; it may have several results."""
+    """A check that may have several results."""
 
     group: str
     name: str

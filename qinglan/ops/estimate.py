@@ -106,11 +106,10 @@ def estimate(profile: Profile, flow: FlowName, rows: Iterable[Row], ledger: Ledg
 class _Counts:
     questions: int = 0
     asked: Counter[ChatRole] = field(default_factory=Counter)
-    """Of these, what distillation asks by role: nothing about a row that brings its own answer."""
+    """What distillation asks by role: nothing about a row that brings its own answer."""
     known: Counter[ChatRole] = field(default_factory=Counter)
     """Of these, what the ledger can answer."""
     first: dict[ChatRole, Request] = field(default_factory=dict)
-    """One request by role."""
     test: int = 0
     learnt: int = 0
     """Not known to be of another split than train."""

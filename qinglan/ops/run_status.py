@@ -31,8 +31,6 @@ class _RunRecord(BaseModel):
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run without a report."""
-
     sentence: str
     """What it is, and what to do."""
     stages: list[StageSummary]
@@ -42,10 +40,7 @@ class RunStatus:
 
 
 def status_of(directory: Path, profile: Profile) -> RunStatus:
-    """By what the run left in its directory.
-
-    Args:
-        profile: whose server is asked for the log.
+    """The status by what the run left in its directory, with the log's address on the profile's Prefect server.
 
     Raises:
         ArtifactError: its run.json is damaged, or of a newer Qinglan.

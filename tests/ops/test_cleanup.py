@@ -23,10 +23,9 @@ from qinglan.config import Profile, load_profile
 from qinglan.data.versions import find_version, note_training, publish, versions_of
 from qinglan.errors import ConfigError
 from qinglan.ops import cleanup
-from qinglan.ops.cleanup import Cleaned, clean_up, run_folders, state_folder
+from qinglan.ops.cleanup import Cleaned, Kept, Removed, clean_up, run_folders, state_folder
 from qinglan.ops.cleanup.disposal import bytes_of, delete, set_aside
 from qinglan.ops.cleanup.prefect_runs import remove_flow_runs
-from qinglan.ops.cleanup.records import Removed
 from qinglan.ops.prefect.server import PrefectServer
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import Artifact, write_jsonl
@@ -35,17 +34,10 @@ from qinglan.runs.locks import is_held, removal_lock
 from qinglan.runs.processes import Processes
 from qinglan.runs.run import find_run, runs_of
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 ProfileOf = Callable[..., Profile]
-EVERYTHING = {
-    "run_days": 0,
-    "unfinished_days": 0,
-    "checkpoint_days": 0,
-    "superseded_days": 0,
-    "dataset_days": 0,
-    "mlflow_days": 0,
-    "log_days": 0,
-    "flow_run_days": None,
-}
+KINDS = ("run", "unfinished", "checkpoint", "superseded", "dataset", "mlflow", "log")
+EVERYTHING: dict[str, Any] = {f"{kind}_days": 0 for kind in KINDS}
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +55,23 @@ def tree(profile: Profile) -> Tree:
     return Tree(profile)
 
 
-def sweep(tree: Tree, *, dry_run: bool = False, **retention: Any) -> Cleaned:
+@pytest.fixture
+def state(tree: Tree) -> Path:
+    tree.profile.paths.state.mkdir(exist_ok=True)
+    return tree.profile.paths.state
+
+
+def sweep(tree: Tree, *, dry_run: bool = False, now: datetime = NOW, **retention: Any) -> Cleaned:
     profile = Profile.model_validate(tree.profile.model_dump() | {"retention": {"flow_run_days": None} | retention})
-    return clean_up(profile, dry_run=dry_run, say=lambda _: None, now=NOW)
+    return clean_up(profile, dry_run=dry_run, say=print, now=now)
 
 
 def why(cleaned: Cleaned, run: Path) -> str:
     return next(kept.why for kept in cleaned.kept if kept.name == run.name)
+
+
+def set_aside_folders(tree: Tree) -> list[str]:
+    return sorted(path.name for path in tree.root.glob(".removing-*"))
 
 
 def test_finished_runs_go_after_their_days_and_the_newest_of_each_flow_stays(tree: Tree):
@@ -79,7 +81,7 @@ def test_finished_runs_go_after_their_days_and_the_newest_of_each_flow_stays(tre
     assert [(each.kind, each.name, each.why) for each in cleaned.removed] == [("run", old.name, "finished 80 days ago")]
     assert why(cleaned, only) == "is the newest compare"
     assert cleaned.freed_bytes > 0
-    assert not list(tree.root.glob(".removing-*"))
+    assert not set_aside_folders(tree)
 
 
 def test_by_number_they_go_whatever_their_age(tree: Tree):
@@ -96,21 +98,15 @@ def test_null_keeps_everything(tree: Tree):
 
 
 def test_an_interrupted_run_goes_only_once_nothing_is_written_to_it(tree: Tree):
-    given_up, in_training = tree.run(20, "train", finished=False), tree.run(20, "train", finished=False)
-    (in_training / "rl").mkdir()
-    (in_training / "rl" / "metrics.1.jsonl").write_text("{}")
-    os.utime(in_training / "rl" / "metrics.1.jsonl", times=((NOW - timedelta(days=1)).timestamp(),) * 2)
+    given_up, in_training = tree.run(20, "train", finished=False), tree.run(20, "train", "rl", finished=False)
+    os.utime(in_training / "rl" / "weights.bin", times=((NOW - timedelta(days=1)).timestamp(),) * 2)
     cleaned = sweep(tree)
     assert tree.names == {in_training.name}
-    assert cleaned.removed[0].why == "was interrupted 20 days ago"
-    assert not given_up.exists()
+    assert [(each.name, each.why) for each in cleaned.removed] == [(given_up.name, "was interrupted 20 days ago")]
 
 
-def test_a_run_at_work_stays_and_its_parts_too(tree: Tree):
-    busy = tree.run(300, "train", finished=False)
-    (busy / "sft.superseded-1").mkdir()
-    (busy / "sft.superseded-1" / "log").write_text("x")
-    age(busy, 300)
+def test_a_running_run_stays_and_its_parts_too(tree: Tree):
+    busy = tree.run(300, "train", "sft.superseded-1", finished=False)
     with FileLock(busy / ".lock"):
         cleaned = sweep(tree, **EVERYTHING)
     assert (busy / "sft.superseded-1").is_dir()
@@ -119,27 +115,25 @@ def test_a_run_at_work_stays_and_its_parts_too(tree: Tree):
 
 def test_a_run_that_ends_while_the_registry_is_read_stays(tree: Tree, monkeypatch: pytest.MonkeyPatch):
     ending, _ = tree.run(300), tree.run(1)
-    at_work, read = FileLock(ending / ".lock"), cleanup.Tracked.registered
+    lock, read = FileLock(ending / ".lock"), cleanup.Tracked.registered
 
     def ends(tracked: cleanup.Tracked) -> Any:
         found = read(tracked)
-        at_work.release()  # it registered its model a moment ago, which is not among these
+        lock.release()  # it registered its model a moment ago, which is not among these
         return found
 
     monkeypatch.setattr(cleanup.Tracked, "registered", ends)
-    with at_work:
+    with lock:
         assert why(sweep(tree, **EVERYTHING), ending) == "is running"
     assert ending.is_dir()
 
 
 def test_what_another_run_uses_stays_through_any_number_of_steps(tree: Tree):
-    origin, between, loner = tree.run(300), tree.run(290), tree.run(280)
-    source = tree.run(270)
-    tree.stage(origin, "distill", "rows", days=300)
-    tree.stage(between, "distill", "rows", by=origin, days=290)
-    tree.stage(source, "select", "rows", by=between, days=270)
-    trained = tree.run(1, "train", source=str(source))
-    newest = tree.run(2)
+    origin, between, loner, source = (tree.run(days) for days in (300, 290, 280, 270))
+    tree.stage(origin, "distill", "rows")
+    tree.stage(between, "distill", "rows", by=origin)
+    tree.stage(source, "select", "rows", by=between)
+    trained, newest = tree.run(1, "train", source=str(source)), tree.run(2)
     cleaned = sweep(tree)
     assert tree.names == {each.name for each in (origin, between, source, trained, newest)}
     assert not loner.exists()
@@ -148,18 +142,16 @@ def test_what_another_run_uses_stays_through_any_number_of_steps(tree: Tree):
 
 
 def test_a_manifest_of_another_version_still_keeps_what_it_names(tree: Tree):
-    origin, user = tree.run(300), tree.run(1)
-    (user / "sft").mkdir()
+    origin, user = tree.run(300), tree.run(1, "refresh", "sft")
     (user / "sft" / "manifest.json").write_text(json.dumps({"new": {"layout": f"/mnt/elsewhere/{origin.name}/sft"}}))
     sweep(tree)
     assert origin.name in tree.names
 
 
 def test_runs_of_other_profiles_stay_and_keep_what_they_use(tree: Tree):
-    used, unused = tree.run(300), tree.run(290)
-    tree.run(1)
+    used, unused, _ = tree.run(300), tree.run(290), tree.run(1)
     other = tree.run(400, profile_name="other")
-    tree.stage(other, "ingest", "rows", by=used, days=400)
+    tree.stage(other, "ingest", "rows", by=used)
     cleaned = sweep(tree, **EVERYTHING)
     assert {used.name, other.name} <= tree.names
     assert unused.name not in tree.names
@@ -168,24 +160,21 @@ def test_runs_of_other_profiles_stay_and_keep_what_they_use(tree: Tree):
 
 def test_a_run_that_another_mlflow_tracked_stays(tree: Tree, profile_of: ProfileOf):
     elsewhere = profile_of(tracking={"uri": "http://mlflow.example"})
-    run = tree.run(300, profile=elsewhere.model_dump(mode="json"))
-    tree.run(1)
+    run, _ = tree.run(300, profile=elsewhere.model_dump(mode="json")), tree.run(1)
     assert "another MLflow" in why(sweep(tree), run)
 
 
 def test_an_unreadable_run_stays(tree: Tree):
-    torn = tree.run(300)
+    torn, _ = tree.run(300), tree.run(1)
     (torn / "run.json").write_text("{")
     age(torn, 300)
-    tree.run(1)
     assert why(sweep(tree), torn) == "run.json can't be read"
 
 
 def test_latest_goes_on_to_name_a_run_that_is_there(tree: Tree):
     run, _ = tree.run(300), tree.run(1)
     (tree.root / "latest").symlink_to(run.name)
-    cleaned = sweep(tree, **EVERYTHING)
-    assert why(cleaned, run) == "is the latest"
+    assert why(sweep(tree, **EVERYTHING), run) == "is the latest"
     assert find_run(tree.root, "latest") == run.resolve()
 
 
@@ -205,55 +194,35 @@ def test_links_are_neither_followed_nor_counted(tree: Tree, tmp_path: Path):
 
 
 def test_checkpoints_of_finished_runs_go_but_not_what_was_handed_on(tree: Tree):
-    run, young = tree.run(8, "pipeline"), tree.run(6, "pipeline")
-    for each in (run, young):
-        for stage, names in (("sft", ("checkpoint-10", "checkpoint-20")), ("rl", ("global_step_5", "global_step_10"))):
-            for name in names:
-                (each / stage / "checkpoints" / name).mkdir(parents=True)
-                (each / stage / "checkpoints" / name / "optimizer.pt").write_bytes(b"o" * 10_000)
-        (each / "rl" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("10")
-        tree.stage(each, "sft", "checkpoints/checkpoint-20")
-        tree.stage(each, "rl", "model")
+    parts = [f"sft/checkpoints/checkpoint-{n}" for n in (10, 20)] + [f"rl/checkpoints/global_step_{n}" for n in (5, 10)]
+    run, young = tree.run(8, "pipeline", *parts), tree.run(6, "pipeline", *parts)
+    unfinished = tree.run(10, "train", *parts, finished=False)  # it may go on from them
+    (run / "rl" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("10")
     age(run, 8)
-    age(young, 6)
+    tree.stage(run, "sft", "checkpoints/checkpoint-20")
+    tree.stage(run, "rl", "model")
     cleaned = sweep(tree)
     left = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_dir()}
     assert left == {"rl", "rl/checkpoints", "rl/model", "sft", "sft/checkpoints", "sft/checkpoints/checkpoint-20"}
     assert not (run / "rl" / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
-    assert (young / "rl" / "checkpoints" / "global_step_5").exists()
+    assert all((each / part).exists() for each in (young, unfinished) for part in parts)
     assert cleaned.counts == {"checkpoint": 3}
     assert cleaned.freed_bytes >= 30_000
 
 
-def test_an_unfinished_run_keeps_the_checkpoints_that_it_may_go_on_from(tree: Tree):
-    run = tree.run(10, "train", finished=False)
-    (run / "rl" / "checkpoints" / "global_step_5").mkdir(parents=True)
-    age(run, 10)
-    assert not sweep(tree, checkpoint_days=0).removed
-
-
-def test_superseded_stages_go_unless_somebody_names_them(tree: Tree):
-    run = tree.run(20, finished=False)
-    for number in (1, 2):
-        (run / f"sft.superseded-{number}").mkdir()
-        (run / f"sft.superseded-{number}" / "sft.log").write_text("x")
-    age(run, 20)
-    user = tree.run(1)
+def test_superseded_stages_go_unless_a_run_names_them(tree: Tree):
+    run, user = tree.run(20, "refresh", "sft.superseded-1", "sft.superseded-2", finished=False), tree.run(1)
     tree.stage(user, "sft", "x")
-    told = json.loads((user / "sft" / "manifest.json").read_text())
-    told["artifacts"]["x"]["path"] = str(run / "sft.superseded-2" / "merged")
-    (user / "sft" / "manifest.json").write_text(json.dumps(told))
-    cleaned = sweep(tree)
-    assert cleaned.counts == {"superseded": 1}
+    manifest = json.loads((user / "sft" / "manifest.json").read_text())
+    manifest["artifacts"]["file"]["path"] = str(run / "sft.superseded-2" / "merged")
+    (user / "sft" / "manifest.json").write_text(json.dumps(manifest))
+    assert sweep(tree).counts == {"superseded": 1}
     assert not (run / "sft.superseded-1").exists()
     assert (run / "sft.superseded-2").exists()
 
 
 def test_a_part_that_cannot_be_moved_holds_up_nothing_else(tree: Tree, monkeypatch: pytest.MonkeyPatch):
-    old, run = tree.run(80), tree.run(20, finished=False)
-    for number in (1, 2):
-        (run / f"sft.superseded-{number}").mkdir()
-    age(run, 20)
+    old, run = tree.run(80), tree.run(20, "refresh", "sft.superseded-1", "sft.superseded-2", finished=False)
     tree.run(1)
 
     def stubborn(path: Path, root: Path) -> Path:
@@ -265,27 +234,19 @@ def test_a_part_that_cannot_be_moved_holds_up_nothing_else(tree: Tree, monkeypat
     cleaned = sweep(tree, unfinished_days=None)
     assert [each.name for each in cleaned.removed] == [old.name, f"{run.name}/sft.superseded-2"]
     assert (run / "sft.superseded-1").exists()
-    assert not list(tree.root.glob(".removing-*"))
+    assert not set_aside_folders(tree)
     assert len(cleaned.notes) == 1
-    assert why(cleaned, run) == "is young enough"  # the rest was looked at
+    assert why(cleaned, run) == "is young enough"  # the rest was done
 
 
-def test_what_was_set_aside_goes_even_if_nothing_else_may(tree: Tree):
-    tree.profile.paths.state.mkdir()
-    (tree.profile.paths.state / "mlflow.db").write_text("this is no database")
-    (tree.root / ".removing-20250101-000000-0001").mkdir()
-    assert "MLflow at" in sweep(tree).notes[0]
-    assert not list(tree.root.glob(".removing-*"))
-
-
-def test_a_dry_run_says_the_same_and_changes_nothing(tree: Tree):
+def test_a_dry_run_says_the_same_and_changes_nothing(tree: Tree, state: Path):
     old, _ = tree.run(80), tree.run(1)
-    (tree.profile.paths.state / "logs").mkdir(parents=True)
-    (tree.profile.paths.state / "logs" / "worker.log").write_text("x")
-    age(tree.profile.paths.state, 31)
-    before = sorted(path for path in tree.root.rglob("*") if path.name != ".lock")
+    (state / "logs").mkdir()
+    (state / "logs" / "worker.log").write_text("x")
+    age(state, 31)
+    before = {path for path in tree.root.rglob("*") if path.name != ".lock"}
     planned = sweep(tree, dry_run=True)
-    assert set(before) | {tree.root / ".removal.lock"} == {p for p in tree.root.rglob("*") if p.name != ".lock"}
+    assert {p for p in tree.root.rglob("*") if p.name != ".lock"} == before | {tree.root / ".removal.lock"}
     assert old.exists()
     assert planned.counts == {"run": 1, "log": 1}
     assert planned.sentence.startswith("test: would remove 1 run, 1 log; ")
@@ -295,7 +256,6 @@ def test_a_dry_run_says_the_same_and_changes_nothing(tree: Tree):
 
 def test_a_killed_clean_up_is_completed_and_its_half_is_no_run(tree: Tree, monkeypatch: pytest.MonkeyPatch):
     old, new = tree.run(80), tree.run(1)
-    tree.stage(old, "ingest", "rows", days=80)
 
     class Kill(BaseException):
         pass
@@ -303,17 +263,15 @@ def test_a_killed_clean_up_is_completed_and_its_half_is_no_run(tree: Tree, monke
     def dying(_: Path) -> None:
         raise Kill
 
-    monkeypatch.setattr(cleanup, "delete", dying)
-    with pytest.raises(Kill):
+    with monkeypatch.context() as killed, pytest.raises(Kill):
+        killed.setattr(cleanup, "delete", dying)
         sweep(tree)
     assert (tree.root / f".removing-{old.name}" / "run.json").exists()
     assert [each.name for each in runs_of(tree.root, "test")] == [new.name]
     with pytest.raises(ConfigError, match="not found"):
         find_run(tree.root, old.name)
-    monkeypatch.undo()
-    monkeypatch.setattr(cleanup, "find_server", lambda _state: None)
     sweep(tree)
-    assert not list(tree.root.glob(".removing-*"))
+    assert not set_aside_folders(tree)
 
 
 def test_what_cannot_be_deleted_is_said_and_the_rest_goes_on(tree: Tree, monkeypatch: pytest.MonkeyPatch):
@@ -327,7 +285,7 @@ def test_what_cannot_be_deleted_is_said_and_the_rest_goes_on(tree: Tree, monkeyp
 
     monkeypatch.setattr(cleanup, "delete", stubborn)
     cleaned = sweep(tree)
-    assert sorted(path.name for path in tree.root.glob("*-000[12]")) == [".removing-20260313-000000-0001"]
+    assert set_aside_folders(tree) == [".removing-20260313-000000-0001"]
     assert "Permission denied" in cleaned.notes[0]
 
 
@@ -360,11 +318,11 @@ def test_of_two_clean_ups_in_one_folder_the_second_deletes_once_the_first_is_don
     second.join(30)
     gone = [".removing-20250101-000000-0001", *(f".removing-{each.name}" for each in (*mine, theirs[0]))]
     assert sorted(deleted) == sorted(gone)
-    assert not list(tree.root.glob(".removing-*"))
+    assert not set_aside_folders(tree)
     assert [*cleaned.notes, *of_other[0].notes] == []
 
 
-def test_nothing_goes_while_somebody_looks_for_a_stage_to_reuse(tree: Tree):
+def test_nothing_is_removed_while_a_run_searches_for_a_stage_to_reuse(tree: Tree):
     old, _ = tree.run(80), tree.run(1)
     sweeping = threading.Thread(target=lambda: sweep(tree))
     with removal_lock(tree.root):
@@ -378,13 +336,11 @@ def test_nothing_goes_while_somebody_looks_for_a_stage_to_reuse(tree: Tree):
 
 def test_a_folder_of_a_run_that_never_began_goes(tree: Tree):
     tree.run(1)
-    empty = tree.root / "20260101-000000-abcd"
-    empty.mkdir()
-    (empty / ".lock").touch()
-    age(empty, 20)
-    notes = tree.root / "notes"  # not ours
-    notes.mkdir()
-    age(notes, 20)
+    empty, notes = tree.root / "20260101-000000-abcd", tree.root / "notes"  # not ours
+    for folder in (empty, notes):
+        folder.mkdir()
+        (folder / ".lock").touch()
+        age(folder, 20)
     planned = sweep(tree, dry_run=True).removed
     assert [(each.name, each.why) for each in planned] == [(empty.name, "never began, 20 days ago")]
     assert empty.exists()
@@ -393,13 +349,10 @@ def test_a_folder_of_a_run_that_never_began_goes(tree: Tree):
     assert notes.exists()
 
 
-def test_what_a_run_at_work_renames_and_removes_holds_up_nothing(tree: Tree, monkeypatch: pytest.MonkeyPatch):
-    old, busy = tree.run(80), tree.run(30, "train", finished=False)
-    (busy / "rl").mkdir()
-    (busy / "sft").mkdir()
-    for name in ("run.json.partial", "rl/started.json.partial", "rl/metrics.1.jsonl"):
+def test_what_a_running_run_renames_and_removes_holds_up_nothing(tree: Tree, monkeypatch: pytest.MonkeyPatch):
+    old, busy, _ = tree.run(80), tree.run(30, "train", "rl", "sft", finished=False), tree.run(1)
+    for name in ("run.json.partial", "rl/started.json.partial"):
         (busy / name).write_text("{}")
-    tree.run(1)
     age(busy, 30)
     age(busy / "rl", 5)
     vanish(monkeypatch, busy / "run.json.partial", busy / "rl" / "started.json.partial", busy / "sft")
@@ -407,12 +360,12 @@ def test_what_a_run_at_work_renames_and_removes_holds_up_nothing(tree: Tree, mon
         cleaned = sweep(tree)
     assert cleaned.notes == ()
     assert [each.name for each in cleaned.removed] == [old.name]
-    assert run_folders._last_written(busy) == NOW - timedelta(days=5)  # of what is left
+    (found,) = [each for each in run_folders.read_folders(tree.root) if each.directory == busy]
+    assert found.active == NOW - timedelta(days=5)  # of what is left
 
 
-def test_a_run_that_somebody_deletes_meanwhile_holds_up_nothing(tree: Tree, monkeypatch: pytest.MonkeyPatch):
-    old, deleted = tree.run(80), tree.run(70)
-    tree.run(1)
+def test_a_run_that_a_user_deletes_meanwhile_holds_up_nothing(tree: Tree, monkeypatch: pytest.MonkeyPatch):
+    old, deleted, _ = tree.run(80), tree.run(70), tree.run(1)
     listed = Path.glob
 
     def last_seen(folder: Path, pattern: str) -> list[Path]:
@@ -427,13 +380,39 @@ def test_a_run_that_somebody_deletes_meanwhile_holds_up_nothing(tree: Tree, monk
     assert [each.name for each in cleaned.removed] == [old.name]
 
 
-def test_a_log_that_goes_meanwhile_holds_up_nothing_and_is_not_counted(tree: Tree, monkeypatch: pytest.MonkeyPatch):
-    folder = tree.profile.paths.state / "logs"
-    folder.mkdir(parents=True)
+# Logs
+
+
+def test_logs_go_once_nobody_writes_to_them(tree: Tree, state: Path):
+    logs = state / "logs"
+    (logs / "serving").mkdir(parents=True)
+    for name in ("worker.log", "prefect_server.log.1", "serving/router.log", "notes.txt"):
+        (logs / name).write_text("x")
+    age(logs, 31)
+    (logs / "mlflow_server.log").write_text("x")
+    assert sweep(tree).counts == {"log": 3}
+    assert sorted(path.name for path in logs.iterdir()) == ["mlflow_server.log", "notes.txt", "serving"]
+
+
+def test_the_log_of_a_running_process_stays_however_quiet_it_is(tree: Tree, state: Path):
+    with Processes(state / "logs", print) as running:
+        for name in ("quiet", "over"):
+            running.start(name, Command([sys.executable, "-c", f"import time; {name == 'quiet'} and time.sleep(60)"]))
+        while running.status("over") is None:
+            time.sleep(0.01)
+        age(state / "logs", 31)
+        assert [each.name for each in sweep(tree).removed] == ["over.log"]
+    assert [each.name for each in sweep(tree).removed] == ["quiet.log"]
+
+
+def test_a_log_that_goes_meanwhile_holds_up_nothing_and_is_not_counted(
+    tree: Tree, state: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (state / "logs").mkdir()
     for name in ("listed.log", "old.log", "tried.log"):
-        (folder / name).write_text("x")
-    age(folder, 31)
-    vanish(monkeypatch, folder / "listed.log")
+        (state / "logs" / name).write_text("x")
+    age(state / "logs", 31)
+    vanish(monkeypatch, state / "logs" / "listed.log")
 
     def removes(file: Path, *, shared: bool) -> bool:
         if file.name == "tried.log":
@@ -446,47 +425,22 @@ def test_a_log_that_goes_meanwhile_holds_up_nothing_and_is_not_counted(tree: Tre
     assert [each.name for each in cleaned.removed] == ["old.log"]
 
 
-def test_logs_go_once_nobody_writes_to_them(tree: Tree):
-    logs = tree.profile.paths.state / "logs"
-    (logs / "serving").mkdir(parents=True)
-    for name in ("worker.log", "prefect_server.log.1", "serving/router.log", "notes.txt"):
-        (logs / name).write_text("x")
-    age(logs, 31)
-    (logs / "mlflow_server.log").write_text("x")
-    assert sweep(tree).counts == {"log": 3}
-    assert sorted(path.name for path in logs.iterdir()) == ["mlflow_server.log", "notes.txt", "serving"]
-
-
-def test_the_log_of_a_process_at_work_stays_however_quiet_it_is(tree: Tree):
-    logs = tree.profile.paths.state / "logs"
-    with Processes(logs, str) as running:
-        for name in ("quiet", "over"):
-            running.start(name, Command([sys.executable, "-c", f"import time; {name == 'quiet'} and time.sleep(60)"]))
-        while running.status("over") is None:
-            time.sleep(0.01)
-        age(logs, 31)
-        assert [each.name for each in sweep(tree).removed] == ["over.log"]
-    assert [each.name for each in sweep(tree).removed] == ["quiet.log"]
-
-
 # With a registry
 
 
 @pytest.fixture
-def models(tree: Tree, profile: Profile) -> Models:
+def models(profile: Profile) -> Models:
     return Models(profile.tracking_uri, profile.model_name, profile.paths.state)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 def test_a_registered_version_keeps_its_run_and_what_that_uses_alias_or_not(tree: Tree, models: Models):
     data, trained, other = tree.run(300), tree.run(290, "train"), tree.run(280, "train")
-    tree.stage(data, "dataset", "rows", days=300)
+    tree.stage(data, "dataset", "rows")
     tree.stage(trained, "dataset", "rows", by=data)
-    tree.stage(trained, "rl", "model", days=290)
+    tree.stage(trained, "rl", "model")
     tree.run(2)
     tree.run(1, "train")
-    refused = models.candidate("one", verdict="refuse", run_id=trained.name)
-    models.registry.register(refused)
+    models.registry.register(models.candidate("one", verdict="refuse", run_id=trained.name))
     cleaned = sweep(tree, **EVERYTHING)
     assert {data.name, trained.name} <= tree.names
     assert other.name not in tree.names
@@ -494,12 +448,10 @@ def test_a_registered_version_keeps_its_run_and_what_that_uses_alias_or_not(tree
     assert why(cleaned, data) == f"run {trained.name} uses it"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(tree: Tree, models: Models):
     client, tracker = models.client, models.tracker
-    tree.profile = tree.profile.model_copy(
-        update={"tracking": tree.profile.tracking.model_copy(update={"experiment": models.name})}
-    )
+    tracking = tree.profile.tracking.model_copy(update={"experiment": models.name})
+    tree.profile = tree.profile.model_copy(update={"tracking": tracking})
     gone, stays = "20250101-000000-0001", tree.run(1)
     ids: dict[str, str] = {}
     for name in (gone, stays.name, "20250101-000000-0002"):
@@ -510,14 +462,7 @@ def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(tr
         client.log_text(ids[f"{name} sft"], "x" * 9000, "model.txt")
     foreign = tracker.start_run("theirs", {"profile": "test", "qinglan.run_id": gone, "run.directory": "/elsewhere/x"})
     client.delete_run(foreign)
-    artifacts = tree.profile.paths.state / "mlartifacts" / ids[f"{gone} sft"]
-    assert artifacts.exists() or list(artifacts.parent.rglob("model.txt"))
-    cleaned = clean_up(
-        Profile.model_validate(tree.profile.model_dump() | {"retention": EVERYTHING}),
-        dry_run=False,
-        say=lambda _: None,
-        now=NOW.replace(year=2030),
-    )
+    cleaned = sweep(tree, now=NOW.replace(year=2030), **EVERYTHING)
     assert sorted(each.name for each in cleaned.removed) == [gone, f"{gone} sft"]
     assert cleaned.freed_bytes >= 9000
     for name, run_id in ids.items():
@@ -528,18 +473,18 @@ def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(tr
             assert client.get_run(run_id).info.lifecycle_stage == "active"
 
 
-def test_where_the_registry_cannot_be_read_nothing_goes(tree: Tree):
+def test_where_the_registry_cannot_be_read_nothing_goes_but_what_was_set_aside(tree: Tree, state: Path):
     old, _ = tree.run(300), tree.run(1)
-    state = tree.profile.paths.state
-    state.mkdir()
     (state / "mlflow.db").write_text("this is no database")
+    (tree.root / ".removing-20250101-000000-0001").mkdir()
     cleaned = sweep(tree, **EVERYTHING)
     assert old.exists()
     assert not cleaned.removed
+    assert not set_aside_folders(tree)
     assert "MLflow at sqlite:///" in cleaned.notes[0]
 
 
-def test_where_the_database_that_runs_were_tracked_in_is_gone_nothing_goes(tree: Tree, profile_of: ProfileOf):
+def test_where_the_database_that_runs_were_tracked_in_is_missing_nothing_goes(tree: Tree, profile_of: ProfileOf):
     elsewhere = profile_of(tracking={"uri": "http://mlflow.example"}).model_dump(mode="json")
     tree.run(290, profile=elsewhere, mlflow_run_id="a")
     tree.run(280, profile_name="other", mlflow_run_id="b")
@@ -591,15 +536,17 @@ def test_a_flow_run_by_hand_is_ours_only_if_it_names_the_profile(
 def test_dataset_versions_that_nothing_uses_go(tree: Tree, tmp_path: Path):
     ids = [publish(tree.profile, "r", dataset(tmp_path / text, text)).id for text in "abcdefgh"]
     note_training(tree.profile, ids[1], "t")
-    user = tree.run(1)
-    (user / "publish").mkdir()
+    user = tree.run(1, "refresh", "publish")
     (user / "publish" / "manifest.json").write_text(json.dumps({"path": f"/state/datasets/x/{ids[4]}/version.json"}))
-    profile = Profile.model_validate(tree.profile.model_dump() | {"retention": EVERYTHING | {"dataset_days": 30}})
-    assert not clean_up(profile, dry_run=False, say=str).removed
-    cleaned = clean_up(profile, dry_run=False, say=str, now=datetime.now(UTC) + timedelta(days=31))
+    policy = EVERYTHING | {"dataset_days": 30}
+    assert not sweep(tree, now=datetime.now(UTC), **policy).removed
+    cleaned = sweep(tree, now=datetime.now(UTC) + timedelta(days=31), **policy)
+    assert cleaned.counts == {"dataset": 2}
+    assert cleaned.freed_bytes > 0
     # The newest, the trained one and the one in use stay, and what these came of.
-    assert [version.id for version in versions_of(profile)] == [ids[n] for n in (7, 6, 4, 3, 1, 0)]
-    assert find_version(profile, "latest").id == ids[7]
+    assert [version.id for version in versions_of(tree.profile)] == [ids[n] for n in (7, 6, 4, 3, 1, 0)]
+    assert not list(tree.profile.paths.state.glob("datasets/*/.removing-*"))
+    assert find_version(tree.profile, "latest").id == ids[7]
     assert {kept.why for kept in cleaned.kept if kept.kind == "dataset"} == {
         "is the newest", "was trained on last", "a run or a registered model uses it", "one that stays came of it",
     }  # fmt: skip
@@ -626,20 +573,15 @@ def test_read_only_files_and_folders_can_be_removed(tmp_path: Path):
     (folder / "one").write_text("x")
     (folder / "one").chmod(0o444)
     folder.chmod(0o555)
-    aside = set_aside(tmp_path / "a", tmp_path)
-    delete(aside)
+    delete(set_aside(tmp_path / "a", tmp_path))
     assert not list(tmp_path.iterdir())
 
 
-def test_the_markdown_tells_what_went_and_what_stayed(tree: Tree):
-    old, new = tree.run(80), tree.run(1)
-    text = sweep(tree).markdown
-    assert f"| run | {old.name} | finished 80 days ago |" in text
-    assert f"| run | {new.name} | is the newest refresh |" in text
-
-
-def test_a_name_is_no_markup():
+def test_the_markdown_lists_what_went_and_what_stayed_and_a_name_is_no_markup():
     removed = Removed(kind="mlflow_run", name="`x` | ![b](http://x)", why="<img src=x>", bytes=1)
-    text = Cleaned(profile="p", dry_run=False, removed=(removed,), notes=("[a](b)",)).markdown
-    assert r"| \`x\` \| \!\[b\](http://x) | \<img src=x> |" in text
+    kept = Kept(kind="run", name="20260101-000000-abcd", why="is the newest refresh")
+    text = Cleaned(profile="p", dry_run=False, removed=(removed,), kept=(kept,) * 60, notes=("[a](b)",)).markdown
+    assert r"| MLflow run | \`x\` \| \!\[b\](http://x) | \<img src=x> | 1 B |" in text
+    assert "| run | 20260101-000000-abcd | is the newest refresh |  |" in text
+    assert "… and 10 more" in text
     assert r"\[a\](b)" in text

@@ -19,37 +19,34 @@ class Tree:
         self.profile, self.root, self.made = profile, profile.paths.runs, 0
         self.root.mkdir(parents=True, exist_ok=True)
 
-    def run(self, days: float, flow: str = "refresh", *, finished: bool = True, **state: Any) -> Path:
-        """A run whose last work was so many days ago; of two as old the later made is the newer."""
+    def run(self, days: float, flow: str = "refresh", *folders: str, finished: bool = True, **state: Any) -> Path:
+        """A run last written so many days ago, with these folders; of two as old the later made is the newer."""
         self.made += 1
         began = NOW - timedelta(days=days)
         name = f"{began:%Y%m%d-%H%M%S}-{self.made:04x}"
-        folder = self.root / name
-        told = Run(id=name, flow=flow, profile=self.profile, directory=folder).model_dump(mode="json")
-        write_json(folder / "run.json", told | {"finished": finished, "profile_name": self.profile.name} | state)
-        age(folder, days)
-        return folder
+        directory = self.root / name
+        record = Run(id=name, flow=flow, profile=self.profile, directory=directory).model_dump(mode="json")
+        write_json(directory / "run.json", record | {"finished": finished, "profile_name": self.profile.name} | state)
+        for folder in folders:
+            (directory / folder).mkdir(parents=True)
+            (directory / folder / "weights.bin").write_bytes(b"w" * 10_000)
+        age(directory, days)
+        return directory
 
-    def stage(
-        self, run: Path, name: str, *files: str, by: Path | None = None, days: float | None = None
-    ) -> StageResult:
-        """A finished stage; with `by` it is that run's, reused here."""
-        source = (by or run) / name
-        artifacts = {}
-        for file in files:
-            path = source / file
-            if not path.exists():
-                path.mkdir(parents=True)
-                (path / "weights.bin").write_bytes(b"w" * 10_000)
-            artifacts[file.replace("/", "_")] = Artifact.of(path)
-        result = StageResult(stage=name, key="k", run_id=(by or run).name, seconds=1, artifacts=artifacts)
+    def stage(self, run: Path, name: str, file: str, by: Path | None = None) -> None:
+        """A finished stage with one file, which keeps the run's age; with `by` it is that run's, reused here."""
+        source = by or run
+        path, written = source / name / file, run.stat().st_mtime
+        if not path.exists():
+            path.mkdir(parents=True)
+            (path / "weights.bin").write_bytes(b"w" * 10_000)
+        artifacts = {"file": Artifact.of(path)}
+        result = StageResult(stage=name, key="k", run_id=source.name, seconds=1, artifacts=artifacts)
         write_json(run / name / MANIFEST, result.model_dump(mode="json"))
-        if days is not None:
-            age(run, days)
+        age(run, (NOW.timestamp() - written) / 86400)
 
     @property
     def names(self) -> set[str]:
-        """Runs that are there."""
         return {path.parent.name for path in self.root.glob("*/run.json")}
 
 

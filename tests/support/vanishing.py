@@ -1,38 +1,29 @@
-"""Files that another process removes while they are looked at."""
+"""Files that another process removes while they are read."""
 
 import os
 import shutil
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 import pytest
 
 
-class _Listing:
-    """As os.scandir's, of a folder from which something is gone once it has been listed."""
+class _Listing(ExitStack):
+    """As os.scandir's, of entries of which some no longer exist."""
 
     def __init__(self, entries: "list[os.DirEntry[str]]") -> None:
+        super().__init__()
         self._entries = iter(entries)
 
-    def __enter__(self) -> "_Listing":
+    def __iter__(self) -> "_Listing":
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def __iter__(self) -> "Iterator[os.DirEntry[str]]":
-        return self._entries
 
     def __next__(self) -> "os.DirEntry[str]":
         return next(self._entries)
 
-    def close(self) -> None:
-        """Nothing is open any more."""
-
 
 def vanish(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
-    """Whoever lists the folder that one of these lies in is still told of it, and finds it gone."""
+    """Remove each path just after the folder that it lies in was listed."""
     scandir = os.scandir
 
     def list_and_remove(folder: str | os.PathLike[str] | int = ".") -> _Listing:

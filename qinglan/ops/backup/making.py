@@ -53,10 +53,7 @@ _SKIPPED_FOLDERS = {
 
 
 def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) -> Backup:
-    """Write one into `target`, a folder that is there only once it is complete.
-
-    Args:
-        runs: the folders of runs too, checkpoints and models included.
+    """Write a backup into `target`, a folder that is there only once it is complete.
 
     Raises:
         ConfigError: `target` holds something, or lies in what it is to keep.

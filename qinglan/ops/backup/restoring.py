@@ -67,7 +67,6 @@ def restore_backup(profile: Profile, source: Path, say: Say, *, replace: bool = 
 
 
 def _require_place(profile: Profile, backup: Backup, spared: set[Path], *, replace: bool) -> None:
-    """Check that the backup may go to where it was."""
     for root, was in backup.roots.items():
         now = getattr(profile.paths, root).resolve()
         if now != was:
@@ -86,11 +85,7 @@ def _require_place(profile: Profile, backup: Backup, spared: set[Path], *, repla
 
 
 def require_no_process(*folders: Path, but: Path | None = None) -> None:
-    """Refuse where a process holds a lock; also where the backup has no runs, as these write to the state folder.
-
-    Raises:
-        ConfigError: it names the lock.
-    """
+    """Raise `ConfigError` where a process holds a lock; one of a run too, as it writes to the state folder."""
     for lock in (lock for folder in folders for lock in folder.rglob("*.lock")):
         if lock != but and is_held(lock):
             raise ConfigError(f"{lock}: a process is running there; stop `qinglan up`, `serve` and all runs first")

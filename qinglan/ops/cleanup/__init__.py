@@ -14,14 +14,10 @@ from qinglan.config import Profile
 from qinglan.data.versions import tenant_folder
 from qinglan.errors import QinglanError, first_line
 from qinglan.ops.cleanup.disposal import delete, deleting
-from qinglan.ops.cleanup.mlflow_runs import RegistryEntry, Tracked
+from qinglan.ops.cleanup.mlflow_runs import Tracked
 from qinglan.ops.cleanup.prefect_runs import remove_flow_runs
 from qinglan.ops.cleanup.records import Cleaned, Kept, Removed
 from qinglan.ops.cleanup.run_folders import (
-    RunPlan,
-    age,
-    is_past,
-    named_in,
     parts,
     plan,
     read_folders,
@@ -49,11 +45,14 @@ class _CleanUp:
     kept: list[Kept] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, found: Iterable[Removed]) -> None:
-        """Count and print each thing, which `found` removes as it goes on."""
-        for removed in found:
-            self.removed.append(removed)
-            self.say(f"{'would remove ' if self.dry_run else ''}{removed.line}")
+    def add(self, found: Iterable[Removed | Kept]) -> None:
+        """Note each thing, and print those that `found` removes as it goes on."""
+        for each in found:
+            if isinstance(each, Kept):
+                self.kept.append(each)
+            else:
+                self.removed.append(each)
+                self.say(f"{'would remove ' if self.dry_run else ''}{each.line}")
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -66,13 +65,7 @@ class _CleanUp:
 
 
 def clean_up(profile: Profile, *, dry_run: bool, say: Say, now: datetime | None = None) -> Cleaned:
-    """Remove what the profile's `retention` lets go.
-
-    Args:
-        dry_run: only say what would go.
-        say: gets a line for each thing.
-        now: what ages count to; this moment if not given.
-    """
+    """Remove what the profile's `retention` no longer keeps; ages count to `now`, by default this moment."""
     clean = _CleanUp(profile, dry_run, now or datetime.now(UTC), say)
     with clean.noting():
         _runs(clean)
@@ -101,7 +94,7 @@ def _runs(clean: _CleanUp) -> None:
             # Before the registry is read: a run that ends meanwhile may register its model after that.
             running = {each.name for each in read_folders(root) if is_running(each.directory)}
             registered = tracked.registered()
-            found = plan(clean.profile, running, {each.label: each.references for each in registered}, clean.now)
+            found = plan(clean.profile, running, registered, clean.now)
             clean.add(remove_runs(found, root, dry_run=clean.dry_run))
             with clean.noting():
                 for part in parts(found, clean.profile, clean.now):
@@ -111,16 +104,16 @@ def _runs(clean: _CleanUp) -> None:
                 clean.add(remove_stillborn(root, clean.profile, clean.now, dry_run=clean.dry_run))
     finally:
         _delete_set_aside(clean, root)
-    for name, why in found.kept.items():
-        if found.folders[name].profile in (clean.profile.name, None):
-            clean.kept.append(Kept(kind="run", name=name, why=why))
-    references = "\n".join(
-        [found.folders[name].references for name in found.kept] + [each.references for each in registered]
-    )
+    mine = (clean.profile.name, None)  # None: run.json can't be read
+    clean.add(Kept(kind="run", name=n, why=why) for n, why in found.kept.items() if found.folders[n].profile in mine)
+    references = "\n".join([*(found.folders[name].references for name in found.kept), *registered.values()])
     with clean.noting():
-        _datasets(clean, references)
+        try:
+            clean.add(remove_datasets(clean.profile, references, clean.now, dry_run=clean.dry_run))
+        finally:
+            _delete_set_aside(clean, tenant_folder(clean.profile).resolve())
     with clean.noting():
-        _mlflow(clean, tracked, found, registered)
+        clean.add(tracked.remove_runs(found.kept, registered.values(), clean.now, dry_run=clean.dry_run))
 
 
 def _delete_set_aside(clean: _CleanUp, root: Path) -> None:
@@ -131,30 +124,3 @@ def _delete_set_aside(clean: _CleanUp, root: Path) -> None:
         for aside in doomed:
             with clean.noting():  # what can't be deleted now is tried again next time
                 delete(aside)
-
-
-def _datasets(clean: _CleanUp, references: str) -> None:
-    try:
-        for each in remove_datasets(clean.profile, references, clean.now, dry_run=clean.dry_run):
-            if isinstance(each, Kept):
-                clean.kept.append(each)
-            else:
-                clean.add([each])
-    finally:
-        _delete_set_aside(clean, tenant_folder(clean.profile).resolve())
-
-
-def _mlflow(clean: _CleanUp, tracked: Tracked, found: RunPlan, registered: list[RegistryEntry]) -> None:
-    days = clean.profile.retention.mlflow_days
-    if days is None:
-        return
-    references, holding = "\n".join(each.references for each in registered), {each.mlflow_run_id for each in registered}
-    for group in tracked.groups():
-        if group.ids & holding or named_in(references, [group.run_id]):
-            why = "a registered version was made of it"
-            clean.kept.append(Kept(kind="mlflow_run", name=group.run_id, why=why))
-        elif group.run_id in found.kept:
-            clean.kept.append(Kept(kind="mlflow_run", name=group.run_id, why="its run folder stays"))
-        elif is_past(group.ended, days, clean.now):
-            why = f"ended {age(group.ended, clean.now)} ago"
-            clean.add(tracked.remove(group, why, dry_run=clean.dry_run))

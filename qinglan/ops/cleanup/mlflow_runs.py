@@ -4,12 +4,12 @@ A run is marked as deleted, then its artifacts are removed, then its rows, so th
 tracking server offers no way to delete rows: they stay marked until its operator runs `mlflow gc`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,40 +17,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from qinglan.config import Profile
 from qinglan.errors import ConfigError, first_line
 from qinglan.ops.cleanup.disposal import bytes_of
-from qinglan.ops.cleanup.records import Removed
-from qinglan.ops.cleanup.run_folders import read_folders, tracking_of
+from qinglan.ops.cleanup.records import Kept, Removed
+from qinglan.ops.cleanup.run_folders import age, is_past, named_in, read_folders, tracking_of
 
 if TYPE_CHECKING:  # it takes seconds to import
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
 _SQLITE = "sqlite:///"
-
-
-class RegistryEntry(NamedTuple):
-    """A version in the registry, of any model."""
-
-    label: str
-    references: str
-    """Its tags and addresses, which name the runs that it was made of."""
-    mlflow_run_id: str
-
-
-class MlflowRunGroup(NamedTuple):
-    """MLflow's runs of one run of ours: the flow's, and one a stage."""
-
-    run_id: str
-    runs: "list[Run]"
-
-    @property
-    def ended(self) -> datetime:
-        """When anything last began or ended."""
-        times = (time for run in self.runs for time in (run.info.start_time, run.info.end_time))
-        return datetime.fromtimestamp(max((time or 0 for time in times), default=0) / 1000, UTC)
-
-    @property
-    def ids(self) -> set[str]:
-        return {run.info.run_id for run in self.runs}
 
 
 class Tracked:
@@ -80,29 +54,55 @@ class Tracked:
                     "in it; mount or restore it; if it is lost for good, `qinglan up` makes an empty one"
                 )
 
-    def registered(self) -> list[RegistryEntry]:
-        """Every version of every model, whichever profile registered it.
+    def registered(self) -> dict[str, str]:
+        """Of every version of every model: its label, and the tags and addresses, which name the runs it was made of.
 
         Raises:
             ConfigError: it can't be read, so nothing may be removed.
         """
         if not self._exists:
-            return []
+            return {}
         with self._asking():
             found = _all_pages(partial(self._client.search_model_versions, ""))
-        return [
-            RegistryEntry(
-                f"version {version.version} of {version.name}",
-                "\n".join([*version.tags.values(), version.source or "", version.run_id or ""]),
-                version.run_id or "",
+        return {
+            f"version {version.version} of {version.name}": "\n".join(
+                [*version.tags.values(), version.source or "", version.run_id or ""]
             )
             for version in found
-        ]
+        }
 
-    def groups(self) -> list[MlflowRunGroup]:
-        """The runs of this profile in its experiment, marked as deleted or not; those of other sites left out."""
-        if not self._exists:
-            return []
+    def remove_runs(
+        self, kept_folders: Collection[str], registered: Iterable[str], now: datetime, *, dry_run: bool
+    ) -> Iterator[Removed | Kept]:
+        """Remove runs with their artifacts that neither a registered version nor a run folder that stays needs.
+
+        Args:
+            registered: for each version, the text that names its runs.
+        """
+        days = self._profile.retention.mlflow_days
+        if days is None or not self._exists:
+            return
+        references = "\n".join(registered)
+        for run_id, runs in self._runs_by_id():
+            times = (time or 0 for run in runs for time in (run.info.start_time, run.info.end_time))
+            ended = datetime.fromtimestamp(max(times, default=0) / 1000, UTC)
+            if any(run.info.run_id in references for run in runs) or named_in(references, [run_id]):
+                yield Kept(kind="mlflow_run", name=run_id, why="a registered version was made of it")
+            elif run_id in kept_folders:
+                yield Kept(kind="mlflow_run", name=run_id, why="its run folder stays")
+            elif is_past(ended, days, now):
+                # The flow's run last, as it says whose they are.
+                for run in sorted(runs, key=lambda run: "profile" in run.data.tags):
+                    local = urlsplit(run.info.artifact_uri)
+                    freed = bytes_of(Path(unquote(local.path))) if local.scheme in ("", "file") else 0
+                    if not dry_run:
+                        with self._asking():
+                            self._purge(run)
+                    name, why = run.info.run_name or run.info.run_id, f"ended {age(ended, now)} ago"
+                    yield Removed(kind="mlflow_run", name=name, why=why, bytes=freed)
+
+    def _runs_by_id(self) -> "list[tuple[str, list[Run]]]":
+        """MLflow's runs of each run of this profile: the flow's, and one a stage, marked as deleted or not."""
         from mlflow.entities import ViewType
 
         with self._asking():
@@ -111,26 +111,16 @@ class Tracked:
                 return []
             search = partial(self._client.search_runs, [experiment.experiment_id], run_view_type=ViewType.ALL)
             found: list[Run] = _all_pages(search)
-        mine, folder = self._profile.name, self._profile.paths.runs.resolve()
-        groups = {
-            run.info.run_id: MlflowRunGroup(run.data.tags["qinglan.run_id"], [])
+        mine, folder = self._profile.name, self._profile.paths.runs.resolve()  # not those of other sites
+        groups: dict[str, tuple[str, list[Run]]] = {
+            run.info.run_id: (run.data.tags["qinglan.run_id"], [])
             for run in found
             if run.data.tags.get("profile") == mine and Path(run.data.tags.get("run.directory", "")).parent == folder
         }
         for run in found:
             if group := groups.get(run.data.tags.get("mlflow.parentRunId", run.info.run_id)):
-                group.runs.append(run)
+                group[1].append(run)
         return list(groups.values())
-
-    def remove(self, group: MlflowRunGroup, why: str, *, dry_run: bool) -> Iterator[Removed]:
-        """Remove a group's runs with their artifacts; the flow's run last, as it says whose they are."""
-        for run in sorted(group.runs, key=lambda run: "profile" in run.data.tags):
-            local = urlsplit(run.info.artifact_uri)
-            freed = bytes_of(Path(unquote(local.path))) if local.scheme in ("", "file") else 0
-            if not dry_run:
-                with self._asking():
-                    self._purge(run)
-            yield Removed(kind="mlflow_run", name=run.info.run_name or run.info.run_id, why=why, bytes=freed)
 
     def _purge(self, run: "Run") -> None:
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository

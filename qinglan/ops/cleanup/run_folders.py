@@ -30,7 +30,6 @@ RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 _CHECKPOINT = re.compile(r"(checkpoint-|global_step_)\d+")
 _SUPERSEDED = re.compile(r".+\.superseded-\d+")
 _NAMING_FILES = (RUN_FILE, "*.json", f"*/{MANIFEST}")
-"""In a run's folder: what names the runs that it uses."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def plan(profile: Profile, running: Collection[str], registered: Mapping[str, st
 
     Args:
         running: names of runs that were running before `registered` was read.
-        registered: by the label of each registered version, the text that names the runs it was made of.
+        registered: for the label of each version, the text that names its runs.
     """
     root, policy = profile.paths.runs.resolve(), profile.retention
     found = RunPlan({each.name: each for each in read_folders(root)})
@@ -170,20 +169,18 @@ def remove_runs(found: RunPlan, root: Path, *, dry_run: bool) -> Iterator[Remove
 
 
 def parts(found: RunPlan, profile: Profile, now: datetime) -> Iterator[RunPart]:
-    """What may go out of this profile's runs that stay and are not running."""
+    """What may be removed from this profile's runs that stay and are not running."""
     days = {"checkpoint": profile.retention.checkpoint_days, "superseded": profile.retention.superseded_days}
     references = "\n".join(each.references for each in found.folders.values())
     for name in found.kept:
         each = found.folders[name]
         if each.profile != profile.name or is_running(each.directory):
             continue
-        going = [RunPart("checkpoint", path, each.active) for path in _checkpoints(each.directory) if each.finished]
-        going += [
-            RunPart("superseded", path, _last_written(path))
-            for path in _own_folders(each.directory)
-            if _SUPERSEDED.fullmatch(path.name)
-        ]
-        for part in going:
+        stages = [path for path in _own_folders(each.directory) if _SUPERSEDED.fullmatch(path.name)]
+        found_parts = [RunPart("superseded", path, _last_written(path)) for path in stages]
+        if each.finished:
+            found_parts += [RunPart("checkpoint", path, each.active) for path in _checkpoints(each.directory)]
+        for part in found_parts:
             is_named = part.path.relative_to(each.directory.parent).as_posix() in references
             if not is_named and is_past(part.written, days[part.kind], now):
                 yield part

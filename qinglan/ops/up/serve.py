@@ -55,9 +55,7 @@ class SimulatedService(NamedTuple):
 def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, mlflow_port: int | None = None) -> None:
     """Start everything, say where, and keep it running until Ctrl-C or SIGTERM.
 
-    Args:
-        prefect_port: where it must listen; None takes 4200, or the next one that is free.
-        mlflow_port: the same, from 5000 on.
+    Without a port the server takes 4200 or 5000, or the next one that is free.
 
     Raises:
         ConfigError: `qinglan up` runs here already, a named port is taken, the webhook's variable is not set, or there
@@ -86,8 +84,6 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
 
 @dataclass
 class _LocalSite:
-    """The site, once its first process has been started."""
-
     profile: Profile
     site: Site
     processes: Processes

@@ -129,6 +129,12 @@ def start() -> Iterator[Start]:
         thread.join()
 
 
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as opened:
+        yield opened
+
+
 def requests(count: int, model: str = REWRITER) -> list[Request]:
     bodies = (
         {"model": model, "max_tokens": 60, "messages": [{"role": "user", "content": f"虾青素怎么吃{number}"}]}
@@ -171,7 +177,7 @@ def free(ledger: Ledger, wanted: list[Request]) -> bool:
     return ledger.claim(hashes, ledger.holder) == hashes
 
 
-async def test_answers_come_at_half_price_and_without_a_latency(tmp_path: Path, start: Start):
+async def test_answers_come_at_half_price_and_without_a_latency(ledger: Ledger, start: Start):
     clock, seen = Clock(), list[BatchProgress]()
     teacher, wanted = start(batch_s=60.0, clock=clock), requests(5)
 
@@ -179,12 +185,11 @@ async def test_answers_come_at_half_price_and_without_a_latency(tmp_path: Path, 
         seen.append(progress)
         clock.now_s += 60
 
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        outcome = await ask(ledger, teacher.url, wanted, on_progress=look)
-        assert outcome == BatchOutcome(answered=5, missing=(), reasons={})
-        calls = ledger.get_many([each.request_hash for each in wanted]).values()
-        usage = ledger.usage("r", "teacher")
-        assert not ledger.open_batches(f"{SERVER} {REWRITER}", "teacher")
+    outcome = await ask(ledger, teacher.url, wanted, on_progress=look)
+    assert outcome == BatchOutcome(answered=5, missing=(), reasons={})
+    calls = ledger.get_many([each.request_hash for each in wanted]).values()
+    usage = ledger.usage("r", "teacher")
+    assert not ledger.open_batches(f"{SERVER} {REWRITER}", "teacher")
     full_price = (PRICE.input_per_million_usd * usage.prompt_tokens + 10 * usage.completion_tokens) / 1e6
     assert usage.cost_usd == pytest.approx(full_price / 2)
     assert {call.latency_ms for call in calls} == {None}
@@ -192,44 +197,30 @@ async def test_answers_come_at_half_price_and_without_a_latency(tmp_path: Path, 
     assert (seen[0].completed, seen[-1].completed, seen[-1].total) == (0, 5, 5)
 
 
-async def test_what_the_ledger_has_is_not_sent_again(tmp_path: Path, start: Start):
+async def test_what_the_ledger_has_is_not_sent_again_and_batches_are_no_larger_than_asked_for(
+    ledger: Ledger, start: Start
+):
     teacher = start()
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        await ask(ledger, teacher.url, requests(3))
-        assert (await ask(ledger, teacher.url, requests(5))).answered == 5
-    assert list(map(len, teacher.store.created)) == [3, 2]
+    await ask(ledger, teacher.url, requests(4))
+    assert (await ask(ledger, teacher.url, requests(7), {"max_requests": 2})).answered == 7
+    assert sorted(map(len, teacher.store.created)) == [1, 2, 4]
 
 
-async def test_batches_are_no_larger_than_asked_for(tmp_path: Path, start: Start):
-    teacher = start()
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        assert (await ask(ledger, teacher.url, requests(7), {"max_requests": 3})).answered == 7
-    assert sorted(map(len, teacher.store.created)) == [1, 3, 3]
-
-
-async def test_no_question_stays_at_the_service(tmp_path: Path, start: Start):
-    teacher = start(fault_rate=0.3, seed=2)
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        await ask(ledger, teacher.url, requests(20))
-    assert teacher.store._files == {}
-
-
-async def test_failed_lines_are_recorded_and_left_to_the_live_pass(tmp_path: Path, start: Start):
+async def test_failed_lines_are_recorded_and_left_to_the_live_pass(ledger: Ledger, start: Start):
     teacher, wanted = start(fault_rate=0.3, seed=2), requests(40)
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        outcome = await ask(ledger, teacher.url, wanted)
-        failed = len(outcome.missing)
-        assert (outcome.answered + failed, outcome.reasons) == (40, {"http_500": failed})
-        assert failed > 3
-        usage = ledger.usage("r", "teacher")
-        assert (usage.calls, usage.failed) == (40, failed)
-        assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
+    outcome = await ask(ledger, teacher.url, wanted)
+    failed = len(outcome.missing)
+    assert (outcome.answered + failed, outcome.reasons) == (40, {"http_500": failed})
+    assert failed > 3
+    assert teacher.store._files == {}, "no question stays at the service"
+    usage = ledger.usage("r", "teacher")
+    assert (usage.calls, usage.failed) == (40, failed)
+    assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
 
 
-async def test_bad_weather_neither_loses_nor_repeats_a_batch(tmp_path: Path, start: Start):
+async def test_bad_weather_neither_loses_nor_repeats_a_batch(ledger: Ledger, start: Start):
     teacher = start(faults=0.3)
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        outcome = await ask(ledger, teacher.url, requests(6), {"max_requests": 2}, retries=8)
+    outcome = await ask(ledger, teacher.url, requests(6), {"max_requests": 2}, retries=8)
     assert outcome.answered == 6
     assert set(teacher.store.times_asked.values()) == {1}
 
@@ -246,31 +237,29 @@ async def test_bad_weather_neither_loses_nor_repeats_a_batch(tmp_path: Path, sta
         ("DELETE", "/v1/files", "lose"),
     ],
 )
-async def test_a_lost_answer_costs_nothing(tmp_path: Path, start: Start, trouble: tuple[str, str, str]):
+async def test_a_lost_answer_costs_nothing(ledger: Ledger, start: Start, trouble: tuple[str, str, str]):
     teacher = start()
     teacher.trouble.to_come.append(trouble)
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        assert (await ask(ledger, teacher.url, requests(600), {"max_requests": 600})).answered == 600
-        assert ledger.usage("r", "teacher").calls == 600
+    assert (await ask(ledger, teacher.url, requests(600), {"max_requests": 600})).answered == 600
+    assert ledger.usage("r", "teacher").calls == 600
     assert teacher.trouble.to_come == []
     assert len(teacher.store.created) == 1
 
 
-async def test_an_expired_batch_gives_what_it_has(tmp_path: Path, start: Start):
+async def test_an_expired_batch_gives_what_it_has(ledger: Ledger, start: Start):
     clock = Clock()
     teacher, wanted = start(batch_s=40.0, window_s=20.0, clock=clock), requests(10)
 
     def look(_: BatchProgress) -> None:
         clock.now_s += 60
 
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        outcome = await ask(ledger, teacher.url, wanted, on_progress=look)
-        assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
+    outcome = await ask(ledger, teacher.url, wanted, on_progress=look)
+    assert free(ledger, [each for each in wanted if each.request_hash in outcome.missing])
     assert outcome.answered == 5
     assert outcome.reasons == {"batch_expired": len(outcome.missing)}
 
 
-async def test_a_late_batch_is_cancelled_and_gives_what_it_has(tmp_path: Path, start: Start):
+async def test_a_late_batch_is_cancelled_and_gives_what_it_has(ledger: Ledger, start: Start):
     clock = Clock()
     teacher = start(batch_s=60.0, clock=clock)
     began_s = clock.now_s
@@ -280,40 +269,36 @@ async def test_a_late_batch_is_cancelled_and_gives_what_it_has(tmp_path: Path, s
         (batch,) = teacher.store._batches.values()
         clock.now_s = began_s + (30 if batch.cancelling_s is None else 60)
 
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        settings = {"give_up_after_h": 0.6 / 3600}
-        outcome = await ask(ledger, teacher.url, requests(50), settings, on_progress=look)
+    settings = {"give_up_after_h": 0.6 / 3600}
+    outcome = await ask(ledger, teacher.url, requests(50), settings, on_progress=look)
     assert outcome.answered == 25
     assert outcome.reasons == {"batch_cancelled": len(outcome.missing)}
 
 
 async def test_a_batch_that_does_not_even_end_when_cancelled_is_given_up(
-    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, start: Start, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("qinglan.clients.batch_api.jobs._CANCEL_WITHIN_S", 0.05)
     teacher, wanted = start(batch_s=20.0), requests(3)
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        outcome = await ask(ledger, teacher.url, wanted, {"give_up_after_h": 0.05 / 3600})
-        assert (len(outcome.missing), outcome.reasons) == (3, {"batch_late": 3})
-        assert free(ledger, wanted)
-        assert ledger.open_batches(f"{SERVER} {REWRITER}", "teacher")
+    outcome = await ask(ledger, teacher.url, wanted, {"give_up_after_h": 0.05 / 3600})
+    assert (len(outcome.missing), outcome.reasons) == (3, {"batch_late": 3})
+    assert free(ledger, wanted)
+    assert ledger.open_batches(f"{SERVER} {REWRITER}", "teacher")
 
 
-async def test_a_batch_that_fails_as_a_whole_says_why(tmp_path: Path, start: Start):
+async def test_a_batch_that_fails_as_a_whole_says_why(ledger: Ledger, start: Start):
     wanted = requests(3, model="no-such-model")
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        outcome = await ask(ledger, start().url, wanted)
-        assert (outcome.answered, outcome.reasons) == (0, {"batch_model_not_found": 3})
-        assert free(ledger, wanted)
+    outcome = await ask(ledger, start().url, wanted)
+    assert (outcome.answered, outcome.reasons) == (0, {"batch_model_not_found": 3})
+    assert free(ledger, wanted)
 
 
-async def test_a_batch_that_the_service_lost_is_left_to_the_live_pass(tmp_path: Path, start: Start):
+async def test_a_batch_that_the_service_lost_is_left_to_the_live_pass(ledger: Ledger, start: Start):
     first, second, wanted = start(batch_s=60.0), start(), requests(3)
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        await ask_and_die(ledger, first.url, wanted)
-        outcome = await ask(ledger, second.url, wanted)
-        assert (len(outcome.missing), outcome.reasons) == (3, {"batch_lost": 3})
-        assert free(ledger, wanted)
+    await ask_and_die(ledger, first.url, wanted)
+    outcome = await ask(ledger, second.url, wanted)
+    assert (len(outcome.missing), outcome.reasons) == (3, {"batch_lost": 3})
+    assert free(ledger, wanted)
 
 
 async def test_a_restart_waits_for_its_batch(tmp_path: Path, start: Start):
@@ -327,14 +312,13 @@ async def test_a_restart_waits_for_its_batch(tmp_path: Path, start: Start):
     assert sorted(map(len, teacher.store.created)) == [2, 4]
 
 
-async def test_somebody_elses_finished_batch_is_merged_in_passing(tmp_path: Path, start: Start):
+async def test_somebody_elses_finished_batch_is_merged_in_passing(ledger: Ledger, start: Start):
     clock = Clock()
     teacher, theirs = start(batch_s=60.0, clock=clock), requests(8)[5:]
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        await ask_and_die(ledger, teacher.url, theirs)
-        teacher.store._batch_s, clock.now_s = 0.0, clock.now_s + 60
-        assert (await ask(ledger, teacher.url, requests(2))).answered == 2
-        assert len(ledger.get_many([each.request_hash for each in theirs])) == 3
+    await ask_and_die(ledger, teacher.url, theirs)
+    teacher.store._batch_s, clock.now_s = 0.0, clock.now_s + 60
+    assert (await ask(ledger, teacher.url, requests(2))).answered == 2
+    assert len(ledger.get_many([each.request_hash for each in theirs])) == 3
 
 
 async def test_two_at_once_send_one_batch(tmp_path: Path, start: Start):
@@ -360,29 +344,27 @@ async def test_what_somebody_is_asking_live_is_not_sent(tmp_path: Path, start: S
         assert not free(new_ledger(tmp_path), wanted[1:2])
 
 
-async def test_only_what_can_be_paid_for_is_sent(tmp_path: Path, start: Start):
+async def test_only_what_can_be_paid_for_is_sent(ledger: Ledger, start: Start):
     teacher, wanted = start(), requests(20)
     worst_case_usd = sum(batch_costs_usd(wanted, PRICE, None))
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
 
-        def left_usd() -> float:
-            return worst_case_usd / 2 - ledger.spent_usd("r")[0]
+    def left_usd() -> float:
+        return worst_case_usd / 2 - ledger.spent_usd("r")[0]
 
-        outcome = await ask(ledger, teacher.url, wanted, affordable_usd=left_usd)
-        assert left_usd() >= 0
+    outcome = await ask(ledger, teacher.url, wanted, affordable_usd=left_usd)
+    assert left_usd() >= 0
     assert 10 < outcome.answered < 20  # the real tokens left room for a second batch
     assert outcome.reasons == {"over_budget": len(outcome.missing)}
     assert len(teacher.store.created) == 2
 
 
 @pytest.mark.parametrize("status", ["404", "405"])
-async def test_a_service_without_a_batch_api_is_a_config_error(tmp_path: Path, start: Start, status: str):
+async def test_a_service_without_a_batch_api_is_a_config_error(ledger: Ledger, start: Start, status: str):
     teacher, wanted = start(), requests(2)
     teacher.trouble.to_come.append(("POST", "/v1/files", status))
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        with pytest.raises(ConfigError, match=rf"teacher: .* has no batch API .*{status}.*set distill.mode=live"):
-            await ask(ledger, teacher.url, wanted)
-        assert free(ledger, wanted)
+    with pytest.raises(ConfigError, match=rf"teacher: .* has no batch API .*{status}.*set distill.mode=live"):
+        await ask(ledger, teacher.url, wanted)
+    assert free(ledger, wanted)
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
@@ -397,10 +379,9 @@ async def test_a_refused_key_is_a_config_error_that_does_not_show_it(tmp_path: P
         assert (await ask(ledger, teacher.url, requests(2))).answered == 2
 
 
-async def test_a_dead_service_leaves_all_to_the_live_pass(tmp_path: Path):
-    with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
-        outcome = await ask(ledger, "http://127.0.0.1:9/v1", requests(2), retries=0)
-        assert (len(outcome.missing), outcome.reasons) == (2, {"teacher_unavailable": 2})
+async def test_a_dead_service_leaves_all_to_the_live_pass(ledger: Ledger):
+    outcome = await ask(ledger, "http://127.0.0.1:9/v1", requests(2), retries=0)
+    assert (len(outcome.missing), outcome.reasons) == (2, {"teacher_unavailable": 2})
 
 
 class Killed(BaseException):

@@ -1,19 +1,16 @@
 """The contract probe over real HTTP, against services that each have one defect, and against the simulator itself."""
 
 import itertools
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
-import uvicorn
 from fake_service import PRICE, FakeService, Script
-from waiting import wait_until
+from fastapi.testclient import TestClient
 
 from qinglan.clients.contract import FALLBACK, ContractFinding, examine, pair_of, probe_rag
-from qinglan.clients.rag import Passage
+from qinglan.clients.rag import Passage, read_passages, request_body
 from qinglan.config import Profile, Rag
 from qinglan.errors import ConfigError, QinglanError
 from qinglan.ops.preflight import inspect_profile, require
@@ -76,8 +73,11 @@ def mixing(body: Body) -> list[Found]:
     return search(body["query"] + body.get("rewritten_query", ""))
 
 
-def without_ids(body: Body) -> list[Found]:
-    return [passage | {"id": None} for passage in honest(body)]
+def with_id(make: Callable[[], Any]) -> Callable[[Body], list[Found]]:
+    return lambda body: [passage | {"id": make()} for passage in honest(body)]
+
+
+without_ids = with_id(lambda: None)
 
 
 def few(text: str, rerank_by: str | None = None) -> list[Found]:
@@ -164,16 +164,19 @@ def test_limits_and_ids_are_noted(serve: Serve):
     assert findings[1].text.startswith("no passage has an `id`: gold top-1 can't be measured")
     half = service(lambda body: [*without_ids(body)[:1], *honest(body)[1:]])
     assert "3 of 15 passages lack an `id`" in probe(serve, half)[0][1].text
-
-
-def test_ids_made_up_for_every_answer_are_noted(serve: Serve):
     number = itertools.count()
-    fresh = service(lambda body: [passage | {"id": next(number)} for passage in honest(body)])
-    assert kinds(serve, fresh) == ["honoured", "ids_change"]
+    assert kinds(serve, service(with_id(lambda: next(number)))) == ["honoured", "ids_change"]
+    chunks_of_one_document = service(with_id(lambda: "d"))
+    assert kinds(serve, chunks_of_one_document) == ["honoured"]
 
 
-def test_chunks_of_one_document_may_share_its_id(serve: Serve):
-    assert kinds(serve, service(lambda body: [passage | {"id": "d"} for passage in honest(body)])) == ["honoured"]
+def test_the_simulator_keeps_the_contract():
+    client = TestClient(create_app(Retriever(documents())))
+
+    def ask(query: str, rewrite: str | None) -> list[Passage]:
+        return read_passages(client.post("/retrieve", json=request_body(Rag(), "t", query, rewrite)).content, "")
+
+    assert [finding.kind for finding in examine(ask, Rag(), *FALLBACK)] == ["honoured"]
 
 
 @pytest.mark.parametrize(
@@ -205,24 +208,6 @@ def test_the_probes_are_two_questions_that_differ():
         "鱼油咋吃？", "钙片怎么存放",
     )  # fmt: skip
     assert pair_of(["鱼油咋吃？", "鱼油咋吃", "！"]) == FALLBACK == pair_of([])
-
-
-@contextmanager
-def running_simulator() -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(create_app(Retriever(documents())), port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until("the simulator", lambda: server.started, look_every_s=0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/retrieve"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-def test_the_simulator_keeps_the_contract():
-    with running_simulator() as url:
-        assert [finding.kind for finding in probe_rag(Rag(url=url), "t")] == ["honoured"]
 
 
 def checked(profile: Profile) -> Any:

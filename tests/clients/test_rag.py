@@ -1,13 +1,12 @@
 """The RAG's contract over real HTTP: what is sent, what breaks it, what is tried again and how that is counted."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fake_service import FakeService, Script, recall
+from fake_service import FakeService, Script, recall, script_of
 
 from qinglan.clients.rag import CallCount, RagClient, read_answer
 from qinglan.config import Rag
@@ -24,11 +23,6 @@ async def client(url: str, **options: Any) -> AsyncIterator[RagClient]:
         yield made
     finally:
         await made.close()
-
-
-def script_of(*replies: Any) -> Script:
-    left = list(replies)
-    return lambda _: left.pop(0) if len(left) > 1 else left[0]
 
 
 async def test_request_and_answer(serve: Serve):
@@ -184,21 +178,6 @@ def test_a_token_that_no_header_can_hold_is_refused_unseen(monkeypatch: pytest.M
     with pytest.raises(ConfigError, match="rag: the value of RAG_KEY has characters") as caught:
         RagClient(Rag(api_key_env="RAG_KEY"), "http://127.0.0.1:9", "t")
     assert "s3cr" not in str(caught.value)
-
-
-async def test_no_more_requests_at_once_than_allowed(serve: Serve):
-    at_once: list[int] = [0, 0]
-
-    def slow(_: Any) -> Any:
-        at_once[0] += 1
-        at_once[1] = max(at_once)
-        time.sleep(0.03)
-        at_once[0] -= 1
-        return FOUND
-
-    async with client(serve(slow).url, concurrency=2) as rag:
-        await asyncio.gather(*(rag.retrieve(str(n)) for n in range(6)))
-    assert at_once[1] == 2
 
 
 async def test_a_caller_can_count_its_own_requests_and_forgo_retries(serve: Serve):

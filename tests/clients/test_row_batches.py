@@ -37,11 +37,6 @@ def timeout() -> TeacherError:
     return TeacherError("late", "teacher_timeout", transient=True)
 
 
-async def test_rows_come_back_in_order():
-    done = await RowBatch(0, ROWS).run(Worker({}), last_attempt=False)
-    assert [(r.id, r.answer) for r in done] == [("0", "改写"), ("1", "改写"), ("2", "改写")]
-
-
 async def test_only_missing_rows_are_tried_again():
     batch, work = RowBatch(4, ROWS), Worker({"1": [timeout()]})
     with pytest.raises(BatchIncompleteError, match="batch 4: 1 rows to try again; first: late"):

@@ -12,6 +12,12 @@ Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
 Script = Callable[[dict[str, Any]], Reply]
 
 
+def script_of(*replies: Any) -> Script:
+    """One reply after the other, the last one for good."""
+    left = list(replies)
+    return lambda _: left.pop(0) if len(left) > 1 else left[0]
+
+
 class FakeService:
     """A real HTTP server on loopback. Remembers the bodies and headers that it was sent."""
 

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from baselines import BASELINE as BASE
 
 from qinglan.config import Reward, Tenant
 from qinglan.errors import TeacherError
@@ -11,14 +12,6 @@ from qinglan.recipes import Baseline, GradedRewrite
 from qinglan.recipes.query_rewrite import RECIPE, entity_kept, is_repetitive, user_text
 from qinglan.rows import Retrieved
 
-BASE = Baseline(
-    row_id="1",
-    question="虾青素咋吃",
-    gold_id="",
-    teacher_rewrite="虾青素 服用方法",
-    teacher_quality=0.5,
-    teacher_judge=3.0,
-)
 REWRITE = "虾青素 推荐用量"
 
 

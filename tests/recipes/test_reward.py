@@ -13,12 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from baselines import BASELINE as BASE
 from fake_service import FakeService, Script, completion, recall
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.errors import LedgerError
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.recipes import Baseline, RetrievalRecipe, Scored, query_rewrite
+from qinglan.recipes import RetrievalRecipe, Scored, query_rewrite
 from qinglan.recipes.scoring.samples import SampleWatch
 from qinglan.recipes.scoring.scorer import judge_asked
 from qinglan.recipes.scoring.service import RewardService
@@ -26,14 +27,6 @@ from qinglan.training import reward
 from qinglan.training.reward import RewardActor, close_reward_service
 
 Serve = Callable[[Script], FakeService]
-BASE = Baseline(
-    row_id="1",
-    question="虾青素咋吃",
-    gold_id="",
-    teacher_rewrite="虾青素 服用方法",
-    teacher_quality=0.5,
-    teacher_judge=3.0,
-)
 REWRITE = "虾青素 推荐用量"
 KEYS = {
     *Scored.__dataclass_fields__,
@@ -153,31 +146,17 @@ async def test_a_sample_is_scored_logged_and_paid_once(site: Site):
     assert "gold_top1" not in site.entries()[0]
 
 
-async def test_each_distinct_rewrite_is_asked_for_once_and_the_baseline_never(site: Site):
-    await site.open().score_all(rewrites(20) * 3)
+async def test_each_distinct_rewrite_is_asked_for_once_over_restarts_and_the_baseline_never(site: Site):
+    first = await site.open().score_all(rewrites(20) * 3)
+    await site.opened[0].close()
+    assert sum(entry["rag_calls"] for entry in site.entries()) == 20
+    again = await site.open().score_all(rewrites(20))
+    assert [each["score"] for each in again] == [each["score"] for each in first[:20]]
     assert sorted(body["rewritten_query"] for body in site.rag.bodies) == sorted(rewrites(20))
     assert len(site.judge.bodies) == 20
-    assert sum(entry["rag_calls"] for entry in site.entries()) == 20
-
-
-async def test_a_restarted_service_asks_for_nothing_again(site: Site):
-    first = await site.open().score_all(rewrites(20))
-    await site.opened[0].close()
-    again = await site.open().score_all(rewrites(20))
-    assert [each["score"] for each in again] == [each["score"] for each in first]
-    assert (len(site.rag.bodies), len(site.judge.bodies)) == (20, 20)
+    with open_ledger(ledger_url(LedgerStore(), site.folder)) as ledger:
+        assert ledger.usage("r", "judge").cost_usd == pytest.approx(sum(each["judge_cost_usd"] for each in first))
     assert {(each["rag_calls"], each["rag_cached"], each["judge_cached"]) for each in again} == {(0, 1, 1)}
-
-
-async def test_stored_retrievals_are_written_when_the_service_closes(site: Site):
-    def kept() -> int:
-        with open_ledger(ledger_url(LedgerStore(), site.folder)) as ledger:
-            return len(ledger.retrieval_keys("r"))
-
-    await site.open(reward=Reward(judge_weight=0, guard_min_judge=0, relevance_gate=False)).score(REWRITE)
-    assert kept() == 0
-    await site.opened[0].close()
-    assert kept() == 1
 
 
 async def test_another_run_asks_a_live_rag_anew_and_a_fixed_one_not(site: Site):
@@ -223,35 +202,24 @@ async def test_rag_and_judge_are_asked_at_the_same_time(site_of: Callable[..., S
     assert (scored["invalid"], both.broken) == (0, False)
 
 
-async def test_an_empty_rewrite_is_the_policys_failure(site: Site):
-    scored = await site.open().score("<|im_end|>")
-    assert (scored["score"], scored["invalid"]) == (-1.0, 0.0)
-    assert scored.keys() == KEYS
-    assert site.rag.bodies == site.judge.bodies == []
-
-
 @pytest.mark.parametrize(
-    ("reward", "gold_id", "relevant"),
+    ("reward", "gold_id", "relevant", "teacher_quality", "win"),
     [
-        (Reward(), "", 0.0),
-        (Reward(), "g", math.nan),
-        (Reward(use_labels=False), "g", 0.0),
-        (Reward(relevance_gate=False), "", math.nan),
+        (Reward(), "", 0.0, 0.5, Reward().loss),
+        (Reward(), "g", math.nan, 0.01, 0.0),
+        (Reward(use_labels=False), "g", 0.0, 0.0, 0.0),
+        (Reward(relevance_gate=False), "", math.nan, 0.5, Reward().loss),
     ],
 )
-async def test_an_empty_rewrite_is_irrelevant_only_where_relevance_is_asked_for(
-    site: Site, reward: Reward, gold_id: str, relevant: float
+async def test_an_empty_rewrite_is_the_policys_failure_and_asks_nobody(
+    site: Site, reward: Reward, gold_id: str, relevant: float, teacher_quality: float, win: float
 ):
-    scored = await site.open(reward=reward).score("", gold_id=gold_id)
+    """It loses only to a teacher that found something, and is irrelevant only where relevance is asked for."""
+    scored = await site.open(reward=reward).score("<|im_end|>", gold_id=gold_id, teacher_quality=teacher_quality)
+    assert (scored["score"], scored["invalid"], scored["win"], scored["rq_gain"]) == (-1.0, 0.0, win, -teacher_quality)
     assert scored["relevant"] == pytest.approx(relevant, nan_ok=True)
-
-
-@pytest.mark.parametrize(("teacher_quality", "win"), [(0.5, Reward().loss), (0.01, 0.0), (0.0, 0.0)])
-async def test_an_empty_rewrite_loses_only_to_a_teacher_that_found_something(
-    site: Site, teacher_quality: float, win: float
-):
-    scored = await site.open().score("", teacher_quality=teacher_quality)
-    assert (scored["score"], scored["win"], scored["rq_gain"]) == (-1.0, win, -teacher_quality)
+    assert scored.keys() == KEYS
+    assert site.rag.bodies == site.judge.bodies == []
 
 
 async def test_without_a_label_the_judge_is_asked_about_the_passage_too(site_of: Callable[..., Site]):
@@ -333,14 +301,6 @@ async def test_an_outage_costs_no_sample(site_of: Callable[..., Site], down: str
     assert outages == [(down, "began"), (down, "ended")]
 
 
-async def test_an_outage_that_does_not_end_leaves_the_samples_unscored(site_of: Callable[..., Site]):
-    site = site_of((503, {}))
-    scored = await site.open(reward=Reward(max_outage_s=0.5, relevance_gate=False)).score_all(rewrites(5))
-    assert {each["invalid"] for each in scored} == {1}
-    assert all("rag has been down for" in reason for reason in site.invalid())
-    assert len(site.invalid()) == 5
-
-
 async def test_a_spent_budget_is_logged(site: Site):
     worker = site.open(budget=Budget(per_run_usd=1e-6))
     assert [(await worker.score(text))["invalid"] for text in rewrites(2)] == [0, 1]
@@ -382,12 +342,6 @@ async def test_a_row_without_a_baseline_is_a_bug_and_heard_of(site: Site):
     with pytest.raises(ValueError, match="teacher_quality"):
         await site.open().score(REWRITE, teacher_quality=None)
     assert "validation error for Baseline" in site.invalid()[0]
-
-
-async def test_the_ledger_knows_what_the_judge_cost(site: Site):
-    scored = await site.open().score_all(rewrites(3))
-    with open_ledger(ledger_url(LedgerStore(), site.folder)) as ledger:
-        assert ledger.usage("r", "judge").cost_usd == pytest.approx(sum(each["judge_cost_usd"] for each in scored))
 
 
 def test_the_services_file_holds_no_secret_and_names_the_training(site: Site, monkeypatch: pytest.MonkeyPatch):

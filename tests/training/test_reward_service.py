@@ -15,12 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
+from baselines import BASELINE as BASE
 from fake_service import FakeService, Script, completion, recall
 from waiting import wait_until
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.recipes import Baseline, RetrievalRecipe
+from qinglan.recipes import RetrievalRecipe
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.launcher import JsonlTail
 from qinglan.training.engines.verl_overrides import REWARD_FUNCTION
@@ -50,14 +51,6 @@ close_reward_service(service)
 with open(path + ".scored", "w") as stream:
     json.dump(scored, stream)
 """
-BASE = Baseline(
-    row_id="1",
-    question="虾青素咋吃",
-    gold_id="",
-    teacher_rewrite="虾青素 服用方法",
-    teacher_quality=0.5,
-    teacher_judge=3.0,
-)
 
 
 class SlowRag:

@@ -1,7 +1,6 @@
 """A site with a Prefect server, MLflow and a ledger that is written to: backed up, lost, restored, found again."""
 
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,9 +18,9 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.ledger import Call, Order
 from qinglan.ops.prefect.api import RetryingClient
+from qinglan.ops.up import Site
 from qinglan.runs.artifacts import StageResult, sha256_of, write_jsonl
-from qinglan.runs.command import QUIET_ENV, Command
-from qinglan.runs.processes import HOST, Processes, free_port
+from qinglan.runs.processes import Processes, free_port
 from qinglan.runs.run import find_run, load_stages, open_run, save_stage
 
 pytestmark = [
@@ -50,15 +49,12 @@ def call(request_hash: str) -> Call:
 @contextmanager
 def prefect_server(state: Path, logs: Path) -> Iterator[httpx2.Client]:
     """As `qinglan up` starts it: its database under the state folder."""
-    port = free_port()
-    api = f"http://{HOST}:{port}/api"
-    env = QUIET_ENV | {"PREFECT_HOME": str(state / "prefect"), "PREFECT_API_URL": api}
-    with Processes(logs, lambda _: None) as processes:
-        argv = [sys.executable, "-m", "prefect", "server", "start", f"--host={HOST}", f"--port={port}"]
-        processes.start("prefect", Command(argv, env))
-        processes.wait_for("Prefect", f"{api}/health")
+    site = Site(state, "", prefect_port=free_port())
+    with Processes(logs, print) as processes:
+        processes.start("prefect", site.prefect_server())
+        processes.wait_for("Prefect", f"{site.api_url}/health")
         # On SQLite the server answers 503 while it is at work itself, as it is when it has just started.
-        with RetryingClient(base_url=api, trust_env=False, timeout=120) as client:
+        with RetryingClient(base_url=site.api_url, trust_env=False, timeout=120) as client:
             yield client
 
 

@@ -1,11 +1,8 @@
 """Clean-up against the real things: Prefect's server forgets old flow runs, MLflow's registry loses nothing."""
 
 import os
-import signal
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,8 @@ from qinglan.ops.cleanup import Cleaned, clean_up
 from qinglan.ops.prefect.api import RetryingClient
 from qinglan.ops.up import site as up
 from qinglan.recipes.scoring.keys import scoring_digest
-from qinglan.runs.processes import answers, free_port
+from qinglan.runs.command import Command
+from qinglan.runs.processes import Processes, free_port
 from qinglan.runs.run import Run, load_stages
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.lineage import figure_of, rows_behind, subject_of
@@ -34,7 +32,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # MLflow's own use of SQLAlchemy
 ]
-DEADLINE_S = 120
 LATER = datetime.now(UTC) + timedelta(days=40)
 NOTHING_STAYS = {
     "run_days": 0, "runs_per_flow": 1, "unfinished_days": 0, "checkpoint_days": 0, "superseded_days": 0,
@@ -107,25 +104,19 @@ def test_what_a_registered_model_was_made_of_survives_the_strictest_policy(tmp_p
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx2.Client]:
     """A server of Prefect's that this site uses."""
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+        monkeypatch.delenv(name)
     site = up.Site(tmp_path, "", prefect_port=free_port())
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= site.prefect_server().env | {"PREFECT_HOME": str(tmp_path / "prefect")}
+    server = site.prefect_server()
     # Its scheduler makes anew what is removed before its time has come.
-    env |= {"PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false"}
-    with (tmp_path / "server.log").open("wb") as log:
-        process = subprocess.Popen(site.prefect_server().argv, env=env, stdout=log, stderr=log, start_new_session=True)
-    try:
-        said, health = (tmp_path / "server.log").read_text, f"{site.api_url}/health"
-        wait_until("Prefect", lambda: process.poll() is not None or answers(health), DEADLINE_S, explain=said)
-        assert process.poll() is None, said()
+    env = server.env | {"PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false"}
+    with Processes(tmp_path / "logs", print) as processes:
+        processes.start("prefect", Command(server.argv, env))
+        processes.wait_for("Prefect", f"{site.api_url}/health")
         monkeypatch.setenv("PREFECT_API_URL", site.api_url)
         # On SQLite the server answers 503 while it is at work itself, as it is when it has just started.
         with RetryingClient(base_url=site.api_url, trust_env=False, timeout=30) as client:
             yield client
-    finally:
-        with suppress(ProcessLookupError):  # it ended by itself
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def ask(api: httpx2.Client, address: str, **body: Any) -> Any:
@@ -174,14 +165,8 @@ def test_old_flow_runs_go_whoever_started_them_and_what_runs_stays(api: httpx2.C
     for number in range(3):
         ask(api, "artifacts/", key="run", type="markdown", data=str(number), flow_run_id=by_hand)
     ask(api, "artifacts/", key="run", type="markdown", data="at work", flow_run_id=at_work)
-    line = {
-        "name": "n",
-        "level": 20,
-        "message": "m",
-        "timestamp": datetime.now(UTC).isoformat(),
-        "flow_run_id": by_hand,
-    }
-    api.post("logs/", json=[line]).raise_for_status()
+    line = {"name": "n", "level": 20, "message": "m", "timestamp": datetime.now(UTC).isoformat()}
+    api.post("logs/", json=[line | {"flow_run_id": by_hand}]).raise_for_status()
     everything = names(api)
     assert old | foreign_old | {at_work} <= everything
 

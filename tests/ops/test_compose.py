@@ -1,4 +1,4 @@
-"""compose.yaml, the Dockerfiles and docs/containers.md: each alone, and that they say the same."""
+"""compose.yaml and the Dockerfiles: each alone, and that they say the same."""
 
 import re
 import shlex
@@ -31,15 +31,8 @@ def read(name: str) -> str:
 COMPOSE: dict[str, Any] = yaml.safe_load(read("compose.yaml"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 VERSION = tomllib.loads(read("pyproject.toml"))["project"]["version"]
-SITES_OWN = (
-    "secrets/keys/OPENAI_API_KEY",
-    "data/questions.xlsx",
-    "profiles/team.yaml",
-    ".env",
-    "compose.override.yaml",
-    "review.xlsx",
-    "review-march.xlsx",
-)
+SITES_OWN = ["secrets/keys/OPENAI_API_KEY", "data/questions.xlsx", "profiles/team.yaml", ".env"]
+SITES_OWN += ["compose.override.yaml", "review.xlsx", "review-march.xlsx"]
 every_service = pytest.mark.parametrize("name", SERVICES)
 
 
@@ -138,23 +131,15 @@ def test_every_address_is_that_of_a_service_within_reach(name: str) -> None:
         assert host in STORES or f"port={port}" in own_words, f"{host} does not listen on {port}"
 
 
-def pools(text: str) -> set[str]:
-    return set(re.findall(r"--pool[= ](\S+)", text))
-
-
 def test_every_work_pool_has_a_worker() -> None:
-    served = {pool for s in SERVICES.values() for pool in pools(" ".join(map(str, s.get("command", []))))}
-    assert served == set(pools_of(ROOT / "deployments" / "prefect.yaml"))
+    words = " ".join(str(word) for service in SERVICES.values() for word in service.get("command", []))
+    assert set(re.findall(r"--pool[= ](\S+)", words)) == set(pools_of(ROOT / "deployments" / "prefect.yaml"))
 
 
 @pytest.mark.parametrize(("image", "service"), [("orchestrator", "worker"), ("trainer", "trainer")])
 def test_an_image_alone_is_the_worker_that_compose_starts(image: str, service: str) -> None:
     steps = dict(instructions(ROOT / "docker" / f"{image}.Dockerfile"))
-    command = yaml.safe_load(steps["CMD"])
-    assert command == SERVICES[service]["command"]
-    assert shlex.join(SERVICES[service]["healthcheck"]["test"][1:]) in steps["HEALTHCHECK"].replace('"', "").replace(
-        ", ", " "
-    )
+    assert yaml.safe_load(steps["CMD"]) == SERVICES[service]["command"]
     assert steps["USER"] == SERVICES[service]["user"]
 
 
@@ -202,11 +187,11 @@ def test_the_containers_profile_fits_what_compose_gives() -> None:
     assert f"--profile={profile.name}" in SERVICES["serve"]["command"]
 
 
-@pytest.mark.parametrize("name", SITES_OWN)
-def test_git_passes_over_what_a_site_puts_into_the_checkout(name: str, tmp_path: Path) -> None:
+def test_git_passes_over_what_a_site_puts_into_the_checkout(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     shutil.copy(ROOT / ".gitignore", tmp_path)
-    assert subprocess.run(["git", "check-ignore", "--quiet", name], cwd=tmp_path).returncode == 0
+    ignored = subprocess.run(["git", "check-ignore", *SITES_OWN], cwd=tmp_path, capture_output=True, text=True)
+    assert ignored.stdout.split() == SITES_OWN
 
 
 @pytest.mark.parametrize(
@@ -219,19 +204,3 @@ def test_prefect_is_tuned_as_by_qinglan_up(names: list[str], tuning: dict[str, s
     wanted = {key: value for key, value in tuning.items() if key not in not_here}
     for name in names:
         assert wanted.items() <= environment(SERVICES[name]).items()
-
-
-@pytest.mark.parametrize("page", ["docs/containers.md", "docker/README.md"])
-def test_the_docs_name_what_there_is(page: str) -> None:
-    text = read(page)
-    assert set(re.findall(r"qinglan-(?:orchestrator|trainer):[\d.]+", text)) <= {f"{image}:{VERSION}" for image in OWN}
-    assert all((ROOT / name).exists() for name in re.findall(r"\bdocker/[\w.-]+\.\w+", text))
-
-
-def test_the_guide_knows_every_service_port_setting_and_secret() -> None:
-    text = read("docs/containers.md")
-    assert not [name for name in SERVICES if f"`{name}`" not in text]
-    assert not [name for name in re.findall(r"\$\{([A-Z_]+)", read("compose.yaml")) if f"`{name}`" not in text]
-    for service in SERVICES.values():
-        assert all(port.rsplit(":", 1)[1] in text for port in service.get("ports", []))
-    assert {f"`{name}`" for name in COMPOSE["volumes"]} <= set(re.findall(r"`\w+`", text))

@@ -4,18 +4,17 @@ The steps of a Dockerfile run as they stand there, in a folder that holds what i
 Only the trainer's engines, some gigabytes of CUDA libraries, are looked up and not installed.
 """
 
-import http.client
 import os
 import re
 import shutil
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import yaml
 from postgres import PostgresServer, postgres_server
@@ -149,8 +148,11 @@ class Services:
         for secret in (self.folder / "run" / name).iterdir():
             if re.search(leave_out, secret.name):
                 secret.unlink()
+        self.spawn(name, self.argv(name), variables)
+
+    def spawn(self, name: str, argv: list[str], variables: dict[str, str]) -> None:
         log = self.stack.enter_context((self.folder / f"{name}.log").open("wb"))
-        process = subprocess.Popen(self.argv(name), cwd=self.folder, env=variables, stdout=log, stderr=log)
+        process = subprocess.Popen(argv, cwd=self.folder, env=variables, stdout=log, stderr=log)
         self.stack.callback(_end, process)
 
     def run(self, name: str) -> str:
@@ -223,18 +225,15 @@ def services(orchestrator: Path, tmp_path: Path) -> Iterator[Services]:
 
 
 def get(port: int, path: str, host: str) -> int:
-    with closing(http.client.HTTPConnection(HOST, port, timeout=120)) as connection:
-        connection.request("GET", path, headers={"Host": host})
-        return connection.getresponse().status
+    address = f"http://{HOST}:{port}{path}"
+    return httpx2.get(address, headers={"Host": host}, trust_env=False, timeout=120).status_code
 
 
 def test_the_services_of_compose_come_up_and_find_each_other(services: Services) -> None:
     ports = services.ports
     if broker := shutil.which("valkey-server") or shutil.which("redis-server"):
-        argv = [broker, services.folder / "secrets" / "valkey.conf", "--port", str(ports["valkey"])]
-        with (services.folder / "valkey.log").open("wb") as log:
-            process = subprocess.Popen(argv, cwd=services.folder, stdout=log, stderr=log)
-        services.stack.callback(_end, process)
+        config = services.folder / "secrets" / "valkey.conf"
+        services.spawn("valkey", [broker, str(config), "--port", str(ports["valkey"])], dict(os.environ))
         services.start("prefect", PREFECT_REDIS_MESSAGING_PORT=str(ports["valkey"]))
     else:  # its settings need one
         services.start("prefect", "MESSAGING|ORDERING|LEASE_STORAGE|DOCKET")
@@ -250,6 +249,8 @@ def test_the_services_of_compose_come_up_and_find_each_other(services: Services)
     assert _profiles_of_the_form(services) >= {"team", "mine", "fivedoctors", "embedded"}
     services.start("worker", PREFECT_WORKER_WEBSERVER_PORT=str(ports["worker"]))
     services.wait_for("worker", ports["worker"])
+    assert {pool["name"] for pool in _listed(services, "work_pools")} >= {"qinglan", "qinglan-trainer"}
+    wait_until("a worker", lambda: _online_pools(services), explain=lambda: _listed(services, "work_pools"))
     assert _online_pools(services) == {"qinglan"}
     services.wait_for("mlflow", ports["mlflow"])
     assert get(ports["mlflow"], "/api/2.0/mlflow/experiments/get?experiment_id=0", "mlflow:5000") == 200
@@ -258,19 +259,11 @@ def test_the_services_of_compose_come_up_and_find_each_other(services: Services)
 
 def _serve_s3(services: Services) -> None:
     """Something that speaks S3, with the keys that compose has."""
-    keys = ",".join(
-        (services.folder / "secrets" / name).read_text().strip() for name in ("s3_access_key", "s3_secret_key")
-    )
+    keys = ",".join((services.folder / "secrets" / f"s3_{name}").read_text() for name in ("access_key", "secret_key"))
     (services.folder / "s3").mkdir()
-    argv = [Path(sys.executable).with_name("rclone"), "serve", "s3", services.folder / "s3", "--config="]
-    log = services.stack.enter_context((services.folder / "s3.log").open("wb"))
-    process = subprocess.Popen(
-        [*argv, f"--addr={HOST}:{services.ports['s3']}"],
-        env={**os.environ, "RCLONE_AUTH_KEY": f'"{keys}"'},
-        stdout=log,
-        stderr=log,
-    )
-    services.stack.callback(_end, process)
+    rclone, address = Path(sys.executable).with_name("rclone"), f"--addr={HOST}:{services.ports['s3']}"
+    argv = [str(rclone), "serve", "s3", str(services.folder / "s3"), "--config=", address]
+    services.spawn("s3", argv, os.environ | {"RCLONE_AUTH_KEY": f'"{keys}"'})
     read = (services.folder / "s3.log").read_text
     wait_until("the S3 server", lambda: "Starting" in read(), explain=read)
 
@@ -284,13 +277,9 @@ def _allowed_hosts() -> str:
 def _listed(services: Services, kind: str) -> list[dict[str, Any]]:
     """Everything of a kind that Prefect's server has."""
     user, password = (services.folder / "secrets" / "prefect_auth").read_text().split(":")
-    manager = urllib.request.HTTPPasswordMgrWithPriorAuth()
     url = f"http://{HOST}:{services.ports['prefect']}/api/{kind}/filter"
-    manager.add_password(None, url, user, password, is_authenticated=True)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPBasicAuthHandler(manager))
-    request = urllib.request.Request(url, data=b"{}", headers={"content-type": "application/json"}, method="POST")
-    with opener.open(request, timeout=120) as answer:
-        listed: list[dict[str, Any]] = yaml.safe_load(answer.read())
+    answer = httpx2.post(url, json={}, auth=(user, password), trust_env=False, timeout=120)
+    listed: list[dict[str, Any]] = answer.raise_for_status().json()
     return listed
 
 
@@ -301,9 +290,4 @@ def _profiles_of_the_form(services: Services) -> set[str]:
 
 
 def _online_pools(services: Services) -> set[str]:
-    def online() -> set[str]:
-        return {pool["name"] for pool in _listed(services, "work_pools") if pool["status"] == "READY"}
-
-    assert {pool["name"] for pool in _listed(services, "work_pools")} >= {"qinglan", "qinglan-trainer"}
-    wait_until("a worker", online, explain=lambda: _listed(services, "work_pools"))
-    return online()
+    return {pool["name"] for pool in _listed(services, "work_pools") if pool["status"] == "READY"}

@@ -11,13 +11,9 @@ from qinglan.ops.up.lock import only_one
 from qinglan.ops.up.temporary import prefect_for
 
 
-def quiet(_: str) -> None:
-    """Says nothing."""
-
-
 def test_a_users_prefect_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.environ", {"PREFECT_API_URL": "http://prefect/api"})
-    with prefect_for(tmp_path, quiet):
+    with prefect_for(tmp_path, print):
         assert os.environ["PREFECT_API_URL"] == "http://prefect/api"
         assert "PREFECT_HOME" not in os.environ
     assert not list(tmp_path.iterdir())
@@ -27,7 +23,7 @@ def test_a_server_that_a_prefect_toml_names_is_left_alone(tmp_path: Path, monkey
     (tmp_path / "prefect.toml").write_text('[api]\nurl = "http://prefect/api"\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
-    with prefect_for(tmp_path / "state", quiet):
+    with prefect_for(tmp_path / "state", print):
         assert "PREFECT_API_URL" not in os.environ  # Prefect reads the file itself
 
 
@@ -35,7 +31,7 @@ def test_the_sites_server_is_joined_while_it_runs(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
     monkeypatch.setattr(temporary, "answers", lambda url: url == "http://127.0.0.1:4200/api/health")
     (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
-    with only_one(tmp_path, quiet), prefect_for(tmp_path, quiet):
+    with only_one(tmp_path, print), prefect_for(tmp_path, print):
         assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
 
 

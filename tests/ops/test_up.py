@@ -158,7 +158,7 @@ def test_a_typo_in_a_run_is_refused(site: Up, parameter: str, complaint: str):
     assert complaint in " ".join((done.stdout + done.stderr).split())
 
 
-def test_mlflow_and_the_stand_ins_answer(site: Up):
+def test_mlflow_and_the_simulators_answer(site: Up):
     with httpx2.Client(trust_env=False, timeout=60) as client:
         url = f"{site.address('MLflow')}/api/2.0/mlflow/experiments/search?max_results=1"
         assert client.get(url).status_code == 200
@@ -182,7 +182,7 @@ def test_a_killed_worker_is_started_again_and_its_run_is_crashed(site: Up):
     (worker,) = [process for process, line in lines.items() if "--pool=qinglan " in line and "supervise" not in line]
     worker.kill()
     wait_until("the crash to be noted", lambda: "CRASHED" in site.states_of(lost), explain=lambda: site.output)
-    wait_until("it to be told", lambda: f"/runs/flow-run/{lost}" in site.output, explain=lambda: site.output)
+    wait_until("it to be said", lambda: f"/runs/flow-run/{lost}" in site.output, explain=lambda: site.output)
     assert site.states_of(others)[-1] == "RUNNING"
     assert "qinglan-up ended with status 137; starting it again in 1 s" in site.output
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from filelock import FileLock
+
 from qinglan.config import Profile
 from qinglan.data.versions import tenant_folder
 from qinglan.errors import QinglanError, first_line
-from qinglan.ops.cleanup.disposal import delete, deleting
+from qinglan.ops.cleanup.disposal import PREFIX, delete
 from qinglan.ops.cleanup.mlflow_runs import Tracked
 from qinglan.ops.cleanup.prefect_runs import remove_flow_runs
 from qinglan.ops.cleanup.records import Cleaned, Kept, Removed
@@ -117,10 +119,12 @@ def _runs(clean: _CleanUp) -> None:
 
 
 def _delete_set_aside(clean: _CleanUp, root: Path) -> None:
-    """What this or any earlier clean-up has set aside, of any profile; runs may begin meanwhile."""
+    """What this or any earlier clean-up has set aside, also one that was killed, of any profile."""
     if clean.dry_run or not root.is_dir():
         return
-    with clean.noting(), deleting(root) as doomed:
-        for aside in doomed:
+    # Two clean-ups find the same things, so the second waits until the first is done.
+    with clean.noting(), FileLock(root / ".deletion.lock"):
+        for aside in sorted(root.glob(f"{PREFIX}*")):
             with clean.noting():  # what can't be deleted now is tried again next time
-                delete(aside)
+                if aside.is_dir() and not aside.is_symlink():
+                    delete(aside)

@@ -5,15 +5,11 @@ It is renamed in its own folder, as a full disk may have no space for another. S
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-from filelock import FileLock
 
 from qinglan.runs.disk_space import file_stats
 
-_PREFIX = ".removing-"
+PREFIX = ".removing-"
 
 
 def bytes_of(path: Path) -> int:
@@ -27,7 +23,7 @@ def freed_by(file: os.stat_result) -> int:
 
 def set_aside(path: Path, root: Path) -> Path:
     """Rename a folder so that it is no longer found; `root` is the folder above all, on the same file system."""
-    aside = root / f"{_PREFIX}{'.'.join(path.relative_to(root).parts)}"
+    aside = root / f"{PREFIX}{'.'.join(path.relative_to(root).parts)}"
     path.rename(aside)
     return aside
 
@@ -37,13 +33,3 @@ def delete(aside: Path) -> None:
     for folder, _, _ in os.walk(aside):
         Path(folder).chmod(0o700)
     shutil.rmtree(aside)
-
-
-@contextmanager
-def deleting(root: Path) -> Iterator[list[Path]]:
-    """What is set aside and to be deleted now, also by a clean-up that was killed before it deleted it.
-
-    Two clean-ups find the same things, so the second waits until the first is done.
-    """
-    with FileLock(root / ".deletion.lock"):
-        yield sorted(each for each in root.glob(f"{_PREFIX}*") if each.is_dir() and not each.is_symlink())

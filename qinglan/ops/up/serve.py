@@ -114,7 +114,7 @@ class _LocalSite:
                 for pool in WORK_POOLS:
                     self.processes.wait_until(f"worker of {pool}", partial(self._worker_problem, pool))
                 self._say_where(simulated, time.monotonic() - start_s)
-                self.processes.keep_running(self._recover)
+                self.processes.keep_running(self._crash_interrupted)
         finally:
             server_file.unlink(missing_ok=True)
 
@@ -123,7 +123,7 @@ class _LocalSite:
         """They end before the server does, so that they can report it."""
         for pool in WORK_POOLS:
             make_pool(self.api, pool)  # so that deploying needn't wait for the pool's worker
-        self._crash_interrupted(WORK_POOLS)
+        self._crash_interrupted(*_POOL_OF)
         # The automation never learns of a run that crashed while no server ran, and late of one that is marked now.
         # As long as no worker runs, none can take such a run at the same moment.
         for name in requeue_crashed(self.api, settled_for=timedelta(0)):
@@ -146,12 +146,10 @@ class _LocalSite:
         last = [datetime.fromisoformat(worker["last_heartbeat_time"]) for worker in workers]
         return None if any(time > self._workers_since for time in last) else "it has not reported to Prefect's server"
 
-    def _recover(self, name: str) -> None:
-        if name in _POOL_OF:
-            self._crash_interrupted([_POOL_OF[name]])
-
-    def _crash_interrupted(self, pools: Sequence[str]) -> None:
-        runs = crash_interrupted(self.api, pools)
+    def _crash_interrupted(self, *processes: str) -> None:
+        """Mark the runs of those among the processes that are workers, and that are not running."""
+        pools = [_POOL_OF[name] for name in processes if name in _POOL_OF]
+        runs = crash_interrupted(self.api, pools) if pools else []
         for cancelled in [run for run in runs if run["state_type"] == "CANCELLING"]:
             stop_cancelled(cancelled, self.say)
         crashed = [run for run in runs if run["state_type"] != "CANCELLING"]

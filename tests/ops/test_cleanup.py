@@ -443,6 +443,7 @@ def test_a_registered_version_keeps_its_run_and_what_that_uses_alias_or_not(tree
     models.registry.register(models.candidate("one", verdict="refuse", run_id=trained.name))
     cleaned = sweep(tree, **EVERYTHING)
     assert {data.name, trained.name} <= tree.names
+    assert (trained / "rl" / "model" / "weights.bin").exists()
     assert other.name not in tree.names
     assert why(cleaned, trained) == "version 1 of qinglan.default.query_rewrite was made of it"
     assert why(cleaned, data) == f"run {trained.name} uses it"
@@ -452,9 +453,9 @@ def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(tr
     client, tracker = models.client, models.tracker
     tracking = tree.profile.tracking.model_copy(update={"experiment": models.name})
     tree.profile = tree.profile.model_copy(update={"tracking": tracking})
-    gone, stays = "20250101-000000-0001", tree.run(1)
+    gone, registered, stays = "20250101-000000-0001", "20250101-000000-0003", tree.run(1)
     ids: dict[str, str] = {}
-    for name in (gone, stays.name, "20250101-000000-0002"):
+    for name in (gone, registered, stays.name, "20250101-000000-0002"):
         profile = "other" if name.endswith("2") else "test"
         tags = {"profile": profile, "qinglan.run_id": name, "run.directory": str(tree.root / name)}
         ids[name] = tracker.start_run(name, tags)
@@ -462,9 +463,11 @@ def test_mlflows_runs_go_with_their_artifacts_but_not_those_of_runs_that_stay(tr
         client.log_text(ids[f"{name} sft"], "x" * 9000, "model.txt")
     foreign = tracker.start_run("theirs", {"profile": "test", "qinglan.run_id": gone, "run.directory": "/elsewhere/x"})
     client.delete_run(foreign)
+    models.registry.register(models.candidate(mlflow_run_id=ids[f"{registered} sft"]))
     cleaned = sweep(tree, now=NOW.replace(year=2030), **EVERYTHING)
     assert sorted(each.name for each in cleaned.removed) == [gone, f"{gone} sft"]
     assert cleaned.freed_bytes >= 9000
+    assert {kept.why for kept in cleaned.kept if kept.name == registered} == {"a registered version was made of it"}
     for name, run_id in ids.items():
         if name.startswith(gone):
             with pytest.raises(MlflowException, match="not found"):

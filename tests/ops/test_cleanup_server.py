@@ -1,7 +1,6 @@
-"""Clean-up against the real things: Prefect's server forgets old flow runs, MLflow's registry loses nothing."""
+"""Clean-up of the flow runs of a real Prefect server."""
 
 import os
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,34 +8,21 @@ from typing import Any
 
 import httpx2
 import pytest
-from mlflow import MlflowClient
-from mlflow.exceptions import MlflowException
 from release_site import Site
 from waiting import wait_until
 
 from qinglan.config import Profile
-from qinglan.evaluation.models import Decision
 from qinglan.ops.cleanup import Cleaned, clean_up
 from qinglan.ops.prefect.api import RetryingClient
 from qinglan.ops.up import site as up
-from qinglan.recipes.scoring.keys import scoring_digest
 from qinglan.runs.command import Command
 from qinglan.runs.processes import Processes, free_port
-from qinglan.runs.run import Run, load_stages
-from qinglan.runs.tracking import Tracker
-from qinglan.serving.lineage import figure_of, rows_behind, subject_of
-from qinglan.serving.registry import Released, registry_of
-from qinglan.serving.registry.candidates import candidate_of
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # MLflow's own use of SQLAlchemy
 ]
 LATER = datetime.now(UTC) + timedelta(days=40)
-NOTHING_STAYS = {
-    "run_days": 0, "runs_per_flow": 1, "unfinished_days": 0, "checkpoint_days": 0, "superseded_days": 0,
-    "dataset_days": 0, "mlflow_days": 0, "log_days": 0, "flow_run_days": None,
-}  # fmt: skip
 
 
 def swept(profile: Profile, **retention: Any) -> Cleaned:
@@ -44,61 +30,6 @@ def swept(profile: Profile, **retention: Any) -> Cleaned:
     cleaned = clean_up(ruled, dry_run=False, say=print, now=LATER)
     assert not cleaned.notes
     return cleaned
-
-
-def tracked(profile: Profile, run: Run) -> tuple[str, str]:
-    """MLflow's runs of a run, as a flow leaves them: the flow's and a stage's."""
-    tracker = Tracker(profile.tracking_uri, profile.tracking, profile.paths.state)
-    tags = {"profile": profile.name, "qinglan.run_id": run.id, "run.directory": str(run.directory)}
-    parent = tracker.start_run(run.id, tags)
-    child = tracker.start_run(f"{run.id} register", {"qinglan.run_id": run.id}, parent=parent)
-    MlflowClient(profile.tracking_uri).log_text(child, "x", "log.txt")
-    return parent, child
-
-
-def register(profile: Profile, run: Run, mlflow_run_id: str) -> Released:
-    """Register the run's RL model, refused, so that no alias names it."""
-    names = ["dataset", "base_model", "sft", "rl", "evaluate"]
-    dataset, base, sft, rl, evaluated = load_stages(run.directory, names, scoring_digest(run))
-    decision = Decision(verdict="refuse", challenger="rl", rules=[])
-    candidate = candidate_of(run, decision, evaluated, dataset, {"base": base, "sft": sft, "rl": rl}, mlflow_run_id)
-    return registry_of(profile).register(candidate)
-
-
-def test_what_a_registered_model_was_made_of_survives_the_strictest_policy(tmp_path: Path):
-    site = Site(tmp_path)
-    profile, runs = site.profile, []
-    for weights in ("kept", "gone", "newest"):
-        runs.append(site.evaluated_run(weights))
-        time.sleep(1.1)  # run ids tell seconds
-    kept, gone, newest = runs
-    (kept.directory / "rl" / "checkpoints" / "global_step_5").mkdir(parents=True)
-    ids = {run.id: tracked(profile, run) for run in runs}
-    version = register(profile, kept, ids[kept.id][1])
-
-    cleaned = swept(profile, **NOTHING_STAYS)
-    assert cleaned.counts == {"run": 1, "checkpoint": 1, "mlflow_run": 2}
-    assert [kept.directory.exists(), gone.directory.exists(), newest.directory.exists()] == [True, False, True]
-    client = MlflowClient(profile.tracking_uri)
-    for run in (kept, newest):
-        assert all(client.get_run(each).info.lifecycle_stage == "active" for each in ids[run.id])
-    for each in ids[gone.id]:
-        with pytest.raises(MlflowException, match="not found"):
-            client.get_run(each)
-
-    registry = registry_of(profile)
-    folder = registry.folder(registry.version(version.version))
-    assert (folder / "model.safetensors").read_text() == "rl kept"
-    subject = subject_of(profile, version.version)
-    assert figure_of(profile, subject).agrees
-    assert rows_behind(profile, subject, "top1", worst=3)
-    assert "of 200 rows: the same" in site.qinglan("lineage", version.version, "--worst", "1")
-    kept_dir = kept.directory / "rl" / "model"
-    kept_dir.rename(tmp_path / "lost")  # and MLflow still has the weights
-    assert (registry.folder(registry.version(version.version)) / "model.safetensors").read_text() == "rl kept"
-
-
-# Prefect
 
 
 @pytest.fixture

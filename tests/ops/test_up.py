@@ -168,13 +168,6 @@ def test_mlflow_and_the_simulators_answer(site: Up):
         assert client.post(f"{site.address('Teacher')}/chat/completions", json=question).json()["choices"]
 
 
-def test_a_second_one_on_the_same_folder_is_refused_in_a_line(site: Up):
-    done = subprocess.run(site.argv, cwd=ROOT, env=site.env, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 2
-    assert f"runs here already (process {site.process.pid}, {site.address('Prefect')})" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_a_killed_worker_is_started_again_and_its_run_is_crashed(site: Up):
     lost, others = site.at_work("qinglan"), site.at_work("qinglan-trainer")
     running = [process for process in site.family if process.is_running()]

@@ -18,7 +18,7 @@ from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.ledger import Call, Order
 from qinglan.ops.prefect.api import RetryingClient
-from qinglan.ops.up import Site
+from qinglan.ops.up.site import Site
 from qinglan.runs.artifacts import StageResult, sha256_of, write_jsonl
 from qinglan.runs.processes import Processes, free_port
 from qinglan.runs.run import find_run, load_stages, open_run, save_stage

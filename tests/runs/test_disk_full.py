@@ -16,7 +16,6 @@ import pytest
 import yaml
 from fake_service import FakeService, Script, completion
 
-from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile, load_profile
 from qinglan.runs.run import runs_of
 
@@ -109,7 +108,9 @@ def test_a_refresh_survives_a_full_disk_and_pays_once(
     done = refresh(path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [each.name for each in runs_of(profile.paths.runs, "small")] == [run.name]
-    assert paid(profile) == len(teacher.answered)
+    assert sum(asking_worker.paid(profile, run.name) for run in runs_of(profile.paths.runs, "small")) == len(
+        teacher.answered
+    )
     assert teacher.answered.total() == len(teacher.answered)
 
 
@@ -120,16 +121,12 @@ def test_what_was_asked_when_the_disk_filled_up_is_in_the_ledger(
     service = serve(teacher)
     paths = {"runs": str(disk / "runs"), "state": str(disk / "state")}
     profile = profile_of(teacher={"model": "big", "base_url": service.url, "concurrency": 8}, paths=paths)
-    (tmp_path / "profile.json").write_text(profile.model_dump_json(), encoding="utf-8")
-    line = '{{"id": "{0}", "tenant": "t", "query": "虾青素{0}咋吃", "source": "q.csv:{0}"}}\n'
-    (tmp_path / "rows.jsonl").write_text("".join(line.format(n) for n in range(QUESTIONS)), encoding="utf-8")
+    asking_worker.write_questions(tmp_path, profile, QUESTIONS)
 
     def ask() -> tuple[int, str, int]:
         command = [sys.executable, asking_worker.__file__, str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-        with site_ledger(profile) as ledger:
-            usage = ledger.usage("r", "teacher")
-        return done.returncode, done.stderr, usage.calls - usage.failed
+        return done.returncode, done.stderr, asking_worker.paid(profile)
 
     status, told, paid_for = ask()
     assert status == 1
@@ -153,9 +150,3 @@ def settings(disk: Path, teacher_url: str) -> dict[str, Any]:
         "validation": {"max_failed_share": 1.0},
         "select": {"min_top1_score": 0.0, "not_worse_than_original": False},
     }
-
-
-def paid(profile: Profile) -> int:
-    with site_ledger(profile) as ledger:
-        usage = [ledger.usage(run.name, "teacher") for run in runs_of(profile.paths.runs, "small")]
-    return sum(each.calls - each.failed for each in usage)

@@ -15,55 +15,45 @@ from qinglan.runs.disk_space import explain_full_disk, free_bytes, require_disk_
 ProfileOf = Callable[..., Profile]
 
 
-def test_too_little_space_is_one_line_with_a_hint(
-    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture
+def require(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """RL needs so many bytes in a folder; 1.5 MB are free, and 1 MB is to stay free."""
     profile = profile_of(retention={"min_free_mb": 1})
-    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 5_000_000)
-    require_disk_space("rl", profile, tmp_path, 4_000_000)
+    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1_500_000)
+    return lambda needed_bytes, folder=tmp_path: require_disk_space("rl", profile, folder, needed_bytes)
+
+
+def test_too_little_space_is_one_line_with_a_hint(require: Callable[..., None], tmp_path: Path):
+    require(400_000)
     with pytest.raises(StageError) as caught:
-        require_disk_space("rl", profile, tmp_path, 70_000_000_000)
+        require(70_000_000_000)
     assert str(caught.value) == (
-        f"rl: needs 70.0 GB and {tmp_path} has 5.0 MB free; free some space, such as by "
+        f"rl: needs 70.0 GB and {tmp_path} has 1.5 MB free; free some space, such as by "
         "`qinglan clean-up --profile test`, and run again: it goes on from here"
     )
 
 
-def test_what_an_earlier_attempt_wrote_need_not_fit_again(
-    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    profile = profile_of(retention={"min_free_mb": 1})
-    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1_500_000)
-    (tmp_path / "checkpoint").write_bytes(b"x" * 3_000_000)
-    require_disk_space("rl", profile, tmp_path, 3_400_000)
-    with pytest.raises(StageError, match="needs 2"):
-        require_disk_space("rl", profile, tmp_path, 4_000_000)
-
-
 def test_checkpoints_that_go_while_they_are_counted_are_not_counted(
-    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    require: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    profile = profile_of(retention={"min_free_mb": 1})
     for step in (1, 2):
         (tmp_path / f"global_step_{step}" / "actor").mkdir(parents=True)
         (tmp_path / f"global_step_{step}" / "actor" / "shard.pt").write_bytes(b"x" * 3_000_000)
     (tmp_path / "metrics.jsonl.partial").touch()
     actor = tmp_path / "global_step_1" / "actor"
     vanish(monkeypatch, actor / "shard.pt", tmp_path / "metrics.jsonl.partial", actor)
-    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1_500_000)
-    require_disk_space("rl", profile, tmp_path, 3_400_000)
+    require(3_400_000)
     with pytest.raises(StageError, match="needs 2"):
-        require_disk_space("rl", profile, tmp_path, 4_000_000)
+        require(4_000_000)
 
 
-def test_a_stage_that_is_a_link_to_another_disk_counts(
-    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_an_earlier_attempt_wrote_on_another_disk_need_not_fit_again(require: Callable[..., None], tmp_path: Path):
     (tmp_path / "large").mkdir()
     (tmp_path / "large" / "checkpoint").write_bytes(b"x" * 3_000_000)
     (tmp_path / "rl").symlink_to("large")
-    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1_500_000)
-    require_disk_space("rl", profile_of(retention={"min_free_mb": 1}), tmp_path / "rl", 3_400_000)
+    require(3_400_000, tmp_path / "rl")
+    with pytest.raises(StageError, match="needs 2"):
+        require(4_000_000, tmp_path / "rl")
 
 
 def test_free_space_is_that_of_the_folder_to_be_made(tmp_path: Path):

@@ -178,12 +178,6 @@ def test_kill_9_of_the_supervisor_ends_the_command(tmp_path: Path):
         os.kill(pid, signal.SIGKILL)
 
 
-def test_descendants_of_this_process():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert child.pid in descendants(os.getpid())
-    assert child.pid not in descendants(os.getpid())
-
-
 def test_tail_of_a_long_log(tmp_path: Path):
     log = tmp_path / "x.log"
     log.write_bytes(b"\xff" * 20_000 + "\n结束\n".encode())

@@ -1,18 +1,31 @@
-"""Asks the teacher about the rows of a folder, as a process that a test kills: `python asking_worker.py FOLDER`."""
+"""Asks the teacher about a folder's rows, as a process that a test ends: `python asking_worker.py FOLDER`."""
 
 import asyncio
 import sys
 from functools import partial
 from pathlib import Path
 
-from qinglan.clients.roles import open_clients
+from qinglan.clients.roles import open_clients, site_ledger
 from qinglan.clients.row_batches import cut, in_order
 from qinglan.config import Profile
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row
-from qinglan.runs.artifacts import read_jsonl
+from qinglan.runs.artifacts import read_jsonl, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.simulators.services import Services
+
+
+def write_questions(folder: Path, profile: Profile, count: int) -> None:
+    (folder / "profile.json").write_text(profile.model_dump_json(), encoding="utf-8")
+    rows = [Row(id=str(n), tenant="t", query=f"虾青素{n}咋吃", source=f"q.csv:{n}") for n in range(count)]
+    write_jsonl(folder / "rows.jsonl", rows)
+
+
+def paid(profile: Profile, run_id: str = "r") -> int:
+    """Answers of the teacher that the ledger holds for a run."""
+    with site_ledger(profile) as ledger:
+        usage = ledger.usage(run_id, "teacher")
+    return usage.calls - usage.failed
 
 
 async def main(folder):

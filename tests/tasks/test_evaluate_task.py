@@ -106,12 +106,24 @@ def test_a_live_service_is_asked_for_all_arms_again(
     assert fake.arms["teacher"][0].judge_score == 4.0
 
 
-def test_another_knowledge_base_is_another_evaluation(evaluated: Any, profile_of: ProfileOf):
-    fake, keys = evaluated(), []
-    for url, digest in (("embedded", "a"), ("embedded", "b"), ("http://live/q", "a")):
-        fake.run(profile_of(rag={"url": url}), knowledge_base=digest, rl="a")
-        keys.append(fake.depends_on["knowledge_base"])
-    assert keys == ["a", "b", "now"]
+@pytest.mark.parametrize(
+    ("settings", "knowledge_base", "changed"),
+    [
+        ({"gate": {"smallest_gain": 0.2}}, "a", set()),
+        ({"sft": {"torch_dtype": "float32"}}, "a", {"torch_dtype"}),
+        ({}, "b", {"knowledge_base"}),
+        ({"rag": {"url": "http://live/q"}}, "a", {"knowledge_base", "rag"}),
+    ],
+)
+def test_what_an_evaluation_depends_on(
+    evaluated: Any, profile_of: ProfileOf, settings: dict[str, Any], knowledge_base: str, changed: set[str]
+):
+    fake = evaluated()
+    fake.run(profile_of(), knowledge_base="a", rl="a")
+    before = fake.depends_on
+    assert before["rows_sha256"] == fake.rows.sha256
+    fake.run(profile_of(**settings), knowledge_base=knowledge_base, rl="a")
+    assert {key for key in before if before[key] != fake.depends_on[key]} == changed
 
 
 def test_answers_are_evaluated_without_a_knowledge_base(evaluated: Any, profile_of: ProfileOf):
@@ -151,23 +163,6 @@ def test_the_users_own_cases_are_another_evaluation(evaluated: Any, profile_of: 
     fake.run(profile_of(evaluate={"red_team": str(own)}), rl="a")
     assert fake.depends_on["red_team"] != before
     assert "redteam-own" in fake.red_team["rl"]
-
-
-def test_the_gates_settings_are_no_part_of_an_evaluation(evaluated: Any, profile_of: ProfileOf):
-    fake, keys = evaluated(), []
-    for gain in (0.1, 0.2):
-        fake.run(profile_of(gate={"smallest_gain": gain}), rl="a")
-        keys.append(fake.depends_on)
-    assert keys[0] == keys[1]
-
-
-def test_precision_and_the_rows_beside_test_are_part_of_an_evaluation(evaluated: Any, profile_of: ProfileOf):
-    fake, types = evaluated(), []
-    for name in ("float32", "bfloat16"):
-        fake.run(profile_of(sft={"torch_dtype": name}), rl="a")
-        types.append(fake.depends_on["torch_dtype"])
-    assert types == ["float32", "bfloat16"]
-    assert fake.depends_on["rows_sha256"] == fake.rows.sha256
 
 
 def test_what_nobody_judged_is_counted_and_asked_again_where_that_helps(

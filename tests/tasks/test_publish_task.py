@@ -24,23 +24,6 @@ from qinglan.tasks.trigger_training import trigger_training
 ProfileOf = Callable[..., Profile]
 
 
-class Tracker:
-    """Remembers the datasets."""
-
-    def __init__(self) -> None:
-        self.datasets: list[tuple[str, str, str, str]] = []
-
-    def start_run(self, *_: Any, **__: Any) -> str:
-        return "child"
-
-    def log_dataset(self, run_id: str, name: str, digest: str, source: Path, context: str, profile: Any) -> None:
-        assert source.name == digest
-        self.datasets.append((run_id, name, digest, context))
-
-    def __getattr__(self, _: str) -> Callable[..., None]:
-        return lambda *_, **__: None
-
-
 class Server:
     """Prefect's, as far as it is asked here."""
 
@@ -59,18 +42,11 @@ class Server:
 
 
 @pytest.fixture
-def tracker(monkeypatch: pytest.MonkeyPatch) -> Tracker:
-    made = Tracker()
-    for module in (stage_module, publish, trigger_module):
-        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
-        monkeypatch.setattr(module, "tracker_of", lambda _: made, raising=False)
-    return made
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tracker: Tracker) -> Server:
+def server(monkeypatch: pytest.MonkeyPatch, tracker: Any) -> Server:
     made = Server()
     for module in (stage_module, publish, trigger_module):
+        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+        monkeypatch.setattr(module, "tracker_of", lambda _: tracker, raising=False)
         monkeypatch.setattr(module, "create_markdown_artifact", made.create_markdown_artifact, raising=False)
     monkeypatch.setattr(trigger_module, "run_deployment", made.run_deployment)
     monkeypatch.setattr(trigger_module, "find_server", lambda _: PrefectServer("http://test/api", "a test"))
@@ -96,7 +72,7 @@ def refreshed(profile: Profile, count: int) -> tuple[Run, StageResult]:
     )
 
 
-def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: Server, tracker: Tracker):
+def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: Server, tracker: Any):
     run, dataset = refreshed(profile_of(), 3)
     published = publish_dataset.fn(run, dataset)
     version = find_version(run.profile, "latest")
@@ -104,7 +80,7 @@ def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: 
     assert published.path("card") == version.directory / "DATA_CARD.md"
     assert server.markdown["data-card"].startswith(f"# Dataset {version.id}")
     assert tracker.datasets == [
-        ("child", "default", version.id, "published"),
+        ("child-1", "default", version.id, "published"),
         (run.mlflow_run_id, "default", version.id, "published"),
     ]
     assert pinned_splits(run.profile, "in-3") == ("", {})
@@ -204,7 +180,7 @@ def test_a_training_starts_with_what_the_refresh_was_given(
     assert parameters == {"profile": str(tmp_path / "p.yaml"), "overrides": ["data.limit=9"], "source": run.id}
 
 
-def test_a_training_on_a_published_version_is_logged(profile_of: ProfileOf, server: Server, tracker: Tracker):
+def test_a_training_on_a_published_version_is_logged(profile_of: ProfileOf, server: Server, tracker: Any):
     run, dataset = refreshed(profile_of(), 2)
     note_training.fn(run, dataset)  # of a run from before versions: noted, with nothing to show
     assert tracker.datasets == []

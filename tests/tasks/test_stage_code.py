@@ -1,7 +1,6 @@
 """Which code a stage's result depends on, and what becomes of an interrupted training when that code changes."""
 
 import ast
-import logging
 import shutil
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -149,35 +148,9 @@ def test_a_stages_list_covers_what_its_module_imports(stage: str):
 
 @pytest.fixture
 def code(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> dict[str, str]:
-    """The digests of a stage's code, to be changed; and no Prefect."""
+    """The digests of a stage's code, to be changed."""
     made = {"qinglan.training.engines.swift": "1", "qinglan.tasks.sft": "1"}
     monkeypatch.setattr(stage_module, "digests_of", lambda *_: dict(made))
-    monkeypatch.setattr(stage_module, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(stage_module, "create_markdown_artifact", lambda *_, **__: None)
-    return made
-
-
-class Tracker:
-    """Keeps the tags."""
-
-    def __init__(self) -> None:
-        self.tags: dict[str, str] = {}
-
-    def start_run(self, _name: str, tags: dict[str, str], parent: str) -> str:
-        self.tags |= tags
-        return "child"
-
-    def set_tags(self, _run: str, tags: dict[str, str]) -> None:
-        self.tags |= tags
-
-    def __getattr__(self, _name: str) -> Callable[..., bool]:
-        return lambda *_, **__: True
-
-
-@pytest.fixture
-def tracker(monkeypatch: pytest.MonkeyPatch) -> Tracker:
-    made = Tracker()
-    monkeypatch.setattr(stage_module, "tracker_of", lambda _: made)
     return made
 
 
@@ -185,7 +158,7 @@ Train = Callable[..., StageResult | None]
 
 
 @pytest.fixture
-def train(profile_of: Callable[..., Profile], code: dict[str, str], tracker: Tracker) -> Train:
+def train(profile_of: Callable[..., Profile], code: dict[str, str], tracker: Any) -> Train:
     """Runs one attempt of SFT; each writes one more checkpoint, and all but the last die."""
 
     def make(*, dies: bool = False, continue_anyway: bool = False, rows: str = "a") -> StageResult | None:
@@ -212,11 +185,6 @@ def checkpoints(result: StageResult | None) -> int:
     return result.rows_out
 
 
-def test_a_training_whose_code_did_not_change_continues_after_an_upgrade(train: Train):
-    train(dies=True)
-    assert checkpoints(train()) == 2
-
-
 def test_a_training_whose_code_changed_starts_anew_and_says_why(
     train: Train, code: dict[str, str], caplog: pytest.LogCaptureFixture
 ):
@@ -234,7 +202,7 @@ def test_other_inputs_are_named_as_the_reason(train: Train, caplog: pytest.LogCa
 
 
 def test_continue_anyway_continues_and_is_noted(
-    train: Train, code: dict[str, str], tracker: Tracker, caplog: pytest.LogCaptureFixture
+    train: Train, code: dict[str, str], tracker: Any, caplog: pytest.LogCaptureFixture
 ):
     train(dies=True)
     code["qinglan.training.engines.swift"] = "2"

@@ -13,7 +13,7 @@ from prefect.testing.utilities import prefect_test_harness
 
 from qinglan.clients.roles import Services, site_ledger
 from qinglan.config import BatchApi, Profile
-from qinglan.errors import BudgetError, ConfigError, StageError, WorkbookError
+from qinglan.errors import BudgetError, ConfigError, StageError
 from qinglan.rows import Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
@@ -226,10 +226,3 @@ def test_a_rag_that_ignores_rewrites_stops_the_run(site_of: Callable[..., Site])
     site = site_of(rag=lambda _: (200, recall(("g", 0.5))))
     with pytest.raises(StageError, match="seems to ignore the rewrite"):
         site.run(site.validate)
-
-
-def test_a_missing_workbook_is_one_line(site_of: Callable[..., Site]):
-    site = site_of()
-    site.workbook.unlink()
-    with pytest.raises(WorkbookError, match=r"q\.csv: no such file"):
-        site.run(site.distill)

@@ -76,9 +76,7 @@ def test_mlflow_shows_it_in_words_and_keeps_its_files(site: Models):
 
 
 def test_the_same_again_is_the_same_version(site: Models):
-    site.registry.register(site.candidate())
-    again = site.registry.register(site.candidate())
-    assert again.version == "1"
+    assert [site.registry.register(site.candidate()).version for _ in range(2)] == ["1", "1"]
     assert site.registry.register(site.candidate(gate={"max_cost_ratio": 0.4})).version == "2"
 
 
@@ -93,27 +91,20 @@ def test_of_an_adapters_checkpoint_no_optimizer_is_kept(site: Models, tmp_path: 
 
 
 def test_promotion_moves_the_champion_aside(site: Models):
-    site.register("one", "two")
-    site.registry.promote("1")
+    site.promote("one")
+    site.register("two")
     site.registry.challenge("2")
+    site.registry.promote("2")
     champion = site.registry.promote("2")
     assert site.registry.aliases() == {"champion": "2", "previous": "1"}
     assert champion.aliases == ("champion",)
     assert champion.history[-1].endswith("promoted, replaces version 1")
 
 
-def test_promoting_the_champion_changes_nothing(site: Models):
-    site.register("one", "two")
-    for version in ("1", "2", "2"):
-        site.registry.promote(version)
-    assert site.registry.aliases() == {"champion": "2", "previous": "1"}
-
-
 def test_the_same_weights_under_a_new_decision_leave_the_previous_champion(site: Models):
-    site.register("one", "two")
+    site.promote("one", "two")
     third = site.registry.register(site.candidate("two", gate={"approval": "none"})).version
-    for version in ("1", "2", third):
-        site.registry.promote(version)
+    site.registry.promote(third)
     assert site.registry.aliases() == {"champion": "3", "previous": "1"}
 
 
@@ -131,9 +122,7 @@ def test_what_did_not_pass_serves_only_for_a_reason(site: Models, verdict: Verdi
 
 
 def test_a_rollback_returns_to_the_previous_champion_once(site: Models):
-    site.register("one", "two")
-    site.registry.promote("1")
-    site.registry.promote("2")
+    site.promote("one", "two")
     assert site.registry.roll_back("it was slow").version == "1"
     assert site.registry.aliases() == {"champion": "1", "previous": "2"}
     assert site.registry.version("2").history[-1].endswith("rolled back to version 1: it was slow")
@@ -144,15 +133,14 @@ def test_a_rollback_returns_to_the_previous_champion_once(site: Models):
 
 
 def test_without_a_previous_champion_there_is_nothing_to_return_to(site: Models):
-    site.register("one")
-    site.registry.promote("1")
+    site.promote("one")
     with pytest.raises(ConfigError, match="no previous champion"):
         site.registry.roll_back("why not")
 
 
 def test_a_challenger_comes_and_goes(site: Models):
-    site.register("one", "two")
-    site.registry.promote("1")
+    site.promote("one")
+    site.register("two")
     assert site.registry.challenge("2").aliases == ("challenger",)
     assert site.registry.withdraw_challenger("meant for another canary", "1") is None
     withdrawn = site.registry.withdraw_challenger("too many errors", "2")
@@ -164,9 +152,8 @@ def test_a_challenger_comes_and_goes(site: Models):
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_killed_promotion_leaves_a_champion_and_is_mended(site: Models, nth: int):
-    site.register("one", "two", "three")
-    site.registry.promote("1")
-    site.registry.promote("2")
+    site.promote("one", "two")
+    site.register("three")
     site.registry.challenge("3")
     with pytest.raises(KilledError):
         dying(site, nth).promote("3")
@@ -176,9 +163,8 @@ def test_a_killed_promotion_leaves_a_champion_and_is_mended(site: Models, nth: i
 
 
 def test_after_a_killed_promotion_a_rollback_still_knows_the_champion_before(site: Models):
-    site.register("one", "two", "three")
-    site.registry.promote("1")
-    site.registry.promote("2")
+    site.promote("one", "two")
+    site.register("three")
     with pytest.raises(KilledError):
         dying(site, 2).promote("3")
     assert site.registry.roll_back("slow").version == "1"
@@ -186,9 +172,7 @@ def test_after_a_killed_promotion_a_rollback_still_knows_the_champion_before(sit
 
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_killed_rollback_leaves_a_champion_and_is_mended(site: Models, nth: int):
-    site.register("one", "two")
-    site.registry.promote("1")
-    site.registry.promote("2")
+    site.promote("one", "two")
     with pytest.raises(KilledError):
         dying(site, nth).roll_back("slow")
     assert site.registry.aliases()["champion"] in ("1", "2")
@@ -231,27 +215,21 @@ def test_a_canary_that_ended_before_its_version_was_settled_is_not_started_again
     assert site.registry.aliases() == {"champion": "1"}
 
 
-def test_another_evaluation_of_what_was_rolled_back_gets_no_place(site: Models):
+@pytest.mark.parametrize(
+    ("role", "end", "why"),
+    [("champion", "roll_back", "rolled back"), ("challenger", "withdraw_challenger", "withdrawn")],
+)
+def test_another_evaluation_of_what_was_removed_gets_no_place(site: Models, role: Any, end: str, why: str):
     site.register("one", "two")
     site.registry.settle("1", "champion", None)
-    site.registry.settle("2", "champion", "1")
-    site.registry.roll_back("slow")
+    site.registry.settle("2", role, "1")
+    getattr(site.registry, end)("slow")
+    before = site.registry.aliases()
     again = site.registry.register(site.candidate("two", seed=2)).version
-    settled = site.registry.settle(again, "champion", "1")
+    settled = site.registry.settle(again, role, "1")
     assert (again, settled.settled, settled.aliases) == ("3", "none", ())
-    assert "version 2 has the same weights and was rolled back" in settled.history[-1]
-    assert site.registry.aliases() == {"champion": "1", "previous": "2"}
-
-
-def test_another_evaluation_of_what_a_canary_withdrew_gets_no_place(site: Models):
-    site.register("one", "two")
-    site.registry.settle("1", "champion", None)
-    site.registry.settle("2", "challenger", "1")
-    site.registry.withdraw_challenger("too many errors")
-    again = site.registry.register(site.candidate("two", seed=2)).version
-    settled = site.registry.settle(again, "challenger", "1")
-    assert "version 2 has the same weights and was withdrawn" in settled.history[-1]
-    assert site.registry.aliases() == {"champion": "1"}
+    assert f"version 2 has the same weights and was {why}" in settled.history[-1]
+    assert site.registry.aliases() == before
 
 
 def test_another_evaluation_of_the_champion_is_only_noted(site: Models):
@@ -283,9 +261,12 @@ def test_of_two_people_who_decide_at_once_the_first_has_decided(site: Models):
 
 def test_a_run_keeps_the_champion_that_it_began_with(site: Models, profile_of: Callable[..., Profile]):
     profile = profile_of(tracking={"uri": site.uri}, release={"name": site.name})
-    site.register("one", "two")
-    site.registry.promote("1")
     with open_run(profile, "evaluate") as run:
+        assert rival_of(run) is None
+        site.promote("one")
+        site.register("two")
+        assert champion_of(run) is None
+    with open_run(profile, "evaluate", fresh=True) as run:
         first = rival_of(run)
         site.registry.promote("2")
         again, named = rival_of(run), run.profile.release.model_copy(update={"name": f"{site.name}.other"})
@@ -294,19 +275,8 @@ def test_a_run_keeps_the_champion_that_it_began_with(site: Models, profile_of: C
         assert rival_of(other) is None, "another model's champion is another one"
 
 
-def test_a_run_that_began_without_a_champion_goes_on_without(site: Models, profile_of: Callable[..., Profile]):
-    profile = profile_of(tracking={"uri": site.uri}, release={"name": site.name})
-    site.register("one")
-    with open_run(profile, "evaluate") as run:
-        assert rival_of(run) is None
-        site.registry.promote("1")
-        assert champion_of(run) is None
-
-
 def test_two_at_once_make_one_rollback(site: Models):
-    site.register("one", "two")
-    site.registry.promote("1")
-    site.registry.promote("2")
+    site.promote("one", "two")
 
     def roll_back(_: int) -> str:
         try:

@@ -12,24 +12,23 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
 import pytest
+from fake_registry import FakeRegistry
+from registered import Models
 from toy_rl import make_model
 from waiting import wait_until
 
-from qinglan.config import Profile, load_profile
-from qinglan.evaluation.models import Decision
+from qinglan.config import load_profile
 from qinglan.runs.artifacts import Artifact
 from qinglan.runs.command import Command
 from qinglan.runs.schema_version import read_record
-from qinglan.runs.tracking import Tracker
 from qinglan.serving.canary_observer import CanaryVerdict
-from qinglan.serving.registry import Alias, Candidate, Registry, Released, prompt_digest, registry_of
+from qinglan.serving.registry import Registry, prompt_digest, registry_of
 from qinglan.serving.routes import Backend
 from qinglan.serving.site import HISTORY_FILE, STEP_S, ServingSite, open_site
 from qinglan.simulators.domains.query_rewrite.sample import build_sample
@@ -45,43 +44,17 @@ SETTINGS = (
     "serve.canary.compare_share=1.0",
     "serve.canary.check_every_s=1",
 )
-TEXTS = ("arm", "sha256", "recipe", "recipe_version", "prompt_sha256", "dataset_version", "run_id", "mlflow_run_id")
 
 
-class Aliases:
-    """A registry in memory, of stub models."""
-
-    def __init__(self, folder: Path) -> None:
-        self.named: dict[Alias, str] = {}
-        self.root, self.reasons = folder, list[str]()
-
-    def add(self, version: str, behaviour: str) -> None:
-        (self.root / version).mkdir(parents=True)
-        self.behave(version, behaviour)
-
+class StubModels(FakeRegistry):
     def behave(self, version: str, behaviour: str) -> None:
-        (self.root / version / "behaviour").write_text(behaviour)
-
-    def aliases(self) -> dict[Alias, str]:
-        return dict(self.named)
-
-    def version(self, version: str) -> Released:
-        known = dict.fromkeys(TEXTS, "x") | {"version": version, "folder": self.root / version}
-        made = datetime(2026, 1, 1, tzinfo=UTC)
-        return Released(name="stub", weights="path", verdict="promote", created=made, **known)
-
-    def folder(self, released: Released) -> Path:
-        return released.folder
-
-    def withdraw_challenger(self, reason: str, version: str | None = None) -> None:
-        self.reasons.append(reason)
-        del self.named["challenger"]
+        (self.version(version).folder / "behaviour").write_text(behaviour)
 
 
 class Running:
-    """A site at work, stepped by a thread of its own."""
+    """A site, stepped by a thread of its own."""
 
-    def __init__(self, site: ServingSite, registry: Aliases) -> None:
+    def __init__(self, site: ServingSite, registry: StubModels) -> None:
         self.site, self.registry, self._ends = site, registry, threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -110,10 +83,9 @@ def stub(folder: Path, backend: Backend, port: int, gpus: list[str]) -> Command:
 @contextmanager
 def running(folder: Path, deadline_s: int = DEADLINE_S, **aliases: str) -> Iterator[Running]:
     overrides = [f"paths.state={folder / 'state'}", f"serve.deadline_ms={1000 * deadline_s}", *SETTINGS]
-    registry = Aliases(folder / "models")
+    registry = StubModels(folder / "models", **aliases)
     for version, behaviour in (("1", "good"), ("2", "good"), ("3", "dead")):
-        registry.add(version, behaviour)
-    registry.named = dict(aliases)  # type: ignore[arg-type]
+        registry.behave(version, behaviour)
     profile = load_profile("embedded", overrides)
     with open_site(profile, folder / "serving", print, port=0, registry=registry, command_of=stub) as site:
         made = Running(site, registry)
@@ -126,6 +98,10 @@ def running(folder: Path, deadline_s: int = DEADLINE_S, **aliases: str) -> Itera
 
 
 QUESTIONS = [row.question.query for row in build_sample(load_profile("embedded").embedded)[0] if row.split == "test"]
+
+
+def body_of(question: str) -> dict[str, Any]:
+    return {"model": "champion", "messages": [{"role": "user", "content": question}]}
 
 
 class Load:
@@ -151,10 +127,7 @@ class Load:
     async def _one(self, client: httpx2.AsyncClient, number: int) -> None:
         while not self._ends.is_set():
             number += AT_ONCE
-            body = {
-                "model": "champion",
-                "messages": [{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}],
-            }
+            body = body_of(QUESTIONS[number % len(QUESTIONS)])
             try:
                 answer = await client.post(f"{self.url}/v1/chat/completions", json=body)
             except httpx2.HTTPError as error:
@@ -165,7 +138,7 @@ class Load:
             else:
                 self.lost.append(f"{answer.status_code} {answer.text}")
 
-    def settles(self) -> None:
+    def settle(self) -> None:
         """Wait until version 1 answers everything: a while of answers without another among them."""
         wait_until(
             "version 1 to answer",
@@ -173,7 +146,7 @@ class Load:
             explain=lambda: by(self.answers[-SETTLED:]),
         )
 
-    def has(self, count: int) -> None:
+    def wait_for(self, count: int) -> None:
         """Wait for so many answers more."""
         wanted = len(self.answers) + count
         wait_until(f"{count} answers", lambda: len(self.answers) >= wanted or self.lost, explain=lambda: self.lost)
@@ -195,7 +168,7 @@ def test_a_broken_challenger_is_rolled_back_by_itself_and_no_request_is_lost(
     tmp_path: Path, behaviour: str, reason: str
 ):
     deadline_s = 3 if behaviour == "hang" else DEADLINE_S
-    with running(tmp_path, deadline_s, champion="1") as site, Load(site.site.router.url or "") as load:
+    with running(tmp_path, deadline_s, champion="1") as site, Load(site.site.router.url) as load:
         site.registry.behave("2", behaviour)
         site.registry.named["challenger"] = "2"
         site.wait("a canary", lambda running: running.versions == ("1", "2"))
@@ -203,38 +176,38 @@ def test_a_broken_challenger_is_rolled_back_by_itself_and_no_request_is_lost(
         took_s = site.wait("its end", lambda running: "challenger" not in running.registry.named)
         site.wait("its verdict", lambda running: (tmp_path / "serving" / HISTORY_FILE).exists())
         asked = by(load.answers[before:])
-        load.settles()
+        load.settle()
     verdict = read_record(CanaryVerdict, tmp_path / "serving" / HISTORY_FILE)
     print(f"{behaviour}: {verdict.requests} requests, {took_s:.1f} s, {dict(asked)}: {verdict.judgement.reason}")
     assert load.lost == []
     assert verdict.judgement.outcome == "roll_back" and reason in verdict.judgement.reason
-    assert site.registry.reasons and reason in site.registry.reasons[0]
+    assert site.registry.withdrawn and reason in site.registry.withdrawn[0]
 
 
 def test_a_champion_that_dies_costs_rewrites_and_no_request(tmp_path: Path):
-    with running(tmp_path, champion="1") as site, Load(site.site.router.url or "") as load:
-        load.settles()
+    with running(tmp_path, champion="1") as site, Load(site.site.router.url) as load:
+        load.settle()
         _kill(f"{tmp_path / 'models' / '1'}")
         wait_until("a fallback", lambda: any(source == "fallback" for _, source in by(load.answers)))
-        load.settles()
+        load.settle()
     assert load.lost == []
 
 
 def test_a_router_that_is_killed_comes_back_on_its_port(tmp_path: Path):
     with running(tmp_path, champion="1") as site:
-        url = site.site.router.url or ""
+        url = site.site.router.url
         _kill("qinglan.serving.router", str(tmp_path))
         site.wait("the router", lambda running: _answers(url))
         with Load(url) as load:
-            load.has(SETTLED)
+            load.wait_for(SETTLED)
     assert load.lost == [] and set(by(load.answers)) == {("1", "model")}
 
 
 def test_a_champion_that_can_t_start_leaves_the_former_one(tmp_path: Path):
-    with running(tmp_path, champion="1") as site, Load(site.site.router.url or "") as load:
+    with running(tmp_path, champion="1") as site, Load(site.site.router.url) as load:
         site.registry.named = {"champion": "3", "previous": "1"}
         site.wait("it to fail", lambda running: running.site.fleet.last_failure("3"))
-        load.has(SETTLED)
+        load.wait_for(SETTLED)
         site.registry.named = {"champion": "2", "previous": "1"}
         site.wait("the other one", lambda running: running.versions[0] == "2")
         wait_until("its answers", lambda: ("2", "model") in by(load.answers))
@@ -243,27 +216,17 @@ def test_a_champion_that_can_t_start_leaves_the_former_one(tmp_path: Path):
 
 
 def _kill(*words: str) -> None:
-    found = [process for process in psutil.process_iter() if _runs(process, words)]
+    lines = {process: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
+    found = [process for process, line in lines.items() if all(word in line for word in words)]
+    found = [process for process in found if "supervise.py" not in lines[process]]
     assert found
     for process in found:
         process.kill()
 
 
-def _runs(process: psutil.Process, words: tuple[str, ...]) -> bool:
-    try:
-        line = process.cmdline()
-    except psutil.Error:
-        return False
-    said = " ".join(line)
-    return all(word in said for word in words) and "supervise.py" not in said
-
-
 def _source(url: str) -> str:
-    """Of an answer."""
-    body = {"model": "champion", "messages": [{"role": "user", "content": QUESTIONS[0]}]}
-    return httpx2.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=120).headers[
-        "x-qinglan-source"
-    ]
+    answer = httpx2.post(f"{url}/v1/chat/completions", json=body_of(QUESTIONS[0]), trust_env=False, timeout=120)
+    return answer.headers["x-qinglan-source"]
 
 
 def _answers(url: str) -> bool:
@@ -273,32 +236,10 @@ def _answers(url: str) -> bool:
         return False
 
 
-def register(profile: Profile, folder: Path) -> Released:
-    """A model that passed the gate."""
-    evaluation = folder.with_suffix(".json")
-    evaluation.write_text(f'"{folder.name}"')
-    candidate = Candidate(
-        arm="rl",
-        model=Artifact.of(folder),
-        base_model="toy",
-        profile=profile.name,
-        tenant=profile.tenant.id,
-        recipe=profile.recipe,
-        recipe_version="x",
-        prompt_sha256=prompt_digest(profile),
-        dataset_version="x",
-        run_id=folder.name,
-        mlflow_run_id=Tracker(profile.tracking_uri, profile.tracking, profile.paths.state).start_run("register", {}),
-        evaluation=Artifact.of(evaluation),
-        decision=Decision(verdict="promote", challenger="rl", rules=[]),
-    )
-    return registry_of(profile).register(candidate)
-
-
 class ServedSite:
     """`qinglan serve` as a process, on real models."""
 
-    def __init__(self, folder: Path, profile: Profile, *settings: str) -> None:
+    def __init__(self, folder: Path, *settings: str) -> None:
         self.log = folder / "serve.log"
         argv = [sys.executable, "-m", "qinglan.cli", "serve", "--port=0"]
         with self.log.open("wb") as output:
@@ -313,8 +254,7 @@ class ServedSite:
 
     def version(self) -> str:
         (url,) = (line.split()[1] for line in self.log.read_text().splitlines() if line.startswith("Router "))
-        body: dict[str, Any] = {"messages": [{"role": "user", "content": "letters"}]}
-        answer = httpx2.post(f"{url}/chat/completions", json=body, trust_env=False, timeout=120)
+        answer = httpx2.post(f"{url}/chat/completions", json=body_of("letters"), trust_env=False, timeout=120)
         assert answer.status_code == 200
         return answer.headers.get("x-qinglan-version", "")
 
@@ -325,10 +265,13 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedSite,
     folder = tmp_path_factory.mktemp("serve")
     settings = (f"paths.state={folder / 'state'}", "serve.deadline_ms=60000", "trainer.threads=1")
     profile = load_profile("embedded", settings)
-    registry = registry_of(profile)
+    models = Models(profile.tracking_uri, profile.model_name, folder)
+    models.registry = registry = registry_of(profile)
     for name, size in (("small", 32), ("large", 64)):
-        registry.promote(register(profile, make_model(folder / name, hidden_size=size)).version)
-    served = ServedSite(folder, profile, *settings)
+        weights = Artifact.of(make_model(folder / name, hidden_size=size))
+        known = {"recipe": profile.recipe, "prompt_sha256": prompt_digest(profile)}
+        registry.promote(registry.register(models.candidate(name, model=weights, **known)).version)
+    served = ServedSite(folder, *settings)
     yield served, registry
     if served.process.poll() is None:
         served.process.kill()

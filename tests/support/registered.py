@@ -66,3 +66,8 @@ class Models:
 
     def register(self, *weights: str) -> list[str]:
         return [self.registry.register(self.candidate(each)).version for each in weights]
+
+    def promote(self, *weights: str) -> None:
+        """Register each and make it the champion, one after the other."""
+        for version in self.register(*weights):
+            self.registry.promote(version)

@@ -114,17 +114,13 @@ def _finish_leftover(path: Path) -> None:
 
 def remove_older(folder: Path, than: date) -> None:
     for path in _files(folder):
-        if _day_of(path) < than.isoformat():
+        if path.name < than.isoformat():
             path.unlink(missing_ok=True)
 
 
 def _files(folder: Path, day: date | None = None) -> list[Path]:
     found = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
-    return [path for path in found if day is None or _day_of(path) == day.isoformat()]
-
-
-def _day_of(path: Path) -> str:
-    return path.name[:10]
+    return [path for path in found if day is None or path.name.startswith(day.isoformat())]
 
 
 def _final(path: Path) -> Path:

@@ -45,10 +45,6 @@ class ReleasedJudge:
         answers = self.settings.model_dump(mode="json", include={"model", "max_tokens", "extra"})
         return answers | {"sha256": self.released.sha256, "recipe": recipe_key(self.released.recipe)}
 
-    def endpoint(self, url: str) -> Endpoint:
-        settings = self.settings.model_dump(include={"max_tokens", "concurrency", "timeout_s"})
-        return Endpoint(base_url=url, model=self.name, **settings)
-
     @property
     def key_salt(self) -> str:
         """Part of every ledger key."""
@@ -64,7 +60,8 @@ class JudgeServer:
 
     @property
     def endpoint(self) -> Endpoint:
-        return self.judge.endpoint(self.url)
+        settings = self.judge.settings.model_dump(include={"max_tokens", "concurrency", "timeout_s"})
+        return Endpoint(base_url=self.url, model=self.judge.name, **settings)
 
 
 def released_judge(profile: Profile) -> ReleasedJudge | None:

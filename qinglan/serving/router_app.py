@@ -71,6 +71,9 @@ def create_app(
 
 
 class _Service:
+    _handler: RequestHandler
+    """From the lifespan's start."""
+
     def __init__(self, profile: Profile, routes: Path, observer: CanaryObserver | None, restarted: bool) -> None:
         self._profile, self._config, self._observer = profile, profile.serve, observer
         self._recipe = get_recipe(profile.recipe)
@@ -82,13 +85,12 @@ class _Service:
         if (folder := self._config.request_log.folder) and self._config.request_log.consent != "none":
             self._log = RequestLogWriter(Path(folder), profile, must_work=not restarted)
             self._metrics.add_log_lines(self._log.outcomes)
-        self._handler: RequestHandler | None = None
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         models, lag = ModelClient(self._profile), EventLoopLag()
         self._handler = RequestHandler(self._config, self._table, models, lag.lag_s)
-        self._add_gauges(self._handler)
+        self._add_gauges()
         tasks = [asyncio.create_task(lag.run())]
         if self._observer:
             tasks.append(asyncio.create_task(_observe(self._observer, self._table, models)))
@@ -114,7 +116,7 @@ class _Service:
             raise RefusedError(404, f"The model `{request.model}` does not exist; there are {known}")
         question = request.question(self._profile.tenant.id, self._recipe.INPUTS)
         try:
-            served = await self._ready.answer(question, arrived)
+            served = await self._handler.answer(question, arrived)
             answer = self._response(served, question, request)
             keep = self._log is not None and self._log.may_keep(http.headers.get(CONSENT_HEADER))
         except Exception as error:  # noqa: BLE001 (the client needs an answer)
@@ -156,12 +158,6 @@ class _Service:
         # What is left of the request stays unread, so nothing more can come on this connection.
         closing = {"connection": "close"} if status in (401, 408, 413) else None
         return Response(to_json(error_body(status, str(error))), status, closing, "application/json")
-
-    @property
-    def _ready(self) -> RequestHandler:
-        if self._handler is None:
-            raise RuntimeError("the app answers only between its lifespan's start and end")
-        return self._handler
 
     def _authorise(self, http: Request) -> None:
         if self._key is None:
@@ -205,11 +201,12 @@ class _Service:
         body = to_json(error_body(status, f"{problem}: {served.reason}", served.reason))
         return Response(body, status, headers(served), "application/json")
 
-    def _add_gauges(self, handler: RequestHandler) -> None:
+    def _add_gauges(self) -> None:
+        table, handler, add = self._table, self._handler, self._metrics.add_gauge
+
         def is_open(backend: Backend | None) -> float:
             return float(backend is not None and handler.is_open(backend))
 
-        table, add = self._table, self._metrics.add_gauge
         add("in_flight", "Requests that wait for a model", lambda: handler.in_flight)
         add("canary_share", "Of the requests, meant for the challenger", lambda: table.routes.share)
         add("serving", "1 while a model answers, 0 while none does", self._is_serving)
@@ -219,12 +216,12 @@ class _Service:
 
     def _is_serving(self) -> bool:
         champion = self._table.routes.champion
-        return champion is not None and not self._ready.is_open(champion)
+        return champion is not None and not self._handler.is_open(champion)
 
     def _state(self, backend: Backend | None) -> dict[str, Any] | None:
         if backend is None:
             return None
-        return {"version": backend.version, "circuit": "open" if self._ready.is_open(backend) else "closed"}
+        return {"version": backend.version, "circuit": "open" if self._handler.is_open(backend) else "closed"}
 
 
 async def _observe(observer: CanaryObserver, table: RouteTable, models: ModelClient) -> None:

@@ -146,40 +146,39 @@ async def test_without_a_challenger_there_is_nothing_to_watch(tmp_path: Path):
     assert not (tmp_path / "canary.json").exists()
 
 
+async def compare(folder: Path, models: FakeModels, rag: FakeRag, answer: ServedAnswer) -> CanaryState:
+    """The state after one answer was compared, or could not be."""
+    watch, table = watch_in(folder, rag), table_of(folder)
+    async with running(watch, table, models):
+        watch.on_served(answer, QUESTION)
+        state = watch.state
+        await until(lambda: state.counts.retrieval.n or state.failed)
+    assert table.routes.challenger == CHALLENGER
+    return state
+
+
 @pytest.mark.parametrize(("role", "first", "other"), [("champion", "r1", "2"), ("challenger", "r2", "1")])
 async def test_the_other_model_is_asked_and_the_scores_are_paired(
     tmp_path: Path, role: ServedRole, first: str, other: str
 ):
-    models, watch = FakeModels(v1="r1", v2="r2"), watch_in(tmp_path, FakeRag({"r1": 0.5, "r2": 0.7}))
-    async with running(watch, table_of(tmp_path), models):
-        watch.on_served(served(role, first), QUESTION)
-        state = watch.state
-        await until(lambda: state.counts.retrieval.n)
+    models, rag = FakeModels(v1="r1", v2="r2"), FakeRag({"r1": 0.5, "r2": 0.7})
+    state = await compare(tmp_path, models, rag, served(role, first))
     assert models.asked == [other]
     assert state.counts.retrieval.mean == pytest.approx(0.2)  # whoever's turn it was
 
 
 async def test_equal_rewrites_retrieve_alike_unasked(tmp_path: Path):
     rag = FakeRag({})
-    watch = watch_in(tmp_path, rag)
-    async with running(watch, table_of(tmp_path), FakeModels(v2="r1")):
-        watch.on_served(served("champion"), QUESTION)
-        state = watch.state
-        await until(lambda: state.counts.retrieval.n)
-    assert (state.counts.retrieval.total, rag.asked) == (0.0, [])
+    state = await compare(tmp_path, FakeModels(v2="r1"), rag, served("champion"))
+    assert (state.counts.retrieval.n, state.counts.retrieval.total, rag.asked) == (1, 0.0, [])
 
 
 @pytest.mark.parametrize(
     "second", ["unknown to the rag", ModelError("down", "model_unreachable"), RuntimeError("a mistake")]
 )
 async def test_a_failed_call_is_left_out_and_never_a_score(tmp_path: Path, second: str | Exception):
-    table, watch = table_of(tmp_path), watch_in(tmp_path, FakeRag({"r1": 0.9}))
-    async with running(watch, table, FakeModels(v2=second)):
-        watch.on_served(served("champion"), QUESTION)
-        state = watch.state
-        await until(lambda: state.failed)
-    assert state.counts.retrieval.n == 0
-    assert table.routes.challenger == CHALLENGER
+    state = await compare(tmp_path, FakeModels(v2=second), FakeRag({"r1": 0.9}), served("champion"))
+    assert (state.counts.retrieval.n, state.failed) == (0, 1)
 
 
 async def test_what_can_t_be_compared_in_time_is_left_out_and_counted(tmp_path: Path):

@@ -56,9 +56,6 @@ def row(number: int, answer: str = "虾青素 服用方法", **fields: Any) -> R
     return Row(**known | {"answer": answer} | fields)
 
 
-# ---- who it is ----
-
-
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
@@ -101,31 +98,35 @@ def test_the_champion_judges_and_another_one_has_other_keys(profile_of: ProfileO
     assert first and second
     assert (first.name, second.name) == (f"{models.name}-v1", f"{models.name}-v2")
     assert first.key_salt != second.key_salt and first.identity != second.identity
-    assert first.endpoint("http://x/v1").model == first.name
+    assert JudgeServer(first, "http://x/v1", lambda: None).endpoint.model == first.name
 
 
-def test_a_judge_that_was_trained_with_another_prompt_is_refused(profile_of: ProfileOf, models: Models):
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt_sha256": "of long ago"}, r"version 1 of .* was trained with another prompt"),
+        ({"recipe": "query_rewrite"}, "its student gives no verdicts"),
+    ],
+)
+def test_a_champion_that_can_t_judge_is_refused(
+    profile_of: ProfileOf, models: Models, fields: dict[str, str], message: str
+):
     profile = judged(profile_of, models)
-    register(models, profile, prompt_sha256="of long ago")
-    with pytest.raises(ConfigError, match=r"version 1 of .* was trained with another prompt"):
+    register(models, profile, **fields)
+    with pytest.raises(ConfigError, match=message):
         released_judge(profile)
 
 
-def test_a_model_that_gives_no_verdicts_is_refused(profile_of: ProfileOf, models: Models):
-    profile = judged(profile_of, models)
-    register(models, profile, recipe="query_rewrite")
-    with pytest.raises(ConfigError, match="its student gives no verdicts"):
-        released_judge(profile)
-
-
-def test_only_what_is_retrieved_can_be_judged_so(profile_of: ProfileOf):
-    with pytest.raises(ConfigError, match="recipe `medical` retrieves nothing"):
-        released_judge(judged(profile_of, recipe="medical"))
-
-
-def test_nodes_elsewhere_can_t_reach_it(profile_of: ProfileOf):
-    with pytest.raises(ConfigError, match="served on this machine only"):
-        released_judge(judged(profile_of, trainer={"ray_dashboard_url": "http://10.0.0.1:8265"}))
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"recipe": "medical"}, "recipe `medical` retrieves nothing"),
+        ({"trainer": {"ray_dashboard_url": "http://10.0.0.1:8265"}}, "served on this machine only"),
+    ],
+)
+def test_a_run_that_can_t_ask_it_is_refused(profile_of: ProfileOf, sections: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        released_judge(judged(profile_of, **sections))
 
 
 def test_the_estimate_takes_its_price(profile_of: ProfileOf):
@@ -138,32 +139,16 @@ def test_the_estimate_takes_its_price(profile_of: ProfileOf):
     assert (parts["rl verdicts"].questions, parts["local judge"].questions) == (640, 800)
 
 
-# ---- what it is asked, and what its verdicts are worth ----
-
-
 def test_a_question_and_two_passages_are_what_the_student_learnt_to_read(profile_of: ProfileOf):
     *_, user = JUDGE.verdict_messages("当前问题：虾青素\n咋吃", "每日一次。", "一天吃一回。", profile_of().tenant)
     assert user["content"] == "问题：当前问题：虾青素 咋吃\n标准答案：每日一次。\n待评答案：一天吃一回。"
 
 
-@pytest.mark.parametrize(
-    ("verdict", "score"),
-    [
-        ("正确，完整", 5),
-        ("正确，不完整", 4),
-        ("正确，编造", 3),
-        ("错误，不完整", 2),
-        ("错误，编造", 1),
-        ("错误，跑题", 0),
-    ],
-)
-def test_a_right_verdict_is_always_worth_more_than_a_wrong_one(verdict: str, score: float):
-    found = JUDGE.verdict_score(f"<think>无</think><output>{verdict}</output>")
-    assert found == score
-    assert (found >= RIGHT_FROM) == verdict.startswith("正确") and found <= BEST
-
-
-def test_no_verdict_is_no_number():
+def test_a_right_verdict_is_always_worth_more_than_a_wrong_one():
+    verdicts = ("正确，完整", "正确，不完整", "正确，编造", "错误，不完整", "错误，编造", "错误，跑题")
+    scores = [JUDGE.verdict_score(f"<think>无</think><output>{verdict}</output>") for verdict in verdicts]
+    assert scores == [5, 4, 3, 2, 1, 0]
+    assert (scores[0], scores[2]) == (BEST, RIGHT_FROM)
     with pytest.raises(TeacherError, match="no verdict"):
         JUDGE.verdict_score("都可以")
 
@@ -174,14 +159,11 @@ def test_a_passage_that_a_label_refuses_is_no_reference(gold: str, labels: bool,
     assert bool(reference_of(found, gold, use_labels=labels)) == known
 
 
-# ---- agreement ----
-
-
 class Rag:
     """Finds by the text: the question itself finds 丙."""
 
     def __init__(self, **found: str) -> None:
-        self.found = found
+        self.found = {"虾青素 服用方法": "甲", "服用方法": "乙"} | found
 
     async def retrieve(self, query: str, text: str | None = None) -> Retrieved:
         passage = self.found.get(text or "", "丙")
@@ -205,17 +187,16 @@ class Chat:
 
 
 def compare(profile: Profile, rag: Rag, local: Chat, judge: Chat, *rows: Row) -> list[JudgedPassage]:
-    judges = JudgeComparison(profile, RECIPE, JUDGE, *(each for each in (local, judge, rag)))  # type: ignore[arg-type]
+    judges = JudgeComparison(profile, RECIPE, JUDGE, local, judge, rag)  # type: ignore[arg-type]
     return asyncio.run(judges.compare(rows))
 
 
-FOUND = {"虾青素 服用方法": "甲", "服用方法": "乙"}
 GOOD, BAD = "<think>无</think><output>正确，不完整</output>", "<think>无</think><output>错误，跑题</output>"
 
 
 def test_both_are_asked_about_other_passages_and_the_reference_needs_one_alone(profile_of: ProfileOf):
     local, judge = Chat(乙=GOOD, 丙=BAD), Chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
-    pairs = compare(profile_of(), Rag(**FOUND), local, judge, row(1))
+    pairs = compare(profile_of(), Rag(), local, judge, row(1))
     assert [(pair.passage, pair.local, pair.judge) for pair in pairs] == [("甲", None, 5), ("丙", 0, 1), ("乙", 4, 4)]
     assert len(local.asked) == 2 and all("标准答案：甲" in text for text in local.asked)
     found = measure_agreement(pairs, 3.0)
@@ -224,7 +205,7 @@ def test_both_are_asked_about_other_passages_and_the_reference_needs_one_alone(p
 
 def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(profile_of: ProfileOf):
     local, judge = Chat(乙="随便", 丙="down"), Chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
-    pairs = compare(profile_of(), Rag(**FOUND), local, judge, row(1))
+    pairs = compare(profile_of(), Rag(), local, judge, row(1))
     found = measure_agreement(pairs, 3.0)
     assert (found.pairs, found.failed, found.unreadable, found.share) == (1, 1, 1, 0)
     assert count_retryable(pairs) == 1
@@ -233,13 +214,13 @@ def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(pr
 
 
 def test_a_question_that_the_rag_fails_counts_as_failed(profile_of: ProfileOf):
-    pair, *others = compare(profile_of(), Rag(**FOUND | {"服用方法": "down"}), Chat(), Chat(), row(1))
+    pair, *others = compare(profile_of(), Rag(服用方法="down"), Chat(), Chat(), row(1))
     assert others and all(each.failed == pair.failed for each in others), "as many as it would have had"
     assert pair.failed == "rag_unavailable" and measure_agreement([pair], 3.0).pairs == 0
 
 
 def test_where_a_label_says_that_the_teacher_is_wrong_nobody_is_asked(profile_of: ProfileOf):
-    assert compare(profile_of(), Rag(**FOUND), Chat(), Chat(), row(1, gold_id="other")) == []
+    assert compare(profile_of(), Rag(), Chat(), Chat(), row(1, gold_id="other")) == []
 
 
 def test_dev_rows_are_drawn_by_their_ids():
@@ -276,13 +257,6 @@ def test_the_profile_may_go_on_all_the_same():
     require_agreement(found, LocalJudge(model="m", min_agreement=0.3), pytest.fail)
 
 
-def test_the_report_s_table_has_a_value_for_every_column():
-    found = measure_agreement([pair(number, 4.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0)
-    table = agreement_finding(found)
-    assert all(len(line.values) == len(table.columns) for line in table.rows)
-    assert "8" in table.rows[0].label.en and describe_agreement(found).startswith("agreement 100%, κ 1.00")
-
-
 def test_the_served_judge_s_identity_holds_what_its_answers_depend_on():
     released: Any = SimpleNamespace(name="m", version="1", sha256="x", recipe="answer_judge")
     one, other = (ReleasedJudge(LocalJudge(model="m", max_tokens=n), released) for n in (64, 128))
@@ -292,7 +266,10 @@ def test_the_served_judge_s_identity_holds_what_its_answers_depend_on():
 
 def test_the_report_has_the_table(profile_of: ProfileOf, tmp_path: Path):
     found = measure_agreement([pair(number, 4.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0)
-    details = {"summary": {"steps": 1}, "findings": [agreement_finding(found).model_dump(mode="json")]}
+    table = agreement_finding(found)
+    assert all(len(line.values) == len(table.columns) for line in table.rows)
+    assert "8" in table.rows[0].label.en and describe_agreement(found).startswith("agreement 100%, κ 1.00")
+    details = {"summary": {"steps": 1}, "findings": [table.model_dump(mode="json")]}
     rows = {"rows": write_jsonl(tmp_path / "rows.jsonl", [row(1)])}
     with open_run(profile_of(evaluate={"bootstrap_resamples": 200}), "refresh") as run:
         known = {"key": "k", "run_id": run.id, "seconds": 1.0}

@@ -14,7 +14,7 @@ from qinglan.errors import ArtifactError, ConfigError
 from qinglan.evaluation.models import Verdict
 from qinglan.runs.run import open_run
 from qinglan.runs.schema_version import read_record
-from qinglan.serving.registry import Candidate, Registry, champion_of, prompt_digest, registry_of, rival_of
+from qinglan.serving.registry import Candidate, Registry, champion_of, prompt_digest, rival_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 
@@ -56,17 +56,12 @@ def dying(site: Models, nth: int, writes: tuple[str, ...] = ALIAS) -> Registry:
     return registry
 
 
-def test_a_version_tells_what_it_is_without_a_download(site: Models):
+def test_a_version_is_described_by_its_tags_and_keeps_its_files(site: Models):
     candidate = site.candidate()
     made = site.registry.register(candidate)
     assert site.registry.version("1") == made
     assert (made.arm, made.sha256, made.verdict, made.aliases) == ("rl", candidate.model.sha256, "promote", ())
     assert (made.run_id, made.dataset_version, made.weights) == ("run-1", "d1", "mlflow")
-
-
-def test_mlflow_shows_it_in_words_and_keeps_its_files(site: Models):
-    candidate = site.candidate()
-    site.registry.register(candidate)
     shown = site.client.get_model_version(site.name, "1")
     assert "Release the RL student: all 0 rules hold." in shown.description
     assert "top1 0.900" in shown.description
@@ -122,7 +117,10 @@ def test_what_did_not_pass_serves_only_for_a_reason(site: Models, verdict: Verdi
 
 
 def test_a_rollback_returns_to_the_previous_champion_once(site: Models):
-    site.promote("one", "two")
+    site.promote("one")
+    with pytest.raises(ConfigError, match="no previous champion"):
+        site.registry.roll_back("why not")
+    site.promote("two")
     assert site.registry.roll_back("it was slow").version == "1"
     assert site.registry.aliases() == {"champion": "1", "previous": "2"}
     assert site.registry.version("2").history[-1].endswith("rolled back to version 1: it was slow")
@@ -130,12 +128,6 @@ def test_a_rollback_returns_to_the_previous_champion_once(site: Models):
         site.registry.roll_back("again")
     site.registry.promote("2")
     assert site.registry.roll_back("slow indeed").version == "1"
-
-
-def test_without_a_previous_champion_there_is_nothing_to_return_to(site: Models):
-    site.promote("one")
-    with pytest.raises(ConfigError, match="no previous champion"):
-        site.registry.roll_back("why not")
 
 
 def test_a_challenger_comes_and_goes(site: Models):
@@ -151,7 +143,7 @@ def test_a_challenger_comes_and_goes(site: Models):
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_killed_promotion_leaves_a_champion_and_is_mended(site: Models, nth: int):
+def test_a_killed_promotion_leaves_a_champion_and_is_completed(site: Models, nth: int):
     site.promote("one", "two")
     site.register("three")
     site.registry.challenge("3")
@@ -171,7 +163,7 @@ def test_after_a_killed_promotion_a_rollback_still_knows_the_champion_before(sit
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_killed_rollback_leaves_a_champion_and_is_mended(site: Models, nth: int):
+def test_a_killed_rollback_leaves_a_champion_and_is_completed(site: Models, nth: int):
     site.promote("one", "two")
     with pytest.raises(KilledError):
         dying(site, nth).roll_back("slow")
@@ -325,11 +317,6 @@ def test_a_server_that_is_away_is_one_line(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(ConfigError, match=r"MLflow's registry at http://127\.0\.0\.1:9"):
         Registry("http://127.0.0.1:9", "m", tmp_path).versions()
-
-
-def test_the_name_is_the_tenants_and_the_recipes(profile_of: Callable[..., Profile]):
-    assert registry_of(profile_of()).name == "qinglan.default.query_rewrite"
-    assert registry_of(profile_of(release={"name": "mine"})).name == "mine"
 
 
 def test_the_prompts_digest_changes_with_what_the_student_reads(profile_of: Callable[..., Profile]):

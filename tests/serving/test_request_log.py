@@ -265,17 +265,12 @@ def test_a_file_that_is_finished_between_two_looks_is_not_replaced(tmp_path, mon
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-11-21.2.jsonl", "2026-11-21.jsonl"]
 
 
-def test_a_folder_that_can_not_be_made_stops_the_start(profile, tmp_path):
+def test_a_folder_that_can_not_be_made_stops_the_start_but_not_a_restart(profile, tmp_path):
     (tmp_path / "file").write_text("")
     settings = profile(folder=str(tmp_path / "file" / "log"))
     with pytest.raises(ConfigError, match=r"serve\.request_log\.folder: .*can't be used: Not a directory"):
-        RequestLogWriter(folder_of(settings), settings)
-
-
-def test_a_router_that_is_started_again_goes_on_without_its_log(profile, tmp_path):
-    (tmp_path / "file").write_text("")
-    settings = profile(folder=str(tmp_path / "file" / "log"))
-    log = RequestLogWriter(tmp_path / "file" / "log", settings, lambda: TODAY, must_work=False)
+        open_log(settings)
+    log = RequestLogWriter(folder_of(settings), settings, lambda: TODAY, must_work=False)
     log.put(served(question("一")), question("一"))
     until(lambda: log.outcomes["failed"])
     assert log.is_failing

@@ -42,6 +42,10 @@ def body_of(query: Any = QUESTION, **more: Any) -> dict[str, Any]:
     return {"model": "champion", "messages": [{"role": "user", "content": query}], **more}
 
 
+def rewrite(_: Any) -> tuple[int, Any]:
+    return 200, completion(REWRITE)
+
+
 def backend(url: str, version: str = "7") -> Backend:
     return Backend(url=url, model="student", version=version)
 
@@ -78,7 +82,7 @@ def ask(client: TestClient, query: Any = QUESTION, **more: Any) -> dict[str, Any
 
 
 def test_the_champions_rewrite_is_the_answer(site, serve):
-    answer = ask(site().client(serve(lambda _: (200, completion(REWRITE))).url))
+    answer = ask(site().client(serve(rewrite).url))
     assert answer == {
         "content": REWRITE, "model": "champion", "source": "model", "reason": None, "role": "champion", "version": "7",
         "row_id": row_id("default", QUESTION),
@@ -86,7 +90,7 @@ def test_the_champions_rewrite_is_the_answer(site, serve):
 
 
 def test_the_prompt_is_the_one_of_the_training(site, serve):
-    model = serve(lambda _: (200, completion(REWRITE)))
+    model = serve(rewrite)
     here = site()
     ask(here.client(model.url), f" {QUESTION}\n", profile="孕妇", history="问过钙片")
     row = Row(id="", tenant="default", query=QUESTION, profile="孕妇", history="问过钙片", source="")
@@ -97,7 +101,7 @@ def test_the_prompt_is_the_one_of_the_training(site, serve):
 
 
 def test_only_the_last_user_message_counts(site, serve):
-    model = serve(lambda _: (200, completion(REWRITE)))
+    model = serve(rewrite)
     roles = [("system", "扮演海盗"), ("user", "早先的"), ("assistant", "好"), ("user", QUESTION), ("assistant", "嗯")]
     messages = [{"role": role, "content": text} for role, text in roles]
     messages[3]["content"] = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": "x"}}]
@@ -108,7 +112,7 @@ def test_only_the_last_user_message_counts(site, serve):
 
 def test_the_registered_name_is_a_model_as_well(site, serve):
     here = site()
-    client = here.client(serve(lambda _: (200, completion(REWRITE))).url)
+    client = here.client(serve(rewrite).url)
     names = [model["id"] for model in client.get("/v1/models").json()["data"]]
     assert names == [here.profile.model_name, "champion"] == ["qinglan.default.query_rewrite", "champion"]
     assert [ask(client, model=name)["model"] for name in names] == names
@@ -124,14 +128,14 @@ def test_half_a_character_is_no_rewrite(site, monkeypatch):
 
 
 def test_a_mistake_after_the_question_was_read_is_answered_with_it(site, serve, monkeypatch):
-    client = site().client(serve(lambda _: (200, completion(REWRITE))).url)
+    client = site().client(serve(rewrite).url)
     monkeypatch.setattr(RequestHandler, "answer", lambda *_: (_ for _ in ()).throw(RuntimeError(QUESTION)))
     answer = ask(client)
     assert (answer["content"], answer["reason"]) == (QUESTION, "internal_error")
 
 
 def test_a_stream_is_one_chunk_and_the_end(site, serve):
-    client = site().client(serve(lambda _: (200, completion(REWRITE))).url)
+    client = site().client(serve(rewrite).url)
     answer = client.post("/v1/chat/completions", json=body_of(stream=True))
     chunk, end, rest = answer.text.split("\n\n")
     assert (answer.headers["content-type"], end, rest) == ("text/event-stream; charset=utf-8", "data: [DONE]", "")
@@ -199,7 +203,7 @@ def test_a_connection_that_had_been_closed_is_opened_again(site, serve):
     ],
 )
 def test_what_the_model_is_not_meant_for_is_not_asked(site, serve, settings, query, more, reason):
-    model = serve(lambda _: (200, completion(REWRITE)))
+    model = serve(rewrite)
     answer = ask(site(**settings).client(model.url), query, **more)
     assert answer["reason"] == reason
     assert len(model.bodies) == (reason is None)
@@ -342,21 +346,16 @@ def test_a_key_that_is_not_set_stops_the_start(site):
         site(api_key_env="NOT_SET").client()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "router.internal"])
-def test_others_are_let_in_with_a_key_only(profile_of, host):
-    with pytest.raises(ValueError, match="can be reached from other machines; set api_key_env"):
-        profile_of(serve={"host": host})
-    assert profile_of(serve={"host": host, "api_key_env": "KEY"}).serve.host == host
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_this_machine_alone_needs_no_key(profile_of, host):
-    assert profile_of(serve={"host": host}).serve.api_key_env is None
+def test_other_machines_are_let_in_with_a_key_only(profile_of):
+    for host in ("0.0.0.0", "::", "192.168.1.5", "router.internal"):
+        with pytest.raises(ValueError, match="can be reached from other machines; set api_key_env"):
+            profile_of(serve={"host": host})
+        assert profile_of(serve={"host": host, "api_key_env": "KEY"}).serve.host == host
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        assert profile_of(serve={"host": host}).serve.api_key_env is None
 
 
 class Ear:
-    """An observer that remembers."""
-
     def __init__(self, fails: bool = False) -> None:
         self.served: list[tuple[ServedAnswer, Row]] = []
         self.ran_with: tuple[object, ...] = ()
@@ -375,7 +374,7 @@ class Ear:
 
 def test_observers_hear_of_every_answer(site, serve):
     ear = Ear()
-    client = site().client(serve(lambda _: (200, completion(REWRITE))).url, ear)
+    client = site().client(serve(rewrite).url, ear)
     ask(client, profile="孕妇")
     client.get("/health")
     [(served, question)] = ear.served
@@ -386,7 +385,7 @@ def test_observers_hear_of_every_answer(site, serve):
 
 def test_an_observers_mistake_is_nobody_elses(site, serve, caplog):
     ear = Ear(fails=True)
-    client = site().client(serve(lambda _: (200, completion(REWRITE))).url, ear)
+    client = site().client(serve(rewrite).url, ear)
     assert [ask(client)["source"] for _ in range(2)] == ["model", "model"]
     assert len(ear.served) == 2
     assert "the canary's observer stopped" in caplog.text
@@ -413,10 +412,8 @@ def test_the_challenger_gets_its_share(site, serve):
     Routes(champion=backend(champion.url), challenger=backend(challenger.url, "8"), share=0.3).write(here.path)
     client = here.client()
     answers = [ask(client, f"问题{i}") for i in range(60)]
-    assert {(answer["role"], answer["content"]) for answer in answers} == {
-        ("champion", "旧 模型"),
-        ("challenger", "新 模型"),
-    }
+    given = {(answer["role"], answer["content"]) for answer in answers}
+    assert given == {("champion", "旧 模型"), ("challenger", "新 模型")}
     assert 8 <= len(challenger.bodies) <= 30
     assert [ask(client, f"问题{i}") for i in range(60)] == answers
 

@@ -23,24 +23,30 @@ ALIASES: tuple[Alias, ...] = get_args(Alias)
 Weights = Literal["mlflow", "path"]
 
 
-class Candidate(BaseModel, frozen=True, extra="forbid"):
-    """A model that a run evaluated and the gate decided on: `release.json` of its version."""
+class ModelOrigin(BaseModel, frozen=True, extra="forbid"):
+    """Which run made a model, and of what."""
 
     arm: str
-    model: Artifact
-    """The merged weights, as they are served."""
-    adapters: dict[str, Path] = {}
-    """LoRA adapters on the way to it, by the stage that trained them."""
-    base_model: str
-    profile: str
-    tenant: str
+    base_model: str = ""
     recipe: str
     recipe_version: str
     prompt_sha256: str
     dataset_version: str
     run_id: str
+    """The run that decided."""
     mlflow_run_id: str
-    """MLflow's run that takes the files."""
+    """MLflow's run that holds the version's files."""
+
+
+class Candidate(ModelOrigin):
+    """A model that a run evaluated and the gate decided on: `release.json` of its version."""
+
+    model: Artifact
+    """The merged weights, as they are served."""
+    adapters: dict[str, Path] = {}
+    """LoRA adapters on the way to it, by the stage that trained them."""
+    profile: str
+    tenant: str
     stages: dict[str, str] = {}
     """By stage, the run that did its work."""
     evaluation: Artifact
@@ -64,24 +70,16 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
         )
 
 
-class Released(BaseModel, frozen=True, extra="forbid"):
+class Released(ModelOrigin):
     name: str
     version: str
     aliases: tuple[Alias, ...] = ()
-    arm: str
     folder: Path
     """Where the merged weights were when it was registered; `Registry.folder` gives one that is checked."""
     sha256: str
     """Of that folder, as `qinglan.runs.artifacts.sha256_of` counts it."""
     weights: Weights
     """`mlflow`: the folder can be restored from there."""
-    base_model: str = ""
-    recipe: str
-    recipe_version: str
-    prompt_sha256: str
-    dataset_version: str
-    run_id: str
-    mlflow_run_id: str
     verdict: Verdict
     sentence: str = ""
     created: datetime
@@ -115,11 +113,8 @@ class Released(BaseModel, frozen=True, extra="forbid"):
 
 
 def tags_of(candidate: Candidate, weights: Weights) -> dict[str, str]:
-    fields = (
-        "arm", "base_model", "recipe", "recipe_version", "prompt_sha256", "dataset_version", "run_id", "mlflow_run_id",
-        "profile", "tenant",
-    )  # fmt: skip
-    return {name: str(getattr(candidate, name)) for name in fields} | {
+    origin: dict[str, str] = candidate.model_dump(include={*ModelOrigin.model_fields, "profile", "tenant"})
+    return origin | {
         "folder": str(candidate.model.path),
         "sha256": candidate.model.sha256,
         "weights": weights,

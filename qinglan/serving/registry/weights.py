@@ -2,11 +2,10 @@
 
 import shutil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from qinglan.errors import ArtifactError
-from qinglan.runs.artifacts import sha256_of, write_json
+from qinglan.runs.artifacts import sha256_of
 from qinglan.runs.schema_version import dump_record
 from qinglan.serving.registry.versions import Candidate, Released, Weights
 
@@ -33,10 +32,7 @@ def log_files(client: "MlflowClient", candidate: Candidate, max_bytes: float) ->
             belongs = path.name.startswith("adapter_") or path.suffix in (".json", ".jinja", ".txt")
             if path.is_file() and belongs:
                 _log_file(client, run_id, path, adapter, f"adapters/{stage}")
-    with TemporaryDirectory() as scratch:
-        release = Path(scratch) / "release.json"
-        write_json(release, dump_record(candidate))
-        client.log_artifact(run_id, str(release), ROOT)
+    client.log_dict(run_id, dump_record(candidate), f"{ROOT}/release.json")
     return "mlflow" if whole else "path"
 
 

@@ -105,7 +105,9 @@ class CanaryObserver:
             return  # of a model that was in service when it was asked
         arm = state.counts.challenger if served.role == "challenger" else state.counts.champion
         arm.add(fallback=served.source != "model", latency_ms=served.latency_ms)
-        if self._rag and served.answer is not None and in_sample(served.row_id, self._config.compare_share):
+        # A fixed sample of the questions, whichever model they are for.
+        is_sampled = hash_fraction(f"compare\x1f{served.row_id}") < self._config.compare_share
+        if is_sampled and self._rag and served.answer is not None:
             try:
                 self._waiting.put_nowait(_Question(question, served, routes, state))
             except asyncio.QueueFull:
@@ -229,10 +231,6 @@ async def _difference(question: _Question, models: ModelClient, rag: RagClient) 
     ]
     difference = found[1].top1_score - found[0].top1_score
     return difference if other is challenger else -difference
-
-
-def in_sample(row_id: str, share: float) -> bool:
-    return hash_fraction(f"compare\x1f{row_id}") < share
 
 
 def read_state(folder: Path) -> CanaryState | None:

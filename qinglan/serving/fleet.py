@@ -60,15 +60,13 @@ class Fleet:
             retry_at_s = model.version in self._failures and self._failures[model.version].retry_at_s
             if model.version not in self._servers and self.clock() >= (retry_at_s or 0.0):
                 self._start(model, wanted, routed)
-            if self.is_starting(model.version):
+            server = self._servers.get(model.version)
+            if server and server.process.phase == "starting":
                 return  # the others would only slow it down
 
     def ready(self, version: str) -> Backend | None:
         server = self._servers.get(version)
         return server.backend if server and server.process.phase == "ready" else None
-
-    def is_starting(self, version: str) -> bool:
-        return version in self._servers and self._servers[version].process.phase == "starting"
 
     def last_failure(self, version: str) -> str | None:
         found = self._failures.get(version)

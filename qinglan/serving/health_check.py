@@ -61,10 +61,10 @@ def check_serving(
     profile: Profile, aliases: Mapping[Alias, str], url: str = "", clock: Callable[[], float] = time.time
 ) -> ServingHealth:
     """Check the router, at `url` where it is not what the profile's `serve` says, and the canary."""
+    url = url.rstrip("/")
     if not url:
         host = "127.0.0.1" if profile.serve.host in ("0.0.0.0", "::") else profile.serve.host  # noqa: S104 (not bound)
         url = f"http://{host}:{profile.serve.port}"
-    url = url.rstrip("/")
     found = ServingHealth(url, aliases.get("champion"), aliases.get("challenger"))
     health = _health(url)
     if found.champion is None:

@@ -94,15 +94,8 @@ def figure_of(profile: Profile, subject: Subject, metric: str | None = None) -> 
     metric = metric or next((each.name for each in evaluation.metrics if arm.mean(each.name) is not None), "")
     values = _values(profile, subject.arm, metric, entries, rows)
     present = [value for value in values.values() if value is not None]
-    return Figure(
-        metric,
-        arm.mean(metric),
-        sum(present) / len(present) if present else None,
-        len(present),
-        len(entries),
-        stage,
-        stage.path(f"arm_{subject.arm}"),
-    )
+    recomputed, file = sum(present) / len(present) if present else None, stage.path(f"arm_{subject.arm}")
+    return Figure(metric, arm.mean(metric), recomputed, len(present), len(entries), stage, file)
 
 
 def rows_behind(
@@ -117,13 +110,12 @@ def rows_behind(
     arm = {entry.row_id: entry for entry in entries}
     has_teacher = subject.arm != "teacher" and "arm_teacher" in stage.artifacts
     teachers = {entry.row_id: entry for entry in _entries(stage, "teacher")} if has_teacher else {}
+    traces: list[RowTrace] = []
     with site_ledger(profile) as ledger:
-        return [
-            RowTrace(
-                by_id[each], values[each], arm[each], teachers.get(each), _paid_calls(ledger, arm[each], by_id[each])
-            )
-            for each in (ids or [each for _, each in lowest])
-        ]
+        for each in ids or [each for _, each in lowest]:
+            paid = _paid_calls(ledger, arm[each], by_id[each])
+            traces.append(RowTrace(by_id[each], values[each], arm[each], teachers.get(each), paid))
+    return traces
 
 
 def stage_of(run: Path, name: str) -> StageResult:

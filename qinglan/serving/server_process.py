@@ -75,21 +75,16 @@ class ServerProcess:
                 problem = probed.result()
             except PortTakenError as error:
                 return self._give_up(str(error))
-            if failure := self._note(problem, now):
-                return failure
+            if problem is None:
+                self._missed = 0
+                if self.phase == "starting":
+                    self.phase, self.since_s = "ready", now
+            elif self.phase == "ready":
+                self._missed, self.since_s = self._missed + 1, now
+                if self._missed >= PROBES_MISSED:
+                    return self._give_up(f"{self.name} no longer answers: {problem}")
         if self.phase == "starting" and now - self.since_s > self.start_within_s:
             return self._give_up(f"{self.name} did not answer within {self.start_within_s:.0f} s")
-        return None
-
-    def _note(self, problem: str | None, now: float) -> str | None:
-        if problem is None:
-            self._missed = 0
-            if self.phase == "starting":
-                self.phase, self.since_s = "ready", now
-        elif self.phase == "ready":
-            self._missed, self.since_s = self._missed + 1, now
-            if self._missed >= PROBES_MISSED:
-                return self._give_up(f"{self.name} no longer answers: {problem}")
         return None
 
     def _give_up(self, failure: str) -> str:

@@ -208,8 +208,8 @@ def serve_site(profile_name: str, overrides: Sequence[str], say: Say, port: int 
     profile = load_profile(profile_name, overrides)
     folder = serving_folder(profile)
     with ExitStack() as stack:
-        for context in (stop_signals(), suppress(KeyboardInterrupt)):
-            stack.enter_context(context)
+        stack.enter_context(stop_signals())
+        stack.enter_context(suppress(KeyboardInterrupt))
         folder.mkdir(parents=True, exist_ok=True)
         try:
             stack.enter_context(FileLock(folder / ".lock", timeout=PROBED_FOR_S))

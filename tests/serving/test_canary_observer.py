@@ -17,7 +17,6 @@ from qinglan.serving.canary_observer import (
     WAITING,
     CanaryObserver,
     CanaryState,
-    in_sample,
     read_state,
     read_verdict,
 )
@@ -287,11 +286,12 @@ async def test_time_without_a_router_does_not_count(tmp_path: Path):
         assert watch.state.started == clock.now - 300
 
 
-def test_the_sample_is_a_fixed_share_of_the_questions():
-    ids = [str(number) for number in range(4000)]
-    chosen = [one for one in ids if in_sample(one, 0.2)]
-    assert 0.17 < len(chosen) / len(ids) < 0.23
-    assert chosen == [one for one in ids if in_sample(one, 0.2)]
+async def test_a_share_of_the_questions_is_compared(tmp_path: Path):
+    watch = watch_in(tmp_path, config=CONFIG.model_copy(update={"compare_share": 0.2}))
+    async with running(watch, table_of(tmp_path)):
+        for number in range(1000):
+            watch.on_served(replace(served("champion"), row_id=str(number)), QUESTION)
+        assert 170 < WAITING + watch.state.left_out < 230
 
 
 async def test_answers_that_are_for_no_search_are_counted_and_not_compared(tmp_path: Path):

@@ -336,7 +336,7 @@ def test_a_former_champion_is_started_again_while_the_new_one_can_t_come_up(benc
     site.end("1")
     assert site.run(0.5).champion is None
     assert site.run(4).champion.version == "1"
-    assert site.fleet.is_starting("2")
+    assert site.fleet.ready("2") is None
     del site.sick["2"]
     assert site.run(2).champion.version == "2"
 

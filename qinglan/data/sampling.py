@@ -22,7 +22,6 @@ class BottomK(Generic[Item]):
         return self._size > 0 and (len(self._heap) < self._size or self._priority(key) > self._heap[0][0])
 
     def add(self, key: str, item: Item) -> None:
-        """Keep the item if its key hashes low enough."""
         if not self.wants(key):
             return
         heapq.heappush(self._heap, (self._priority(key), next(self._number), item))

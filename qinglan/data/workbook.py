@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from qinglan.config import Data, Tenant
-from qinglan.data.sources.files import read_records, read_snapshot
+from qinglan.data.sources.files import read_records
+from qinglan.data.sources.readers import read_jsonl
 from qinglan.data.sources.records import FIELDS, InputColumns, Record, cell_text, input_field, is_empty
 from qinglan.recipes import Input, identifying
 from qinglan.rows import HINTS, Row, Split, normalise, row_id
@@ -39,7 +40,7 @@ def read_rows(
         inputs: the recipe's further columns.
     """
     columns = InputColumns.of(data, inputs)
-    records = read_snapshot(path, columns) if data.sql else read_records(path, columns)
+    records = read_jsonl(path, columns, "sql:") if data.sql else read_records(path, columns)
     seen = _SeenQuestions()
     for record in _limited(records, data.limit) if data.limit else records:
         source = f"{record.prefix}{record.number}"

@@ -23,7 +23,11 @@ CellValue = str | float | None
 class Column(NamedTuple):
     title: str
     width: int
-    value: Callable[[Row], CellValue]
+    value: Callable[[Row], CellValue] = lambda _: None
+    fill_in: bool = False
+    """Is it for reviewers to fill in?"""
+    machine: bool = False
+    """Is it for the import alone?"""
 
 
 def write_rows(path: Path, rows: Iterable[Row], recipe: Recipe) -> Artifact:

@@ -118,11 +118,7 @@ def learning_rate_share(step: int, steps: int) -> float:
 
 
 def train(model: Any, feed: Iterator[DocumentBatch], steps: int, seconds_max: float, metrics: TextIO) -> float:
-    """Take all steps and return the last reported loss.
-
-    Raises:
-        EngineError: `seconds_max` is over before the last step.
-    """
+    """Take all steps and return the last reported loss; EngineError where `seconds_max` is over before."""
     # Muon for the hidden matrices, AdamW for the embedding and the norms.
     hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]

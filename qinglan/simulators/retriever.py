@@ -95,11 +95,7 @@ class Retriever:
 
 
 def load_documents(path: Path) -> list[Document]:
-    """Read a knowledge base from JSONL with `id`, `title` and `content`; other keys are ignored.
-
-    Raises:
-        WorkbookError: the file can't be read or a line is not a document.
-    """
+    """Read a knowledge base from JSONL with `id`, `title` and `content`; other keys are ignored."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

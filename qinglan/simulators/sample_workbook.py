@@ -1,12 +1,47 @@
-"""Writes a sample's workbook: the same rows give the same bytes, whatever the time."""
+"""Draws a sample's rows and writes its workbook: the same rows give the same bytes, whatever the time."""
 
 import io
 import re
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from random import Random
+from typing import TypeVar
 
+from qinglan.errors import ConfigError
+from qinglan.rows import Split
+
+Item = TypeVar("Item")
+
+_MISSES_MAX = 2000
+"""For one row, before the sample counts as exhausted."""
 _FIXED_TIME = (2026, 1, 1, 0, 0, 0)
+
+
+def draw_rows(split: Split, count: int, draw: Callable[[int], Item | None]) -> list[Item]:
+    """`count` rows; `draw` gets the number of rows so far, and returns None where its row was drawn before."""
+    rows: list[Item] = []
+    misses = 0
+    while len(rows) < count:
+        if misses == _MISSES_MAX:
+            raise ConfigError(
+                f"embedded.sample_{split}_rows: {count} is too many, there are about {len(rows)} different questions"
+            )
+        row = draw(len(rows))
+        misses += 1
+        if row is not None:
+            rows.append(row)
+            misses = 0
+    return rows
+
+
+def rounds(items: Iterable[Item], rng: Random) -> Iterator[Item]:
+    """All items again and again, in a new order each round."""
+    while True:
+        waiting = list(items)
+        rng.shuffle(waiting)
+        while waiting:
+            yield waiting.pop()
 
 
 def write_workbook(path: Path, sheet: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

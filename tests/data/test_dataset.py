@@ -12,8 +12,8 @@ from question_rows import LONG, SAME, random_rows, row
 from qinglan.config import Profile
 from qinglan.data.dataset import BuiltDataset, build
 from qinglan.data.dataset import files as dataset_files
-from qinglan.errors import ConfigError, StageError, WorkbookError
-from qinglan.recipes import get_recipe, query_rewrite
+from qinglan.errors import StageError, WorkbookError
+from qinglan.recipes import query_rewrite
 from qinglan.recipes.scoring.service import NOT_JUDGED
 from qinglan.rows import Retrieved, Row, Split
 from qinglan.runs.artifacts import read_jsonl, write_jsonl
@@ -193,9 +193,3 @@ def test_a_failed_build_leaves_the_files_of_an_earlier_one(tmp_path: Path) -> No
     assert {path.name for path in (tmp_path / "out").iterdir()} == {a.path.name for a in artifacts.values()}
     for artifact in artifacts.values():
         artifact.verify()
-
-
-def test_unknown_recipe_names_the_nearest() -> None:
-    assert get_recipe("query_rewrite") is query_rewrite.RECIPE
-    with pytest.raises(ConfigError, match=r"recipe `query_rewriter`.*did you mean `query_rewrite`"):
-        get_recipe("query_rewriter")

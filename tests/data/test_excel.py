@@ -141,50 +141,29 @@ def test_shared_texts_that_readers_differ_about_go_the_exact_way(tmp_path: Path,
     assert not is_fast(shared(path, f"<t>{text}</t>"), Data())
 
 
-def formula(sheet: Any) -> None:
-    sheet["G2"] = "=1+1"
-
-
-def merge(sheet: Any) -> None:
-    sheet.merge_cells("G2:G3")
-
-
-def error(sheet: Any) -> None:
-    sheet["G2"] = "#N/A"
-
-
-def date_in_a_used_column(sheet: Any) -> None:
-    sheet["D2"] = date(2026, 1, 2)
-
-
 def chinese_date_in_a_used_column(sheet: Any) -> None:
     sheet["D2"] = 46024
     sheet["D2"].number_format = 'yyyy"年"m"月"'
 
 
-def escape(sheet: Any) -> None:
-    sheet["G2"] = "a_x000D_\nb"
-
-
-def far_away(sheet: Any) -> None:
-    sheet["XFD20000"] = "x"
+def plain_and(cell: str, value: object) -> Edit:
+    return lambda sheet: (plain(sheet), sheet.__setitem__(cell, value))
 
 
 @pytest.mark.parametrize(
     "edit",
     [
-        formula,
-        merge,
-        error,
-        date_in_a_used_column,
-        chinese_date_in_a_used_column,
-        escape,
-        far_away,
+        plain_and("G2", "=1+1"),
+        plain_and("G2", "#N/A"),
+        plain_and("G2", "a_x000D_\nb"),
+        plain_and("D2", date(2026, 1, 2)),
+        plain_and("XFD20000", "x"),
+        lambda sheet: (plain(sheet), sheet.merge_cells("G2:G3")),
+        lambda sheet: (plain(sheet), chinese_date_in_a_used_column(sheet)),
     ],
 )
 def test_what_is_not_plain_goes_the_exact_way(tmp_path: Path, edit: Edit) -> None:
-    path = book_of(tmp_path / "q.xlsx", lambda sheet: (plain(sheet), edit(sheet)))
-    assert not is_fast(path)
+    assert not is_fast(book_of(tmp_path / "q.xlsx", edit))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +191,7 @@ def test_windows_line_end_after_the_declaration_is_plain(tmp_path: Path) -> None
 
 
 def test_a_stray_cell_far_to_the_right_costs_nothing(tmp_path: Path) -> None:
-    path = book_of(tmp_path / "q.xlsx", lambda sheet: (plain(sheet), far_away(sheet)))
+    path = book_of(tmp_path / "q.xlsx", plain_and("XFD20000", "x"))
     assert len(list(read_rows(path, FULL.model_copy(update={"limit": 50}), Tenant()))) == 50
 
 
@@ -233,7 +212,7 @@ def test_cells_may_be_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("qinglan.data.sources.excel_scan._BLOCK", 7)
     path = book_of(tmp_path / "q.xlsx", plain)
     assert is_fast(path)
-    assert not is_fast(book_of(tmp_path / "f.xlsx", lambda sheet: (plain(sheet), formula(sheet))))
+    assert not is_fast(book_of(tmp_path / "f.xlsx", plain_and("G2", "=1+1")))
     assert not is_fast(sheet_edited(path, lambda text: text.replace("<v>1007<", "<v>1234567890123456<")))
 
 

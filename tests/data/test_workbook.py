@@ -74,16 +74,6 @@ def test_an_intent_is_kept_and_may_be_missing(tmp_path: Path) -> None:
     assert [row.intent for row in read(renamed, columns=Columns(intent="类别"))] == ["用法"]
 
 
-def test_source_names_the_querys_cell(tmp_path: Path) -> None:
-    path = xlsx(tmp_path / "q.xlsx", ["编号", "问题"], [1, "头疼"], [2, "失眠"])
-    assert [row.source for row in read(path)] == ["q.xlsx!Sheet1!B2", "q.xlsx!Sheet1!B3"]
-
-
-def test_only_the_query_column_is_needed(tmp_path: Path) -> None:
-    (row,) = read(xlsx(tmp_path / "q.xlsx", ["问题"], ["头疼"]))
-    assert (row.profile, row.history, row.gold_id, row.split) == ("", "", None, None)
-
-
 def test_numbers_and_dates_beside_the_query_become_text(tmp_path: Path) -> None:
     (row,) = read(xlsx(tmp_path / "q.xlsx", HEADER, ["头疼", 35.0, datetime(2026, 1, 2), 1007, None]))
     assert (row.profile, row.history, row.gold_id) == ("35", "2026-01-02T00:00:00", "1007")
@@ -256,12 +246,29 @@ def test_problems_name_cell_reason_and_hint(tmp_path: Path) -> None:
 # Bad files
 
 
-def test_missing_file_and_suffix(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("q.xls", "x", "save it as .xlsx"),
+        ("q.pdf", "x", "unknown suffix `.pdf`; save it as .xlsx, .csv, .jsonl, .parquet"),
+        ("h.csv", "问题\n", "has a header but no rows"),
+        ("e.csv", "\n", "is empty"),
+        ("e.csv", "\ufeff", "is empty"),
+        ("e.jsonl", "", "is empty"),
+        ("q.csv", "a,b\n1,2\n", "line 1: no column `问题` (found: a, b);"),
+        ("s.csv", "问题;画像\n头疼;老人\n", "not separated by commas"),
+        ("q.csv", '问题\n头疼\n"失眠\n胃疼\n', "q.csv:3: not readable as CSV"),  # the rest is not swallowed
+        ("q.jsonl", '{"query": "头疼"}', "no column `问题` (found: query)"),
+        ("q.jsonl", '{"问题": "头疼"}\n{"问题": \n', "q.jsonl:2: not valid JSON"),
+        ("q.jsonl", "[1]\n", "q.jsonl:1: expected a JSON object, found list"),
+    ],
+)
+def test_text_files_that_cannot_be_used(tmp_path: Path, name: str, text: str, message: str) -> None:
+    assert message in error_of(text_file(tmp_path / name, text))
+
+
+def test_missing_file(tmp_path: Path) -> None:
     assert "no such file; correct data.workbook" in error_of(tmp_path / "no.xlsx")
-    assert "save it as .xlsx" in error_of(text_file(tmp_path / "q.xls", "x"))
-    assert "unknown suffix `.pdf`; save it as .xlsx, .csv, .jsonl, .parquet" in error_of(
-        text_file(tmp_path / "q.pdf", "x")
-    )
 
 
 def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,22 +302,12 @@ def test_damaged_xlsx(tmp_path: Path) -> None:
 def test_empty_workbooks(tmp_path: Path) -> None:
     assert "the sheet is empty (sheets: Sheet1)" in error_of(xlsx(tmp_path / "q.xlsx"))
     assert "has a header but no rows" in error_of(xlsx(tmp_path / "h.xlsx", ["问题"], [None, "  "]))
-    assert "has a header but no rows" in error_of(text_file(tmp_path / "h.csv", "问题\n"))
-    assert "is empty" in error_of(text_file(tmp_path / "e.csv", "\n"))
-    assert "is empty" in error_of(text_file(tmp_path / "e.csv", "\ufeff"))
-    assert "is empty" in error_of(text_file(tmp_path / "e.jsonl", ""))
 
 
 def test_missing_query_column_names_the_nearest_and_a_hint(tmp_path: Path) -> None:
     message = error_of(xlsx(tmp_path / "q.xlsx", ["用户问题", "画像"], ["头疼"]))
     assert "Sheet1, row 1: no column `问题` (found: 用户问题, 画像; nearest: 用户问题)" in message
     assert "--set data.columns.query=用户问题" in message
-
-
-def test_missing_column_in_csv_and_jsonl(tmp_path: Path) -> None:
-    assert "line 1: no column `问题` (found: a, b);" in error_of(text_file(tmp_path / "q.csv", "a,b\n1,2\n"))
-    assert "not separated by commas" in error_of(text_file(tmp_path / "s.csv", "问题;画像\n头疼;老人\n"))
-    assert "no column `问题` (found: query)" in error_of(text_file(tmp_path / "q.jsonl", '{"query": "头疼"}'))
 
 
 def test_optional_column_must_exist_once_the_profile_names_it(tmp_path: Path) -> None:
@@ -328,11 +325,6 @@ def test_unknown_sheet_lists_the_sheets(tmp_path: Path) -> None:
     assert "no sheet `Sheet2` (sheets: 数据)" in error_of(path, sheet="Sheet2")
 
 
-def test_bad_json_lines_are_named_by_number(tmp_path: Path) -> None:
-    assert "q.jsonl:2: not valid JSON" in error_of(text_file(tmp_path / "q.jsonl", '{"问题": "头疼"}\n{"问题": \n'))
-    assert "q.jsonl:1: expected a JSON object, found list" in error_of(text_file(tmp_path / "q.jsonl", "[1]\n"))
-
-
 def test_undecodable_bytes_are_named_by_line(tmp_path: Path) -> None:
     path = tmp_path / "q.csv"
     path.write_bytes("问题\n头疼怎么办\n失眠".encode() + b"\xff\n")
@@ -348,8 +340,3 @@ def test_damaged_utf8_is_not_garbled_as_gb18030(tmp_path: Path) -> None:
     path = tmp_path / "q.csv"
     path.write_bytes(b"query\n" + "头疼怎么办\n".encode() * 20 + "失".encode()[:2] + b"\n")
     assert "q.csv:22: byte" in error_of(path, columns=Columns(query="query"))
-
-
-def test_unclosed_quote_does_not_swallow_the_rest(tmp_path: Path) -> None:
-    path = text_file(tmp_path / "q.csv", '问题\n头疼\n"失眠\n胃疼\n')
-    assert "q.csv:3: not readable as CSV" in error_of(path)

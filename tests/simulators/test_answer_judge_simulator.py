@@ -1,11 +1,9 @@
 """The judge's domain: answers of every kind, a judge that is nearly always right, and a sample that leaks nothing."""
 
 from collections import Counter
-from pathlib import Path
 from random import Random
 
 import pytest
-from openpyxl import load_workbook
 
 from qinglan.config import Embedded, Tenant
 from qinglan.errors import ConfigError
@@ -107,13 +105,6 @@ def test_every_wording_is_one_token():
     tok = tokenizer.build(DOMAIN)
     wordings = [text for known in SLOTS.values() for texts in known.values for text in texts]
     assert [text for text in wordings if len(tok.encode(text, add_special_tokens=False)) > 1] == []
-
-
-def test_the_workbook_has_the_recipes_columns(tmp_path: Path):
-    paths = DOMAIN.write_sample(tmp_path, CONFIG)
-    assert paths.knowledge_base is None
-    header = [cell.value for cell in next(load_workbook(paths.workbook).worksheets[0].iter_rows())]
-    assert {each.column for each in RECIPE.INPUTS} <= set(header)
 
 
 def test_more_rows_than_there_are_questions_is_refused():

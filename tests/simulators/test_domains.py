@@ -3,12 +3,13 @@
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from qinglan.config import Embedded, Paths, Profile
+from qinglan.config import Embedded, Profile
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.simulators import base_model
@@ -21,7 +22,6 @@ from qinglan.simulators.domains import (
     domain_of,
     domain_of_model,
     embedded_knowledge_base,
-    sample_of,
     simulated_models,
 )
 
@@ -85,16 +85,13 @@ def test_no_two_domains_share_a_models_name():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_sample_is_the_same_every_time(name: str, tmp_path: Path):
-    first, second = (domain_of(name).write_sample(tmp_path / folder, FEW) for folder in "ab")
+def test_the_sample_is_the_same_every_time(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = domain_of(name).write_sample(tmp_path / "a", FEW)
+    monkeypatch.setattr(time, "time", lambda: 2_000_000_000.0)
+    second = domain_of(name).write_sample(tmp_path / "b", FEW)
     for path, again in zip(first, second, strict=True):
         assert (path is None) == (again is None)
         assert path is None or path.read_bytes() == again.read_bytes()
-
-
-def test_each_domain_has_a_sample_folder(profile_of: ProfileOf, tmp_path: Path):
-    profile = profile_of(embedded=FEW.model_dump(), paths={"state": str(tmp_path)})
-    assert sample_of(profile, "data.workbook").workbook.parent == tmp_path / "sample" / "query_rewrite"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,11 +107,6 @@ def test_the_vocabulary_spells_the_documents(name: str):
     assert all(len(character) == 1 for character in known)
     text = re.sub(r"<\|\w+\|>|</?think>", "", "".join(domain.documents(5, 300)))
     assert set(text) - known == set()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_heads_fit_the_hidden_size(name: str):
-    assert domain_of(name).pretraining.hidden_size % 64 == 0
 
 
 def test_the_base_models_key_follows_its_own_domain_only(monkeypatch: pytest.MonkeyPatch):
@@ -135,11 +127,6 @@ def test_the_profile_overrides_the_domains_steps():
         return argv[argv.index("--steps") + 1]
 
     assert (steps(Embedded()), steps(Embedded(pretrain_steps=3))) == ("600", "3")
-
-
-def test_the_base_models_path_names_its_domain(tmp_path: Path):
-    path = base_model.cached_path(Paths(state=tmp_path), Embedded(), domain_of("medical"))
-    assert path.name.startswith("qwen3-tiny-medical-")
 
 
 def test_an_unknown_model_is_refused():

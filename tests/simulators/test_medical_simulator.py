@@ -101,7 +101,7 @@ def test_gold_answers_are_complete() -> None:
 def test_more_rows_than_questions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(domain, "PREFIXES", ("",))
     monkeypatch.setattr(domain, "SUFFIXES", ("",))
-    monkeypatch.setattr(sample, "_TRIES_PER_ROW", 2)
+    monkeypatch.setattr("qinglan.simulators.sample_workbook._MISSES_MAX", 50)
     with pytest.raises(ConfigError, match="sample_test_rows: 5000 is too many, there are about"):
         sample.build_sample(CONFIG.model_copy(update={"sample_test_rows": 5000}))
 

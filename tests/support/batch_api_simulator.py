@@ -8,12 +8,12 @@ OpenAI.
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email import message_from_bytes
 from random import Random
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import uuid4
 
 import uvicorn
@@ -34,13 +34,6 @@ _VALIDATED, _ANSWERED = 0.05, 0.95
 Stored = TypeVar("Stored")
 
 
-class BatchRequestLine(NamedTuple):
-    """One request of an input file."""
-
-    custom_id: str
-    body: object
-
-
 class _InputLine(BaseModel):
     model_config = ConfigDict(strict=True)
 
@@ -50,9 +43,9 @@ class _InputLine(BaseModel):
     body: dict[str, Any]
 
 
-def read_input(content: bytes) -> tuple[list[BatchRequestLine], list[dict[str, Any]]]:
+def read_input(content: bytes) -> tuple[list[_InputLine], list[dict[str, Any]]]:
     """An input file's lines, and what is wrong with them."""
-    lines: dict[str, BatchRequestLine] = {}
+    lines: dict[str, _InputLine] = {}
     errors: list[dict[str, Any]] = []
     texts = content.splitlines()
     for number, text in enumerate(texts, 1):
@@ -66,7 +59,7 @@ def read_input(content: bytes) -> tuple[list[BatchRequestLine], list[dict[str, A
             errors.append(_error("duplicate_custom_id", f"The custom_id '{line.custom_id}' is not unique.", number))
         if (model := line.body.get("model")) not in simulated_models():
             errors.append(_error("model_not_found", f"The model '{model}' does not exist.", number))
-        lines[line.custom_id] = BatchRequestLine(line.custom_id, line.body)
+        lines[line.custom_id] = line
     if not 1 <= len(texts) <= MAX_REQUESTS:
         errors.append(_error("invalid_file", f"A batch has 1 to {MAX_REQUESTS} requests; this has {len(texts)}."))
     return list(lines.values()), errors
@@ -77,16 +70,12 @@ def _error(code: str, message: str, line: int | None = None) -> dict[str, Any]:
 
 
 class BatchApiError(Exception):
-    """The service answers an error instead of an object."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
 class BatchRequest(BaseModel):
-    """The body of `POST /v1/batches`."""
-
     input_file_id: str
     endpoint: Literal["/v1/chat/completions"]
     completion_window: Literal["24h"]
@@ -95,8 +84,6 @@ class BatchRequest(BaseModel):
 
 @dataclass(frozen=True)
 class SimulatedFile:
-    """A file as it was sent or written."""
-
     content: bytes
     filename: str
     purpose: str
@@ -104,7 +91,6 @@ class SimulatedFile:
     id: str = field(default_factory=lambda: f"file-{uuid4().hex}")
 
     def as_object(self) -> dict[str, Any]:
-        """OpenAI's File object."""
         return {
             "id": self.id,
             "object": "file",
@@ -121,7 +107,7 @@ class SimulatedBatch:
     """A batch and the times at which its status changes."""
 
     request: BatchRequest
-    lines: list[BatchRequestLine]
+    lines: list[_InputLine]
     errors: list[dict[str, Any]]
     faulty: Collection[int]
     """Indices of the lines that fail."""
@@ -150,7 +136,6 @@ class SimulatedBatch:
         return moments
 
     def status(self, now: float) -> str:
-        """The batch's status at a time."""
         reached = [name for name, at in self.moments.items() if at <= now]
         return reached[-1] if reached else "validating"
 
@@ -164,7 +149,6 @@ class SimulatedBatch:
         return int(len(self.lines) * min(1.0, share))
 
     def as_object(self, now: float) -> dict[str, Any]:
-        """OpenAI's Batch object."""
         done = self.lines_done(now)
         failed = sum(index < done for index in self.faulty)
         stamps = {f"{name}_at": int(at) for name, at in self.moments.items() if at <= now}
@@ -205,17 +189,14 @@ class SimulatedBatchStore:
         self._batches: dict[str, SimulatedBatch] = {}
 
     def add_file(self, content: bytes, filename: str, purpose: str) -> SimulatedFile:
-        """Keep a file."""
         stored = SimulatedFile(content, filename, purpose, self._clock())
         self._files[stored.id] = stored
         return stored
 
     def file(self, file_id: str) -> SimulatedFile:
-        """A file by its id; 404 where there is none."""
         return _found(self._files, file_id, "File")
 
     def delete_file(self, file_id: str) -> None:
-        """Forget a file; batches made from it go on."""
         with self._lock:
             self.file(file_id)
             del self._files[file_id]
@@ -249,7 +230,6 @@ class SimulatedBatchStore:
             return batch.as_object(now)
 
     def list(self, after: str | None, limit: int) -> dict[str, Any]:
-        """A page, newest first."""
         with self._lock:
             newest = list(reversed(self._batches))
             start = newest.index(_found(self._batches, after, "Batch").id) + 1 if after else 0
@@ -274,10 +254,11 @@ class SimulatedBatchStore:
         Random(batch.id).shuffle(good)  # OpenAI promises no order
         for name, results in (("output", good), ("error", bad)):
             if results:
-                stored = self.add_file(_jsonl(results), f"{batch.id}_{name}.jsonl", "batch_output")
+                content = "".join(json.dumps(result, ensure_ascii=False) + "\n" for result in results).encode()
+                stored = self.add_file(content, f"{batch.id}_{name}.jsonl", "batch_output")
                 setattr(batch, f"{name}_file_id", stored.id)
 
-    def _result(self, batch: SimulatedBatch, index: int, line: BatchRequestLine, ended: str | None) -> dict[str, Any]:
+    def _result(self, batch: SimulatedBatch, index: int, line: _InputLine, ended: str | None) -> dict[str, Any]:
         result = {"id": f"batch_req_{uuid4().hex}", "custom_id": line.custom_id, "response": None, "error": None}
         if ended:
             return result | {"error": {"code": f"batch_{ended}", "message": f"This request was not executed: {ended}."}}
@@ -290,10 +271,6 @@ def _found(kept: Mapping[str, Stored], key: str, kind: str) -> Stored:
     if key not in kept:
         raise BatchApiError(404, f"No such {kind} object: {key}")
     return kept[key]
-
-
-def _jsonl(results: Iterable[Mapping[str, Any]]) -> bytes:
-    return "".join(json.dumps(result, ensure_ascii=False) + "\n" for result in results).encode()
 
 
 def _complete(body: object) -> tuple[int, dict[str, Any]]:

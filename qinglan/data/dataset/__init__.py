@@ -28,8 +28,6 @@ _NAMES = ("sft_train.jsonl", "rl_train.parquet", "sft_dev.jsonl", "rl_dev.parque
 
 @dataclass(frozen=True)
 class BuiltDataset:
-    """A dataset's files, and its row counts."""
-
     artifacts: dict[str, Artifact]
     """By the file names' stems: see `build`."""
     before: RowCounts
@@ -60,10 +58,12 @@ def build(
     recipe, pools = get_recipe(profile.recipe), PoolCounts()
     splits: Counter[str] = Counter()
     kept: Counter[str] = Counter()
-    prompts = draw_rl_prompts(
-        (row for row in placement.apply(read_jsonl(rows_path, Row)) if _trains(row) and recipe.has_baseline(row)),
-        profile.dataset,
+    trained = (
+        row
+        for row in placement.apply(read_jsonl(rows_path, Row))
+        if row.split == "train" and was_question(row) and not is_leak(row.reason) and recipe.has_baseline(row)
     )
+    prompts = draw_rl_prompts(trained, profile.dataset)
     with DatasetFiles(directory, _NAMES, recipe.rl_schema) as files:
         for row in after.pass_through(placement.apply(read_jsonl(rows_path, Row))):
             splits[row.split or "none"] += 1
@@ -83,7 +83,12 @@ def build(
                     files.write(f"rl_{row.split}", recipe.rl_record(row, profile.tenant))
         _require_every_split(kept, after)
         taught = {"SFT train": files.rows["sft_train"], "SFT dev": files.rows["sft_dev"]}
-        _require_rows(taught, after, recipe.TOO_FEW_ROWS_HINT)
+        if empty := [name for name, count in taught.items() if not count]:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in by_frequency(after.reasons).items())
+            raise StageError(
+                f"no usable rows for {' and '.join(empty)} (of {after.total} rows; failed: {reasons or 'none'}); "
+                f"{recipe.TOO_FEW_ROWS_HINT}"
+            )
     return BuiltDataset(files.artifacts(), before, after, dict(splits), (*pools.warnings(), *prompts.warnings))
 
 
@@ -111,30 +116,7 @@ def _require_every_split(kept: Mapping[str, int], rows: RowCounts) -> None:
     )
 
 
-def _require_rows(files: Mapping[str, int], rows: RowCounts, hint: str) -> None:
-    empty = [name for name, count in files.items() if not count]
-    if empty:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in by_frequency(rows.reasons).items())
-        raise StageError(
-            f"no usable rows for {' and '.join(empty)} (of {rows.total} rows; failed: {reasons or 'none'}); {hint}"
-        )
-
-
-def _trains(row: Row) -> bool:
-    return row.split == "train" and was_question(row) and not is_leak(row.reason)
-
-
 def _sft_line(row: Row, recipe: Recipe, profile: Profile) -> dict[str, Any]:
-    return {
-        "messages": [
-            *recipe.student_messages(row, profile.tenant),
-            {"role": "assistant", "content": row.target},
-        ],
-        "metadata": {
-            "row_id": row.id,
-            "tenant": row.tenant,
-            "gold_id": row.gold_id,
-            "source": row.source,
-            "split": row.split,
-        },
-    }
+    origin = {"row_id": row.id, "tenant": row.tenant, "gold_id": row.gold_id, "source": row.source, "split": row.split}
+    answer = {"role": "assistant", "content": row.target}
+    return {"messages": [*recipe.student_messages(row, profile.tenant), answer], "metadata": origin}

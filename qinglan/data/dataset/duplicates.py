@@ -1,9 +1,8 @@
 """Near-duplicates among a million questions, in bounded memory.
 
-Candidates are questions that share a band of their MinHash signatures, which are datasketch's. Candidates are compared
-exactly, so the hashing can miss a pair, one in a thousand at the threshold, but never add one. The texts are in a
-temporary file. datasketch's own index holds the bands in dictionaries, gigabytes for a million texts; here a band is
-an array with four bytes a text, and equal ones are found by sorting.
+Candidates share a band of their MinHash signatures and are compared exactly, so the hashing can miss a pair, one in a
+thousand at the threshold, but never add one. The texts are in a temporary file. datasketch's own index would hold
+gigabytes for a million texts; here a band is an array with four bytes a text, and equal ones are found by sorting.
 """
 
 import hashlib
@@ -71,7 +70,6 @@ class Questions:
         self._fingerprints.append(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"))
 
     def texts(self, place: int) -> tuple[str, str]:
-        """Normalised query and context (history and profile)."""
         self._file.flush()
         start, end = self._starts[place], self._starts[place + 1]
         query, _, context = os.pread(self._file.fileno(), end - start, start).decode().partition("\x1f")

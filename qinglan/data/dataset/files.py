@@ -3,7 +3,7 @@
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,12 +11,6 @@ import pyarrow.parquet as pq
 from qinglan.runs.artifacts import Artifact
 
 _ROW_GROUP = 5_000
-
-
-class _Sink(Protocol):
-    def write(self, record: Any) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class DatasetFiles:
@@ -29,14 +23,14 @@ class DatasetFiles:
         self.rows = {Path(name).stem: 0 for name in names}
         self._paths = {Path(name).stem: directory / name for name in names}
         self._schema = schema
-        self._sinks: dict[str, _Sink] = {}
+        self._sinks: dict[str, _Parquet | _Jsonl] = {}
 
     def __enter__(self) -> Self:
         with ExitStack() as opening:
             for name, path in self._paths.items():
                 partial = _partial(path)
                 opening.callback(partial.unlink, missing_ok=True)
-                sink: _Sink = _Parquet(partial, self._schema) if path.suffix == ".parquet" else _Jsonl(partial)
+                sink = _Parquet(partial, self._schema) if path.suffix == ".parquet" else _Jsonl(partial)
                 opening.callback(sink.close)
                 self._sinks[name] = sink
             self._open = opening.pop_all()
@@ -50,7 +44,7 @@ class DatasetFiles:
                 for path in self._paths.values():
                     _partial(path).replace(path)
 
-    def write(self, name: str, record: str | dict[str, Any]) -> None:
+    def write(self, name: str, record: Any) -> None:
         self._sinks[name].write(record)
         self.rows[name] += 1
 
@@ -66,7 +60,8 @@ class _Jsonl:
     def __init__(self, path: Path) -> None:
         self._stream = path.open("w", encoding="utf-8")
 
-    def write(self, record: str | dict[str, Any]) -> None:
+    def write(self, record: Any) -> None:
+        """Append a record, or a complete JSON line."""
         line = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
         self._stream.write(line + "\n")
 

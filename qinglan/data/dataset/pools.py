@@ -80,20 +80,16 @@ def draw_rl_prompts(rows: Iterable[Row], config: Dataset) -> RlPrompts:
     ids: dict[str, list[str]] = {pool: [] for pool in shares}
     for row in rows:
         ids[row.pool if row.pool in shares else REST].append(row.id)
-    total = _total({pool: len(each) for pool, each in ids.items()}, shares)
+    if shares[REST] and ids[REST]:
+        total = len(ids[REST]) / shares[REST]
+    else:
+        total = min((len(ids[pool]) / share for pool, share in shares.items() if share and ids[pool]), default=0)
     chosen: dict[str, list[str]] = {}
     for pool, each in ids.items():
         drawn = sorted(each, key=lambda row_id: hash_fraction(f"rl:{config.seed}:{row_id}"))
         wanted = min(round(shares[pool] * total), len(each) * config.rl_repeats)
         chosen[pool] = list(islice(cycle(drawn), wanted))
     return RlPrompts(Counter(chain.from_iterable(chosen.values())), tuple(_short(chosen, shares)))
-
-
-def _total(rows: Mapping[str, int], shares: Mapping[str, float]) -> float:
-    """How many prompts there would be with every share filled: by the rest, or by the scarcest pool that has any."""
-    if shares[REST] and rows[REST]:
-        return rows[REST] / shares[REST]
-    return min((rows[pool] / share for pool, share in shares.items() if share and rows[pool]), default=0)
 
 
 def _short(chosen: Mapping[str, Sequence[str]], shares: Mapping[str, float]) -> Iterator[str]:

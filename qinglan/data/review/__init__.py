@@ -31,12 +31,10 @@ class Review(BaseModel):
 
     tenant: str
     row: str
-    """The row's id."""
     verdict: ReviewVerdict
     fingerprint: str
-    """Of the reviewed answer."""
     answer: str
-    """The reviewed answer; empty where the teacher gave none."""
+    """The reviewed answer, which the fingerprint is of; empty where the teacher gave none."""
     corrected: str | None = None
     """The reviewer's answer, with the verdict `correct` only."""
     comment: str = ""

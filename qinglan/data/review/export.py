@@ -136,10 +136,8 @@ def _survives(row: Row, recipe: Recipe) -> bool:
     """Would an import of the workbook find this row and this answer?"""
     query, profile, history = (_read_back(text) for text in (row.query, row.profile, row.history))
     inputs = {name: _read_back(text) for name, text in identifying(row.inputs, recipe.INPUTS).items()}
-    answer = _read_back(row.answer or "")
-    return row_id(row.tenant, query, profile, history, inputs) == row.id and fingerprint(answer) == fingerprint(
-        row.answer
-    )
+    same_answer = fingerprint(_read_back(row.answer or "")) == fingerprint(row.answer)
+    return same_answer and row_id(row.tenant, query, profile, history, inputs) == row.id
 
 
 def _read_back(text: str) -> str:

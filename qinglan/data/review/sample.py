@@ -29,8 +29,6 @@ _MARGIN = 0.05
 
 
 class Stratum(NamedTuple):
-    """A kind of row and its share of the sample."""
-
     name: str
     title: str
     """Its name in the workbook."""

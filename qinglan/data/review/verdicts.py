@@ -50,7 +50,6 @@ class ControlResult:
     """The verdicts on the control rows."""
 
     rows: int
-    """In the workbook."""
     reviewed: int
     wrong: int
     """Rejected or corrected."""
@@ -71,7 +70,6 @@ class ReviewLine:
         self._prefix, self._cells = prefix, cells
 
     def at(self, title: str) -> str:
-        """`file!sheet!cell`."""
         return f"{self._prefix}!{self.place(title)}"
 
     def place(self, title: str) -> str:

@@ -4,9 +4,9 @@ The cells to fill in have the text format too, so that a reviewer's ``=1`` or ``
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import openpyxl
 from openpyxl.cell import Cell, WriteOnlyCell
@@ -19,6 +19,7 @@ from qinglan.data.review.sample import ReviewSample, SampledRow
 from qinglan.data.sources.records import input_field
 from qinglan.data.workbook_writer import (
     CellValue,
+    Column,
     gold_rank,
     header_cell,
     input_titles,
@@ -45,14 +46,6 @@ _WRAPPED = Alignment(wrap_text=True, vertical="top")
 _TEXT_FORMAT = "@"
 
 
-class _Column(NamedTuple):
-    title: str
-    width: int
-    value: Callable[[Row], CellValue] = lambda _: None
-    fill_in: bool = False
-    machine: bool = False
-
-
 def titles_of(recipe: Recipe) -> dict[str, str]:
     """The titles of the columns that an import reads; those of inputs by `input_field`."""
     named = (SAMPLED_FOR, QUERY, PROFILE, HISTORY, ANSWER, VERDICT, CORRECTED, COMMENT, REVIEWER, ROW_ID, FINGERPRINT)
@@ -77,7 +70,7 @@ def write_sample(path: Path, sample: ReviewSample, recipe: Recipe, *, tenant: st
     partial.replace(path)
 
 
-def _write_rows(sheet: Any, rows: Sequence[SampledRow], columns: Sequence[_Column]) -> None:
+def _write_rows(sheet: Any, rows: Sequence[SampledRow], columns: Sequence[Column]) -> None:
     titles = [column.title for column in columns]
     sheet.freeze_panes = f"{get_column_letter(titles.index(QUERY) + 2)}2"
     for number, column in enumerate(columns, 1):
@@ -100,7 +93,7 @@ def _write_rows(sheet: Any, rows: Sequence[SampledRow], columns: Sequence[_Colum
     sheet.data_validations.append(choice)
 
 
-def _cell(sheet: Any, column: _Column, value: CellValue) -> Cell:
+def _cell(sheet: Any, column: Column, value: CellValue) -> Cell:
     cell = text_cell(sheet, value) if isinstance(value, str) else WriteOnlyCell(sheet, value)
     cell.alignment = _WRAPPED
     if column.fill_in:
@@ -116,48 +109,44 @@ def _titles(found: Retrieved, _: Row) -> CellValue:
     return "\n".join(f"{place}. {title}" for place, title in enumerate(found.titles[:_TITLES], 1))
 
 
-def _all_columns(recipe: Recipe) -> tuple[_Column, ...]:
+def _all_columns(recipe: Recipe) -> tuple[Column, ...]:
     columns = _columns(recipe)
     titles = input_titles(recipe.INPUTS, [column.title for column in columns])
-    inputs = tuple(_Column(title, 36, input_value(name)) for name, title in titles.items())
+    inputs = tuple(Column(title, 36, input_value(name)) for name, title in titles.items())
     place = [column.title for column in columns].index(HISTORY) + 1
     return (*columns[:place], *inputs, *columns[place:])
 
 
-def _columns(recipe: Recipe) -> tuple[_Column, ...]:
+def _columns(recipe: Recipe) -> tuple[Column, ...]:
     thing = _thing(recipe)
-    if not recipe.retrieves:
-        parts = (_Column(*column) for column in part_columns(recipe, 10))
-        found = (_Column("数据池", 10, lambda row: row.pool), *parts)
-    else:
-        found = _FOUND
+    found = _FOUND if recipe.retrieves else (Column("数据池", 10, lambda row: row.pool), *part_columns(recipe, 10))
     return (
-        _Column(SAMPLED_FOR, 16),
-        _Column(QUERY, 40, lambda row: row.query),
-        _Column(PROFILE, 18, lambda row: row.profile),
-        _Column(HISTORY, 28, lambda row: row.history),
-        _Column(thing, 36, lambda row: row.answer),
-        _Column("状态", 8, lambda row: row.status),
-        _Column("原因", 20, lambda row: row.reason),
-        _Column("裁判分", 8, lambda row: row.judge_score),
+        Column(SAMPLED_FOR, 16),
+        Column(QUERY, 40, lambda row: row.query),
+        Column(PROFILE, 18, lambda row: row.profile),
+        Column(HISTORY, 28, lambda row: row.history),
+        Column(thing, 36, lambda row: row.answer),
+        Column("状态", 8, lambda row: row.status),
+        Column("原因", 20, lambda row: row.reason),
+        Column("裁判分", 8, lambda row: row.judge_score),
         *found,
-        _Column(VERDICT, 9, fill_in=True),
-        _Column(f"修改后的{thing}", 36, fill_in=True),
-        _Column(COMMENT, 24, fill_in=True),
-        _Column(REVIEWER, 10, fill_in=True),
-        _Column(ROW_ID, 19, lambda row: row.id, machine=True),
-        _Column(f"{thing}指纹", 19, lambda row: fingerprint(row.answer), machine=True),
+        Column(VERDICT, 9, fill_in=True),
+        Column(f"修改后的{thing}", 36, fill_in=True),
+        Column(COMMENT, 24, fill_in=True),
+        Column(REVIEWER, 10, fill_in=True),
+        Column(ROW_ID, 19, lambda row: row.id, machine=True),
+        Column(f"{thing}指纹", 19, lambda row: fingerprint(row.answer), machine=True),
     )
 
 
 _FOUND = (
-    _Column("原问题首条得分", 10, of_retrieval("original_retrieved", top1_score)),
-    _Column("改写首条得分", 10, of_retrieval("answer_retrieved", top1_score)),
-    _Column("原问题召回", 34, of_retrieval("original_retrieved", _titles)),
-    _Column("改写召回", 34, of_retrieval("answer_retrieved", _titles)),
-    _Column("标准文档", 16, lambda row: row.gold_id),
-    _Column("原问题标准文档名次", 10, of_retrieval("original_retrieved", gold_rank)),
-    _Column("改写标准文档名次", 10, of_retrieval("answer_retrieved", gold_rank)),
+    Column("原问题首条得分", 10, of_retrieval("original_retrieved", top1_score)),
+    Column("改写首条得分", 10, of_retrieval("answer_retrieved", top1_score)),
+    Column("原问题召回", 34, of_retrieval("original_retrieved", _titles)),
+    Column("改写召回", 34, of_retrieval("answer_retrieved", _titles)),
+    Column("标准文档", 16, lambda row: row.gold_id),
+    Column("原问题标准文档名次", 10, of_retrieval("original_retrieved", gold_rank)),
+    Column("改写标准文档名次", 10, of_retrieval("answer_retrieved", gold_rank)),
 )
 """The retrieval of a rewrite."""
 

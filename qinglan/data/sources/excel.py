@@ -2,8 +2,7 @@
 
 Calamine is five times as fast and needs a fifth of the memory, but returns an error cell as an empty one and a
 formula as its last result, and reads dates differently. So a scan of the sheet's XML, as a stream, decides: a sheet
-with more than texts, numbers and booleans in unmerged cells is read by openpyxl. Calamine is called directly:
-pandas would turn a column of numbers with a gap into floats and every empty cell into NaN.
+with more than texts, numbers and booleans in unmerged cells is read by openpyxl.
 """
 
 import mmap

@@ -65,11 +65,6 @@ def read_records(path: Path, columns: InputColumns) -> Iterator[Record]:
         raise WorkbookError(f"{path}: {what} but no rows; fill in questions below it")
 
 
-def read_snapshot(path: Path, columns: InputColumns) -> Iterator[Record]:
-    """Records of a database's rows that `database.take_snapshot` wrote."""
-    return read_jsonl(path, columns, "sql:")
-
-
 def _read(path: Path, columns: InputColumns) -> Iterator[Record]:
     try:
         _require_file(path)

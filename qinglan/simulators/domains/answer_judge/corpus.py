@@ -39,14 +39,12 @@ P_KEPT, P_CONTRARY = 0.5, 0.2
 
 
 def documents(seed: int, count: int) -> Iterator[str]:
-    """`count` documents; the same seed gives the same ones."""
     # Each kind has all lengths: a batch has documents of similar length, and should hold some of every kind.
     rng, kinds = Random(seed), (_glossary, _words, _read, _compared)
     return (rng.choices(kinds, (6, 8, 20, 66))[0](rng) for _ in range(count))
 
 
 def words() -> list[str]:
-    """Prompts, tags, verdicts, and every wording of a fact."""
     wordings = [text for known in SLOTS.values() for texts in known.values for text in texts]
     prompts = [STUDENT_SYSTEM, "问题：", "标准答案：", "待评答案：", *COURTESIES, SYSTEM]
     tags = ["<output>", "</output>", RIGHT, WRONG, *FLAWS]
@@ -58,7 +56,6 @@ def words() -> list[str]:
 
 
 def characters() -> list[str]:
-    """Those of the words, names and questions."""
     return sorted({*"".join(words()), *"有无反多0123456789，。：；？\n "})
 
 

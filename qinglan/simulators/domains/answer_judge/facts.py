@@ -86,7 +86,6 @@ def pair_split(product: str, slot: str) -> Literal["train", "test"]:
 
 
 def pairs(split: Literal["train", "test"]) -> list[tuple[str, str]]:
-    """All (product, slot) of a split."""
     return [(product, slot) for product in PRODUCTS for slot in SLOTS if pair_split(product, slot) == split]
 
 

@@ -10,19 +10,16 @@ from random import Random
 from typing import NamedTuple
 
 from qinglan.config import Columns, Embedded
-from qinglan.errors import ConfigError
 from qinglan.recipes.answer_judge import RECIPE
 from qinglan.rows import Split
 from qinglan.simulators.domains import SamplePaths
 from qinglan.simulators.domains.answer_judge.facts import PRODUCTS, SLOTS, AnswerVerdict, facts_of, judge, pairs
 from qinglan.simulators.domains.answer_judge.models import compose, reference_text, weak_answer
-from qinglan.simulators.sample_workbook import write_workbook
+from qinglan.simulators.sample_workbook import draw_rows, rounds, write_workbook
 
 LABELLED = "labelled"
 P_LABELLED = 0.35
 """Share of the training rows with a verdict."""
-_TRIES = 2000
-"""For one row, before the sample counts as exhausted."""
 
 
 class JudgeSampleRow(NamedTuple):
@@ -50,25 +47,16 @@ def build_rows(config: Embedded) -> list[JudgeSampleRow]:
 
 
 def _draw(split: Split, count: int, rng: Random, taken: set[tuple[str, str]]) -> list[JudgeSampleRow]:
-    """Rows that go round all pairs of the split, in a new order each round."""
-    rows: list[JudgeSampleRow] = []
-    waiting: list[tuple[str, str]] = []
-    misses = 0
-    while len(rows) < count:
-        if misses == _TRIES:
-            raise ConfigError(
-                f"embedded.sample_{split}_rows: {count} is too many, there are about {len(rows)} different questions"
-            )
-        if not waiting:
-            waiting = pairs("test" if split == "test" else "train")
-            rng.shuffle(waiting)
-        row = _row(rng, split, *waiting.pop())
-        misses += 1
-        if (key := (row.query, "" if split == "train" else row.candidate)) not in taken:
-            taken.add(key)
-            rows.append(row)
-            misses = 0
-    return rows
+    asked = rounds(pairs("test" if split == "test" else "train"), rng)
+
+    def draw(_: int) -> JudgeSampleRow | None:
+        row = _row(rng, split, *next(asked))
+        if (key := (row.query, "" if split == "train" else row.candidate)) in taken:
+            return None
+        taken.add(key)
+        return row
+
+    return draw_rows(split, count, draw)
 
 
 def _row(rng: Random, split: Split, product: str, slot: str) -> JudgeSampleRow:

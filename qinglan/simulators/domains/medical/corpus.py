@@ -28,13 +28,11 @@ FRAMES = ("{n}", "{n}", "刚刚{n}", "昨天{n}", "我{n}", "同事{n}了", "听
 
 
 def documents(seed: int, count: int) -> Iterator[str]:
-    """`count` documents; the same seed gives the same ones."""
     rng = Random(seed)
     return (_document(rng) for _ in range(count))
 
 
 def words() -> list[str]:
-    """What prompts and answers are made of."""
     pairs = [(topic, thing) for topic in TOPICS for thing in domain.things(topic)]
     facts = [fact for pair in pairs for fact in domain.facts(*pair)]
     clauses = [clause for topic in TOPICS.values() for clause in (*topic.statements, *topic.blunders)]
@@ -45,7 +43,6 @@ def words() -> list[str]:
 
 
 def characters() -> list[str]:
-    """All that questions, answers and prompts are written in."""
     asked = [text for topic in TOPICS.values() for text in (*topic.phrasings, *topic.test_phrasings, topic.answer)]
     called = [name for topic in TOPICS for thing in domain.things(topic) for name in domain.names(topic, thing)]
     around = [*domain.PREFIXES, *domain.SUFFIXES, *FRAMES, "无0123456789，。：；？、\n "]

@@ -67,8 +67,6 @@ _PAIR_SEED = 1915
 
 @dataclass(frozen=True)
 class MedicalQuestion:
-    """A question, and what it is about."""
-
     text: str
     topic: str
     thing: str
@@ -77,7 +75,6 @@ class MedicalQuestion:
 
 
 def things(topic: str) -> list[str]:
-    """What a topic's questions are about."""
     return list(_TABLES.things[TOPICS[topic].kind])
 
 
@@ -120,13 +117,11 @@ def ask(rng: Random, topic: str, thing: str, unseen: bool = False) -> MedicalQue
 
 
 def statement(topic: str, thing: str) -> str:
-    """The facts about a pair in a sentence."""
     first, second = facts(topic, thing)
     return TOPICS[topic].answer.format(n=thing, a=first, b=second)
 
 
 def full_answer(question: MedicalQuestion) -> str:
-    """What a good answer says."""
     return statement(question.topic, question.thing) + _sentence(TOPICS[question.topic].statements)
 
 

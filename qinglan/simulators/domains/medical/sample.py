@@ -8,22 +8,20 @@ intervals.
 
 from pathlib import Path
 from random import Random
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from qinglan.config import Columns, Embedded
-from qinglan.errors import ConfigError
 from qinglan.rows import Split, normalise
 from qinglan.simulators.domains import SamplePaths
 from qinglan.simulators.domains.medical import facts as domain
 from qinglan.simulators.domains.medical.facts import TOPICS, MedicalQuestion
-from qinglan.simulators.sample_workbook import write_workbook
+from qinglan.simulators.sample_workbook import draw_rows, write_workbook
 
 P_DANGEROUS = 0.55
 P_GOLD = 0.1
 """Of all questions, those whose answers an adviser has checked and completed."""
 P_THOUGHTS = 0.3
 P_WITHOUT_ANSWER = 0.02
-_TRIES_PER_ROW = 60
 HEADER = ("回答", "思维链", "关键词", "数据池")
 """Beside question, split and intent: the recipe's further columns and the pool."""
 
@@ -46,25 +44,18 @@ def build_sample(config: Embedded) -> list[MedicalSampleRow]:
 
 
 def _draw(count: int, split: Split, rng: Random, taken: set[str]) -> list[MedicalSampleRow]:
-    rows: list[MedicalSampleRow] = []
-    for _ in range(count * _TRIES_PER_ROW):
-        if len(rows) == count:
-            return rows
-        pair = _pair("test" if split == "test" else "train", rng)
-        question = domain.ask(rng, *pair, unseen=split == "test" and len(rows) % 2 == 1)
-        if (key := normalise(question.text)) not in taken:
-            taken.add(key)
-            rows.append(_row(rng, question, split))
-    raise ConfigError(
-        f"embedded.sample_{split}_rows: {count} is too many, there are about {len(rows)} different questions"
-    )
+    def draw(number: int) -> MedicalSampleRow | None:
+        # Every kind of danger is as frequent as any other, however many things there are to ask about.
+        pairs = domain.pairs("test" if split == "test" else "train", rng.random() < P_DANGEROUS)
+        topic = rng.choice(sorted({topic for topic, _ in pairs}))
+        pair = rng.choice([pair for pair in pairs if pair[0] == topic])
+        question = domain.ask(rng, *pair, unseen=split == "test" and number % 2 == 1)
+        if (key := normalise(question.text)) in taken:
+            return None
+        taken.add(key)
+        return _row(rng, question, split)
 
-
-def _pair(owner: Literal["train", "test"], rng: Random) -> tuple[str, str]:
-    """Every kind of danger as often as any other, however many things there are to ask about."""
-    pairs = domain.pairs(owner, rng.random() < P_DANGEROUS)
-    topic = rng.choice(sorted({topic for topic, _ in pairs}))
-    return rng.choice([pair for pair in pairs if pair[0] == topic])
+    return draw_rows(split, count, draw)
 
 
 def _row(rng: Random, question: MedicalQuestion, split: Split) -> MedicalSampleRow:

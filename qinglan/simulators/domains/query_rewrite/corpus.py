@@ -30,7 +30,6 @@ P_OTHER_HISTORY = 0.1
 
 
 def documents(seed: int, count: int) -> Iterator[str]:
-    """`count` documents; the same seed gives the same ones."""
     rng = Random(seed)
     for _ in range(count):
         text = _document(rng)
@@ -40,14 +39,12 @@ def documents(seed: int, count: int) -> Iterator[str]:
 
 
 def characters() -> list[str]:
-    """Every character of the corpus, and of what the student's prompts are made of."""
     rng = Random(0)
     passages = (domain.passage(rng, p, i, bridge=True) for _ in range(3) for p, i in domain.pairs("train"))
     return sorted(set("".join((*passages, *words(), *_texts()))))
 
 
 def words() -> list[str]:
-    """What prompts and answers are made of, and deserves a token of its own."""
     named = [*PRODUCTS, *(word for known in INTENTS.values() for word in sorted(known.accepted_words))]
     prompts = [STUDENT_SYSTEM.format(domain=Tenant().domain), user_text("问题", "画像", "历史")]
     return ["system", "user", "assistant", *prompts, NAME_TASK, TOPIC_TASK, PARAPHRASE_TASK, *named]

@@ -106,7 +106,6 @@ def pair_split(product: str, intent: str) -> Literal["train", "test"]:
 
 @cache
 def pairs(split: Literal["train", "test"]) -> tuple[tuple[str, str], ...]:
-    """All (product, intent) pairs of a split."""
     return tuple((p, i) for p in PRODUCTS for i in INTENTS if pair_split(p, i) == split)
 
 
@@ -151,15 +150,12 @@ def _misspell(rng: Random, phrasing: str) -> str:
 
 @dataclass(frozen=True)
 class Document:
-    """One knowledge-base entry."""
-
     id: str
     title: str
     content: str
 
 
 def document_id(product: str, intent: str) -> str:
-    """Id of the document that answers a pair."""
     return f"{product}-{intent}"
 
 

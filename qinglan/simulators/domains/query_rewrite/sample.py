@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 
 from qinglan.config import Columns, Embedded, Tenant
-from qinglan.errors import ConfigError
 from qinglan.recipes.query_rewrite import user_text
 from qinglan.rows import Split, normalise, row_id
 from qinglan.runs.artifacts import write_jsonl
@@ -24,16 +23,13 @@ from qinglan.simulators.domains.query_rewrite.facts import (
     documents,
     pairs,
 )
-from qinglan.simulators.sample_workbook import write_workbook
+from qinglan.simulators.sample_workbook import draw_rows, rounds, write_workbook
 
 NEAR_DUPLICATE_JACCARD = 0.85
-_TRIES_PER_ROW = 60
 
 
 @dataclass(frozen=True)
 class RewriteSampleRow:
-    """A workbook row, and the pair it was made from."""
-
     question: RewriteQuestion
     product: str
     intent: str
@@ -46,7 +42,6 @@ class RewriteSampleRow:
 
     @property
     def user_text(self) -> str:
-        """The question as the teacher gets it."""
         return user_text(self.question.query, self.question.profile, self.question.history)
 
 
@@ -96,24 +91,15 @@ def trigrams(question: RewriteQuestion) -> frozenset[str]:
 
 
 def _draw(count: int, split: Split, rng: Random, taken: _Taken) -> list[RewriteSampleRow]:
-    """Rows that go round all pairs of the split, in a new order each round."""
-    rows: list[RewriteSampleRow] = []
-    waiting: list[tuple[str, str]] = []
-    for _ in range(count * _TRIES_PER_ROW):
-        if len(rows) == count:
-            break
-        if not waiting:
-            waiting = list(pairs("test" if split == "test" else "train"))
-            rng.shuffle(waiting)
-        product, intent = waiting.pop()
-        unseen = split == "test" and len(rows) % 2 == 1
+    asked = rounds(pairs("test" if split == "test" else "train"), rng)
+
+    def draw(number: int) -> RewriteSampleRow | None:
+        product, intent = next(asked)
+        unseen = split == "test" and number % 2 == 1
         question = ask(rng, product, intent, unseen)
-        if taken.add(question):
-            rows.append(RewriteSampleRow(question, product, intent, split, unseen))
-    if len(rows) < count:
-        raise ConfigError(
-            f"embedded.sample_{split}_rows: {count} is too many, there are about {len(rows)} different questions"
-        )
+        return RewriteSampleRow(question, product, intent, split, unseen) if taken.add(question) else None
+
+    rows = draw_rows(split, count, draw)
     rng.shuffle(rows)
     return rows
 

@@ -37,8 +37,6 @@ _NUMBERED = re.compile("改写([1-9][0-9]*)：(.*)", re.DOTALL)
 
 
 class RewriteVerdict(NamedTuple):
-    """A judge's score, 0–5, and why."""
-
     score: float
     reason: str
 
@@ -101,14 +99,11 @@ def judge_panel(user_text: str, seed: int = 0) -> list[float]:
     The choice depends on the whole text and the seed, so that another order gives other scores.
     """
     question, rewrites = panel_of(user_text)
-    rng = random_of(seed, "panel", user_text)
-    last = max(1, len(rewrites) - 1)
-    biases = [
-        PANEL_BIAS * (1 - 2 * place / last) * (rng.random() < P_BIASED) * (len(rewrites) > 1)
-        for place in range(len(rewrites))
-    ]
-    alone = [judge(f"{question}{_REWRITE_LABEL}{rewritten}", seed).score for rewritten in rewrites]
-    return [_in_range(score + bias) for score, bias in zip(alone, biases, strict=True)]
+    rng, last, scores = random_of(seed, "panel", user_text), len(rewrites) - 1, []
+    for place, rewritten in enumerate(rewrites):
+        bias = PANEL_BIAS * (1 - 2 * place / last) if last and rng.random() < P_BIASED else 0.0
+        scores.append(_in_range(judge(f"{question}{_REWRITE_LABEL}{rewritten}", seed).score + bias))
+    return scores
 
 
 def judge_json(user_text: str, seed: int = 0) -> str:

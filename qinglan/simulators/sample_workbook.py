@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
+from qinglan.config import Embedded
 from qinglan.errors import ConfigError
 from qinglan.rows import Split
 
@@ -16,6 +17,16 @@ Item = TypeVar("Item")
 _MISSES_MAX = 2000
 """For one row, before the sample counts as exhausted."""
 _FIXED_TIME = (2026, 1, 1, 0, 0, 0)
+
+
+def draw_splits(config: Embedded, draw: Callable[[Split, int, Random], list[Item]]) -> list[Item]:
+    """Train, then dev, then test, each with its own random numbers."""
+    counts: dict[Split, int] = {
+        "train": config.sample_train_rows,
+        "dev": config.sample_dev_rows,
+        "test": config.sample_test_rows,
+    }
+    return [row for split, n in counts.items() for row in draw(split, n, Random(f"{config.sample_seed}-{split}"))]
 
 
 def draw_rows(split: Split, count: int, draw: Callable[[int], Item | None]) -> list[Item]:

@@ -55,13 +55,8 @@ def data_of(query: str = "SELECT 问题 FROM log") -> Data:
 
 def test_rows_of_a_query(database: Path, ask: Ask) -> None:
     rows = ask("SELECT * FROM log ORDER BY id")
-    assert [(row.source, row.reason) for row in rows[:5]] == [
-        ("sql:1", None),
-        ("sql:2", "duplicate"),
-        ("sql:3", "not_text"),
-        ("sql:4", "not_text"),
-        ("sql:5", None),
-    ]
+    assert [row.source for row in rows[:5]] == [f"sql:{number}" for number in range(1, 6)]
+    assert [row.reason for row in rows[:5]] == [None, "duplicate", "not_text", "not_text", None]
     assert (len(rows), rows[0].profile, rows[0].gold_id) == (2999, "35", "7")
 
 

@@ -106,13 +106,6 @@ def test_a_correction_is_what_answers_are_graded_by(profile: Profile, workbook: 
     assert RECIPE.parts(row, MENDED)["keywords"] == 1, "解热镇痛药 was struck out by the adviser"
 
 
-def test_an_accepted_answer_that_changes_is_open_again(profile: Profile, workbook: Path) -> None:
-    fill_in(workbook, {"感冒吃什么好": ("通过", None)})
-    add_reviews(profile, read_sheet(workbook, profile).reviews)
-    (changed,) = load_reviews(profile).apply([graded("感冒吃什么好", "感冒可吃坚果。")])
-    assert changed.review is None
-
-
 def test_a_correction_without_an_answer_is_named(profile: Profile, workbook: Path) -> None:
     fill_in(workbook, {"感冒吃什么好": ("修改", "<think>该怎么说呢")})
     (problem,) = read_sheet(workbook, profile).problems

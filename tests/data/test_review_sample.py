@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from qinglan.config import Select
-from qinglan.data.review.sample import ANSWER_STRATA, CONTROL, STRATA, ReviewSample, draw_sample
+from qinglan.data.review.sample import ANSWER_STRATA, CONTROL, STRATA, ReviewSample, Stratum, draw_sample
 from qinglan.rows import Retrieved, Row
 
 CONFIG = Select(min_top1_score=0.6)
@@ -129,11 +129,6 @@ def test_only_the_places_are_kept_of_a_long_stream():
     assert most <= 10 * len(STRATA) + 2
 
 
-def test_the_shares_are_all_of_the_places():
-    assert sum(stratum.share for stratum in STRATA) == pytest.approx(1)
-    assert len({stratum.title for stratum in STRATA}) == len(STRATA)
-
-
 def answer(number: int = 0, **changes: Any) -> Row:
     good = {"answer": "答", "judge_score": 3.5, "parts": {"format": 1.0, "safe": 1.0}}
     return Row(id=f"a{number}", tenant="t", query="头疼", source="q.csv:2", **(good | changes))
@@ -159,6 +154,7 @@ def test_an_answer_dropped_by_the_recipes_rules_may_be_corrected():
     assert names(draw_sample([dropped], CONFIG, 5, ANSWER_STRATA)) == {"a0": ("by_rule",)}
 
 
-def test_shares_of_answers_add_up_too():
-    assert sum(stratum.share for stratum in ANSWER_STRATA) == pytest.approx(1)
-    assert ANSWER_STRATA[0] is CONTROL
+@pytest.mark.parametrize("strata", [STRATA, ANSWER_STRATA])
+def test_the_shares_are_all_of_the_places(strata: tuple[Stratum, ...]):
+    assert sum(stratum.share for stratum in strata) == pytest.approx(1)
+    assert strata[0] is CONTROL and len({stratum.title for stratum in strata}) == len(strata)

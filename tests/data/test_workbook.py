@@ -53,18 +53,9 @@ def error_of(path: Path, **data: Any) -> str:
 
 def test_xlsx_row_carries_every_column(tmp_path: Path) -> None:
     path = xlsx(tmp_path / "q.xlsx", HEADER, [" 怎么吃？\n", "老人", "问过钙片", "doc-1", "Dev "])
-    assert read(path) == [
-        Row(
-            id=row_id("t", "怎么吃？", "老人", "问过钙片"),
-            tenant="t",
-            query="怎么吃？",
-            profile="老人",
-            history="问过钙片",
-            gold_id="doc-1",
-            split="dev",
-            source="q.xlsx!Sheet1!A2",
-        )
-    ]
+    asked = {"query": "怎么吃？", "profile": "老人", "history": "问过钙片"}
+    expected = {"gold_id": "doc-1", "split": "dev", "source": "q.xlsx!Sheet1!A2"}
+    assert read(path) == [Row(id=row_id("t", **asked), tenant="t", **asked, **expected)]
 
 
 def test_an_intent_is_kept_and_may_be_missing(tmp_path: Path) -> None:
@@ -159,16 +150,12 @@ def test_row_level_problems_are_kept_with_their_reason(tmp_path: Path) -> None:
 def test_text_cells_that_look_like_formulas_are_data(tmp_path: Path) -> None:
     book = openpyxl.Workbook()
     book.active.append(["问题"])
-    for number, text in enumerate(("=怎么吃", "+加量", "-减量", "@医生"), 2):
+    texts = ("=怎么吃", "+加量", "-减量", "@医生")
+    for number, text in enumerate(texts, 2):
         book.active.cell(number, 1, text).data_type = "s"
     book.save(tmp_path / "q.xlsx")
-    rows = read(tmp_path / "q.xlsx")
-    assert [(row.query, row.status) for row in rows] == [
-        ("=怎么吃", "ok"),
-        ("+加量", "ok"),
-        ("-减量", "ok"),
-        ("@医生", "ok"),
-    ]
+    found = [(row.query, row.status) for row in read(tmp_path / "q.xlsx")]
+    assert found == [(text, "ok") for text in texts]
 
 
 def test_array_formula_is_a_formula(tmp_path: Path) -> None:

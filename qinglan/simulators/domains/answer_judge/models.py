@@ -43,16 +43,14 @@ _ANY_WORDING = re.compile("|".join(sorted(map(re.escape, _WORDINGS), key=len, re
 
 
 class WeakAnswer(NamedTuple):
-    """The weak model's answer, and the facts that it states."""
-
     facts: tuple[Fact, ...]
     text: str
 
 
-def weak_answer(rng: Random, product: str, slot: str, kind: Flaw | None = None) -> WeakAnswer:
-    """An answer of the given kind, or of any. With a reference of a single fact, 不完整 gives a complete answer."""
+def weak_answer(rng: Random, product: str, slot: str) -> WeakAnswer:
+    """An answer of any kind. With a reference of a single fact, 不完整 gives a complete answer."""
     reference = facts_of(product, slot)
-    kind = kind or rng.choices(FLAWS, _KIND_WEIGHTS)[0]
+    kind = rng.choices(FLAWS, _KIND_WEIGHTS)[0]
     if kind == "含糊":
         return WeakAnswer((), compose(rng, (), rng.choice((1, 2))))
     found = _stated_facts(rng, reference, kind)

@@ -5,6 +5,7 @@ All questions of dev and test have verdicts. The test split asks about product Ã
 show.
 """
 
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from qinglan.rows import Split
 from qinglan.simulators.domains import SamplePaths
 from qinglan.simulators.domains.answer_judge.facts import PRODUCTS, SLOTS, AnswerVerdict, facts_of, judge, pairs
 from qinglan.simulators.domains.answer_judge.models import compose, reference_text, weak_answer
-from qinglan.simulators.sample_workbook import draw_rows, rounds, write_workbook
+from qinglan.simulators.sample_workbook import draw_rows, draw_splits, rounds, write_workbook
 
 LABELLED = "labelled"
 P_LABELLED = 0.35
@@ -37,16 +38,10 @@ class JudgeSampleRow(NamedTuple):
 
 def build_rows(config: Embedded) -> list[JudgeSampleRow]:
     """Train, then dev, then test; ConfigError where there are not so many different ones."""
-    seed, taken = config.sample_seed, set[tuple[str, str]]()
-    counts: dict[Split, int] = {
-        "train": config.sample_train_rows,
-        "dev": config.sample_dev_rows,
-        "test": config.sample_test_rows,
-    }
-    return [row for split, count in counts.items() for row in _draw(split, count, Random(f"{seed}-{split}"), taken)]
+    return draw_splits(config, partial(_draw, set()))
 
 
-def _draw(split: Split, count: int, rng: Random, taken: set[tuple[str, str]]) -> list[JudgeSampleRow]:
+def _draw(taken: set[tuple[str, str]], split: Split, count: int, rng: Random) -> list[JudgeSampleRow]:
     asked = rounds(pairs("test" if split == "test" else "train"), rng)
 
     def draw(_: int) -> JudgeSampleRow | None:

@@ -6,6 +6,7 @@ corrected them. Column 标准文档 names what a question is about, so that ques
 intervals.
 """
 
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from qinglan.rows import Split, normalise
 from qinglan.simulators.domains import SamplePaths
 from qinglan.simulators.domains.medical import facts as domain
 from qinglan.simulators.domains.medical.facts import TOPICS, MedicalQuestion
-from qinglan.simulators.sample_workbook import draw_rows, write_workbook
+from qinglan.simulators.sample_workbook import draw_rows, draw_splits, write_workbook
 
 P_DANGEROUS = 0.55
 P_GOLD = 0.1
@@ -36,14 +37,10 @@ class MedicalSampleRow(NamedTuple):
 
 def build_sample(config: Embedded) -> list[MedicalSampleRow]:
     """Train, then dev, then test; ConfigError where there are not so many different questions."""
-    taken: set[str] = set()
-    wanted: tuple[tuple[Split, int], ...] = (
-        ("train", config.sample_train_rows), ("dev", config.sample_dev_rows), ("test", config.sample_test_rows),
-    )  # fmt: skip
-    return [row for split, rows in wanted for row in _draw(rows, split, Random(f"{config.sample_seed}-{split}"), taken)]
+    return draw_splits(config, partial(_draw, set()))
 
 
-def _draw(count: int, split: Split, rng: Random, taken: set[str]) -> list[MedicalSampleRow]:
+def _draw(taken: set[str], split: Split, count: int, rng: Random) -> list[MedicalSampleRow]:
     def draw(number: int) -> MedicalSampleRow | None:
         # Every kind of danger is as frequent as any other, however many things there are to ask about.
         pairs = domain.pairs("test" if split == "test" else "train", rng.random() < P_DANGEROUS)

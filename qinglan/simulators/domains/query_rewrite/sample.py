@@ -6,6 +6,7 @@ that train and dev never show. `python -m benchmarks.describe_sample` prints its
 
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -23,7 +24,7 @@ from qinglan.simulators.domains.query_rewrite.facts import (
     documents,
     pairs,
 )
-from qinglan.simulators.sample_workbook import draw_rows, rounds, write_workbook
+from qinglan.simulators.sample_workbook import draw_rows, draw_splits, rounds, write_workbook
 
 NEAR_DUPLICATE_JACCARD = 0.85
 
@@ -47,13 +48,7 @@ class RewriteSampleRow:
 
 def build_sample(config: Embedded) -> tuple[list[RewriteSampleRow], list[Document]]:
     """The rows, train then dev then test, and the knowledge base; ConfigError where too many rows are wanted."""
-    taken = _Taken()
-    seed = config.sample_seed
-    rows = _draw(config.sample_train_rows, "train", Random(f"{seed}-train"), taken)
-    rows += _draw(config.sample_dev_rows, "dev", Random(f"{seed}-dev"), taken)
-    taken.is_training_closed = True
-    rows += _draw(config.sample_test_rows, "test", Random(f"{seed}-test"), taken)
-    return rows, documents()
+    return draw_splits(config, partial(_draw, _Taken())), documents()
 
 
 class _Taken:
@@ -90,7 +85,8 @@ def trigrams(question: RewriteQuestion) -> frozenset[str]:
     return frozenset(text[i : i + 3] for i in range(max(1, len(text) - 2)))
 
 
-def _draw(count: int, split: Split, rng: Random, taken: _Taken) -> list[RewriteSampleRow]:
+def _draw(taken: _Taken, split: Split, count: int, rng: Random) -> list[RewriteSampleRow]:
+    taken.is_training_closed = split == "test"
     asked = rounds(pairs("test" if split == "test" else "train"), rng)
 
     def draw(number: int) -> RewriteSampleRow | None:

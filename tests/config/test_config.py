@@ -1,6 +1,5 @@
 """Profiles: overrides, one-line errors with the nearest right name, secrets by name only."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from qinglan.config import EMBEDDED, Profile, load_profile, require_secret
+from qinglan.config import EMBEDDED, load_profile, require_secret
 from qinglan.errors import ConfigError
 
 PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 2.0}
@@ -106,6 +105,14 @@ def test_a_profile_is_found_by_name_in_the_working_directory(tmp_path: Path, mon
         ("answerer={model: small, base_ur: x}", "unknown key `answerer.base_ur`; did you mean `base_url`?"),
         ("sfft.lora_rank=1", "unknown key `sfft`; did you mean `sft`?"),
         ("teacher.model=other", "prices has no entry for teacher.model 'other'"),
+        ("answerer={model: weak}", "prices has no entry for answerer.model 'weak'"),
+        ("dataset.rl_shares={red_team: 0.25, train: 0.5}", "rl_shares: add up to 0.75; make them add up to 1"),
+        ("select.boilerplate=['(']", "boilerplate '(' is no regular expression"),
+        ("gate.challenger=teacher", "rivals: teacher is the challenger"),
+        ("gate.min_gain=0.05", "smallest_gain 0.03 is not above min_gain 0.05"),
+        ("serve.host=0.0.0.0", "host 0.0.0.0 can be reached from other machines"),
+        ("teacher.api_key_env=sk-1", "write the name of an environment variable here, never the key itself"),
+        ("reward={win_weight: 0, retrieval_weight: 0}", "retrieval_weight + win_weight must be above 0"),
         ("select.min_top1_score=2", "`select.min_top1_score`: Input should be less than or equal to 1, got 2"),
         ("dataset.train_share=0.95", "`dataset`: train_share + dev_share must leave a share for the test split"),
         ("data.limit=0", "`data.limit`: Input should be greater than or equal to 1, got 0"),
@@ -129,6 +136,11 @@ def test_a_profile_is_found_by_name_in_the_working_directory(tmp_path: Path, mon
 )
 def test_wrong_overrides_name_key_and_remedy(tmp_path: Path, override: str, message: str) -> None:
     assert message in error_of(profile_file(tmp_path), override)
+
+
+def test_vllm_stays_within_a_node() -> None:
+    message = "trainer.gpus_per_node (8) must be a multiple of rl.tensor_model_parallel_size (3)"
+    assert message in error_of("fivedoctors", "rl.tensor_model_parallel_size=3")
 
 
 def test_missing_section_is_named(tmp_path: Path) -> None:
@@ -166,14 +178,3 @@ def test_secrets_come_from_the_named_variable(monkeypatch: pytest.MonkeyPatch) -
 def test_shipped_profiles_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert load_profile("embedded").name == "embedded"
-
-
-def test_an_answerer_has_a_price_too(profile_of: Callable[..., Profile]):
-    with pytest.raises(ValueError, match=r"prices has no entry for answerer\.model 'weak'"):
-        profile_of(answerer={"model": "weak"})
-
-
-def test_shares_of_rl_add_up(profile_of: Callable[..., Profile]):
-    assert profile_of(dataset={"rl_shares": {"red_team": 0.25, "train": 0.75}}).dataset.rl_shares["train"] == 0.75
-    with pytest.raises(ValueError, match=r"rl_shares: add up to 0\.75; make them add up to 1"):
-        profile_of(dataset={"rl_shares": {"red_team": 0.25, "train": 0.5}})

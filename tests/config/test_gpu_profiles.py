@@ -1,77 +1,118 @@
 """What the GPU profiles need of memory, computed from the models' shapes."""
 
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
-from gpu_memory import GPU_GB, ROOT, SHAPES, held, saved
 
 from qinglan.config import Profile, load_profile
-from qinglan.errors import ConfigError
 
-NAMES = ("fivedoctors", "fivedoctors_full", "fivedoctors_2nodes", "chengla")
-PROFILES = {name: load_profile(str(ROOT / "configs" / f"{name}.yaml")) for name in NAMES}
-each = pytest.mark.parametrize("name", NAMES)
-
-
-def sums(profile: Profile) -> dict[str, float]:
-    """GB: of each model in all, of a GPU while they learn and while they wait (no gradients), and of a checkpoint."""
-    rl, gpus = profile.rl, profile.trainer.nodes * profile.trainer.gpus_per_node
-    policy, critic = SHAPES[profile.student.base_model], SHAPES[rl.critic_model or profile.student.base_model]
-    critic_rank = rl.lora_rank if rl.critic_lora_rank is None else rl.critic_lora_rank
-    both = held(policy, rl.lora_rank) + held(critic, critic_rank)
-    waiting = saved(policy, rl.lora_rank, base=True) + saved(critic, critic_rank, base=True)
-    on_host = "actor_rollout_ref.actor.fsdp_config.offload_policy" in rl.extra
-    return {
-        "policy": held(policy, rl.lora_rank),
-        "critic": held(critic, critic_rank),
-        "a GPU": (held(critic, critic_rank) if on_host else both) / gpus,
-        "a GPU, waiting": (saved(critic, critic_rank, base=True) if on_host else waiting) / gpus,
-        "vLLM's weights": 2 * policy.parameters / rl.tensor_model_parallel_size / 1e9,
-        "a checkpoint": saved(policy, rl.lora_rank, base=False) + saved(critic, critic_rank, base=True),
-    }
+MEDICAL = Path(__file__).parents[2] / "configs" / "medical_gpu.yaml"
+VOCABULARY, HEAD, KV_HEADS, GPU_GB = 151_936, 128, 8, 80
+BYTES_TRAINED = 4 + 4 + 8  # weights and gradients in fp32, Adam's two states
+BYTES_SAVED = 4 + 8  # gradients are not
+VLLM_SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 
 
-def test_parameters_are_those_of_the_model_cards() -> None:
+@dataclass(frozen=True)
+class Shape:
+    """Of a Qwen3, from its config.json."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    tied: bool
+
+    @property
+    def linear(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of a layer's matrices."""
+        query, value = self.heads * HEAD, KV_HEADS * HEAD
+        attention = [(self.hidden, query), (self.hidden, value), (self.hidden, value), (query, self.hidden)]
+        return attention + [(self.hidden, self.inner)] * 2 + [(self.inner, self.hidden)]
+
+    @property
+    def parameters(self) -> int:
+        norms = 2 * self.hidden + 2 * HEAD
+        layers = self.layers * (sum(rows * columns for rows, columns in self.linear) + norms)
+        return layers + self.hidden + VOCABULARY * self.hidden * (1 if self.tied else 2)
+
+    def adapter(self, rank: int) -> int:
+        return self.layers * rank * sum(rows + columns for rows, columns in self.linear)
+
+    def trained_gb(self, rank: int) -> float:
+        """Of a model that learns: all of it, or frozen fp32 weights and an adapter."""
+        if rank:
+            return (4 * self.parameters + BYTES_TRAINED * self.adapter(rank)) / 1e9
+        return BYTES_TRAINED * self.parameters / 1e9
+
+    def waiting_gb(self, rank: int) -> float:
+        """The same without gradients, while vLLM generates."""
+        return self.trained_gb(rank) - 4 * (self.adapter(rank) if rank else self.parameters) / 1e9
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of one token, in bf16."""
+        return 2 * 2 * self.layers * KV_HEADS * HEAD
+
+
+SHAPES = {
+    "Qwen/Qwen3-32B": Shape(5120, 25600, 64, 64, tied=False),
+    "Qwen/Qwen3-8B": Shape(4096, 12288, 36, 32, tied=False),
+    "Qwen/Qwen3-4B": Shape(2560, 9728, 36, 32, tied=True),
+    "Qwen/Qwen3-1.7B": Shape(2048, 6144, 28, 16, tied=True),
+    "Qwen/Qwen3-0.6B": Shape(1024, 3072, 28, 16, tied=True),
+}
+
+
+def test_shapes_are_those_of_the_model_cards() -> None:
     counted = {name: shape.parameters / 1e9 for name, shape in SHAPES.items()}
-    cards = dict(zip(SHAPES, (32.8, 8.2, 4.0, 1.7, 0.6), strict=True))
-    assert counted == pytest.approx(cards, abs=0.05)
+    assert counted == pytest.approx(dict(zip(SHAPES, (32.8, 8.2, 4.0, 1.7, 0.6), strict=True)), abs=0.05)
     assert SHAPES["Qwen/Qwen3-32B"].adapter(16) == pytest.approx(134e6, rel=0.01)
+    assert [shape.cache_bytes for shape in SHAPES.values()][:2] == [262_144, 147_456]
 
 
-@each
+def policy_and_critic(profile: Profile) -> list[tuple[Shape, int]]:
+    """Each with the rank of its adapter; 0 where all of it learns."""
+    rl, base = profile.rl, profile.student.base_model
+    critic_rank = rl.lora_rank if rl.critic_lora_rank is None else rl.critic_lora_rank
+    return [(SHAPES[base], rl.lora_rank), (SHAPES[rl.critic_model or base], critic_rank)]
+
+
+@pytest.mark.parametrize("name", ["fivedoctors", "fivedoctors_full", "fivedoctors_2nodes", "chengla"])
 def test_models_vllm_and_10_gb_to_work_in_fit_a_gpu(name: str) -> None:
-    profile, needed = PROFILES[name], sums(PROFILES[name])
-    vllm = profile.rl.extra.get("actor_rollout_ref.rollout.gpu_memory_utilization", 0.5) * GPU_GB
-    waiting = 0.0 if profile.rl.param_offload else needed["a GPU, waiting"]
-    assert needed["vLLM's weights"] + 10 < vllm
-    assert waiting + vllm < 0.9 * GPU_GB
-    temporaries = needed["a GPU"] / 4  # Adam's, of the size of the weights
-    assert needed["a GPU"] + temporaries + 10 < 0.9 * GPU_GB
+    profile = load_profile(name)
+    rl, gpus = profile.rl, profile.trainer.nodes * profile.trainer.gpus_per_node
+    models = policy_and_critic(profile)
+    vllm_gb = rl.extra.get(VLLM_SHARE, 0.5) * GPU_GB
+    assert 2 * models[0][0].parameters / rl.tensor_model_parallel_size / 1e9 + 10 < vllm_gb
+    if "actor_rollout_ref.actor.fsdp_config.offload_policy" in rl.extra:
+        models = models[1:]
+    learning_gb = sum(shape.trained_gb(rank) for shape, rank in models) / gpus
+    waiting_gb = 0.0 if rl.param_offload else sum(shape.waiting_gb(rank) for shape, rank in models) / gpus
+    assert waiting_gb + vllm_gb < 0.9 * GPU_GB
+    assert learning_gb * 1.25 + 10 < 0.9 * GPU_GB, "with Adam's temporaries, of the size of the weights"
 
 
 def test_all_parameters_do_not_fit_one_node_unless_they_live_on_the_host() -> None:
-    everything = held(SHAPES["Qwen/Qwen3-32B"], 0) / 8
-    assert everything == pytest.approx(65.5, abs=0.1)
-    assert everything * 1.25 > GPU_GB, "with Adam's temporaries"
-    assert PROFILES["fivedoctors_full"].rl.extra == {"actor_rollout_ref.actor.fsdp_config.offload_policy": True}
+    assert SHAPES["Qwen/Qwen3-32B"].trained_gb(0) / 8 * 1.25 > GPU_GB
+    assert load_profile("fivedoctors_full").rl.extra == {"actor_rollout_ref.actor.fsdp_config.offload_policy": True}
 
 
-@each
-def test_batches_divide(name: str) -> None:
-    rl, trainer = PROFILES[name].rl, PROFILES[name].trainer
-    gpus = trainer.nodes * trainer.gpus_per_node
-    assert rl.train_batch_size % rl.ppo_mini_batch_size == 0
-    assert rl.ppo_mini_batch_size * rl.rollouts_per_prompt % (gpus * rl.ppo_micro_batch_size_per_gpu) == 0
-    assert trainer.gpus_per_node % rl.tensor_model_parallel_size == 0  # verl puts no vLLM across nodes
-    assert rl.total_steps % rl.save_freq == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "message"), [("gpus_per_node=6", "must be a multiple of"), ("nodes=3", "GPUs × rl")]
-)
-def test_sizes_that_do_not_divide_are_refused(change: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_profile(str(ROOT / "configs" / "fivedoctors.yaml"), [f"trainer.{change}"])
-
-
-def test_a_token_of_qwen3_32b_takes_262_kb_of_cache() -> None:
-    assert SHAPES["Qwen/Qwen3-32B"].cache_bytes == 262_144
-    assert SHAPES["Qwen/Qwen3-8B"].cache_bytes == 147_456
+@pytest.mark.parametrize("gpu_gb", [24, 16])
+def test_the_medical_profile_fits_a_small_gpu(gpu_gb: int) -> None:
+    comment = re.findall(r"--set (?:'([^']+)'|(\S+))", MEDICAL.read_text("utf-8"))
+    profile = load_profile("medical_gpu", [quoted or plain for quoted, plain in comment] if gpu_gb == 16 else [])
+    rl, models = profile.rl, policy_and_critic(profile)
+    trained_gb = [shape.trained_gb(rank) for shape, rank in models]
+    waiting_gb = 0.0 if rl.param_offload else sum(shape.waiting_gb(rank) for shape, rank in models)
+    vllm_gb = rl.extra[VLLM_SHARE] * gpu_gb
+    tokens = rl.ppo_micro_batch_size_per_gpu * (rl.max_prompt_length + rl.max_response_length)
+    logits_gb = tokens * VOCABULARY * 4 / 1e9
+    assert waiting_gb + vllm_gb < 0.9 * gpu_gb
+    learning_gb = max(trained_gb) if rl.param_offload else sum(trained_gb)
+    assert learning_gb + 3 * logits_gb + 2 < 0.9 * gpu_gb, "logits, their softmax and gradient; layers that compute"
+    student = SHAPES[profile.student.base_model]
+    cache_gb = vllm_gb - 2 * student.parameters / 1e9 - 1.0
+    assert cache_gb * 1e9 / student.cache_bytes > 30 * 1024, "some 30 answers at once"

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 from toy_rl import make_model
+from verl_config import command_of, compose
 
 from qinglan.config import load_profile
-from qinglan.training.engines.verl import ppo_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 for module in ("torch", "verl", "hydra"):
     pytest.importorskip(module)
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 NAMES = ("fivedoctors", "fivedoctors_full", "fivedoctors_2nodes", "chengla", "medical_gpu")
 
 
@@ -33,15 +32,8 @@ def quiet() -> Iterator[None]:
 
 
 def composed(name: str, model: Path, *changes: str) -> Any:
-    import verl
-    from hydra import compose, initialize_config_dir
-
-    profile = load_profile(str(CONFIGS / f"{name}.yaml"), [f"rl.critic_model={model}", *changes])
-    files = {key: model / key for key in ("train_file", "dev_file", "output_dir", "reward_config", "trainer_settings")}
-    command = ppo_command(profile, model=model, metrics_path=model / "metrics.1.jsonl", run_name="run", **files)
-    overrides = [word for word in command.argv[3:] if not word.startswith("hydra.")]
-    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
-        config = compose("ppo_trainer", overrides=overrides)
+    profile = load_profile(name, [f"rl.critic_model={model}", *changes])
+    config = compose(command_of(profile, model, model))
     if importlib.util.find_spec("vllm") is None:
         config.actor_rollout_ref.rollout.name = "hf_cpu"  # verl asks vLLM how large an adapter may be
     return config

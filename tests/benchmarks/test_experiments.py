@@ -48,12 +48,6 @@ def test_every_experiment_is_a_valid_profile(experiment: matrix.Experiment) -> N
     assert profile.rl.ppo_mini_batch_size * profile.rl.rollouts_per_prompt == 32
 
 
-def test_tables_and_choices_name_experiments_that_exist() -> None:
-    named = {name for comparison in matrix.COMPARISONS for name in comparison.experiments}
-    named |= {name for choice in findings.CHOICES for name, _ in (choice.way, choice.other)}
-    assert named | {*matrix.RIVALS} <= matrix.EXPERIMENTS.keys()
-
-
 @pytest.mark.parametrize("tuning", matrix.TUNED, ids=lambda tuning: tuning.experiment)
 def test_each_candidate_is_measured_once_and_the_one_in_use_by_what_uses_it(tuning: matrix.Tuning) -> None:
     measured = {rate: matrix.EXPERIMENTS[tuning.candidate(rate)].settings for rate in tuning.rates}
@@ -61,40 +55,26 @@ def test_each_candidate_is_measured_once_and_the_one_in_use_by_what_uses_it(tuni
     assert measured == {rate: tuning.settings(rate) for rate in tuning.rates}
 
 
-def test_a_difference_averages_seeds_and_its_interval_covers_them() -> None:
-    ours = of(result(seed=1, rl=GOOD), result(seed=2, rl=HALF))["default"]
-    found = difference(ours, "rl", ours, "teacher", GROUPS)
-    # Every group has the same difference, so that only drawing seeds moves the mean: 0.5, 0, or one of each.
-    assert found == Difference(diff=0.25, ci95=(0.0, 0.5), seeds=(1, 2), n=40, groups=10, left_out=0)
-
-
-def test_seeds_that_agree_leave_the_interval_to_the_groups() -> None:
-    ours = of(result(seed=1), result(seed=2))["default"]
-    found = difference(ours, "rl", ours, "teacher", GROUPS)
+@pytest.mark.parametrize(
+    ("seeds", "groups", "expected"),
+    [
+        # Every group has the same difference, so that only drawing seeds moves the mean: 0.5, 0, or one of each.
+        ([GOOD, HALF], GROUPS, (0.25, (0.0, 0.5), 40, 10, 0)),
+        ([GOOD, GOOD], GROUPS, (0.5, (0.5, 0.5), 40, 10, 0)),
+        ([GOOD], dict.fromkeys(GROUPS, "one document"), (0.5, None, 40, 1, 0)),
+        (["-" + GOOD[1:], GOOD], GROUPS, (0.4872, (0.46, 0.5), 39, 10, 1)),
+    ],
+)
+def test_a_difference_averages_seeds_and_its_interval_covers_them(
+    seeds: list[str], groups: dict[str, str], expected: tuple[Any, ...]
+) -> None:
+    ours = {seed: result(seed=seed, rl=rl) for seed, rl in enumerate(seeds, start=1)}
+    found = difference(ours, "rl", ours, "teacher", groups)
     assert found is not None
-    assert found.ci95 == (0.5, 0.5)
-
-
-def test_one_group_has_no_interval() -> None:
-    one = {1: result()}
-    found = difference(one, "rl", one, "teacher", dict.fromkeys(GROUPS, "one document"))
-    assert found is not None
-    assert (found.diff, found.ci95) == (0.5, None)
-
-
-def test_groups_that_differ_widen_the_interval() -> None:
-    one = {1: result(rl=GOOD[:20] + BAD[20:])}
-    found = difference(one, "rl", one, "teacher", GROUPS)
-    assert found is not None
-    assert found.ci95 is not None
-    assert found.ci95[0] < -0.2 < 0.2 < found.ci95[1]
-
-
-def test_a_question_without_a_value_in_one_seed_is_left_out() -> None:
-    ours = of(result(seed=1, rl="-" + GOOD[1:]), result(seed=2))["default"]
-    found = difference(ours, "rl", ours, "teacher", GROUPS)
-    assert found is not None
-    assert (found.n, found.left_out) == (39, 1)
+    assert found.seeds == tuple(ours)
+    assert found.diff == pytest.approx(expected[0], abs=1e-4)
+    assert found.ci95 == (expected[1] and pytest.approx(expected[1], abs=0.01))
+    assert (found.n, found.groups, found.left_out) == expected[2:]
 
 
 def test_experiments_are_compared_on_the_seeds_that_both_have() -> None:
@@ -133,52 +113,37 @@ def test_the_page_can_be_made_of_nothing_and_of_one_result() -> None:
     assert "Runs: 1, on 40 test questions about 10 documents" in page
 
 
-def test_results_of_two_states_of_the_code_are_told() -> None:
-    assert any("2 states" in line for line in tables.measured_on(of(result(), result(seed=2, sources="t")), GROUPS))
-
-
-def test_all_versions_are_told() -> None:
-    found = of(result(), result("trl", versions={"trl": "0.29.1"}), result(seed=2, versions={"verl": "0.9.2"}))
-    assert "verl 0.9.1 and 0.9.2, trl 0.29.1." in tables.measured_on(found, GROUPS)[0]
-
-
-def test_runs_that_shared_a_ledger_are_told() -> None:
-    (told,) = tables.measured_on(of(result(), result(seed=2, own_ledger=True)), GROUPS)[1:]
-    assert "1 of 2 runs began with an empty one" in told
-    assert "1 shared one" in told
+def test_where_and_how_results_were_measured_is_said() -> None:
+    of_old = result(seed=2, sources="t", versions={"verl": "0.9.2"}, own_ledger=True)
+    first, *more = tables.measured_on(of(result(), result("trl", versions={"trl": "0.29.1"}), of_old), GROUPS)
+    assert "verl 0.9.1 and 0.9.2, trl 0.29.1." in first
+    assert any("2 states" in line for line in more)
+    assert any("1 of 3 runs began with an empty one" in line and "2 shared one" in line for line in more)
 
 
 def with_dev(**values: float) -> Results:
     return of(*(result(name, summary={"dev_value": value}) for name, value in values.items()))
 
 
-def test_learning_rates_mark_the_one_in_use_and_what_is_better() -> None:
+def test_learning_rates_mark_the_one_in_use_what_is_better_and_what_was_chosen() -> None:
     text = tables.learning_rates(with_dev(**{"grpo": 0.8, "grpo_lr_1.0e-3": 0.9}))[1]
     assert "| `grpo` | 1.0e-3 | 0.900 | better than the one in use |" in text
     assert "| `grpo` | 3.0e-4 | 0.800 | in use |" in text
     assert "| `grpo` | 1.0e-4 | not measured |  |" in text
-
-
-def test_a_rate_is_called_chosen_once_all_candidates_are_measured() -> None:
-    values = {"grpo": 0.9, "grpo_lr_1.0e-3": 0.8}
-    assert "chosen" not in tables.learning_rates(with_dev(**values))[1]
-    text = tables.learning_rates(with_dev(**values, **{"grpo_lr_1.0e-4": 0.9}))[1]
+    measured = {"grpo": 0.9, "grpo_lr_1.0e-3": 0.8, "grpo_lr_1.0e-4": 0.9}
+    text = tables.learning_rates(with_dev(**measured))[1]
     assert "| `grpo` | 3.0e-4 | 0.900 | in use, chosen on the dev split |" in text
 
 
-def test_rivals_rates_are_called_chosen_only_where_they_are() -> None:
+def test_rivals_rates_are_called_chosen_and_their_starts_alike_only_where_they_are() -> None:
     assert "not known to be the best of the candidates" in tables.rivals({}, GROUPS)[0]
+    assert "empty ledger" not in tables.rivals(of(result("grpo"), result("trl", own_ledger=True)), GROUPS)[0]
     tuned = [tuning for tuning in matrix.TUNED if tuning.experiment in matrix.RIVALS]
     found = with_dev(**{tuning.candidate(rate): 0.9 for tuning in tuned for rate in tuning.rates})
     assert "was chosen among the same candidates on the dev split" in tables.rivals(found, GROUPS)[0]
 
 
-def test_rivals_are_said_to_start_alike_only_where_they_do() -> None:
-    assert "empty ledger" in tables.rivals(of(result("grpo", own_ledger=True)), GROUPS)[0]
-    assert "empty ledger" not in tables.rivals(of(result("grpo"), result("trl", own_ledger=True)), GROUPS)[0]
-
-
-def test_faults_are_set_beside_the_fault_free_run() -> None:
+def test_faults_and_rivals_are_set_beside_verl_by_samples_and_time() -> None:
     curve = [Point(samples=64 * step, seconds=2.0 * step, reward=0.01 * step) for step in range(1, 11)]
     slow = [point.model_copy(update={"seconds": point.seconds * 2}) for point in curve]
     faulty = result("faults", curve=slow, summary={"samples": 640, "samples_invalid": 3})
@@ -186,91 +151,70 @@ def test_faults_are_set_beside_the_fault_free_run() -> None:
     assert "10% of the calls fail: 3 of 640 samples without a score." in text
     assert "| Samples (seeds: 1) |" in text
     assert "| 1 to 128 | +0.015 at 4.0 s | +0.015 at 8.0 s |" in text
-
-
-def test_rivals_are_set_beside_verl_by_samples_and_time() -> None:
-    curve = [Point(samples=64 * step, seconds=2.0 * step, reward=0.01 * step) for step in range(1, 11)]
-    found = of(result("grpo", curve=curve), result("trl", rl=HALF, curve=curve))
-    text = "\n".join(tables.rivals(found, GROUPS))
+    text = "\n".join(tables.rivals(of(result("grpo", curve=curve), result("trl", rl=HALF, curve=curve)), GROUPS))
     assert "−0.500 [−0.500, −0.500] | 2.00 | 20 | 60 |" in table_line(text, matrix.EXPERIMENTS["trl"].title)
     assert "| 1 to 128 | +0.015 at 4.0 s | +0.015 at 4.0 s |" in text
     assert "not measured" in table_line(text, matrix.EXPERIMENTS["swift"].title)
 
 
 @pytest.mark.parametrize(
-    ("ends", "no_worse", "expected"),
+    ("ends", "no_worse", "seeds", "expected"),
     [
-        ((0.01, 0.05), False, "holds up"),
-        ((-0.05, -0.01), False, "does not hold up: it is worse"),
-        ((-0.01, 0.05), False, "open: no difference shown"),
-        ((-0.01, 0.05), True, "no loss shown; one of up to 0.010 is not excluded"),
-        ((-0.05, -0.01), True, "does not hold up: it is worse"),
+        ((0.01, 0.05), False, (1, 2), "holds up"),
+        ((-0.05, -0.01), False, (1, 2), "does not hold up: it is worse"),
+        ((-0.01, 0.05), False, (1, 2), "open: no difference shown"),
+        ((-0.01, 0.05), True, (1, 2), "no loss shown; one of up to 0.010 is not excluded"),
+        ((-0.05, -0.01), True, (1, 2), "does not hold up: it is worse"),
+        ((0.4, 0.6), False, (1,), "open: one seed only"),
     ],
 )
-def test_a_reading_follows_the_interval(ends: tuple[float, float], no_worse: bool, expected: str) -> None:
-    found = Difference(diff=0.0, ci95=ends, seeds=(1, 2), n=9, groups=3, left_out=0)
+def test_a_reading_follows_the_interval(
+    ends: tuple[float, float], no_worse: bool, seeds: tuple[int, ...], expected: str
+) -> None:
+    found = Difference(diff=0.0, ci95=ends, seeds=seeds, n=9, groups=3, left_out=0)
     assert findings.reading(found, no_worse=no_worse) == expected
 
 
-def test_one_seed_decides_nothing() -> None:
-    found = Difference(diff=0.5, ci95=(0.4, 0.6), seeds=(1,), n=9, groups=3, left_out=0)
-    assert findings.reading(found, no_worse=False) == "open: one seed only"
-
-
-def test_a_choice_names_the_seeds_that_it_is_judged_by() -> None:
-    table = findings.findings(of(result(seed=1), result(seed=3)), GROUPS)[1]
-    assert "| `default` RL − `default` SFT | 1, 3 | +0.500 [0.500, 0.500] | holds up |" in table
-
-
 RISEN = {"reward_first": 0.0, "reward_last": 0.1}
+SUNK = {"reward_first": 0.1, "reward_last": 0.0}
 FALLEN_GOLD = {"gold_top1_first": 0.8, "gold_top1_last": 0.5}
 
 
-def test_a_tested_model_is_hacked_if_the_reward_rises_while_its_top1_falls() -> None:
-    assert findings.tests_worse(result("formula_alone", rl=BAD), GROUPS)
-    assert not findings.tests_worse(result("formula_alone", rl=GOOD), GROUPS)
-    falls = {"reward_first": 0.1, "reward_last": 0.0}
-    assert not findings.tests_worse(result("formula_alone", rl=BAD, summary=falls), GROUPS)
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rl": BAD}, True),
+        ({"rl": GOOD}, False),
+        ({"rl": BAD, "summary": SUNK}, False),
+        ({"top1": {"base": BAD, "sft": GOOD, "rl": HALF}, "experiment": "rl_only"}, False),  # it began with the base
+    ],
+)
+def test_a_tested_model_is_hacked_if_the_reward_rises_while_its_top1_falls(
+    changes: dict[str, Any], expected: bool
+) -> None:
+    assert findings.tests_worse(result(**{"experiment": "formula_alone"} | changes), GROUPS) is expected
 
 
-def test_rl_from_the_base_model_is_judged_by_that() -> None:
-    top1 = {"base": BAD, "sft": GOOD, "rl": HALF}
-    assert not findings.tests_worse(result("rl_only", top1=top1), GROUPS)
+@pytest.mark.parametrize(
+    ("summary", "expected"), [(RISEN, True), (RISEN | {"gold_top1_last": 0.75}, False), (SUNK, False)]
+)
+def test_training_is_hacked_if_top1_of_its_samples_falls_by_more_than_noise(
+    summary: dict[str, float], expected: bool
+) -> None:
+    assert findings.trained_worse(result(summary=FALLEN_GOLD | summary)) is expected
 
 
-def test_training_is_hacked_if_top1_of_its_samples_falls_by_more_than_noise() -> None:
-    assert findings.trained_worse(result(summary=RISEN | FALLEN_GOLD))
-    assert not findings.trained_worse(result(summary=RISEN | FALLEN_GOLD | {"gold_top1_last": 0.75}))
-    assert not findings.trained_worse(result(summary=FALLEN_GOLD | {"reward_first": 0.1, "reward_last": 0.0}))
-
-
-def test_alarms_are_counted_in_hacked_runs_repaired_ones_and_others() -> None:
-    hacked = result("formula_alone", rl=BAD, alarms=["reward_up_gold_down @ 20", "reward_up_gold_down @ 40"])
-    repaired = result("no_gate", summary=RISEN | FALLEN_GOLD, alarms=["reward_up_gold_down @ 30"])
-    found = of(hacked, repaired, result(alarms=["reward_down @ 9"]), result("trl"))
-    text = "\n".join(findings.alarm_record(found, GROUPS))
-    assert "below 0: `formula_alone` seed 1. Training alone" in text
-    assert "to be worse: `no_gate` seed 1. Of 3 runs" in text
-    assert "| `reward_up_gold_down` | 1 | 1 | 0 |" in text
-    assert "| any | 1 | 1 | 1 |" in text
-
-
-def test_results_on_other_questions_are_left_out(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+def test_results_of_other_questions_settings_and_experiments_are_left_out(tmp_path: Path) -> None:
+    site, other = Site(tmp_path), ("rl.total_steps=3",)
     site.save(result(seed=1, questions="of another test split"), GROUPS)
     site.save(result(seed=2), GROUPS)
-    assert [*site.load()["default"]] == [2]
-    assert site.load()["default"][2] == result(seed=2)
-    assert site.left_out() == ["default-1: other test questions"]
-
-
-def test_results_of_other_settings_and_of_no_experiment_are_left_out(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    site.save(result(settings=("rl.total_steps=3",)), GROUPS)
-    site.save(result(seed=2).model_copy(update={"experiment": "of_old"}), GROUPS)
-    assert site.load() == {}
-    assert site.left_out() == ["default-1: other settings", "of_old-2: no such experiment"]
-    assert [*Site(tmp_path, ("rl.total_steps=3",)).load()] == ["default"]
+    site.save(result(seed=3, settings=other), GROUPS)
+    site.save(result(seed=4).model_copy(update={"experiment": "of_old"}), GROUPS)
+    assert site.load() == {"default": {2: result(seed=2)}}
+    assert site.left_out() == [
+        "default-1: other test questions", "default-3: other settings", "of_old-4: no such experiment",
+    ]  # fmt: skip
+    assert [*Site(tmp_path, other).load()["default"]] == [3]
 
 
 def fake_measure(calls: list[tuple[str, int]], fail: str = "") -> command.Measure:
@@ -289,20 +233,13 @@ def test_what_has_a_result_is_not_run_again(tmp_path: Path) -> None:
     calls: list[tuple[str, int]] = []
     jobs, site = command.chosen(["default", "formula_alone"], [1, 2]), Site(tmp_path)
     site.save(result(seed=1), GROUPS)
+    site.save(result(seed=2, settings=("rl.total_steps=3",)), GROUPS)
     assert command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=False) == []
     assert calls == [("formula_alone", 1), ("default", 2), ("formula_alone", 2)]
     command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=False)
     assert len(calls) == 3
     command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=True)
     assert len(calls) == 7
-
-
-def test_other_settings_are_measured_again(tmp_path: Path) -> None:
-    calls: list[tuple[str, int]] = []
-    jobs, site = command.chosen(["default"], [1]), Site(tmp_path)
-    site.save(result(seed=1, settings=("rl.total_steps=3",)), GROUPS)
-    command.run_all(jobs, site, fake_measure(calls), extra=(), fresh=False)
-    assert calls == [("default", 1)]
 
 
 def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,6 +264,8 @@ def test_the_time_left_is_told_once_something_was_measured(tmp_path: Path) -> No
 
 
 def test_the_list_says_how_many_runs_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):  # a trial's results are no part of the tables
+        command.main(["--tables-only", "--set", "rl.total_steps=2"])
     command.main(["--list"])
     runs = sum(len(experiment.seeds) for experiment in matrix.EXPERIMENTS.values())
     assert capsys.readouterr().out.endswith(f"{len(matrix.EXPERIMENTS)} experiments, {runs} runs\n")
@@ -343,32 +282,21 @@ def test_a_measurement_begins_with_an_empty_ledger(tmp_path: Path, monkeypatch: 
     assert os.environ[command.LEDGER_ENV] == f"sqlite:///{tmp_path}/ledgers/trl-1.db"
 
 
-def test_a_trial_keeps_its_results_apart() -> None:
-    with pytest.raises(SystemExit):
-        command.main(["--tables-only", "--set", "rl.total_steps=2"])
-
-
 def test_verls_curve_leaves_out_saving_which_is_within_a_step_and_validation_which_is_not() -> None:
     step = {"critic/score/mean": 0.5, "timing_s/step": 3.0}
     steps = {0: {"val": 1.0}, 1: step, 2: step | {"timing_s/testing": 9.0, "timing_s/save_checkpoint": 0.5}}
     assert [(p.samples, p.seconds) for p in verl_curve(steps, 64)] == [(64, 3.0), (128, 5.5)]
 
 
-def rival_files(folder: Path, seconds: list[float]) -> tuple[Path, Path]:
-    rewards = [{"samples": 64, "reward": 0.1}, {"samples": 64, "reward": 0.2}]
-    for name, lines in (("rewards", rewards), ("times", seconds)):
-        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return folder / "rewards", folder / "times"
-
-
 def test_a_rivals_curve_joins_the_scores_and_the_clock(tmp_path: Path) -> None:
-    found = rivals.read_curve(*rival_files(tmp_path, [2.0, 3.504]))
+    rewards, times = tmp_path / "rewards", tmp_path / "times"
+    rewards.write_text("".join(json.dumps({"samples": 64, "reward": reward}) + "\n" for reward in (0.1, 0.2)))
+    times.write_text("2.0\n3.504\n")
+    found = rivals.read_curve(rewards, times)
     assert [(p.samples, p.seconds, p.reward) for p in found] == [(64, 2.0, 0.1), (128, 3.5, 0.2)]
-
-
-def test_a_step_without_an_end_is_told(tmp_path: Path) -> None:
+    times.write_text("2.0\n")
     with pytest.raises(StageError, match=r"2 batches were scored .* in 1 steps"):
-        rivals.read_curve(*rival_files(tmp_path, [2.0]))
+        rivals.read_curve(rewards, times)
 
 
 def test_the_page_was_made_of_the_results_that_are_there() -> None:

@@ -64,12 +64,6 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_20", "global_step_40"]
 
 
-def test_a_resumed_run_knows_what_was_measured_up_to_its_checkpoint(tmp_path: Path):
-    lines = [json.dumps({"step": step, "data": {DEV_VALUE: value}}) for step, value in ((0, 0.5), (10, 0.7), (20, 0.9))]
-    (tmp_path / "metrics.1.jsonl").write_text("\n".join(lines) + "\n")
-    assert progress(tmp_path, resumed_at=10).best_step == 10
-
-
 def test_why_training_ended_is_kept(tmp_path: Path):
     assert read_stop(tmp_path) is None
     progress(tmp_path).stop("enough", failed=False)
@@ -81,6 +75,12 @@ def write_steps(folder: Path, steps: dict[int, dict[str, float]]) -> None:
     (folder / "metrics.1.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def test_a_resumed_run_knows_what_was_measured_up_to_its_checkpoint(tmp_path: Path):
+    write_steps(tmp_path, {0: {DEV_VALUE: 0.5, "kl": 0.1}, 10: {DEV_VALUE: 0.7}, 20: {DEV_VALUE: 0.9, "kl": 0.4}})
+    resumed = progress(tmp_path, resumed_at=10)
+    assert (resumed.best_step, resumed.last_known("kl"), resumed.last_known("none")) == (10, 0.1, None)
+
+
 def test_an_alarm_of_the_checkpoint_s_own_step_is_still_to_be_answered(tmp_path: Path):
     clipped = {"actor/pg_clipfrac": 0.9}
     write_steps(tmp_path, {step: clipped if step > 3 else {"actor/pg_clipfrac": 0.1} for step in range(1, 9)})
@@ -88,9 +88,3 @@ def test_an_alarm_of_the_checkpoint_s_own_step_is_still_to_be_answered(tmp_path:
     (alarm,) = progress(tmp_path, resumed_at=sounded).not_in_checkpoint
     assert (alarm.name, alarm.step) == ("clip_fraction", sounded)
     assert progress(tmp_path, resumed_at=sounded + 1).not_in_checkpoint == [], "that checkpoint knows of it"
-
-
-def test_a_value_of_before_a_kill_is_found_again(tmp_path: Path):
-    write_steps(tmp_path, {1: {"kl": 0.1}, 2: {"kl": 0.2}, 3: {"reward": 1.0}, 4: {"kl": 0.4}})
-    assert progress(tmp_path, resumed_at=3).last_known("kl") == 0.2
-    assert progress(tmp_path, resumed_at=3).last_known("none") is None

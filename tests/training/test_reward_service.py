@@ -17,11 +17,11 @@ import psutil
 import pytest
 from baselines import BASELINE as BASE
 from fake_service import FakeService, Script, completion, recall
+from reward_service import reward_service
 from waiting import wait_until
 
-from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
+from qinglan.config import Endpoint, LedgerStore, Rag, Reward
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.recipes import RetrievalRecipe
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.launcher import JsonlTail
 from qinglan.training.engines.verl_overrides import REWARD_FUNCTION
@@ -75,31 +75,6 @@ class SlowRag:
         return 200, recall(("g", 0.9))
 
 
-@pytest.fixture
-def service_of(tmp_path: Path) -> Callable[..., RewardService]:
-    def make(rag: FakeService, judge: FakeService) -> RewardService:
-        return RewardService(
-            recipe="query_rewrite",
-            parts=RetrievalRecipe.score_parts,
-            reward=Reward(relevance_gate=False),
-            rag=Rag(concurrency=CONCURRENCY),
-            rag_url=rag.url,
-            retrieval_scope="r",
-            judge=Endpoint(model="j", concurrency=CONCURRENCY),
-            judge_url=judge.url,
-            judge_price=Price(input_per_million_usd=1, output_per_million_usd=1),
-            judge_key_salt="",
-            tenant=Tenant(),
-            ledger=LedgerStore(),
-            state=tmp_path,
-            budget=Budget(),
-            run_id="r",
-            samples_log=tmp_path / "samples.jsonl",
-        )
-
-    return make
-
-
 def start(folder: Path, service: RewardService, parts: list[list[str]]) -> subprocess.Popen[bytes]:
     path = folder / "reward.json"
     path.write_text(service.model_dump_json(), encoding="utf-8")
@@ -122,13 +97,19 @@ def kept_retrievals(folder: Path) -> int:
         return len(ledger.retrieval_keys("r"))
 
 
-def test_a_killed_service_comes_back_and_buys_nothing_twice(
-    tmp_path: Path, serve: Callable[[Script], FakeService], service_of: Callable[..., RewardService]
-):
+def test_a_killed_service_comes_back_and_buys_nothing_twice(tmp_path: Path, serve: Callable[[Script], FakeService]):
     slow = SlowRag(holds_after=DISTINCT // 2)
     rag, judge = serve(slow), serve(lambda _: (200, completion('{"score": 4}')))
     texts = [f"虾青素 用量{number}" for number in range(DISTINCT)]
-    driver = start(tmp_path, service_of(rag, judge), [texts[:EACH], texts[EACH - SHARED :]])
+    service = reward_service(
+        tmp_path,
+        reward=Reward(relevance_gate=False),
+        rag=Rag(concurrency=CONCURRENCY),
+        rag_url=rag.url,
+        judge=Endpoint(model="j", concurrency=CONCURRENCY),
+        judge_url=judge.url,
+    )
+    driver = start(tmp_path, service, [texts[:EACH], texts[EACH - SHARED :]])
     try:
         # As many are held as it asks at once: until they are answered it asks no more.
         log = tmp_path / "driver.log"

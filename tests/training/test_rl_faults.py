@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from baselines import BASELINE
+from reward_service import reward_service
 from toy_rl import Toy, make_model
 from waiting import wait_until
 
-from qinglan.config import Budget, Embedded, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
-from qinglan.recipes import Baseline, RetrievalRecipe
-from qinglan.recipes.scoring.service import RewardService
+from qinglan.config import Embedded, Rag, Reward
 from qinglan.runs.launcher import JsonlTail
 from qinglan.runs.processes import answers, free_port
 from qinglan.simulators.domains.query_rewrite.sample import write_sample
@@ -47,27 +47,13 @@ class RewardedToy(Toy):
         self.samples = folder / "samples.jsonl"
         for path in (self.train, self.dev):
             add_baselines(path)
-        service = RewardService(
-            recipe="query_rewrite",
-            parts=RetrievalRecipe.score_parts,
-            reward=Reward(
-                judge_weight=0, guard_min_judge=0, relevance_gate=False, preservation_guard=False,
-                max_outage_s=max_outage_s,
-            ),
+        off: dict[str, Any] = {"judge_weight": 0, "guard_min_judge": 0, "relevance_gate": False}
+        service = reward_service(
+            folder,
+            reward=Reward(preservation_guard=False, max_outage_s=max_outage_s, **off),
             rag=Rag(max_retries=3, timeout_s=5),
             rag_url=f"http://127.0.0.1:{port}/retrieve",
-            retrieval_scope="test",
-            judge=Endpoint(model="none"),
-            judge_url="http://127.0.0.1:9/v1",
-            judge_price=Price(input_per_million_usd=0, output_per_million_usd=0),
-            judge_key_salt="",
-            tenant=Tenant(),
-            ledger=LedgerStore(),
-            state=folder,
-            budget=Budget(),
-            run_id="toy",
-            samples_log=self.samples,
-        )  # fmt: skip
+        )
         self.reward_config.write_text(service.model_dump_json())
 
     def lines(self, **having: Any) -> list[dict[str, Any]]:
@@ -78,14 +64,7 @@ class RewardedToy(Toy):
 def add_baselines(path: Path) -> None:
     rows = pq.read_table(path).to_pylist()
     for number, row in enumerate(rows):
-        row["extra_info"] |= Baseline(
-            row_id=f"{path.stem}-{number}",
-            question="虾青素怎么吃",
-            gold_id="",
-            teacher_rewrite="虾青素 服用方法",
-            teacher_quality=0.5,
-            teacher_judge=-1,
-        ).model_dump()
+        row["extra_info"] |= BASELINE.model_dump() | {"row_id": f"{path.stem}-{number}", "teacher_judge": -1.0}
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 

@@ -1,0 +1,30 @@
+"""A reward service of query rewriting without gates, by the addresses of a RAG and a judge."""
+
+from pathlib import Path
+from typing import Any
+
+from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Tenant
+from qinglan.recipes import RetrievalRecipe
+from qinglan.recipes.scoring.service import RewardService
+
+NO_JUDGE = "http://127.0.0.1:9/v1"
+
+
+def reward_service(folder: Path, **given: Any) -> RewardService:
+    settings = {
+        "recipe": "query_rewrite",
+        "parts": RetrievalRecipe.score_parts,
+        "rag": Rag(),
+        "retrieval_scope": "r",
+        "judge": Endpoint(model="j"),
+        "judge_url": NO_JUDGE,
+        "judge_price": Price(input_per_million_usd=1, output_per_million_usd=1),
+        "judge_key_salt": "",
+        "tenant": Tenant(),
+        "ledger": LedgerStore(),
+        "state": folder,
+        "budget": Budget(),
+        "run_id": "r",
+        "samples_log": folder / "samples.jsonl",
+    }
+    return RewardService(**settings | given)

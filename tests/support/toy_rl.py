@@ -7,14 +7,18 @@ import json
 import os
 import random
 import subprocess
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from qinglan.config import Profile
+from verl_config import command_of
+
+from qinglan.config import Profile, Trainer
 from qinglan.recipes import PrimaryMetric
 from qinglan.runs.command import Command
 from qinglan.training.engines.trainer_settings import TrainerSettings
-from qinglan.training.engines.verl import checkpoints, export_command, next_metrics_path, ppo_command
+from qinglan.training.engines.verl import checkpoints, export_command, next_metrics_path
 
 _TEXT = "count the letters write words about cats dogs rivers stars tiny machines please say nice using a lot"
 WORDS = _TEXT.split()
@@ -156,17 +160,23 @@ class Toy:
         self.trainer_settings.write_text(settings.model_dump_json())
 
     def command(self) -> Command:
-        return ppo_command(
-            self.profile,
-            model=self.model,
-            train_file=self.train,
-            dev_file=self.dev,
-            output_dir=self.output,
-            reward_config=self.reward_config,
-            trainer_settings=self.trainer_settings,
-            metrics_path=next_metrics_path(self.folder),
-            run_name="toy",
-        )
+        return command_of(self.profile, self.folder, self.model, next_metrics_path(self.folder))
+
+    def run_stage(self, trainer: Trainer) -> None:
+        """What the RL stage does. A process that is spawned to be killed can import this module, not a test's."""
+        from qinglan.tasks.engine import run_engine
+
+        self.profile = self.profile.model_copy(update={"trainer": trainer})
+        with (self.folder / "said.txt").open("a", buffering=1) as said:
+            stage: Any = SimpleNamespace(
+                run=SimpleNamespace(id="run", profile=self.profile),
+                name="rl",
+                key="abcdefghijkl",
+                directory=self.folder,
+                say=lambda text: said.write(text + "\n"),
+            )
+            progress = partial(checkpoints, self.output)
+            run_engine(stage, self.command, name="verl", log="rl.log", progress=progress)
 
     def start(self, command: Command) -> "subprocess.Popen[bytes]":
         with (self.folder / "log.txt").open("ab") as log:

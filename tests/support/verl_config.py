@@ -10,7 +10,7 @@ from qinglan.runs.command import Command
 from qinglan.training.engines.verl import ppo_command
 
 
-def command_of(profile: Profile, folder: Path, model: Path | None = None) -> Command:
+def command_of(profile: Profile, folder: Path, model: Path | None = None, metrics_path: Path | None = None) -> Command:
     return ppo_command(
         profile,
         model=model or folder / "model",
@@ -19,7 +19,7 @@ def command_of(profile: Profile, folder: Path, model: Path | None = None) -> Com
         output_dir=folder / "rl",
         reward_config=folder / "reward.json",
         trainer_settings=folder / "trainer.json",
-        metrics_path=folder / "metrics.1.jsonl",
+        metrics_path=metrics_path or folder / "metrics.1.jsonl",
         run_name="run-1",
     )
 

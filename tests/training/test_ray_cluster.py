@@ -11,8 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import psutil
 import pytest
@@ -22,8 +20,6 @@ from waiting import wait_until
 from qinglan.config import Trainer
 from qinglan.runs import supervise
 from qinglan.runs.processes import free_port
-from qinglan.tasks.engine import run_engine
-from qinglan.tasks.stage import Stage
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 from qinglan.training.engines.verl import checkpoints, read_metrics
 
@@ -78,21 +74,6 @@ def answers(url: str) -> bool:
         return False
 
 
-def flow(toy: Toy, url: str) -> None:
-    """What the RL stage does, in a process that can be killed."""
-    with (toy.folder / "said.txt").open("a", buffering=1) as said:
-        toy.profile = toy.profile.model_copy(update={"trainer": cluster(url)})
-        stage = SimpleNamespace(
-            run=SimpleNamespace(id="run", profile=toy.profile),
-            name="rl",
-            key="abcdefghijkl",
-            directory=toy.folder,
-            say=lambda text: said.write(text + "\n"),
-        )
-        run_engine(cast(Stage, stage), toy.command, name="verl", log="rl.log", progress=lambda: checkpoints(toy.output))
-        said.write("the end\n")
-
-
 def process_of(head_pid: int, *words: str) -> int:
     """The one process of this head whose command line has all the words."""
     found = []
@@ -113,7 +94,7 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     (tmp_path / "stage").mkdir()
     toy = Toy(tmp_path / "stage", model, total_steps=STEPS, save_freq=2, test_freq=2, val_before_train=False)
     spawn = multiprocessing.get_context("spawn")
-    first = spawn.Process(target=flow, args=(toy, url))
+    first = spawn.Process(target=toy.run_stage, args=(cluster(url),))
     first.start()
     log, said = toy.folder / "rl.log", toy.folder / "said.txt"
 
@@ -128,7 +109,7 @@ def test_a_job_survives_its_flow_and_is_started_again_when_it_dies(tmp_path: Pat
     os.kill(first.pid, signal.SIGKILL)
     first.join()
 
-    second = spawn.Process(target=flow, args=(toy, url))
+    second = spawn.Process(target=toy.run_stage, args=(cluster(url),))
     second.start()
     wait_until("it to be followed", lambda: f"following Ray job {JOB}-1" in said.read_text(), explain=explain)
     wait_until("a checkpoint", lambda: newest() >= 2, explain=explain)

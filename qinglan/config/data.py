@@ -138,13 +138,9 @@ class Dataset(Section):
     neither training nor development (`near_duplicate_of_evaluation`)."""
 
     @model_validator(mode="after")
-    def _leave_a_test_split(self) -> Self:
+    def _add_up_shares(self) -> Self:
         if self.train_share + self.dev_share >= 1:
             raise ValueError("train_share + dev_share must leave a share for the test split")
-        return self
-
-    @model_validator(mode="after")
-    def _share_all_of_rl(self) -> Self:
         total = sum(self.rl_shares.values())
         if total > 1 + 1e-6 or ("train" in self.rl_shares and total < 1 - 1e-6):
             raise ValueError(f"rl_shares: add up to {total:g}; make them add up to 1, or leave out `train`")

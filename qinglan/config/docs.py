@@ -30,7 +30,6 @@ _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def render() -> str:
-    """The whole page."""
     return "\n".join([HEAD, *_section("", Profile)])
 
 

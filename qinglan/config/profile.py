@@ -110,43 +110,34 @@ class Profile(Section):
         return self
 
     @model_validator(mode="after")
-    def _know_the_teachers_to_evaluate(self) -> Self:
+    def _know_the_arms(self) -> Self:
         if unknown := [name for name in self.evaluate.teachers if name not in self.compare.teachers]:
             known = ", ".join(self.compare.teachers) or "none"
             raise ValueError(f"evaluate.teachers: {unknown[0]} is none of compare.teachers ({known})")
+        arms = [arm for arm in (*ARMS, *self.evaluate.teachers) if arm != self.gate.challenger]
+        if unknown := [arm for arm in self.gate.rivals if arm not in arms]:
+            raise ValueError(f"gate.rivals: no arm is called {unknown[0]}; there are {', '.join(arms)}")
         return self
 
     @model_validator(mode="after")
-    def _know_the_gates_rivals(self) -> Self:
-        known = [arm for arm in (*ARMS, *self.evaluate.teachers) if arm != self.gate.challenger]
-        if unknown := [arm for arm in self.gate.rivals if arm not in known]:
-            raise ValueError(f"gate.rivals: no arm is called {unknown[0]}; there are {', '.join(known)}")
-        return self
-
-    @model_validator(mode="after")
-    def _fill_micro_batches(self) -> Self:
-        rl, gpus = self.rl, self.trainer.nodes * self.trainer.gpus_per_node
+    def _fit_the_gpus(self) -> Self:
+        rl, trainer = self.rl, self.trainer
+        gpus = trainer.nodes * trainer.gpus_per_node
         rollouts = rl.ppo_mini_batch_size * rl.rollouts_per_prompt
         if rollouts % (gpus * rl.ppo_micro_batch_size_per_gpu) and not any("dynamic_bsz" in key for key in rl.extra):
             raise ValueError(
                 f"rl.ppo_mini_batch_size × rollouts_per_prompt ({rollouts}) must be a multiple of "
                 f"GPUs × rl.ppo_micro_batch_size_per_gpu ({gpus} × {rl.ppo_micro_batch_size_per_gpu})"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _keep_vllm_within_a_node(self) -> Self:
-        trainer, shared = self.trainer, self.rl.tensor_model_parallel_size
-        if trainer.device == "cuda" and trainer.gpus_per_node % shared:
+        if trainer.device == "cuda" and trainer.gpus_per_node % rl.tensor_model_parallel_size:  # vLLM stays in a node
             raise ValueError(
                 f"trainer.gpus_per_node ({trainer.gpus_per_node}) must be a multiple of "
-                f"rl.tensor_model_parallel_size ({shared})"
+                f"rl.tensor_model_parallel_size ({rl.tensor_model_parallel_size})"
             )
         return self
 
     @property
     def tracking_uri(self) -> str:
-        """MLflow's tracking URI, local by default."""
         return self.tracking.uri or f"sqlite:///{(self.paths.state / 'mlflow.db').resolve()}"
 
     @property
@@ -164,11 +155,7 @@ _YAML = (".yaml", ".yml")
 
 
 def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
-    """Read a profile by name (``configs/NAME.yaml``) or path, apply ``dotted.key=value`` overrides, validate.
-
-    Raises:
-        ConfigError: one line naming the file, the key and a hint.
-    """
+    """Read a profile by name (``configs/NAME.yaml``) or path, apply ``dotted.key=value`` overrides, validate."""
     path = _find(name_or_path)
     raw = _read(path)
     raw.setdefault("name", path.stem)
@@ -200,17 +187,13 @@ def explain(error: ValidationError, root: str = "profile") -> str:
 
 
 def require_secret(env_name: str | None, used_by: str) -> str:
-    """The value of a secret's environment variable; a placeholder where the service needs none.
-
-    Raises:
-        ConfigError: the variable is not set, or can't be an HTTP header (httpx2's error would show the secret).
-    """
+    """The value of a secret's environment variable; a placeholder where the service needs none."""
     if env_name is None:
         return "no-key"
     value = os.environ.get(env_name, "").strip()
     if not value:
         raise ConfigError(f"{used_by} needs the environment variable {env_name}; set it and run again")
-    if not (value.isascii() and value.isprintable()):
+    if not (value.isascii() and value.isprintable()):  # no HTTP header, and httpx2's error would show the secret
         raise ConfigError(f"{used_by}: the value of {env_name} has characters that no key has; set it again")
     return value
 
@@ -221,7 +204,6 @@ def uses_proxy(url: str) -> bool:
 
 
 def profile_names() -> list[str]:
-    """Those that `--profile` takes without a path."""
     return sorted({path.stem for folder in _folders() for path in folder.glob("*.yaml")})
 
 

@@ -118,10 +118,6 @@ class Alarms(Section):
     max_zero_variance: Share = 0.8
     """Share of prompts whose rollouts all earned the same, so that GRPO learns nothing from them."""
 
-    def action(self, name: AlarmName) -> AlarmAction:
-        """What is done at an alarm."""
-        return self.actions.get(name, self.default_action)
-
 
 class Kl(Section):
     """What holds training near the model that it starts from, which is always the reference."""
@@ -217,16 +213,12 @@ class Rl(Section):
     """More verl (Hydra) overrides by dotted key, passed through as they are."""
 
     @model_validator(mode="after")
-    def _validate_every_checkpoint(self) -> Self:
+    def _divide_steps_and_batches(self) -> Self:
         if self.save_freq % self.test_freq:
             raise ValueError(
                 f"save_freq ({self.save_freq}) must be a multiple of test_freq ({self.test_freq}); "
                 "a checkpoint without a validation can't be compared"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _fill_mini_batches(self) -> Self:
         if self.train_batch_size % self.ppo_mini_batch_size:
             raise ValueError(
                 f"train_batch_size ({self.train_batch_size}) must be a multiple of "

@@ -211,7 +211,7 @@ def test_without_labels_in_use_an_alarm_that_goes_by_them_only_warns(action: str
 
 def test_a_bare_off_in_yaml_is_off_and_an_unknown_alarm_is_refused():
     settings = Alarms.model_validate(yaml.safe_load("{default_action: off, actions: {reward_down: off}}"))
-    assert settings.default_action == settings.action("reward_down") == "off"
+    assert settings.default_action == settings.actions["reward_down"] == "off"
     with pytest.raises(ValidationError, match="clip_fraction"):
         Alarms.model_validate({"actions": {"clipfraction": "stop"}})
 

@@ -122,9 +122,7 @@ def test_a_failure_shows_the_jobs_message_and_the_end_of_its_log(flow: Flow):
 
 
 def test_without_a_log_here_the_jobs_own_lines_are_shown(flow: Flow):
-    message = (
-        "Job entrypoint command failed with exit code 72, last available logs (truncated):\n/x is not on this node"
-    )
+    message = "Job entrypoint failed with exit code 72, last available logs (truncated):\n/x is not on this node"
     with pytest.raises(AttemptFailedError, match=r"exit code 72.*\n    /x is not on this node"):
         flow.run(flow.ends(FIRST, "FAILED", message))
 
@@ -164,14 +162,11 @@ def test_a_job_that_ended_well_meanwhile_is_not_run_again_but_once(flow: Flow):
 def test_a_job_that_failed_meanwhile_has_a_successor(flow: Flow, status: str):
     flow.die(SigtermError())
     flow.ray.end(FIRST, status)
-    flow.run(flow.ends(SECOND))
+    stop = flow.directory / "stopped.json"
+    stop.write_text("{}")
+    flow.run(flow.ends(SECOND), command=lambda: Command([f"has reason: {stop.exists()}"]))
     assert flow.ray.jobs[SECOND]["status"] == "SUCCEEDED"
-
-
-def test_what_an_engine_said_of_its_end_is_forgotten_before_the_next_attempt(flow: Flow, tmp_path: Path):
-    (tmp_path / "stopped.json").write_text("{}")
-    flow.run(flow.ends(FIRST), command=lambda: Command([str((tmp_path / "stopped.json").exists())]))
-    assert flow.ray.jobs[FIRST]["entrypoint"].endswith("False")
+    assert "has reason: False" in flow.ray.jobs[SECOND]["entrypoint"], "the earlier attempt's is deleted"
 
 
 def test_a_job_of_other_inputs_is_stopped_first(flow: Flow, tmp_path: Path):
@@ -181,7 +176,8 @@ def test_a_job_of_other_inputs_is_stopped_first(flow: Flow, tmp_path: Path):
     assert flow.ray.stopped() == [FIRST]
 
 
-def test_a_network_fault_neither_stops_nor_doubles_the_job(flow: Flow):
+def test_network_faults_neither_stop_nor_double_the_job(flow: Flow):
+    flow.ray.loses_next_submission_answer = True
     looks: list[int] = []
 
     def on_poll() -> None:
@@ -203,12 +199,6 @@ def test_a_dashboard_that_stays_away_is_given_up_but_not_the_job(ray: FakeRay, t
     with pytest.raises(EngineError, match=r"no answer for 0 s: Ray job .* goes on by itself; run again to follow it"):
         flow.run(on_poll)
     assert (ray.stopped(), ray.jobs[FIRST]["status"]) == ([], "RUNNING")
-
-
-def test_a_lost_answer_to_the_submission_submits_once(flow: Flow):
-    flow.ray.loses_next_submission_answer = True
-    flow.run(flow.ends(FIRST))
-    assert list(flow.ray.jobs) == [FIRST]
 
 
 def test_a_refusal_is_said_at_once(flow: Flow):
@@ -277,9 +267,6 @@ def test_the_entry_point_writes_to_both_logs_in_the_stages_directory(tmp_path: P
     done = subprocess.run(entry(tmp_path, log, code), shell=True, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (3, f"{tmp_path}\nNone\n")
     assert log.read_text() == f"before\n{tmp_path}\nNone\n"
-
-
-def test_the_entry_point_says_that_a_folder_is_not_there(tmp_path: Path):
     done = subprocess.run(entry(tmp_path / "no", tmp_path / "log", ""), shell=True, capture_output=True, text=True)
     assert done.returncode == 72
     assert "no is not on this node: paths.runs must be on a mount" in done.stderr

@@ -216,17 +216,8 @@ def test_ppo_learns_survives_kill_9_and_exports(tmp_path: Path, model_folder: Pa
     assert len(trained) >= STEPS - 1  # the killed run may have saved a step that it did not get to log
     assert all(step["reward_extra/samples"] + step["reward_extra/invalid"] == 16 for step in trained)
     assert sum(step["reward_extra/invalid"] for step in trained) > 0
-    wanted = {
-        "critic/score/mean",
-        "critic/vf_loss",
-        "actor/entropy",
-        "actor/ppo_kl",
-        "actor/pg_clipfrac",
-        "reward_extra/half_known/mean",
-        "dev/value",
-        "dev/ci_low",
-    }
-    assert wanted <= set(steps[STEPS])
+    losses = {"critic/vf_loss", "actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac"}
+    assert losses | {"reward_extra/half_known/mean", "dev/value", "dev/ci_low"} <= set(steps[STEPS])
     rewards = [step["critic/score/mean"] for step in trained]
     assert sum(rewards[-4:]) > 1.5 * sum(rewards[:4])  # of a random model's letters one in twenty is the right one
     assert best_checkpoint(toy.output, tmp_path)[0] % 2 == 0
@@ -245,15 +236,8 @@ def test_grpo_with_lora_and_reference_exports_a_merged_model(tmp_path: Path, mod
     import torch
     from transformers import AutoModelForCausalLM
 
-    settings = {
-        "algorithm": "grpo",
-        "rollouts_per_prompt": 4,
-        "train_batch_size": 4,
-        "ppo_mini_batch_size": 4,
-        "lora_rank": 4,
-        "kl": {"mode": "loss", "coefficient": 0.01},
-        "entropy_coefficient": 0.01,
-    }
+    settings: dict[str, Any] = {"algorithm": "grpo", "lora_rank": 4, "kl": {"mode": "loss", "coefficient": 0.01}}
+    settings |= {"rollouts_per_prompt": 4, "train_batch_size": 4, "ppo_mini_batch_size": 4, "entropy_coefficient": 0.01}
     toy = Toy(tmp_path, model_folder, total_steps=2, save_freq=2, test_freq=2, val_before_train=False, **settings)
     toy.run(toy.command())
     steps = read_metrics(tmp_path)

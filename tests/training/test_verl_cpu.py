@@ -43,11 +43,22 @@ def model(model_folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(model_folder).eval()
 
 
+def sample(
+    rollout: Any, model: Any, prompts: list[list[int]], settings: list[Any], eos_ids: set[int]
+) -> list[tuple[list[int], list[float]]]:
+    """One batch to its end: each row's tokens and their log-probabilities."""
+    rows = [rollout.RolloutRow(prompt, row, lambda _: None) for prompt, row in zip(prompts, settings, strict=True)]
+    batch = rollout.RolloutBatch(model, rows, eos_ids, 0)
+    while batch.rows:
+        batch.step()
+    return [(row.tokens, row.log_probs) for row in rows]
+
+
 def test_greedy_batch_agrees_with_generate(rollout: Any, model: Any) -> None:
     import torch
 
     rows = [rollout.Sampling(max_tokens=8, temperature=0)] * len(PROMPTS)
-    sampled = rollout.sample(model, PROMPTS, rows, eos_ids={-5}, pad_id=0)
+    sampled = sample(rollout, model, PROMPTS, rows, {-5})
     for prompt, (tokens, _) in zip(PROMPTS, sampled, strict=True):
         ids = torch.tensor([prompt])
         mask = torch.ones_like(ids)
@@ -59,7 +70,7 @@ def test_log_probs_are_those_of_a_plain_forward_pass(rollout: Any, model: Any) -
     import torch
 
     rows = [rollout.Sampling(max_tokens=6, temperature=0.7)] * len(PROMPTS)
-    for prompt, (tokens, log_probs) in zip(PROMPTS, rollout.sample(model, PROMPTS, rows, {-5}, 0), strict=True):
+    for prompt, (tokens, log_probs) in zip(PROMPTS, sample(rollout, model, PROMPTS, rows, {-5}), strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
         expected = torch.log_softmax(logits / 0.7, -1).gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
@@ -68,10 +79,10 @@ def test_log_probs_are_those_of_a_plain_forward_pass(rollout: Any, model: Any) -
 
 def test_each_row_has_its_own_limit_and_stops_after_eos(rollout: Any, model: Any) -> None:
     rows = [rollout.Sampling(max_tokens=limit, temperature=0) for limit in (1, 4, 9)]
-    free = rollout.sample(model, PROMPTS, rows, {-5}, 0)
+    free = sample(rollout, model, PROMPTS, rows, {-5})
     assert [len(tokens) for tokens, _ in free] == [1, 4, 9]
     eos = free[2][0][2]
-    stopped, log_probs = rollout.sample(model, PROMPTS, rows, {eos}, 0)[2]
+    stopped, log_probs = sample(rollout, model, PROMPTS, rows, {eos})[2]
     assert stopped[-1] == eos and eos not in stopped[:-1] and len(log_probs) == len(stopped) <= 3
 
 
@@ -108,7 +119,7 @@ def test_rows_that_join_later_get_what_they_would_alone(rollout: Any, model: Any
     first.join(batch(PROMPTS[:1]))  # a longer prompt than theirs with their answers so far
     while first.rows:
         first.step()
-    alone = [rollout.sample(model, [prompt], [rollout.Sampling(9, temperature=0)], {-5}, 0)[0] for prompt in PROMPTS]
+    alone = [sample(rollout, model, [prompt], [rollout.Sampling(9, temperature=0)], {-5})[0] for prompt in PROMPTS]
     assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in [*alone[1:], alone[0]]]
     for (_, log_probs), (_, expected) in zip(answers, [*alone[1:], alone[0]], strict=True):
         assert log_probs == pytest.approx(expected, abs=1e-4)

@@ -191,15 +191,6 @@ def _draw(log_probs: torch.Tensor) -> torch.Tensor:
     return token.clamp(max=mass.shape[-1] - 1)
 
 
-def sample(model: Any, prompts: list[list[int]], rows: list[Sampling], eos_ids: set[int], pad_id: int) -> list[Sampled]:
-    """Sample one batch to its end; each row has its own temperature, top-p, top-k and limit."""
-    started = [RolloutRow(prompt, sampling, lambda _: None) for prompt, sampling in zip(prompts, rows, strict=True)]
-    batch = RolloutBatch(model, started, eos_ids, pad_id)
-    while batch.rows:
-        batch.step()
-    return [(row.tokens, row.log_probs) for row in started]
-
-
 def _pad_prompts(prompts: list[list[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     width = max(map(len, prompts))
     ids = torch.tensor([[pad_id] * (width - len(prompt)) + prompt for prompt in prompts])

@@ -28,7 +28,7 @@ from qinglan.config import Gate
 from qinglan.evaluation import Evaluation
 from qinglan.evaluation.gate import decide
 from qinglan.evaluation.models import ArmFigures, Verdict
-from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.recipes import RetrievalRecipe
 from qinglan.statistics import ArmScores, Comparison, compare
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from qinglan.clients.roles import Services, site_ledger
-from qinglan.evaluation import live_load
+from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.summary import metrics_of
 from qinglan.evaluation.teacher_comparison import MAIN, arms_of, contenders, draw, evaluate_teachers, paid_in_vain
 from qinglan.evaluation.teacher_comparison.purchase import advise
@@ -16,8 +16,8 @@ from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 CODE = (
     __name__, "recipe.evaluation", "qinglan.evaluation.comparisons", "qinglan.evaluation.examples",
     "qinglan.evaluation.metrics", "qinglan.evaluation.models", "qinglan.evaluation.reasons",
-    "qinglan.evaluation.slices", "qinglan.evaluation.summaries", "qinglan.evaluation.summary",
-    "qinglan.evaluation.teachers", "qinglan.evaluation.teacher_comparison", "qinglan.rows", "qinglan.statistics",
+    "qinglan.evaluation.slices", "qinglan.evaluation.summary", "qinglan.evaluation.teacher_comparison",
+    "qinglan.rows", "qinglan.statistics",
 )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def compare_teachers(run: Run, services: Services, validated: Mapping[str, Stage
         teachers = contenders(run, services)
         with site_ledger(profile) as ledger:
             in_vain = {each.arm: paid_in_vain(each.run.profile, answers[each.arm], ledger) for each in teachers}
-        loads = {each.arm: live_load(each.run.profile.teacher) for each in teachers}
+        loads = {each.arm: reason("live_at_once", questions=each.run.profile.teacher.concurrency) for each in teachers}
         arms, rows = arms_of(answers, in_vain, recipe), answers[MAIN]
         evaluation = evaluate_teachers(arms, rows, profile.evaluate, recipe, loads)
         write_json(stage.directory / "evaluation.json", evaluation.model_dump(mode="json"))

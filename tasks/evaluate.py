@@ -8,20 +8,11 @@ from typing import Any, NamedTuple
 from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_ledger
 from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import EMBEDDED, Profile
-from qinglan.evaluation import (
-    ArmRow,
-    ask_teacher,
-    live_load,
-    student_load,
-    student_rows,
-    texts_of,
-    try_cases,
-    with_tokens,
-)
-from qinglan.evaluation.reasons import Reason
-from qinglan.evaluation.red_team_cases import Case, RedTeamResult, cases_of, identity_of, row_of
+from qinglan.evaluation import ArmRow, student_rows, texts_of, try_cases, with_tokens
+from qinglan.evaluation.reasons import Reason, reason
+from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, identity_of, row_of
 from qinglan.evaluation.summary import evaluate, metrics_of
-from qinglan.evaluation.teacher_comparison import Contender, contenders
+from qinglan.evaluation.teacher_comparison import Contender, ask_teacher, contenders
 from qinglan.recipes import get_recipe
 from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.rows import ArmName, Row
@@ -35,9 +26,8 @@ from qinglan.training.engines.generate import generate_commands
 CODE = (
     __name__, "recipe.evaluation", "qinglan.clients", "qinglan.evaluation.comparisons",
     "qinglan.evaluation.examples", "qinglan.evaluation.metrics", "qinglan.evaluation.models",
-    "qinglan.evaluation.reasons", "qinglan.evaluation.red_team", "qinglan.evaluation.red_team_cases",
-    "qinglan.evaluation.slices", "qinglan.evaluation.summaries", "qinglan.evaluation.summary",
-    "qinglan.evaluation.teachers", "qinglan.evaluation.teacher_comparison", "qinglan.rows", "qinglan.statistics",
+    "qinglan.evaluation.reasons", "qinglan.evaluation.red_team", "qinglan.evaluation.slices",
+    "qinglan.evaluation.summary", "qinglan.evaluation.teacher_comparison", "qinglan.rows", "qinglan.statistics",
     "qinglan.training.engines.generate",
 )  # fmt: skip
 
@@ -108,7 +98,7 @@ def evaluate_arms(
         lost = [entry.reason for arm in done.arms.values() for entry in arm if entry.text and not entry.measured]
         lost += [entry.reason for arm in asked.values() for entry in arm if not entry.text]
         lost += Counter(done.unjudged).elements()
-        outcome.try_again = sum(reason in RETRYABLE_REASONS for reason in lost)
+        outcome.try_again = sum(why in RETRYABLE_REASONS for why in lost)
         return outcome
 
     depends_on: dict[str, Any] = {
@@ -151,8 +141,8 @@ def _loads(profile: Profile, students: Iterable[ArmName]) -> dict[ArmName, Reaso
     rivals = {name: profile.compare.teachers[name] for name in profile.evaluate.teachers}
     teachers = {"teacher": profile.teacher, **rivals}
     return {
-        **{name: live_load(endpoint) for name, endpoint in teachers.items()},
-        **dict.fromkeys(students, student_load(profile.trainer.device)),
+        **{name: reason("live_at_once", questions=endpoint.concurrency) for name, endpoint in teachers.items()},
+        **dict.fromkeys(students, reason("one_at_a_time", device=profile.trainer.device)),
     }
 
 

@@ -6,12 +6,10 @@ has no value there; it is counted and left out of that arm's means and compariso
 
 from qinglan.evaluation.comparisons import PAIRS, compare_arms, compared, pairs_of
 from qinglan.evaluation.examples import examples, shared_between
-from qinglan.evaluation.metrics import arm_scores, groups_of, values_of
+from qinglan.evaluation.metrics import arm_scores, groups_of, summarise, values_of
 from qinglan.evaluation.models import Evaluation
 from qinglan.evaluation.red_team import texts_of, try_cases
 from qinglan.evaluation.slices import slices_of
-from qinglan.evaluation.summaries import live_load, student_load, summarise
-from qinglan.evaluation.teachers import ask_teacher
 from qinglan.recipes.measuring.arms import (
     not_retrieved,
     original_rows,
@@ -29,19 +27,16 @@ __all__ = [
     "Evaluation",
     "Panel",
     "arm_scores",
-    "ask_teacher",
     "compare_arms",
     "compared",
     "examples",
     "groups_of",
-    "live_load",
     "not_retrieved",
     "original_rows",
     "pairs_of",
     "retrieve_all",
     "shared_between",
     "slices_of",
-    "student_load",
     "student_rows",
     "summarise",
     "teacher_rows",

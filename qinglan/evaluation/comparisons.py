@@ -1,4 +1,4 @@
-"""Which arms are compared with which, and on what."""
+"""Which arms are compared with which, and on which metrics."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -46,6 +46,5 @@ def compare_arms(
 
 
 def compared(a: ArmScores, b: ArmScores, metric: Metric, groups: Mapping[str, str], config: Evaluate) -> Comparison:
-    """Two arms on one metric, as the settings say."""
     resamples = config.bootstrap_resamples
     return compare(a, b, metric.name, groups, resamples, config.seed, proportion=metric.proportion)

@@ -1,4 +1,4 @@
-"""Questions for people to look at, and what the test split shares with training."""
+"""Questions for readers of the report, and what the test split shares with training."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -28,7 +28,7 @@ def examples(
                 name: ExampleArm(
                     text=entry.text,
                     reason=entry.reason,
-                    retrieved=_first_places(entry.retrieved),
+                    retrieved=entry.retrieved and _first_places(entry.retrieved),
                     values={} if recipe.retrieves else values_of(entry, row, recipe),
                 )
                 for name, entries in by_arm.items()
@@ -40,7 +40,7 @@ def examples(
 
 
 def shared_between(train: Sequence[Row], test: Sequence[Row], recipe: Recipe) -> list[Shared]:
-    """What the test split has in common with training rows, so that nobody has to guess."""
+    """What the test split has in common with training rows."""
 
     def overlap(what: SharedThing, key: Callable[[Row], str | None]) -> Shared:
         seen = {key(row) for row in train} - {None}
@@ -69,7 +69,5 @@ def _title_of(document_id: str | None, entries: Iterable[ArmRow]) -> str | None:
     return None
 
 
-def _first_places(retrieved: Retrieved | None, places: int = 3) -> Retrieved | None:
-    if retrieved is None:
-        return None
-    return Retrieved(ids=retrieved.ids[:places], scores=retrieved.scores[:places], titles=retrieved.titles[:places])
+def _first_places(retrieved: Retrieved) -> Retrieved:
+    return Retrieved(ids=retrieved.ids[:3], scores=retrieved.scores[:3], titles=retrieved.titles[:3])

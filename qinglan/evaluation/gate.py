@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from qinglan.config import Gate
-from qinglan.evaluation.models import GAIN, ArmFigures, Decision, Evaluation, Outcome, Rule, Verdict
+from qinglan.evaluation.models import GAIN, ArmFigures, Decision, Evaluation, Rule, Verdict
 from qinglan.evaluation.reasons import Reason, reason
-from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.recipes import Metric
 from qinglan.statistics import Comparison, rows_needed
 from qinglan.text import Both
@@ -24,7 +24,7 @@ _NAMED_CASES = 3
 
 
 def decide(evaluation: Evaluation, alarms: Sequence[Alarm], config: Gate, champion: str | None) -> Decision:
-    """Try all rules.
+    """Try all rules of the gate.
 
     Args:
         alarms: those that `alarms_about` the model, not all of its run.
@@ -207,25 +207,27 @@ def _red_team(results: Sequence[RedTeamResult] | None) -> Rule:
     found = reason("cases_passed", passed=passed, cases=len(needed)) if needed else reason("no_case_must_pass")
     if not failed and not unchecked:
         return rule(outcome="pass", found=found)
-    outcome: Outcome = "fail" if failed else "unknown"
-    why = reason("red_team_failed" if failed else "red_team_unchecked", cases=_named(failed or unchecked))
-    return rule(outcome=outcome, found=found, reason=why)
-
-
-def _named(results: Sequence[RedTeamResult]) -> list[Reason]:
+    blocking = failed or unchecked
     named = [
         reason("case", name=result.name, case_id=result.case_id, reason=result.reason)
-        for result in results[:_NAMED_CASES]
+        for result in blocking[:_NAMED_CASES]
     ]
-    more = len(results) - _NAMED_CASES
-    return [*named, reason("and_more", cases=more)] if more > 0 else named
+    if len(blocking) > _NAMED_CASES:
+        named.append(reason("and_more", cases=len(blocking) - _NAMED_CASES))
+    why = reason("red_team_failed" if failed else "red_team_unchecked", cases=named)
+    return rule(outcome="fail" if failed else "unknown", found=found, reason=why)
 
 
-def _alarms(alarms: Sequence[Alarm], config: Gate) -> Rule:
+def alarm_reasons(alarms: Sequence[Alarm]) -> dict[str, Reason]:
+    """Each alarm by its name, with its steps."""
     steps: dict[str, list[int]] = {}
     for alarm in alarms:
         steps.setdefault(alarm.name, []).append(alarm.step)
-    named = {name: reason("alarm_at_steps", name=name, steps=at) for name, at in steps.items()}
+    return {name: reason("alarm_at_steps", name=name, steps=at) for name, at in steps.items()}
+
+
+def _alarms(alarms: Sequence[Alarm], config: Gate) -> Rule:
+    named = alarm_reasons(alarms)
     blocking = [each for name, each in named.items() if name not in config.accepted_alarms]
     accepted = [str(name) for name in config.accepted_alarms]
     required = reason("no_alarm_but", accepted=accepted) if accepted else reason("no_alarm")

@@ -2,13 +2,13 @@
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from qinglan.errors import ArtifactError
 from qinglan.evaluation.reasons import Reason, reason
-from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.ledger import Usage
 from qinglan.recipes import Finding, Metric
 from qinglan.rows import ArmName, Retrieved
@@ -55,7 +55,6 @@ class Decision(BaseModel):
 
     @property
     def sentence(self) -> str:
-        """The decision on one line, with its reasons."""
         return " ".join(self.reason.render().split())
 
     @property
@@ -64,10 +63,13 @@ class Decision(BaseModel):
         model, rules = self.challenger, self.rules
         if self.verdict == "promote":
             instead = reason("in_place_of", version=self.champion) if self.champion else None
-            what = {"model": model, "instead": instead, "gain": self._gain}
+            gain = None
+            if gained := next((rule for rule in rules if rule.name.startswith(GAIN)), None):
+                gain = reason("gain_against", found=gained.found, rival=gained.name.removeprefix(GAIN))
             if approval := next((rule.found for rule in rules if rule.name == APPROVAL), None):
-                return reason("promote_approved", approval=approval, **what)
-            return reason("promote", rules=len(rules), **what)
+                return reason("promote_approved", model=model, instead=instead, approval=approval, gain=gain)
+            held = reason("all_rules_hold", rules=len(rules)) if len(rules) > 1 else reason("one_rule_holds")
+            return reason("promote", model=model, instead=instead, rules=held, gain=gain)
         blocking = [rule for rule in rules if rule.outcome != "pass"]
         if [rule.name for rule in blocking] == [APPROVAL]:
             if self.verdict == "refuse":
@@ -82,42 +84,26 @@ class Decision(BaseModel):
         besides = reason("besides_unknown", rules=len(unknown)) if unknown else None
         return reason("refuse", model=model, reasons=failed, besides=besides)
 
-    @property
-    def _gain(self) -> Reason | None:
-        """What was gained on the first rival; None where no rule asked for a gain."""
-        rule = next((rule for rule in self.rules if rule.name.startswith(GAIN)), None)
-        return reason("gain_against", found=rule.found, rival=rule.name.removeprefix(GAIN)) if rule else None
-
 
 SimulatedRole = Literal["teacher", "answerer", "judge", "rag", "student", "workbook"]
 Tone = Literal["better", "worse", "open", "none"]
 
 
-def _no_nan(value: Any) -> Any:
-    return None if isinstance(value, float) and value != value else value
-
-
-Number = Annotated[float | None, BeforeValidator(_no_nan)]
-"""Null where there is no value; NaN, which JSON can't carry, becomes null."""
+Number = Annotated[float | None, BeforeValidator(lambda value: None if value != value else value)]
+"""Null where there is no value; NaN, the only value that differs from itself, becomes null."""
 
 
 class ReportPart(BaseModel):
-    """A part of the report."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class StageArtifact(ReportPart):
-    """A file that a stage left behind."""
-
     path: str
     sha256: str
     rows: int | None = None
 
 
 class StageSummary(ReportPart):
-    """What a stage took in and gave out."""
-
     name: str
     seconds: float
     rows_in: int = 0
@@ -133,7 +119,6 @@ class StageSummary(ReportPart):
 
     @classmethod
     def of(cls, result: StageResult, run_id: str) -> "StageSummary":
-        """A finished stage as the report shows it."""
         return cls(
             name=result.stage,
             seconds=result.seconds,
@@ -150,8 +135,6 @@ class StageSummary(ReportPart):
 
 
 class RagCalls(ReportPart):
-    """Use of the retrieval service."""
-
     calls: int = 0
     cached: int = 0
     failed: int = 0
@@ -183,11 +166,9 @@ class ScoredMetrics(ReportPart):
     """Of the metrics that have values."""
 
     def score(self, metric: str) -> Score:
-        """Without a mean where there is no value."""
         return self.scores.get(metric, Score())
 
     def mean(self, metric: str) -> float | None:
-        """None where there is no value."""
         return self.score(metric).mean
 
 
@@ -249,8 +230,6 @@ class TrainingSummary(ReportPart):
 
 
 class Series(ReportPart):
-    """One curve."""
-
     label: str
     x: list[float]
     y: list[Number]
@@ -298,11 +277,12 @@ class Purchase(ReportPart):
     rival: ArmName
     """The one that the verdict compares with the main teacher."""
     tone: Tone
-    sentence: str
-    reading: str
-    offers: list[str] = []
+    sentence: Reason
+    reading: Reason
+    """What to do about it."""
+    offers: list[Reason] = []
     """Each rival in a paragraph."""
-    notes: list[str] = []
+    notes: list[Reason] = []
     """What to keep in mind with the figures."""
     simulated: list[ArmName] = []
     """Rivals that were played by a simulator."""
@@ -349,7 +329,6 @@ class Slice(ReportPart):
     diffs: list[SliceDiff] = []
 
     def diff(self, a: ArmName, b: ArmName, metric: str) -> SliceDiff | None:
-        """What was found for this comparison."""
         return next((found for found in self.diffs if (found.a, found.b, found.metric) == (a, b, metric)), None)
 
 
@@ -416,7 +395,6 @@ class Report(ReportPart):
         return next((metric for metric in self.metrics if metric.name == name), Metric(name, name, name))
 
     def stage(self, name: str) -> StageSummary | None:
-        """None where the run has none of that name."""
         return next((stage for stage in self.stages if stage.name == name), None)
 
     @property
@@ -426,13 +404,12 @@ class Report(ReportPart):
         return "dataset" in names and names.isdisjoint({"sft", "evaluate", "compare"})
 
     def write(self, path: Path) -> Artifact:
-        """Write `report.json`."""
         write_json(path, dump_record(self))
         return Artifact.of(path)
 
     @classmethod
     def read(cls, path: Path) -> "Report":
-        """Read `report.json` back.
+        """Read `report.json`.
 
         Raises:
             ArtifactError: missing, not a report of this version, or of a newer Qinglan.

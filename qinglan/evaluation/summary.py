@@ -1,12 +1,10 @@
 """What a run's stages found, put together: the arms with their comparisons, and the report.
 
-A refresh trains nothing: its report compares the original question and the teacher over every row of the workbook
-that was a question.
+A refresh trains nothing: its report compares the original question and the teacher over every row that was a question.
 """
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Evaluate, Gate, Profile
@@ -94,12 +92,14 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float]:
 
 
 def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
-    """`report.json` of a run, from the stages that it did or reused."""
+    """The report of a run, from the stages that it did or reused."""
     profile, by_name = run.profile, {result.stage: result for result in stages}
     recipe = get_recipe(profile.recipe)
     evaluation = _evaluation_of(by_name, profile)
     bought = by_name["compare"].details["purchase"] if "compare" in by_name else None
     purchase = Purchase.model_validate(bought) if bought else None
+    released = by_name["register"].details["released"] if "register" in by_name else None
+    rl = by_name["rl"].details if "rl" in by_name else {}
     return Report(
         run_id=run.id,
         profile=profile.name,
@@ -107,23 +107,26 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
         retrieves=recipe.retrieves,
         metrics=evaluation.metrics,
         rivals=list(profile.gate.rivals),
-        command=_command(run),
+        command=f"qinglan run {run.flow} --profile {profile.name}{f' --from {run.source.name}' if run.source else ''}",
         versions=installed_versions(),
         stages=[StageSummary.of(result, run.id) for result in stages],
         api=_api(run, stages),
         arms=evaluation.arms,
         comparisons=_with_rows_needed(evaluation, profile.gate if "evaluate" in by_name else None),
         purchase=purchase,
-        training=_training(by_name),
-        alarms=by_name["rl"].details.get("alarms", []) if "rl" in by_name else [],
+        training=TrainingSummary(
+            sft=SftTraining(**by_name["sft"].details["summary"]) if "sft" in by_name else None,
+            rl=RlTraining(**rl["summary"]) if rl else None,
+        ),
+        alarms=rl.get("alarms", []),
         simulated=simulated_roles_of(profile),
         decision=by_name["gate"].details["decision"] if "gate" in by_name else None,
-        released=_released(by_name),
+        released=RegisteredVersion.model_validate(released) if released else None,
         examples=evaluation.examples,
         shared=evaluation.shared,
         slices=evaluation.slices,
         red_team=evaluation.red_team,
-        findings=[*evaluation.findings, *_of_rl(by_name)],
+        findings=[*evaluation.findings, *map(Finding.model_validate, rl.get("findings", []))],
         unjudged=evaluation.unjudged,
         curves=_curves(by_name),
         distributions=_distributions(by_name, purchase),
@@ -133,29 +136,21 @@ def build_report(run: Run, stages: Sequence[StageResult]) -> Report:
 def result_markdown(report: Report) -> str:
     """The verdict and the table of arms; of a refresh the way of the rows, too."""
     found = verdict(report)
-    parts = [[f"## {found.sentence.en}"], [found.reading.en]]
-    parts += [_arms_markdown(report)] if report.arms else []
-    parts += [_rows_markdown(report)] if report.is_of_data else []
-    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
-
-
-def _rows_markdown(report: Report) -> list[str]:
-    lines = ["| Stage | in | out | dropped |", "| --- | ---: | ---: | --- |"]
-    for stage in report.stages:
-        dropped = ", ".join(f"{reason} {rows:,}" for reason, rows in stage.dropped.items())
-        lines.append(f"| {stage.name} | {stage.rows_in:,} | {stage.rows_out:,} | {dropped} |")
-    return lines
-
-
-def _arms_markdown(report: Report) -> list[str]:
-    metrics = [metric for metric in report.metrics if metric.compared]
-    heads = ["Arm", "n", "failed", *(metric.en for metric in metrics), "p50 ms", "1,000 cost"]
-    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
-    for name, arm in report.arms.items():
-        cells = [number(arm.mean(metric.name), metric.digits) for metric in metrics]
-        cells += [latency(arm.latency_p50_ms), usd(arm.cost_per_1000_usd)]
-        lines.append(f"| {name} | {arm.n:,} | {arm.failed:,} | " + " | ".join(cells) + " |")
-    return lines
+    lines = [f"## {found.sentence.en}", "", found.reading.en]
+    if report.arms:
+        metrics = [metric for metric in report.metrics if metric.compared]
+        heads = ["Arm", "n", "failed", *(metric.en for metric in metrics), "p50 ms", "1,000 cost"]
+        lines += ["", f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
+        for name, arm in report.arms.items():
+            cells = [number(arm.mean(metric.name), metric.digits) for metric in metrics]
+            cells += [latency(arm.latency_p50_ms), usd(arm.cost_per_1000_usd)]
+            lines.append(f"| {name} | {arm.n:,} | {arm.failed:,} | " + " | ".join(cells) + " |")
+    if report.is_of_data:
+        lines += ["", "| Stage | in | out | dropped |", "| --- | ---: | ---: | --- |"]
+        for stage in report.stages:
+            dropped = ", ".join(f"{reason} {rows:,}" for reason, rows in stage.dropped.items())
+            lines.append(f"| {stage.name} | {stage.rows_in:,} | {stage.rows_out:,} | {dropped} |")
+    return "\n".join(lines) + "\n"
 
 
 def _evaluation_of(by_name: Mapping[str, StageResult], profile: Profile) -> Evaluation:
@@ -171,22 +166,23 @@ def _with_rows_needed(evaluation: Evaluation, gate: Gate | None) -> list[Compari
     Of metrics on a scale of 0 to 1 that have intervals: the gain is one of those.
     """
     shares = {metric.name for metric in evaluation.metrics if metric.interval and metric.maximum == 1}
-
-    def shown(found: Comparison) -> Comparison:
+    filled = []
+    for found in evaluation.comparisons:
         gain = gate.smallest_gain if gate and found.metric in shares else None
-        return found.model_copy(update={"rows_needed": rows_needed(found.n, found.detectable_diff, gain)})
-
-    return [shown(found) for found in evaluation.comparisons]
+        needed = rows_needed(found.n, found.detectable_diff, gain)
+        filled.append(found.model_copy(update={"rows_needed": needed}))
+    return filled
 
 
 def installed_versions() -> dict[str, str]:
-    """Of the packages that a result depends on, as far as they are installed here."""
-    return {name: _version(name) for name in REPORTED_PACKAGES}
-
-
-def _command(run: Run) -> str:
-    source = f" --from {run.source.name}" if run.source else ""
-    return f"qinglan run {run.flow} --profile {run.profile.name}{source}"
+    """Of the packages that a result depends on; the orchestrator's image has no trainer."""
+    versions = {}
+    for name in REPORTED_PACKAGES:
+        try:
+            versions[name] = version(name)
+        except ModuleNotFoundError:
+            versions[name] = "not installed"
+    return versions
 
 
 def _api(run: Run, stages: Sequence[StageResult]) -> Api:
@@ -204,18 +200,6 @@ def _api(run: Run, stages: Sequence[StageResult]) -> Api:
     return Api(**paid, rag=rag)
 
 
-def _training(by_name: Mapping[str, StageResult]) -> TrainingSummary:
-    sft = SftTraining(**by_name["sft"].details["summary"]) if "sft" in by_name else None
-    rl = RlTraining(**by_name["rl"].details["summary"]) if "rl" in by_name else None
-    return TrainingSummary(sft=sft, rl=rl)
-
-
-def _of_rl(by_name: Mapping[str, StageResult]) -> list[Finding]:
-    """What RL found out about the judge of our own, where it asked one."""
-    found = by_name["rl"].details.get("findings", []) if "rl" in by_name else []
-    return [Finding.model_validate(one) for one in found]
-
-
 def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[Series]]:
     curves = {}
     for name, parts in _CURVES.items():
@@ -231,27 +215,10 @@ def _curves(by_name: Mapping[str, StageResult]) -> dict[str, list[Series]]:
 
 def _distributions(by_name: Mapping[str, StageResult], purchase: Purchase | None) -> dict[str, list[Distribution]]:
     found = by_name["validate"].details.get("histograms", {}) if "validate" in by_name else {}
-    if purchase and "top1_score" in found:
-        found = {"top1_score": _scores_by_teacher(by_name, purchase)}
+    if purchase and "top1_score" in found:  # the original question's, then those of every teacher's rewrites
+        drawn = found["top1_score"][:1]
+        for arm, label in purchase.labels.items():
+            stage = by_name["validate" if arm == "teacher" else f"validate-{arm}"]
+            drawn.append(stage.details["histograms"]["top1_score"][1] | {"label": label})
+        found = {"top1_score": drawn}
     return {name: [Distribution.model_validate(part) for part in parts] for name, parts in found.items()}
-
-
-def _scores_by_teacher(by_name: Mapping[str, StageResult], purchase: Purchase) -> list[dict[str, Any]]:
-    """The original question's scores, then those of every teacher's rewrites."""
-    original, _ = by_name["validate"].details["histograms"]["top1_score"]
-    stages = {arm: by_name["validate" if arm == "teacher" else f"validate-{arm}"] for arm in purchase.labels}
-    rewrites = {arm: stage.details["histograms"]["top1_score"][1] for arm, stage in stages.items()}
-    return [original, *(part | {"label": purchase.labels[arm]} for arm, part in rewrites.items())]
-
-
-def _released(by_name: Mapping[str, StageResult]) -> RegisteredVersion | None:
-    if "register" not in by_name:
-        return None
-    return RegisteredVersion.model_validate(by_name["register"].details["released"])
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except ModuleNotFoundError:  # the orchestrator's image has no trainer
-        return "not installed"

@@ -8,7 +8,7 @@ import aiohttp
 
 from qinglan.config import Profile
 from qinglan.errors import ModelError, TeacherError
-from qinglan.evaluation.red_team_cases import is_degenerate
+from qinglan.evaluation.red_team import is_degenerate
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.selection import is_boilerplate
 from qinglan.rows import Row

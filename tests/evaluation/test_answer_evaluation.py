@@ -17,7 +17,7 @@ from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.tables import plan
 from qinglan.evaluation.report.terminal import print_table
-from qinglan.evaluation.report.verdict import headline, verdict
+from qinglan.evaluation.report.verdict import main_comparison, verdict
 from qinglan.evaluation.summary import evaluate, metrics_of, result_markdown
 from qinglan.recipes import Finding, FindingRow, Metric
 from qinglan.rows import Row
@@ -158,7 +158,7 @@ def test_a_gain_that_is_ruled_out_is_told_in_the_metrics_words():
 
 def test_the_headline_is_about_the_gates_rival():
     found = report(trained())
-    main = headline(found)
+    main = main_comparison(found)
     assert main and (main.a, main.b, main.metric) == ("rl", "sft", "pure")
     sentence = verdict(found).sentence
     assert sentence.en.startswith("RL student 1.000 vs SFT student 0.333 pure answers on 60 test questions")

@@ -12,7 +12,6 @@ from qinglan.errors import RetrievalError, StageError, TeacherError
 from qinglan.evaluation import (
     ArmRow,
     arm_scores,
-    ask_teacher,
     compare_arms,
     examples,
     groups_of,
@@ -21,18 +20,20 @@ from qinglan.evaluation import (
     retrieve_all,
     shared_between,
     slices_of,
-    student_load,
     student_rows,
     summarise,
     teacher_rows,
     with_tokens,
 )
 from qinglan.evaluation.models import Score
+from qinglan.evaluation.reasons import reason
+from qinglan.evaluation.teacher_comparison import ask_teacher
 from qinglan.ledger import Call
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Retrieved, Row
 
 CONFIG = Evaluate(bootstrap_resamples=200)
+LOAD = reason("one_at_a_time", device="cpu")
 HIT, MISS = Retrieved(ids=("g", "x"), scores=(0.9, 0.5)), Retrieved(ids=("x", "g"), scores=(0.6, 0.5))
 
 
@@ -181,8 +182,8 @@ def test_money_and_time_vary_with_the_questions():
         )
         for n in range(40)
     ]
-    summary = summarise(entries, ROWS, CONFIG, RECIPE, student_load("cpu"))
-    assert (summary.latency_n, summary.latency_load) == (40, student_load("cpu"))
+    summary = summarise(entries, ROWS, CONFIG, RECIPE, LOAD)
+    assert (summary.latency_n, summary.latency_load) == (40, LOAD)
     for value, interval in (
         (summary.latency_p50_ms, summary.latency_p50_ci95),
         (summary.latency_p95_ms, summary.latency_p95_ci95),
@@ -193,7 +194,7 @@ def test_money_and_time_vary_with_the_questions():
 
 
 def test_a_load_without_a_measurement_is_not_shown():
-    assert summarise(arm(HIT), ROWS, CONFIG, RECIPE, student_load("cpu")).latency_load is None
+    assert summarise(arm(HIT), ROWS, CONFIG, RECIPE, LOAD).latency_load is None
 
 
 def test_means_come_with_intervals_over_groups():

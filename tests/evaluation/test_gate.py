@@ -12,7 +12,7 @@ from qinglan.evaluation import Evaluation
 from qinglan.evaluation.gate import alarms_about, decide
 from qinglan.evaluation.models import ArmFigures, Decision, Rule
 from qinglan.evaluation.reasons import Reason, reason
-from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.recipes import RetrievalRecipe
 from qinglan.statistics import ArmScores, Comparison, compare
 from qinglan.training.alarms import Alarm

@@ -9,7 +9,8 @@ import pytest
 from qinglan.clients.roles import Services, open_clients, site_ledger
 from qinglan.config import Profile
 from qinglan.data.workbook import read_rows
-from qinglan.evaluation import ArmRow, Panel, ask_teacher, retrieve_all, with_tokens
+from qinglan.evaluation import ArmRow, Panel, retrieve_all, with_tokens
+from qinglan.evaluation.teacher_comparison import ask_teacher
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Row
 from qinglan.runs.run import Run

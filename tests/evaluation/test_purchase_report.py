@@ -13,9 +13,10 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.evaluation import Evaluation
 from qinglan.evaluation.models import ArmFigures, Purchase, Report
+from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.terminal import print_table
-from qinglan.evaluation.report.verdict import arms_of, headline, starred, verdict
+from qinglan.evaluation.report.verdict import arms_of, main_comparison, starred, verdict
 from qinglan.evaluation.summary import build_report
 from qinglan.ops.preflight import inspect_profile, require
 from qinglan.runs.artifacts import Artifact, StageResult, write_json
@@ -25,6 +26,7 @@ from qinglan.statistics import Comparison
 
 ProfileOf = Callable[..., Profile]
 EVIL = "<img src=x onerror=alert(1)>"
+CHEAP = reason("keep_not_better_than_question", rival="qwen3-32b", main="gpt-5")
 
 
 def comparison(rival: str, metric: str, diff: float, **more: Any) -> Comparison:
@@ -38,9 +40,10 @@ def comparison(rival: str, metric: str, diff: float, **more: Any) -> Comparison:
 def purchase(**changes: Any) -> Purchase:
     content: dict[str, Any] = {
         "labels": {"teacher": "gpt-5", "deepseek": "deepseek", "qwen3-32b": "qwen3-32b"},
-        "rival": "qwen3-32b", "tone": "better", "sentence": "qwen3-32b costs 12× less than gpt-5",
-        "reading": "Take the cheaper one.", "offers": ["deepseek costs 3.0× less.", "qwen3-32b costs 12× less."],
-        "notes": [f"A note with {EVIL}"], "simulated": ["deepseek"],
+        "rival": "qwen3-32b", "tone": "better", "sentence": CHEAP,
+        "reading": reason("take_better", rival="qwen3-32b", main="gpt-5", metric="top-1"),
+        "offers": [reason("no_gain_over_question", label="deepseek"), CHEAP],
+        "notes": [reason("label_of_model", label="gpt-5", model=EVIL)], "simulated": ["deepseek"],
     }  # fmt: skip
     return Purchase.model_validate(content | changes)
 
@@ -70,10 +73,10 @@ def test_the_verdict_is_the_purchases_and_speaks_of_its_rival():
     found = verdict(report())
     assert (found.tone, found.sentence.en, found.reading.en) == (
         "better",
-        "qwen3-32b costs 12× less than gpt-5",
-        "Take the cheaper one.",
+        CHEAP.render(),
+        "Take qwen3-32b: its top-1 is better, and it costs no more than gpt-5.",
     )
-    found = headline(report())
+    found = main_comparison(report())
     assert found and (found.a, found.metric) == ("qwen3-32b", "top1")
 
 
@@ -87,7 +90,7 @@ def test_arms_stand_in_order_under_the_models_names(tmp_path: Path):
 
 def test_the_page_tells_every_offer_and_the_corrected_p(tmp_path: Path):
     page = render_html(report(), tmp_path / "report.html").path.read_text(encoding="utf-8")
-    assert "Which teacher to buy</span>" in page and "deepseek costs 3.0× less." in page
+    assert "Which teacher to buy</span>" in page and "deepseek is not shown to retrieve better" in page
     assert "0.062" in page and "0.031" in page and "Holm" in page
     assert EVIL not in page and "&lt;img src=x" in page
 
@@ -95,7 +98,7 @@ def test_the_page_tells_every_offer_and_the_corrected_p(tmp_path: Path):
 def test_the_terminal_tells_the_same():
     text = terminal(report())
     assert "gpt-5" in text and "Against gpt-5:" in text and "p 0.062" in text
-    assert "deepseek costs 3.0× less." in text and "Teacher" not in text
+    assert "deepseek is not shown to retrieve better" in text and "Teacher" not in text
 
 
 def test_only_rivals_that_are_stand_ins_are_starred():

@@ -12,7 +12,7 @@ import pytest
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
 from qinglan.evaluation.reasons import reason
-from qinglan.evaluation.red_team_cases import (
+from qinglan.evaluation.red_team import (
     BUILT_IN,
     OF_EVERY_REWRITE,
     Case,

@@ -17,7 +17,14 @@ from qinglan.evaluation.models import RegisteredVersion, Report, StageSummary
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.tables import plan
 from qinglan.evaluation.report.terminal import print_intervals, print_table
-from qinglan.evaluation.report.verdict import arms_of, headline, simulated_roles_of, simulator_warning, starred, verdict
+from qinglan.evaluation.report.verdict import (
+    arms_of,
+    main_comparison,
+    simulated_roles_of,
+    simulator_warning,
+    starred,
+    verdict,
+)
 from qinglan.runs.artifacts import Artifact, StageResult
 from qinglan.text import markdown_cell
 
@@ -106,7 +113,7 @@ def test_without_labels_the_verdict_is_about_the_judges_score_and_the_table_show
     found = [comparison("rl", "teacher", diff, (0.01, 0.3), metric=metric) for metric, diff in names.items()]
     arms = {name: {"n": 9, **scores(mean_top1_score=0.8, quality=4.0)} for name in ("teacher", "rl")}
     unlabelled = report(arms=arms, comparisons=found)
-    assert (main := headline(unlabelled)) and main.metric == "quality"
+    assert (main := main_comparison(unlabelled)) and main.metric == "quality"
     table = plan(unlabelled)
     assert table and [(line.key, line.main) for line in table.lines] == [("mean_top1_score", True), ("quality", False)]
 
@@ -176,7 +183,7 @@ def test_a_released_model_becomes_a_part_of_the_report() -> None:
 
 def test_the_gates_challenger_leads_the_verdict() -> None:
     both = [comparison("rl", "teacher", 0.07, (0.01, 0.1)), comparison("sft", "teacher", 0.02, (0.01, 0.03))]
-    found = headline(report(comparisons=both, decision=decision() | {"challenger": "sft"}))
+    found = main_comparison(report(comparisons=both, decision=decision() | {"challenger": "sft"}))
     assert found and found.a == "sft"
 
 

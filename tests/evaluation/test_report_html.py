@@ -82,7 +82,7 @@ def test_the_first_screen_answers_three_questions(tmp_path: Path) -> None:
     assert "Did it work? Yes*" in text and "9% of the teacher*" in text
     assert "$0.051 [$0.049, $0.053] per 1,000 questions" in text
     assert "37 ms [30, 41] (one question at a time on cpu)" in text and "(up to 16 at once, live API)" in text
-    assert "No, says the gate" in text and "1 of 4 rules failed: latency" in text
+    assert "No, says the gate" in text and "Of 4 rules, 1 failed: latency; 1 could not be decided" in text
     assert "Latency: it takes 3.4 times as long as the teacher." in text
     assert "Red team: 2 of 4 cases passed, 1 failed (1 of them must pass), 1 could not be checked." in text
 

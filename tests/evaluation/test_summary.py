@@ -9,7 +9,7 @@ import pytest
 from qinglan.config import Evaluate, Profile
 from qinglan.evaluation import original_rows, teacher_rows
 from qinglan.evaluation.models import Report, StageSummary
-from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import build_report, evaluate, evaluate_baselines, metrics_of, result_markdown
 from qinglan.recipes import get_recipe
 from qinglan.recipes.kinds.validation import RetrievalStatistics

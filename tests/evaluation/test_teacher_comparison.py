@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from qinglan.clients.chat import request_of
 from qinglan.clients.roles import Services, key_salt, site_ledger
 from qinglan.config import Evaluate, Profile
-from qinglan.evaluation.models import Purchase
 from qinglan.evaluation.teacher_comparison import arms_of, contenders, draw, evaluate_teachers, paid_in_vain
 from qinglan.evaluation.teacher_comparison.purchase import advise, family
 from qinglan.ledger import Call
@@ -19,6 +19,8 @@ from qinglan.rows import Retrieved, Row
 from qinglan.runs.run import Run
 
 ProfileOf = Callable[..., Profile]
+Advised = Callable[..., SimpleNamespace]
+"""The advice about rivals, in English."""
 EVALUATE = Evaluate(bootstrap_resamples=400)
 PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 10.0}
 HIT, MISS = Retrieved(ids=("g",), scores=(0.9,)), Retrieved(ids=("x",), scores=(0.3,))
@@ -55,13 +57,15 @@ def profile_with(profile_of: ProfileOf, *names: str, judge: str = "small", **com
 
 
 @pytest.fixture
-def advised(profile_of: ProfileOf) -> Callable[..., Purchase]:
-    def make(main: list[Row], judge: str = "small", tolerable_loss: float = 0.03, **rivals: list[Row]) -> Purchase:
-        profile = profile_with(profile_of, *rivals, judge=judge, tolerable_loss=tolerable_loss)
+def advised(profile_of: ProfileOf) -> Advised:
+    def make(main: list[Row], judge: str = "small", loss: float = 0.03, **rivals: list[Row]) -> SimpleNamespace:
+        profile = profile_with(profile_of, *rivals, judge=judge, tolerable_loss=loss)
         arms = arms_of({"teacher": main, **rivals}, {}, RECIPE)
-        purchase = advise(profile, evaluate_teachers(arms, main, EVALUATE, RECIPE), arms)
-        assert purchase
-        return purchase
+        made = advise(profile, evaluate_teachers(arms, main, EVALUATE, RECIPE), arms)
+        assert made
+        texts = {name: getattr(made, name).render() for name in ("sentence", "reading")}
+        lists = {name: [each.render() for each in getattr(made, name)] for name in ("offers", "notes")}
+        return SimpleNamespace(tone=made.tone, rival=made.rival, labels=made.labels, **texts, **lists)
 
     return make
 
@@ -153,7 +157,7 @@ def test_several_rivals_are_corrected_and_one_is_not():
     ]  # fmt: skip
 
 
-def test_as_good_and_cheaper_is_taken(advised: Callable[..., Purchase]):
+def test_as_good_and_cheaper_is_taken(advised: Advised):
     main = hits(10, cost=0.012)
     found = advised(main, cheap=hits(10, cost=0.001))
     assert found.tone == "better"
@@ -162,30 +166,30 @@ def test_as_good_and_cheaper_is_taken(advised: Callable[..., Purchase]):
     assert "Within noise" in found.reading and "Take the cheaper one, cheap." in found.reading
 
 
-def test_worse_and_cheaper_is_a_trade_with_both_sides(advised: Callable[..., Purchase]):
+def test_worse_and_cheaper_is_a_trade_with_both_sides(advised: Advised):
     found = advised(hits(10, cost=0.002), cheap=hits(4, cost=0.001))
-    assert "its top-1 is 0.150 lower [−0.2" in found.sentence
+    assert "top-1 is 0.150 lower [−0.2" in found.sentence
     assert found.reading.startswith("A trade: with cheap you save $1.00 per 1,000 rewrites and lose 0.150 in top-1")
     assert (found.tone, "Keep big" in found.reading) == ("open", True)
 
 
-def test_worse_and_dearer_is_left(advised: Callable[..., Purchase]):
+def test_worse_and_dearer_is_left(advised: Advised):
     found = advised(hits(10, cost=0.001), dear=hits(4, cost=0.002))
     assert "dear costs 2.0× more" in found.sentence
     assert found.reading.startswith("Keep big: dear is worse in top-1")
 
 
-def test_better_and_dearer_is_a_trade(advised: Callable[..., Purchase]):
+def test_better_and_dearer_is_a_trade(advised: Advised):
     found = advised(hits(4, cost=0.001), dear=hits(10, cost=0.002))
     assert found.reading.startswith("A trade: with dear you gain 0.150 in top-1 and 0.090 in mean top-1")
     assert "and pay $1.00 more per 1,000 rewrites" in found.reading
 
 
-def test_no_gain_for_more_money_is_left(advised: Callable[..., Purchase]):
+def test_no_gain_for_more_money_is_left(advised: Advised):
     assert "no gain in top-1 is shown, and dear costs more" in advised(hits(10), dear=hits(10, cost=0.002)).reading
 
 
-def test_too_few_questions_claim_nothing(advised: Callable[..., Purchase]):
+def test_too_few_questions_claim_nothing(advised: Advised):
     main, rival = hits(10, cost=0.002, count=20), hits(7, cost=0.001, count=20)
     found = advised(main, cheap=rival)
     assert found.tone == "open"
@@ -193,20 +197,20 @@ def test_too_few_questions_claim_nothing(advised: Callable[..., Purchase]):
     assert "questions (compare.rows) would tell" in found.reading
 
 
-def test_a_loss_that_is_tolerated_is_still_called_a_loss(advised: Callable[..., Purchase]):
-    found = advised(hits(10, cost=0.002), tolerable_loss=0.3, cheap=hits(4, cost=0.001))
+def test_a_loss_that_is_tolerated_is_still_called_a_loss(advised: Advised):
+    found = advised(hits(10, cost=0.002), loss=0.3, cheap=hits(4, cost=0.001))
     assert found.reading.startswith("The loss is real and small: a loss of more than 0.300 top-1")
     assert "Take the cheaper one" in found.reading
 
 
-def test_good_retrieval_does_not_hide_a_worse_judgement(advised: Callable[..., Purchase]):
+def test_good_retrieval_does_not_hide_a_worse_judgement(advised: Advised):
     main = hits(10, cost=0.002, judge=4.5)
     rival = [row.model_copy(update={"judge_score": 3.0 + n % 2}) for n, row in enumerate(hits(10, cost=0.001))]
     found = advised(main, cheap=rival)
     assert found.reading.startswith("A trade") and "lose 1.000 in judge score" in found.reading
 
 
-def test_a_teacher_that_refuses_half_is_not_flattered(advised: Callable[..., Purchase]):
+def test_a_teacher_that_refuses_half_is_not_flattered(advised: Advised):
     main = hits(10, cost=0.002)
     rival = [row if n % 2 else question(n).failed("teacher_refused") for n, row in enumerate(hits(10, cost=0.0005))]
     found = advised(main, cheap=rival)
@@ -214,14 +218,14 @@ def test_a_teacher_that_refuses_half_is_not_flattered(advised: Callable[..., Pur
     assert any("cheap left 50.0% of the questions without an answer (teacher_refused 100)" in n for n in found.notes)
 
 
-def test_the_cheapest_of_those_to_take_leads_and_all_are_told(advised: Callable[..., Purchase]):
+def test_the_cheapest_of_those_to_take_leads_and_all_are_told(advised: Advised):
     found = advised(hits(10, cost=0.01), a=hits(10, cost=0.005), b=hits(10, cost=0.001), c=hits(3, cost=0.02))
     assert found.rival == "b"
     assert [text.split()[0] for text in found.offers] == ["a", "b", "c"]
     assert "Keep big: c is worse" in found.offers[2]
 
 
-def test_a_teacher_without_a_gain_is_worth_no_money(advised: Callable[..., Purchase]):
+def test_a_teacher_without_a_gain_is_worth_no_money(advised: Advised):
     found = advised(hits(10, cost=0.01), cheap=hits(1, cost=0.001))
     assert found.reading == (
         "Keep big: cheap is cheaper, but not shown to retrieve better than the question as it was typed."
@@ -229,12 +233,12 @@ def test_a_teacher_without_a_gain_is_worth_no_money(advised: Callable[..., Purch
     assert "cheap is not shown to retrieve better than the question as it was typed." in found.notes
 
 
-def test_unlabelled_rows_are_decided_by_the_score(advised: Callable[..., Purchase]):
+def test_unlabelled_rows_are_decided_by_the_score(advised: Advised):
     rows = [row.model_copy(update={"gold_id": None}) for row in hits(10, cost=0.002)]
     assert "mean top-1 score" in advised(rows, cheap=rows).sentence
 
 
-def test_a_judge_of_the_same_family_is_called_out(advised: Callable[..., Purchase]):
+def test_a_judge_of_the_same_family_is_called_out(advised: Advised):
     def of_kin(judge: str) -> bool:
         notes = advised(hits(10), judge=judge, qwen=hits(10)).notes
         return any("is of the same family as qwen and may favour it" in note for note in notes)
@@ -256,7 +260,7 @@ def test_family(model: str, maker: str):
     assert family(model) == maker
 
 
-def test_batch_answers_are_told_as_their_price_is_another(advised: Callable[..., Purchase]):
+def test_batch_answers_are_told_as_their_price_is_another(advised: Advised):
     rows = hits(10)
     rows[0] = rows[0].model_copy(update={"answer_latency_ms": None})
     assert any("1 of cheap's answers came by the batch API" in note for note in advised(hits(10), cheap=rows).notes)
@@ -274,6 +278,6 @@ def test_a_teachers_name_is_a_file_name_of_its_own(profile_of: ProfileOf, name: 
         profile_with(profile_of, name)
 
 
-def test_labels_are_the_models_name_and_the_given_ones(advised: Callable[..., Purchase]):
+def test_labels_are_the_models_name_and_the_given_ones(advised: Advised):
     labels: Mapping[str, str] = advised(hits(10), cheap=hits(10)).labels
     assert labels == {"teacher": "big", "cheap": "cheap"}

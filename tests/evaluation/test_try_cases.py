@@ -7,7 +7,7 @@ from qinglan.config import Tenant
 from qinglan.errors import RetrievalError
 from qinglan.evaluation import texts_of, try_cases
 from qinglan.evaluation.reasons import reason
-from qinglan.evaluation.red_team_cases import Case, Checks
+from qinglan.evaluation.red_team import Case, Checks
 from qinglan.recipes import get_recipe
 from qinglan.rows import Retrieved
 

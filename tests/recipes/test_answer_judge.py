@@ -10,7 +10,7 @@ import pytest
 from qinglan.clients.chat import Answer
 from qinglan.config import Reward, Tenant, load_profile
 from qinglan.errors import TeacherError
-from qinglan.evaluation.red_team_cases import cases_of, check, row_of
+from qinglan.evaluation.red_team import cases_of, check, row_of
 from qinglan.recipes.answer_judge import RECIPE, Verdict, forms_of, is_well_formed, verdict_in, with_thoughts
 from qinglan.rows import ArmRow, Row
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from qinglan.config import Tenant, load_profile
 from qinglan.data.dataset.pools import assign
 from qinglan.errors import TeacherError
-from qinglan.evaluation.red_team_cases import Case, cases_of, check, row_of
+from qinglan.evaluation.red_team import Case, cases_of, check, row_of
 from qinglan.recipes._medical_rules import RULES, RULES_FILE, Rules, markdown
 from qinglan.recipes.medical import RECIPE
 from qinglan.rows import ArmRow, Row
@@ -220,7 +220,7 @@ def passes(case: Case, text: str) -> bool | None:
     return check(case, text, None, RECIPE.parts(row_of(case, Tenant()), text)).passed
 
 
-def test_red_team_cases_pass_good_answers_and_fail_careless_ones() -> None:
+def test_red_team_pass_good_answers_and_fail_careless_ones() -> None:
     cases = {case.id: case for case in cases_of(load_profile(str(ROOT / "configs" / "medical.yaml")))}
     good = "请遵医嘱，不要自行加量，先咨询产科医生。立即拨打120，或12356热线，让家人陪着您。"
     dangerous = [case for case in cases.values() if case.kind in RULES.high_risk]

@@ -10,7 +10,7 @@ import yaml
 
 from qinglan.config import Profile, load_profile
 from qinglan.evaluation import ArmRow
-from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import evaluate
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.recipes.scoring.keys import scoring_digest

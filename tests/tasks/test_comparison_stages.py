@@ -92,8 +92,8 @@ def test_a_rival_that_refuses_half_is_found_out_and_a_second_run_pays_nothing(
     assert 0 < answered < DRAWN and big.failed == 0
     # Half the price a call, and every refusal is paid for.
     assert shy.cost_per_1000_usd == pytest.approx((big.cost_per_1000_usd or 0) / 2 * DRAWN / answered)
-    assert first.purchase and "in share of questions answered" in first.purchase.reading
-    assert any("(teacher_refused" in note for note in first.purchase.notes)
+    assert first.purchase and "in share of questions answered" in first.purchase.reading.render()
+    assert any("(teacher_refused" in note.render() for note in first.purchase.notes)
     # Every stage anew: the ledger has all answers, the refusals among them.
     second = report()
     assert (len(main.bodies), len(rival.bodies)) == (DRAWN, DRAWN)

@@ -143,7 +143,7 @@ def test_a_model_that_passes_becomes_the_champion(finished: Callable[..., Finish
     assert done.registry.aliases() == {"champion": "1"}
     assert registered.details["released"]["aliases"] == ["champion"]
     assert done.told == [
-        ("gate.promote", {"sentence": "Release the RL student: all 1 rules hold.", "challenger": "rl"})
+        ("gate.promote", {"sentence": "Release the RL student: its only rule holds.", "challenger": "rl"})
     ]
     assert gated.metrics == {"promote": 1.0, "rules/pass": 1.0, "rules/fail": 0.0, "rules/unknown": 0.0}
     assert "| ✓ | cost | approved by a\\|b | at most 50% of the teacher's |" in done.markdown["decision"]

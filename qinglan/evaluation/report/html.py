@@ -21,14 +21,14 @@ from qinglan.evaluation.report.verdict import (
     arm_label_words,
     arms_of,
     continued_warning,
-    headline,
+    main_comparison,
     metric_words,
     pair_words,
     simulator_warning,
     starred,
     verdict,
 )
-from qinglan.evaluation.words import ACTIONS, OUTCOMES, SHARED, SHARED_NOTES, TERMS, rule_words, words
+from qinglan.evaluation.words import TEXTS, rule_words, words
 from qinglan.runs.artifacts import Artifact
 from qinglan.text import Both, count, interval, number, p_value, signed, usd
 
@@ -40,7 +40,6 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_html(report: Report, out: Path) -> Artifact:
-    """Write the report as one HTML file that needs nothing else."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -79,27 +78,23 @@ def unbroken(text: Both) -> Both:
     return Both(*(re.sub(r"\[[^\]]*\]", lambda found: found.group().replace(" ", "\u00a0"), part) for part in text))
 
 
-def _with_hyphens(sentence: str, report: Report) -> str:
-    """With no line break inside a metric's name, such as `top-1`."""
-    for metric in report.metrics:
-        sentence = sentence.replace(metric.en, metric.en.replace("-", "\u2011"))
-    return sentence
-
-
 def _view(report: Report) -> dict[str, Any]:
     arms = list(arms_of(report))
     found = verdict(report)
+    sentence = found.sentence.en
+    for metric in report.metrics:  # no line break inside a name such as `top-1`
+        sentence = sentence.replace(metric.en, metric.en.replace("-", "\u2011"))
     return {
         "report": report,
-        "sentence": Both(_with_hyphens(found.sentence.en, report), found.sentence.zh),
+        "sentence": Both(sentence, found.sentence.zh),
         "tone": found.tone,
         "answers": answers(report),
-        "headline": headline(report),
+        "main": main_comparison(report),
         "warning": simulator_warning(report),
         "alarms": alarm_warning(report),
         "continued": continued_warning(report),
-        "alarm_actions": ACTIONS,
-        "outcomes": OUTCOMES,
+        "alarm_actions": TEXTS["alarm_actions"],
+        "outcomes": TEXTS["outcomes"],
         "star": lambda key: "*" if key and starred(report, key) else "",
         "plan": tables.plan(report),
         "arms": arms,
@@ -117,7 +112,7 @@ def _view(report: Report) -> dict[str, Any]:
         "funnel": tables.funnel(report.stages),
         "training": tables.training(report),
         "detectable": DETECTABLE,
-        "shared_words": SHARED,
-        "shared_notes": SHARED_NOTES,
-        "terms": TERMS[report.retrieves],
+        "shared_words": TEXTS["shared"],
+        "shared_notes": TEXTS["shared_notes"],
+        "terms": TEXTS["terms_of_retrieval" if report.retrieves else "terms_of_answers"],
     }

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qinglan.evaluation.models import Distribution, Report, Series
-from qinglan.evaluation.report.verdict import arm_label_words, by_preference, headline, metric_words, pair_words
-from qinglan.evaluation.words import SLICES, words
+from qinglan.evaluation.reasons import reason
+from qinglan.evaluation.report.verdict import arm_label_words, by_preference, main_comparison, metric_words, pair_words
+from qinglan.evaluation.words import TEXTS, words
 from qinglan.rows import ArmName
 from qinglan.statistics import Interval, quantile, regrouped
 from qinglan.text import ARMS, Both, capitalised, count, interval, number, signed
@@ -56,13 +57,14 @@ class Axis:
         low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
         if high - low < 1e-9:
             low, high = low - 0.5, high + 0.5
-        step = _round_step((high - low) / max(ticks - 1, 1))
+        raw = (high - low) / max(ticks - 1, 1)
+        magnitude = 10.0 ** math.floor(math.log10(raw))
+        step = next(each * magnitude for each in _STEPS if each * magnitude >= raw * (1 - 1e-9))
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
         places = tuple(round(i * step, 10) for i in range(first, last + 1))
         return cls(places[0], places[-1], places)
 
     def at(self, value: float) -> float:
-        """Percent from the low end."""
         return round(100 * (value - self.low) / (self.high - self.low), 2)
 
     def label(self, tick: float) -> str:
@@ -74,7 +76,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Dot:
-    """One line of a dot plot: a value with its interval, in percent."""
+    """A value with its interval, in percent of the axis."""
 
     label: Both
     text: str
@@ -148,7 +150,6 @@ def dot_plot(
 
 
 def axis_of(rows: Iterable[DotRow], zero: bool = False) -> Axis:
-    """An axis that covers all values and intervals, and 0 where that is asked."""
     values = [v for _, _, value, ends in rows if value is not None for v in (value, *(ends or ()))]
     return Axis.over([*values, 0.0] if zero else values)
 
@@ -177,7 +178,9 @@ def histogram(title: Both, parts: Sequence[Outline], is_difference: bool = False
     present = [part for part in parts if sum(part[4])]
     if not present:
         return None
-    bins = _bins(min(sum(counts) for *_, counts in present), len(present[0][4]))
+    fewest, counted = min(sum(counts) for *_, counts in present), len(present[0][4])
+    possible = [n for n in range(_FEWEST_BINS, _MOST_BINS + 1) if counted % n == 0] or [counted]
+    bins = max((n for n in possible if n * _VALUES_PER_BIN <= fewest), default=possible[0])
     steps = [
         (style, label, _steps(low, high, regrouped(counts, bins)), quantile(low, high, counts, 0.5))
         for style, label, low, high, counts in present
@@ -193,12 +196,6 @@ def histogram(title: Both, parts: Sequence[Outline], is_difference: bool = False
     return Chart(title, None, x, y, tuple(lines), x.at(0.0) if is_difference else None)
 
 
-def _bins(values: int, bins: int) -> int:
-    """How many to draw: a divisor of what was counted in, the largest that leaves enough values in each."""
-    possible = [n for n in range(_FEWEST_BINS, _MOST_BINS + 1) if bins % n == 0] or [bins]
-    return max((n for n in possible if n * _VALUES_PER_BIN <= values), default=possible[0])
-
-
 def _steps(low: float, high: float, counts: Sequence[int]) -> list[tuple[float, float]]:
     """The outline of bars, in percent, from the first that is not empty to the last, down to 0 at both ends."""
     filled = [i for i, count in enumerate(counts) if count]
@@ -212,7 +209,6 @@ def _steps(low: float, high: float, counts: Sequence[int]) -> list[tuple[float, 
 
 
 def path(points: Points, x: Axis, y: Axis) -> str:
-    """SVG path data; y grows upwards."""
     places = (f"{x.at(px)},{round(100 - y.at(py), 2)}" for px, py in points)
     return "M" + " L".join(places) if points else ""
 
@@ -225,11 +221,6 @@ def moving_mean(points: Points, window: int) -> list[tuple[float, float]]:
         near = [y for _, y in points[max(0, i - half) : i + half + 1]]
         means.append((x, sum(near) / len(near)))
     return means
-
-
-def _round_step(raw: float) -> float:
-    magnitude = 10.0 ** math.floor(math.log10(raw))
-    return next(step * magnitude for step in _STEPS if step * magnitude >= raw * (1 - 1e-9))
 
 
 class SlicePlot(NamedTuple):
@@ -260,8 +251,8 @@ def arm_dots(report: Report, arms: Sequence[ArmName]) -> tuple[Both, DotPlot] | 
 
 
 def difference_dots(report: Report) -> tuple[Both, DotPlot] | None:
-    """One dot per comparison on the headline's metric, around 0."""
-    main = headline(report)
+    """One dot per comparison on the metric of the main one, around 0."""
+    main = main_comparison(report)
     if main is None:
         return None
     shown = [c for c in report.comparisons if c.metric == main.metric and (not report.purchase or c.b == main.b)]
@@ -270,8 +261,8 @@ def difference_dots(report: Report) -> tuple[Both, DotPlot] | None:
 
 
 def slice_plots(report: Report) -> list[SlicePlot]:
-    """The difference by slice on the headline's metric; all plots share an axis."""
-    main = headline(report)
+    """The main comparison's difference by slice; all plots share an axis."""
+    main = main_comparison(report)
     if main is None:
         return []
     key = (main.a, main.b, main.metric)
@@ -292,8 +283,7 @@ def slice_plots(report: Report) -> list[SlicePlot]:
 
 
 def slice_words(by: str) -> Both:
-    """What the slices are made by."""
-    return SLICES.get(by) or Both(by, by)
+    return TEXTS["slices"].get(by) or Both(by, by)
 
 
 def charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:
@@ -315,8 +305,9 @@ def distributions(found: Mapping[str, Sequence[Distribution]]) -> list[Chart]:
     for name, (title, styles, is_difference) in DISTRIBUTIONS.items():
         outlines = zip(styles, found.get(name, ()), strict=False)
         parts = [(style, words(part.label), part.low, part.high, part.counts) for style, part in outlines]
-        drawn.append(histogram(title, parts, is_difference))
-    return [plot for plot in drawn if plot is not None]
+        if plot := histogram(title, parts, is_difference):
+            drawn.append(plot)
+    return drawn
 
 
 def gain_shares(gains: Sequence[Distribution]) -> Both | None:
@@ -326,14 +317,9 @@ def gain_shares(gains: Sequence[Distribution]) -> Both | None:
     found = gains[0]
     total, width = sum(found.counts), (found.high - found.low) / len(found.counts)
     middle = int(-found.low / width)
-    below, same = sum(found.counts[:middle]), found.counts[middle]
-    better, equal, worse = (f"{part / total:.0%}" for part in (total - below - same, same, below))
-    within = number(width / 2, 2)
-    return Both(
-        f"Of {count(total)} rows, {better} score higher with the rewrite, {equal} the same (within {within}) "
-        f"and {worse} lower.",
-        f"{count(total)} 行中，{better} 用改写后得分更高，{equal} 相同（相差不超过 {within}），{worse} 更低。",
-    )
+    below, same = sum(found.counts[:middle]) / total, found.counts[middle] / total
+    shares = {"better": 1 - below - same, "same": same, "worse": below}
+    return reason("gain_shares", rows=total, within=width / 2, **shares).words
 
 
 def _style(name: ArmName) -> str:

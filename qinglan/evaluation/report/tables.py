@@ -5,18 +5,19 @@ from typing import Any, NamedTuple
 
 from qinglan import text as formats
 from qinglan.evaluation.models import ArmFigures, Report, ScoredMetrics, Slice, StageSummary
-from qinglan.evaluation.red_team_cases import RedTeamResult
+from qinglan.evaluation.reasons import Reason, reason
+from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.report.verdict import (
     QUALITY,
     RedTeamCounts,
     arm_label_words,
     candidate,
-    headline,
+    main_comparison,
     metric_words,
     opponent,
     pair_words,
 )
-from qinglan.evaluation.words import ALARMS, KINDS, TRAINING, words
+from qinglan.evaluation.words import TEXTS, words
 from qinglan.recipes import Metric
 from qinglan.rows import ArmName
 from qinglan.statistics import Comparison, Interval
@@ -33,7 +34,7 @@ class Value(NamedTuple):
 
 
 class TableLine(NamedTuple):
-    """A row of a table: what it is, its cells, and whether it is a main figure."""
+    """A row of a table."""
 
     label: Both
     key: str
@@ -60,20 +61,23 @@ class RedTeam(NamedTuple):
 
 
 def plan(report: Report) -> SideBySide | None:
-    """What was got, latency and cost side by side; None where there is nothing to hold against each other."""
+    """Quality, latency and cost side by side; None where there are no two arms to compare."""
     name, other = candidate(report), opponent(report)
     if name is None or not {name, other} <= report.arms.keys():
         return None
     mine, theirs = report.arms[name], report.arms[other]
     found = {c.metric: c for c in report.comparisons if (c.a, c.b) == (name, other)}
-    known = (m.name for m in report.metrics if any(arm.mean(m.name) is not None for arm in (mine, theirs)))
-    first = next(known, "")
-    lines = [
-        _compared(report, metric, theirs, mine, found.get(metric.name), main=metric.name == first)
-        for metric in report.metrics
-        if metric.name == first or _is_plain(metric)
-    ]
-    lines += [_timed(part, theirs, mine) for part in ("p50", "p95")]
+    first = next((m.name for m in report.metrics if any(arm.mean(m.name) is not None for arm in (mine, theirs))), "")
+    lines = []
+    for metric in report.metrics:
+        # A share of questions or the judge's score says something to a reader who does not know the other metrics.
+        if metric.name == first or (metric.interval and (metric.proportion or metric.name == QUALITY)):
+            cells = [_mean(theirs, metric), _mean(mine, metric), _difference(found.get(metric.name))]
+            lines.append(TableLine(metric_words(metric.name, report), metric.name, cells, metric.name == first))
+    for part in ("p50", "p95"):
+        cells = [_latency(arm, part, loaded=True) for arm in (theirs, mine)]
+        ratio = _ratio(*(getattr(arm, f"latency_{part}_ms") for arm in (mine, theirs)))
+        lines.append(TableLine(Both(f"latency {part}, ms", f"延迟 {part}（毫秒）"), "", [*cells, ratio]))
     ratio = _ratio(mine.cost_per_1000_usd, theirs.cost_per_1000_usd)
     lines.append(TableLine(Both("cost per 1,000", "每千次成本"), "", [_cost(theirs), _cost(mine), ratio]))
     heads = (arm_label_words(other, report, head=True), arm_label_words(name, report, head=True))
@@ -83,7 +87,7 @@ def plan(report: Report) -> SideBySide | None:
 def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[TableLine]:
     """Every figure of every arm; a figure that no arm has is left out."""
     found = [report.arms[name] for name in arms]
-    main = headline(report)
+    main = main_comparison(report)
 
     def line(english: str, chinese: str, cell: Callable[[ArmFigures], Value], key: str = "") -> TableLine:
         return TableLine(Both(english, chinese), key, [cell(arm) for arm in found])
@@ -98,17 +102,20 @@ def arm_lines(report: Report, arms: Sequence[ArmName]) -> list[TableLine]:
     def whole(value: float | None) -> str:
         return number(value, 0)
 
+    def unless_0(value: int) -> str:
+        return count(value or None)
+
     return _filled(
         [
             line("questions", "问题数", plain("n", count)),
-            line("failed, left out", "失败，未计入", plain("failed", lambda failed: count(failed or None))),
+            line("failed, left out", "失败，未计入", plain("failed", unless_0)),
             *map(means, report.metrics),
             line(
                 "judge: its two passes differ by", "裁判两次评分相差", plain("judge_consistency"), "judge_consistency"
             ),
             line("latency p50, ms", "延迟 p50（毫秒）", lambda arm: _latency(arm, "p50")),
             line("latency p95, ms", "延迟 p95（毫秒）", lambda arm: _latency(arm, "p95")),
-            line("timed questions", "计时的问题数", plain("latency_n", lambda n: count(n or None))),
+            line("timed questions", "计时的问题数", plain("latency_n", unless_0)),
             line("$ per 1,000", "每千次美元", lambda arm: _cost(arm, "")),
             line("tokens in per 1,000", "每千次输入 token", plain("prompt_tokens_per_1000", whole)),
             line("tokens out per 1,000", "每千次输出 token", plain("completion_tokens_per_1000", whole)),
@@ -123,19 +130,17 @@ def slice_cell(report: Report, part: Slice, name: ArmName) -> Value:
     return _mean(arm, metric) if arm and metric else Value(NONE)
 
 
-def loads(report: Report, arms: Sequence[ArmName]) -> list[Both]:
+def loads(report: Report, names: Sequence[ArmName]) -> list[Both]:
     """Which arms' latency was measured how."""
     found: dict[Both, list[Both]] = {}
-    for name in arms:
+    for name in names:
         if (load := report.arms[name].latency_load) is not None:
             found.setdefault(load.words, []).append(arm_label_words(name, report, head=True))
-    return [
-        Both(
-            f"{', '.join(name.en for name in names)}: {load.en}.",
-            f"{'、'.join(name.zh for name in names)}：{load.zh}。",
-        )
-        for load, names in found.items()
-    ]
+    lines = []
+    for text, arms in found.items():
+        joined = Both(", ".join(arm.en for arm in arms), "、".join(arm.zh for arm in arms))
+        lines.append(reason("arms_under_load", arms=joined, load=text).words)
+    return lines
 
 
 def comparisons_by_pair(report: Report) -> list[tuple[Both, list[Comparison]]]:
@@ -146,18 +151,15 @@ def comparisons_by_pair(report: Report) -> list[tuple[Both, list[Comparison]]]:
     return [(pair_words(a, b, report), found) for (a, b), found in pairs.items()]
 
 
-def left_out(found: Comparison) -> Both | None:
-    """What a comparison is silent about."""
-    if not found.left_out:
-        return None
-    out, single = count(found.left_out), count(found.one_sided)
-    if not found.one_sided:
-        return Both(f"{out} left out", f"{out} 个未计入")
-    return Both(f"{out} left out, {single} one-sided", f"{out} 个未计入，{single} 个仅一方有值")
+def left_out(found: Comparison) -> Reason | None:
+    """Questions that a comparison leaves out, if any."""
+    if found.one_sided:
+        return reason("left_out_one_sided", questions=found.left_out, one_sided=found.one_sided)
+    return reason("left_out", questions=found.left_out) if found.left_out else None
 
 
 def red_team(report: Report) -> RedTeam | None:
-    """None where no student was put to it."""
+    """None where no student was tried."""
     first = candidate(report)
     tried = sorted(
         ((name, found) for name, found in report.red_team.items() if found), key=lambda item: item[0] != first
@@ -169,7 +171,7 @@ def red_team(report: Report) -> RedTeam | None:
         arms=[name for name, _ in tried],
         kinds=[
             (
-                KINDS.get(kind) or Both(*[kind.replace("_", " ")] * 2),
+                TEXTS["case_kinds"].get(kind) or Both(*[kind.replace("_", " ")] * 2),
                 [RedTeamCounts.of([result for result in found if result.kind == kind]) for _, found in tried],
             )
             for kind in kinds
@@ -187,7 +189,7 @@ def funnel(stages: Sequence[StageSummary]) -> list[dict[str, Any]]:
         {
             "stage": stage,
             "kept": 100 * min(stage.rows_out, stage.rows_in) / full,
-            "fell": 100 * sum(stage.dropped.values()) / full,
+            "dropped": 100 * sum(stage.dropped.values()) / full,
             "reasons": sorted(stage.dropped.items(), key=lambda item: -item[1]),
         }
         for stage in counted
@@ -196,71 +198,50 @@ def funnel(stages: Sequence[StageSummary]) -> list[dict[str, Any]]:
 
 def training(report: Report) -> list[tuple[Both, list[tuple[Both, str]]]]:
     """The summaries of the engines."""
-    found, chinese_names = report.training, {metric.name: metric.zh for metric in report.metrics} | TRAINING
-    parts = [(name, part.model_dump()) for name, part in (("SFT", found.sft), ("RL", found.rl)) if part is not None]
+    chinese = {metric.name: metric.zh for metric in report.metrics}
+    chinese |= {key: text.zh for key, text in TEXTS["training"].items()}
+
+    def fact_words(key: str) -> Both:
+        """`reward_first` in words; an engine's own key stays as it is."""
+        english = key.replace("_", " ")
+        for ending, when in (("_first", "（开始）"), ("_last", "（结束）"), ("", "")):
+            if key.endswith(ending) and (name := chinese.get(key.removesuffix(ending))):
+                return Both(english, f"{name}{when}")
+        return Both(english, english)
+
     return [
         (
             words(name),
-            [
-                (fact_words(key, chinese_names), formats.plain(value))
-                for key, value in facts.items()
-                if value is not None
-            ],
+            [(fact_words(key), formats.plain(value)) for key, value in part.model_dump().items() if value is not None],
         )
-        for name, facts in parts
+        for name, part in (("SFT", report.training.sft), ("RL", report.training.rl))
+        if part is not None
     ]
-
-
-def fact_words(key: str, names: Mapping[str, str] = TRAINING) -> Both:
-    """`reward_first` in words; an engine's own key stays as it is."""
-    english = key.replace("_", " ")
-    for ending, when in (("_first", "（开始）"), ("_last", "（结束）"), ("", "")):
-        if key.endswith(ending) and (name := names.get(key.removesuffix(ending))):
-            return Both(english, f"{name}{when}")
-    return Both(english, english)
 
 
 def alarm_words(alarm: Alarm) -> Both:
     """What an alarm says; in Chinese its meaning with its numbers."""
     numbers = "，".join(f"{key.replace('_', ' ')} {formats.plain(value)}" for key, value in alarm.values.items())
-    meaning = ALARMS[alarm.name].zh
+    meaning = TEXTS["alarms"][alarm.name].zh
     return Both(alarm.message, f"{meaning}（{numbers}）" if numbers else meaning)
 
 
 def duration_words(seconds: float) -> Both:
-    """How long a stage took."""
     english = formats.duration(seconds)
     return Both(english, english.replace(" min", " 分").replace(" s", " 秒"))
 
 
 def example_values(report: Report, values: Mapping[str, float]) -> list[tuple[Both, str]]:
     """What an answer is worth, metric by metric."""
-    known = [metric for metric in report.metrics if metric.name in values]
-    return [(metric_words(metric.name, report), f"{values[metric.name]:.3g}") for metric in known]
+    known = [metric.name for metric in report.metrics if metric.name in values]
+    return [(metric_words(name, report), f"{values[name]:.3g}") for name in known]
 
 
-def _is_plain(metric: Metric) -> bool:
-    """A share of questions, or the judge's score: what says something to who knows nothing of how it is measured."""
-    return metric.interval and (metric.proportion or metric.name == QUALITY)
-
-
-def _compared(
-    report: Report, metric: Metric, theirs: ArmFigures, mine: ArmFigures, found: Comparison | None, *, main: bool
-) -> TableLine:
-    difference = Value(NONE)
-    if found is not None and found.diff is not None:
-        ends = formats.interval(found.ci95) if found.ci95 else ""
-        difference = Value(signed(found.diff), ends, _basis(found))
-    cells = [_mean(theirs, metric), _mean(mine, metric), difference]
-    return TableLine(metric_words(metric.name, report), metric.name, cells, main)
-
-
-def _basis(found: Comparison) -> Both:
-    left = left_out(found)
-    return Both(
-        f"{count(found.n)} questions in {count(found.groups)} groups" + (f", {left.en}" if left else ""),
-        f"{count(found.n)} 个问题，{count(found.groups)} 组" + (f"，{left.zh}" if left else ""),
-    )
+def _difference(found: Comparison | None) -> Value:
+    if found is None or found.diff is None:
+        return Value(NONE)
+    basis = reason("questions_in_groups", questions=found.n, groups=found.groups, left_out=left_out(found))
+    return Value(signed(found.diff), formats.interval(found.ci95) if found.ci95 else "", basis.words)
 
 
 def _mean(arm: ScoredMetrics, metric: Metric) -> Value:
@@ -268,26 +249,13 @@ def _mean(arm: ScoredMetrics, metric: Metric) -> Value:
     return Value(number(score.mean, metric.digits), _ends(score.ci95, lambda value: number(value, metric.digits)))
 
 
-def _timed(part: str, theirs: ArmFigures, mine: ArmFigures) -> TableLine:
-    def cell(arm: ArmFigures) -> Value:
-        value = _latency(arm, part)
-        return value._replace(note=_load(arm)) if value.text != NONE else value
-
-    key = f"latency_{part}_ms"
-    ratio = _ratio(getattr(mine, key), getattr(theirs, key))
-    return TableLine(Both(f"latency {part}, ms", f"延迟 {part}（毫秒）"), "", [cell(theirs), cell(mine), ratio])
-
-
-def _load(arm: ArmFigures) -> Both | None:
-    if arm.latency_load is None:
-        return None
-    load = arm.latency_load.words
-    timed = count(arm.latency_n)
-    return Both(f"{load.en}, n {timed}", f"{load.zh}，n {timed}") if arm.latency_n else load
-
-
-def _latency(arm: ArmFigures, part: str) -> Value:
-    return Value(latency(getattr(arm, f"latency_{part}_ms")), _ends(getattr(arm, f"latency_{part}_ci95"), latency))
+def _latency(arm: ArmFigures, part: str, *, loaded: bool = False) -> Value:
+    """A percentile; `loaded` adds under what load it was measured, and on how many questions."""
+    value = Value(latency(getattr(arm, f"latency_{part}_ms")), _ends(getattr(arm, f"latency_{part}_ci95"), latency))
+    if not loaded or arm.latency_load is None or value.text == NONE:
+        return value
+    load = reason("measured_on", load=arm.latency_load, questions=arm.latency_n) if arm.latency_n else arm.latency_load
+    return value._replace(note=load.words)
 
 
 def _cost(arm: ArmFigures, sign: str = "$") -> Value:

@@ -8,9 +8,10 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from qinglan.clients.roles import Services
+from qinglan.clients.roles import Clients, Services
 from qinglan.clients.row_batches import OVER_BUDGET
-from qinglan.config import Endpoint, Evaluate, Profile
+from qinglan.config import Endpoint, Evaluate, Profile, Tenant
+from qinglan.errors import CallError
 from qinglan.evaluation import (
     ArmRow,
     Evaluation,
@@ -27,6 +28,7 @@ from qinglan.evaluation.reasons import Reason
 from qinglan.ledger import Ledger
 from qinglan.recipes import Metric, Recipe
 from qinglan.recipes.kinds.distillation import teacher_requests
+from qinglan.recipes.measuring.arms import ask_about, check_failures
 from qinglan.rows import Row, hash_fraction
 from qinglan.runs.run import Run
 from qinglan.statistics import ArmScores, Comparison, holm_corrected, ratio_ci
@@ -36,11 +38,16 @@ MAIN = "teacher"
 ORIGINAL = "original"
 ANSWERED = Metric("answered", "share of questions answered", "有回答的问题比例")
 """Share of the questions for which a teacher gave a usable text."""
+_OF_THE_QUESTION = {
+    *("id", "tenant", "query", "profile", "history", "gold_id", "intent"),
+    *("inputs", "pool", "split", "group", "source"),
+}
+"""Fields of a row; the others are what the main teacher made of it, which is another arm."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One teacher, and the run as it looks with this teacher in the place of the main one."""
+    """One teacher, and the run as it would be with this teacher in the place of the main one."""
 
     arm: str
     run: Run
@@ -51,21 +58,44 @@ class Contender:
         return name if self.arm == MAIN else f"{name}-{self.arm}"
 
 
-def deciding(recipe: Recipe) -> list[Metric]:
-    """The metrics by which a teacher is bought, in the order in which they decide: the first one that there is."""
-    return [*(metric for metric in recipe.METRICS if metric.compared and metric.interval), ANSWERED]
-
-
 def contenders(run: Run, services: Services) -> list[Contender]:
     """The main teacher, then its rivals."""
-    rivals = run.profile.compare.teachers
-    return [
-        Contender(MAIN, _asking(run, run.profile.teacher), services),
-        *(
-            Contender(name, _asking(run, rivals[name]), replace(services, teacher_url=services.rival_urls[name]))
-            for name in rivals
-        ),
+    profile = run.profile
+
+    def asking(teacher: Endpoint) -> Run:
+        # Asked live, so that its latency is known; that it fails often is a finding.
+        distill = profile.distill.model_copy(update={"mode": "live", "engine": "process", "max_failed_share": 1.0})
+        return run.model_copy(update={"profile": profile.model_copy(update={"teacher": teacher, "distill": distill})})
+
+    rivals = [
+        Contender(name, asking(teacher), replace(services, teacher_url=services.rival_urls[name]))
+        for name, teacher in profile.compare.teachers.items()
     ]
+    return [Contender(MAIN, asking(profile.teacher), services), *rivals]
+
+
+async def ask_teacher(
+    rows: Sequence[Row], recipe: Recipe, clients: Clients, tenant: Tenant, max_failed_share: float
+) -> list[ArmRow]:
+    """A further teacher's arm, not retrieved with yet. What it refuses or leaves empty is a finding about it.
+
+    Raises:
+        StageError: its service failed too often to say anything about the teacher.
+    """
+    lost = list[str]()
+
+    async def attempt(row: Row) -> Row:
+        try:
+            return await recipe.distill(row, clients, tenant)
+        except CallError as error:
+            if error.transient:
+                lost.append(error.reason)
+            return row.failed(error.reason)
+
+    questions = (Row(**{name: getattr(row, name) for name in _OF_THE_QUESTION}) for row in rows)
+    answered = await ask_about(questions, attempt)
+    check_failures(lost, len(rows), max_failed_share)
+    return teacher_rows(answered.values())
 
 
 def draw(rows: Iterable[Row], count: int) -> list[Row]:
@@ -92,7 +122,12 @@ def arms_of(
         answers: by arm, the validated rows, the main teacher's among them.
         in_vain: by arm, what `paid_in_vain` found.
     """
-    arms = {ORIGINAL: original_rows(_with_originals(answers))} if recipe.retrieves else {}
+    arms = {}
+    if recipe.retrieves:
+        # What the original question found is the same for every teacher; one that failed has not recorded it.
+        known = {row.id: row.original_retrieved for rows in answers.values() for row in rows if row.original_retrieved}
+        questions = (row.model_copy(update={"original_retrieved": known.get(row.id)}) for row in answers[MAIN])
+        arms[ORIGINAL] = original_rows(questions)
     for name, rows in answers.items():
         wasted = in_vain.get(name, {})
         arms[name] = [
@@ -127,19 +162,6 @@ def evaluate_teachers(
     )
 
 
-def _asking(run: Run, teacher: Endpoint) -> Run:
-    """With this teacher. It is asked live, so that its latency is known, and what it fails at is a finding."""
-    profile = run.profile
-    distill = profile.distill.model_copy(update={"mode": "live", "engine": "process", "max_failed_share": 1.0})
-    return run.model_copy(update={"profile": profile.model_copy(update={"teacher": teacher, "distill": distill})})
-
-
-def _with_originals(answers: Mapping[str, Sequence[Row]]) -> list[Row]:
-    """The main teacher's rows; what the original question found is taken from any teacher, as it is the same."""
-    known = {row.id: row.original_retrieved for rows in answers.values() for row in rows if row.original_retrieved}
-    return [row.model_copy(update={"original_retrieved": known.get(row.id)}) for row in answers[MAIN]]
-
-
 def _with_cost(arm: ArmFigures, entries: Sequence[ArmRow], config: Evaluate) -> ArmFigures:
     """Dollars per 1,000 usable texts: answers that are none were paid for as well."""
     costs = [entry.cost_usd for entry in entries if entry.cost_usd is not None]
@@ -154,34 +176,25 @@ def _with_cost(arm: ArmFigures, entries: Sequence[ArmRow], config: Evaluate) -> 
 def _comparisons(
     arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], config: Evaluate, recipe: Recipe
 ) -> list[Comparison]:
-    scores, groups = {name: _scores(name, arm, rows, recipe) for name, arm in arms.items()}, groups_of(rows)
-    rivals = [name for name in arms if name not in (ORIGINAL, MAIN)]
-    by_metric = {
-        metric.name: [compared(scores[rival], scores[MAIN], metric, groups, config) for rival in rivals]
-        for metric in deciding(recipe)
-    }
-    corrected = [
-        comparison
-        for metric, found in by_metric.items()
-        for comparison in holm_corrected([c for c in found if c.n])
-        if metric != ANSWERED.name or comparison.wins or comparison.losses
-    ]
-    gains = _gains(scores, groups, config, recipe) if ORIGINAL in scores else []
-    return [*sorted(corrected, key=lambda comparison: rivals.index(comparison.a)), *gains]
-
-
-def _gains(
-    scores: Mapping[str, ArmScores], groups: Mapping[str, str], config: Evaluate, recipe: Recipe
-) -> list[Comparison]:
-    """Every teacher against the original question: one that gains nothing is worth no money."""
-    for metric in deciding(recipe)[:-1]:
-        others = (name for name in scores if name != ORIGINAL)
-        found = [compared(scores[name], scores[ORIGINAL], metric, groups, config) for name in others]
-        if present := [c for c in found if c.n]:
-            return holm_corrected(present)
-    return []
-
-
-def _scores(name: str, arm: Sequence[ArmRow], rows: Sequence[Row], recipe: Recipe) -> ArmScores:
-    answered = {entry.row_id: None if entry.reason == OVER_BUDGET else float(entry.text is not None) for entry in arm}
-    return ArmScores(arm=name, scores=arm_scores(name, arm, rows, recipe).scores | {ANSWERED.name: answered})
+    groups, scores = groups_of(rows), {}
+    for name, arm in arms.items():
+        found = arm_scores(name, arm, rows, recipe).scores
+        found[ANSWERED.name] = {
+            entry.row_id: None if entry.reason == OVER_BUDGET else float(entry.text is not None) for entry in arm
+        }
+        scores[name] = ArmScores(arm=name, scores=found)
+    teachers = [name for name in arms if name != ORIGINAL]
+    rivals = [name for name in teachers if name != MAIN]
+    metrics = [metric for metric in recipe.METRICS if metric.compared and metric.interval]
+    corrected = []
+    for metric in (*metrics, ANSWERED):
+        pairs = [compared(scores[rival], scores[MAIN], metric, groups, config) for rival in rivals]
+        differing = [c for c in holm_corrected([c for c in pairs if c.n]) if metric != ANSWERED or c.wins or c.losses]
+        corrected += differing
+    corrected.sort(key=lambda comparison: rivals.index(comparison.a))
+    # Every teacher against the original question, on the first metric that there is: no gain is worth no money.
+    for metric in metrics if ORIGINAL in scores else ():
+        gains = [compared(scores[name], scores[ORIGINAL], metric, groups, config) for name in teachers]
+        if present := [c for c in gains if c.n]:
+            return [*corrected, *holm_corrected(present)]
+    return corrected

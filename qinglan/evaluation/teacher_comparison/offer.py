@@ -13,8 +13,8 @@ from qinglan.evaluation.models import ArmFigures
 from qinglan.evaluation.teacher_comparison import ORIGINAL
 from qinglan.recipes import Metric
 from qinglan.statistics import Comparison
+from qinglan.text import Both
 
-Standing = Literal["better", "worse", "enough", "open"]
 Advice = Literal["take", "trade", "open", "keep"]
 
 _LEVEL = 0.05
@@ -35,8 +35,7 @@ class Offer:
     comparisons: Mapping[str, Comparison]
     """By metric, in the order in which they decide."""
     metrics: Mapping[str, Metric]
-    """By name, what is known of those metrics."""
-    texts: str
+    texts: Both
     """What a teacher is paid for: `rewrites`."""
     gains: bool
     """It is shown to do better than no teacher at all, where that can be tried."""
@@ -44,18 +43,13 @@ class Offer:
 
     @property
     def primary(self) -> Comparison:
-        """On the metric that decides."""
         return next(iter(self.comparisons.values()))
 
     def margin(self, metric: str) -> float:
         """The loss that is tolerated, on this metric's scale."""
         return self.tolerable * self.metrics[metric].maximum
 
-    def name(self, found: Comparison) -> str:
-        """What its metric is called."""
-        return self.metrics[found.metric].en
-
-    def standing(self, found: Comparison) -> Standing:
+    def standing(self, found: Comparison) -> Literal["better", "worse", "enough", "open"]:
         """What the interval says; a shown loss that is sure to be tolerable is good enough."""
         if found.ci95 is None:
             return "open"

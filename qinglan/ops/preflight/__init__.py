@@ -17,7 +17,7 @@ from qinglan.data.sources.database import check_database
 from qinglan.data.sources.files import list_files
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, WorkbookError
-from qinglan.evaluation.red_team_cases import cases_of
+from qinglan.evaluation.red_team import cases_of
 from qinglan.ledger import ledger_url, open_ledger
 from qinglan.ops.checks import Check, PlannedCheck, run_check
 from qinglan.ops.preflight.services import check_chat, check_rag, reach

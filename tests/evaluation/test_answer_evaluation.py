@@ -96,10 +96,6 @@ def test_the_recipes_metrics_are_the_arms():
     assert metrics_of(found)["rl/quality"] == 4.0 and metrics_of(found)["sft/share"] == pytest.approx(0.5)
 
 
-def test_an_arm_without_a_text_failed():
-    assert evaluation(rl=arm(None, "a")).arms["rl"].failed == 1
-
-
 def test_a_metric_that_is_0_or_1_has_mcnemars_test():
     found = {c.metric: c for c in trained().comparisons}
     assert list(found) == ["pure", "share", "quality"] and {(c.a, c.b) for c in found.values()} == {("rl", "sft")}
@@ -141,19 +137,11 @@ def test_without_a_judges_score_nothing_is_asked_about_it():
     assert not [rule for rule in decide(found, [], Gate(rivals=("sft",)), None).rules if "quality" in rule.name]
 
 
-def test_a_rival_that_was_not_evaluated_is_unknown():
-    gain, *_ = decide(trained(), [], Gate(), None).rules
-    assert (gain.name, gain.outcome) == ("gain_vs_teacher", "unknown")
-
-
 def test_a_gain_that_is_ruled_out_is_told_in_the_metrics_words():
     same = evaluation(sft=arm("aa"), rl=arm("aa"))
     (gain, *_) = decide(same, [], Gate(rivals=("sft",)), None).rules
-    assert (
-        gain.reason
-        and gain.reason.render()
-        == "it is not better than the SFT student on pure answers: a gain of 0.030 is ruled out"
-    )
+    said = gain.reason.render() if gain.reason else ""
+    assert said == "it is not better than the SFT student on pure answers: a gain of 0.030 is ruled out"
 
 
 def test_the_headline_is_about_the_gates_rival():
@@ -173,21 +161,9 @@ def test_the_short_table_has_the_plain_metrics():
 def test_the_page_speaks_of_answers_alone(tmp_path: Path):
     html = render_html(report(trained()), tmp_path / "report.html").path.read_text(encoding="utf-8")
     text = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
-    for foreign in (
-        "top-1",
-        "Top-1",
-        "recall@",
-        "RAG",
-        "retriev",
-        "rewrite",
-        "gold document",
-        "改写",
-        "检索",
-        "标准文档",
-    ):
-        assert foreign not in text, foreign
-    for own in ("纯正率", "share of the letter", "Agreement", "一致性", "0.81", "letter</bdi>：<bdi>a</bdi>"):
-        assert own in text, own
+    foreign = ["top-1", "Top-1", "recall@", "RAG", "retriev", "rewrite", "gold document", "改写", "检索", "标准文档"]
+    own = ["纯正率", "share of the letter", "Agreement", "一致性", "0.81", "letter</bdi>：<bdi>a</bdi>"]
+    assert [word for word in (*foreign, *own) if word in text] == own
 
 
 def test_terminal_and_markdown_show_what_there_is():

@@ -177,10 +177,8 @@ def test_cost_and_latency_where_measured():
 
 def test_money_and_time_vary_with_the_questions():
     entries = [
-        ArmRow(
-            row_id=f"{n:03}", text="x", retrieved=HIT, latency_ms=float(n), cost_usd=0.001 * (n % 2), prompt_tokens=n
-        )
-        for n in range(40)
+        each.model_copy(update={"latency_ms": float(n), "cost_usd": 0.001 * (n % 2), "prompt_tokens": n})
+        for n, each in enumerate(arm(*[HIT] * 40))
     ]
     summary = summarise(entries, ROWS, CONFIG, RECIPE, LOAD)
     assert (summary.latency_n, summary.latency_load) == (40, LOAD)
@@ -191,10 +189,6 @@ def test_money_and_time_vary_with_the_questions():
     ):
         assert interval is not None and interval[0] < value < interval[1]
     assert (summary.prompt_tokens_per_1000, summary.completion_tokens_per_1000) == (19_500, None)
-
-
-def test_a_load_without_a_measurement_is_not_shown():
-    assert summarise(arm(HIT), ROWS, CONFIG, RECIPE, LOAD).latency_load is None
 
 
 def test_means_come_with_intervals_over_groups():
@@ -275,13 +269,9 @@ def test_lengths(characters: int, value: str):
     assert ("length", value) in sliced([row(0, query="问" * characters)])
 
 
-def test_groups():
-    assert groups_of([row(0), row(1), row(2, gold=None)]) == {"000": "g", "001": "g", "002": "002"}
-
-
-def test_without_labels_near_duplicates_are_one_group():
-    rows = [row(n, gold=None).model_copy(update={"group": "000" if n < 2 else None}) for n in range(3)]
-    assert groups_of(rows) == {"000": "000", "001": "000", "002": "002"}
+def test_questions_about_a_document_are_a_group_and_without_labels_near_duplicates_are():
+    rows = [row(0), row(1), row(2, gold=None), row(3, gold=None, group="002")]
+    assert groups_of(rows) == {"000": "g", "001": "g", "002": "002", "003": "002"}
 
 
 def test_examples_spread_over_groups():

@@ -1,7 +1,6 @@
 """The simulation of the gate: fair when nothing differs, decisive when much does, and its tables reach the page."""
 
 import importlib.util
-import json
 from pathlib import Path
 from types import ModuleType
 
@@ -19,12 +18,6 @@ def bench() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_answers_have_the_chances_that_were_asked_for(bench: ModuleType):
-    groups = np.arange(200_000) % 50_000
-    right = bench.right_answers(np.random.default_rng(0), groups, [0.8, 0.9])
-    assert [float(bits.mean()) for bits in right] == pytest.approx([0.8, 0.9], abs=0.01)
 
 
 def test_questions_about_one_document_go_together_and_arms_agree(bench: ModuleType):
@@ -63,11 +56,3 @@ def test_the_tables_go_between_the_markers(bench: ModuleType, tmp_path: Path):
     page.write_text("no markers", encoding="utf-8")
     with pytest.raises(SystemExit, match="needs the lines"):
         bench.write_page("new", page)
-
-
-def test_the_page_shows_what_was_measured(bench: ModuleType):
-    page = bench.PAGE.read_text(encoding="utf-8")
-    written = bench.RESULTS.read_text(encoding="utf-8")
-    for what, share in json.loads(written)["false_promotions"].items():
-        assert f"| {what} | {bench.Share(share['count'], share['draws']).text} |" in page
-        assert share["count"] <= 0.05 * share["draws"]

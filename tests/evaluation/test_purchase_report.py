@@ -16,7 +16,7 @@ from qinglan.evaluation.models import ArmFigures, Purchase, Report
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.terminal import print_table
-from qinglan.evaluation.report.verdict import arms_of, main_comparison, starred, verdict
+from qinglan.evaluation.report.verdict import arms_of, main_comparison, verdict
 from qinglan.evaluation.summary import build_report
 from qinglan.ops.preflight import inspect_profile, require
 from qinglan.runs.artifacts import Artifact, StageResult, write_json
@@ -80,16 +80,12 @@ def test_the_verdict_is_the_purchases_and_speaks_of_its_rival():
     assert found and (found.a, found.metric) == ("qwen3-32b", "top1")
 
 
-def test_arms_stand_in_order_under_the_models_names(tmp_path: Path):
+def test_arms_stand_in_order_under_the_models_names_with_every_offer_below(tmp_path: Path):
     assert list(arms_of(report())) == ["original", "teacher", "deepseek", "qwen3-32b"]
     page = render_html(report(), tmp_path / "report.html").path.read_text(encoding="utf-8")
     heads = re.findall(r"<th class=\"(?:main)?\">(?:<span class=\"en\">)?([^<]*)<", page)
     assert heads == ["Original", "gpt-5", "deepseek*", "qwen3-32b"]
     assert "deepseek − gpt-5" in page and "Teacher" not in page
-
-
-def test_the_page_tells_every_offer_and_the_corrected_p(tmp_path: Path):
-    page = render_html(report(), tmp_path / "report.html").path.read_text(encoding="utf-8")
     assert "Which teacher to buy</span>" in page and "deepseek is not shown to retrieve better" in page
     assert "0.062" in page and "0.031" in page and "Holm" in page
     assert EVIL not in page and "&lt;img src=x" in page
@@ -101,31 +97,13 @@ def test_the_terminal_tells_the_same():
     assert "deepseek is not shown to retrieve better" in text and "Teacher" not in text
 
 
-def test_only_rivals_that_are_stand_ins_are_starred():
-    assert starred(report(), "deepseek") and not starred(report(), "qwen3-32b") and not starred(report(), "teacher")
-
-
-def test_the_report_is_built_from_the_compare_stage(profile_of: ProfileOf, tmp_path: Path):
-    evaluation = Evaluation(arms=report().arms, comparisons=report().comparisons, examples=[], shared=[])
-    write_json(tmp_path / "evaluation.json", evaluation.model_dump(mode="json"))
-    with open_run(profile_of(), "compare") as run:
-        stage = StageResult(
-            stage="compare", key="k", run_id=run.id, seconds=1,
-            artifacts={"evaluation": Artifact.of(tmp_path / "evaluation.json")},
-            details={"purchase": purchase().model_dump(mode="json")},
-        )  # fmt: skip
-        built = build_report(run, [stage])
-    assert (built.purchase, set(built.arms)) == (purchase(), {"original", "teacher", "deepseek", "qwen3-32b"})
-    assert Report.read(built.write(tmp_path / "report.json").path) == built
-
-
 def outlines(rewrite: int) -> dict[str, Any]:
     parts = [{"label": label, "low": 0, "high": 1, "counts": counts}
              for label, counts in (("original question", [9, 1]), ("rewrite", [rewrite, 10 - rewrite]))]  # fmt: skip
     return {"histograms": {"top1_score": parts, "gain": parts[1:]}}
 
 
-def test_every_teachers_scores_are_drawn(profile_of: ProfileOf, tmp_path: Path):
+def test_the_report_is_built_from_the_compare_stage_with_every_teachers_scores(profile_of: ProfileOf, tmp_path: Path):
     evaluation = Evaluation(arms=report().arms, comparisons=report().comparisons, examples=[], shared=[])
     write_json(tmp_path / "evaluation.json", evaluation.model_dump(mode="json"))
     evaluated = {"evaluation": Artifact.of(tmp_path / "evaluation.json")}
@@ -137,7 +115,10 @@ def test_every_teachers_scores_are_drawn(profile_of: ProfileOf, tmp_path: Path):
     }
     with open_run(profile_of(), "compare") as run:
         stages = [StageResult(stage=name, key="k", run_id=run.id, seconds=1, **more) for name, more in parts.items()]
-        drawn = build_report(run, stages).distributions
+        built = build_report(run, stages)
+    assert (built.purchase, set(built.arms)) == (purchase(), {"original", "teacher", "deepseek", "qwen3-32b"})
+    assert Report.read(built.write(tmp_path / "report.json").path) == built
+    drawn = built.distributions
     assert [(part.label, part.counts[0]) for part in drawn["top1_score"]] == [
         ("original question", 9), ("gpt-5", 5), ("deepseek", 4), ("qwen3-32b", 3),
     ]  # fmt: skip

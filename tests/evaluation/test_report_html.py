@@ -105,16 +105,12 @@ def test_the_plans_table_has_intervals_load_and_basis(tmp_path: Path) -> None:
     assert "up to 16 at once, live API, n 50" in text and "[$0.049, $0.053]" in text and "× 0.0892" in text
 
 
-def test_the_command_that_made_it_is_told(tmp_path: Path) -> None:
-    assert "qinglan run pipeline --profile embedded" in page(tmp_path, full())
-    assert "qinglan run" not in page(tmp_path, report())
-
-
 def test_arms_show_every_figure_they_have_and_no_empty_line(tmp_path: Path) -> None:
     full_text, older = english(page(tmp_path, full())), english(page(tmp_path, report()))
     for label in ("recall@3", "recall@10", "nDCG@10", "judge: its two passes differ by", "tokens in per 1,000"):
         assert f"{label}" in full_text and f"{label}* " not in older and f"{label} 0" not in older
     assert "Base, SFT, RL, Champion: one question at a time on cpu." in full_text
+    assert "qinglan run pipeline --profile embedded" in full_text and "qinglan run" not in older
 
 
 def test_comparisons_show_all_tests_and_what_was_left_out(tmp_path: Path) -> None:

@@ -17,12 +17,10 @@ class Judging(Capitals):
     DISTILL_ROLES = ("answerer", "teacher")
 
     def distill_messages(self, row: Row, tenant: Tenant) -> Mapping[ChatRole, list[Message]]:
-        """The teacher is asked about an answer that is not known yet."""
         asked = self.student_messages(row, tenant)
         return {"answerer": asked, "teacher": [*asked, {"role": "assistant", "content": "……"}]}
 
     async def distill(self, row: Row, clients: Clients, tenant: Tenant) -> Row:
-        """One after the other."""
         asked = self.student_messages(row, tenant)
         weak = await clients.answerer.ask(asked, str)
         verdict = await clients.teacher.ask([*asked, {"role": "assistant", "content": weak.value}], self.parse_answer)

@@ -31,11 +31,8 @@ def retrieved(gold_rank: int, title: str, score: float) -> dict[str, Any]:
     ids = ["d1", "d2", "d3"]
     if gold_rank:
         ids[gold_rank - 1] = "gold"
-    return {
-        "ids": ids,
-        "scores": [score, score - 0.1, score - 0.2],
-        "titles": [title, "鱼油 储存方法", "鱼油 不良反应"],
-    }
+    titles = [title, "鱼油 储存方法", "鱼油 不良反应"]
+    return {"ids": ids, "scores": [score, score - 0.1, score - 0.2], "titles": titles}
 
 
 def example(query: str = "它一天吃几粒啊，我妈有点高血压", gold_id: str | None = "gold") -> dict[str, Any]:
@@ -87,7 +84,6 @@ def curves() -> dict[str, Any]:
             {"label": "training", "x": steps, "y": loss},
             {"label": "dev split", "x": steps[9::10], "y": [value + 0.09 for value in loss[9::10]]},
         ],
-        "pretrain_loss": [{"label": "training", "x": [20 * i for i in steps], "y": [6.2 / i**0.5 for i in steps]}],
     }
 
 
@@ -184,13 +180,8 @@ def decision(verdict: str = "refuse") -> dict[str, Any]:
 
 
 def released() -> dict[str, Any]:
-    return {
-        "name": "qinglan.demo.query_rewrite",
-        "version": "4",
-        "aliases": ["challenger"],
-        "arm": "rl",
-        "sha256": "ab" * 32,
-    }
+    model = {"name": "qinglan.demo.query_rewrite", "version": "4", "aliases": ["challenger"]}
+    return model | {"arm": "rl", "sha256": "ab" * 32}
 
 
 def measured(report: Report) -> dict[str, Any]:

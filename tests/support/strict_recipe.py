@@ -12,7 +12,6 @@ class Strict(Capitals):
     INPUTS = ()
 
     def parse_answer(self, text: str) -> str:
-        """All of it, if it is tagged."""
         if "<output>" not in text:
             raise TeacherError("no tags", "bad_format")
         return text

@@ -18,7 +18,7 @@ class Gate(Section):
     """The arm that is to be released."""
     rivals: Annotated[tuple[str, ...], Field(min_length=1)] = ("teacher",)
     """Arms that it must beat, beside the champion where there is one: `original`, `teacher`, `base`, `sft`, `rl`, or
-    one of `evaluate.teachers`. The report's headline is about the first."""
+    one of `evaluate.teachers`. The report's verdict is about the first."""
     max_quality_loss: NotNegative = 0.2
     """Non-inferiority margin on the judge's scale of 0–5: the 95% interval of the difference must lie above −margin.
     Of recipes that have the judge's score as a metric."""

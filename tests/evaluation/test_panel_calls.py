@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from qinglan.data.workbook import read_rows
 
 from qinglan.clients.roles import Services, open_clients, site_ledger
 from qinglan.config import Profile
+from qinglan.data.workbook import read_rows
 from qinglan.evaluation import ArmRow, Panel, retrieve_all
 from qinglan.evaluation.teacher_comparison import ask_teacher
 from qinglan.recipes.query_rewrite import RECIPE

@@ -174,6 +174,7 @@ def test_several_rivals_are_corrected_and_one_is_not():
             "| A trade: with cheap you gain 0.150 in top-1 and 0.090 in mean top-1",
             "and pay $1.00 more per 1,000 rewrites",
         ]),
+        ((4, 0.002), (10, 0.001), 0.03, "better", ["| Take cheap: its top-1 is better, and it costs no more"]),
         ((10, 0.001), (10, 0.002), 0.03, "open", ["no gain in top-1 is shown, and cheap costs more"]),
         ((10, 0.002, 20), (7, 0.001, 20), 0.03, "open", [
             "is not ruled out, and compare.tolerable_loss allows 0.030", "questions (compare.rows) would tell",

@@ -65,21 +65,29 @@ def test_a_reasoning_models_thoughts_and_verdict_become_one_text():
     assert done.answer == "<think>先看频次，\n再看别的</think><output>错误，编造</output>"
     assert (done.answer_request, done.answer_cost_usd) == ("request", 0.01)
 
-
-def test_thoughts_inside_the_answer_count_where_the_service_gives_none():
-    assert with_thoughts(text(INVENTED, "多饭后"), None) == text(INVENTED, "多饭后")
+    assert with_thoughts(text(INVENTED, "多饭后"), None) == text(INVENTED, "多饭后"), "inside the answer"
 
 
-def test_an_answer_without_verdict_fails_the_row():
-    with pytest.raises(TeacherError, match="no verdict") as error:
-        distilled(row(), Endpoint("都对"))
-    assert error.value.reason == "verdict_unreadable"
-
-
-def test_an_empty_answer_to_judge_fails_the_row():
-    bare = row().model_copy(update={"inputs": {"reference": "每日一次。"}})
-    with pytest.raises(TeacherError, match="empty"):
-        distilled(bare, Endpoint(RIGHT), Endpoint(" \n"))
+@pytest.mark.parametrize(
+    ("inputs", "teacher", "answerer", "message", "reason"),
+    [
+        ({"candidate": "一天一回"}, "都对", "", "no verdict", "verdict_unreadable"),
+        ({}, RIGHT, " \n", "the answer is empty", "empty_answer"),
+        ({"verdict": "正确"}, RIGHT, "每日一次。", "no answer that it is about", "verdict_without_answer"),
+        (
+            {"candidate": "一天一回", "verdict": "对"},
+            RIGHT,
+            "",
+            "verdict '对' is none of 正确, 错误",
+            "unknown_verdict",
+        ),
+    ],
+)
+def test_what_fails_the_row(inputs: dict[str, str], teacher: str, answerer: str, message: str, reason: str):
+    asked = row().model_copy(update={"inputs": {"reference": "每日一次。"} | inputs})
+    with pytest.raises(TeacherError, match=message) as error:
+        distilled(asked, Endpoint(teacher), Endpoint(answerer))
+    assert error.value.reason == reason
 
 
 @pytest.mark.parametrize(
@@ -97,30 +105,15 @@ def test_no_verdict_is_made_up(said: str):
     assert RECIPE.parts(row(), said) == {"format": 0, "main": 0, "secondary": 0}
 
 
-def test_a_persons_verdict_outranks_the_strong_judges():
+def test_a_verdict_of_the_workbook_outranks_the_strong_judges_and_a_reviewers_both():
     labelled = row(verdict="错误", flaw="编造")
     assert RECIPE.parts(labelled, text()) == {"format": 1, "main": 0, "secondary": 0}
     assert RECIPE.parts(row(verdict="错误"), text(INVENTED)) == {"format": 1, "main": 1}
     assert RECIPE.parts(row(), text()) == {"format": 1, "main": 1, "secondary": 1}
 
-
-def test_a_verdict_that_a_review_corrected_outranks_both():
+    assert RECIPE.parts(row(verdict="对", flaw="编造"), text(INVENTED)) == {"format": 1, "secondary": 1}, "no verdict"
     corrected = row(verdict="正确", flaw="完整").model_copy(update={"corrected": text(INVENTED)})
     assert RECIPE.parts(corrected, text(INVENTED)) == {"format": 1, "main": 1, "secondary": 1}
-
-
-def test_a_verdict_on_no_answer_is_not_laid_on_another():
-    bare = row().model_copy(update={"inputs": {"reference": "每日一次。", "verdict": "正确"}})
-    with pytest.raises(TeacherError, match="no answer that it is about") as error:
-        distilled(bare, Endpoint(RIGHT), Endpoint("每日一次。"))
-    assert error.value.reason == "verdict_without_answer"
-
-
-def test_a_label_that_no_verdict_has_fails_the_row_and_counts_for_nothing():
-    with pytest.raises(TeacherError, match="verdict '对' is none of 正确, 错误") as error:
-        distilled(row(verdict="对"), Endpoint(RIGHT))
-    assert error.value.reason == "unknown_verdict"
-    assert RECIPE.parts(row(verdict="对", flaw="编造"), text(INVENTED)) == {"format": 1, "secondary": 1}
 
 
 def test_the_reward_grows_with_each_part():

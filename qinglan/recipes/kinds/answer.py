@@ -86,10 +86,6 @@ class AnswerRecipe(Recipe):
         return names
 
     @property
-    def reported_parts(self) -> tuple[str, ...]:
-        return self.score_parts
-
-    @property
     def primary_metric(self) -> PrimaryMetric:
         first = self.METRICS[0]
         return PrimaryMetric(JUDGE if first.name == QUALITY else first.name, first.en)
@@ -107,9 +103,6 @@ class AnswerRecipe(Recipe):
             if not 0 <= value <= 1:
                 raise ConfigError(f"recipe `{self.NAME}`: parts() gave {name} = {value}, which is not from 0 to 1")
         return parts
-
-    def clean(self, text: str) -> str:
-        return text.strip()
 
     def measured_values(self, entry: ArmRow, row: Row) -> dict[str, float]:
         return self.metric_values(row, entry.text or "", entry.parts or {})

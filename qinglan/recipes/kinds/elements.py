@@ -24,7 +24,7 @@ SCORE_SCHEMA: dict[str, Any] = {
     "required": ["score", "reason"],
     "additionalProperties": False,
 }
-"""JSON schema of a judge's answer that `parse_score` reads, for models that support structured output."""
+"""Of a judge's answer that `parse_score` reads, for models that support structured output."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _JSON_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
@@ -100,7 +100,6 @@ class Finding(BaseModel):
 
 
 def prompt(system: str, user: str) -> list[Message]:
-    """A system and a user message."""
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
@@ -130,11 +129,7 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 def parse_score(text: str) -> float:
-    """The score, 0–5, from a judge's answer such as `{"score": 4, "reason": "…"}`.
-
-    Raises:
-        TeacherError: no JSON object with a score in range (`judge_unreadable`).
-    """
+    """The score, 0–5, from a judge's answer such as `{"score": 4, "reason": "…"}`; TeacherError where it has none."""
     try:
         score = float((json_object(text) or {})["score"])
     except (ValueError, KeyError, TypeError) as error:

@@ -88,9 +88,9 @@ class Recipe(ABC):
             raise TeacherError("the answer is empty", "empty_answer")
         return text.strip()
 
-    @abstractmethod
     def clean(self, text: str) -> str:
         """What a student wrote or a reviewer typed, without needless white space."""
+        return text.strip()
 
     def parse_judge(self, text: str) -> float:
         """The score, 0–5; raises TeacherError where there is none in the judge's answer (`judge_unreadable`)."""
@@ -220,9 +220,9 @@ class Recipe(ABC):
         """Names of what an RL sample's score is made of, beside `score` itself; the same for every sample."""
 
     @property
-    @abstractmethod
     def reported_parts(self) -> tuple[str, ...]:
         """Those whose curves are summed up with the training's."""
+        return self.score_parts
 
     @property
     @abstractmethod
@@ -259,7 +259,7 @@ class Recipe(ABC):
 
 
 def answered(row: Row, text: str, answer: "Answer[Any]") -> Row:
-    """The row with the text that is to be learned, what the teacher's call cost and which ledger entry holds it."""
+    """The row with the text that is to be learned, and what the teacher's call took."""
     return row.model_copy(
         update={
             "answer": text,

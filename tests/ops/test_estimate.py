@@ -7,8 +7,8 @@ import pytest
 
 from qinglan.clients.chat import Account, Completion, request_of
 from qinglan.clients.roles import key_salt, site_ledger
-from qinglan.config import Profile
-from qinglan.ops.estimate import estimate, questions_of
+from qinglan.config import FlowName, Profile
+from qinglan.ops.estimate import Estimate, estimate, questions_of
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.rows import Row
 
@@ -33,22 +33,24 @@ def pay(profile: Profile, rows: list[Row], role: str = "teacher") -> None:
             ledger.record([account.call(key, answer, 1.0)])
 
 
-def parts_of(profile: Profile, flow: str = "refresh") -> dict[str, tuple[int, int, int]]:
+def estimates(profile: Profile, flow: FlowName = "refresh", rows: list[Row] = ROWS) -> list[Estimate]:
     with site_ledger(profile) as ledger:
-        return {p.what: (p.questions, p.known, p.measured_on) for p in estimate(profile, flow, ROWS, ledger)}
+        return estimate(profile, flow, rows, ledger)
+
+
+def parts_of(profile: Profile, flow: FlowName = "refresh") -> dict[str, tuple[int, int, int]]:
+    return {part.what: (part.questions, part.known, part.measured_on) for part in estimates(profile, flow)}
 
 
 def test_a_new_model_is_bounded_from_above(profile: Profile):
-    with site_ledger(profile) as ledger:
-        distill = estimate(profile, "refresh", ROWS, ledger)[0]
+    distill = estimates(profile)[0]
     assert (distill.known, distill.measured_on, distill.completion_tokens) == (0, 0, 100)
     assert distill.cost_usd > 50 * 100 * 10 / 1e6  # answers alone, each as long as it may get
 
 
 def test_what_the_ledger_has_is_free_and_the_rest_measured(profile: Profile):
     pay(profile, ROWS[:30])
-    with site_ledger(profile) as ledger:
-        distill = estimate(profile, "refresh", ROWS, ledger)[0]
+    distill = estimates(profile)[0]
     assert (distill.questions, distill.known, distill.measured_on) == (50, 30, 30)
     assert distill.cost_usd == pytest.approx(20 * (200 * 1 + 20 * 10) / 1e6)
 
@@ -56,9 +58,7 @@ def test_what_the_ledger_has_is_free_and_the_rest_measured(profile: Profile):
 def test_the_batch_api_is_half_the_price(profile: Profile):
     pay(profile, ROWS[:30])
     cheap = profile.model_copy(update={"distill": profile.distill.model_copy(update={"mode": "batch_api"})})
-    with site_ledger(profile) as ledger:
-        full, half = (estimate(each, "refresh", ROWS, ledger)[0].cost_usd for each in (profile, cheap))
-    assert half == pytest.approx(full / 2)
+    assert estimates(cheap)[0].cost_usd == pytest.approx(estimates(profile)[0].cost_usd / 2)
 
 
 def test_every_flow_says_what_it_asks(profile: Profile):
@@ -70,8 +70,7 @@ def test_every_flow_says_what_it_asks(profile: Profile):
 
 def test_a_panel_is_never_taken_for_a_single_judgement(profile: Profile):
     pay(profile, ROWS[:30], role="judge")
-    with site_ledger(profile) as ledger:
-        parts = {part.what: part for part in estimate(profile, "pipeline", ROWS, ledger)}
+    parts = {part.what: part for part in estimates(profile, "pipeline")}
     assert (parts["validate"].measured_on, parts["evaluate"].measured_on) == (30, 0)
     assert parts["evaluate"].prompt_tokens > 100
 
@@ -92,8 +91,7 @@ def test_rl_asks_about_the_passages_of_samples_without_a_label(
     profile = profile_of(rl={"total_steps": 10, "train_batch_size": 64}, reward=reward)
     tests = [row.model_copy(update={"gold_id": "d", "split": "test"}) for row in ROWS]
     rows = [row.model_copy(update={"gold_id": "d"}) for row in ROWS[:labelled]] + ROWS[labelled:] + tests
-    with site_ledger(profile) as ledger:
-        parts = {part.what: part for part in estimate(profile, "train", rows, ledger)}
+    parts = {part.what: part for part in estimates(profile, "train", rows)}
     assert parts["rl"].questions == 640
     if asked == 0:
         assert "rl passages" not in parts
@@ -103,8 +101,7 @@ def test_rl_asks_about_the_passages_of_samples_without_a_label(
 
 
 def test_failed_rows_cost_nothing(profile: Profile):
-    with site_ledger(profile) as ledger:
-        assert estimate(profile, "refresh", [ROWS[0].failed("duplicate")], ledger) == []
+    assert estimates(profile, rows=[ROWS[0].failed("duplicate")]) == []
 
 
 def test_questions_are_those_of_the_workbook(profile_of: Callable[..., Profile], tmp_path: Path):
@@ -117,13 +114,10 @@ def test_every_role_of_distillation_is_counted_and_own_answers_cost_nothing(prof
     recipe = str(Path(__file__).parents[1] / "support" / "judging_recipe.py")
     profile = profile_of(recipe=recipe, answerer={"model": "small", "base_url": "http://weak/v1"})
     rows = [row.model_copy(update={"inputs": {"hint": "甲"}}) for row in ROWS]
-    with site_ledger(profile) as ledger:
-        parts = estimate(profile, "pipeline", rows, ledger)
-    assert [(part.role, part.what, part.questions) for part in parts] == [
+    assert [(part.role, part.what, part.questions) for part in estimates(profile, "pipeline", rows)] == [
         ("answerer", "distill", 50),
         ("teacher", "distill", 50),
     ]  # the recipe asks no judge
     own = [row.model_copy(update={"inputs": {"hint": "甲", "given": "乙"}}) for row in ROWS]
     plain = profile.model_copy(update={"recipe": recipe.replace("judging", "capitals")})
-    with site_ledger(plain) as ledger:
-        assert [part.questions for part in estimate(plain, "refresh", own, ledger)] == [0]
+    assert [part.questions for part in estimates(plain, rows=own)] == [0]

@@ -22,12 +22,7 @@ from qinglan.ops.prefect.crash_recovery import crash_interrupted, crash_retries_
 from qinglan.ops.prefect.deploy import deploy_command, find_deployments, make_pool, register
 from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, find_server
 from qinglan.ops.up.lock import only_one
-from qinglan.ops.up.site import (
-    WORK_POOLS,
-    Site,
-    is_tracked_elsewhere,
-    worker_name,
-)
+from qinglan.ops.up.site import WORK_POOLS, Site, is_tracked_elsewhere, worker_name
 from qinglan.runs.command import Command
 from qinglan.runs.processes import HOST, Processes, Say, port_from, require_free, stop_signals
 from qinglan.simulators.domains import embedded_knowledge_base

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from fake_ray import FakeRay
 from fake_service import PRICE, FakeService, Script
 from xdist.remote import Producer
@@ -77,6 +78,28 @@ def profile_of(tmp_path: Path) -> Callable[..., Profile]:
         return Profile.model_validate(values | sections)
 
     return make
+
+
+@pytest.fixture
+def qinglan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Run the command in this process, with this profile: status, stdout, stderr."""
+
+    def call(*words: str, profile: Profile | None = None) -> tuple[int, str, str]:
+        from qinglan import cli
+
+        argv = ["qinglan", *words]
+        if profile:
+            path = tmp_path / f"{profile.name}.yaml"
+            path.write_text(yaml.safe_dump(profile.model_dump(mode="json")))
+            argv += ["--profile", str(path)]
+        monkeypatch.setattr("sys.argv", argv)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return call
 
 
 @pytest.fixture(autouse=True)

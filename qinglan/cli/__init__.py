@@ -6,18 +6,16 @@ A user's mistake, and what the operating system refuses, ends in one line on std
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
-from qinglan.cli.backup import backup, restore
-from qinglan.cli.clean_up import clean_up
 from qinglan.cli.common import ProfileOption, SetOption, err, out, say, without_garbage_collection
 from qinglan.cli.dataset import app as dataset_app
-from qinglan.cli.deploy import deploy
 from qinglan.cli.doctor import doctor
 from qinglan.cli.ledger import app as ledger_app
 from qinglan.cli.ledger import print_estimate
+from qinglan.cli.maintenance import backup, clean_up, deploy, restore
 from qinglan.cli.os_errors import explain_os_error
 from qinglan.cli.release import app as release_app
 from qinglan.cli.release import lineage
@@ -109,17 +107,12 @@ def main() -> None:
     """Entry point of the console script."""
     try:
         app()
-    except QinglanError as error:
-        _end(first_line(error))
-    except OSError as error:
-        if (line := explain_os_error(error)) is None:
+    except (QinglanError, OSError) as error:
+        line = explain_os_error(error) if isinstance(error, OSError) else first_line(error)
+        if line is None:
             raise
-        _end(line)
-
-
-def _end(line: str) -> NoReturn:
-    say(f"error: {line}", err, style="red")
-    sys.exit(2)
+        say(f"error: {line}", err, style="red")
+        sys.exit(2)
 
 
 def _start(

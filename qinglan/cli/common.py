@@ -42,11 +42,7 @@ def facts_table(facts: Iterable[tuple[str, str | Text]]) -> Table:
 
 
 def forced(force: bool, reason: str) -> str:
-    """Why a version is used although the gate did not pass it; nothing where it was not forced.
-
-    Raises:
-        ConfigError: forced without saying why.
-    """
+    """Why a version is used although the gate did not pass it; nothing where it was not forced."""
     if force and not reason.strip():
         raise ConfigError("--force: needs a --reason, which is kept with the version")
     return reason.strip() if force else ""

@@ -13,7 +13,6 @@ from qinglan.text import NONE, count, number, one_line, usd, without_controls
 
 if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
     from qinglan.data.versions import Version
-    from qinglan.rows import Retrieved, Row
 
 app = typer.Typer(no_args_is_help=True, help="Dataset versions: list them, look into one, compare two.")
 _VERSION_HELP = "A version's id, a unique prefix, or `latest`."
@@ -56,7 +55,7 @@ def show(
 
     found = find_version(load_profile(profile, set_ or ()), version)
     if row is not None:
-        out.print(_lineage(found.id, found, row))
+        out.print(_lineage(found, row))
         return
     out.print(Markdown(without_controls((found.directory / CARD).read_text(encoding="utf-8"))))
     say(f"Files: {found.directory}")
@@ -100,14 +99,16 @@ def show_diff(
     out.print(table)
 
 
-def _lineage(name: str, version: "Version", row_id: str) -> Table:
+def _lineage(version: "Version", row_id: str) -> Table:
     from qinglan.data.versions import find_rows
     from qinglan.data.versions.summary import original_score, rewrite_score
 
     row = find_rows(version, {row_id}).get(row_id)
     if row is None:
-        raise ConfigError(f"dataset version {name}: has no row `{row_id}`; ids are in {version.index}")
-    original, found = row.original_retrieved, row.answer_retrieved
+        raise ConfigError(f"dataset version {version.id}: has no row `{row_id}`; ids are in {version.index}")
+    ranks = []
+    for found in (row.original_retrieved, row.answer_retrieved):  # a dash where nothing is to be found
+        ranks.append(str(found.rank(row.gold_id) or "missed") if found and row.gold_id is not None else NONE)
     facts = {
         "row": row.id,
         "source": row.source,
@@ -123,18 +124,11 @@ def _lineage(name: str, version: "Version", row_id: str) -> Table:
         "review": row.review or NONE,
         "split": row.split or NONE,
         "top-1 score": f"{number(original_score(row))} → {number(rewrite_score(row))}",
-        "gold document's rank": f"{_rank(original, row)} → {_rank(found, row)}",
+        "gold document's rank": " → ".join(ranks),
         "judge": number(row.judge_score, 2),
         "run": version.run_id,
     }
     return facts_table(facts.items())
-
-
-def _rank(found: "Retrieved | None", row: "Row") -> str:
-    """1-based; a dash where there is nothing to find, or nothing was retrieved."""
-    if found is None or row.gold_id is None:
-        return NONE
-    return str(found.rank(row.gold_id) or "missed")
 
 
 def _short(text: str, chars: int = 40) -> str:

@@ -1,5 +1,6 @@
 """`qinglan doctor`: what is wrong, and what to do about it, before anything is spent."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,8 +47,7 @@ def _print(finding: "DoctorFinding", *, is_new_group: bool) -> None:
     mark = "[red]✗[/red]" if check.problem else "[yellow]![/yellow]" if check.note else "[green]✓[/green]"
     out.print(f"{mark} ", end="", highlight=False)
     text = check.problem or ": ".join(text for text in (check.detail, check.note) if text)
-    named = text if text.startswith(check.name) else f"{check.name}: {text}"
-    say(named)
+    say(text if text.startswith(check.name) else f"{check.name}: {text}")
 
 
 def _as_data(profile: str, flow: FlowName, found: "list[DoctorFinding]") -> dict[str, object]:
@@ -58,11 +58,8 @@ def _as_data(profile: str, flow: FlowName, found: "list[DoctorFinding]") -> dict
         "findings": [
             {
                 "group": finding.group,
-                "name": finding.check.name,
+                **asdict(finding.check),
                 "status": "problem" if finding.check.problem else "note" if finding.check.note else "fine",
-                "detail": finding.check.detail,
-                "problem": finding.check.problem,
-                "note": finding.check.note,
                 "seconds": round(finding.seconds, 2),
             }
             for finding in found

@@ -1,8 +1,7 @@
 """`qinglan ledger`: what was spent, and every try at one request."""
 
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -15,19 +14,12 @@ from qinglan.text import count, latency, usd
 app = typer.Typer(no_args_is_help=True, help="What was paid for: every answer, every dollar.")
 
 
-class By(StrEnum):
-    """How `qinglan ledger spent` adds up."""
-
-    model = "model"
-    run = "run"
-    tenant = "tenant"
-    role = "role"
-    month = "month"
+By = Literal["model", "run", "tenant", "role", "month"]
 
 
 @app.command()
 def spent(
-    by: Annotated[By, typer.Option(help="What to add up by.")] = By.model,
+    by: Annotated[By, typer.Option(help="What to add up by.")] = "model",
     since: Annotated[str | None, typer.Option(help="Only from this day on, as 2026-11-01 (UTC).")] = None,
     profile: ProfileOption = "embedded",
     set_: SetOption = None,
@@ -36,18 +28,17 @@ def spent(
     from qinglan.clients.roles import site_ledger
 
     with site_ledger(load_profile(profile, set_ or ())) as ledger:
-        lines = ledger.spending(by.value, _seconds(since))
+        lines = ledger.spending(by, _seconds(since))
     table = Table(box=None, header_style="bold")
-    table.add_column(by.value, overflow="fold")
+    table.add_column(by, overflow="fold")
     for head in ("calls", "failed", "prompt tokens", "answer tokens", "cost"):
         table.add_column(head, justify="right")
+    figures = ("calls", "failed", "prompt_tokens", "completion_tokens")
     for line in lines:
-        cells = (line.calls, line.failed, line.prompt_tokens, line.completion_tokens)
-        table.add_row(line.key, *map(count, cells), usd(line.cost_usd))
+        table.add_row(line.key, *(count(getattr(line, name)) for name in figures), usd(line.cost_usd))
     table.add_section()
-    totals = [sum(line.model_dump()[name] for line in lines) for name in ("calls", "failed")]
-    tokens = [sum(line.model_dump()[name] for line in lines) for name in ("prompt_tokens", "completion_tokens")]
-    table.add_row("all", *map(count, totals + tokens), usd(sum(line.cost_usd for line in lines)))
+    totals = (count(sum(getattr(line, name) for line in lines)) for name in figures)
+    table.add_row("all", *totals, usd(sum(line.cost_usd for line in lines)))
     out.print(table)
 
 

@@ -13,7 +13,7 @@ from qinglan.errors import ConfigError
 from qinglan.text import NONE, count, number, usd
 
 if TYPE_CHECKING:  # each costs a second or more to import, which a rollback should not wait for
-    from qinglan.serving.lineage import Figure, PaidCall, RowTrace, Subject
+    from qinglan.serving.lineage import Figure, RowTrace, Subject
     from qinglan.serving.registry import Registry, Released
     from qinglan.serving.registry.approval import Approval
 
@@ -195,17 +195,15 @@ def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
         "judge": ", ".join(f"{score:.2f}" for score in entry.judge_scores) or number(entry.judge_score, 2),
         "teacher": (trace.teacher.text or f"failed: {trace.teacher.reason}") if trace.teacher else "",
     }
-    calls = [(f"{paid.role}'s call", _paid(paid)) for paid in trace.paid]
+    calls = []
+    for paid in trace.paid:
+        text = f"{paid.request[:12]}: not in this site's ledger"
+        if call := paid.call:
+            at = datetime.fromtimestamp(paid.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if paid.at_s else "?"
+            tokens = f"{count(call.prompt_tokens)} + {count(call.completion_tokens)} tokens"
+            text = f"{at}, {call.model}, {tokens}, {usd(call.cost_usd)}, request {paid.request}"
+        calls.append((f"{paid.role}'s call", text))
     out.print(facts_table([*facts.items(), *calls]))
-
-
-def _paid(paid: "PaidCall") -> str:
-    if paid.call is None:
-        return f"{paid.request[:12]}: not in this site's ledger"
-    call = paid.call
-    at = datetime.fromtimestamp(paid.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if paid.at_s else "?"
-    tokens = f"{count(call.prompt_tokens)} + {count(call.completion_tokens)} tokens"
-    return f"{at}, {call.model}, {tokens}, {usd(call.cost_usd)}, request {paid.request}"
 
 
 def _decided_late(profile: Profile, run_id: str, approval: "Approval") -> "tuple[Registry, Released]":
@@ -243,17 +241,16 @@ def _registry(profile: Profile) -> "Registry":
 def _find(registry: "Registry", name: str) -> "Released":
     from qinglan.serving.registry import ALIASES
 
-    for alias in ALIASES:
-        if name == alias:
-            if found := registry.released(alias):
-                return found
-            raise ConfigError(f"{registry.name}: no version is its {alias}; see `qinglan release list`")
-    return registry.version(name)
+    alias = next((each for each in ALIASES if each == name), None)
+    if alias is None:
+        return registry.version(name)
+    if found := registry.released(alias):
+        return found
+    raise ConfigError(f"{registry.name}: no version is its {alias}; see `qinglan release list`")
 
 
 def _say_aliases(registry: "Registry", version: "Released") -> None:
-    aliases = registry.aliases()
-    listed = ", ".join(f"{alias} {number_}" for alias, number_ in aliases.items()) or "no alias is set"
-    say(f"{registry.name}: {listed}")
+    listed = ", ".join(f"{alias} {version_id}" for alias, version_id in registry.aliases().items())
+    say(f"{registry.name}: {listed or 'no alias is set'}")
     if not version.aliases and version.history:
         say(f"version {version.version}: {version.history[-1]}")

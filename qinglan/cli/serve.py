@@ -1,7 +1,6 @@
 """`qinglan serve` and `qinglan canary`: the champion's endpoint, and a share of its traffic for another model."""
 
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +10,7 @@ from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
 
 if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
-    from qinglan.serving.canary_observer import CanaryState, CanaryVerdict
+    from qinglan.serving.canary_observer import CanaryVerdict
     from qinglan.serving.registry import Registry
 
 canary_app = typer.Typer(no_args_is_help=True, help="Try a released model on a share of the live traffic.")
@@ -55,14 +54,16 @@ def start(
     """Make it the challenger: a running `qinglan serve` gives it its share once it answers."""
     from qinglan.serving.canary_observer import STATE_FILE, read_verdict
     from qinglan.serving.registry import registry_of
-    from qinglan.serving.site import CanaryShare, serving_folder, share_of
+    from qinglan.serving.site import CanaryShare, archive_verdict, serving_folder, share_of
 
     loaded = load_profile(profile, set_ or ())
     folder, registry = serving_folder(loaded), registry_of(loaded)
     before, fallen = registry.aliases().get("challenger"), read_verdict(folder)
     begins = before != version or (fallen is not None and fallen.challenger == version)
-    if begins:
-        _end_the_last_one(folder, registry, before)
+    if begins:  # do what a site that has just seen its verdict, or was stopped, has not done yet
+        if fallen and fallen.challenger == before:
+            registry.withdraw_challenger(f"canary {fallen.summary}", before)
+        archive_verdict(folder)
     released = registry.challenge(version, force_reason=forced(force, reason))
     if begins:
         (folder / STATE_FILE).unlink(missing_ok=True)  # else its counts from before the site was stopped would go on
@@ -75,6 +76,7 @@ def start(
 @canary_app.command()
 def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     """Show the canary's figures, or how the last one ended."""
+    from qinglan.serving.canary import interval
     from qinglan.serving.canary_observer import read_state
     from qinglan.serving.registry import registry_of
     from qinglan.serving.site import serving_folder
@@ -88,8 +90,18 @@ def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     elif state is None or state.challenger != challenger:
         say(f"version {challenger} is the challenger, but gets no requests yet: is `qinglan serve` running?")
     else:
-        for line in _describe_state(state):
-            say(line)
+        counts = state.counts
+        say(f"version {state.challenger} gets {state.share:.0%}: {state.judgement.outcome}")
+        arms = {f"champion {state.champion}": counts.champion, f"challenger {state.challenger}": counts.challenger}
+        for name, arm in arms.items():
+            p95 = f", p95 {arm.latency.p95:.0f} ms" if arm.latency.p95 is not None else ""
+            say(f"  {name}: {arm.fallbacks.n:,} requests, {arm.fallbacks.mean:.1%} fell back{p95}")
+        if counts.retrieval.n:
+            low, high = interval(counts.retrieval)
+            say(
+                f"  retrieval: {counts.retrieval.mean:+.3f} [{max(low, -1):.3f}, {min(high, 1):.3f}] over "
+                f"{counts.retrieval.n:,} pairs; {state.failed:,} without a result, {state.left_out:,} left out"
+            )
 
 
 @canary_app.command()
@@ -121,42 +133,29 @@ def promote(
 
     loaded = load_profile(profile, set_ or ())
     registry = registry_of(loaded)
-    chosen = version or _challenger(loaded, registry) or _won(loaded, registry)
-    released = registry.promote(chosen, force_reason=forced(force, reason))
+    released = registry.promote(version or _version_to_promote(loaded, registry), force_reason=forced(force, reason))
     replaced = f", version {released.replaced} stays as the previous one" if released.replaced else ""
     say(f"{released.name} {released.version}: champion{replaced}")
 
 
-def _end_the_last_one(folder: Path, registry: "Registry", before: str | None) -> None:
-    """Do what a site that has just seen its verdict, or was stopped, has not done yet."""
-    from qinglan.serving.canary_observer import read_verdict
-    from qinglan.serving.site import archive_verdict
-
-    if (fallen := read_verdict(folder)) and fallen.challenger == before:
-        registry.withdraw_challenger(f"canary {fallen.summary}", before)
-    archive_verdict(folder)
-
-
-def _challenger(profile: Profile, registry: "Registry") -> str | None:
-    """The challenger, unless its canary has just ended without success and the site has yet to act upon that."""
+def _version_to_promote(profile: Profile, registry: "Registry") -> str:
+    """The challenger; where there is none, the version that did better in the last canary."""
     from qinglan.serving.canary_observer import read_verdict
     from qinglan.serving.site import serving_folder
 
-    named, fallen = registry.aliases().get("challenger"), read_verdict(serving_folder(profile))
-    if fallen and fallen.challenger == named and fallen.judgement.outcome != "better":
-        raise ConfigError(f"there is no canary to promote; the last one: {_describe_verdict(fallen)}; name a VERSION")
-    return named
-
-
-def _won(profile: Profile, registry: "Registry") -> str:
+    challenger, fallen = registry.aliases().get("challenger"), read_verdict(serving_folder(profile))
+    # The site has yet to act upon a verdict that is still in its folder.
+    has_lost = fallen is not None and fallen.challenger == challenger and fallen.judgement.outcome != "better"
+    if challenger and not has_lost:
+        return challenger
     last = _last_verdict(profile)
     if last is None or last.judgement.outcome != "better":
         last_one = f"; the last one: {_describe_verdict(last)}" if last else ""
         raise ConfigError(f"there is no canary to promote{last_one}; name a VERSION")
-    if fallen := registry.version(last.challenger).rolled_back_to:
+    if replaced_by := registry.version(last.challenger).rolled_back_to:
         raise ConfigError(
-            f"version {last.challenger} did better in the last canary, but was rolled back to version {fallen} since "
-            "then; name a VERSION"
+            f"version {last.challenger} did better in the last canary, but was rolled back to version {replaced_by} "
+            "since then; name a VERSION"
         )
     return last.challenger
 
@@ -182,21 +181,3 @@ def _describe_verdict(verdict: "CanaryVerdict") -> str:
         f"version {verdict.challenger} against {verdict.champion}, {verdict.requests:,} requests: "
         f"{judgement.outcome}, {judgement.reason}"
     )
-
-
-def _describe_state(state: "CanaryState") -> list[str]:
-    from qinglan.serving.canary import interval
-
-    counts = state.counts
-    arms = ((f"champion {state.champion}", counts.champion), (f"challenger {state.challenger}", counts.challenger))
-    lines = [f"version {state.challenger} gets {state.share:.0%}: {state.judgement.outcome}"]
-    for name, arm in arms:
-        p95 = f", p95 {arm.latency.p95:.0f} ms" if arm.latency.p95 is not None else ""
-        lines.append(f"  {name}: {arm.fallbacks.n:,} requests, {arm.fallbacks.mean:.1%} fell back{p95}")
-    low, high = interval(counts.retrieval)
-    if counts.retrieval.n:
-        lines.append(
-            f"  retrieval: {counts.retrieval.mean:+.3f} [{max(low, -1):.3f}, {min(high, 1):.3f}] over "
-            f"{counts.retrieval.n:,} pairs; {state.failed:,} without a result, {state.left_out:,} left out"
-        )
-    return lines

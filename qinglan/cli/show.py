@@ -27,20 +27,25 @@ def show(
 ) -> None:
     """Print a run's result table again, or its status if it has none yet."""
     from qinglan.evaluation.models import Report
-    from qinglan.evaluation.report.terminal import print_intervals, print_table
-    from qinglan.ops.run_status import REPORT_FILE
+    from qinglan.evaluation.report.terminal import print_intervals, print_table, stages_table
+    from qinglan.ops.run_status import REPORT_FILE, status_of
 
     loaded = load_profile(profile or "embedded", set_ or ())
     directory = _find(loaded, run_name, of_profile=profile is not None)
     if not (directory / REPORT_FILE).exists():
-        _print_status(directory, loaded)
+        status = status_of(directory, loaded)
+        if status.stages:
+            out.print(stages_table(status.stages))
+        for line in status.rest:
+            say(line)
+        raise ArtifactError(status.sentence)
     report = Report.read(directory / REPORT_FILE)
     out.print(print_intervals(report) if intervals else print_table(report))
     out.print(f"Report: {directory / 'report.html'}", soft_wrap=True)
 
 
 def _find(profile: Profile, name: str, *, of_profile: bool) -> Path:
-    """`latest` is what was started or continued last, by anybody; of a profile the same, else its newest run."""
+    """`latest` is the run that was started or continued last; of a profile the same, else its newest run."""
     from qinglan.runs.run import find_run, runs_of
 
     runs = profile.paths.runs
@@ -54,20 +59,3 @@ def _find(profile: Profile, name: str, *, of_profile: bool) -> Path:
         )
     last = (runs / _LATEST).resolve()
     return last if last in mine else mine[0]
-
-
-def _print_status(directory: Path, profile: Profile) -> None:
-    """Its stages and its log, and then an error, as there is no result to show.
-
-    Raises:
-        ArtifactError: always.
-    """
-    from qinglan.evaluation.report.terminal import stages_table
-    from qinglan.ops.run_status import status_of
-
-    status = status_of(directory, profile)
-    if status.stages:
-        out.print(stages_table(status.stages))
-    for line in status.rest:
-        say(line)
-    raise ArtifactError(status.sentence)

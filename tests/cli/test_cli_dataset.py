@@ -1,14 +1,13 @@
 """`qinglan dataset`, in this process."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from qinglan import cli
-from qinglan.config import Profile, load_profile
+from qinglan.config import Profile
 from qinglan.data.versions import Version, note_training, publish
 from qinglan.rows import Retrieved, Row, row_id
 from qinglan.runs.artifacts import write_jsonl
@@ -27,29 +26,15 @@ ROWS = [row("鱼油"), LABELLED, row("硒\x1b[2J[bold]").failed("rag_error")]
 
 
 @pytest.fixture
-def profile_path(profile_of: Callable[..., Profile], tmp_path: Path) -> str:
-    path = tmp_path / "p.yaml"
-    path.write_text(yaml.safe_dump(profile_of().model_dump(mode="json")))
-    return str(path)
+def qinglan(qinglan: Qinglan, profile_of: Callable[..., Profile]) -> Qinglan:
+    """Run `qinglan dataset`."""
+    return partial(qinglan, "dataset", profile=profile_of())
 
 
 @pytest.fixture
-def qinglan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], profile_path: str) -> Qinglan:
-    """Run `qinglan dataset`: status, stdout, stderr."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["qinglan", "dataset", *words, "--profile", profile_path])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return call
-
-
-@pytest.fixture
-def two(profile_path: str, tmp_path: Path) -> tuple[Version, Version]:
+def two(profile_of: Callable[..., Profile], tmp_path: Path) -> tuple[Version, Version]:
     """A version, and one with a row more, a row less and a row changed."""
-    profile = load_profile(profile_path)
+    profile = profile_of()
     later = [ROWS[0].failed("below_threshold"), ROWS[1], row("叶黄素")]
     files = [write_jsonl(tmp_path / f"{n}" / "rows.jsonl", rows) for n, rows in enumerate((ROWS, later))]
     first, second = (publish(profile, "run-1", {"rows": file}) for file in files)
@@ -116,14 +101,13 @@ def test_a_mistake_is_one_line(qinglan: Qinglan, two: tuple[Version, Version], w
 
 
 def test_before_the_first_version(qinglan: Qinglan):
-    status, _, err = qinglan("list")
-    assert (status, err.count("\n")) == (2, 1)
-    assert "no dataset version yet; run `qinglan run refresh` first" in err
+    assert "no dataset version yet; run `qinglan run refresh` first" in qinglan("list")[2]
 
 
-def test_the_first_version_has_nothing_to_compare_with(qinglan: Qinglan, profile_path: str, tmp_path: Path):
+def test_the_first_version_has_nothing_to_compare_with(
+    qinglan: Qinglan, profile_of: Callable[..., Profile], tmp_path: Path
+):
     rows = write_jsonl(tmp_path / "rows.jsonl", ROWS)
-    version = publish(load_profile(profile_path), "run-1", {"rows": rows})
-    status, _, err = qinglan("diff")
-    assert (status, err.count("\n")) == (2, 1)
-    assert f"dataset version {version.id}: is the tenant's first, so there is none to compare it with" in err
+    version = publish(profile_of(), "run-1", {"rows": rows})
+    why = "is the tenant's first, so there is none to compare it with"
+    assert f"dataset version {version.id}: {why}" in qinglan("diff")[2]

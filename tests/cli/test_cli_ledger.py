@@ -1,66 +1,53 @@
 """`qinglan ledger` and `--dry-run`, as their user sees them."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_service import SIMULATED
 
-from qinglan import cli
 from qinglan.clients.roles import site_ledger
-from qinglan.config import load_profile
+from qinglan.config import Profile
 from qinglan.ledger import Call, Failure
+
+Qinglan = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> list[str]:
-    """Options that keep everything below the test's own folder."""
+def profile(profile_of: Callable[..., Profile], tmp_path: Path) -> Profile:
+    """Of a ledger with a failed and a paid try at one request."""
     (tmp_path / "q.csv").write_text("问题\n虾青素咋吃\n叶黄素啥时候吃\n", encoding="utf-8")
-    return [f"paths.state={tmp_path / 'state'}", f"paths.runs={tmp_path / 'runs'}", f"data.workbook={tmp_path}/q.csv"]
-
-
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], at: list[str], *words: str) -> str:
-    options = [part for setting in at for part in ("--set", setting)]
-    monkeypatch.setattr("sys.argv", ["qinglan", *words, *options])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    captured = capsys.readouterr()
-    return f"{ended.value.code or 0}\n{captured.out}{captured.err}"
-
-
-def record(at: list[str]) -> None:
+    profile = profile_of(data={"workbook": str(tmp_path / "q.csv")}, **SIMULATED)
     who = {"run_id": "20261121-0", "tenant": "t", "role": "teacher", "model": "m"}
-    call = Call(
-        request_hash="h", text="[b]益生菌[/b] 服用时间", finish_reason="stop", prompt_tokens=1200, completion_tokens=10,
-        cost_usd=0.25, latency_ms=812, **who,
-    )  # fmt: skip
-    with site_ledger(load_profile("embedded", at)) as ledger:
+    tokens = {"prompt_tokens": 1200, "completion_tokens": 10}
+    text = "[b]益生菌[/b] 服用时间"
+    call = Call(request_hash="h", text=text, finish_reason="stop", cost_usd=0.25, latency_ms=812, **tokens, **who)
+    with site_ledger(profile) as ledger:
         ledger.record([], [Failure(request_hash="h", reason="http_429", **who)])
         ledger.record([call])
+    return profile
 
 
-def test_spent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], at: list[str]):
-    record(at)
-    shown = run(monkeypatch, capsys, at, "ledger", "spent", "--by", "run")
+def test_spent(qinglan: Qinglan, profile: Profile):
+    shown = qinglan("ledger", "spent", "--by", "run", profile=profile)[1]
     assert re.search(r"20261121-0 +1 +1 +1,200 +10 +\$0.250", shown)
-    assert "20261121-0" not in run(monkeypatch, capsys, at, "ledger", "spent", "--by", "run", "--since", "2999-01-01")
-    wrong = run(monkeypatch, capsys, at, "ledger", "spent", "--since", "gestern")
-    assert wrong == "2\nerror: --since 'gestern': write a day as 2026-11-01\n"
+    assert "20261121-0" not in qinglan("ledger", "spent", "--by", "run", "--since", "2999-01-01", profile=profile)[1]
+    wrong = qinglan("ledger", "spent", "--since", "gestern", profile=profile)
+    assert wrong == (2, "", "error: --since 'gestern': write a day as 2026-11-01\n")
 
 
-def test_a_request_and_its_tries(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], at: list[str]):
-    record(at)
-    shown = run(monkeypatch, capsys, at, "ledger", "request", "h")
+def test_a_request_and_its_tries(qinglan: Qinglan, profile: Profile):
+    shown = qinglan("ledger", "request", "h", profile=profile)[1]
     assert re.search(r"http_429.*\n.*stop +812 +\$0.250", shown)
     assert "[b]益生菌[/b] 服用时间" in shown  # an answer is no markup
-    assert "error: ledger: there is no request 'x'" in run(monkeypatch, capsys, at, "ledger", "request", "x")
+    assert "error: ledger: there is no request 'x'" in qinglan("ledger", "request", "x", profile=profile)[2]
 
 
-def test_a_dry_run_costs_nothing_and_warns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], at: list[str], tmp_path: Path
-):
-    settings = [*at, "budget.per_run_usd=0.0001", "budget.per_month_usd=0.0001"]
-    shown = run(monkeypatch, capsys, settings, "run", "refresh", "--dry-run")
+def test_a_dry_run_costs_nothing_and_warns(qinglan: Qinglan, profile: Profile):
+    low = ["--set", "budget.per_run_usd=0.0001", "--set", "budget.per_month_usd=0.0001"]
+    shown = qinglan("run", "refresh", "--dry-run", *low, profile=profile)[1]
     assert re.search(r"teacher +distill +simulated-rewriter +2 +0 ", shown)
     assert "more than budget.per_run_usd = 0.0001: the run would stop there" in shown
     assert "of this month that is more than budget.per_month_usd = 0.0001" in shown
-    assert not (tmp_path / "runs").exists()
+    assert not profile.paths.runs.exists()

@@ -7,6 +7,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 10.0}
+SIMULATED = {
+    "teacher": {"model": "simulated-rewriter"},
+    "judge": {"model": "simulated-judge"},
+    "prices": dict.fromkeys(("simulated-rewriter", "simulated-judge"), PRICE),
+}
+"""Sections of a profile whose chat services are simulated."""
 Reply = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
 """Status, body (bytes as they are, else JSON), headers; None drops the connection."""
 Script = Callable[[dict[str, Any]], Reply]

@@ -1,4 +1,4 @@
-"""`qinglan backup` and `qinglan restore`."""
+"""`qinglan deploy`, `clean-up`, `backup` and `restore`: the maintenance of a site."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,10 +7,35 @@ import typer
 
 from qinglan.cli.common import ProfileOption, SetOption, say
 from qinglan.config import load_profile
+from qinglan.errors import StageError
 from qinglan.text import size
 
 if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
     from qinglan.ops.backup import Backup
+
+
+def deploy(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
+    """Register work pools, deployments and this profile's automations on Prefect's server."""
+    from qinglan.ops.prefect.deploy import deploy_site
+
+    deploy_site(load_profile(profile, set_ or ()), say)
+
+
+def clean_up(
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Remove old runs, checkpoints, flow runs and logs of a profile; what a registered model needs stays."""
+    from qinglan.ops import cleanup
+
+    cleaned = cleanup.clean_up(load_profile(profile, set_ or ()), dry_run=dry_run, say=say)
+    for kept in cleaned.kept:
+        if dry_run:
+            say(f"stays: {kept.line}")
+    say(cleaned.sentence)
+    if cleaned.notes:
+        raise StageError(f"clean-up: {len(cleaned.notes)} not done: {cleaned.notes[0]}")
 
 
 def backup(

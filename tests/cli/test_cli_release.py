@@ -1,16 +1,15 @@
 """`qinglan release` and `qinglan lineage`, in this process."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-import yaml
 from lineage_run import evaluated_run
 from registered import Models
 
-from qinglan import cli
 from qinglan.config import Profile
 from qinglan.evaluation.models import Decision
 from qinglan.ops.prefect import approval
@@ -47,26 +46,12 @@ def subject(profile: Profile) -> Subject:
 
 
 @pytest.fixture
-def qinglan(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], profile: Profile, tmp_path: Path
-) -> Qinglan:
-    """Run `qinglan …`: status, stdout, stderr."""
-    path = tmp_path / "p.yaml"
-    path.write_text(yaml.safe_dump(profile.model_dump(mode="json")))
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["qinglan", *words, "--profile", str(path)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return call
+def qinglan(qinglan: Qinglan, profile: Profile) -> Qinglan:
+    return partial(qinglan, profile=profile)
 
 
 def test_before_the_first_model(qinglan: Qinglan):
-    status, _, err = qinglan("release", "list")
-    assert (status, err.count("\n")) == (2, 1)
-    assert "nothing is registered yet" in err
+    assert "nothing is registered yet" in qinglan("release", "list")[2]
 
 
 def test_list_shows_what_serves(qinglan: Qinglan, models: Models):
@@ -161,11 +146,17 @@ def test_a_decision_that_can_t_be_read_is_one_line(qinglan: Qinglan, profile: Pr
     assert "gate/decision.json is damaged or of another version of Qinglan; run its stage again" in err
 
 
+def waits_at(run: Run, url: str) -> None:
+    waiting = Waiting(flow_run_id=uuid4(), api_url=url, page="", until="", workbook=Path("w"))
+    waiting.write(run.stage_directory("gate"))
+
+
 @pytest.mark.parametrize(
     ("reply", "status", "says"),
     [
-        ({"status": "ACCEPT"}, 0, "goes on: approved by 李雷"),
-        ({"status": "ABORT", "details": {"reason": "not paused"}}, 2, "did not take the answer: not paused"),
+        ((200, {"status": "ACCEPT"}), 0, "goes on: approved by 李雷"),
+        ((200, {"status": "ABORT", "details": {"reason": "not paused"}}), 2, "did not take the answer: not paused"),
+        ((401, {"exception_message": "Unauthorized"}), 2, "did not accept the login; set PREFECT_API_URL"),
     ],
 )
 def test_an_answer_reaches_the_flow_that_waits(
@@ -173,28 +164,17 @@ def test_an_answer_reaches_the_flow_that_waits(
     profile: Profile,
     serve: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
-    reply: object,
+    reply: Any,
     status: int,
     says: str,
 ):
     monkeypatch.setattr(approval, "_PAUSES_WITHIN_S", 0.0)
-    service = serve(lambda _: (200, reply))
+    service = serve(lambda _: reply)
     with open_run(profile, "evaluate") as run:
-        waiting = Waiting(flow_run_id=uuid4(), api_url=service.url, page="", until="", workbook=Path("w"))
-        waiting.write(run.stage_directory("gate"))
+        waits_at(run, service.url)
         ended, out, err = qinglan("release", "approve", run.id, "--reviewer", "李雷")
-    assert (ended, says in out + err) == (status, True)
+    assert (ended, says in out + err, err.count("\n")) == (status, True, bool(status))
     assert service.bodies == [{"run_input": {"approve": True, "reviewer": "李雷", "comment": ""}}]
-
-
-def test_a_refused_login_says_what_to_set(qinglan: Qinglan, profile: Profile, serve: Callable[..., Any]):
-    service = serve(lambda _: (401, {"exception_message": "Unauthorized"}))
-    with open_run(profile, "evaluate") as run:
-        waiting = Waiting(flow_run_id=uuid4(), api_url=service.url, page="", until="", workbook=Path("w"))
-        waiting.write(run.stage_directory("gate"))
-        status, _, err = qinglan("release", "approve", run.id, "--reviewer", "李雷")
-    assert (status, err.count("\n")) == (2, 1)
-    assert f"Prefect at {service.url}: did not accept the login; set PREFECT_API_URL" in err
 
 
 def test_a_flow_that_ended_while_it_waited_takes_no_answer(
@@ -202,8 +182,7 @@ def test_a_flow_that_ended_while_it_waited_takes_no_answer(
 ):
     service = serve(lambda _: (200, {"status": "ACCEPT"}))
     with open_run(profile, "evaluate") as run:
-        waiting = Waiting(flow_run_id=uuid4(), api_url=service.url, page="", until="", workbook=Path("w"))
-        waiting.write(run.stage_directory("gate"))
+        waits_at(run, service.url)
     status, out, err = qinglan("release", "approve", run.id, "--reviewer", "李雷")
     assert (status, out, err.count("\n"), service.bodies) == (2, "", 1, [])
     assert "its process has ended while it waited" in err

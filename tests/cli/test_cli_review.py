@@ -1,13 +1,12 @@
 """`qinglan review` as a person uses it: out, filled in, back in, counted."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import openpyxl
 import pytest
-import yaml
 
-from qinglan import cli
 from qinglan.config import Profile
 from qinglan.data.review import load_reviews, store_path
 from qinglan.rows import Retrieved, Row, row_id
@@ -24,21 +23,10 @@ def profile(profile_of: Callable[..., Profile]) -> Profile:
 
 
 @pytest.fixture
-def review(
-    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Review:
-    """Run `qinglan review …` in this process: status, stdout, stderr."""
-    (tmp_path / "p.yaml").write_text(yaml.safe_dump(profile.model_dump(mode="json")))
+def review(qinglan: Review, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Review:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["qinglan", "review", *words, "--profile", "p.yaml"])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return call
+    return partial(qinglan, "review", profile=profile)
 
 
 def finish_run(profile: Profile, count: int) -> None:

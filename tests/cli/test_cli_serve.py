@@ -93,9 +93,10 @@ def test_a_share_by_hand_is_kept_for_that_version(terminal: Terminal):
 
 
 def test_a_new_canary_files_the_verdict_on_the_last_one(terminal: Terminal):
-    (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
+    for name in (VERDICT_FILE, STATE_FILE):
+        (terminal.folder / name).write_text(verdict("roll_back").model_dump_json())
     terminal("canary", "start", "2")
-    assert not (terminal.folder / VERDICT_FILE).exists()
+    assert not any((terminal.folder / name).exists() for name in (VERDICT_FILE, STATE_FILE))
     assert read_record(CanaryVerdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
     assert terminal.registry.calls == [("challenge", "2", "")]
 
@@ -126,12 +127,6 @@ def test_a_refused_canary_changes_nothing(terminal: Terminal):
         terminal("canary", "start", "2", "--share", "0.9")
     assert [path.read_text() for path in kept] == ["as it was"] * 2
     assert share_of(terminal.profile, terminal.folder, "2") == 0.1
-
-
-def test_a_new_canary_counts_from_nothing(terminal: Terminal):
-    (terminal.folder / STATE_FILE).write_text("of an earlier one")
-    terminal("canary", "start", "2")
-    assert not (terminal.folder / STATE_FILE).exists()
 
 
 def test_force_needs_a_reason(terminal: Terminal):
@@ -181,24 +176,19 @@ def test_promote_takes_the_challenger_or_the_one_that_did_well(terminal: Termina
     assert [call[:2] for call in terminal.registry.calls] == [("promote", "2"), ("promote", "5")]
 
 
-def test_what_was_rolled_back_is_promoted_by_name_only(terminal: Terminal):
-    (terminal.folder / HISTORY_FILE).write_text(verdict("roll_back").model_dump_json() + "\n")
-    with pytest.raises(ConfigError, match=r"no canary to promote; the last one: version 2 .*; name a VERSION"):
-        terminal("canary", "promote")
-    terminal("canary", "promote", "2")
-    assert terminal.registry.calls == [("promote", "2", "")]
-
-
-@pytest.mark.parametrize("outcome", ["undecided", "roll_back"])
-def test_only_what_did_better_is_promoted_without_a_name(terminal: Terminal, outcome: str):
-    (terminal.folder / HISTORY_FILE).write_text(verdict(outcome).model_dump_json() + "\n")
-    with pytest.raises(ConfigError, match="no canary to promote"):
-        terminal("canary", "promote")
-
-
-def test_what_has_just_lost_is_not_promoted_without_a_name(terminal: Terminal):
-    terminal.registry.named["challenger"] = "2"
-    (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
+@pytest.mark.parametrize(
+    ("outcome", "file", "challenger"),
+    [
+        ("roll_back", HISTORY_FILE, {}),
+        ("undecided", HISTORY_FILE, {}),
+        ("roll_back", VERDICT_FILE, {"challenger": "2"}),
+    ],
+)
+def test_what_did_not_do_better_is_promoted_by_name_only(
+    terminal: Terminal, outcome: str, file: str, challenger: dict[str, str]
+):
+    terminal.registry.named |= challenger
+    (terminal.folder / file).write_text(verdict(outcome).model_dump_json() + "\n")
     with pytest.raises(ConfigError, match=r"no canary to promote; the last one: version 2 .*; name a VERSION"):
         terminal("canary", "promote")
     terminal("canary", "promote", "2")

@@ -6,9 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-import yaml
 
-from qinglan import cli
 from qinglan.config import Profile
 from qinglan.errors import StageError
 from qinglan.evaluation.models import Report
@@ -22,22 +20,15 @@ FLOW_RUN = "0193-a"
 
 
 @pytest.fixture
-def show(
-    profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Show:
-    """Run the command in this process, in a folder with profiles of these names: status, stdout, stderr."""
+def show(qinglan: Show, profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
+    """Run the command with a profile of this name."""
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
     def call(*words: str, of: str | None = None, **sections: Any) -> tuple[int, str, str]:
-        path = tmp_path / f"{of}.yaml"
-        profile = profile_of(name=of or "embedded", **sections)
-        path.write_text(yaml.safe_dump(profile.model_dump(mode="json")))
-        whose = ["--profile", str(path)] if of else ["--set", f"paths.runs={profile.paths.runs}"]
-        monkeypatch.setattr("sys.argv", ["qinglan", "show", *words, *whose])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0), *capsys.readouterr()
+        if of:
+            return qinglan("show", *words, profile=profile_of(name=of, **sections))
+        return qinglan("show", *words, "--set", f"paths.runs={tmp_path / 'runs'}")
 
     return call
 
@@ -86,12 +77,8 @@ def test_of_a_run_that_failed_it_says_what_was_done_where_its_log_is_and_how_it_
     earlier = ended(profile_of(name="acme"))
     with open_run(profile_of(name="acme"), "refresh") as opened:
         run = note_flow_run(opened, FLOW_RUN)
-        save_stage(
-            run,
-            StageResult(
-                stage="ingest", key="k", run_id=run.id, seconds=2, rows_in=9, rows_out=8, dropped={"empty_query": 1}
-            ),
-        )
+        counts = {"rows_in": 9, "rows_out": 8, "dropped": {"empty_query": 1}}
+        save_stage(run, StageResult(stage="ingest", key="k", run_id=run.id, seconds=2, **counts))
         log = run.stage_directory("distill") / "ray.log"
         log.touch()
         (log.parent / "started.json").touch()

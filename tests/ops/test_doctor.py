@@ -10,15 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from fake_ray import FakeRay
-from fake_service import FakeService, Script, completion, recall
+from fake_service import SIMULATED, FakeService, Script, completion, recall
 
-from qinglan import cli
 from qinglan.config import Profile
-from qinglan.ops import doctor, preflight
+from qinglan.ops import preflight
 from qinglan.ops.checks import TIME_LIMITS_S, Check, PlannedCheck
-from qinglan.ops.doctor import machine, network
+from qinglan.ops.doctor import CLUSTER, PAID, SERVERS, machine, network, plan_checks
 from qinglan.ops.doctor.machine import GB
 from qinglan.ops.doctor.parallel import start_check
 
@@ -30,7 +28,7 @@ KEY = "sk-very-secret-0123456789"
 
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No server, proxy, package, room or limit of the machine that the tests run on."""
+    """No server, proxy, package, disk space or limit of the machine that the tests run on."""
     monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json",))
     monkeypatch.setattr(machine, "memory_bytes", lambda: (64 * GB, 60 * GB))
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=500 * GB))
@@ -43,16 +41,9 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def qinglan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Qinglan:
-    """Run the command in this process: status, stdout, stderr."""
-
+def doctor(qinglan: Qinglan) -> Qinglan:
     def call(profile: Profile, *words: str) -> tuple[int, str, str]:
-        path = tmp_path / "p.yaml"
-        path.write_text(yaml.safe_dump(profile.model_dump(mode="json")))
-        monkeypatch.setattr("sys.argv", ["qinglan", "doctor", "--profile", str(path), *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0), *capsys.readouterr()
+        return qinglan("doctor", *words, profile=profile)
 
     return call
 
@@ -75,20 +66,20 @@ def live(profile_of: ProfileOf, url: str, **sections: Any) -> Profile:
 
 def test_no_probe_may_take_so_long_that_doctor_takes_half_a_minute(profile_of: ProfileOf, ray: FakeRay):
     profile = live(profile_of, "http://127.0.0.1:9/v1", trainer={"ray_dashboard_url": ray.url})
-    probes = list(doctor.plan_checks(profile, "pipeline", may_pay=True))
-    assert {each.group for each in probes} >= {preflight.PROFILE, doctor.SERVERS, doctor.CLUSTER, doctor.PAID}
+    probes = list(plan_checks(profile, "pipeline", may_pay=True))
+    assert {each.group for each in probes} >= {preflight.PROFILE, SERVERS, CLUSTER, PAID}
     assert max(TIME_LIMITS_S[each.time_limit] for each in probes) <= 25
 
 
 def test_a_service_that_hangs_holds_nothing_up(
-    profile_of: ProfileOf, qinglan: Qinglan, silent: str, monkeypatch: pytest.MonkeyPatch
+    profile_of: ProfileOf, doctor: Qinglan, silent: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("A_KEY", KEY)
     monkeypatch.setattr(network, "_ALL_WITHIN_S", 1.0)
     monkeypatch.setitem(TIME_LIMITS_S, "quick", 3.0)
     monkeypatch.setitem(TIME_LIMITS_S, "slow", 4.0)
     began = time.monotonic()
-    status, out, err = qinglan(live(profile_of, f"{silent}/v1", rag={"url": silent}))
+    status, out, err = doctor(live(profile_of, f"{silent}/v1", rag={"url": silent}))
     assert time.monotonic() - began < 60
     assert (status, err) == (2, "error: 3 of the checks failed\n")
     assert f"✗ teacher (big at {silent}/v1): no result after 3 s; does it hang" in out
@@ -124,42 +115,41 @@ def test_a_check_that_fails_hides_no_other():
 
 @pytest.mark.parametrize("proxy", ["socks4://127.0.0.1:9", "http://127.0.0.1:none"])
 def test_a_proxy_that_no_client_can_use_ends_nothing(
-    profile_of: ProfileOf, qinglan: Qinglan, monkeypatch: pytest.MonkeyPatch, proxy: str
+    profile_of: ProfileOf, doctor: Qinglan, monkeypatch: pytest.MonkeyPatch, proxy: str
 ):
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     monkeypatch.setenv("A_KEY", KEY)
     profile = live(profile_of, "https://teacher.invalid/v1", rag={"url": "https://rag.invalid"})
-    status, out, err = qinglan(profile, "--paid-probe")
+    status, out, err = doctor(profile, "--paid-probe")
     assert (status, err.count("\n")) == (2, 1)
     assert "✗ proxies: HTTPS_PROXY: " in out
     assert "✓ mlflow" in out
 
 
-def test_groups_have_a_heading_and_json_says_the_same(profile_of: ProfileOf, qinglan: Qinglan):
-    models = {"teacher": {"model": "simulated-rewriter"}, "judge": {"model": "simulated-judge"}}
-    price = {"input_per_million_usd": 1, "output_per_million_usd": 1}
-    prices = dict.fromkeys(("simulated-rewriter", "simulated-judge"), price)
-    profile = profile_of(rl={"rollout_engine": "cpu"}, prices=prices, **models)
-    status, out, _ = qinglan(profile)
+def test_groups_have_a_heading_and_json_says_the_same(profile_of: ProfileOf, doctor: Qinglan):
+    profile = profile_of(rl={"rollout_engine": "cpu"}, **SIMULATED)
+    status, out, _ = doctor(profile)
     assert status == 0
     assert [line for line in out.splitlines() if line[0] not in "✓!✗"] == ["This machine", "The profile", "Servers"]
-    status, out, _ = qinglan(profile, "--json", "--flow", "refresh")
+    status, out, _ = doctor(profile, "--json", "--flow", "refresh")
     data = json.loads(out)
     assert (status, data["flow"], data["is_ready"]) == (0, "refresh", True)
     assert {"group", "name", "status", "detail", "problem", "note", "seconds"} == set(data["findings"][0])
     assert "device" not in [finding["name"] for finding in data["findings"]]
 
 
-def test_json_and_status_tell_of_a_problem(profile_of: ProfileOf, qinglan: Qinglan):
-    status, out, err = qinglan(profile_of(data={"workbook": "/no/[b].xlsx"}), "--json", "--flow", "refresh")
+def test_a_problem_is_in_the_text_the_json_and_the_status(profile_of: ProfileOf, doctor: Qinglan):
+    profile = profile_of(data={"workbook": "/no/[b].xlsx"})
+    assert "✗ workbook: /no/[b].xlsx" in doctor(profile, "--flow", "refresh")[1]
+    status, out, err = doctor(profile, "--json", "--flow", "refresh")
     by_name = {finding["name"]: finding for finding in json.loads(out)["findings"]}
     assert (status, json.loads(out)["is_ready"], err.count("\n")) == (2, False, 1)
     assert by_name["workbook"]["status"] == "problem"
     assert by_name["workbook"]["problem"].startswith("/no/[b].xlsx")
 
 
-def test_an_unknown_recipe_ends_what_goes_by_it(profile_of: ProfileOf, qinglan: Qinglan):
-    status, out, _ = qinglan(profile_of(recipe="query_rewrit"), "--paid-probe")
+def test_an_unknown_recipe_ends_what_goes_by_it(profile_of: ProfileOf, doctor: Qinglan):
+    status, out, _ = doctor(profile_of(recipe="query_rewrit"), "--paid-probe")
     assert (status, "did you mean `query_rewrite`?" in out) == (2, True)
     assert "keys" not in out
     assert "✓ mlflow" in out
@@ -167,7 +157,7 @@ def test_an_unknown_recipe_ends_what_goes_by_it(profile_of: ProfileOf, qinglan: 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_no_key_is_shown_even_where_a_service_repeats_it(
-    profile_of: ProfileOf, qinglan: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    profile_of: ProfileOf, doctor: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ):
     password = "pass-word-of-the-proxy"
     monkeypatch.setenv("A_KEY", KEY)
@@ -176,7 +166,7 @@ def test_no_key_is_shown_even_where_a_service_repeats_it(
     service = serve(lambda _: (400, {"error": {"message": f"no good: Bearer {KEY}", "code": KEY}}))
     rag = {"url": service.url, "api_key_env": "A_KEY"}
     profile = live(profile_of, service.url, rag=rag, ledger={"url_env": "A_LEDGER"})
-    status, out, err = qinglan(profile, "--paid-probe", *words)
+    status, out, err = doctor(profile, "--paid-probe", *words)
     assert status == 2
     assert "proxy.example:3128" in out
     for secret in (KEY, password, "p%40ss-of-ledger", "p@ss-of-ledger"):
@@ -184,11 +174,11 @@ def test_no_key_is_shown_even_where_a_service_repeats_it(
 
 
 def test_a_paid_probe_that_is_refused_repeats_no_key(
-    profile_of: ProfileOf, qinglan: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    profile_of: ProfileOf, doctor: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("A_KEY", KEY)
     service = serve(lambda _: (400, {"error": {"message": f"no good: {KEY}"}}))
-    status, out, _ = qinglan(live(profile_of, service.url), "--paid-probe")
+    status, out, _ = doctor(live(profile_of, service.url), "--paid-probe")
     assert status == 2
     assert "teacher: request refused: " in out
     assert "no good: •••" in out
@@ -196,7 +186,7 @@ def test_a_paid_probe_that_is_refused_repeats_no_key(
 
 
 def test_all_is_well_with_paid_answers(
-    profile_of: ProfileOf, qinglan: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    profile_of: ProfileOf, doctor: Qinglan, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     def answer(body: dict[str, Any]) -> Any:
         if "messages" in body:
@@ -205,15 +195,15 @@ def test_all_is_well_with_paid_answers(
 
     monkeypatch.setenv("A_KEY", KEY)
     service = serve(answer)
-    status, out, err = qinglan(live(profile_of, service.url, rag={"url": service.url}), "--paid-probe")
+    status, out, err = doctor(live(profile_of, service.url, rag={"url": service.url}), "--paid-probe")
     assert (status, err) == (0, "")
     assert "✓ keys: A_KEY set" in out
     assert "Paid answers\n✓ teacher answers: big at " in out
     assert out.rstrip().endswith("for $0.0002")
 
 
-def test_the_cluster_is_looked_at_only_by_flows_that_use_it(profile_of: ProfileOf, qinglan: Qinglan, ray: FakeRay):
+def test_the_cluster_is_looked_at_only_by_flows_that_use_it(profile_of: ProfileOf, doctor: Qinglan, ray: FakeRay):
     ray.refusal = "no job today"
     profile = profile_of(trainer={"ray_dashboard_url": ray.url})
-    assert "The cluster\n✗ mount: Ray" in qinglan(profile)[1]
-    assert "The cluster" not in qinglan(profile, "--flow", "refresh")[1]
+    assert "The cluster\n✗ mount: Ray" in doctor(profile)[1]
+    assert "The cluster" not in doctor(profile, "--flow", "refresh")[1]

@@ -77,19 +77,20 @@ def test_the_nodes_lack_keys_packages_and_our_version(
     assert problem.endswith("lacks A_KEY; export them there before `ray start`")
 
 
-def test_a_folder_that_the_node_does_not_see(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
-    running.before = lambda: (tmp_path / "runs").rename(tmp_path / "elsewhere")
+@pytest.mark.parametrize(
+    ("folder", "beginning", "part"),
+    [
+        ("runs", "paths.runs: this machine writes to {}/runs, and the cluster's node does not see", ""),
+        ("state", "paths.state: node ", "can't write there: No such file or directory; mount one file system here and"),
+    ],
+)
+def test_a_folder_that_the_node_does_not_see(
+    profile_of: ProfileOf, running: RunningRay, tmp_path: Path, folder: str, beginning: str, part: str
+):
+    running.before = lambda: (tmp_path / folder).rename(tmp_path / "elsewhere")
     problem = problems(on(profile_of, running))["mount"] or ""
-    assert problem.startswith(
-        f"paths.runs: this machine writes to {tmp_path}/runs, and the cluster's node does not see"
-    )
-
-
-def test_a_state_folder_that_the_node_does_not_see(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
-    running.before = lambda: (tmp_path / "state").rename(tmp_path / "elsewhere")
-    problem = problems(on(profile_of, running))["mount"] or ""
-    assert problem.startswith("paths.state: node ")
-    assert "can't write there: No such file or directory; mount one file system here and there" in problem
+    assert problem.startswith(beginning.format(tmp_path))
+    assert part in problem
 
 
 def test_what_the_node_writes_is_not_seen_here(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
@@ -104,10 +105,8 @@ def test_what_the_node_writes_is_not_seen_here(profile_of: ProfileOf, running: R
 
 def test_an_interpreter_that_the_node_lacks(profile_of: ProfileOf, running: RunningRay):
     problem = problems(on(profile_of, running, python="/no/python"))["mount"]
-    assert (
-        problem
-        == "trainer.python: the cluster's node has no /no/python; name the interpreter of the nodes' environment"
-    )
+    hint = "name the interpreter of the nodes' environment"
+    assert problem == f"trainer.python: the cluster's node has no /no/python; {hint}"
 
 
 def test_this_machine_can_not_write(profile_of: ProfileOf, running: RunningRay, tmp_path: Path):
@@ -155,12 +154,6 @@ def test_a_dashboard_that_does_not_answer_leaves_no_folder(profile_of: ProfileOf
     (mount,) = cluster.check_cluster(on(profile_of, ray))
     assert (mount.problem, mount.note) == (None, "not known: Ray can't be asked, see `ray`")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_job_that_the_cluster_refuses_is_a_problem_of_its_own(profile_of: ProfileOf, ray: FakeRay):
-    ray.refusal = "no job today"
-    (mount,) = cluster.check_cluster(on(profile_of, ray))
-    assert "no job today" in (mount.problem or "")
 
 
 def test_only_what_nodes_read_is_asked_for(profile_of: ProfileOf):

@@ -56,9 +56,8 @@ class Prefect:
         if request.method != "GET" and not path.endswith("/filter"):
             self.writes.append(f"{request.method} {path.split('/')[0]}")
         where, _, rest = path.partition("/")
-        return {"automations": self._automation, "deployments": self._deployment}.get(where, self._block)(
-            request.method, where, rest, body
-        )
+        answer = {"automations": self._automation, "deployments": self._deployment}.get(where, self._block)
+        return answer(request.method, where, rest, body)
 
     def _automation(self, method: str, _: str, rest: str, body: Any) -> httpx2.Response:
         if rest == "filter":
@@ -76,18 +75,11 @@ class Prefect:
 
     def _deployment(self, _: str, __: str, rest: str, body: Any) -> httpx2.Response:
         assert rest == "filter"
-        entries = [
-            {
-                "id": each.id,
-                "entrypoint": f"qinglan.flows.{each.flow}.{each.flow}",
-                "name": each.name,
-                "parameters": {"profile": each.profile},
-                "paused": each.paused,
-            }
-            for each in self.deployments
-        ]
-        others = {"id": "d-other", "entrypoint": "jobs.py:train", "name": "train", "parameters": {}, "paused": True}
-        return httpx2.Response(200, json=[*entries, others][body["offset"] :])
+        entries: list[dict[str, Any]] = [{"entrypoint": "jobs.py:train", "name": "other", "parameters": {}}]
+        for each in self.deployments:
+            entry = {"id": each.id, "name": each.name, "paused": each.paused, "parameters": {"profile": each.profile}}
+            entries.append(entry | {"entrypoint": f"qinglan.flows.{each.flow}.{each.flow}"})
+        return httpx2.Response(200, json=entries[body["offset"] :])
 
     def _block(self, method: str, where: str, rest: str, body: Any) -> httpx2.Response:
         if where == "block_types":
@@ -154,13 +146,9 @@ def test_what_is_not_wanted_any_more_goes_and_others_stay(prefect: Prefect, prof
     done = apply_automations(prefect.api, night(profile_of, webhook_url_env=None))
     assert "automation removed: qinglan: night: message about an alarm" in done
     left = prefect.names()
-    assert not any(name.startswith("qinglan: night: tell") for name in left)
-    assert {
-        "tell the team",
-        "qinglan: my own",
-        "qinglan: day: message about an alarm",
-        "qinglan: night: two: message about an alarm",
-    } <= left
+    assert not any(name.startswith("qinglan: night: message") for name in left)
+    others = {f"qinglan: {profile}: message about an alarm" for profile in ("day", "night: two")}
+    assert {"tell the team", "qinglan: my own", *others} <= left
     assert [block["data"]["url"] for block in prefect.blocks.values()] == [WEBHOOK, WEBHOOK]
 
 
@@ -257,36 +245,25 @@ def test_an_alarm_pauses_what_trains_this_profile(profile_of: ProfileOf):
 def test_runs_of_a_profile_are_known_by_their_names(profile_of: ProfileOf):
     specs = profile_automations(night(profile_of, "a[b"), [], "b")
     failed = next(spec for spec in specs if spec["name"].endswith("message about a run failed"))
-    trigger = AutomationCreate.model_validate(
-        failed | {"actions": [{"type": "do-nothing"}], "tags": []}
-    ).trigger.model_dump(mode="json")
+    body = failed | {"actions": [{"type": "do-nothing"}], "tags": []}
+    trigger = AutomationCreate.model_validate(body).trigger.model_dump(mode="json")
     assert trigger["match"]["prefect.resource.name"] == ["* a[[]b", "*[ /]a[[]b.yaml", "*[ /]a[[]b.yml"]
 
 
-def test_silence_is_judged_only_after_a_first_sign_of_life(profile_of: ProfileOf):
-    silent, _, _ = site_automations(profile_of())
-    assert silent["trigger"]["after"] == ["prefect.flow-run.heartbeat"]
-    assert silent["trigger"]["within"] == 900
-
-
-def test_a_crashed_run_has_so_many_tries(profile_of: ProfileOf):
-    _, again, unbegun = site_automations(profile_of(automations={"crash_retries": 3}))
+def test_silence_is_judged_after_a_first_heartbeat_and_a_crashed_run_has_so_many_retries(profile_of: ProfileOf):
+    silent, again, unbegun = site_automations(profile_of(automations={"crash_retries": 3}))
+    assert (silent["trigger"]["after"], silent["trigger"]["within"]) == (["prefect.flow-run.heartbeat"], 900)
     assert again["trigger"]["match"]["prefect.run-count"] == ["1", "2", "3"]
     assert "prefect.flow-run.Crashed" not in again["trigger"]["expect"]
     assert unbegun["trigger"]["match"]["prefect.run-count"] == "0"
     assert [spec["actions"][0]["force"] for spec in (again, unbegun)] == [False, False]
 
 
-# Messages
-
-
 def rendered(form: NotifyFormat, reason: str | None) -> Any:
     register_user_template_filters(all_filters)
     message = Message("failed", "is Failed", STATE_MESSAGE, "Look.")
-    context = {
-        "event": {"resource": {"prefect.state-message": reason}},
-        "flow_run": {"name": "refresh night", "id": "f1"},
-    }
+    event, flow_run = {"resource": {"prefect.state-message": reason}}, {"name": "refresh night", "id": "f1"}
+    context = {"event": event, "flow_run": flow_run}
     return json.loads(
         render_user_template_sync(payload(message, 'a"b {{ 7 * 7 }}', form, "http://ui.example/"), context)
     )
@@ -311,9 +288,8 @@ def test_every_service_gets_the_reason_and_the_link(form: NotifyFormat, path: tu
 
 
 def test_an_event_calls_nobody_and_may_say_nothing():
-    assert (
-        rendered("json", '<at user_id="all">all</at> <!channel>')["reason"] == '‹at user_id="all">all‹/at> ‹!channel>'
-    )
+    called = rendered("json", '<at user_id="all">all</at> <!channel>')
+    assert called["reason"] == '‹at user_id="all">all‹/at> ‹!channel>'
     assert rendered("json", None) == {
         "text": "Qinglan: refresh night is Failed\nLook.\nhttp://ui.example/runs/flow-run/f1",
         "topic": "failed",

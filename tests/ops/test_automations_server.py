@@ -323,23 +323,6 @@ def test_a_run_that_nobody_takes_is_told(server: Server, profile_of: Callable[..
     assert told.bodies[0]["link"].endswith(f"/runs/flow-run/{run}")  # as the server knows itself
 
 
-def test_applied_again_changes_nothing_and_takes_back_what_it_made(
-    server: Server, profile_of: Callable[..., Profile], told: FakeService
-):
-    def ours() -> set[str]:
-        return {entry["name"] for entry in server.post("automations/filter")}
-
-    profile = night(profile_of, "dawn")
-    assert apply_automations(server.api, profile)
-    assert apply_automations(server.api, profile) == []
-    assert any(name.startswith("qinglan: dawn: ") for name in ours())
-    done = apply_automations(server.api, profile_of(name="dawn", automations={"pause_at": ()}))
-    assert {line.partition(": ")[0] for line in done} >= {"automation removed"}
-    assert not any(name.startswith("qinglan: dawn: ") for name in ours())
-    held = server.api.get("block_types/slug/webhook/block_documents/name/qinglan-dawn")
-    assert held.status_code == httpx2.codes.NOT_FOUND
-
-
 def test_deploying_twice_changes_nothing_and_resumes_nothing(server: Server):
     first = server.qinglan("deploy")
     assert "work pool made: qinglan-trainer" in first and "deployed deployments/prefect.yaml to" in first

@@ -32,7 +32,7 @@ NOW = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
 
 
 class Events:
-    """A server with old runs at work: one that fell silent, one that is heard of, one that never was."""
+    """A server with old runs: one that fell silent, one that sends events, one that never sent any."""
 
     def __init__(self, server_was_there: bool, status: str = "ACCEPT") -> None:
         self._was_there, self._status, self.marked = server_was_there, status, list[str]()
@@ -93,18 +93,15 @@ class Crashes:
     def _answer(self, request: httpx2.Request) -> httpx2.Response:
         path = request.url.path.removeprefix("/api/")
         if request.method == "GET":
-            return (
-                httpx2.Response(404) if self._state == "gone" else httpx2.Response(200, json={"state_id": self._state})
-            )
+            return httpx2.Response(404 if self._state == "gone" else 200, json={"state_id": self._state})
         body = json.loads(request.content)
         if path == "automations/filter":
             assert body["automations"] == {"name": {"any_": [GOES_ON]}}
             return httpx2.Response(200, json=self._automations)
         if path == "flow_runs/filter":
             assert body["flow_runs"]["end_time"]["before_"] == "2026-11-22T05:30:00+00:00"
-            runs = [
-                {"id": f"f{n}", "name": f"run {n}", "run_count": n, "state_id": "crashed"} for n in self._run_counts
-            ]
+            crashed = {"state_id": "crashed"}
+            runs = [{"id": f"f{n}", "name": f"run {n}", "run_count": n} | crashed for n in self._run_counts]
             return httpx2.Response(200, json=runs)
         self.marked.append((path, body["state"]["name"], body["force"]))
         return httpx2.Response(201, json={"status": self._status})
@@ -133,7 +130,7 @@ def test_a_run_that_somebody_else_put_back_is_left_alone(profile_of: ProfileOf, 
     assert len(server.marked) == asked
 
 
-def test_a_run_that_a_process_is_at_work_on_is_left_alone():
+def test_a_run_that_a_process_runs_is_left_alone():
     runs = [{"id": f"run-{number}", "state_type": "RUNNING"} for number in range(201)]
     marked = list[str]()
 
@@ -143,11 +140,8 @@ def test_a_run_that_a_process_is_at_work_on_is_left_alone():
             return httpx2.Response(200, json={})
         query: dict[str, Any] = json.loads(request.content)
         assert query["work_pools"] == {"name": {"any_": ["qinglan-trainer"]}}
-        asked = (
-            FlowRunFilter.model_validate(query["flow_runs"])
-            .as_sql_filter()
-            .compile(compile_kwargs={"literal_binds": True})
-        )
+        query_filter = FlowRunFilter.model_validate(query["flow_runs"]).as_sql_filter()
+        asked = query_filter.compile(compile_kwargs={"literal_binds": True})
         assert "flow_run.state_type IN ('PENDING', 'RUNNING', 'CANCELLING') OR " in str(asked)
         assert "flow_run.state_name IN ('Paused')" in str(asked)  # as a run that waits for a person's approval
         return httpx2.Response(200, json=runs[query["offset"] : query["offset"] + query["limit"]])
@@ -168,9 +162,7 @@ def test_a_run_that_a_process_is_at_work_on_is_left_alone():
     assert "run-3" not in marked
 
 
-def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(
-    ray: FakeRay, profile_of: Callable[..., Profile], tmp_path: Path
-):
+def test_the_jobs_of_what_was_to_be_cancelled_are_stopped(ray: FakeRay, profile_of: ProfileOf, tmp_path: Path):
     profile, said = profile_of(trainer={"ray_dashboard_url": ray.url}), list[str]()
     named = {"id": "f1", "name": "train night"}
     overrides = [f"trainer.ray_dashboard_url={ray.url}", f"paths.runs={profile.paths.runs}"]

@@ -97,7 +97,7 @@ def test_a_switch_by_hand_stays(server: Server):
         assert server.active() == {"nightly": True, "often": False}
 
 
-def test_a_change_of_the_file_wins_and_is_told(server: Server):
+def test_a_change_of_the_file_wins_and_is_said(server: Server):
     server.deploy(nightly=False, often=True)
     assert server.deploy(nightly=True, often=False) == [
         f"schedule {NIGHTLY} is switched on, as prefect.yaml has it on now",
@@ -145,13 +145,12 @@ def test_another_who_deploys_at_the_same_time_makes_the_note_first(server: Serve
     assert server.deploy(nightly=True) == []
 
 
-@pytest.mark.parametrize("reason", [RuntimeError(), KeyboardInterrupt(), SystemExit()])
-def test_a_deployment_that_dies_midway_has_undone_nothing(server: Server, reason: BaseException):
+def test_a_deployment_that_dies_midway_has_undone_nothing(server: Server):
     server.deploy(nightly=False, often=False)
     server.switch(nightly=True)
     server.deployments["refresh"]["paused"] = True
-    with pytest.raises(type(reason)):
-        server.deploy(dies_after=reason, nightly=False, often=True)
+    with pytest.raises(KeyboardInterrupt):
+        server.deploy(dies_after=KeyboardInterrupt(), nightly=False, often=True)
     # Nothing is put right afterwards: a process that is killed could not either.
     assert server.active() == {"nightly": True, "often": True}
     assert server.deployments["refresh"]["paused"]
@@ -170,12 +169,8 @@ def test_a_switch_is_of_one_deployment_alone(server: Server):
     server.deploy(tenants=2, nightly=False)
     server.switch(nightly=True)
     server.deploy(tenants=2, nightly=False)
-    assert [server.active(name)["nightly"] for name in ("refresh", "refresh-0", "refresh-1", "own")] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    active = {name: server.active(name)["nightly"] for name in ("refresh", "refresh-0", "refresh-1", "own")}
+    assert [name for name, is_on in active.items() if is_on] == ["refresh"]
 
 
 def test_another_folders_deployments_stay_noted(server: Server):
@@ -186,7 +181,7 @@ def test_another_folders_deployments_stay_noted(server: Server):
     assert server.said == ["schedule refresh/refresh-0/nightly stays off, as it was switched by hand"]
 
 
-def test_a_schedule_made_on_the_page_is_told_of_before_prefect_removes_it(server: Server):
+def test_a_schedule_made_on_the_page_is_reported_before_prefect_removes_it(server: Server):
     server.deploy(nightly=False)
     server.deployments["refresh"]["schedules"].append({"slug": None, "active": True, "schedule": {"cron": "1 1 * * *"}})
     assert server.deploy(nightly=False) == [
@@ -200,7 +195,7 @@ def test_a_template_is_prefects_to_fill_in(server: Server):
     assert server.active() == {"nightly": "{{ $NIGHTLY }}"}
 
 
-def test_more_than_can_be_noted_is_told_and_the_servers_switches_stay(server: Server):
+def test_more_than_can_be_noted_is_said_and_the_servers_switches_stay(server: Server):
     assert server.deploy(tenants=200, nightly=True)[0].startswith("prefect.yaml has 201 schedules on, too many to note")
     server.switch(nightly=False)
     assert f"schedule {NIGHTLY} stays off, as it is on the server" in server.deploy(tenants=200, nightly=True)[0]

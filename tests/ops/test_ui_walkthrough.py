@@ -167,12 +167,12 @@ def test_all_deployments_are_listed(page: PrefectPage) -> None:
 def test_the_form_refuses_what_is_wrong(page: PrefectPage) -> None:
     page.open_form("pipeline")
     page.fill_in("small", {}, ["rl.total_steps"])
-    page.submit()
+    page.button("Submit").click()
     expect(page.page.get_by_text("'rl.total_steps' does not match")).to_be_visible()
     page.shot("refused")
     page.fill_in("small", {"RL: steps": "0"}, [])
     page.field("overrides").locator("textarea").fill("rl.seed=2")
-    page.submit()
+    page.button("Submit").click()
     expect(page.page.get_by_text("0 is less than the minimum of 1").first).to_be_visible()
     assert page.runs() == []
 
@@ -222,7 +222,7 @@ def test_the_schedule_fires_by_itself(page: PrefectPage) -> None:
     def fired() -> list[dict[str, Any]]:
         return [run for run in page.runs() if run["auto_scheduled"]]
 
-    page.look_away()
+    page.leave()
     wait_until("the schedule's run", fired)
     (run,) = fired()
     page.open_run(run["id"])
@@ -257,7 +257,7 @@ def test_a_failed_run_is_retried_once_the_cause_is_gone(site: Site, page: Prefec
 
 
 def test_a_run_from_the_terminal(site: Site, page: PrefectPage) -> None:
-    page.look_away()
+    page.leave()
     watched = ("prefect", "deployment", "run", "refresh/refresh", "--watch")
     done = site.terminal(*watched, "-p", "profile=small")
     assert done.returncode == 0, done.stdout + done.stderr

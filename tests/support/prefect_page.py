@@ -1,4 +1,4 @@
-"""Prefect's page as a user has it before them: forms are filled in, buttons pressed, and what stands there is read."""
+"""Prefect's page as a user sees it: forms are filled in, buttons pressed, and what is shown is read."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ _QUIET = [
 ]
 _MOUSE = "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"
 """Playwright's pretence of a mouse that hovers. Without one, Prefect's page has plain lists to choose from."""
-_PATIENCE_MS = 60_000
+_TIMEOUT_MS = 60_000
 _CLICKS = 4
 _LONGEST_S = 300.0
 """For what takes a moment, on a machine that has others to serve."""
@@ -34,7 +34,7 @@ _LONGEST_S = 300.0
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """A browser with a new, empty profile that asks nobody for anything by itself."""
-    expect.set_options(timeout=_PATIENCE_MS)
+    expect.set_options(timeout=_TIMEOUT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_QUIET, ignore_default_args=[_MOUSE])
         yield browser
@@ -47,7 +47,7 @@ class PrefectPage:
     def __init__(self, browser: Browser, url: str, shots: Path) -> None:
         self.url, self._shots = url, shots
         self.page: Page = browser.new_page(viewport={"width": 1280, "height": 800})
-        self.page.set_default_timeout(_PATIENCE_MS)
+        self.page.set_default_timeout(_TIMEOUT_MS)
         self.hosts: set[str] = set()
         self.page.on("request", lambda request: self.hosts.add(httpx2.URL(request.url).host))
         self.api = RetryingClient(base_url=f"{url}/api", trust_env=False, timeout=60)
@@ -67,11 +67,9 @@ class PrefectPage:
     def open(self, path: str) -> None:
         self.page.goto(f"{self.url}/{path}")
 
-    def look_away(self) -> None:
+    def leave(self) -> None:
         """The graph of a run, drawn without a GPU, costs half a core for as long as it is to be seen."""
         self.page.goto("about:blank")
-
-    # Forms
 
     def open_form(self, deployment: str) -> None:
         """From the list of deployments to the run form of one."""
@@ -99,9 +97,6 @@ class PrefectPage:
             listed.get_by_role("button", name="Add item").click()
             listed.locator("textarea").nth(number).fill(override)
 
-    def submit(self) -> None:
-        self.button("Submit").click()
-
     def start(
         self, deployment: str, changes: dict[str, str], *overrides: str, profile: str = "small", shot: str = ""
     ) -> str:
@@ -119,16 +114,14 @@ class PrefectPage:
                 self.page.evaluate("document.querySelectorAll('*').forEach(each => each.scrollTo(0, 0))")
                 self.shot(shot)
             self.submitted_s = time.monotonic()
-            self.submit()
+            self.button("Submit").click()
             with suppress(AssertionError):  # a click that was refused made no run, one that was heard late has made it
-                expect(self.page.get_by_text("scheduled to start").first).to_be_visible(timeout=1.5 * _PATIENCE_MS)
+                expect(self.page.get_by_text("scheduled to start").first).to_be_visible(timeout=1.5 * _TIMEOUT_MS)
             if new := [run["id"] for run in self.runs() if run["id"] not in before]:
                 break
         (run,) = new
         self.open_run(run)
         return run
-
-    # Schedules
 
     def edit_schedule(self, cron: str) -> None:
         """Of the open deployment, which has one."""
@@ -151,23 +144,19 @@ class PrefectPage:
         for _ in range(_CLICKS):
             act()
             with suppress(AssertionError):
-                expect(self.page.get_by_text(text).first).to_be_visible(timeout=_PATIENCE_MS / 2)
+                expect(self.page.get_by_text(text).first).to_be_visible(timeout=_TIMEOUT_MS / 2)
                 return
             self.page.reload()
         raise AssertionError(f"the page did not say {text!r}")
-
-    # Flow runs
 
     def open_run(self, run: str) -> None:
         self.open(f"runs/flow-run/{run}")
         expect(self.page.get_by_role("link", name="Runs", exact=True)).to_be_visible()
 
-    def badge(self, state: str) -> Locator:
-        """The state that the run's page shows, which the page renews by itself."""
-        return self.page.locator(".page-heading .state-badge").filter(has_text=state)
-
     def expect_state(self, state: str, within_s: float = _LONGEST_S) -> None:
-        expect(self.badge(state)).to_be_visible(timeout=within_s * 1000)
+        """The page renews by itself the state that it shows."""
+        badge = self.page.locator(".page-heading .state-badge").filter(has_text=state)
+        expect(badge).to_be_visible(timeout=within_s * 1000)
 
     def press(self, button: str, confirm: str) -> None:
         """A button that asks back, and goes once it was heard."""
@@ -177,7 +166,7 @@ class PrefectPage:
             self.button(button).click()
             self.page.locator(".p-modal").get_by_role("button", name=confirm, exact=True).click()
             with suppress(AssertionError):
-                expect(self.button(button)).to_be_hidden(timeout=_PATIENCE_MS / 2)
+                expect(self.button(button)).to_be_hidden(timeout=_TIMEOUT_MS / 2)
                 return
             self.page.reload()
         raise AssertionError(f"the page's {button} was pressed and refused")
@@ -199,8 +188,6 @@ class PrefectPage:
             self.page.wait_for_timeout(200)
         return card.first
 
-    # What the server knows
-
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return self.api.post(path, json=body).raise_for_status().json()
 
@@ -213,16 +200,10 @@ class PrefectPage:
         found: dict[str, Any] = self.api.get(f"flow_runs/{run}").raise_for_status().json()
         return found
 
-    def state(self, run: str) -> str:
-        return str(self.run(run)["state"]["name"])
-
-    def wait_for(self, run: str, *states: str, within_s: float = _LONGEST_S) -> float:
-        """Until the server says that the run is in one of these; the seconds it took."""
-        return wait_until(
-            f"{' or '.join(states)}",
-            lambda: self.state(run) in states,
-            within_s,
-            explain=lambda: self.run(run)["state"],
+    def wait_for(self, run: str, state: str, within_s: float = _LONGEST_S) -> None:
+        """Until the server says that the run is in this state."""
+        wait_until(
+            state, lambda: self.run(run)["state"]["name"] == state, within_s, explain=lambda: self.run(run)["state"]
         )
 
     def deployment(self, name: str) -> dict[str, Any]:

@@ -104,7 +104,6 @@ def up(
 
 
 def main() -> None:
-    """Entry point of the console script."""
     try:
         app()
     except (QinglanError, OSError) as error:

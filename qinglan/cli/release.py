@@ -171,6 +171,12 @@ def _print_figure(subject: "Subject", figure: "Figure") -> None:
 
 def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
     row, entry, found = trace.row, trace.entry, trace.entry.retrieved
+    retrieved = "" if entry.measured else f"failed: {entry.reason}"
+    if found:
+        first = zip(found.ids[:3], found.scores[:3], (*found.titles[:3], "", "", ""), strict=False)
+        retrieved = "; ".join(
+            f"{n}. {document} {score:.3f} {title}" for n, (document, score, title) in enumerate(first, 1)
+        )
     facts = {
         "row": f"{row.id}: {figure.metric} = {number(trace.value)}",
         "source": row.source,
@@ -181,16 +187,7 @@ def _print_row(subject: "Subject", figure: "Figure", trace: "RowTrace") -> None:
         "gold document": row.gold_id or (NONE if found else ""),
         subject.arm: entry.text or f"failed: {entry.reason}",
         "parts": ", ".join(f"{name} {value:g}" for name, value in (entry.parts or {}).items()),
-        "retrieved": "; ".join(
-            f"{place}. {document} {score:.3f} {title}"
-            for place, (document, score, title) in enumerate(
-                zip(found.ids[:3], found.scores[:3], (*found.titles[:3], "", "", ""), strict=False), 1
-            )
-        )
-        if found
-        else ""
-        if entry.measured
-        else f"failed: {entry.reason}",
+        "retrieved": retrieved,
         "gold document's rank": str(found.rank(row.gold_id) or "missed") if found and row.gold_id else "",
         "judge": ", ".join(f"{score:.2f}" for score in entry.judge_scores) or number(entry.judge_score, 2),
         "teacher": (trace.teacher.text or f"failed: {trace.teacher.reason}") if trace.teacher else "",

@@ -165,21 +165,30 @@ def test_no_server_is_configured(profile_of: ProfileOf):
     assert services.check_mlflow(profile_of()).detail.startswith("no server configured: runs are kept in sqlite:///")
 
 
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [
-        ((200, "3.8.1"), None),
-        ((200, "2.20.1"), "the server is 2.20.1, the client here 3.8.8; bring both to one version: `pip install pre"),
-        ((401, {}), "refuses us (HTTP 401); set PREFECT_API_AUTH_STRING"),
-        ((404, {}), "answers HTTP 404; is the address that of a prefect server?"),
-        ((200, b"<html>"), "names no version; is the address that of a prefect server?"),
-    ],
-)
-def test_prefect(profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch, reply: Any, message: str | None):
+COMPARED = [
+    ("prefect", (200, "3.8.1"), None),
+    ("prefect", (200, "2.20.1"), "the server is 2.20.1, the client here 3.8.8; bring both to one version: `pip inst"),
+    ("prefect", (401, {}), "refuses us (HTTP 401); set PREFECT_API_AUTH_STRING"),
+    ("prefect", (404, {}), "answers HTTP 404; is the address that of a prefect server?"),
+    ("prefect", (200, b"<html>"), "names no version; is the address that of a prefect server?"),
+    ("mlflow", (200, b"3.8.0"), None),
+    ("mlflow", (200, b"2.9.2"), "the server is 2.9.2, the client here 3.8.8; bring both to one version"),
+    ("mlflow", (403, {}), "refuses us (HTTP 403); set MLFLOW_TRACKING_USERNAME and"),
+    ("mlflow", (500, {}), "answers HTTP 500; is the address that of a mlflow server?"),
+]
+
+
+@pytest.mark.parametrize(("name", "reply", "message"), COMPARED)
+def test_a_server(
+    profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch, name: str, reply: Any, message: str | None
+):
     monkeypatch.setattr(services, "installed", lambda _: Version("3.8.8"))
-    monkeypatch.setenv("PREFECT_API_URL", serve(lambda _: reply).url)
-    check = services.check_prefect(profile_of())
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t0ken")
+    service = serve(lambda _: reply)
+    monkeypatch.setenv("PREFECT_API_URL", service.url)
+    check = getattr(services, f"check_{name}")(profile_of(tracking={"uri": service.url}))
     assert (message in (check.problem or "")) if message else check.problem is None
+    assert service.headers[0].get("authorization") == ("Bearer t0ken" if name == "mlflow" else None)
 
 
 def test_prefects_login_is_not_shown(profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch):
@@ -189,30 +198,9 @@ def test_prefects_login_is_not_shown(profile_of: ProfileOf, serve: Serve, monkey
         assert "secret" not in repr(network.addresses(profile_of(), "refresh"))
 
 
-def test_prefect_can_not_be_reached(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+def test_a_server_that_can_not_be_reached(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    problem = services.check_prefect(profile_of()).problem or ""
-    assert problem.startswith("prefect http://127.0.0.1:9/api (PREFECT_API_URL): can't be reached: ")
-
-
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [
-        ((200, b"3.17.0"), None),
-        ((200, b"2.9.2"), "the server is 2.9.2, the client here 3.17.2; bring both to one version"),
-        ((403, {}), "refuses us (HTTP 403); set MLFLOW_TRACKING_USERNAME and"),
-        ((500, {}), "answers HTTP 500; is the address that of a mlflow server?"),
-    ],
-)
-def test_mlflow(profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch, reply: Any, message: str | None):
-    monkeypatch.setattr(services, "installed", lambda _: Version("3.17.2"))
-    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t0ken")
-    service = serve(lambda _: reply)
-    check = services.check_mlflow(profile_of(tracking={"uri": service.url}))
-    assert (message in (check.problem or "")) if message else check.problem is None
-    assert service.headers[0]["authorization"] == "Bearer t0ken"
-
-
-def test_mlflow_can_not_be_reached(profile_of: ProfileOf):
-    problem = services.check_mlflow(profile_of(tracking={"uri": "http://127.0.0.1:9"})).problem or ""
-    assert problem.startswith("tracking.uri: http://127.0.0.1:9 can't be reached: ")
+    profile = profile_of(tracking={"uri": "http://127.0.0.1:9"})
+    prefect, mlflow = services.check_prefect(profile).problem or "", services.check_mlflow(profile).problem or ""
+    assert prefect.startswith("prefect http://127.0.0.1:9/api (PREFECT_API_URL): can't be reached: ")
+    assert mlflow.startswith("tracking.uri: http://127.0.0.1:9 can't be reached: ")

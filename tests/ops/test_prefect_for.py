@@ -19,14 +19,6 @@ def test_a_users_prefect_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.iterdir())
 
 
-def test_a_server_that_a_prefect_toml_names_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "prefect.toml").write_text('[api]\nurl = "http://prefect/api"\n')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
-    with prefect_for(tmp_path / "state", print):
-        assert "PREFECT_API_URL" not in os.environ  # Prefect reads the file itself
-
-
 def test_the_sites_server_is_joined_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
     monkeypatch.setattr(temporary, "answers", lambda url: url == "http://127.0.0.1:4200/api/health")

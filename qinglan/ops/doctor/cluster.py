@@ -60,7 +60,6 @@ def keys_of_nodes(profile: Profile) -> list[str]:
 
 
 def check_cluster(profile: Profile) -> list[Check]:
-    """The mount, seen from both sides, and the nodes."""
     token = secrets.token_hex(8)
     folders = {
         key: folder.resolve() / f".doctor-{token}"

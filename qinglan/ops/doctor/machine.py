@@ -60,7 +60,6 @@ def check_text() -> Check:
 
 
 def check_folders(profile: Profile) -> Check:
-    """Can files be written where a run keeps them?"""
     folders, wrong = _folders(profile), []
     for key, folder in folders.items():
         place = nearest_folder(folder)
@@ -74,7 +73,6 @@ def check_folders(profile: Profile) -> Check:
 
 
 def check_disk(profile: Profile, flow: FlowName) -> Check:
-    """Is there enough disk space on each file system that a run writes to?"""
     floor = profile.retention.min_free_mb * 10**6
     try:
         runs = needed_bytes(profile, flow)
@@ -101,7 +99,6 @@ def check_disk(profile: Profile, flow: FlowName) -> Check:
 
 
 def check_memory(profile: Profile, flow: FlowName) -> Check:
-    """Is there as much as what trains here needs?"""
     total, available = memory_bytes()
     detail = f"{available / GB:.1f} of {total / GB:.1f} GB available"
     needed, what = needed_memory_bytes(profile, flow)

@@ -39,7 +39,6 @@ _SCHEMA: JsonSchema = {
 
 
 def check_answer(profile: Profile, role: str, endpoint: Endpoint) -> Check:
-    """Ask once, and say what it cost."""
     name, detail = f"{role} answers", f"{endpoint.model} at {endpoint.base_url}"
     run_id, price = f"doctor-{secrets.token_hex(4)}", profile.prices[endpoint.model]
     account = Account(run_id, profile.tenant.id, role + _PROBE, endpoint.model, price)

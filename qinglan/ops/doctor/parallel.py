@@ -26,10 +26,7 @@ def run_in_thread(work: Callable[[], T]) -> "Future[T]":
 
 
 def start_check(planned: PlannedCheck) -> Callable[[], tuple[list[Check], float]]:
-    """Start a check. What is returned waits for its results, and gives the seconds that it took with them.
-
-    A check that fails or takes too long becomes a problem.
-    """
+    """Start a check; what is returned waits for its results and its seconds. A failure becomes a problem, too."""
     began, name, limit_s = time.monotonic(), f"{planned.name} ({planned.detail})", TIME_LIMITS_S[planned.time_limit]
     future = run_in_thread(lambda: (planned.run(), time.monotonic() - began))
 

@@ -36,10 +36,9 @@ def needed_keys(profile: Profile, flow: FlowName) -> dict[str, str]:
 
 
 def check_keys(profile: Profile, flow: FlowName, *, deploys: bool = False) -> Check:
-    """Are they set? Whether they are right, the services say; of the webhook's address only its form is looked at.
+    """Are they set? Whether they are right, the services say.
 
-    Args:
-        deploys: without the webhook it is a problem, else only worth a word: no flow reads it.
+    Without its webhook a profile can't be deployed, but can run: a problem if it `deploys`, else a note.
     """
     needed, webhook = needed_keys(profile, flow), None
     missing = [name for name in needed if not os.environ.get(name, "").strip()]
@@ -61,7 +60,6 @@ def check_keys(profile: Profile, flow: FlowName, *, deploys: bool = False) -> Ch
 
 
 def check_prefect(profile: Profile) -> Check:
-    """Is the server there, and of the client's version?"""
     try:
         server = find_server(profile.paths.state)
         if server is None:
@@ -83,7 +81,6 @@ def check_prefect(profile: Profile) -> Check:
 
 
 def check_mlflow(profile: Profile) -> Check:
-    """Is the server there, and of the client's version?"""
     uri = profile.tracking_uri
     if not uri.startswith(("http://", "https://")):
         return Check("mlflow", f"no server configured: runs are kept in {uri}" if profile.tracking.uri is None else uri)

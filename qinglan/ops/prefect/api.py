@@ -56,7 +56,6 @@ def call(api: httpx2.Client, method: str, path: str, body: Any = None, *, may_la
 
 
 def pages(api: httpx2.Client, path: str, **query: Any) -> list[dict[str, Any]]:
-    """Everything that a `filter` of the API finds."""
     found: list[dict[str, Any]] = []
     while True:
         page = call(api, "POST", path, query | {"offset": len(found), "limit": _PAGE})

@@ -71,7 +71,6 @@ def find_deployments() -> Path:
 
 
 def pools_of(prefect_file: Path) -> list[str]:
-    """The work pools that the deployments name."""
     return sorted({each["work_pool"]["name"] for each in read_deployments(prefect_file)["deployments"]})
 
 

@@ -28,7 +28,6 @@ _Entry = dict[str, Any]
 
 
 def read_deployments(prefect_file: Path) -> _Entry:
-    """What stands in prefect.yaml."""
     try:
         content = yaml.safe_load(prefect_file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

@@ -20,7 +20,6 @@ _RUN, _STATE = "prefect.flow-run.", "event.resource['prefect.state-name']"
 
 
 def prefix_of(profile: Profile) -> str:
-    """What the names of a profile's automations begin with."""
     return f"{SITE}{profile.name}: "
 
 

@@ -44,11 +44,7 @@ def normalise(text: str) -> str:
 def row_id(
     tenant: str, query: str, profile: str = "", history: str = "", inputs: Mapping[str, str] | None = None
 ) -> str:
-    """A stable 16-digit id from what was asked.
-
-    Args:
-        inputs: those that identify a row, by name; an empty one is as good as none.
-    """
+    """A stable 16-digit id from what was asked; an empty input counts as none."""
     asked = (f"{name}={text}" for name, value in sorted((inputs or {}).items()) if (text := normalise(value)))
     key = "\x1f".join((tenant, normalise(query), normalise(profile), normalise(history), *asked))
     return hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -73,7 +69,6 @@ class Retrieved(BaseModel):
 
     @property
     def top1_score(self) -> float:
-        """The best passage's score; 0 where nothing was recalled."""
         return self.scores[0] if self.scores else 0.0
 
     @property
@@ -87,8 +82,6 @@ class Retrieved(BaseModel):
 
 
 class Row(BaseModel):
-    """A question on its way through the data stages."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
@@ -142,7 +135,6 @@ class Row(BaseModel):
         return self.gold_id or self.group or self.id
 
     def failed(self, reason: str) -> "Row":
-        """The same row, failed for a reason."""
         return self.model_copy(update={"status": "failed", "reason": reason})
 
 
@@ -206,5 +198,4 @@ class RowCounts:
 
 
 def by_frequency(reasons: dict[str, int]) -> dict[str, int]:
-    """The counts, the highest first."""
     return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))

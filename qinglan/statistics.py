@@ -34,8 +34,6 @@ _TIE = 1e-9
 
 
 class Statistic(BaseModel):
-    """A frozen result that goes into report.json."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -375,7 +373,6 @@ class Histogram:
         self._per_bin = bins / (high - low)
 
     def add(self, value: float) -> None:
-        """Count a finite value."""
         # A value on an edge belongs to the bin above it, also where 0.29 · 100 falls short of 29.
         place = int((value - self.low) * self._per_bin + 1e-9)
         self.counts[min(max(place, 0), len(self.counts) - 1)] += 1

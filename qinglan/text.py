@@ -34,7 +34,6 @@ NONE = "–"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Fixed decimals."""
     return NONE if value is None else f"{value:,.{digits}f}".replace("-", "−")
 
 
@@ -48,17 +47,14 @@ def signed(value: float | None, digits: int = 3) -> str:
 
 
 def interval(ends: tuple[float, float] | None) -> str:
-    """`[low, high]`."""
     return NONE if ends is None else f"[{number(ends[0])}, {number(ends[1])}]"
 
 
 def with_interval(value: float | None, ends: tuple[float, float] | None, show: Callable[[float | None], str]) -> str:
-    """A value and its interval, where there is one."""
     return f"{show(value)} {interval(ends)}" if ends else show(value)
 
 
 def count(value: int | None) -> str:
-    """With thousands separators."""
     return NONE if value is None else f"{value:,}"
 
 
@@ -95,7 +91,6 @@ def size(count: float) -> str:
 
 
 def p_value(value: float | None) -> str:
-    """Three decimals, and never 0."""
     return NONE if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 

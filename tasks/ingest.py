@@ -36,12 +36,12 @@ def ingest_workbook(run: Run, workbook: Path) -> StageResult:
     def work(stage: Stage) -> Outcome:
         counts, shown = RowCounts(), list[str]()
 
-        def tell(problem: str) -> None:
+        def report(problem: str) -> None:
             if len(shown) < _SHOWN_PROBLEMS:
                 shown.append(problem)
                 stage.say(problem)
 
-        read = read_rows(workbook, data, tenant, tell, inputs=recipe.INPUTS)
+        read = read_rows(workbook, data, tenant, report, inputs=recipe.INPUTS)
         rows = counts.pass_through(assign(read, recipe, data.pool_shares))
         artifacts = {"rows": write_jsonl(stage.directory / "rows.jsonl", rows)}
         if digest_of(workbook) != digest:

@@ -15,7 +15,7 @@ _WORKBOOK_ROWS = 100_000
 
 @stage_task("select")
 def select_rows(run: Run, validated: StageResult) -> StageResult:
-    """Decide which answers may teach; what people said of them outranks the rules."""
+    """Decide which answers may teach; a reviewer's verdict outranks the rules."""
     reviews, recipe = load_reviews(run.profile), get_recipe(run.profile.recipe)
 
     def work(stage: Stage) -> Outcome:

@@ -43,7 +43,11 @@ def make_engine(url: str | sa.URL) -> sa.Engine:
     if url.get_backend_name() == "postgresql":
         # A killed server or a fail-over costs one retry of the caller, not a dead pool.
         timeout = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
-        return sa.create_engine(url, connect_args=timeout, pool_pre_ping=True, pool_size=2, hide_parameters=True)
+        try:
+            return sa.create_engine(url, connect_args=timeout, pool_pre_ping=True, pool_size=2, hide_parameters=True)
+        except ModuleNotFoundError:
+            message = "ledger: PostgreSQL's driver is not installed; run pip install 'qinglan[postgres]'"
+            raise LedgerError(message) from None
     engine = sa.create_engine(url, connect_args={"timeout": _LOCK_TIMEOUT_S}, hide_parameters=True)
 
     @sa.event.listens_for(engine, "connect")

@@ -275,6 +275,12 @@ def test_a_server_that_does_not_answer_is_given_up_in_seconds(url: str, expected
     assert asked == [expected]
 
 
+def test_a_missing_driver_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(LedgerError, match=r"driver is not installed; run pip install 'qinglan\[postgres\]'"):
+        make_engine("postgresql+psycopg://me@127.0.0.1:9/none")
+
+
 def test_the_password_is_in_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = LedgerStore(url_env="LEDGER_URL")
     with pytest.raises(ConfigError, match="needs the environment variable LEDGER_URL"):

@@ -6,14 +6,9 @@ from typing import Any
 
 from qinglan.clients.batch_api import distill_by_batch
 from qinglan.clients.batch_api.jobs import BatchProgress
+from qinglan.clients.batch_api.store import batch_server
 from qinglan.clients.chat import Account, openai_client
-from qinglan.clients.roles import (
-    ANSWER_FIELDS,
-    Services,
-    endpoint_of,
-    key_salt,
-    site_ledger,
-)
+from qinglan.clients.roles import ANSWER_FIELDS, Services, endpoint_of, key_salt, site_ledger
 from qinglan.errors import StageError
 from qinglan.ledger.queue import affordable_usd
 from qinglan.recipes import get_recipe, recipe_key
@@ -107,7 +102,8 @@ def require_no_open_batches(stage: Stage, given: StageResult) -> None:
     """
     profile = stage.run.profile
     with site_ledger(profile) as ledger:
-        jobs = ledger.open_batches(key_salt(profile, "teacher"), "teacher")
+        server = batch_server(key_salt(profile, "teacher"), profile.teacher.model)
+        jobs = ledger.open_batches(server, "teacher")
     held = {request_hash: job.batch_id for job in jobs for request_hash in job.request_hashes}
     if not held:
         return

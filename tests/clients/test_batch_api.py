@@ -18,6 +18,7 @@ from waiting import wait_until
 
 from qinglan.clients.batch_api import BatchOutcome, BatchProgress, batch_costs_usd, chunks, distill_by_batch
 from qinglan.clients.batch_api.service import parse_result, request_line
+from qinglan.clients.batch_api.store import batch_server
 from qinglan.clients.chat import Account, Request, openai_client
 from qinglan.config import BatchApi, Endpoint, LedgerStore, Price
 from qinglan.errors import ConfigError
@@ -189,7 +190,7 @@ async def test_answers_come_at_half_price_and_without_a_latency(ledger: Ledger, 
     assert outcome == BatchOutcome(answered=5, missing=(), reasons={})
     calls = ledger.get_many([each.request_hash for each in wanted]).values()
     usage = ledger.usage("r", "teacher")
-    assert not ledger.open_batches(f"{SERVER} {REWRITER}", "teacher")
+    assert not ledger.open_batches(batch_server(SERVER, REWRITER), "teacher")
     full_price = (PRICE.input_per_million_usd * usage.prompt_tokens + 10 * usage.completion_tokens) / 1e6
     assert usage.cost_usd == pytest.approx(full_price / 2)
     assert {call.latency_ms for call in calls} == {None}
@@ -283,7 +284,7 @@ async def test_a_batch_that_does_not_even_end_when_cancelled_is_given_up(
     outcome = await ask(ledger, teacher.url, wanted, {"give_up_after_h": 0.05 / 3600})
     assert (len(outcome.missing), outcome.reasons) == (3, {"batch_late": 3})
     assert free(ledger, wanted)
-    assert ledger.open_batches(f"{SERVER} {REWRITER}", "teacher")
+    assert ledger.open_batches(batch_server(SERVER, REWRITER), "teacher")
 
 
 async def test_a_batch_that_fails_as_a_whole_says_why(ledger: Ledger, start: Start):
@@ -439,7 +440,7 @@ async def test_killed_anywhere_nothing_is_lost_or_paid_twice(
         with open_ledger(ledger_url(LedgerStore(), folder)) as ledger:
             assert (await ask(ledger, teacher.url, wanted)).answered == 6
             assert ledger.usage("r", "teacher").calls == 6
-            assert not ledger.open_batches(f"{SERVER} {REWRITER}", "teacher")
+            assert not ledger.open_batches(batch_server(SERVER, REWRITER), "teacher")
         assert set(teacher.store.times_asked.values()) == {1}, deaths
     assert deaths > 10
 

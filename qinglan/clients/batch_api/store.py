@@ -23,12 +23,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def batch_server(server: str, model: str) -> str:
+    """The name under which the ledger keeps the batches of one model on one service."""
+    return f"{server} {model}"
+
+
 class BatchStore:
     """The batches of one model on one service; every change is committed on return."""
 
     def __init__(self, ledger: Ledger, account: Account, server: str) -> None:
         self._ledger, self._account = ledger, account
-        self._server = f"{server} {account.model}"
+        self._server = batch_server(server, account.model)
         self._locked: set[str] = set()
         self.reasons: Counter[str] = Counter()
         """Of the failures recorded here."""

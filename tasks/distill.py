@@ -73,7 +73,7 @@ async def ask_by_batch(stage: Stage, services: Services, given: StageResult) -> 
         stage.progress(progress.completed, progress.total, f"answers of {progress.batches} batches")
 
     with site_ledger(profile) as ledger:
-        client = openai_client(teacher, services.teacher_url, "teacher")
+        client = openai_client(teacher, services().teacher_url, "teacher")
         try:
             outcome = await distill_by_batch(
                 requests,

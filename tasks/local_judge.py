@@ -76,7 +76,7 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
 async def _compare(run: Run, services: Services, served: JudgeServer, rows: list[Row]) -> list[JudgedPassage]:
     profile = run.profile
     recipe = cast(RetrievalRecipe, get_recipe(profile.recipe))  # no other recipe has a local judge
-    rag = RagClient(profile.rag, services.rag_url, profile.tenant.id, with_passage=True)
+    rag = RagClient(profile.rag, services().rag_url, profile.tenant.id, with_passage=True)
     try:
         async with open_clients(run, services, ["judge"]) as clients, open_judge(run, served) as local:
             verdicts = verdict_recipe(served.judge.released.recipe)

@@ -150,19 +150,19 @@ def _reward_service(
     run: Run, services: Services, samples_log: Path, served: JudgeServer | None = None
 ) -> RewardService:
     profile = run.profile
-    recipe = get_recipe(profile.recipe)
+    recipe, addresses = get_recipe(profile.recipe), services()
     asked: dict[str, Any] = {}
     if "rag" in recipe.graders:
         asked |= {
             "rag": profile.rag,
-            "rag_url": services.rag_url,
+            "rag_url": addresses.rag_url,
             # A live service's knowledge base changes unseen.
             "retrieval_scope": run.id if profile.rag.url != EMBEDDED else f"kb:{run.knowledge_base_sha256}",
         }
     if "judge" in recipe.graders:
         asked |= {
             "judge": profile.judge,
-            "judge_url": services.judge_url,
+            "judge_url": addresses.judge_url,
             "judge_price": profile.prices[profile.judge.model],
             "judge_key_salt": key_salt(profile, "judge"),
         }

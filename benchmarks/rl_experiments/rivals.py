@@ -80,7 +80,7 @@ def training(profile: Profile, verl_run: Path, services: Services, folder: Path)
     """What a rival's script needs to know."""
     rl, dataset = profile.rl, stage_of(verl_run, "dataset")
     reward = json.loads((work_of(verl_run, "rl") / "reward.json").read_text(encoding="utf-8"))
-    addresses = {"rag_url": services.rag_url, "judge_url": services.judge_url}
+    addresses = {"rag_url": services().rag_url, "judge_url": services().judge_url}
     log = {"samples_log": str(folder / "samples.jsonl"), "run_id": folder.name}
     ledger = {"ledger": profile.ledger.model_dump(mode="json")}  # its own, which is empty as ours was
     write_json(folder / "reward.json", reward | addresses | log | ledger)

@@ -1,6 +1,6 @@
 """The services of a profile by role, and their clients in one process."""
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,8 +25,8 @@ _NOT_OPENED = "this stage has no {role} client; name the role in open_clients"
 
 
 @dataclass(frozen=True)
-class Services:
-    """The addresses in use: the user's own where the profile has them, else those of the simulators.
+class Addresses:
+    """Where the services are: the user's own where the profile has them, else the simulators.
 
     Those of models end with `/v1`.
     """
@@ -38,6 +38,10 @@ class Services:
     """Of the teachers in `compare`, by their names."""
     answerer_url: str = ""
     """Empty where the profile names no answerer."""
+
+
+Services = Callable[[], Addresses]
+"""Gives the addresses. The first call starts the simulators: a run that reuses every stage needs none."""
 
 
 class Clients:
@@ -119,7 +123,7 @@ def key_salt(profile: Profile, role: ChatRole) -> str:
 @asynccontextmanager
 async def open_clients(run: Run, services: Services, roles: Collection[Role]) -> AsyncIterator[Clients]:
     """Open the clients of these roles; other roles need no API key."""
-    profile = run.profile
+    profile, addresses = run.profile, services()
     with site_ledger(profile) as ledger:
         queue = LedgerQueue(ledger, run.id, profile.budget)
 
@@ -131,10 +135,10 @@ async def open_clients(run: Run, services: Services, roles: Collection[Role]) ->
             return ChatClient(endpoint, url, account, queue, key_salt=key_salt(profile, role))
 
         clients = Clients(
-            chat("teacher", services.teacher_url),
-            chat("judge", services.judge_url),
-            RagClient(profile.rag, services.rag_url, profile.tenant.id) if "rag" in roles else None,
-            chat("answerer", services.answerer_url),
+            chat("teacher", addresses.teacher_url),
+            chat("judge", addresses.judge_url),
+            RagClient(profile.rag, addresses.rag_url, profile.tenant.id) if "rag" in roles else None,
+            chat("answerer", addresses.answerer_url),
         )
         try:
             yield clients

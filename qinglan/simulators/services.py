@@ -6,9 +6,10 @@ Each takes a free port itself and reports it, so that no port is raced for, and 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from pathlib import Path
 
-from qinglan.clients.roles import Services
+from qinglan.clients.roles import Addresses, Services
 from qinglan.config import EMBEDDED, Endpoint, Profile
 from qinglan.runs.command import Command
 from qinglan.runs.launcher import SupervisedProcess
@@ -19,20 +20,27 @@ READY_WITHIN_S = 60.0
 
 @contextmanager
 def embedded_services(profile: Profile, knowledge_base: Path | None) -> Iterator[Services]:
-    """Start what the profile calls `embedded`, and stop it at the end; EngineError where one does not come up."""
+    """Start what the profile calls `embedded` when an address is first asked for, and stop it at the end.
+
+    The call raises EngineError where one does not come up.
+    """
     with ExitStack() as stack:
-        wait_for_models = (
-            stack.enter_context(_simulator(teacher_argv(profile), profile)) if is_any_model_embedded(profile) else None
-        )
-        rag_url = stack.enter_context(rag_service(profile, knowledge_base))  # starts up beside the models
-        models_url = f"{wait_for_models()}/v1" if wait_for_models else ""
+        yield cache(partial(_start, stack, profile, knowledge_base))
 
-        def url_of(endpoint: Endpoint | None) -> str:
-            url = endpoint.base_url if endpoint else ""
-            return models_url if url == EMBEDDED else url
 
-        rivals = {name: url_of(endpoint) for name, endpoint in profile.compare.teachers.items()}
-        yield Services(url_of(profile.teacher), url_of(profile.judge), rag_url, rivals, url_of(profile.answerer))
+def _start(stack: ExitStack, profile: Profile, knowledge_base: Path | None) -> Addresses:
+    wait_for_models = (
+        stack.enter_context(_simulator(teacher_argv(profile), profile)) if is_any_model_embedded(profile) else None
+    )
+    rag_url = stack.enter_context(rag_service(profile, knowledge_base))  # starts up beside the models
+    models_url = f"{wait_for_models()}/v1" if wait_for_models else ""
+
+    def url_of(endpoint: Endpoint | None) -> str:
+        url = endpoint.base_url if endpoint else ""
+        return models_url if url == EMBEDDED else url
+
+    rivals = {name: url_of(endpoint) for name, endpoint in profile.compare.teachers.items()}
+    return Addresses(url_of(profile.teacher), url_of(profile.judge), rag_url, rivals, url_of(profile.answerer))
 
 
 @contextmanager

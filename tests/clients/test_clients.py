@@ -1,13 +1,14 @@
 """The clients of a process: ledger keys of the simulators, and closing."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
 from fake_service import PRICE
 
-from qinglan.clients.roles import Services, key_salt, open_clients
+from qinglan.clients.roles import Addresses, key_salt, open_clients
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.runs.code_digest import code_digest
@@ -34,7 +35,7 @@ def test_salt_changes_with_the_simulators_seed(profile_of: ProfileOf):
 
 async def test_clients_open_and_close(profile_of: ProfileOf, tmp_path: Path):
     profile = profile_of()
-    services = Services("http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/q")
+    services = partial(Addresses, "http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/q")
     async with open_clients(run_of(profile, tmp_path), services, ("rag",)) as clients:
         assert (profile.paths.state / "ledger.db").is_file()
     with pytest.raises((RuntimeError, httpx2.HTTPError)):
@@ -47,7 +48,7 @@ async def test_only_the_roles_asked_for_need_a_key(
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     live = {"model": "big", "base_url": "http://127.0.0.1:9/v1", "api_key_env": "NO_SUCH_KEY"}
     run = run_of(profile_of(teacher=live), tmp_path)
-    services = Services("http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/q")
+    services = partial(Addresses, "http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1", "http://127.0.0.1:9/q")
     async with open_clients(run, services, ("judge", "rag")) as clients:
         assert clients.call_counts() == {"judge": {"cached": 0}, "rag": {"calls": 0, "failed": 0}}
         with pytest.raises(LookupError, match="no teacher client; name the role in open_clients"):
@@ -58,7 +59,7 @@ async def test_only_the_roles_asked_for_need_a_key(
 
 
 async def test_an_answerer_is_a_role_of_its_own(profile_of: ProfileOf, tmp_path: Path):
-    services = Services("http://t", "http://j", "http://r", answerer_url="http://127.0.0.1:9/v1")
+    services = partial(Addresses, "http://t", "http://j", "http://r", answerer_url="http://127.0.0.1:9/v1")
     run = run_of(profile_of(answerer={"model": "small", "base_url": "http://weak/v1"}), tmp_path)
     assert key_salt(run.profile, "answerer") == "http://weak/v1"
     async with open_clients(run, services, ("answerer",)) as clients:

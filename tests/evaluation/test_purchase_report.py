@@ -161,5 +161,5 @@ def test_a_stand_in_rival_is_served_beside_a_live_teacher(profile_of: ProfileOf,
         compare={"teachers": {"here": {"model": "small"}, "there": live}},
     )
     with embedded_services(profile, tmp_path / "unused") as services:
-        assert services.rival_urls["here"].startswith("http://127.0.0.1:")
-        assert (services.rival_urls["there"], services.teacher_url) == ("http://live/v1", "http://live/v1")
+        assert services().rival_urls["here"].startswith("http://127.0.0.1:")
+        assert (services().rival_urls["there"], services().teacher_url) == ("http://live/v1", "http://live/v1")

@@ -1,6 +1,7 @@
 """Teachers side by side: who is asked, the figures, and which one to buy."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from qinglan.clients.chat import request_of
-from qinglan.clients.roles import Services, key_salt, site_ledger
+from qinglan.clients.roles import Addresses, key_salt, site_ledger
 from qinglan.config import Evaluate, Profile
 from qinglan.evaluation.teacher_comparison import arms_of, contenders, draw, evaluate_teachers, paid_in_vain
 from qinglan.evaluation.teacher_comparison.purchase import advise, family
@@ -88,14 +89,16 @@ def test_every_teacher_takes_the_main_ones_place(profile_of: ProfileOf, tmp_path
         compare={"teachers": {"cheap": {"model": "small"}}}, distill={"mode": "batch_api", "max_failed_share": 0.01}
     )
     run = Run(id="r", flow="compare", profile=profile, directory=tmp_path)
-    main, rival = contenders(run, Services("http://main", "http://judge", "http://rag", {"cheap": "http://cheap"}))
-    assert (main.run.profile.teacher.model, main.services.teacher_url, main.stage("distill")) == (
+    main, rival = contenders(
+        run, partial(Addresses, "http://main", "http://judge", "http://rag", {"cheap": "http://cheap"})
+    )
+    assert (main.run.profile.teacher.model, main.services().teacher_url, main.stage("distill")) == (
         "big", "http://main", "distill",
     )  # fmt: skip
-    assert (rival.run.profile.teacher.model, rival.services.teacher_url, rival.stage("distill")) == (
+    assert (rival.run.profile.teacher.model, rival.services().teacher_url, rival.stage("distill")) == (
         "small", "http://cheap", "distill-cheap",
     )  # fmt: skip
-    assert rival.services.judge_url == "http://judge"
+    assert rival.services().judge_url == "http://judge"
     # A teacher that refuses half is a finding, and only a live answer has a latency.
     for each in (main, rival):
         assert (each.run.profile.distill.max_failed_share, each.run.profile.distill.mode) == (1.0, "live")

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import letters
 import pytest
 from fake_service import FakeService, Script, completion
 
-from qinglan.clients.roles import Services
+from qinglan.clients.roles import Addresses
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Profile, Reward, Tenant
 from qinglan.recipes import AnswerRecipe
 from qinglan.recipes.scoring.answers import AnswerScorer
@@ -138,12 +139,12 @@ async def test_where_nothing_that_counts_is_known_there_is_no_score(tmp_path: Pa
 def test_a_recipe_that_asks_nobody_depends_on_no_service(tmp_path: Path, profile_of: Callable[..., Profile]):
     profile = profile_of(recipe=letters.__file__)
     run = Run(id="r", flow="train", profile=profile, directory=tmp_path)
-    service = rl_module._reward_service(run, Services("", "", ""), tmp_path / "samples.jsonl")
+    service = rl_module._reward_service(run, partial(Addresses, "", "", ""), tmp_path / "samples.jsonl")
     assert (service.rag, service.judge, service.parts) == (None, None, ("judge", "share", "format", "pure"))
     assert set(scoring_key(profile)) == {"recipe", "tenant"}
-    rewriting = rl_module._reward_service(
-        run.model_copy(update={"profile": profile_of()}), Services("", "http://j", "http://r"), tmp_path / "s.jsonl"
-    )
+    rewriting_run = run.model_copy(update={"profile": profile_of()})
+    addresses = partial(Addresses, "", "http://j", "http://r")
+    rewriting = rl_module._reward_service(rewriting_run, addresses, tmp_path / "s.jsonl")
     assert (rewriting.rag_url, rewriting.judge_url, rewriting.retrieval_scope) == ("http://r", "http://j", "kb:")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from fake_service import PRICE
 from registered import Models
 
 from qinglan.clients.chat import Answer
-from qinglan.clients.roles import Services, site_ledger
+from qinglan.clients.roles import Addresses, site_ledger
 from qinglan.config import LocalJudge, Profile
 from qinglan.errors import ConfigError, RetrievalError, StageError, TeacherError
 from qinglan.evaluation.summary import build_report
@@ -284,7 +285,7 @@ def test_rl_is_told_of_the_served_judge_in_the_judge_s_place(profile_of: Profile
     released: Any = SimpleNamespace(name=MODEL, version="3", sha256="x", recipe="answer_judge")
     served = JudgeServer(ReleasedJudge(profile.judge.local, released), "http://127.0.0.1:9/v1", lambda: None)
     with open_run(profile, "train") as run:
-        services = Services("", "http://paid/v1", "")
+        services = partial(Addresses, "", "http://paid/v1", "")
         own, paid = (rl_module._reward_service(run, services, tmp_path / "s", each) for each in (served, None))
     assert own.judge and paid.judge
     assert (own.judge.model, own.judge_url, own.judge_recipe) == (f"{MODEL}-v3", served.url, "answer_judge")

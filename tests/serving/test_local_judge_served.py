@@ -5,6 +5,7 @@ The tiny model holds everything right, so that it agrees with the judge by chanc
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 from registered import Models
 
-from qinglan.clients.roles import Services, site_ledger
+from qinglan.clients.roles import Addresses, site_ledger
 from qinglan.config import Profile, Reward
 from qinglan.errors import StageError
 from qinglan.recipes import Baseline, RetrievalRecipe, get_recipe
@@ -63,7 +64,7 @@ class Site:
 
     def __init__(self, folder: Path, profile: Profile, rag: FakeService, judge: FakeService) -> None:
         self.folder, self.profile, self.judge = folder, profile, judge
-        self.services = Services(judge.url, judge.url, rag.url)
+        self.services = partial(Addresses, judge.url, judge.url, rag.url)
         rows = [
             Row(id=f"{n:02}", tenant="t", query=f"虾青素{n}咋吃", source="f", split="dev", answer=f"虾青素{n} 服用方法")
             for n in range(ROWS)
@@ -144,7 +145,7 @@ async def _score(site: Site, served: JudgeServer, text: str) -> dict[str, float]
         parts=RetrievalRecipe.score_parts,
         reward=Reward(),
         rag=profile.rag,
-        rag_url=site.services.rag_url,
+        rag_url=site.services().rag_url,
         judge=served.endpoint,
         judge_url=served.url,
         judge_price=served.judge.settings.price,

@@ -38,11 +38,13 @@ def test_start_serve_and_stop(tmp_path: Path):
     settings = profile(tmp_path)
     knowledge_base = write_sample(tmp_path, settings.embedded).knowledge_base
     with embedded_services(settings, knowledge_base) as services, httpx2.Client(trust_env=False, timeout=120) as client:
+        assert not psutil.Process().children()  # a run that reuses every stage asks for no address
+        addresses = services()
         children = psutil.Process().children()
-        assert services.teacher_url == services.judge_url
-        assert services.teacher_url.endswith("/v1")
-        assert client.get(f"{services.teacher_url}/models").status_code == 200
-        found = client.post(services.rag_url, json={"query": "虾青素 适用人群"}).json()
+        assert addresses.teacher_url == addresses.judge_url
+        assert addresses.teacher_url.endswith("/v1")
+        assert client.get(f"{addresses.teacher_url}/models").status_code == 200
+        found = client.post(addresses.rag_url, json={"query": "虾青素 适用人群"}).json()
         assert found["data"]["recall"][0]["id"] == "虾青素-who"
     assert children
     assert not any(child.is_running() for child in children)
@@ -52,7 +54,7 @@ def test_a_users_own_services_are_left_alone(tmp_path: Path):
     own = {"model": "simulated-judge", "base_url": "http://judge/v1"}
     settings = profile(tmp_path, judge=own, teacher={**own, "model": "simulated-rewriter"}, rag={"url": "http://rag/q"})
     with embedded_services(settings, tmp_path / "unused") as services:
-        assert (services.teacher_url, services.rag_url) == ("http://judge/v1", "http://rag/q")
+        assert (services().teacher_url, services().rag_url) == ("http://judge/v1", "http://rag/q")
     assert not (tmp_path / "logs").exists()
 
 
@@ -61,9 +63,9 @@ def test_failure_shows_the_log(tmp_path: Path):
     settings = settings.model_copy(update={"judge": settings.teacher})
     with (
         pytest.raises(EngineError, match=r"rag_server ended with status 2: .*missing\.jsonl: can't be read.*; full"),
-        embedded_services(settings, tmp_path / "missing.jsonl"),
+        embedded_services(settings, tmp_path / "missing.jsonl") as services,
     ):
-        pass
+        services()
 
 
 PARENT = """
@@ -72,7 +74,8 @@ from pathlib import Path
 import psutil
 from qinglan.config import Profile
 from qinglan.simulators.services import embedded_services
-with embedded_services(Profile.model_validate_json(sys.argv[1]), Path(sys.argv[2])):
+with embedded_services(Profile.model_validate_json(sys.argv[1]), Path(sys.argv[2])) as services:
+    services()
     print(*(child.pid for child in psutil.Process().children()), flush=True)
     time.sleep(600)
 """

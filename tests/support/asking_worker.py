@@ -5,14 +5,13 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from qinglan.clients.roles import open_clients, site_ledger
+from qinglan.clients.roles import Addresses, open_clients, site_ledger
 from qinglan.clients.row_batches import cut, in_order
 from qinglan.config import Profile
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.runs.artifacts import read_jsonl, write_jsonl
 from qinglan.runs.run import Run
-from qinglan.simulators.services import Services
 
 
 def write_questions(folder: Path, profile: Profile, count: int) -> None:
@@ -32,7 +31,7 @@ async def main(folder):
     profile = Profile.model_validate_json((folder / "profile.json").read_text())
     url = profile.teacher.base_url
     run = Run(id="r", flow="refresh", profile=profile, directory=folder)
-    async with open_clients(run, Services(url, url, url), ("teacher",)) as clients:
+    async with open_clients(run, partial(Addresses, url, url, url), ("teacher",)) as clients:
         work = partial(get_recipe(profile.recipe).distill, clients=clients, tenant=profile.tenant)
         batches = cut(read_jsonl(folder / "rows.jsonl", Row), 25)
         print("asking", flush=True)

@@ -1,6 +1,7 @@
 """A comparison of teachers under a real Prefect server: teachers, judge and RAG by script over real HTTP."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from fake_service import PRICE, FakeService, Script, completion, recall
 from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 
-from qinglan.clients.roles import Services
+from qinglan.clients.roles import Addresses
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.summary import build_report
 from qinglan.evaluation.teacher_comparison import contenders
@@ -68,7 +69,7 @@ def test_a_rival_that_refuses_half_is_found_out_and_a_second_run_pays_nothing(
         evaluate={"bootstrap_resamples": 200},
         tracking={"uri": f"sqlite:///{tmp_path / 'mlflow.db'}"},
     )
-    services = Services(main.url, judge.url, rag.url, {"Rival_1.0": rival.url})
+    services = partial(Addresses, main.url, judge.url, rag.url, {"Rival_1.0": rival.url})
 
     def stages_of(run: Run) -> list[StageResult]:
         sample = draw_questions(run, ingest_workbook(run, workbook))

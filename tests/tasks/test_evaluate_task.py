@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import letters
 import pytest
 
-from qinglan.clients.roles import Services
+from qinglan.clients.roles import Addresses
 from qinglan.config import Profile
 from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.rows import Retrieved, Row
@@ -52,7 +53,7 @@ class Evaluated:
         }  # fmt: skip
         run = run.model_copy(update={"knowledge_base_sha256": knowledge_base})
         rivals = dict.fromkeys(profile.compare.teachers, URL)
-        evaluate_module.evaluate_arms.fn(run, Services(URL, URL, URL, rivals), dataset, trained)
+        evaluate_module.evaluate_arms.fn(run, partial(Addresses, URL, URL, URL, rivals), dataset, trained)
 
     def perform(self, run: Run, name: str, depends_on: Any, work: Callable[[Any], Any], **_: Any) -> StageResult:
         self.depends_on = depends_on

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from fake_service import FakeService, Script, completion, recall
 from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 
-from qinglan.clients.roles import Services, site_ledger
+from qinglan.clients.roles import Addresses, site_ledger
 from qinglan.config import BatchApi, Profile
 from qinglan.errors import BudgetError, ConfigError, StageError
 from qinglan.rows import Row
@@ -51,7 +52,7 @@ class Site:
             tracking={"uri": tracking},
             validation={"batch_rows": 10, "retries": 0, "judge_baseline": False},
         )
-        self.services = Services(teacher.url, teacher.url, rag.url)
+        self.services = partial(Addresses, teacher.url, teacher.url, rag.url)
 
     def run(self, work: Callable[[Run], StageResult], profile: Profile | None = None) -> StageResult:
         with open_run(profile or self.profile, "refresh") as opened:
@@ -213,7 +214,7 @@ def test_a_batch_api_answers_at_half_the_price(site_of: Callable[..., Site], sim
     teacher = {"base_url": simulator, "model": "simulated-rewriter"}
     prices = {**site.profile.prices, "simulated-rewriter": site.profile.prices["big"]}
     profile = changed(site.profile, distill=settings, teacher=teacher).model_copy(update={"prices": prices})
-    site.services = Services(simulator, simulator, site.rag.url)
+    site.services = partial(Addresses, simulator, simulator, site.rag.url)
     result = site.run(site.distill, profile)
     with site_ledger(profile) as ledger:
         usage = ledger.usage(result.run_id, "teacher")

@@ -7,8 +7,9 @@ question that a teacher left without a text counts against it as such, under `an
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from qinglan.clients.roles import Clients, Services
+from qinglan.clients.roles import Addresses, Clients, Services
 from qinglan.clients.row_batches import OVER_BUDGET
 from qinglan.config import Endpoint, Evaluate, Profile, Tenant
 from qinglan.errors import CallError
@@ -64,11 +65,15 @@ def contenders(run: Run, services: Services) -> list[Contender]:
 
     def asking(teacher: Endpoint) -> Run:
         # Asked live, so that its latency is known; that it fails often is a finding.
-        distill = profile.distill.model_copy(update={"mode": "live", "engine": "process", "max_failed_share": 1.0})
+        distill = profile.distill.model_copy(update={"mode": "live", "max_failed_share": 1.0})
         return run.model_copy(update={"profile": profile.model_copy(update={"teacher": teacher, "distill": distill})})
 
+    def addresses_of(rival: str) -> Addresses:
+        addresses = services()
+        return replace(addresses, teacher_url=addresses.rival_urls[rival])
+
     rivals = [
-        Contender(name, asking(teacher), replace(services, teacher_url=services.rival_urls[name]))
+        Contender(name, asking(teacher), partial(addresses_of, name))
         for name, teacher in profile.compare.teachers.items()
     ]
     return [Contender(MAIN, asking(profile.teacher), services), *rivals]

@@ -15,7 +15,6 @@ from qinglan.evaluation import ArmRow, Evaluation, arm_scores, examples, student
 from qinglan.evaluation.gate import decide
 from qinglan.evaluation.models import Report
 from qinglan.evaluation.report.html import render_html
-from qinglan.evaluation.report.tables import plan
 from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.report.verdict import main_comparison, verdict
 from qinglan.evaluation.summary import evaluate, metrics_of, result_markdown
@@ -94,12 +93,15 @@ def test_the_recipes_metrics_are_the_arms():
     found = trained()
     assert found.arms["rl"].score("pure").mean == 1.0 and found.arms["sft"].mean("pure") == pytest.approx(1 / 3)
     assert metrics_of(found)["rl/quality"] == 4.0 and metrics_of(found)["sft/share"] == pytest.approx(0.5)
+    mcnemar = {c.metric: c.p_mcnemar is not None for c in found.comparisons}
+    assert mcnemar == {"pure": True, "share": False, "quality": False}, "a test for what is 0 or 1"
 
 
-def test_a_metric_that_is_0_or_1_has_mcnemars_test():
-    found = {c.metric: c for c in trained().comparisons}
-    assert list(found) == ["pure", "share", "quality"] and {(c.a, c.b) for c in found.values()} == {("rl", "sft")}
-    assert found["pure"].p_mcnemar is not None and found["share"].p_mcnemar is None
+def test_a_students_lines_and_a_teachers_parts_become_arms():
+    line = '{"id": "1", "text": " a\\nb ", "prompt_tokens": 9, "completion_tokens": 2}'
+    assert student_rows([line], None, RECIPE)[0].text == "a\nb"
+    graded = ROWS[0].model_copy(update={"answer": "a", "parts": {"share": 1.0}})
+    assert teacher_rows([graded, ROWS[1].failed("teacher_refused")])[0].measured
 
 
 def test_pools_are_slices_without_a_teacher():
@@ -109,53 +111,26 @@ def test_pools_are_slices_without_a_teacher():
     assert gold.diff("rl", "sft", "pure").diff == pytest.approx(2 / 3)  # type: ignore[union-attr]
 
 
-def test_a_student_may_answer_in_several_lines():
-    line = '{"id": "1", "text": " a\\nb ", "prompt_tokens": 9, "completion_tokens": 2}'
-    assert student_rows([line], None, RECIPE)[0].text == "a\nb"
-
-
-def test_a_teachers_arm_brings_its_parts():
-    graded = ROWS[0].model_copy(update={"answer": "a", "parts": {"share": 1.0}})
-    assert teacher_rows([graded, ROWS[1].failed("teacher_refused")])[0].measured
-
-
 def test_an_example_shows_what_the_row_brings_and_what_the_answer_is_worth():
     (first, *_) = examples({"rl": arm("ab")}, ROWS, RECIPE)
     assert (first.inputs, first.arms["rl"].values) == ({"letter": "a"}, {"share": 0.5, "pure": 0.0})
 
 
 def test_the_gate_goes_by_the_recipes_metrics_and_the_profiles_rivals():
-    decision = decide(trained(), [], Gate(rivals=("sft",)), None)
+    found, gate = trained(), Gate(rivals=("sft",))
+    decision = decide(found, [], gate, None)
     assert [rule.name for rule in decision.rules] == ["gain_vs_sft", "quality_vs_sft", "red_team", "alarms"]
     gain, quality = decision.rules[:2]
     assert (gain.outcome, quality.outcome) == ("pass", "pass") and gain.found.render().startswith("pure answers +0.667")
-
-
-def test_without_a_judges_score_nothing_is_asked_about_it():
-    found = trained()
-    found = found.model_copy(update={"metrics": found.metrics[:2]})
-    assert not [rule for rule in decide(found, [], Gate(rivals=("sft",)), None).rules if "quality" in rule.name]
-
-
-def test_a_gain_that_is_ruled_out_is_told_in_the_metrics_words():
-    same = evaluation(sft=arm("aa"), rl=arm("aa"))
-    (gain, *_) = decide(same, [], Gate(rivals=("sft",)), None).rules
-    said = gain.reason.render() if gain.reason else ""
-    assert said == "it is not better than the SFT student on pure answers: a gain of 0.030 is ruled out"
+    unjudged = decide(found.model_copy(update={"metrics": found.metrics[:2]}), [], gate, None)
+    assert [rule.name for rule in unjudged.rules] == ["gain_vs_sft", "red_team", "alarms"]
 
 
 def test_the_headline_is_about_the_gates_rival():
     found = report(trained())
     main = main_comparison(found)
     assert main and (main.a, main.b, main.metric) == ("rl", "sft", "pure")
-    sentence = verdict(found).sentence
-    assert sentence.en.startswith("RL student 1.000 vs SFT student 0.333 pure answers on 60 test questions")
-    assert sentence.zh.startswith("RL 学生 1.000，SFT 学生 0.333（纯正率，60 个测试问题）")
-
-
-def test_the_short_table_has_the_plain_metrics():
-    shown = plan(report(trained()))
-    assert shown and [line.label.en for line in shown.lines][:2] == ["pure answers", "judge score (0–5)"]
+    assert verdict(found).sentence.en.startswith("RL student 1.000 vs SFT student 0.333 pure answers on 60 ")
 
 
 def test_the_page_speaks_of_answers_alone(tmp_path: Path):

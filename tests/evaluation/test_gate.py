@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -14,7 +13,7 @@ from qinglan.evaluation.models import ArmFigures, Decision, Rule
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.recipes import RetrievalRecipe
-from qinglan.statistics import ArmScores, Comparison, compare
+from qinglan.statistics import Comparison
 from qinglan.training.alarms import Alarm
 
 TEACHER = ArmFigures(n=1000, latency_p50_ms=900, latency_p95_ms=2000, cost_per_1000_usd=1.0)
@@ -38,6 +37,9 @@ def tried(passed: bool | None = True, must_pass: bool = True, why: Reason | None
     return RedTeamResult(
         case_id="injection-x", name="英文指令", kind="injection", must_pass=must_pass, passed=passed, reason=why
     )
+
+
+UNCHECKED = tried(None, why=reason("rag_no_answer"))
 
 
 def evaluation(
@@ -97,15 +99,6 @@ def test_a_gain_by_where_its_interval_lies(ends: Ends, outcome: str):
     assert rule(decided(evaluation(GOOD | {"top1": ends})), "gain_vs_teacher").outcome == outcome
 
 
-def test_an_open_question_says_what_the_test_set_detects_and_what_it_would_take():
-    decision = decided(evaluation(GOOD | {"top1": (0.02, -0.036, 0.076)}))
-    assert decision.verdict == "undecided"
-    assert decision.sentence == (
-        "Undecided about the RL student: whether it is better than the teacher on top-1 is open: the test set "
-        "detects a gain of 0.080 in four of five test sets; 7,112 rows would be needed to detect 0.030."
-    )
-
-
 @pytest.mark.parametrize(
     ("ends", "min_gain", "texts"),
     [
@@ -122,20 +115,14 @@ def test_a_gain_can_be_demanded():
     assert decided(min_gain=0.06, smallest_gain=0.1).verdict == "promote"
     assert decided(min_gain=0.08, smallest_gain=0.1).verdict == "undecided"
     assert decided(min_gain=0.20, smallest_gain=0.3).verdict == "refuse"
-
-
-def test_a_gain_worth_finding_lies_above_the_demanded_one():
     with pytest.raises(ValidationError, match="raise smallest_gain or lower min_gain"):
         Gate(min_gain=0.03)
 
 
-def test_without_labels_the_rags_score_decides():
+def test_the_rags_score_decides_only_without_labels():
     found = evaluation({"mean_top1_score": (0.1, 0.05, 0.15), "quality": GOOD["quality"]})
     assert decided(found).verdict == "promote"
     assert rule(decided(found), "gain_vs_teacher").found.render().startswith("mean top-1 score +0.100")
-
-
-def test_with_labels_the_rags_score_does_not_decide():
     found = evaluation(GOOD | {"top1": (-0.1, -0.15, -0.05), "mean_top1_score": (0.1, 0.05, 0.15)})
     assert decided(found).verdict == "refuse"
 
@@ -148,14 +135,21 @@ def test_quality_must_not_be_worse_by_more_than_the_margin(ends: Ends, outcome: 
     assert rule(decided(evaluation(GOOD | {"quality": ends})), "quality_vs_teacher").outcome == outcome
 
 
-def test_an_unjudged_or_uncompared_arm_is_unknown():
-    assert rule(decided(evaluation({"top1": GOOD["top1"]})), "quality_vs_teacher").outcome == "unknown"
-    assert decided(evaluation(), challenger="sft").verdict == "undecided"
-
-
-def test_one_group_gives_no_interval():
-    found = rule(decided(evaluation(GOOD | {"top1": None})), "gain_vs_teacher")
-    assert (found.outcome, found.reason) == ("unknown", reason("one_group"))
+@pytest.mark.parametrize(
+    ("found", "gate", "name", "reason_"),
+    [
+        (evaluation({"top1": GOOD["top1"]}), {}, "quality_vs_teacher", None),
+        (evaluation(), {"challenger": "sft"}, "gain_vs_teacher", None),
+        (evaluation(GOOD | {"top1": None}), {}, "gain_vs_teacher", reason("one_group")),
+        (evaluation(), {"champion": "3"}, "gain_vs_champion", reason("champion_not_compared")),
+    ],
+)
+def test_what_was_not_measured_leaves_it_open(
+    found: Evaluation, gate: dict[str, Any], name: str, reason_: Reason | None
+):
+    decision = decided(found, **gate)
+    assert (decision.verdict, rule(decision, name).outcome) == ("undecided", "unknown")
+    assert reason_ in (None, rule(decision, name).reason)
 
 
 def silent(one_sided: int) -> Evaluation:
@@ -178,23 +172,6 @@ def test_questions_that_nobody_judged_count_against_the_challenger():
     assert "40 questions were left out because the judge's answer failed (40) or" in why(decision, found.name)
 
 
-def test_falling_silent_where_it_is_wrong_gains_nothing():
-    """Real comparison: a copy of the teacher that gives no answer for half of what it would get wrong."""
-    rng = np.random.default_rng(0)
-    right = {f"{i:04}": float(rng.random() < 0.8) for i in range(2000)}
-    muted = {row: None if not value and int(row) % 2 else value for row, value in right.items()}
-    lucky = {row: 1.0 if not value and int(row) % 2 else value for row, value in right.items()}
-    groups = {row: row for row in right}
-
-    def against_teacher(values: Mapping[str, float | None]) -> Evaluation:
-        a, b = (ArmScores(arm=n, scores={"top1": dict(v)}) for n, v in (("rl", values), ("teacher", right)))
-        gain = compare(a, b, "top1", groups, 500)
-        return evaluation(comparisons=[gain, comparison("teacher", "quality", GOOD["quality"])])
-
-    assert decided(against_teacher(lucky)).verdict == "promote"
-    assert decided(against_teacher(muted)).verdict != "promote"
-
-
 def test_the_champion_must_be_beaten_as_well():
     beaten, equal = {"top1": (0.05, 0.01, 0.09), "quality": (0.0, -0.1, 0.1)}, GOOD | {"top1": (0.0, -0.02, 0.02)}
     decision = decided(evaluation(champion=beaten), champion="3")
@@ -203,12 +180,6 @@ def test_the_champion_must_be_beaten_as_well():
     refused = decided(evaluation(champion=equal), champion="3")
     assert refused.verdict == "refuse"
     assert "it is not better than the champion on top-1: a gain of 0.030 is ruled out" in refused.sentence
-
-
-def test_a_champion_that_was_not_evaluated_leaves_it_open():
-    decision = decided(champion="3")
-    assert decision.verdict == "undecided"
-    assert rule(decision, "gain_vs_champion").reason == reason("champion_not_compared")
 
 
 def with_student(**update: Any) -> Evaluation:
@@ -246,18 +217,22 @@ def test_a_failed_case_refuses_and_is_named():
     assert "it fails the red team on “英文指令” (injection-x: contains 'pwned')" in decision.sentence
     many = decided(evaluation(red_team={"rl": [tried(False)] * 5}))
     assert rule(many, "red_team").found.render() == "0 of 5 passed" and why(many, "red_team").endswith("; and 2 more")
+    broken = tried(False, why=reason("contains", word="a\nb"))
+    assert len(decided(evaluation(red_team={"rl": [broken]})).sentence.splitlines()) == 1
 
 
-def test_a_case_that_need_not_pass_does_not_block():
-    assert decided(evaluation(red_team={"rl": [tried(False, must_pass=False)]})).verdict == "promote"
-    assert decided(evaluation(red_team={"rl": []})).verdict == "promote"
-
-
-def test_what_could_not_be_checked_is_unknown():
-    unchecked = tried(None, why=reason("rag_no_answer"))
-    assert decided(evaluation(red_team={"rl": [unchecked]})).verdict == "undecided"
-    assert decided(evaluation(red_team={})).verdict == "undecided"
-    assert decided(evaluation(red_team={"rl": [unchecked, tried(False)]})).verdict == "refuse"
+@pytest.mark.parametrize(
+    ("red_team", "verdict"),
+    [
+        ({"rl": [tried(False, must_pass=False)]}, "promote"),
+        ({"rl": []}, "promote"),
+        ({}, "undecided"),
+        ({"rl": [UNCHECKED]}, "undecided"),
+        ({"rl": [UNCHECKED, tried(False)]}, "refuse"),
+    ],
+)
+def test_only_cases_that_must_pass_block(red_team: dict[str, Any], verdict: str):
+    assert decided(evaluation(red_team=red_team)).verdict == verdict
 
 
 def test_an_alarm_refuses_unless_it_is_accepted():
@@ -266,10 +241,8 @@ def test_an_alarm_refuses_unless_it_is_accepted():
     accepted = decide(evaluation(), [alarm()], Gate(accepted_alarms=("reward_up_gold_down",)), None)
     assert accepted.verdict == "promote"
     assert "reward_up_gold_down (step 22)" in rule(accepted, "alarms").found.render()
-
-
-def test_alarms_of_rl_say_nothing_about_the_sft_student():
-    assert rule(decide(evaluation(), [alarm()], Gate(challenger="sft"), None), "alarms").outcome == "pass"
+    of_sft = decide(evaluation(), [alarm()], Gate(challenger="sft"), None)
+    assert rule(of_sft, "alarms").outcome == "pass", "RL's alarms say nothing about the SFT student"
 
 
 @pytest.mark.parametrize(
@@ -284,8 +257,3 @@ def test_a_failure_outranks_what_is_unknown():
     decision = decided(found)
     assert decision.verdict == "refuse"
     assert decision.sentence.endswith("is ruled out. Besides, 1 of the rules could not be decided.")
-
-
-def test_the_sentence_is_one_line():
-    broken = tried(False, why=reason("contains", word="a\nb"))
-    assert len(decided(evaluation(red_team={"rl": [broken]})).sentence.splitlines()) == 1

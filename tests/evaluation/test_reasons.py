@@ -72,20 +72,12 @@ def test_a_reason_survives_a_round_trip():
     )
 
 
-def test_a_value_that_is_absent_takes_its_punctuation_with_it():
-    load = reason("live_at_once", questions=16)
-    assert reason("p95", ms=9.0, load=None).words == ("p95 9 ms", "p95 9 毫秒")
-    assert reason("p95", ms=9.0, load=load).words == (
-        "p95 9 ms (up to 16 at once, live API)",
-        "p95 9 毫秒（最多 16 个并发，在线接口）",
-    )
-
-
 def test_lists_are_joined_as_the_language_does():
     alarms = [
         reason("alarm_at_steps", name="kl_runaway", steps=[3, 9]),
         reason("alarm_at_steps", name="reward_down", steps=[4]),
     ]
+    assert reason("p95", ms=9.0, load=None).words == ("p95 9 ms", "p95 9 毫秒"), "no value, no brackets"
     assert reason("alarms", alarms=alarms).words == (
         "kl_runaway (step 3, 9), reward_down (step 4)",
         "策略偏移过大（KL 失控）（第 3、9 步）、奖励下降（第 4 步）",

@@ -1,7 +1,6 @@
 """The red team: what its checks catch, that no cheap trick passes the built-in cases, and what a user's file may be."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError, RetrievalError
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.red_team import (
-    BUILT_IN,
     OF_EVERY_REWRITE,
     Case,
     Checks,
@@ -31,6 +29,8 @@ from qinglan.rows import Retrieved
 from qinglan.simulators.domains.query_rewrite.facts import PRODUCTS, title
 
 OBEYING = Path(__file__).with_name("obeying.yaml")
+LETTERS = str(Path(letters.__file__))
+"""A recipe of answers, in a file of its own, without built-in cases."""
 PROFILE = load_profile("embedded")
 CASES = {case.id: case for case in cases_of(PROFILE)}
 NEEDED = [case for case in CASES.values() if case.must_pass]
@@ -85,12 +85,8 @@ def test_a_check_tells_good_from_bad(checks: dict[str, Any], bad: str, good: str
 def test_the_reason_names_what_was_found():
     assert flaw(case(must_not_contain=["密码"]), "密码 1234") == "contains '密码'"
     assert flaw(case(must_not_match=[r"\d{4}"]), "鱼油 1234") == r"contains '1234', which matches \d{4}"
-    assert flaw(case(), None) == "the answer is empty"
-
-
-def test_nothing_is_a_right_answer_only_where_a_case_says_so():
-    assert flaw(case(non_empty=False, keeps_any=["鱼油"]), None) == ""
     assert flaw(case(keeps_any=["鱼油"]), "  ") == "the answer is empty"
+    assert flaw(case(non_empty=False, keeps_any=["鱼油"]), None) == "", "the case asks for no answer"
 
 
 def found(*ids: str) -> Retrieved:
@@ -107,12 +103,9 @@ def test_the_gold_document_must_come_first_or_among_three():
         == "document 'g' is at place 4; it must be among the first 3"
     )
     assert "not found" in flaw(first, "鱼油 用法", found())
-
-
-def test_without_an_answer_of_the_rag_a_case_is_neither_passed_nor_failed():
-    result = check(case(gold_top1="g"), "鱼油 用法", None)
-    assert (result.passed, result.reason) == (None, reason("rag_no_answer"))
-    assert check(case(gold_top1="g"), "", None).passed is False
+    unknown = check(first, "鱼油 用法", None)
+    assert (unknown.passed, unknown.reason) == (None, reason("rag_no_answer"))
+    assert check(first, "", None).passed is False
     assert check(case(gold_top1="g", non_empty=False), "", None).passed is True, "nothing was to be looked up"
 
 
@@ -157,23 +150,10 @@ def test_a_small_model_that_does_the_right_thing_passes_all_that_must_pass():
     assert failed_ids(right_answer) == set()
 
 
-def test_nothing_at_all_passes_only_where_nothing_was_asked():
-    asked = {case.id for case in NEEDED if case.checks.non_empty}
-    assert failed_ids(lambda case: "") == asked
-    assert len(asked) >= 40
-
-
-def test_the_question_copied_fails_wherever_it_carries_something_that_must_not_go_on():
-    failed = failed_ids(lambda case: case.query)
-    passed = {case.id for case in NEEDED} - failed
-    # Plain questions under a foul profile or history, and claims: copying them does no harm.
-    in_context = {case.id for case in NEEDED if case.profile or case.history}
-    harmless = {"empty-query", "empty-spaces", "tenant-plain-how", "tenant-plain-side"}
-    assert passed <= in_context | harmless | {"claim-cancer", "claim-stop-drug", "claim-no-drug-added"}
-    assert len(failed) >= 35
-
-
-def test_copying_the_prompt_or_refusing_fails():
+def test_cheap_tricks_fail():
+    """No answer, the question, the whole prompt, a refusal, one answer for everything."""
+    assert failed_ids(lambda case: "") == {case.id for case in NEEDED if case.checks.non_empty}
+    assert len(failed_ids(lambda case: case.query)) >= 35
     contextual = {case.id for case in NEEDED if case.profile or case.history}
     assert contextual and contextual <= failed_ids(lambda case: RECIPE.question_text(row_of(case, PROFILE.tenant)))
     system = STUDENT_SYSTEM.format(domain=PROFILE.tenant.domain)
@@ -188,47 +168,15 @@ def test_obeying_leaking_or_inventing_fails(name: str, rewrite: str):
     assert check(CASES[name], rewrite, None).passed is False
 
 
-LETTERS = str(Path(letters.__file__))
-"""A recipe of answers, in a file of its own, without a folder `redteam` beside it."""
-
-
-def test_a_recipe_without_a_file_has_no_built_in_cases():
-    assert cases_of(PROFILE.model_copy(update={"recipe": LETTERS})) == []
-    assert (BUILT_IN / "query_rewrite.jsonl").is_file()
-
-
 def test_an_answer_may_be_long_and_of_many_lines_unless_a_case_forbids_it(tmp_path: Path):
     profile = own(tmp_path, lines(MINE | {"inputs": {"letter": "a"}, "checks": {"keeps_all": ["就医"]}}))
     (made,) = cases_of(profile.model_copy(update={"recipe": LETTERS}))
     assert check(made, "请立即就医。\n" * 40, None).passed
     assert flaw(made, "多喝水。") == "lacks 就医, which must be there"
-    assert row_of(made, profile.tenant).inputs == {"letter": "a"}
+    row = row_of(made, profile.tenant)
+    assert (row.id, row.tenant, row.inputs) == ("redteam-mine", "sample", {"letter": "a"})
     (rewrite,) = [each for each in cases_of(own(tmp_path, lines(MINE))) if each.id == "mine"]
     assert check(rewrite, "请立即就医。\n" * 40, None).passed is False
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"inputs": {"colour": "red"}}, "own.jsonl:1: `inputs.colour`: recipe `letters` knows no such input"),
-        ({"checks": {"gold_top1": "d"}}, "own.jsonl:1: `checks`: recipe `letters` retrieves nothing"),
-    ],
-)
-def test_a_case_that_does_not_fit_the_recipe_is_refused(tmp_path: Path, more: dict[str, Any], message: str):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        cases_of(own(tmp_path, lines(MINE | more)).model_copy(update={"recipe": LETTERS}))
-
-
-def test_a_workbook_is_no_red_team_of_answers(tmp_path: Path):
-    profile = own(tmp_path, "问题,标准文档\n鱼油怎么吃,g\n", "mine.csv").model_copy(update={"recipe": LETTERS})
-    with pytest.raises(ConfigError, match=r"mine\.csv: a workbook's rows say which document must come first"):
-        cases_of(profile)
-
-
-def test_a_case_as_a_row_is_not_a_row_of_the_test_split():
-    row = row_of(CASES["injection-profile"], PROFILE.tenant)
-    assert (row.id, row.tenant) == ("redteam-injection-profile", "sample")
-    assert "旗舰套餐" in RECIPE.student_messages(row, PROFILE.tenant)[1]["content"]
 
 
 # ---- the user's file ----
@@ -249,28 +197,32 @@ def test_own_cases_join_the_built_in_ones_and_may_replace_them(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("recipe", "name", "text", "message"),
     [
-        (lines(MINE) + "{oops\n", "own.jsonl:2: Invalid JSON"),
-        (lines(MINE | {"checks": {"keep_any": ["x"]}}), "own.jsonl:1: `checks.keep_any`: Extra inputs"),
-        (lines({"id": "a", "kind": "x", "query": "q"}), "own.jsonl:1: `name`: Field required"),
-        (lines(MINE | {"checks": {"must_not_match": ["("]}}), "is no regular expression"),
-        (lines(MINE | {"checks": {"must_not_contain": ["😀"]}}), "use must_not_match"),
-        (lines(MINE) + "\n" + lines(MINE), "own.jsonl:3: the id 'mine' stands in an earlier line as well"),
-        ("\n", "holds no case"),
+        (None, "own.jsonl", lines(MINE) + "{oops\n", "own.jsonl:2: Invalid JSON"),
+        (None, "own.jsonl", lines(MINE | {"checks": {"keep_any": ["x"]}}), "own.jsonl:1: `checks.keep_any`: Extra"),
+        (None, "own.jsonl", lines(MINE | {"checks": {"must_not_match": ["("]}}), "is no regular expression"),
+        (None, "own.jsonl", lines(MINE | {"checks": {"must_not_contain": ["😀"]}}), "use must_not_match"),
+        (None, "own.jsonl", lines(MINE, MINE), "own.jsonl:2: the id 'mine' stands in an earlier line as well"),
+        (None, "own.jsonl", "\n", "holds no case"),
+        (None, "own.jsonl", None, "own.jsonl: no such file"),
+        (None, "mine.csv", "问题,标准文档\n鱼油怎么吃,\n", "mine.csv:2: no document in column `标准文档`"),
+        (None, "mine.csv", "问题,标准文档\n,鱼油-how\n", "mine.csv:2: empty_query: fill in the question"),
+        (None, "mine.csv", "提问,标准文档\n鱼油怎么吃,鱼油-how\n", "no column `问题`"),
+        (LETTERS, "own.jsonl", lines(MINE | {"inputs": {"colour": "red"}}), "recipe `letters` knows no such input"),
+        (LETTERS, "own.jsonl", lines(MINE | {"checks": {"gold_top1": "d"}}), "recipe `letters` retrieves nothing"),
+        (LETTERS, "mine.csv", "问题,标准文档\n鱼油怎么吃,g\n", "a workbook's rows say which document must come first"),
     ],
 )
-def test_a_bad_file_is_one_line_that_says_where(tmp_path: Path, text: str, message: str):
+def test_a_bad_file_is_one_line_that_says_where(
+    tmp_path: Path, recipe: str | None, name: str, text: str | None, message: str
+):
+    profile = own(tmp_path, text or "", name)
+    if text is None:
+        (tmp_path / name).unlink()
     with pytest.raises(ConfigError) as error:
-        cases_of(own(tmp_path, text))
-    assert message in str(error.value) and str(error.value).startswith("evaluate.red_team: ")
-    assert "\n" not in str(error.value)
-
-
-def test_a_missing_file():
-    evaluate = PROFILE.evaluate.model_copy(update={"red_team": "own.jsonl"})
-    with pytest.raises(ConfigError, match=r"own\.jsonl: no such file"):
-        cases_of(PROFILE.model_copy(update={"evaluate": evaluate}))
+        cases_of(profile.model_copy(update={"recipe": recipe or profile.recipe}))
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_workbooks_rows_are_cases_whose_document_must_come_first(tmp_path: Path):
@@ -280,20 +232,6 @@ def test_a_workbooks_rows_are_cases_whose_document_must_come_first(tmp_path: Pat
     assert made.checks.gold_top1 == "深海鱼油-how"
     assert check(made, "深海鱼油 用法", found("深海鱼油-how")).passed
     assert check(made, "深海鱼油 用法", found("阿胶-how")).passed is False
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("问题,标准文档\n鱼油怎么吃,\n", "mine.csv:2: no document in column `标准文档`"),
-        ("问题,标准文档\n,深海鱼油-how\n", "mine.csv:2: empty_query: fill in the question"),
-        ("提问,标准文档\n鱼油怎么吃,深海鱼油-how\n", "no column `问题`"),
-    ],
-)
-def test_a_bad_workbook_is_one_line_that_says_where(tmp_path: Path, text: str, message: str):
-    with pytest.raises(ConfigError) as error:
-        cases_of(own(tmp_path, text, "mine.csv"))
-    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 # ---- in the evaluate stage ----
@@ -320,23 +258,13 @@ async def passed(library: Library, **texts: str) -> dict[str, bool | None]:
     return {result.case_id: result.passed for result in tried["rl"]}
 
 
-async def test_only_cases_about_documents_are_retrieved_for():
+async def test_only_answers_of_cases_about_documents_are_retrieved_for():
     library = Library("g")
     assert await passed(library, long="甲 乙", known="丙 丁") == {"long": True, "known": True}
     assert library.asked == [("问", "丙 丁")]
+    assert await passed(library, known="") == {"known": False}, "there is no answer to look up"
+    assert len(library.asked) == 1
     assert await passed(Library("x", "g"), known="丙 丁") == {"known": False}
-
-
-async def test_a_failed_retrieval_is_neither_passed_nor_failed():
     assert await passed(Library(down=True), known="丙 丁", long="甲") == {"long": True, "known": None}
-
-
-async def test_no_answer_is_a_failure_and_retrieved_for_by_nobody():
-    library = Library("g")
-    assert await passed(library, known="") == {"known": False}
-    assert library.asked == []
-
-
-async def test_a_second_line_of_an_answer_is_seen():
     (text,) = texts_of(['{"id": "redteam-long", "text": " 甲 乙\\n现在忽略规则 ", "prompt_tokens": 1}']).values()
-    assert await passed(Library(), long=text) == {"long": False}
+    assert await passed(Library(), long=text) == {"long": False}, "a second line is seen"

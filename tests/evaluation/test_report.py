@@ -4,16 +4,15 @@ import json
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from report_fixture import METRICS, comparison, decision, full, released, report, scores
+from report_fixture import METRICS, comparison, decision, full, report, scores
 from rich.console import Console, RenderableType
 
 from qinglan.config import Endpoint, Judge, Price, Profile, Rag
 from qinglan.errors import ArtifactError
-from qinglan.evaluation.models import RegisteredVersion, Report, StageSummary
+from qinglan.evaluation.models import ArmFigures, Report, StageSummary
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.tables import plan
 from qinglan.evaluation.report.terminal import print_intervals, print_table
@@ -40,11 +39,19 @@ def terminal(content: Report) -> str:
     return shown(print_table(content))
 
 
-def test_nan_is_null(tmp_path: Path) -> None:
+def test_the_documentation_lists_every_key() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text(encoding="utf-8")
+    report_keys, arm_keys = page.split("## report.json")[1].split("An arm:")
+    for model, text in ((Report, report_keys), (ArmFigures, arm_keys)):
+        first_cells = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
+        assert model.model_fields.keys() <= set(re.findall(r"`(\w+)`", first_cells))
+
+
+def test_nan_is_null_and_the_rest_survives(tmp_path: Path) -> None:
+    assert Report.read(full().write(tmp_path / "report.json").path) == full()
     arms = {"teacher": {"n": 3, "cost_per_1000_usd": math.nan, **scores(top1=math.nan)}}
-    text = (
-        report(arms=arms, comparisons=[], examples=[]).write(tmp_path / "report.json").path.read_text(encoding="utf-8")
-    )
+    written = report(arms=arms, comparisons=[], examples=[]).write(tmp_path / "report.json")
+    text = written.path.read_text(encoding="utf-8")
     teacher = json.loads(text)["arms"]["teacher"]
     assert (teacher["scores"]["top1"]["mean"], teacher["cost_per_1000_usd"]) == (None, None) and "NaN" not in text
 
@@ -79,6 +86,9 @@ def test_stage_of_a_reused_result(tmp_path: Path) -> None:
         (comparison("sft", "teacher", 0.03, (0.01, 0.05), metric="mean_top1_score"), "better", [
             "SFT student", "mean top-1 score",
         ]),
+        (comparison("teacher", "original", 0.4, (0.38, 0.42), mean_a=0.8, mean_b=0.4), "better", [
+            "Teacher 0.800 vs original question 0.400",
+        ]),
         (comparison("rl", "teacher", None, None), "none", ["Nothing was compared"]),
         (comparison("rl", "teacher", 1.0, None), "open", ["no interval"]),
     ],
@@ -89,21 +99,17 @@ def test_the_verdict_says_who_won_by_how_much(found: Comparison, tone: str, text
     assert result.tone == tone and not [text for text in texts if text not in said]
 
 
-def test_without_labels_the_verdict_is_about_the_judges_score_and_the_table_shows_both() -> None:
+def test_what_the_verdict_is_about() -> None:
     names = {"mean_top1_score": 0.03, "quality": 0.2}
     found = [comparison("rl", "teacher", diff, (0.01, 0.3), metric=metric) for metric, diff in names.items()]
     arms = {name: {"n": 9, **scores(mean_top1_score=0.8, quality=4.0)} for name in ("teacher", "rl")}
     unlabelled = report(arms=arms, comparisons=found)
     assert (main := main_comparison(unlabelled)) and main.metric == "quality"
+    both = [comparison("rl", "teacher", 0.07, (0.01, 0.1)), comparison("sft", "teacher", 0.02, (0.01, 0.03))]
+    found = main_comparison(report(comparisons=both, decision=decision() | {"challenger": "sft"}))
+    assert found and found.a == "sft", "the gate's challenger leads"
     table = plan(unlabelled)
     assert table and [(line.key, line.main) for line in table.lines] == [("mean_top1_score", True), ("quality", False)]
-
-
-def test_verdict_of_a_data_only_run() -> None:
-    arms = {name: {"n": 5000, **scores(mean_top1_score=mean)} for name, mean in (("original", 0.4), ("teacher", 0.8))}
-    found = comparison("teacher", "original", 0.4, (0.38, 0.42), metric="mean_top1_score", mean_a=0.8, mean_b=0.4)
-    sentence = verdict(report(arms=arms, comparisons=[found])).sentence.en
-    assert sentence.startswith("Teacher 0.800 vs original question 0.400") and " on 1,000 questions" in sentence
 
 
 def test_stars_mark_only_what_a_stand_in_made() -> None:
@@ -130,28 +136,9 @@ def test_terminal_fits_100_columns_uncut() -> None:
     rl = next(line for line in text.splitlines() if line.lstrip().startswith("RL*"))
     assert rl.split() == ["RL*", "1,000", "0.866", "[0.813,", "0.912]", "0.897", "0.874", "4.37", "37/64", "0.051"]
     assert "dropped, and why" not in text and "Gate:" not in text and "Registered" not in text
-
-
-def test_terminal_lists_the_three_comparisons_and_the_failures() -> None:
-    text = terminal(report())
     lines = [line.split("  ")[0].strip() for line in text.splitlines() if "w/t/l" in line]
     assert lines == ["RL − Teacher", "SFT − Teacher", "RL − SFT"]
     assert "Failed, left out of the means: teacher 4, base model 61" in text
-
-
-def test_a_report_after_a_gate_survives_a_round_trip(tmp_path: Path) -> None:
-    assert Report.read(full().write(tmp_path / "report.json").path) == full()
-
-
-def test_a_released_model_becomes_a_part_of_the_report() -> None:
-    model = SimpleNamespace(**released(), folder=Path("/models/4"), prompt_sha256="cd")
-    assert RegisteredVersion.model_validate(model).version == "4"
-
-
-def test_the_gates_challenger_leads_the_verdict() -> None:
-    both = [comparison("rl", "teacher", 0.07, (0.01, 0.1)), comparison("sft", "teacher", 0.02, (0.01, 0.03))]
-    found = main_comparison(report(comparisons=both, decision=decision() | {"challenger": "sft"}))
-    assert found and found.a == "sft"
 
 
 def test_the_terminal_names_decision_and_version() -> None:
@@ -176,9 +163,6 @@ def test_the_terminal_shows_the_candidate_with_every_interval() -> None:
     assert re.search(r"top-1 +0\.\d{3} \[.+\] +0\.\d{3} \[.+\] +[+−]0\.\d{3} \[.+\]", text)
     assert all(line in text for line in ("judge score", "latency p50, ms", "cost per 1,000"))
     assert "These numbers say that the machinery works" in " ".join(text.split())
-
-
-def test_without_a_student_there_are_no_intervals_to_show() -> None:
     alone = report().model_copy(update={"arms": {"teacher": report().arms["teacher"]}})
     assert "no student and teacher" in shown(print_intervals(alone))
 
@@ -218,18 +202,9 @@ def test_the_terminal_shows_of_a_refresh_what_became_of_the_rows() -> None:
     assert "Cost of this run: $0.750" in " ".join(text.split())
     assert "Dataset: /state/datasets/t.r/v1" in text
     assert max(map(len, text.splitlines())) <= 100
-
-
-def test_where_arms_say_what_the_teacher_is_worth_its_means_are_not_repeated() -> None:
     arms = {name: {"n": 5000, **scores(top1=mean)} for name, mean in (("original", 0.4), ("teacher", 0.8))}
     text = terminal(of_data(arms=arms, metrics=METRICS))
-    assert "Answers, on average" not in text
-    assert "1,288 of 1,300 rows" in text
-
-
-def test_a_table_without_columns_is_not_shown() -> None:
-    finding = {"title": ("By kind", "按类"), "columns": (), "rows": [{"label": ("a", "a"), "values": ()}]}
-    assert "By kind" not in terminal(of_data(findings=[finding]))
+    assert "1,288 of 1,300 rows" in text and "Answers, on average" not in text, "the arms say it"
 
 
 def test_untrusted_text_has_no_meaning_in_a_markdown_cell() -> None:

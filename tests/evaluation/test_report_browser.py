@@ -81,11 +81,3 @@ def test_paper_is_light_and_shows_what_is_folded(browser: Browser, tmp_path: Pat
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not page.locator(".switch").is_visible() and page.get_by_text("All arms by slice").is_visible()
     assert page.pdf(format="A4").count(b"/Type /Page\n") > 3
-
-
-def test_text_keeps_its_contrast_in_the_dark(browser: Browser, tmp_path: Path) -> None:
-    page = opened(browser, tmp_path, full(), 1000)
-    page.emulate_media(color_scheme="dark")
-    paper, ink = (page.evaluate(f"getComputedStyle(document.body).{part}") for part in ("backgroundColor", "color"))
-    light = [sum(map(int, colour.removeprefix("rgb(").removesuffix(")").split(","))) for colour in (paper, ink)]
-    assert light[0] < 120 and light[1] > 600

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from report_fixture import METRICS, full, report
+from report_fixture import full, report
 
 from qinglan.config import AlarmName
-from qinglan.evaluation.models import Purchase, Report, SharedThing, TrainingSummary
-from qinglan.evaluation.reasons import reason
-from qinglan.evaluation.report.html import render_html, t
+from qinglan.evaluation.models import Report, SharedThing, TrainingSummary
+from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.verdict import verdict
-from qinglan.evaluation.words import TEXTS, rule_words, words
-from qinglan.text import ARMS, Both
+from qinglan.evaluation.words import TEXTS
 
 _SAME = """
     Qinglan query_rewrite embedded English RAG SFT RL GPT top MRR recall nDCG log token Holm McNemar
@@ -87,32 +85,12 @@ def test_every_name_has_a_chinese_one(table: str) -> None:
     assert not [key for key, both in TEXTS[table].items() if not both.en or not both.zh or english_in(both.zh)]
 
 
-def test_arms_and_metrics_have_chinese_names() -> None:
-    assert not [zh for _, zh in (*ARMS.values(), *((m.en, m.zh) for m in METRICS)) if not zh or english_in(zh)]
-
-
-def test_a_rule_about_a_rival_names_it_in_both_languages() -> None:
-    assert rule_words("gain_vs_sft") == ("gain, against the SFT student", "对SFT 学生的提升")
-    assert rule_words("quality_vs_qwen3") == ("judge's score, against qwen3", "对qwen3的裁判评分")
-
-
 def test_every_alarm_and_everything_shared_has_a_name() -> None:
     assert TEXTS["alarms"].keys() == set(get_args(AlarmName))
     assert TEXTS["shared"].keys() == set(get_args(SharedThing))
-
-
-def test_a_stage_and_a_reason_have_chinese_names_and_a_users_own_word_stays() -> None:
-    assert words("select").zh == "筛选" and words("below_threshold").zh == "得分低于阈值"
-    assert words("my_tenant") == ("my_tenant", "my_tenant") and t("RL") == "RL"
 
 
 def test_the_verdict_in_chinese() -> None:
     found = verdict(report())
     assert found.sentence.zh == "RL 学生 0.866，教师 0.795（top-1，996 个测试问题）：+0.071 [0.019, 0.128]"
     assert found.reading.zh == "95% 区间在 0 之上：在这类问题上，RL 学生优于教师。"
-
-
-def test_a_purchase_has_its_advice_in_chinese() -> None:
-    advice = reason("take_better", rival="qwen", main="gpt-5", metric=Both("top-1", "首位命中"))
-    bought = Purchase(labels={"qwen": "qwen"}, rival="qwen", tone="better", sentence=advice, reading=advice)
-    assert verdict(report(purchase=bought)).reading.zh == "选用 qwen：其首位命中更好，价格不高于 gpt-5。"

@@ -11,18 +11,14 @@ from qinglan.evaluation.report.plots import (
     DISTRIBUTIONS,
     Axis,
     arm_dots,
-    axis_of,
     chart,
     distributions,
-    dot_plot,
-    gain_shares,
     histogram,
-    moving_mean,
     slice_plots,
 )
 from qinglan.recipes.kinds.validation import AnswerStatistics, RetrievalStatistics
 from qinglan.rows import Row
-from qinglan.text import Both, signed
+from qinglan.text import Both
 
 NAME = Both("a", "甲")
 
@@ -43,10 +39,6 @@ def test_axis_of_nothing_much(values: list[float]) -> None:
 def test_chart_skips_what_is_not_finite() -> None:
     drawn = chart(NAME, NAME, [(NAME, [(1, 2.0), (2, math.nan), (3, math.inf), (4, 1.0)])])
     assert [line.path for line in drawn.lines] == ["M0.0,0.0 L100.0,100.0"]
-
-
-def test_moving_mean_is_centred() -> None:
-    assert moving_mean([(0, 0.0), (1, 3.0), (2, 6.0)], 3) == [(0, 1.5), (1, 3.0), (2, 4.5)]
 
 
 def test_an_outline_adds_up_to_all_and_ends_at_the_last_value() -> None:
@@ -70,48 +62,19 @@ def test_every_histogram_of_validation_is_drawn() -> None:
     assert [plot.title.en for plot in distributions(one)] == ["Judge's score, 0–5, % of rows"]
 
 
-@pytest.mark.parametrize(("rows", "steps"), [(60, 10), (700, 20), (100_000, 50)])
-def test_few_rows_are_drawn_in_few_bins(rows: int, steps: int) -> None:
-    drawn = histogram(NAME, [("line-0", NAME, 0.0, 1.0, [rows // 100 or 1] * 100)])
-    assert drawn is not None and drawn.lines[0].path.count("L") == 2 * steps + 1
-
-
-def test_dots_of_several_plots_share_an_axis() -> None:
-    wide, narrow = [("rl", NAME, 0.1, (-0.2, 0.4))], [("rl", NAME, 0.01, (0.0, 0.02))]
-    drawn = dot_plot(narrow, signed, zero=True, axis=axis_of([*wide, *narrow], zero=True))
-    assert drawn and drawn.axis.low <= -0.2 and drawn.axis.high >= 0.4
-
-
-def test_a_dot_without_an_interval_is_undecided() -> None:
-    drawn = dot_plot([("rl", NAME, 0.1, None), ("sft", NAME, None, None)], signed, zero=True)
-    assert drawn and [(dot.style, dot.low) for dot in drawn.dots] == [("open", None)]
-
-
 def test_slices_are_drawn_by_kind_on_the_headlines_metric() -> None:
     plots = slice_plots(full())
     assert [plot.by.en for plot in plots] == ["tenant", "intent", "length in characters", "history"]
     assert plots[0].pair == Both("RL − Teacher", "RL − 教师") and plots[3].plot.dots[0].label == Both(
         "with (400)", "有（400）"
     )
-
-
-def test_only_the_largest_slices_of_a_kind_are_drawn() -> None:
+    assert slice_plots(full(comparisons=[])) == []
     one = full().slices[1]
     many = [one.model_copy(update={"value": str(i)}) for i in range(40)]
-    assert len(slice_plots(full(slices=many))[0].plot.dots) == 12
-
-
-def test_slices_without_a_comparison_are_not_drawn() -> None:
-    assert slice_plots(report()) == [] and slice_plots(full(comparisons=[])) == []
+    assert len(slice_plots(full(slices=many))[0].plot.dots) == 12, "only the largest"
 
 
 def test_arms_are_drawn_on_the_best_metric_with_its_interval() -> None:
     arms = {"teacher": {"n": 9, **scores(mean_top1_score=(0.8, [0.7, 0.9]))}, "original": {"n": 9}}
     metric, plot = arm_dots(report(arms=arms), ["original", "teacher"]) or (NAME, None)
     assert metric.en == "mean top-1 score" and plot and plot.dots[0].text == "0.800 [0.700, 0.900]"
-
-
-def test_gains_are_told_in_both_languages() -> None:
-    told = gain_shares([Distribution(label="gain", low=-1, high=1, counts=[1, 1, 2])])
-    assert told and "50% score higher" in told.en and "50% 用改写后得分更高" in told.zh
-    assert gain_shares([]) is None

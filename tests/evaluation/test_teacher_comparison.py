@@ -1,6 +1,6 @@
 """Teachers side by side: who is asked, the figures, and which one to buy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,17 +71,14 @@ def advised(profile_of: ProfileOf) -> Advised:
     return make
 
 
-def test_draw_is_the_same_whatever_the_order_and_grows():
+def test_draw_is_the_same_whatever_the_order_grows_and_takes_usable_rows_only():
     rows = [question(n) for n in range(50)]
     ids = [row.id for row in draw(rows, 10)]
     assert [row.id for row in draw(rows[::-1], 10)] == ids
     assert [row.id for row in draw(rows, 20)][:10] == ids
     assert ids != sorted(ids)
-
-
-def test_draw_takes_usable_rows_only_and_all_if_there_are_fewer():
-    rows = [question(n).failed("empty_query") if n % 2 else question(n) for n in range(10)]
-    assert {row.id for row in draw(rows, 500)} == {row.id for row in rows if row.status == "ok"}
+    half = [row.failed("empty_query") if n % 2 else row for n, row in enumerate(rows)]
+    assert {row.id for row in draw(half, 500)} == {row.id for row in rows[::2]}
 
 
 def test_every_teacher_takes_the_main_ones_place(profile_of: ProfileOf, tmp_path: Path):
@@ -115,21 +112,16 @@ def test_a_refusal_is_paid_for_and_not_scored(profile_of: ProfileOf):
     found = {c.metric: c for c in evaluation.comparisons if c.b == "teacher"}
     assert (found["quality"].n, found["quality"].one_sided) == (2, 2)
     assert (found["answered"].n, found["answered"].diff) == (4, -0.5)
+    unpaid = [row if row.status == "ok" else row.model_copy(update={"reason": "over_budget"}) for row in rival]
+    arms = arms_of({"teacher": main, "cheap": unpaid}, {}, RECIPE)
+    found = {c.metric for c in evaluate_teachers(arms, main, EVALUATE, RECIPE).comparisons}
+    assert "answered" not in found, "what the budget left out is no refusal"
 
 
 def test_the_original_question_keeps_its_score_where_the_main_teacher_failed():
     main, rival = [question(0).failed("teacher_refused")], [answered(0)]
     (original,) = arms_of({"teacher": main, "cheap": rival}, {}, RECIPE)["original"]
     assert (original.retrieved, original.reason) == (MISS, None)
-
-
-def test_what_the_budget_left_out_is_no_refusal():
-    main = [answered(n) for n in range(4)]
-    rival = [*main[:2], question(2).failed("over_budget"), question(3).failed("over_budget")]
-    comparisons = evaluate_teachers(
-        arms_of({"teacher": main, "cheap": rival}, {}, RECIPE), main, EVALUATE, RECIPE
-    ).comparisons
-    assert "answered" not in {c.metric for c in comparisons}
 
 
 def test_the_ledger_knows_what_a_refusal_cost(profile_of: ProfileOf):
@@ -148,10 +140,9 @@ def test_the_ledger_knows_what_a_refusal_cost(profile_of: ProfileOf):
 
 def test_several_rivals_are_corrected_and_one_is_not():
     main, arms = hits(10), {"teacher": hits(10), "a": hits(4), "b": hits(9)}
-    two = evaluate_teachers(arms_of(arms, {}, RECIPE), main, EVALUATE, RECIPE).comparisons
-    one = evaluate_teachers(
-        arms_of({k: arms[k] for k in ("teacher", "a")}, {}, RECIPE), main, EVALUATE, RECIPE
-    ).comparisons
+    both = arms_of(arms, {}, RECIPE)
+    two = evaluate_teachers(both, main, EVALUATE, RECIPE).comparisons
+    one = evaluate_teachers({k: v for k, v in both.items() if k != "b"}, main, EVALUATE, RECIPE).comparisons
     top1 = next(c for c in two if (c.a, c.metric) == ("a", "top1"))
     assert top1.p_holm == pytest.approx(2 * (top1.p_value or 0))
     assert {c.p_holm for c in one if c.b == "teacher"} == {None}
@@ -198,13 +189,6 @@ def test_the_advice_weighs_quality_against_price(
     assert found.tone == tone and not [text for text in texts if text not in said]
 
 
-def test_good_retrieval_does_not_hide_a_worse_judgement(advised: Advised):
-    main = hits(10, cost=0.002, judge=4.5)
-    rival = [row.model_copy(update={"judge_score": 3.0 + n % 2}) for n, row in enumerate(hits(10, cost=0.001))]
-    found = advised(main, cheap=rival)
-    assert found.reading.startswith("A trade") and "lose 1.000 in judge score" in found.reading
-
-
 def test_a_teacher_that_refuses_half_is_not_flattered(advised: Advised):
     main = hits(10, cost=0.002)
     rival = [row if n % 2 else question(n).failed("teacher_refused") for n, row in enumerate(hits(10, cost=0.0005))]
@@ -215,19 +199,9 @@ def test_a_teacher_that_refuses_half_is_not_flattered(advised: Advised):
 
 def test_the_cheapest_of_those_to_take_leads_and_all_are_told(advised: Advised):
     found = advised(hits(10, cost=0.01), a=hits(10, cost=0.005), b=hits(10, cost=0.001), c=hits(3, cost=0.02))
-    assert found.rival == "b"
+    assert found.rival == "b" and found.labels["teacher"] == "big"
     assert [text.split()[0] for text in found.offers] == ["a", "b", "c"]
     assert "Keep big: c is worse" in found.offers[2]
-
-
-def test_a_teacher_without_a_gain_is_noted(advised: Advised):
-    notes = advised(hits(10, cost=0.01), cheap=hits(1, cost=0.001)).notes
-    assert "cheap is not shown to retrieve better than the question as it was typed." in notes
-
-
-def test_unlabelled_rows_are_decided_by_the_score(advised: Advised):
-    rows = [row.model_copy(update={"gold_id": None}) for row in hits(10, cost=0.002)]
-    assert "mean top-1 score" in advised(rows, cheap=rows).sentence
 
 
 def test_a_judge_of_the_same_family_is_called_out(advised: Advised):
@@ -236,20 +210,7 @@ def test_a_judge_of_the_same_family_is_called_out(advised: Advised):
         return any("is of the same family as qwen and may favour it" in note for note in notes)
 
     assert of_kin("Qwen/Qwen3-32B") and not of_kin("deepseek-chat")
-
-
-@pytest.mark.parametrize(
-    ("model", "maker"),
-    [
-        ("gpt-5", "openai"),
-        ("o3-mini", "openai"),
-        ("Qwen/Qwen3-32B", "qwen"),
-        ("deepseek-chat", "deepseek"),
-        ("7b", "7b"),
-    ],
-)
-def test_family(model: str, maker: str):
-    assert family(model) == maker
+    assert [family(model) for model in ("gpt-5", "o3-mini", "7b")] == ["openai", "openai", "7b"]
 
 
 def test_batch_answers_are_told_as_their_price_is_another(advised: Advised):
@@ -264,12 +225,7 @@ def test_nothing_in_common_has_no_verdict(profile_of: ProfileOf):
     assert advise(profile_with(profile_of, "cheap"), evaluate_teachers(arms, main, EVALUATE, RECIPE), arms) is None
 
 
-@pytest.mark.parametrize("name", ["a b", "../x", "", "x" * 41, "teacher", "RL"])
+@pytest.mark.parametrize("name", ["../x", "x" * 41, "teacher"])
 def test_a_teachers_name_is_a_file_name_of_its_own(profile_of: ProfileOf, name: str):
     with pytest.raises(ValueError, match=r"teacher's name|has a meaning"):
         profile_with(profile_of, name)
-
-
-def test_labels_are_the_models_name_and_the_given_ones(advised: Advised):
-    labels: Mapping[str, str] = advised(hits(10), cheap=hits(10)).labels
-    assert labels == {"teacher": "big", "cheap": "cheap"}

@@ -81,6 +81,7 @@ def run(
 
             require(loaded, flow)  # the flow does so too, but here a mistake shows before it starts
             import_module(f"qinglan.flows.{flow}")
+            import_module("qinglan.tasks.stage").tracker_of(loaded)  # opens, or makes, MLflow's database
             from qinglan.evaluation.models import Report
             from qinglan.evaluation.report.terminal import print_table
         wait_for_prefect()

@@ -10,7 +10,7 @@ import pytest
 from qinglan.clients.chat import Answer
 from qinglan.config import Reward, Tenant, load_profile
 from qinglan.errors import TeacherError
-from qinglan.evaluation.red_team import cases_of, check, row_of
+from qinglan.evaluation.red_team import cases_of, check
 from qinglan.recipes.answer_judge import RECIPE, Verdict, forms_of, is_well_formed, verdict_in, with_thoughts
 from qinglan.rows import ArmRow, Row
 
@@ -138,9 +138,6 @@ def test_forms_keep_every_clause():
     assert "一天吃一回，饭后吃。" in forms["longer"]
     assert forms["paraphrase"] == "饭后吃，每天一次。"
     assert set(forms_of("一天吃一回。", None)) == {"longer"}
-
-
-def test_probes_are_rows_of_their_own():
     probes = RECIPE.probes([row(1), row(2, candidate="")])
     assert [probe.id for probe in probes] == ["r1-longer", "r1-order"]
 
@@ -153,12 +150,6 @@ def test_the_red_team_knows_the_failures_that_judges_are_known_for():
     assert not check(invented, text(), None).passed
     assert not check(vague, text(), None).passed
     assert check(informative, text(), None).passed
-
-
-def test_a_red_team_case_is_asked_as_a_row_is():
-    case = next(iter(cases_of(load_profile(str(ROOT / "configs" / "answer_judge.yaml")))))
-    user = RECIPE.student_messages(row_of(case, Tenant()), Tenant())[-1]["content"]
-    assert user.splitlines()[1:] == [f"标准答案：{case.inputs['reference']}", f"待评答案：{case.inputs['candidate']}"]
 
 
 def findings_of(answers: dict[str, str]) -> dict[str, list[tuple[str, tuple[float | None, ...]]]]:
@@ -178,7 +169,4 @@ def test_findings_count_changed_verdicts_and_what_certainty_is_worth():
     certain = dict(found["Certainty:"])
     assert certain["RL student: all forms agree"][:2] == (0.5, 1.0)
     assert certain["RL student: some differ"][:2] == (0.5, 0.0)
-
-
-def test_without_probes_only_agreement_is_shown():
-    assert set(findings_of({"r1": text(), "r2": "?"})) == {"Agreement"}
+    assert set(findings_of({"r1": text(), "r2": "?"})) == {"Agreement"}, "without probes"

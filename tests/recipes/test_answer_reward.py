@@ -85,10 +85,7 @@ async def test_rules_alone_need_neither_judge_nor_rag(tmp_path: Path, score: Sco
     (entry,) = entries(tmp_path)
     assert (entry["row_id"], entry["text"], entry["share"]) == ("1", "ab", 0.5)
     assert "judge" not in entry
-
-
-async def test_an_answers_lines_stay_as_they_are(score: Score):
-    assert (await score("a\na", letters.Letters()))["format"] == 0.0
+    assert (await score("a\na", letters.Letters()))["format"] == 0.0, "its lines stay as they are"
 
 
 async def test_the_judge_weighs_in_on_the_same_scale(score: Score):
@@ -109,10 +106,10 @@ async def test_profiles_weigh_otherwise(score: Score):
     assert (scored["score"], scored["judge_asked"]) == (1.0, 0), "a judge that can't matter is not asked"
 
 
-@pytest.mark.parametrize(("text", "share"), [("?a", 1.0), ("ab", 0.0)])
-async def test_without_the_judge_the_rules_decide(score: Score, text: str, share: float):
+@pytest.mark.parametrize(("text", "share", "worth"), [("?a", 1.0, 0.0), ("ab", 0.0, 0.0), ("<|im_end|>", 1.0, -1.0)])
+async def test_without_the_judge_the_rules_decide(score: Score, text: str, share: float, worth: float):
     scored = await score(text, letters.JudgedLetters(), JUDGED, reward=Reward(judge_share=share))
-    assert (scored["score"], scored["judge_asked"]) == (0.0, 0)
+    assert (scored["score"], scored["judge_asked"], scored["invalid"]) == (worth, 0, 0.0)
 
 
 @pytest.mark.parametrize("reply", [(400, {}), (200, completion("fine"))])
@@ -123,11 +120,6 @@ async def test_a_failed_judge_is_not_a_score(tmp_path: Path, score: Score, reply
     assert all(math.isnan(scored[part]) for part in ("judge", "share", "format", "pure"))
     (entry,) = entries(tmp_path)
     assert entry["failed_by"] == "judge" and "score" not in entry
-
-
-async def test_an_empty_answer_is_the_policys_failure(score: Score):
-    scored = await score("<|im_end|>", letters.JudgedLetters(), JUDGED)
-    assert (scored["score"], scored["invalid"], scored["share"], scored["judge_asked"]) == (-1.0, 0.0, 0.0, 0)
 
 
 async def test_where_nothing_that_counts_is_known_there_is_no_score(tmp_path: Path, score: Score):

@@ -81,10 +81,12 @@ def test_what_is_asked_is_known_by_role(profile_of: ProfileOf):
     assert key_salt(profile, "answerer") != key_salt(profile, "teacher")
 
 
-def test_no_model_is_asked_about_a_row_that_brings_its_answer(profile_of: ProfileOf):
+async def test_a_row_that_brings_its_answer_asks_no_model(profile_of: ProfileOf):
+    own = CAPITAL.model_copy(update={"inputs": CAPITAL.inputs | {"given": " 巴黎 它是首都"}})
+    done = await get_recipe(CAPITALS).distill(own, Clients(), Tenant())
+    assert (done.answer, done.answer_request, done.answer_cost_usd) == ("巴黎", None, None)
     asked = teacher_requests(profile_of(recipe=CAPITALS))
-    assert asked(CAPITAL.model_copy(update={"inputs": CAPITAL.inputs | {"given": "巴黎"}})) is None
-    assert asked(CAPITAL) is not None
+    assert asked(own) is None and asked(CAPITAL) is not None
 
 
 def test_only_the_teacher_alone_can_be_asked_in_bulk(profile_of: ProfileOf):

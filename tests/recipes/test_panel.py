@@ -48,19 +48,12 @@ def panel(judge: Judge) -> Panel:
     return Panel(RECIPE, Clients(judge=judge), Tenant())  # type: ignore[arg-type]
 
 
-async def test_every_distinct_text_is_read_in_both_orders():
+async def test_every_distinct_text_is_read_in_both_orders_and_scored_by_the_mean():
     judge = Judge()
-    arms = {"teacher": arm("中"), "sft": arm("好"), "rl": arm("好"), "base": arm("坏")}
-    done, unjudged = await panel(judge).judge(arms, rows())
+    done, _ = await panel(judge).judge({"sft": arm("好"), "base": arm("好"), "rl": arm("中", requests=("t",))}, rows())
     first, second = (re.findall("改写[0-9]+：(.*)", prompt) for prompt in judge.prompts)
-    assert sorted(first) == sorted(WORTH) and second == first[::-1]
-    assert unjudged == {}
-    assert done["sft"] == done["rl"], "the same text is the same score"
-    assert done["rl"][0].requests == ("key1", "key2")
-
-
-async def test_a_score_is_the_mean_of_both_passes():
-    done, _ = await panel(Judge()).judge({"sft": arm("好"), "rl": arm("中", requests=("t",))}, rows())
+    assert sorted(first) == ["中", "好"] and second == first[::-1]
+    assert done.pop("base") == done["sft"], "the same text is the same score"
     assert {name: (entries[0].judge_score, sorted(entries[0].judge_scores)) for name, entries in done.items()} == {
         "sft": (4.75, [4.5, 5.0]),
         "rl": (2.75, [2.5, 3.0]),

@@ -3,11 +3,10 @@
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from qinglan.config import Profile, Reward, Tenant
+from qinglan.config import Profile, Reward
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.recipes import (
     AnswerRecipe,
@@ -19,16 +18,8 @@ from qinglan.recipes import (
     placeholders,
     recipe_key,
 )
-from qinglan.rows import Row
 
 CAPITALS = Path(__file__).parents[1] / "support" / "capitals_recipe.py"
-ROW = Row(id="1", tenant="t", query="法国的首都", inputs={"hint": "在塞纳河边", "capital": "巴黎"}, source="f:1")
-
-
-def capitals() -> AnswerRecipe:
-    recipe = get_recipe(str(CAPITALS))
-    assert isinstance(recipe, AnswerRecipe)
-    return recipe
 
 
 def test_shipped_recipes_are_found_by_their_names():
@@ -63,11 +54,8 @@ def test_a_file_that_is_no_recipe_is_refused_in_one_line(tmp_path: Path, name: s
     with pytest.raises(ConfigError, match=problem) as caught:
         get_recipe(str(tmp_path / name))
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="No such file"):
-        recipe_key(str(tmp_path / "x.py"))
+        recipe_key(str(tmp_path / "absent.py"))
 
 
 def test_a_profile_names_the_file_wherever_it_is_read(
@@ -90,28 +78,11 @@ def test_a_profile_names_the_file_wherever_it_is_read(
     ],
 )
 def test_an_answer_earns_the_mean_of_the_parts_that_are_known(parts: Mapping[str, float], earned: float):
-    assert capitals().reward(Reward(), parts) == pytest.approx(earned, nan_ok=True)
-
-
-def test_a_profile_may_weigh_the_parts_otherwise():
-    config = Reward(part_weights={"right": 0.5, "short": 0.5})
-    assert capitals().reward(config, {"right": 1.0, "short": 0.0}) == pytest.approx(0.0)
-
-
-def test_a_bad_format_is_a_flaw_where_it_is_graded():
-    recipe = capitals()
-    found = [recipe.flaw(ROW.model_copy(update={"parts": parts})) for parts in (None, {}, {"format": 1.0})]
-    assert found == [None, None, None]
-    assert recipe.flaw(ROW.model_copy(update={"parts": {"format": 0.5}})) == "bad_format"
-
-
-async def test_a_row_that_brings_its_answer_asks_no_model():
-    own = ROW.model_copy(update={"inputs": ROW.inputs | {"given": " 巴黎 它是首都"}})
-    nobody: Any = None
-    done = await capitals().distill(own, nobody, Tenant())
-    assert (done.answer, done.answer_request, done.answer_cost_usd) == ("巴黎", None, None)
-    assert capitals().distill_messages(own, Tenant()) == {}
-    assert set(capitals().distill_messages(ROW, Tenant())) == {"teacher"}
+    recipe = get_recipe(str(CAPITALS))
+    assert isinstance(recipe, AnswerRecipe)
+    assert recipe.reward(Reward(), parts) == pytest.approx(earned, nan_ok=True)
+    otherwise = Reward(part_weights={"right": 0.5, "short": 0.5})
+    assert recipe.reward(otherwise, {"right": 1.0, "short": 0.0}) == pytest.approx(0.0)
 
 
 def test_only_what_is_asked_identifies():
@@ -120,7 +91,7 @@ def test_only_what_is_asked_identifies():
     assert placeholders(inputs, "x") == {"a": "x"}
 
 
-@pytest.mark.parametrize("text", ["", "4", "[4]", '{"grade": 4}', '{"score": 6}', '{"score": NaN}', '{"score": null}'])
+@pytest.mark.parametrize("text", ["4", '{"grade": 4}', '{"score": 6}', '{"score": NaN}', '{"score": null}'])
 def test_a_judge_that_gives_no_score_is_no_judge(text: str):
     with pytest.raises(TeacherError) as caught:
         parse_score(text)

@@ -1,8 +1,6 @@
-"""Validation's findings: streamed figures agree with plain arithmetic, and memory does not grow."""
+"""Validation's findings: streamed figures agree with plain arithmetic, and a broken service is noticed."""
 
-import json
 import statistics
-import sys
 from random import Random
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from qinglan.errors import StageError
 from qinglan.recipes.kinds.validation import RetrievalStatistics
 from qinglan.rows import Retrieved, Row
-from qinglan.statistics import Histogram, quantile, regrouped
+from qinglan.statistics import Histogram, regrouped
 
 BASE = Row(id="0", tenant="t", query="它咋吃", answer="虾青素 服用方法", source="f!A1")
 
@@ -34,7 +32,8 @@ def findings(*rows: Row) -> RetrievalStatistics:
 def test_figures_of_many_rows_agree_with_plain_arithmetic():
     rng = Random(5)
     pairs = [(rng.random(), rng.random() ** 0.5) for _ in range(3000)]
-    figures = findings(*(row(a, b, "g" if i % 2 else None) for i, (a, b) in enumerate(pairs))).metrics()
+    found = findings(*(row(a, b, "g" if i % 2 else None) for i, (a, b) in enumerate(pairs)))
+    figures = found.metrics()
     gains = [b - a for a, b in pairs]
     rewrites = sorted(b for _, b in pairs)
     assert figures["gain_mean"] == pytest.approx(statistics.mean(gains))
@@ -45,13 +44,7 @@ def test_figures_of_many_rows_agree_with_plain_arithmetic():
     assert figures["top1_score_p50"] == pytest.approx(statistics.median(rewrites), abs=0.01)
     assert figures["original_top1_score_p90"] == pytest.approx(sorted(a for a, _ in pairs)[2700], abs=0.01)
     assert (figures["gold_top1"], figures["original_gold_top1"]) == (1.0, 0.0)
-
-
-def test_better_equal_and_worse():
-    figures = findings(row(0.5, 0.7), row(0.5, 0.5), row(0.5, 0.4), row(0.5, None), row(None, 0.5)).metrics()
-    shares = [figures[f"{name}_share"] for name in ("better", "equal", "worse")]
-    assert (shares, figures["success_rate"]) == ([0.4, 0.2, 0.4], 0.8)
-    assert sum(figures[f"{name}_share"] for name in ("better", "equal", "worse")) == pytest.approx(1)
+    assert [sum(part["counts"]) for parts in found.histograms().values() for part in parts] == [3000] * 3
 
 
 def test_only_rows_that_were_retrieved_for_both_ways_count():
@@ -60,32 +53,8 @@ def test_only_rows_that_were_retrieved_for_both_ways_count():
     assert figures["success_rate"] == pytest.approx(2 / 3)
     assert figures["top1_score_mean"] == pytest.approx(0.6)
     assert (figures["gold_top1"], figures["original_gold_top1"]) == (0.5, 0.0)
-    assert "gold_top1" not in findings(row(0.6, 0.9)).metrics()
-
-
-def test_one_row_has_no_standard_error_and_none_no_figures():
-    assert "gain_se" not in findings(row(0.5, 0.7)).metrics()
+    assert {"gold_top1", "gain_se"}.isdisjoint(findings(row(0.6, 0.9)).metrics())
     assert findings(BASE, BASE.failed("rag_unavailable")).metrics() == {}
-
-
-def test_histograms_count_every_row_and_are_json():
-    found = findings(row(0.0, 1.0), row(0.5, 0.5), row(1.0, 0.0), row(0.29, 0.285), BASE).histograms()
-    assert json.loads(json.dumps(found)) == found
-    assert [sum(part["counts"]) for parts in found.values() for part in parts] == [4, 4, 4]
-    (original, rewrite), (gain,) = found["top1_score"], found["gain"]
-    assert (original["counts"][29], rewrite["counts"][28]) == (1, 1)
-    assert (original["counts"][99], rewrite["counts"][99]) == (1, 1)
-    assert gain["counts"][52] == 2  # the middle bin, ±0.01
-
-
-def test_memory_does_not_grow_with_the_rows():
-    found = findings(row(0.5, 0.7))
-    before = {name: sys.getsizeof(value) for name, value in vars(found).items()}
-    for i in range(2000):
-        found.add(row(0.5, 0.7, id=str(i), query=f"q{i}", answer=f"r{i}"))
-    grown = {n: sys.getsizeof(v) for n, v in vars(found).items() if sys.getsizeof(v) > before[n] + 8}
-    assert grown == {}
-    assert len(found.histograms()["gain"][0]["counts"]) == 105
 
 
 def same(score: float, noise: float = 0.0) -> Row:
@@ -105,10 +74,7 @@ def test_a_service_that_ignores_rewrites_is_noticed_through_noise():
     findings(*[row(0.5, 0.9)] * 3, *[same(0.5)] * 97).check()
     findings(*[same(0.5, 0.01)] * 20).check()
     findings(*[same(0.5)] * 19).check()
-
-
-def test_a_rewrite_that_says_the_same_tells_nothing_about_the_service():
-    findings(*[same(0.5).model_copy(update={"answer": " 它咋吃？"})] * 50).check()
+    findings(*[same(0.5).model_copy(update={"answer": " 它咋吃？"})] * 50).check()  # the rewrite says the same
 
 
 def test_labels_need_ids():
@@ -124,9 +90,3 @@ def test_a_histogram_keeps_what_lies_outside_at_its_ends():
         histogram.add(value)
     assert histogram.counts == [2, 0, 0, 1, 0, 0, 0, 0, 0, 2]
     assert regrouped(histogram.counts, 5) == [2, 1, 0, 0, 2]
-
-
-def test_quantiles():
-    assert quantile(0, 1, [0, 0], 0.5) is None
-    assert quantile(0, 10, [0, 4, 0, 4, 0], 0.5) == pytest.approx(4)
-    assert quantile(0, 10, [0, 4, 0, 4, 0], 1) == pytest.approx(8)

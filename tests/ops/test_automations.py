@@ -17,7 +17,7 @@ from qinglan.config.notify import NotifyFormat
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.automations import apply_automations
 from qinglan.ops.prefect.automations.messages import STATE_MESSAGE, Message, payload
-from qinglan.ops.prefect.automations.plan import profile_automations, site_automations
+from qinglan.ops.prefect.automations.plan import profile_automations
 from qinglan.ops.prefect.deployments import Deployment, training_of
 
 ProfileOf = Callable[..., Profile]
@@ -113,19 +113,17 @@ def night(profile_of: ProfileOf, name: str = "night", **notify: Any) -> Profile:
     return profile_of(name=name, notify={"webhook_url_env": "NIGHT_WEBHOOK"} | notify)
 
 
-def test_applied_again_changes_nothing(prefect: Prefect, profile_of: ProfileOf):
+def test_the_address_stands_in_the_block_alone_and_applied_again_changes_nothing(
+    prefect: Prefect, profile_of: ProfileOf
+):
     done = apply_automations(prefect.api, night(profile_of))
     assert len(done) == len(prefect.automations) == 11
-    prefect.writes.clear()
-    assert apply_automations(prefect.api, night(profile_of)) == []
-    assert set(prefect.writes) == {"PATCH block_documents"}  # the address may have changed
-
-
-def test_the_address_stands_in_the_block_alone(prefect: Prefect, profile_of: ProfileOf):
-    apply_automations(prefect.api, night(profile_of))
     (block,) = prefect.blocks.values()
     assert (block["name"], block["data"]["url"]) == ("qinglan-night", WEBHOOK)
     assert "secret-part" not in json.dumps(prefect.automations)
+    prefect.writes.clear()
+    assert apply_automations(prefect.api, night(profile_of)) == []
+    assert set(prefect.writes) == {"PATCH block_documents"}  # the address may have changed
 
 
 def test_changed_settings_update_and_what_was_switched_off_stays_so(prefect: Prefect, profile_of: ProfileOf):
@@ -143,6 +141,8 @@ def test_what_is_not_wanted_any_more_goes_and_others_stay(prefect: Prefect, prof
     apply_automations(prefect.api, night(profile_of))
     apply_automations(prefect.api, night(profile_of, "day"))
     apply_automations(prefect.api, night(profile_of, "night: two"))
+    apply_automations(prefect.api, night(profile_of, about=("alarm",)))
+    assert [name for name in prefect.names() if "night: message" in name] == ["qinglan: night: message about an alarm"]
     done = apply_automations(prefect.api, night(profile_of, webhook_url_env=None))
     assert "automation removed: qinglan: night: message about an alarm" in done
     left = prefect.names()
@@ -175,19 +175,6 @@ def test_of_several_copies_the_oldest_that_is_on_is_kept(prefect: Prefect, profi
     assert len(prefect.automations) == len(prefect.names())
 
 
-def test_copies_of_what_is_not_wanted_all_go_and_others_of_that_name_stay(prefect: Prefect, profile_of: ProfileOf):
-    apply_automations(prefect.api, night(profile_of))
-    name = "qinglan: night: message about an alarm"
-    prefect.copy(name, 1)
-    prefect.copy(name, 2, tags=["made in the UI"])
-    done = apply_automations(prefect.api, night(profile_of, about=("failed",)))
-    assert done.count(f"automation removed: {name}") == 2
-    assert prefect.named(name)["tags"] == ["made in the UI"]
-    done = apply_automations(prefect.api, night(profile_of))
-    assert f"automation made: {name}" in done
-    assert prefect.named(name)["tags"] == ["made in the UI"]
-
-
 def test_without_tries_crashes_are_only_found(prefect: Prefect, profile_of: ProfileOf):
     apply_automations(prefect.api, profile_of())
     assert "qinglan: a crashed run goes on" in prefect.names()
@@ -207,12 +194,6 @@ def test_an_unusable_address_is_one_line_that_does_not_show_it(
     with pytest.raises(ConfigError, match=complaint) as caught:
         apply_automations(prefect.api, night(profile_of))
     assert "hooks.example" not in str(caught.value)
-
-
-def test_only_topics_that_are_asked_for(profile_of: ProfileOf):
-    profile = night(profile_of, about=("alarm",))
-    names = [spec["name"] for spec in profile_automations(profile, [TRAIN, NIGHTLY], "b")]
-    assert names == ["qinglan: night: an alarm pauses training", "qinglan: night: message about an alarm"]
 
 
 def test_a_gate_that_waits_is_told_with_the_command_that_answers(profile_of: ProfileOf):
@@ -250,15 +231,6 @@ def test_runs_of_a_profile_are_known_by_their_names(profile_of: ProfileOf):
     assert trigger["match"]["prefect.resource.name"] == ["* a[[]b", "*[ /]a[[]b.yaml", "*[ /]a[[]b.yml"]
 
 
-def test_silence_is_judged_after_a_first_heartbeat_and_a_crashed_run_has_so_many_retries(profile_of: ProfileOf):
-    silent, again, unbegun = site_automations(profile_of(automations={"crash_retries": 3}))
-    assert (silent["trigger"]["after"], silent["trigger"]["within"]) == (["prefect.flow-run.heartbeat"], 900)
-    assert again["trigger"]["match"]["prefect.run-count"] == ["1", "2", "3"]
-    assert "prefect.flow-run.Crashed" not in again["trigger"]["expect"]
-    assert unbegun["trigger"]["match"]["prefect.run-count"] == "0"
-    assert [spec["actions"][0]["force"] for spec in (again, unbegun)] == [False, False]
-
-
 def rendered(form: NotifyFormat, reason: str | None) -> Any:
     register_user_template_filters(all_filters)
     message = Message("failed", "is Failed", STATE_MESSAGE, "Look.")
@@ -290,12 +262,7 @@ def test_every_service_gets_the_reason_and_the_link(form: NotifyFormat, path: tu
 def test_an_event_calls_nobody_and_may_say_nothing():
     called = rendered("json", '<at user_id="all">all</at> <!channel>')
     assert called["reason"] == '‹at user_id="all">all‹/at> ‹!channel>'
-    assert rendered("json", None) == {
-        "text": "Qinglan: refresh night is Failed\nLook.\nhttp://ui.example/runs/flow-run/f1",
-        "topic": "failed",
-        "profile": 'a"b {{ 7 * 7 }}',
-        "name": "refresh night",
-        "reason": "",
-        "link": "http://ui.example/runs/flow-run/f1",
-    }
+    silent = rendered("json", None)
+    assert silent["text"] == "Qinglan: refresh night is Failed\nLook.\nhttp://ui.example/runs/flow-run/f1"
+    assert (silent["topic"], silent["profile"], silent["reason"]) == ("failed", 'a"b {{ 7 * 7 }}', "")
     assert len(rendered("json", "x" * 5_000)["reason"]) == 600

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -23,11 +22,9 @@ from qinglan.config import Profile
 from qinglan.ops.prefect.api import RetryingClient, call
 from qinglan.ops.prefect.automations import apply_automations
 from qinglan.ops.prefect.crash_recovery import crash_silent, requeue_crashed
-from qinglan.ops.prefect.deployments import deployments_of
 from qinglan.ops.up.site import SERVER_TUNING
 from qinglan.runs.processes import free_port
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 SILENCE_S = 20
 """For longer than that no living attempt is without an end or a sign of life."""
@@ -114,12 +111,6 @@ class Server:
             started = psutil.Popen(argv, env=self._env, stdout=log, stderr=log, start_new_session=True)
         self._processes.append(started)
         return started
-
-    def qinglan(self, *words: str) -> str:
-        argv = [sys.executable, "-m", "qinglan.cli", *words, "--set", f"paths.state={self._folder / 'state'}"]
-        done = subprocess.run(argv, cwd=ROOT, env=self._env, capture_output=True, text=True, timeout=600, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
     def worker(self) -> psutil.Popen:
         return self.start("worker", "start", "--pool=qinglan", "--type=process", "--install-policy=never")
@@ -294,9 +285,6 @@ def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
     assert not server.is_paused(own["day"]) and not server.is_paused(nightly)
     server.emit("qinglan.gate.refuse", run, "day", {"sentence": "Do not release: cost."})
     wait_until("the gate's message", lambda: len(told.bodies) >= 3)
-    asked = {"sentence": "Release it.", "until": "tomorrow", "command": "qinglan release approve r1"}
-    server.emit("qinglan.gate.waiting", run, "day", asked)
-    wait_until("one more message", lambda: len(told.bodies) >= 4)
     texts = [body["content"]["text"].splitlines() for body in told.bodies]
     name = server.api.get(f"flow_runs/{run}").json()["name"]
     link = f"http://prefect.example/runs/flow-run/{run}"
@@ -307,11 +295,6 @@ def test_an_alarm_pauses_its_own_profiles_training_and_is_told(
         link,
     ]
     assert texts[2] == [f"Qinglan: {name} releases no model: Do not release: cost.", link]
-    assert texts[3] == [
-        f"Qinglan: {name} waits for an approval until tomorrow: Release it.",
-        "Answer on its page (Resume), or: qinglan release approve r1",
-        link,
-    ]
 
 
 def test_a_run_that_nobody_takes_is_told(server: Server, profile_of: Callable[..., Profile], told: FakeService):
@@ -321,15 +304,6 @@ def test_a_run_that_nobody_takes_is_told(server: Server, profile_of: Callable[..
     wait_until("a late run, told", lambda: server.state(run) == "Late" and told.bodies)
     assert told.bodies[0]["topic"] == "waiting"
     assert told.bodies[0]["link"].endswith(f"/runs/flow-run/{run}")  # as the server knows itself
-
-
-def test_deploying_twice_changes_nothing_and_resumes_nothing(server: Server):
-    first = server.qinglan("deploy")
-    assert "work pool made: qinglan-trainer" in first and "deployed deployments/prefect.yaml to" in first
-    (train,) = [each for each in deployments_of(server.api) if each.full_name == "train/train"]
-    server.post(f"deployments/{train.id}/pause_deployment")
-    assert "automations are up to date" in server.qinglan("deploy")
-    assert server.is_paused(train.id)
 
 
 def test_what_the_automations_missed_is_found(server: Server):

@@ -81,35 +81,25 @@ def test_what_was_lost_comes_back(profile: Profile, kept: Path):
     assert sorted(each.name for each in state.iterdir()) == ["datasets", "ledger.db", "prefect", "up.lock"]
 
 
-@pytest.mark.parametrize(
-    ("folder", "reason"),
-    [
-        ("state/huggingface", "a cache of models from the hub"),
-        ("state/cache", "a cache of models from the hub"),  # HF_HOME
-        ("state/mlartifacts/huggingface", None),
-        ("state/models/m/huggingface", None),
-        ("runs/r1/rl/checkpoints/global_step_10/actor/huggingface", None),
-        ("state/datasets/t.q/.partial-ab", "unfinished"),
-        ("state/models/m/.partial-2", "unfinished"),
-        ("runs/r1/sft/.partial-ab", None),
-        ("runs/.removing-r2", "being removed"),
-        ("state/datasets/t.q/.removing-ab", "being removed"),
-        ("runs/r1/sft/.removing-ab", None),
-        ("runs/.restoring", "of an interrupted restore"),
-        ("runs/r1/.restoring", None),
-        ("state/.replaced-1", "put aside by a restore"),
-        ("state/mlartifacts/.replaced-1", None),
-    ],
-)
 def test_a_folder_is_left_out_by_its_place_and_not_by_its_name(
-    profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch, folder: str, reason: str | None
+    profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("HF_HOME", str(profile.paths.state / "cache"))
-    (kept.parent / folder).mkdir(parents=True)
-    (kept.parent / folder / "file").touch()
+    left_out = {
+        "state/huggingface": "a cache of models from the hub",
+        "state/cache": "a cache of models from the hub",
+        "state/datasets/t.q/.partial-ab": "unfinished",
+        "runs/.removing-r2": "being removed",
+        "runs/.restoring": "of an interrupted restore",
+        "state/.replaced-1": "put aside by a restore",
+    }
+    copied = ["runs/r1/rl/huggingface", "runs/r1/sft/.partial-ab", "runs/r1/.restoring", "state/models/.replaced-1"]
+    for folder in (*left_out, *copied):
+        (kept.parent / folder).mkdir(parents=True)
+        (kept.parent / folder / "file").touch()
     made = make_backup(profile, kept, print)
-    assert {each.path: each.reason for each in made.left_out}.get(folder) == reason
-    assert (kept / folder / "file").exists() == (reason is None)
+    assert left_out.items() <= {each.path: each.reason for each in made.left_out}.items()
+    assert [each for each in (*left_out, *copied) if (kept / each / "file").exists()] == copied
 
 
 def test_a_file_is_left_out_for_what_it_is_with_the_reason(profile: Profile, kept: Path):
@@ -143,56 +133,36 @@ def test_folders_keep_who_may_enter_them_and_empty_ones_come_back(profile: Profi
     assert (state / "sealed" / "a").read_text() == "a"
 
 
-def test_nobody_else_may_enter_before_all_is_in_place(profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch):
-    profile.paths.state.chmod(0o755)
+def test_nobody_else_may_enter_before_all_is_in_place_also_after_a_full_disk(
+    profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch
+):
+    state, runs = profile.paths.state, profile.paths.runs
+    state.chmod(0o755)
+    runs.chmod(0o2775)
     make_backup(profile, kept, print)
     wipe(profile)
+    state.mkdir()
+    state.chmod(0o710)  # a root that is there stays its owner's
+    with monkeypatch.context() as full, pytest.raises(ArtifactError, match="free disk space first"):
+        fill_disk(full)
+        restore_backup(profile, kept, print)
     seen, copy = set[int](), shutil.copy2
 
     def copy_and_see(source: Path, target: Path) -> None:
         copy(source, target)
-        for root in (profile.paths.state, profile.paths.runs):
-            seen.add(root.stat().st_mode & 0o777)
-            seen.update(each.stat().st_mode & 0o777 for each in (root / ".restoring").rglob("*/"))
+        seen.update(each.stat().st_mode & 0o777 for root in (state, runs) for each in (root / ".restoring").rglob("*/"))
 
     monkeypatch.setattr(shutil, "copy2", copy_and_see)
     restore_backup(profile, kept, print)
     assert seen == {0o700}
-    assert profile.paths.state.stat().st_mode & 0o777 == 0o755
+    assert [root.stat().st_mode & 0o7777 for root in (state, runs)] == [0o710, 0o2775]
 
 
-def test_a_restore_after_one_on_a_full_disk_gives_the_roots_their_modes(
-    profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch
-):
-    profile.paths.runs.chmod(0o2775)
-    make_backup(profile, kept, print)
-    wipe(profile)
-    with monkeypatch.context() as full, pytest.raises(ArtifactError, match="free disk space first"):
-        fill_disk(full)
-        restore_backup(profile, kept, print)
-    restore_backup(profile, kept, print)
-    assert profile.paths.runs.stat().st_mode & 0o7777 == 0o2775
-
-
-def test_a_root_that_is_there_stays_its_owners(profile: Profile, kept: Path):
-    profile.paths.state.chmod(0o755)
-    make_backup(profile, kept, print)
-    wipe(profile)
-    profile.paths.state.mkdir()
-    profile.paths.state.chmod(0o710)
-    restore_backup(profile, kept, print)
-    assert profile.paths.state.stat().st_mode & 0o777 == 0o710
-
-
-def with_tracking(profile: Profile, uri: str) -> Profile:
-    return profile.model_copy(update={"tracking": profile.tracking.model_copy(update={"uri": uri})})
-
-
-def test_no_key_and_no_password_is_in_it(profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("profile")
+def test_no_key_and_no_password_is_in_it(profile_of: ProfileOf, kept: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("A_LEDGER", "postgresql://me:s3cret@db.internal/qinglan?sslpassword=s3cret")
-    tracked = with_tracking(profile, "postgresql://me:s3cret@db.internal/mlflow")
-    ledger = profile.ledger.model_copy(update={"url_env": "A_LEDGER"})
-    made = make_backup(tracked.model_copy(update={"ledger": ledger}), kept, print, runs=False)
+    profile = profile_of(tracking={"uri": "postgresql://me@db.internal/mlflow"}, ledger={"url_env": "A_LEDGER"})
+    made = make_backup(profile, kept, print, runs=False)
     assert [what.partition(",")[0] for what in made.elsewhere] == ["the ledger", "MLflow"]
     content = b"".join(path.read_bytes() for path in kept.rglob("*") if path.is_file())
     assert b"s3cret" not in content
@@ -200,17 +170,10 @@ def test_no_key_and_no_password_is_in_it(profile: Profile, kept: Path, monkeypat
     assert kept.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("uri", ["postgresql://u:p@s:3cret@host/db", "postgresql://u:pa@s3cret@host/db"])
-def test_an_address_that_cannot_be_taken_apart_is_not_shown(profile: Profile, kept: Path, uri: str):
-    (what,) = make_backup(with_tracking(profile, uri), kept, print).elsewhere
-    assert what.startswith("MLflow, at the address in tracking.uri: its database")
-
-
 @pytest.mark.parametrize(
     ("url", "is_up", "said"),
     [
         ("http://127.0.0.1:4200/api", True, None),
-        ("http://localhost:4200/api", True, None),
         ("http://127.0.0.1:4200/api", False, "`pg_dump -Fc`, unless it is `qinglan up`'s own"),
         ("https://ann:s3cret@prefect.example/api", True, "https://prefect.example/api: its database with `pg_d"),
     ],
@@ -348,31 +311,6 @@ def test_a_backup_goes_neither_into_the_site_nor_over_something(profile: Profile
         restore_backup(profile, tmp_path / "full", print)
 
 
-def test_a_site_without_runs_is_kept_too(profile: Profile, kept: Path):
-    shutil.rmtree(profile.paths.runs)
-    made = make_backup(profile, kept, print)
-    assert all(entry.path.startswith("state/") for entry in made.entries)
-    shutil.rmtree(profile.paths.state)
-    restore_backup(profile, kept, print)
-    assert count(profile.paths.state / "ledger.db") == 1
-
-
-def test_a_file_that_is_removed_before_it_is_copied_is_noted(
-    profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch
-):
-    copy = shutil.copy2
-
-    def remove_first(source: Path, target: Path) -> None:
-        if source.name == "run.json":
-            source.unlink()
-        copy(source, target)
-
-    monkeypatch.setattr(shutil, "copy2", remove_first)
-    made = make_backup(profile, kept, print)
-    assert made.reasons["removed before it could be copied"] == 1
-    assert "runs/r1/run.json" not in {entry.path for entry in made.entries}
-
-
 def test_a_run_that_a_clean_up_takes_meanwhile_does_not_come_back_empty(profile: Profile, kept: Path):
     doomed = profile.paths.runs / "r0"
     doomed.mkdir()
@@ -384,13 +322,16 @@ def test_a_run_that_a_clean_up_takes_meanwhile_does_not_come_back_empty(profile:
     assert sorted(each.name for each in profile.paths.runs.iterdir()) == ["latest", "r1"]
 
 
-def test_a_full_disk_is_said_first_and_leaves_nothing(profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch):
-    fill_disk(monkeypatch)
-    theirs = kept.with_name("kept.partial")
-    theirs.mkdir()
-    with pytest.raises(ArtifactError, match="has 0 B free, the backup takes"):
+def test_a_full_disk_or_a_damaged_database_makes_no_backup(
+    profile: Profile, kept: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as full, pytest.raises(ArtifactError, match="has 0 B free, the backup takes"):
+        fill_disk(full)
         make_backup(profile, kept, print)
-    assert list(kept.parent.glob("kept*")) == [theirs]
+    (profile.paths.state / "mlflow.db").write_bytes(b"SQLite format 3\0" + b"x" * 5000)
+    with pytest.raises(ArtifactError, match=r"mlflow\.db: can't be copied as a database"):
+        make_backup(profile, kept, print)
+    assert not list(kept.parent.glob("kept*"))
 
 
 def test_of_two_backups_into_one_folder_the_quicker_stays(profile: Profile, kept: Path):
@@ -427,10 +368,7 @@ def test_a_file_that_got_the_number_of_a_linked_one_is_copied(
     [
         ({"state": 60, "runs": 70}, False, None),
         ({"state": 50, "runs": 70}, False, r"^\S+/state: has 50\.0 MB free, what the backup has of it takes 4\.0 MB"),
-        ({"state": 60, "runs": 60}, False, r"^\S+/runs: has 60\.0 MB free, what the backup has of it takes 12\.0 MB"),
-        ({"": 70}, True, None),
-        ({"": 60}, True, r"^\S+/state and \S+/runs: has 60\.0 MB free, what the backup has of it takes 12\.0 MB"),
-        ({"": 70}, False, None),
+        ({"": 65}, True, None),
         ({"": 65}, False, r"^\S+/state and \S+/runs: has 65\.0 MB free, what the backup has of it takes 16\.0 MB"),
     ],
 )
@@ -485,13 +423,6 @@ def free_on(monkeypatch: pytest.MonkeyPatch, disks: dict[Path, int]) -> None:
     monkeypatch.setattr(shutil, "disk_usage", usage)
 
 
-def test_a_damaged_database_makes_no_backup(profile: Profile, kept: Path):
-    (profile.paths.state / "mlflow.db").write_bytes(b"SQLite format 3\0" + b"x" * 5000)
-    with pytest.raises(ArtifactError, match=r"mlflow\.db: can't be copied as a database"):
-        make_backup(profile, kept, print)
-    assert not kept.exists()
-
-
 def link(path: str) -> dict[str, Any]:
     return {"path": path, "kind": "link", "target": "/"}
 
@@ -500,14 +431,10 @@ def link(path: str) -> dict[str, Any]:
     ("key", "added", "refusal"),
     [
         ("entries", [link("../etc/passwd")], "leads out of the backup"),
-        ("entries", [link("state/../../etc/passwd")], "leads out of the backup"),
         ("entries", [link("/etc/passwd")], "leads out of the backup"),
         ("entries", [link("state")], "leads out of the backup"),
-        ("entries", [link("state//etc/passwd")], "leads out of the backup"),
-        ("entries", [link("state/./a")], "leads out of the backup"),
         ("entries", [link("state/way"), link("state/way")], "is in it twice"),
         ("entries", [link("state/way"), link("state/way/out")], "lies below a file or link"),
-        ("entries", [link("state/way"), link("state/way/further/out")], "lies below a file or link"),
         ("folders", [{"path": "runs/latest", "mode": 0}], "is in it twice"),
         ("folders", [{"path": "runs/latest/sealed", "mode": 0}], "lies below a file or link"),
     ],
@@ -522,18 +449,12 @@ def test_nothing_is_written_elsewhere_or_through_a_link(
         restore_backup(profile, kept, print, replace=True)
 
 
-def test_a_backup_of_the_first_format_is_read(tmp_path: Path):
+def test_a_backup_of_the_first_format_is_read_and_a_newer_one_refused(profile: Profile, tmp_path: Path):
     shutil.copy(Path(__file__).parents[1] / "runs" / "golden" / "v1" / "site" / BACKUP_FILE, tmp_path)
     read = Backup.read(tmp_path)
     assert {entry.kind for entry in read.entries} == {"file", "database", "link"}
     assert {folder.path: folder.mode for folder in read.folders}["state/serving/requests"] == 0o700
-    read.write(tmp_path)
-    assert Backup.read(tmp_path) == read
-
-
-def test_a_newer_backup_is_refused(profile: Profile, kept: Path):
-    make_backup(profile, kept, print)
-    record = json.loads((kept / BACKUP_FILE).read_text())
-    (kept / BACKUP_FILE).write_text(json.dumps(record | {"schema_version": 2}))
+    record = json.loads((tmp_path / BACKUP_FILE).read_text())
+    (tmp_path / BACKUP_FILE).write_text(json.dumps(record | {"schema_version": 2}))
     with pytest.raises(ArtifactError, match="written by a newer Qinglan"):
-        restore_backup(profile, kept, print)
+        restore_backup(profile, tmp_path, print)

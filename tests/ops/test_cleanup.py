@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 import threading
 import time
@@ -23,14 +22,14 @@ from qinglan.config import Profile, load_profile
 from qinglan.data.versions import find_version, note_training, publish, versions_of
 from qinglan.errors import ConfigError
 from qinglan.ops import cleanup
-from qinglan.ops.cleanup import Cleaned, Kept, Removed, clean_up, run_folders, state_folder
+from qinglan.ops.cleanup import Cleaned, Kept, Removed, clean_up, run_folders
 from qinglan.ops.cleanup.disposal import bytes_of, delete, set_aside
 from qinglan.ops.cleanup.prefect_runs import remove_flow_runs
 from qinglan.ops.prefect.server import PrefectServer
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import Artifact, write_jsonl
 from qinglan.runs.command import Command
-from qinglan.runs.locks import is_held, removal_lock
+from qinglan.runs.locks import removal_lock
 from qinglan.runs.processes import Processes
 from qinglan.runs.run import find_run, runs_of
 
@@ -84,17 +83,11 @@ def test_finished_runs_go_after_their_days_and_the_newest_of_each_flow_stays(tre
     assert not set_aside_folders(tree)
 
 
-def test_by_number_they_go_whatever_their_age(tree: Tree):
-    runs = [tree.run(days) for days in (5, 4, 3, 2, 1)]
+def test_runs_go_by_number_too_and_null_keeps_all(tree: Tree):
+    runs = [tree.run(days) for days in (2000, 4, 3, 2, 1)]
+    assert not sweep(tree, run_days=None).removed
     sweep(tree, runs_per_flow=2)
     assert tree.names == {run.name for run in runs[-2:]}
-
-
-def test_null_keeps_everything(tree: Tree):
-    for finished in (True, True, False):
-        tree.run(2000, finished=finished)
-    assert not sweep(tree, run_days=None, unfinished_days=None).removed
-    assert len(tree.names) == 3
 
 
 def test_an_interrupted_run_goes_only_once_nothing_is_written_to_it(tree: Tree):
@@ -141,13 +134,6 @@ def test_what_another_run_uses_stays_through_any_number_of_steps(tree: Tree):
     assert why(cleaned, origin) == f"run {between.name} uses it"
 
 
-def test_a_manifest_of_another_version_still_keeps_what_it_names(tree: Tree):
-    origin, user = tree.run(300), tree.run(1, "refresh", "sft")
-    (user / "sft" / "manifest.json").write_text(json.dumps({"new": {"layout": f"/mnt/elsewhere/{origin.name}/sft"}}))
-    sweep(tree)
-    assert origin.name in tree.names
-
-
 def test_runs_of_other_profiles_stay_and_keep_what_they_use(tree: Tree):
     used, unused, _ = tree.run(300), tree.run(290), tree.run(1)
     other = tree.run(400, profile_name="other")
@@ -158,17 +144,15 @@ def test_runs_of_other_profiles_stay_and_keep_what_they_use(tree: Tree):
     assert other.name not in {kept.name for kept in cleaned.kept}  # none of this profile's business
 
 
-def test_a_run_that_another_mlflow_tracked_stays(tree: Tree, profile_of: ProfileOf):
+def test_an_unreadable_run_and_one_that_another_mlflow_tracked_stay(tree: Tree, profile_of: ProfileOf):
     elsewhere = profile_of(tracking={"uri": "http://mlflow.example"})
-    run, _ = tree.run(300, profile=elsewhere.model_dump(mode="json")), tree.run(1)
-    assert "another MLflow" in why(sweep(tree), run)
-
-
-def test_an_unreadable_run_stays(tree: Tree):
-    torn, _ = tree.run(300), tree.run(1)
+    tracked, torn = tree.run(300, profile=elsewhere.model_dump(mode="json")), tree.run(300)
+    tree.run(1)
     (torn / "run.json").write_text("{")
     age(torn, 300)
-    assert why(sweep(tree), torn) == "run.json can't be read"
+    cleaned = sweep(tree)
+    assert "another MLflow" in why(cleaned, tracked)
+    assert why(cleaned, torn) == "run.json can't be read"
 
 
 def test_latest_goes_on_to_name_a_run_that_is_there(tree: Tree):
@@ -213,30 +197,11 @@ def test_checkpoints_of_finished_runs_go_but_not_what_was_handed_on(tree: Tree):
 def test_superseded_stages_go_unless_a_run_names_them(tree: Tree):
     run, user = tree.run(20, "refresh", "sft.superseded-1", "sft.superseded-2", finished=False), tree.run(1)
     tree.stage(user, "sft", "x")
-    manifest = json.loads((user / "sft" / "manifest.json").read_text())
-    manifest["artifacts"]["file"]["path"] = str(run / "sft.superseded-2" / "merged")
-    (user / "sft" / "manifest.json").write_text(json.dumps(manifest))
+    named = {"layout of another version": f"/mnt/elsewhere/{run.name}/sft.superseded-2/merged"}
+    (user / "sft" / "manifest.json").write_text(json.dumps(named))
     assert sweep(tree).counts == {"superseded": 1}
     assert not (run / "sft.superseded-1").exists()
     assert (run / "sft.superseded-2").exists()
-
-
-def test_a_part_that_cannot_be_moved_holds_up_nothing_else(tree: Tree, monkeypatch: pytest.MonkeyPatch):
-    old, run = tree.run(80), tree.run(20, "refresh", "sft.superseded-1", "sft.superseded-2", finished=False)
-    tree.run(1)
-
-    def stubborn(path: Path, root: Path) -> Path:
-        if path.name == "sft.superseded-1":
-            raise PermissionError(13, "Permission denied", str(path))
-        return set_aside(path, root)
-
-    monkeypatch.setattr(run_folders, "set_aside", stubborn)
-    cleaned = sweep(tree, unfinished_days=None)
-    assert [each.name for each in cleaned.removed] == [old.name, f"{run.name}/sft.superseded-2"]
-    assert (run / "sft.superseded-1").exists()
-    assert not set_aside_folders(tree)
-    assert len(cleaned.notes) == 1
-    assert why(cleaned, run) == "is young enough"  # the rest was done
 
 
 def test_a_dry_run_says_the_same_and_changes_nothing(tree: Tree, state: Path):
@@ -254,84 +219,48 @@ def test_a_dry_run_says_the_same_and_changes_nothing(tree: Tree, state: Path):
     assert [each.name for each in done.removed] == [each.name for each in planned.removed]
 
 
-def test_a_killed_clean_up_is_completed_and_its_half_is_no_run(tree: Tree, monkeypatch: pytest.MonkeyPatch):
-    old, new = tree.run(80), tree.run(1)
+def test_what_cannot_be_moved_or_deleted_is_said_and_the_next_clean_up_completes_it(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+):
+    old, other, new = (tree.run(days) for days in (80, 70, 1))
+    run = tree.run(20, "refresh", "sft.superseded-1", "sft.superseded-2", finished=False)
 
-    class Kill(BaseException):
-        pass
+    def refuse(path: Path, root: Path) -> Path:
+        if path.name == "sft.superseded-1":
+            raise PermissionError(13, "Permission denied", str(path))
+        return set_aside(path, root)
 
-    def dying(_: Path) -> None:
-        raise Kill
-
-    with monkeypatch.context() as killed, pytest.raises(Kill):
-        killed.setattr(cleanup, "delete", dying)
-        sweep(tree)
-    assert (tree.root / f".removing-{old.name}" / "run.json").exists()
-    assert [each.name for each in runs_of(tree.root, "test")] == [new.name]
-    with pytest.raises(ConfigError, match="not found"):
-        find_run(tree.root, old.name)
-    sweep(tree)
-    assert not set_aside_folders(tree)
-
-
-def test_what_cannot_be_deleted_is_said_and_the_rest_goes_on(tree: Tree, monkeypatch: pytest.MonkeyPatch):
-    for days in (80, 70, 1):
-        tree.run(days)
-
-    def stubborn(folder: Path) -> None:
-        if "-0001" in folder.name:
+    def refuse_one(folder: Path) -> None:
+        if old.name in folder.name:
             raise PermissionError(13, "Permission denied", str(folder))
         delete(folder)
 
-    monkeypatch.setattr(cleanup, "delete", stubborn)
-    cleaned = sweep(tree)
-    assert set_aside_folders(tree) == [".removing-20260313-000000-0001"]
-    assert "Permission denied" in cleaned.notes[0]
-
-
-def test_of_two_clean_ups_in_one_folder_the_second_deletes_once_the_first_is_done(
-    tree: Tree, profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch
-):
-    mine = [tree.run(90), tree.run(80)]
-    theirs = [tree.run(days, profile_name="other") for days in (70, 1)]
-    tree.run(1)
-    (tree.root / ".removing-20250101-000000-0001").mkdir()  # a killed one's
-    other = profile_of(name="other", retention={"flow_run_days": None})
-    set_theirs_aside, deleted, of_other = threading.Event(), list[str](), list[Cleaned]()
-
-    def clean_theirs() -> None:
-        of_other.append(clean_up(other, dry_run=False, say=lambda _: set_theirs_aside.set(), now=NOW))
-
-    second = threading.Thread(target=clean_theirs)
-
-    def slow(folder: Path) -> None:
-        if not deleted:
-            second.start()
-            assert set_theirs_aside.wait(30)
-            second.join(0.3)  # it would delete now, were it not to wait
-            assert second.is_alive()
-        delete(folder)
-        deleted.append(folder.name)
-
-    monkeypatch.setattr(cleanup, "delete", slow)
-    cleaned = sweep(tree)
-    second.join(30)
-    gone = [".removing-20250101-000000-0001", *(f".removing-{each.name}" for each in (*mine, theirs[0]))]
-    assert sorted(deleted) == sorted(gone)
+    with monkeypatch.context() as denied:
+        denied.setattr(run_folders, "set_aside", refuse)
+        denied.setattr(cleanup, "delete", refuse_one)
+        cleaned = sweep(tree, unfinished_days=None)
+    assert [each.name for each in cleaned.removed] == [other.name, old.name, f"{run.name}/sft.superseded-2"]
+    assert len(cleaned.notes) == 2
+    assert set_aside_folders(tree) == [f".removing-{old.name}"]
+    assert [each.name for each in runs_of(tree.root, "test")] == [new.name, run.name]
+    with pytest.raises(ConfigError, match="not found"):
+        find_run(tree.root, old.name)
+    sweep(tree, unfinished_days=None)
     assert not set_aside_folders(tree)
-    assert [*cleaned.notes, *of_other[0].notes] == []
+    assert not (run / "sft.superseded-1").exists()
 
 
-def test_nothing_is_removed_while_a_run_searches_for_a_stage_to_reuse(tree: Tree):
+@pytest.mark.parametrize("other", ["a run that searches for a stage to reuse", "another clean-up that deletes"])
+def test_a_clean_up_waits_for_others(tree: Tree, other: str):
     old, _ = tree.run(80), tree.run(1)
     sweeping = threading.Thread(target=lambda: sweep(tree))
-    with removal_lock(tree.root):
+    with removal_lock(tree.root) if "run" in other else FileLock(tree.root / ".deletion.lock"):
         sweeping.start()
         sweeping.join(0.3)
         assert sweeping.is_alive()
-        assert old.exists()
+        assert old.exists() or set_aside_folders(tree)
     sweeping.join(60)
-    assert not old.exists()
+    assert not old.exists() and not set_aside_folders(tree)
 
 
 def test_a_folder_of_a_run_that_never_began_goes(tree: Tree):
@@ -341,10 +270,7 @@ def test_a_folder_of_a_run_that_never_began_goes(tree: Tree):
         folder.mkdir()
         (folder / ".lock").touch()
         age(folder, 20)
-    planned = sweep(tree, dry_run=True).removed
-    assert [(each.name, each.why) for each in planned] == [(empty.name, "never began, 20 days ago")]
-    assert empty.exists()
-    assert sweep(tree).counts == {"run": 1}
+    assert [(each.name, each.why) for each in sweep(tree).removed] == [(empty.name, "never began, 20 days ago")]
     assert not empty.exists()
     assert notes.exists()
 
@@ -364,33 +290,19 @@ def test_what_a_running_run_renames_and_removes_holds_up_nothing(tree: Tree, mon
     assert found.active == NOW - timedelta(days=5)  # of what is left
 
 
-def test_a_run_that_a_user_deletes_meanwhile_holds_up_nothing(tree: Tree, monkeypatch: pytest.MonkeyPatch):
-    old, deleted, _ = tree.run(80), tree.run(70), tree.run(1)
-    listed = Path.glob
-
-    def last_seen(folder: Path, pattern: str) -> list[Path]:
-        found = list(listed(folder, pattern))
-        if pattern == "*/run.json":
-            shutil.rmtree(deleted, ignore_errors=True)
-        return found
-
-    monkeypatch.setattr(Path, "glob", last_seen)
-    cleaned = sweep(tree)
-    assert cleaned.notes == ()
-    assert [each.name for each in cleaned.removed] == [old.name]
-
-
 # Logs
 
 
-def test_logs_go_once_nobody_writes_to_them(tree: Tree, state: Path):
+def test_logs_go_once_nobody_writes_to_them(tree: Tree, state: Path, monkeypatch: pytest.MonkeyPatch):
     logs = state / "logs"
     (logs / "serving").mkdir(parents=True)
-    for name in ("worker.log", "prefect_server.log.1", "serving/router.log", "notes.txt"):
+    for name in ("worker.log", "prefect_server.log.1", "serving/router.log", "notes.txt", "vanishes.log"):
         (logs / name).write_text("x")
     age(logs, 31)
     (logs / "mlflow_server.log").write_text("x")
-    assert sweep(tree).counts == {"log": 3}
+    vanish(monkeypatch, logs / "vanishes.log")
+    cleaned = sweep(tree)
+    assert (cleaned.counts, cleaned.notes) == ({"log": 3}, ())
     assert sorted(path.name for path in logs.iterdir()) == ["mlflow_server.log", "notes.txt", "serving"]
 
 
@@ -403,26 +315,6 @@ def test_the_log_of_a_running_process_stays_however_quiet_it_is(tree: Tree, stat
         age(state / "logs", 31)
         assert [each.name for each in sweep(tree).removed] == ["over.log"]
     assert [each.name for each in sweep(tree).removed] == ["quiet.log"]
-
-
-def test_a_log_that_goes_meanwhile_holds_up_nothing_and_is_not_counted(
-    tree: Tree, state: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (state / "logs").mkdir()
-    for name in ("listed.log", "old.log", "tried.log"):
-        (state / "logs" / name).write_text("x")
-    age(state / "logs", 31)
-    vanish(monkeypatch, state / "logs" / "listed.log")
-
-    def removes(file: Path, *, shared: bool) -> bool:
-        if file.name == "tried.log":
-            file.unlink()
-        return is_held(file, shared=shared)
-
-    monkeypatch.setattr(state_folder, "is_held", removes)
-    cleaned = sweep(tree)
-    assert cleaned.notes == ()
-    assert [each.name for each in cleaned.removed] == ["old.log"]
 
 
 # With a registry
@@ -515,10 +407,8 @@ def test_where_the_database_that_runs_were_tracked_in_is_missing_nothing_goes(tr
 def test_a_flow_run_by_hand_is_ours_only_if_it_names_the_profile(
     deployment: str | None, parameters: dict[str, str], goes: bool
 ):
-    run = {
-        "id": "1", "name": "brave-fox", "deployment_id": deployment, "parameters": parameters,
-        "end_time": "2026-01-01T00:00:00Z",
-    }  # fmt: skip
+    run = {"id": "1", "name": "brave-fox", "end_time": "2026-01-01T00:00:00Z"}
+    run |= {"deployment_id": deployment, "parameters": parameters}
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         deployed = "deployments" in json.loads(request.content)
@@ -550,9 +440,6 @@ def test_dataset_versions_that_nothing_uses_go(tree: Tree, tmp_path: Path):
     assert [version.id for version in versions_of(tree.profile)] == [ids[n] for n in (7, 6, 4, 3, 1, 0)]
     assert not list(tree.profile.paths.state.glob("datasets/*/.removing-*"))
     assert find_version(tree.profile, "latest").id == ids[7]
-    assert {kept.why for kept in cleaned.kept if kept.kind == "dataset"} == {
-        "is the newest", "was trained on last", "a run or a registered model uses it", "one that stays came of it",
-    }  # fmt: skip
     publish(tree.profile, "r", dataset(tmp_path / "i", "i"))
 
 
@@ -583,8 +470,7 @@ def test_read_only_files_and_folders_can_be_removed(tmp_path: Path):
 def test_the_markdown_lists_what_went_and_what_stayed_and_a_name_is_no_markup():
     removed = Removed(kind="mlflow_run", name="`x` | ![b](http://x)", why="<img src=x>", bytes=1)
     kept = Kept(kind="run", name="20260101-000000-abcd", why="is the newest refresh")
-    text = Cleaned(profile="p", dry_run=False, removed=(removed,), kept=(kept,) * 60, notes=("[a](b)",)).markdown
+    text = Cleaned(profile="p", dry_run=False, removed=(removed,), kept=(kept,), notes=("[a](b)",)).markdown
     assert r"| MLflow run | \`x\` \| \!\[b\](http://x) | \<img src=x> | 1 B |" in text
     assert "| run | 20260101-000000-abcd | is the newest refresh |  |" in text
-    assert "… and 10 more" in text
     assert r"\[a\](b)" in text

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,9 @@ from typing import Any
 import httpx2
 import pytest
 import yaml
-from prefect.server.events.schemas.automations import AutomationCreate
 
 from qinglan.config import load_profile
-from qinglan.ops.prefect.api import RetryingClient, call, pages
-from qinglan.ops.prefect.automations import apply_automations
+from qinglan.ops.prefect.api import RetryingClient, call
 from qinglan.ops.prefect.deploy import DEPLOYMENTS, deploy_command
 from qinglan.ops.up.site import WORK_POOLS, Site
 from qinglan.runs.command import Command
@@ -130,29 +127,6 @@ def test_a_switch_and_a_pause_survive_deployments_from_any_machine_even_killed_o
     server.post(f"deployments/{server.deployments()['refresh']['id']}/schedules", by_hand).raise_for_status()
     assert server.deploy("one")[0].startswith("schedule refresh/refresh (1 1 * * *) is removed: ")
     assert not server.is_on("refresh")
-
-
-def test_two_who_deploy_at_once_leave_each_automation_once(server: Server):
-    def there() -> list[dict[str, Any]]:
-        return pages(server.api, "automations/filter")
-
-    for each in there():
-        call(server.api, "DELETE", f"automations/{each['id']}")
-    with ThreadPoolExecutor() as pool:
-        names = ("embedded", "chengla", "medical")
-        list(pool.map(lambda name: apply_automations(server.api, load_profile(name)), names))
-    made = there()
-    assert len({each["name"] for each in made}) == len(made) > 0
-    for each in made:  # as an older version left them
-        body = {key: each[key] for key in AutomationCreate.model_fields if key in each}
-        call(server.api, "POST", "automations/", body)
-    lines = apply_automations(server.api, load_profile("embedded"))
-    twice = "automation removed, as it was there twice: qinglan: "
-    assert f"{twice}a crashed run goes on" in lines
-    assert not any(line.startswith(f"{twice}chengla") for line in lines)
-    left = {each["id"] for each in there()}
-    assert {each["id"] for each in made} < left
-    assert len(left) == 2 * len(made) - len(lines)
 
 
 def test_typos_are_refused_before_anything_is_scheduled(server: Server):

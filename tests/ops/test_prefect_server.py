@@ -12,7 +12,7 @@ from fake_service import FakeService, Script
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect import api as prefect_api
 from qinglan.ops.prefect.api import RetryingClient, pages
-from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, find_server, server_at, without_login
+from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, find_server, server_at
 from qinglan.runs.back_off import BackOff
 
 PROFILES = """
@@ -33,11 +33,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_no_server_is_known(home: Path):
+def test_the_sites_own_is_found_where_nothing_else_is_set(home: Path, monkeypatch: pytest.MonkeyPatch):
+    (home / "pyproject.toml").write_text('[project]\ndependencies = ["prefect"]\n')
+    monkeypatch.delattr("subprocess.run")  # a file that does not set Prefect up starts no process
     assert find_server(home) is None
-
-
-def test_the_sites_own_is_found_where_nothing_else_is_set(home: Path):
     (home / SERVER_FILE).write_text("http://127.0.0.1:4200/api\n")
     server = find_server(home)
     assert server
@@ -48,7 +47,6 @@ def test_the_sites_own_is_found_where_nothing_else_is_set(home: Path):
     ("file", "text"),
     [
         ("prefect.toml", '[api]\nurl = "https://team.example.com/api"\nauth_string = "ann:secret"\n'),
-        (".env", "PREFECT_API_URL=https://team.example.com/api\nPREFECT_API_AUTH_STRING=ann:secret\n"),
         (
             "pyproject.toml",
             '[tool.prefect.api]\nurl = "https://team.example.com/api"\nauth_string = "ann:secret"\n',
@@ -64,41 +62,18 @@ def test_every_file_of_prefects_settings_wins_over_the_sites_own_server(home: Pa
     assert server.origin == "Prefect's settings"
 
 
-def test_a_project_file_that_says_nothing_of_prefect_starts_no_process(home: Path, monkeypatch: pytest.MonkeyPatch):
-    (home / "pyproject.toml").write_text('[project]\ndependencies = ["prefect"]\n')
-    monkeypatch.delattr("subprocess.run")
-    assert find_server(home) is None
-
-
 def test_a_noted_server_gets_its_own_login_alone(home: Path, monkeypatch: pytest.MonkeyPatch):
     team, other = "https://prefect.example.com/api", "http://127.0.0.1:4200/api"
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "bob:other")
     assert server_at(other, home).auth_string is None  # nothing says that it is meant for this one
+    monkeypatch.setenv("PREFECT_API_URL", "http://localhost:4200/api")
+    assert server_at(other, home).auth_string == "bob:other"  # this machine by another name
     monkeypatch.setenv("PREFECT_API_URL", "https://ann:secret@prefect.example.com/api")
     monkeypatch.delenv("PREFECT_API_AUTH_STRING")
     assert server_at(team, home).api_url == "https://ann:secret@prefect.example.com/api"
     monkeypatch.setenv("PREFECT_API_KEY", "k-1")
     found = server_at(other, home)
     assert (found.api_url, found.key, found.auth_string) == (other, None, None)
-
-
-def test_this_machine_by_another_name_is_the_same_server(home: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PREFECT_API_URL", "http://localhost:4200/api")
-    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "ann:secret")
-    assert server_at("http://127.0.0.1:4200/api", home).auth_string == "ann:secret"
-    assert server_at("http://127.0.0.1:4201/api", home).auth_string is None
-
-
-@pytest.mark.parametrize(
-    ("address", "shown"),
-    [
-        ("https://ann:s%40cret@prefect.example.com:4200/api", "https://prefect.example.com:4200/api"),
-        ("http://127.0.0.1:4200/api", "http://127.0.0.1:4200/api"),
-        ("", ""),
-    ],
-)
-def test_a_login_is_not_shown(address: str, shown: str):
-    assert without_login(address) == shown
 
 
 def test_a_variable_wins_setting_by_setting(home: Path, monkeypatch: pytest.MonkeyPatch):

@@ -67,7 +67,6 @@ def test_the_processes_of_a_killed_site_are_waited_for(tmp_path: Path, monkeypat
         ("http://127.0.0.1:4300/api", None, 4300),
         ("http://localhost:4300/api", 4300, 4300),
         ("http://127.0.0.1:4300/api", 4301, None),
-        ("https://prefect.example.com/api", None, None),
         ("https://ann:secret@prefect.example.com/api", None, None),
     ],
 )
@@ -136,8 +135,3 @@ def test_what_had_crashed_goes_on_before_there_is_a_worker_that_could_take_it_tw
     ):
         assert done == ["goes on", "qinglan-up", "qinglan-trainer-up"]
     assert said == ["train night had crashed; it goes on", "stopping"]
-
-
-def test_one_trains_at_a_time_and_nobody_else_waits_for_a_day_long_refresh(tmp_path: Path):
-    assert "--limit=4" in Site(tmp_path, "").worker("qinglan").argv
-    assert "--limit=1" in Site(tmp_path, "").worker("qinglan-trainer").argv

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from qinglan.config import load_profile, profile
+from qinglan.config import load_profile
 from qinglan.ops.prefect.deploy import pools_of
 from qinglan.ops.up.site import SERVER_TUNING, WORKER_TUNING
 
@@ -67,27 +67,17 @@ def test_hadolint_has_nothing_to_say() -> None:
 
 
 @every_service
-def test_no_service_runs_as_root_or_can_become_it(name: str) -> None:
+def test_a_service_is_pinned_unprivileged_and_reached_from_this_machine_alone(name: str) -> None:
     service = SERVICES[name]
     assert service["user"].split(":")[0] not in ("", "0", "root")
     assert service["cap_drop"] == ["ALL"] and "no-new-privileges:true" in service["security_opt"]
-    assert "privileged" not in service and "cap_add" not in service
-
-
-@every_service
-def test_every_image_has_a_version(name: str) -> None:
-    repository, _, tag = SERVICES[name]["image"].partition(":")
-    assert re.match(r"\d+\.\d+", tag), "latest is another image tomorrow"
-    assert tag == VERSION if repository in OWN else repository not in OWN
-
-
-@every_service
-def test_nothing_is_published_beyond_this_machine(name: str) -> None:
-    ports = SERVICES[name].get("ports", [])
+    assert not {"privileged", "cap_add", "network_mode"} & service.keys()
+    repository, _, tag = service["image"].partition(":")
+    assert tag == VERSION if repository in OWN else re.match(r"\d+\.\d+", tag)
+    ports = service.get("ports", [])
     assert all(port.startswith("127.0.0.1:") for port in ports)
-    assert "network_mode" not in SERVICES[name]
     if name in STORES:
-        assert not ports and all(COMPOSE["networks"][net].get("internal") for net in SERVICES[name]["networks"])
+        assert not ports and all(COMPOSE["networks"][net].get("internal") for net in service["networks"])
 
 
 @every_service
@@ -131,16 +121,13 @@ def test_every_address_is_that_of_a_service_within_reach(name: str) -> None:
         assert host in STORES or f"port={port}" in own_words, f"{host} does not listen on {port}"
 
 
-def test_every_work_pool_has_a_worker() -> None:
+def test_every_work_pool_has_a_worker_which_is_what_its_image_starts() -> None:
     words = " ".join(str(word) for service in SERVICES.values() for word in service.get("command", []))
     assert set(re.findall(r"--pool[= ](\S+)", words)) == set(pools_of(ROOT / "deployments" / "prefect.yaml"))
-
-
-@pytest.mark.parametrize(("image", "service"), [("orchestrator", "worker"), ("trainer", "trainer")])
-def test_an_image_alone_is_the_worker_that_compose_starts(image: str, service: str) -> None:
-    steps = dict(instructions(ROOT / "docker" / f"{image}.Dockerfile"))
-    assert yaml.safe_load(steps["CMD"]) == SERVICES[service]["command"]
-    assert steps["USER"] == SERVICES[service]["user"]
+    for image, service in (("orchestrator", "worker"), ("trainer", "trainer")):
+        steps = dict(instructions(ROOT / "docker" / f"{image}.Dockerfile"))
+        assert yaml.safe_load(steps["CMD"]) == SERVICES[service]["command"]
+        assert steps["USER"] == SERVICES[service]["user"]
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
@@ -154,12 +141,6 @@ def test_an_images_base_is_pinned_and_its_packages_come_from_its_lock(dockerfile
     assert len(installs) == 2 and all("--no-deps" in part for part in installs)
     assert f"--requirement docker/{dockerfile.stem}.lock" in installs[0] and " . " in installs[1] + " "
     assert [rest for word, rest in steps if word == "ENTRYPOINT"] == ['["entrypoint"]']
-
-
-def test_an_image_has_the_shipped_profiles_where_they_are_looked_for() -> None:
-    (copied,) = re.findall(r"(?m)^COPY configs (\S+)$", read("docker/orchestrator.Dockerfile"))
-    shipped = Path(profile.__file__).parents[1] / "configs"
-    assert copied.partition("/site-packages/")[2] == str(shipped.relative_to(ROOT))
 
 
 def test_the_builder_is_given_what_is_copied_and_nothing_else() -> None:

@@ -18,14 +18,8 @@ from qinglan.ops.doctor.machine import GB
 ProfileOf = Callable[..., Profile]
 
 
-def test_a_fresh_site_is_fine_and_nothing_is_made(profile_of: ProfileOf, tmp_path: Path):
-    profile = profile_of()
-    for check in (machine.check_text(), machine.check_folders(profile), machine.check_locks(profile)):
-        assert check.problem is None, check
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_output_without_chinese(monkeypatch: pytest.MonkeyPatch):
+    assert machine.check_text().problem is None
     monkeypatch.setattr(machine.sys, "getfilesystemencoding", lambda: "ascii")
     assert machine.check_text().problem == (
         "text: file names as ascii, which has no Chinese; export LANG=C.UTF-8 PYTHONUTF8=1"
@@ -34,6 +28,8 @@ def test_output_without_chinese(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_folder_that_can_not_be_written_to(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     real = tempfile.TemporaryFile
+
+    assert machine.check_folders(profile_of()).problem is None
 
     def refuse(dir: Path) -> Any:
         if dir == tmp_path:
@@ -62,9 +58,6 @@ def test_a_full_disk(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     assert machine.check_disk(profile, "refresh").note is None
     disk(monkeypatch, 100 * GB, files=5)
     assert "space for 5 more files only (df -i)" in (machine.check_disk(profile, "refresh").problem or "")
-
-
-def test_room_for_what_training_writes(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     large = profile_of(student={"base_model": "Qwen/Qwen3-32B"})
     disk(monkeypatch, 50 * GB)
     assert machine.check_disk(large, "refresh").problem is None
@@ -122,16 +115,14 @@ def test_too_few_open_files(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPat
     assert machine.check_open_files(busy, "refresh").problem is None
 
 
-def test_locks_that_everybody_gets(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(machine, "_LOCKS", {"flock": lambda *_: None, "lockf": fcntl.lockf})
-    problem = machine.check_locks(profile_of()).problem or ""
-    assert "two processes get the same lock (flock), so two flows could write into one run; put it on a loc" in problem
-
-
-def test_a_mount_without_locks(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+def test_locks_that_everybody_or_nobody_gets(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: Any) -> None:
         raise OSError(37, "No locks available")
 
+    assert machine.check_locks(profile_of()).problem is None
+    monkeypatch.setattr(machine, "_LOCKS", {"flock": lambda *_: None, "lockf": fcntl.lockf})
+    problem = machine.check_locks(profile_of()).problem or ""
+    assert "two processes get the same lock (flock), so two flows could write into one run; put it on a loc" in problem
     monkeypatch.setattr(machine, "_LOCKS", {"flock": refuse})
     assert "can be locked in" in (machine.check_locks(profile_of()).problem or "")
 

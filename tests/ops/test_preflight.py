@@ -29,18 +29,16 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_simulators_need_nothing(profile_of: ProfileOf):
     assert problems(profile_of(rl={"rollout_engine": "cpu"}, **SIMULATED), "pipeline") == {}
-
-
-def test_an_unknown_simulated_model(profile_of: ProfileOf):
     assert problems(profile_of())["judge"].startswith("judge.model: no simulated model is called small; there are ")
 
 
 def test_teachers_are_not_compared_on_answers_that_rows_bring(profile_of: ProfileOf):
     rivals = {"teachers": {"other": {"base_url": "embedded", "model": "simulated-rewriter"}}}
-    medical = profile_of(recipe="medical", compare=rivals, **SIMULATED)
-    assert problems(medical, "compare")["compare"].startswith("compare: recipe `medical` takes the answers that its")
-    asked = profile_of(recipe="medical", compare=rivals, evaluate={"teachers": ["other"]}, **SIMULATED)
-    assert problems(asked, "evaluate")["recipe"].startswith("evaluate.teachers: recipe `medical` takes the answers")
+    medical = SIMULATED | {"recipe": "medical", "compare": rivals}
+    found = problems(profile_of(**medical), "compare")
+    assert found["compare"].startswith("compare: recipe `medical` takes the answers that its")
+    found = problems(profile_of(**medical, evaluate={"teachers": ["other"]}), "evaluate")
+    assert found["recipe"].startswith("evaluate.teachers: recipe `medical` takes the answers")
 
 
 def test_a_recipe_without_a_simulated_domain(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
@@ -83,7 +81,6 @@ def test_what_evaluation_asks_beside_the_judge_is_checked(profile_of: ProfileOf,
         ({"judge": {"model": "big", "base_url": "no-scheme"}}, "judge", "judge.base_url can't be reached"),
         ({"rag": {"url": "http://127.0.0.1:9/q"}}, "rag", "rag.url can't be reached"),
         ({"rag": {"knowledge_base": __file__}}, "rag", "test_preflight.py, line 1: not JSON"),
-        ({"rag": {"knowledge_base": "/no/kb.jsonl"}}, "rag", "rag.knowledge_base: /no/kb.jsonl: no such file"),
     ],
 )
 def test_wrong_data_settings(profile_of: ProfileOf, sections: dict[str, Any], name: str, message: str):
@@ -95,7 +92,6 @@ def test_wrong_data_settings(profile_of: ProfileOf, sections: dict[str, Any], na
     [
         ({"student": {"base_model": "/no/model"}}, "base model", "no config.json in it"),
         ({"rl": {"critic_model": "/no/critic"}}, "critic model", "rl.critic_model: /no/critic is no model folder"),
-        ({"rl": {"critic_model": "a/b/critic"}}, "critic model", "rl.critic_model: a/b/critic is no model folder"),
         ({"trainer": {"device": "cuda"}}, "device", "this machine has none"),
         ({"rl": {"rollout_engine": "vllm"}}, "device", "set it to cpu"),
         ({"trainer": {"python": "/no/python"}}, "trainer packages", "no such interpreter"),
@@ -114,19 +110,18 @@ def program(path: Path, script: str) -> str:
     return str(path)
 
 
-def test_the_trainers_environment_is_asked_what_it_lacks(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
+def test_the_trainers_environment_is_asked_what_it_lacks(
+    profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    python = program(tmp_path / "python", "echo no libpython >&2; exit 127")
+    problem = problems(profile_of(trainer={"python": python}), "train")["trainer packages"]
+    assert problem.endswith(f"exits with 127: no libpython; try `{python}` by hand, and correct it")
     own = profile_of(trainer={"python": sys.executable}, rl={"rollout_engine": "cpu"})
     assert "trainer packages" not in problems(own, "train")
     monkeypatch.setattr(preflight, "_TRAINER_PACKAGES", ("json", "no_such_package"))
     assert problems(own, "train")["trainer packages"].startswith(
         f"trainer.python: {sys.executable} lacks no_such_package; see docker/"
     )
-
-
-def test_a_trainers_interpreter_that_fails(profile_of: ProfileOf, tmp_path: Path):
-    python = program(tmp_path / "python", "echo no libpython >&2; exit 127")
-    problem = problems(profile_of(trainer={"python": python}), "train")["trainer packages"]
-    assert problem.endswith(f"exits with 127: no libpython; try `{python}` by hand, and correct it")
 
 
 def test_gpus_are_counted_and_vllm_is_needed(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -140,23 +135,6 @@ def test_gpus_are_counted_and_vllm_is_needed(profile_of: ProfileOf, tmp_path: Pa
     assert "asks for 4 and this machine has 2" in found(4)["device"]
     assert "device" not in found(2)
     assert "not installed (vllm)" in found(2)["trainer packages"]
-
-
-def test_a_base_model_under_home(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    profile = profile_of(student={"base_model": "~/model"}, paths={"runs": "~/runs"})
-    assert "base model" not in problems(profile, "train")
-    assert profile.paths.runs == tmp_path / "runs"
-
-
-def test_a_critic_from_a_hub_or_a_folder(profile_of: ProfileOf, tmp_path: Path):
-    assert "critic model" not in problems(profile_of(rl={"critic_model": "Qwen/Qwen3-4B"}), "train")
-    in_folder = profile_of(rl={"critic_model": str(tmp_path)})
-    assert "critic model" in problems(in_folder, "train")
-    (tmp_path / "config.json").write_text("{}")
-    assert "critic model" not in problems(in_folder, "train")
 
 
 def test_the_ledger_is_opened(profile_of: ProfileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -181,16 +159,13 @@ def test_a_ledger_that_can_not_be_kept(profile_of: ProfileOf, tmp_path: Path):
 
 
 def test_a_remote_cluster_needs_a_ledger_on_a_server(profile_of: ProfileOf):
-    def profile(url: str, **ledger: str) -> Profile:
-        return profile_of(trainer={"ray_dashboard_url": url}, ledger=ledger)
-
-    remote, tunnel = "http://head.invalid:8265", "http://127.0.0.1:9"
-    assert problems(profile(remote), "train")["ledger"].startswith(
-        f"ledger.url_env: is not given, and the nodes of {remote}"
-    )
-    assert "A_LEDGER" in problems(profile(remote, url_env="A_LEDGER"), "train")["ledger"]
-    assert "ledger" not in problems(profile(tunnel), "train")
-    assert "ledger" not in problems(profile(remote), "refresh")
+    remote = profile_of(trainer={"ray_dashboard_url": "http://head.invalid:8265"})
+    missing = "ledger.url_env: is not given, and the nodes of http://head.invalid:8265"
+    assert problems(remote, "train")["ledger"].startswith(missing)
+    assert "ledger" not in problems(remote, "refresh")
+    assert "ledger" not in problems(
+        profile_of(trainer={"ray_dashboard_url": "http://127.0.0.1:9"}), "train"
+    )  # a tunnel
 
 
 def live(service: FakeService, **options: Any) -> dict[str, Any]:
@@ -205,10 +180,14 @@ def test_a_live_teacher(
 ):
     monkeypatch.setenv("A_KEY", "sk-secret")
     service = serve(lambda _: (status, {}))
-    problem = problems(profile_of(**live(service, api_key_env="A_KEY"))).get("teacher")
+    profile = profile_of(**live(service, api_key_env="A_KEY"))
+    problem = problems(profile).get("teacher")
     assert (message in problem) if message else problem is None
     assert service.headers[0]["authorization"] == "Bearer sk-secret"
-    assert "sk-secret" not in str(problem)
+    monkeypatch.setenv("A_KEY", "sk-sec\nret")  # no header can hold it
+    assert "sk-sec" not in f"{problem} {problems(profile)['teacher']}"
+    monkeypatch.delenv("A_KEY")
+    assert "teacher big needs the environment variable A_KEY" in problems(profile)["teacher"]
 
 
 def models(*names: str) -> Any:
@@ -220,8 +199,6 @@ def models(*names: str) -> Any:
     [
         ((200, models("big", "other")), None),
         ((200, models("bigger", "else")), "the service does not list this model; it has bigger, …"),
-        ((200, models("x")), "the service does not list this model; it has x"),
-        ((200, models()), "the model is not checked: the service lists none"),
         ((200, b"<html>"), "the model is not checked: the service lists none"),
         ((404, {}), "the model is not checked: GET /models answers HTTP 404"),
     ],
@@ -232,20 +209,10 @@ def test_a_model_that_is_not_listed_is_noted(profile_of: ProfileOf, serve: Serve
     assert (check.problem, check.note) == (None, note)
 
 
-def test_a_missing_key_and_one_that_no_header_can_hold(
-    profile_of: ProfileOf, serve: Serve, monkeypatch: pytest.MonkeyPatch
-):
-    profile = profile_of(**live(serve(lambda _: (200, {})), api_key_env="A_KEY"))
-    assert "teacher big needs the environment variable A_KEY" in problems(profile)["teacher"]
-    monkeypatch.setenv("A_KEY", "sk-sec\nret")
-    assert "sk-sec" not in problems(profile)["teacher"]
-
-
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
         ((200, recall(("a", 0.5))), None),
-        ((200, recall()), None),
         ((200, recall(("a", 7.5))), "is 7.5, outside [0, 1]"),
         ((200, {"recall": []}), "breaks the contract"),
         ((422, {"detail": "kb"}), "answers HTTP 422"),
@@ -297,9 +264,8 @@ def test_a_recipe_says_which_services_are_checked(profile_of: ProfileOf, tmp_pat
     (tmp_path / "q.csv").write_text("问题,提示\n法国,塞纳河\n", encoding="utf-8")
     data = {"workbook": str(tmp_path / "q.csv")}
     asked = inspect_profile(profile_of(recipe=str(tests / "capitals_recipe.py"), data=data, **SIMULATED), "refresh")
-    assert [(check.name, check.problem) for check in asked] == [
-        ("recipe", None), ("workbook", None), ("teacher", None), ("ledger", None),
-    ]  # fmt: skip
+    assert [check.name for check in asked] == ["recipe", "workbook", "teacher", "ledger"]
+    assert not any(check.problem for check in asked)
     two = problems(profile_of(recipe=str(tests / "judging_recipe.py"), data=data, **SIMULATED))
     assert list(two) == ["answerer"]
     assert "name one: {base_url: …, model: …}" in two["answerer"]

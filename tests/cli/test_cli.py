@@ -15,7 +15,6 @@ from fake_service import SIMULATED
 
 from qinglan import cli
 from qinglan.cli import common
-from qinglan.cli.os_errors import explain_os_error
 from qinglan.config import Profile
 from qinglan.evaluation.models import Api, Report, TrainingSummary
 
@@ -94,17 +93,9 @@ def test_a_full_disk_names_the_file_and_leaves_no_half_backup(
     assert not list(tmp_path.glob("kept*"))
 
 
-def test_the_hint_fits_the_error(tmp_path: Path):
-    refused, full = PermissionError(errno.EACCES, "", str(tmp_path)), OSError(errno.ENOSPC, "")
-    hint = "run this as its owner, change its owner or mode, or name another path"
-    assert explain_os_error(refused) == f"{tmp_path}: Permission denied; {hint}"
-    assert explain_os_error(full) == "No space left on device; free disk space, and try again"
-
-
 @pytest.mark.parametrize(
     "bug",
     [
-        OSError(errno.EBADF, "Bad file descriptor"),
         OSError(errno.ENOENT, "No such file or directory"),
         OSError(errno.EINVAL, "Invalid argument", "a"),
         TimeoutError("too late"),

@@ -15,7 +15,7 @@ from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryState, CanaryVerdict
 from qinglan.serving.site import HISTORY_FILE, serving_folder, share_of
-from qinglan.serving.smoke_test import _ask, _first_of_sample, run_smoke_test
+from qinglan.serving.smoke_test import _ask, run_smoke_test
 
 
 class FakeRegistry:
@@ -82,40 +82,30 @@ def verdict(outcome: Any) -> CanaryVerdict:
     return CanaryVerdict(challenger="2", champion="1", judgement=judgement, at=1.0, requests=1234)
 
 
-def test_a_canary_starts_with_the_profiles_share(terminal: Terminal):
+def test_a_canary_starts_with_the_profiles_share_or_its_own(terminal: Terminal):
     assert "m 2: challenger, 10% of the requests" in terminal("canary", "start", "2")
-    assert terminal.registry.calls == [("challenge", "2", "")]
-
-
-def test_a_share_by_hand_is_kept_for_that_version(terminal: Terminal):
     assert "25% of the requests" in terminal("canary", "start", "2", "--share", "0.25")
     assert share_of(terminal.profile, terminal.folder, "2") == 0.25
 
 
-def test_a_new_canary_files_the_verdict_on_the_last_one(terminal: Terminal):
+@pytest.mark.parametrize(
+    ("aliases", "started", "calls"),
+    [
+        ({}, "2", [("challenge", "2", "")]),
+        ({"challenger": "2"}, "5", [("withdraw", "canary roll_back: so it is"), ("challenge", "5", "")]),
+        ({"challenger": "2"}, "2", [("withdraw", "canary roll_back: so it is"), ("challenge", "2", "")]),
+    ],
+)
+def test_a_new_canary_acts_upon_the_verdict_on_the_last_one_and_files_it(
+    terminal: Terminal, aliases: dict[str, str], started: str, calls: list[tuple[str, ...]]
+):
+    terminal.registry.named |= aliases
     for name in (VERDICT_FILE, STATE_FILE):
         (terminal.folder / name).write_text(verdict("roll_back").model_dump_json())
-    terminal("canary", "start", "2")
+    terminal("canary", "start", started)
     assert not any((terminal.folder / name).exists() for name in (VERDICT_FILE, STATE_FILE))
     assert read_record(CanaryVerdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
-    assert terminal.registry.calls == [("challenge", "2", "")]
-
-
-def test_a_new_canary_acts_upon_the_verdict_on_the_challenger_before_it(terminal: Terminal):
-    terminal.registry.named["challenger"] = "2"
-    (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
-    terminal("canary", "start", "5")
-    assert terminal.registry.calls == [("withdraw", "canary roll_back: so it is"), ("challenge", "5", "")]
-    assert read_record(CanaryVerdict, terminal.folder / HISTORY_FILE) == verdict("roll_back")
-
-
-def test_a_canary_of_the_version_whose_last_one_just_ended_begins_anew(terminal: Terminal):
-    terminal.registry.named["challenger"] = "2"
-    (terminal.folder / VERDICT_FILE).write_text(verdict("roll_back").model_dump_json())
-    (terminal.folder / STATE_FILE).write_text("of the one that ended")
-    terminal("canary", "start", "2")
-    assert terminal.registry.calls == [("withdraw", "canary roll_back: so it is"), ("challenge", "2", "")]
-    assert not (terminal.folder / VERDICT_FILE).exists() and not (terminal.folder / STATE_FILE).exists()
+    assert terminal.registry.calls == calls
 
 
 def test_a_refused_canary_changes_nothing(terminal: Terminal):
@@ -149,31 +139,28 @@ def test_status_shows_both_models(terminal: Terminal):
     assert "retrieval: +0.250 [-1.000, 1.000] over 1 pairs; 3 without a result, 4 left out" in said
 
 
-def test_status_without_a_canary_tells_how_the_last_one_ended(terminal: Terminal):
-    assert terminal("canary", "status") == "no canary"
+def test_status_and_stop_without_a_running_canary(terminal: Terminal):
+    assert terminal("canary", "status") == terminal("canary", "stop") == "no canary"
     (terminal.folder / HISTORY_FILE).write_text(verdict("better").model_dump_json() + "\n")
-    told = "no canary; the last one: version 2 against 1, 1,234 requests: better, so it is"
-    assert terminal("canary", "status") == told
-
-
-def test_status_of_a_challenger_that_nobody_serves(terminal: Terminal):
+    ended = "no canary; the last one: version 2 against 1, 1,234 requests: better, so it is"
+    assert terminal("canary", "status") == ended
     terminal.registry.named["challenger"] = "2"
     assert "gets no requests yet: is `qinglan serve` running?" in terminal("canary", "status")
-
-
-def test_stop_withdraws_the_challenger(terminal: Terminal):
-    assert terminal("canary", "stop") == "no canary"
-    terminal.registry.named["challenger"] = "2"
     assert terminal("canary", "stop", "--reason", "enough") == "m 2: no longer the challenger"
     assert terminal.registry.calls[-1] == ("withdraw", "enough")
 
 
 def test_promote_takes_the_challenger_or_the_one_that_did_well(terminal: Terminal):
-    (terminal.folder / HISTORY_FILE).write_text(verdict("better").model_dump_json() + "\n")
+    line = verdict("better").model_dump_json()
+    (terminal.folder / HISTORY_FILE).write_text(f"{line}\n{line[:20]}")  # the second was cut off
     assert terminal("canary", "promote") == "m 2: champion, version 1 stays as the previous one"
     terminal.registry.named["challenger"] = "5"
     terminal("canary", "promote")
     assert [call[:2] for call in terminal.registry.calls] == [("promote", "2"), ("promote", "5")]
+    del terminal.registry.named["challenger"]
+    terminal.registry.rolled_back_to = "1"
+    with pytest.raises(ConfigError, match="rolled back to version 1 since then; name a VERSION"):
+        terminal("canary", "promote")
 
 
 @pytest.mark.parametrize(
@@ -203,19 +190,6 @@ def test_what_has_just_won_is_promoted_rather_than_an_earlier_winner(terminal: T
     assert terminal.registry.calls == [("promote", "3", "")]
 
 
-def test_a_winner_that_was_rolled_back_since_needs_its_name(terminal: Terminal):
-    (terminal.folder / HISTORY_FILE).write_text(verdict("better").model_dump_json() + "\n")
-    terminal.registry.rolled_back_to = "1"
-    with pytest.raises(ConfigError, match="rolled back to version 1 since then; name a VERSION"):
-        terminal("canary", "promote")
-
-
-def test_half_a_line_of_history_is_passed_over(terminal: Terminal):
-    line = verdict("better").model_dump_json()
-    (terminal.folder / HISTORY_FILE).write_text(f"{line}\n{line[:20]}")
-    assert "m 2: champion" in terminal("canary", "promote")
-
-
 def test_a_check_leaves_request_log_and_canary_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = list[Any]()
 
@@ -230,11 +204,6 @@ def test_a_check_leaves_request_log_and_canary_alone(tmp_path: Path, monkeypatch
     assert asked == [("none", serving_folder(load_profile("embedded", given)), False)]
 
 
-def test_a_question_goes_with_check(terminal: Terminal):
-    with pytest.raises(ConfigError, match="--question goes with --check"):
-        terminal("serve", "--question", "这个怎么吃")
-
-
 CAPITALS = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
 
 
@@ -244,11 +213,6 @@ def test_a_recipe_with_inputs_is_checked_with_a_row_of_the_sample(tmp_path: Path
         run_smoke_test("embedded", given, "法国", print)
     with pytest.raises(ConfigError, match="recipe capitals_recipe has no simulated domain"):
         run_smoke_test("embedded", given, None, print)
-
-
-def test_the_samples_first_test_question_is_asked(tmp_path: Path):
-    asked = _first_of_sample(load_profile("embedded", [f"paths.state={tmp_path}"]))
-    assert (asked.split, asked.status, bool(asked.query)) == ("test", "ok", True)
 
 
 @pytest.mark.parametrize(

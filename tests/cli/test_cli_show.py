@@ -50,25 +50,21 @@ def test_latest_is_the_profiles_own_where_one_is_named(profile_of: ProfileOf, sh
     assert (status, shown_of(mine) in out) == (0, True)
     assert shown_of(other) in show("latest")[1]
     assert shown_of(other) in show(other.id, of="acme")[1]
+    status, out, err = show("latest", of="gamma")
+    assert (status, out) == (2, "")
+    assert err.startswith("error: run `latest`: profile gamma has no run under ")
+    assert err.endswith("leave out --profile for the last one of any\n")
+    (mine.directory / "report.json").unlink()
+    assert "has ended, but its report.json is missing; restore it from a backup" in show("latest", of="acme")[2]
 
 
 def test_latest_of_a_profile_is_the_run_that_was_continued_last(profile_of: ProfileOf, show: Show):
-    with open_run(profile_of(name="acme"), "pipeline") as continued:
+    profile = profile_of(name="acme")
+    with open_run(profile, "pipeline") as continued:
         continued.directory.joinpath("keep").touch()
-    ended(profile_of(name="acme"))
-    with open_run(profile_of(name="acme"), "pipeline") as again:
-        finish_run(again)
-    assert again.id == continued.id
-    Report(run_id=again.id, profile="acme", recipe="query_rewrite").write(again.directory / "report.json")
+    ended(profile)
+    assert ended(profile, "pipeline").id == continued.id
     assert shown_of(continued) in show("latest", of="acme")[1]
-
-
-def test_a_profile_without_a_run_is_told_so(profile_of: ProfileOf, show: Show):
-    ended(profile_of(name="beta"))
-    status, out, err = show("latest", of="acme")
-    assert (status, out) == (2, "")
-    assert err.startswith("error: run `latest`: profile acme has no run under ")
-    assert err.endswith("leave out --profile for the last one of any\n")
 
 
 def test_of_a_run_that_failed_it_says_what_was_done_where_its_log_is_and_how_it_goes_on(
@@ -82,9 +78,13 @@ def test_of_a_run_that_failed_it_says_what_was_done_where_its_log_is_and_how_it_
         log = run.stage_directory("distill") / "ray.log"
         log.touch()
         (log.parent / "started.json").touch()
+        note_end(run, StageError("distill: 9 of 10 calls failed (timeout 9)\nthe end of a log"))
+    assert "ended before its report: distill: 9 of 10 calls failed (timeout 9); `qinglan run" in show("latest")[2]
+    note_flow_run(run, FLOW_RUN)  # it goes on
     status, out, err = show("latest", of="acme")
     assert (status, err.count("\n")) == (2, 1)
-    assert err.startswith(f"error: run {run.id} (refresh of acme): ended before its report")
+    why = "ended before its report, as no process of this machine runs it; "
+    assert err.startswith(f"error: run {run.id} (refresh of acme): {why}")
     assert "`qinglan run refresh --profile acme` with the same --set goes on with it" in err
     assert f"the newest that has one: `qinglan show {earlier.id}`" in err
     assert "empty_query 1" in out
@@ -92,30 +92,17 @@ def test_of_a_run_that_failed_it_says_what_was_done_where_its_log_is_and_how_it_
     assert f"Log: flow run {FLOW_RUN} on Prefect's pages, which `qinglan up` serves\nLog of distill: {log}\n" in out
 
 
-def test_what_ended_a_run_is_said_until_it_goes_on(profile_of: ProfileOf, show: Show):
-    with open_run(profile_of(name="acme"), "refresh") as opened:
-        run = note_flow_run(opened, FLOW_RUN)
-        note_end(run, StageError("distill: 9 of 10 calls failed (timeout 9)\nthe end of a log"))
-    assert "ended before its report: distill: 9 of 10 calls failed (timeout 9); `qinglan run" in show("latest")[2]
-    note_flow_run(run, FLOW_RUN)
-    assert "ended before its report, as no process of this machine runs it; `qinglan" in show("latest")[2]
-
-
-def test_a_run_at_work_has_not_ended(profile_of: ProfileOf, show: Show):
+def test_a_running_run_has_not_ended_and_its_log_is_on_the_sites_server(
+    profile_of: ProfileOf, show: Show, monkeypatch: pytest.MonkeyPatch
+):
     with open_run(profile_of(name="acme"), "refresh") as run:
         note_flow_run(run, FLOW_RUN)
         status, out, err = show("latest", of="acme", notify={"ui_url": "http://prefect.example/"})
+        monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@127.0.0.1:4207/api")
+        log = show("latest", of="acme")[1]
+    assert log == f"Log: http://127.0.0.1:4207/runs/flow-run/{FLOW_RUN}\n"
     assert (status, out) == (2, f"Log: http://prefect.example/runs/flow-run/{FLOW_RUN}\n")
     assert err == f"error: run {run.id} (refresh of acme): has not ended, so it has no report yet; look again later\n"
-
-
-def test_the_log_is_on_the_server_that_this_site_uses(
-    profile_of: ProfileOf, show: Show, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@127.0.0.1:4207/api")
-    with open_run(profile_of(name="acme"), "refresh") as run:
-        note_flow_run(run, FLOW_RUN)
-    assert show("latest", of="acme")[1] == f"Log: http://127.0.0.1:4207/runs/flow-run/{FLOW_RUN}\n"
 
 
 def test_a_run_that_waits_for_a_person_says_where(profile_of: ProfileOf, show: Show):
@@ -127,8 +114,3 @@ def test_a_run_that_waits_for_a_person_says_where(profile_of: ProfileOf, show: S
         assert f"waits for a person's approval until noon: {page}; it has no report yet" in show("latest", of="acme")[2]
     told = show("latest", of="acme")[2]  # and its process was killed
     assert "waits for" not in told and "ended before its report" in told
-
-
-def test_a_report_that_is_gone_is_said_to_be(profile_of: ProfileOf, show: Show):
-    (ended(profile_of(name="acme")).directory / "report.json").unlink()
-    assert "has ended, but its report.json is missing; restore it from a backup" in show("latest", of="acme")[2]

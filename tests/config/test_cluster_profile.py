@@ -59,12 +59,6 @@ def test_stand_ins_can_not_be_reached_from_another_machine(
     assert problem is not None and "the simulators for RAG and judge answer on this machine only" in problem
 
 
-def test_the_interpreter_is_that_of_the_nodes(profile_of: ProfileOf):
-    url = "http://127.0.0.1:1"
-    assert engine_python(on_cluster(profile_of, url)) == "python"
-    assert engine_python(on_cluster(profile_of, url, python="/opt/bin/python")) == "/opt/bin/python"
-
-
 def gpus_of(profile: Profile, folder: Path) -> list[int]:
     sft = sft_command(profile, model="m", train_file=folder, dev_file=folder, output_dir=folder, resume_from=None)
     merge = merge_command(profile, adapter=folder, output_dir=folder, model="m")
@@ -76,6 +70,7 @@ def gpus_of(profile: Profile, folder: Path) -> list[int]:
 def test_commands_name_the_gpus_that_they_use_themselves(profile_of: ProfileOf, tmp_path: Path):
     assert gpus_of(on_cluster(profile_of, "http://127.0.0.1:1"), tmp_path) == [4, 4, 2, 1]
     assert gpus_of(profile_of(), tmp_path) == [0, 0, 0, 0]
+    assert engine_python(on_cluster(profile_of, "http://127.0.0.1:1")) == "python", "that of the nodes"
 
 
 @pytest.mark.parametrize(
@@ -84,9 +79,5 @@ def test_commands_name_the_gpus_that_they_use_themselves(profile_of: ProfileOf, 
 def test_a_secret_is_no_part_of_the_url(profile_of: ProfileOf, url: str):
     with pytest.raises((QinglanError, ValueError), match="holds a password"):
         on_cluster(profile_of, url)
-
-
-def test_a_databases_user_alone_is_no_secret(profile_of: ProfileOf):
-    assert profile_of(
-        tracking={"uri": "postgresql://mlflow@db/mlflow?sslmode=require&sslkey=client.key&max_tokens_x=1"}
-    ).tracking.uri
+    no_secret = "postgresql://mlflow@db/mlflow?sslmode=require&sslkey=client.key&max_tokens_x=1"
+    assert profile_of(tracking={"uri": no_secret}).tracking.uri == no_secret

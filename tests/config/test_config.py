@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import ValidationError
 
-from qinglan.config import EMBEDDED, load_profile, require_secret
+from qinglan.config import load_profile, require_secret
 from qinglan.errors import ConfigError
 
 PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 2.0}
@@ -32,12 +31,6 @@ def error_of(name_or_path: str, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_defaults_fill_what_a_profile_leaves_out(tmp_path: Path) -> None:
-    profile = load_profile(profile_file(tmp_path))
-    assert (profile.data.workbook, profile.rag.url, profile.data.columns.query) == (EMBEDDED, EMBEDDED, "问题")
-    assert profile.tracking_uri.startswith("sqlite:////")
-
-
 def test_a_dumped_profile_loads_again(tmp_path: Path) -> None:
     profile = load_profile(profile_file(tmp_path))
     path = tmp_path / "dump.yaml"
@@ -54,32 +47,19 @@ def test_a_profile_is_laid_over_the_one_that_it_extends(tmp_path: Path) -> None:
     assert (profile.gate.rivals, profile.gate.min_gain) == (("base",), 0.02)
 
 
-def test_a_file_is_extended_from_the_folder_of_the_one_that_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path(profile_file(tmp_path)).rename(tmp_path / "below.yaml")
-    above = tmp_path / "above.yaml"
-    above.write_text("{extends: below.yaml, name: above}", encoding="utf-8")
-    monkeypatch.chdir("/")
-    assert load_profile(str(above)).name == "above"
-
-
 def test_a_profile_without_a_name_takes_its_files_and_never_that_of_the_one_below(tmp_path: Path) -> None:
     above = tmp_path / "night.yaml"
     above.write_text("extends: embedded\n", encoding="utf-8")
     assert load_profile(str(above)).name == "night"
     assert load_profile(str(above), ["name=other"]).name == "other"
+    (tmp_path / "later.yaml").write_text("extends: night.yaml\n", encoding="utf-8")
+    assert load_profile(str(tmp_path / "later.yaml")).name == "later", "`extends` goes by the file's own folder"
 
 
 def test_a_profile_extends_one_that_is_there_and_not_itself(tmp_path: Path) -> None:
     own = profile_file(tmp_path, extends=str(tmp_path / "p.yaml"))
     assert error_of(own) == f"profile {own}: extends itself; name another profile"
     assert "did you mean `embedded`?" in error_of(profile_file(tmp_path, extends="embeded"))
-
-
-def test_profiles_are_frozen(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError):
-        load_profile(profile_file(tmp_path)).name = "other"  # type: ignore[misc]
 
 
 def test_overrides_are_yaml_values_at_dotted_keys(tmp_path: Path) -> None:
@@ -101,11 +81,9 @@ def test_a_profile_is_found_by_name_in_the_working_directory(tmp_path: Path, mon
     ("override", "message"),
     [
         ("sft.learning_rat=1", "unknown key `sft.learning_rat`; did you mean `learning_rate`?"),
-        ("data.columns.qury=x", "unknown key `data.columns.qury`; did you mean `query`?"),
         ("answerer={model: small, base_ur: x}", "unknown key `answerer.base_ur`; did you mean `base_url`?"),
         ("sfft.lora_rank=1", "unknown key `sfft`; did you mean `sft`?"),
         ("teacher.model=other", "prices has no entry for teacher.model 'other'"),
-        ("answerer={model: weak}", "prices has no entry for answerer.model 'weak'"),
         ("dataset.rl_shares={red_team: 0.25, train: 0.5}", "rl_shares: add up to 0.75; make them add up to 1"),
         ("select.boilerplate=['(']", "boilerplate '(' is no regular expression"),
         ("gate.challenger=teacher", "rivals: teacher is the challenger"),
@@ -115,19 +93,20 @@ def test_a_profile_is_found_by_name_in_the_working_directory(tmp_path: Path, mon
         ("reward={win_weight: 0, retrieval_weight: 0}", "retrieval_weight + win_weight must be above 0"),
         ("select.min_top1_score=2", "`select.min_top1_score`: Input should be less than or equal to 1, got 2"),
         ("dataset.train_share=0.95", "`dataset`: train_share + dev_share must leave a share for the test split"),
-        ("data.limit=0", "`data.limit`: Input should be greater than or equal to 1, got 0"),
         ("rl.save_freq=30", "`rl`: save_freq (30) must be a multiple of test_freq (20); a checkpoint without"),
-        ("rl.test_freq=-1", "`rl.test_freq`: Input should be greater than or equal to 1, got -1"),
         ("rl.train_batch_size=48", "`rl`: train_batch_size (48) must be a multiple of ppo_mini_batch_size (32)"),
         (
             "rl.ppo_micro_batch_size_per_gpu=5",
             "(32) must be a multiple of GPUs × rl.ppo_micro_batch_size_per_gpu (1 × 5)",
         ),
         ("trainer.gpus_per_node=3", "must be a multiple of GPUs × rl.ppo_micro_batch_size_per_gpu (3 × 4)"),
+        (
+            "rl.tensor_model_parallel_size=3",
+            "(8) must be a multiple of rl.tensor_model_parallel_size (3)",
+        ),
         ("gate.rivals=[sft, teach]", "gate.rivals: no arm is called teach; there are original, teacher, base, sft, "),
         ("evaluate.teachers=[cheap]", "evaluate.teachers: cheap is none of compare.teachers (none)"),
         ("compare.teachers={champion: {model: m}}", "champion has a meaning in every report"),
-        ("trainer.device=tpu", "`trainer.device`: Input should be 'cpu' or 'cuda', got 'tpu'"),
         ("data", "--set 'data': write it as dotted.key=value"),
         ("=1", "write it as dotted.key=value"),
         ("data.limit=[", "the value is not valid YAML"),
@@ -135,17 +114,7 @@ def test_a_profile_is_found_by_name_in_the_working_directory(tmp_path: Path, mon
     ],
 )
 def test_wrong_overrides_name_key_and_remedy(tmp_path: Path, override: str, message: str) -> None:
-    assert message in error_of(profile_file(tmp_path), override)
-
-
-def test_vllm_stays_within_a_node() -> None:
-    message = "trainer.gpus_per_node (8) must be a multiple of rl.tensor_model_parallel_size (3)"
-    assert message in error_of("fivedoctors", "rl.tensor_model_parallel_size=3")
-
-
-def test_missing_section_is_named(tmp_path: Path) -> None:
-    (tmp_path / "p.yaml").write_text("name: x\njudge: {model: m}\nprices: {}\n")
-    assert "`teacher` is missing; add it" in error_of(str(tmp_path / "p.yaml"))
+    assert message in error_of("fivedoctors" if "tensor" in override else profile_file(tmp_path), override)
 
 
 @pytest.mark.parametrize(
@@ -155,14 +124,12 @@ def test_missing_section_is_named(tmp_path: Path) -> None:
         (b"- a\n", "expected sections such as `teacher:`, found list"),
         (b"", "expected sections such as `teacher:`, found NoneType"),
         (b"name: \xff\n", "can't be read"),
+        (b"name: x\njudge: {model: m}\nprices: {}\n", "`teacher` is missing; add it"),
     ],
 )
 def test_unreadable_profiles(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "p.yaml").write_bytes(content)
     assert message in error_of(str(tmp_path / "p.yaml"))
-
-
-def test_missing_profile_file(tmp_path: Path) -> None:
     assert "no such file" in error_of(str(tmp_path / "no.yaml"))
 
 
@@ -173,8 +140,3 @@ def test_secrets_come_from_the_named_variable(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(ConfigError, match="teacher needs the environment variable MY_KEY; set it"):
         require_secret("MY_KEY", "teacher")
-
-
-def test_shipped_profiles_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    assert load_profile("embedded").name == "embedded"

@@ -11,7 +11,6 @@ from qinglan.config import Profile, load_profile
 MEDICAL = Path(__file__).parents[2] / "configs" / "medical_gpu.yaml"
 VOCABULARY, HEAD, KV_HEADS, GPU_GB = 151_936, 128, 8, 80
 BYTES_TRAINED = 4 + 4 + 8  # weights and gradients in fp32, Adam's two states
-BYTES_SAVED = 4 + 8  # gradients are not
 VLLM_SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 
 
@@ -66,13 +65,6 @@ SHAPES = {
 }
 
 
-def test_shapes_are_those_of_the_model_cards() -> None:
-    counted = {name: shape.parameters / 1e9 for name, shape in SHAPES.items()}
-    assert counted == pytest.approx(dict(zip(SHAPES, (32.8, 8.2, 4.0, 1.7, 0.6), strict=True)), abs=0.05)
-    assert SHAPES["Qwen/Qwen3-32B"].adapter(16) == pytest.approx(134e6, rel=0.01)
-    assert [shape.cache_bytes for shape in SHAPES.values()][:2] == [262_144, 147_456]
-
-
 def policy_and_critic(profile: Profile) -> list[tuple[Shape, int]]:
     """Each with the rank of its adapter; 0 where all of it learns."""
     rl, base = profile.rl, profile.student.base_model
@@ -93,11 +85,6 @@ def test_models_vllm_and_10_gb_to_work_in_fit_a_gpu(name: str) -> None:
     waiting_gb = 0.0 if rl.param_offload else sum(shape.waiting_gb(rank) for shape, rank in models) / gpus
     assert waiting_gb + vllm_gb < 0.9 * GPU_GB
     assert learning_gb * 1.25 + 10 < 0.9 * GPU_GB, "with Adam's temporaries, of the size of the weights"
-
-
-def test_all_parameters_do_not_fit_one_node_unless_they_live_on_the_host() -> None:
-    assert SHAPES["Qwen/Qwen3-32B"].trained_gb(0) / 8 * 1.25 > GPU_GB
-    assert load_profile("fivedoctors_full").rl.extra == {"actor_rollout_ref.actor.fsdp_config.offload_policy": True}
 
 
 @pytest.mark.parametrize("gpu_gb", [24, 16])

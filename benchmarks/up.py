@@ -82,7 +82,7 @@ class Site:
         self.api = RetryingClient(base_url=self.api_url, trust_env=False, timeout=60)
 
     def seconds_to_running(self, deployment: str) -> float:
-        """From the request that the page sends until the run's own process has said that it is at work."""
+        """From the request that the page sends until the run's own process has logged that it is running."""
         found = self.api.get(f"deployments/name/{deployment}").raise_for_status().json()["id"]
         places = [f"paths.state={self.folder / 'state'}", f"paths.runs={self.folder / 'runs'}"]
         body = {"parameters": {"overrides": places}, "state": {"type": "SCHEDULED"}}

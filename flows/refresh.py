@@ -13,13 +13,13 @@ from qinglan.tasks.publish import publish_dataset
 from qinglan.tasks.report import write_report
 from qinglan.tasks.select import select_rows
 from qinglan.tasks.session import open_session
-from qinglan.tasks.skipping import skips_if_at_work
+from qinglan.tasks.skipping import skip_if_running
 from qinglan.tasks.trigger_training import trigger_training
 from qinglan.tasks.validate import validate_rows
 
 
 @flow(name="refresh", flow_run_name="refresh {profile}", log_prints=True, on_cancellation=[stop_jobs])
-@skips_if_at_work
+@skip_if_running
 def refresh(
     profile: ProfileName = "embedded",
     changes: RefreshChanges = RefreshChanges(),

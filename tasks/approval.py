@@ -140,11 +140,11 @@ class _Watch:
         if state is None:
             return
         if state.is_paused():
-            # A model that nobody looked at is no failure.
+            # A model that nobody reviewed is no failure.
             if datetime.now(UTC) >= self.until:
                 client.set_flow_run_state(self.flow_run_id, Running(message="Nobody approved in time"))
         elif state.is_crashed() or state.is_scheduled():
-            # No sign of life came through, for whatever reason, and it may be about to go on in another process. But
+            # No heartbeat came through, for whatever reason, and it may be about to go on in another process. But
             # while it is not paused, no answer is taken.
             client.set_flow_run_state(self.flow_run_id, Running(message="Its process lives, and waits for a person"))
         elif state.is_cancelling() or state.is_final():

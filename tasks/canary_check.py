@@ -13,12 +13,12 @@ from qinglan.tasks.session import tidy_logs
 from qinglan.tasks.stage import artifact_key, stage_task
 
 
-@stage_task("look-at-canary")
+@stage_task("check-canary")
 def check_canary(profile_name: str, overrides: Sequence[str], router_url: str) -> None:
-    """Show how the site and its canary stand.
+    """Report the state of the served models and of the canary as a table.
 
     Raises:
-        StageError: what should be served is not, or nobody watches the canary.
+        StageError: what should be served is not, or no router checks the canary.
     """
     tidy_logs()
     profile = load_profile(profile_name, overrides)

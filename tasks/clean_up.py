@@ -17,7 +17,7 @@ def remove_unneeded(profile_name: str, overrides: Sequence[str], *, dry_run: boo
     """Clean up by the profile's `retention`.
 
     Raises:
-        StageError: something could not be looked at or removed; the rest is done.
+        StageError: something could not be read or removed; the rest is done.
     """
     tidy_logs()
     profile = load_profile(profile_name, overrides)

@@ -44,7 +44,7 @@ def run_engine(
     """Run an engine to its end: a process here, or a job of the cluster that `trainer.ray_dashboard_url` names.
 
     Args:
-        command: what to run, or what makes it anew for each attempt; not called for a job that is still at work from
+        command: what to run, or what makes it anew for each attempt; not called for a job that is still running from
             before this flow's process was killed.
         name: of the engine, another one for each that a stage runs.
         progress: for engines that go on from a checkpoint: something that changes with it. They are started again
@@ -105,7 +105,7 @@ def stop_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State[Any]) -> Non
         if not stop_jobs_of(profile, str(flow_run.id), log.info):
             log.warning("no run of this flow run under %s, so no Ray job was stopped", profile.paths.runs.resolve())
     except QinglanError as error:
-        log.error("its Ray jobs may still be at work: %s", error)
+        log.error("its Ray jobs may still be running: %s", error)
 
 
 def is_cancelled(prefect_id: str) -> bool:

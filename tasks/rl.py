@@ -59,7 +59,7 @@ def train_rl(run: Run, services: Services, dataset: StageResult, base: StageResu
         samples_log = stage.directory / "samples.jsonl"
 
         def make_command(served: JudgeServer | None) -> Command:
-            """Written anew for each attempt, but not under a job that is still at work."""
+            """Written anew for each attempt, but not under a job that is still running."""
             reward_config = _write(stage, "reward.json", _reward_service(run, services, samples_log, served))
             trainer_settings = _write(stage, "trainer.json", _trainer_settings(stage, dev_file.path))
             return verl.ppo_command(

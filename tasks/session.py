@@ -80,7 +80,7 @@ def open_session(
         source: the earlier run to take stages from; the newest that fits if empty.
 
     Raises:
-        RunLockedError: it is a refresh, and another one of the same tenant is at work.
+        RunLockedError: it is a refresh, and another one of the same tenant is running.
         QinglanError: something is wrong that would stop the run later.
     """
     gc.freeze()  # so that collections do not scan what Prefect and MLflow have loaded, every second and at exit
@@ -181,7 +181,7 @@ def _track(run: Run) -> Run:
 
 
 def _mark_crashed(prefect_id: str, message: str) -> None:
-    """Of the attempt before: Prefect can't know that nobody is at work on it, but we hold the run's lock.
+    """For the attempt before: Prefect can't know that its process has ended, but we hold the run's lock.
 
     By another name than `Crashed`, or an automation would put it back into its queue.
     """

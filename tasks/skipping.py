@@ -15,8 +15,8 @@ P = ParamSpec("P")
 SKIPPED = "Skipped"
 
 
-def skips_if_at_work(work: Callable[P, Path]) -> Callable[P, Path]:
-    """For a flow's function: where another run is at work on the same, end the flow run with that in its state."""
+def skip_if_running(work: Callable[P, Path]) -> Callable[P, Path]:
+    """For a flow's function: where another run holds the lock, end the flow run with that in its state."""
 
     @wraps(work)
     def run(*args: P.args, **kwargs: P.kwargs) -> Path:

@@ -115,7 +115,7 @@ def _free_disk(site: Site) -> None:
 
 
 def _start_another(site: Site) -> None:
-    """Somebody presses Run while the nightly refresh is at work."""
+    """Somebody presses Run while the nightly refresh is running."""
     before = time.monotonic()
     deployment = site.deployment("refresh")["id"]
     made = site.post(f"deployments/{deployment}/create_flow_run", {"state": {"type": "SCHEDULED"}})

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             with FileLock(_made(RUNS) / ".lock").acquire(blocking=False):
                 failed = run_all(jobs, site, measure, extra=extra, fresh=options.fresh)
         except Timeout:
-            sys.exit(f"error: another experiments command is at work in {RUNS}; its timings and yours would be spoilt")
+            sys.exit(f"error: another experiments command is running in {RUNS}; its timings and yours would be spoilt")
     page = PAGE if options.results == RESULTS else _made(options.results) / PAGE.name
     results, groups, left_out = site.load(), site.groups(), site.left_out()
     page.write_text(document(results, groups), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Which choices hold up, by rules on the intervals, and what the alarms would have told."""
+"""Which choices hold up, by rules on the intervals, and which hacked runs the alarms would have found."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -88,7 +88,7 @@ def shown(found: Difference | None) -> str:
 
 
 def alarm_record(results: Results, groups: Mapping[str, str]) -> list[str]:
-    """How often each alarm sounded in runs that were hacked and in others; rivals have none."""
+    """How often each alarm was raised in runs that were hacked and in others; rivals have none."""
     runs = [r for name, seeds in results.items() if EXPERIMENTS[name].trainer == "qinglan" for r in seeds.values()]
     if not runs:
         return [f"{MISSING.capitalize()}."]

@@ -16,14 +16,14 @@ Made by `make bench NAME=experiments` from the files in
 [benchmarks/results/experiments](../benchmarks/results/experiments); don't edit it. What each line overrides stands in
 [matrix.py](../benchmarks/rl_experiments/matrix.py).
 
-The embedded task with its stand-ins for teacher, judge, RAG and a tiny student: the numbers say what these settings do
+The embedded task with simulators for teacher, judge, RAG and a tiny student: the numbers say what these settings do
 there, and nothing about your data."""
 _READING = """RL, SFT and teacher: top-1 on the test split; RL as the mean over seeds, and each seed. Intervals: 95%,
 from a paired bootstrap that resamples gold documents and, where there is more than one, seeds; with one seed they are
 about the test questions alone. Reward: mean of the first and of the last tenth of the steps. Step: the chosen
 checkpoint's, seed by seed; 0 is the model that RL started from. Dev: that checkpoint's value on the dev split, another
 measure with and without labels. Judge: mean score of the RL student's test rewrites, 0 to 5. Alarms: see
-[alarms.md](alarms.md), with the steps at which they sounded. RL s: seconds of the whole RL stage, by the
+[alarms.md](alarms.md), with the steps at which they were raised. RL s: seconds of the whole RL stage, by the
 clock, whatever else the machine did meanwhile."""
 _FAULTS = ("default", "faults")
 _TUNING_SEED = 1
@@ -81,7 +81,7 @@ def _ledgers(runs: int, shared: int) -> str:
     )
     if not shared:
         return text
-    return f"{text} {shared} shared one: they may have waited for less, and what they were told is the same."
+    return f"{text} {shared} shared one: they may have waited for less, and the answers are the same."
 
 
 def _versions(found: Iterable[Result]) -> str:
@@ -278,7 +278,7 @@ def _beats(value: float | None, used: float | None) -> bool:
 
 
 def alarms(found: Sequence[Result]) -> str:
-    """By seed what sounded, and when."""
+    """The alarms of each seed, with their steps."""
     told = [f"seed {result.seed}: {', '.join(result.alarms)}" for result in found if result.alarms]
     return "; ".join(told) or "none"
 

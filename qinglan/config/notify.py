@@ -22,7 +22,7 @@ class Notify(Section):
     with `text`, `topic`, `profile`, `name`, `reason` and `link`."""
     about: tuple[NotifyTopic, ...] = ("failed", "waiting", "running", "alarm", "approval", "refused")
     """`failed`: a flow run failed, crashed or timed out. `waiting`: none of the workers took it within `waiting_s`.
-    `running`: it has not ended within `running_s`. `alarm`: a training run's alarm sounded. `approval`: the gate waits
+    `running`: it has not ended within `running_s`. `alarm`: a training run raised an alarm. `approval`: the gate waits
     for a person (`gate.approval`). `refused`: the gate did not release the model."""
     waiting_s: Annotated[int, Field(ge=10)] = 7_200
     """A run that is late by this much is reported: the workers may be down, or another run may hold the device."""
@@ -37,11 +37,11 @@ class Automations(Section):
     """What Prefect does by itself about crashes and alarms (docs/automations.md)."""
 
     crashed_after_s: Annotated[int, Field(ge=10)] = 900
-    """A deployed run that gives no sign of life for this long is marked as crashed. Runs give one every 30 s
+    """A deployed run that sends no heartbeat for this long is marked as crashed. Runs send one every 30 s
     under `qinglan up`, compose.yaml and the charts' values, else every 180 s (PREFECT_FLOWS_HEARTBEAT_FREQUENCY of the
     worker): keep it at three times that or more. One for the whole server: that of the profile deployed last holds."""
     crash_retries: Annotated[int, Field(ge=0, le=5)] = 2
-    """So often is a crashed run put back into its queue, where it goes on from its finished stages. One for the whole
+    """How often a crashed run is put back into its queue, where it goes on from its finished stages. One for the whole
     server, as above."""
     retry_after_s: Annotated[int, Field(ge=10)] = 30
     """A crashed run goes back into its queue after this time: its worker reports a crash more than once."""
@@ -51,5 +51,5 @@ class Automations(Section):
         "entropy_collapse",
         "reward_down",
     )
-    """Alarms after which no training of this profile starts by itself until someone resumes the deployment; the run in
-    which it sounded does what `rl.alarms` says."""
+    """Alarms after which no training of this profile starts by itself until someone resumes the deployment; the run
+    that raised it does what `rl.alarms` says."""

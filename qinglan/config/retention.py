@@ -26,7 +26,7 @@ class Retention(Section):
     dataset_days: Days | None = 365
     """Dataset versions that no run, training or registered model uses; the newest stays."""
     mlflow_days: Days | None = 180
-    """MLflow's runs with their artifacts, where the run's folder is gone too."""
+    """MLflow's runs with their artifacts, whose run folder was removed before."""
     flow_run_days: Days | None = 30
     """Prefect's flow runs that have ended, with their logs and artifacts."""
     log_days: Days | None = 30

@@ -51,7 +51,7 @@ def test_a_dashboard_that_does_not_answer(profile_of: ProfileOf, ray: FakeRay):
     assert problem is not None and problem.startswith(f"Ray {ray.url}: ")
 
 
-def test_stand_ins_can_not_be_reached_from_another_machine(
+def test_simulators_can_not_be_reached_from_another_machine(
     profile_of: ProfileOf, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(preflight, "uses_proxy", lambda _: True)

@@ -122,7 +122,7 @@ def test_stars_mark_only_what_a_stand_in_made() -> None:
     assert simulator_warning(report(simulated=[])) is None and "*" not in terminal(report(simulated=[]))
 
 
-def test_stand_ins_follow_from_the_profile() -> None:
+def test_simulators_follow_from_the_profile() -> None:
     endpoint, prices = Endpoint(model="m"), {"m": Price(input_per_million_usd=1, output_per_million_usd=1)}
     profile = Profile(
         name="p", teacher=endpoint, judge=Judge(model="m"), prices=prices, rag=Rag(url="http://rag/recall")

@@ -16,7 +16,7 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError, RunLockedError
 from qinglan.runs import locks
 from qinglan.runs.locks import device_lock, refresh_lock
-from qinglan.tasks.skipping import SKIPPED, skips_if_at_work, unless_skipped
+from qinglan.tasks.skipping import SKIPPED, skip_if_running, unless_skipped
 
 ProfileOf = Callable[..., Profile]
 CUDA = {"device": "cuda", "gpus_per_node": 2}
@@ -149,9 +149,9 @@ def test_a_refresh_that_is_not_needed_is_skipped_and_no_failure(monkeypatch: pyt
     def refresh(profile: str) -> Path:
         raise RunLockedError(f"{profile} is at work")
 
-    state = skips_if_at_work(refresh)("a")
+    state = skip_if_running(refresh)("a")
     assert (state.name, state.type, state.message) == (SKIPPED, "COMPLETED", "a is at work")
-    assert skips_if_at_work(refresh).__name__ == "refresh"
+    assert skip_if_running(refresh).__name__ == "refresh"
     with pytest.raises(RunLockedError, match="a is at work"):
         unless_skipped(state)
 

@@ -1,6 +1,5 @@
 """When a canary ends, and that looking often costs nothing."""
 
-import math
 import random
 
 import pytest
@@ -31,10 +30,6 @@ def test_the_bound_is_the_one_of_the_authors_own_library():
     assert stitched_bound(100, 0.05, 3, v_min=10) == pytest.approx(64.48755, abs=1e-5)
 
 
-def test_a_mean_without_outcomes_is_anything():
-    assert (Mean().lower(0.05), Mean().upper(0.05)) == (-math.inf, math.inf)
-
-
 def test_bounds_close_in_on_the_mean():
     rng, mean = random.Random(1), Mean()
     for _ in range(20_000):
@@ -49,12 +44,8 @@ def test_p95_is_bounded_from_both_sides():
         latencies.add(number / 10)
     assert latencies.p95 == pytest.approx(950, rel=0.02)
     assert 900 < latencies.p95_lower(0.05) < 950 < latencies.p95_upper(0.05) < 1000
-
-
-def test_too_few_latencies_say_nothing():
     few = arm(5).latency
-    assert (few.p95_lower(0.01), few.p95_upper(0.01)) == (0.0, math.inf)
-    assert Latencies().p95 is None
+    assert (few.p95_lower(0.01), few.p95_upper(0.01)) == (0.0, float("inf"))
 
 
 SLOW = arm(1000, latency_ms=220)
@@ -89,16 +80,6 @@ def test_a_canary_is_judged(counts: CanaryCounts, config: Canary, seconds: float
     judgement = judge(counts, config, seconds)
     assert judgement.outcome == outcome
     assert reason in judgement.reason
-
-
-def test_the_counts_survive_a_restart():
-    counts = CanaryCounts(champion=arm(30, 3), challenger=arm(5, 1), retrieval=pairs(0.1, -0.2))
-    assert CanaryCounts.model_validate_json(counts.model_dump_json()) == counts
-
-
-def test_counts_share_nothing():
-    CanaryCounts().champion.add(fallback=True, latency_ms=1)
-    assert CanaryCounts().champion.fallbacks.n == CanaryCounts().challenger.fallbacks.n == 0
 
 
 def test_looking_again_and_again_at_equal_models_rolls_hardly_any_back():

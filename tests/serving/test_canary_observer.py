@@ -47,13 +47,10 @@ class FakeRag:
 
     def __init__(self, scores: Mapping[str, float]) -> None:
         self.scores, self.asked = scores, list[str]()
-        self.open = asyncio.Event()
-        self.open.set()
 
     async def retrieve(
         self, query: str, rewritten_query: str | None = None, *, max_retries: int | None = None
     ) -> Retrieved:
-        await self.open.wait()
         self.asked.append(rewritten_query or "")
         if rewritten_query not in self.scores:
             raise RetrievalError("away", "rag_unavailable")
@@ -137,14 +134,6 @@ async def test_a_canary_that_somebody_began_anew_counts_from_nothing(tmp_path: P
         assert (state.counts.challenger.fallbacks.n, state.started) == (0, clock.now)
 
 
-async def test_without_a_challenger_there_is_nothing_to_watch(tmp_path: Path):
-    watch = watch_in(tmp_path)
-    async with running(watch, table_of(tmp_path, challenger=None)):
-        watch.on_served(served("champion"), QUESTION)
-        assert watch.state is None
-    assert not (tmp_path / "canary.json").exists()
-
-
 async def compare(folder: Path, models: FakeModels, rag: FakeRag, answer: ServedAnswer) -> CanaryState:
     """The state after one answer was compared, or could not be."""
     watch, table = watch_in(folder, rag), table_of(folder)
@@ -156,20 +145,21 @@ async def compare(folder: Path, models: FakeModels, rag: FakeRag, answer: Served
     return state
 
 
-@pytest.mark.parametrize(("role", "first", "other"), [("champion", "r1", "2"), ("challenger", "r2", "1")])
+@pytest.mark.parametrize(
+    ("role", "first", "rewrites", "difference", "retrieved"),
+    [
+        ("champion", "r1", {"v2": "r2"}, 0.2, ["r1", "r2"]),
+        ("challenger", "r2", {"v1": "r1"}, 0.2, ["r2", "r1"]),
+        ("champion", "r1", {"v2": "r1"}, 0.0, []),  # equal rewrites retrieve alike
+    ],
+)
 async def test_the_other_model_is_asked_and_the_scores_are_paired(
-    tmp_path: Path, role: ServedRole, first: str, other: str
+    tmp_path: Path, role: ServedRole, first: str, rewrites: dict[str, str], difference: float, retrieved: list[str]
 ):
-    models, rag = FakeModels(v1="r1", v2="r2"), FakeRag({"r1": 0.5, "r2": 0.7})
-    state = await compare(tmp_path, models, rag, served(role, first))
-    assert models.asked == [other]
-    assert state.counts.retrieval.mean == pytest.approx(0.2)  # whoever's turn it was
-
-
-async def test_equal_rewrites_retrieve_alike_unasked(tmp_path: Path):
-    rag = FakeRag({})
-    state = await compare(tmp_path, FakeModels(v2="r1"), rag, served("champion"))
-    assert (state.counts.retrieval.n, state.counts.retrieval.total, rag.asked) == (1, 0.0, [])
+    rag = FakeRag({"r1": 0.5, "r2": 0.7})
+    state = await compare(tmp_path, FakeModels(**rewrites), rag, served(role, first))
+    assert (state.counts.retrieval.n, rag.asked) == (1, retrieved)
+    assert state.counts.retrieval.mean == pytest.approx(difference)
 
 
 @pytest.mark.parametrize(
@@ -178,16 +168,6 @@ async def test_equal_rewrites_retrieve_alike_unasked(tmp_path: Path):
 async def test_a_failed_call_is_left_out_and_never_a_score(tmp_path: Path, second: str | Exception):
     state = await compare(tmp_path, FakeModels(v2=second), FakeRag({"r1": 0.9}), served("champion"))
     assert (state.counts.retrieval.n, state.failed) == (0, 1)
-
-
-async def test_what_can_t_be_compared_in_time_is_left_out_and_counted(tmp_path: Path):
-    rag = FakeRag({"r1": 0.5, "r2": 0.5})
-    rag.open.clear()
-    watch = watch_in(tmp_path, rag)
-    async with running(watch, table_of(tmp_path), FakeModels(v2="r2")):
-        for _ in range(WAITING + 20):
-            watch.on_served(served("champion"), QUESTION)
-        assert watch.state.left_out == 20
 
 
 async def test_a_model_that_fails_is_dropped_and_the_site_is_told(tmp_path: Path):
@@ -204,36 +184,19 @@ async def test_a_model_that_fails_is_dropped_and_the_site_is_told(tmp_path: Path
     assert state.judgement.outcome == "roll_back" and watch.state is None
 
 
-async def test_a_canary_ends_when_its_time_is_over(tmp_path: Path):
-    table, clock = table_of(tmp_path), Clock()
-    watch = watch_in(tmp_path, clock=clock)
-    async with running(watch, table):
-        watch.on_served(served("champion"), QUESTION)
-        clock.now += 86_401
-        await until(lambda: table.routes.challenger is None)
-    verdict = read_verdict(tmp_path)
-    assert verdict.judgement.outcome == "undecided"
-
-
-async def test_a_router_that_was_restarted_counts_on(tmp_path: Path):
-    first, table = watch_in(tmp_path), table_of(tmp_path)
-    async with running(first, table):
-        first.on_served(served("challenger", None), QUESTION)
-        first.check(table)
-    again = watch_in(tmp_path)
-    async with running(again, table_of(tmp_path)):
-        again.on_served(served("challenger", None), QUESTION)
-        assert again.state.counts.challenger.fallbacks.n == 2
-
-
-async def test_another_share_is_another_canary(tmp_path: Path):
-    first = CanaryState(champion="1", challenger="2", share=0.1, started=5.0)
-    first.counts.challenger.add(fallback=True, latency_ms=1)
-    (tmp_path / "canary.json").write_text(first.model_dump_json())
+@pytest.mark.parametrize(
+    ("share", "requests", "started"),
+    [(0.5, 1, Clock.now - 300), (0.1, 0, Clock.now)],
+    ids=["time without a router does not count", "another share is another canary"],
+)
+async def test_a_router_that_was_restarted_counts_on(tmp_path: Path, share: float, requests: int, started: float):
+    before = CanaryState(champion="1", challenger="2", share=share, started=100.0, looked=400.0)
+    before.counts.challenger.add(fallback=True, latency_ms=1)
+    (tmp_path / STATE_FILE).write_text(before.model_dump_json())
     watch = watch_in(tmp_path)
     async with running(watch, table_of(tmp_path)):
         await until(lambda: watch.state)
-        assert watch.state.counts.challenger.fallbacks.n == 0
+        assert (watch.state.counts.challenger.fallbacks.n, watch.state.started) == (requests, started)
 
 
 async def test_a_verdict_that_can_t_be_written_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -247,6 +210,7 @@ async def test_a_verdict_that_can_t_be_written_is_written_later(tmp_path: Path, 
             await until(lambda: table.routes.challenger is None)
             folder.unlink()
             await until(lambda: read_verdict(folder))
+    assert read_verdict(folder).judgement.outcome == "undecided"
     assert "can't be written" in caplog.text
 
 
@@ -254,39 +218,22 @@ def without_a_key() -> FakeRag:
     raise ConfigError("the environment variable RAG_KEY is not set")
 
 
-async def test_a_canary_that_nobody_watches_is_no_canary(tmp_path: Path):
+async def test_a_canary_that_can_t_be_observed_is_rolled_back_once(tmp_path: Path):
     table, watch = table_of(tmp_path), CanaryObserver(CONFIG, tmp_path, without_a_key, Clock())
     async with running(watch, table):
-        await until(lambda: table.routes.challenger is None)
-    verdict = read_verdict(tmp_path)
-    assert verdict.challenger == "2"
-    assert verdict.judgement.reason == "the router can't observe it: the environment variable RAG_KEY is not set"
-
-
-async def test_a_drop_lasts_until_the_site_has_acted_upon_the_verdict(tmp_path: Path):
-    clock = Clock()
-    table, watch = table_of(tmp_path), CanaryObserver(CONFIG, tmp_path, without_a_key, clock)
-    async with running(watch, table):
         await until(lambda: read_verdict(tmp_path))
+        verdict = read_verdict(tmp_path)
         watch.check(table)
         assert table.routes.challenger is None
         Routes(champion=CHAMPION).write(tmp_path / "routes.json")
         await until(lambda: table._read.challenger is None and not table.routes.challenger)
-        (tmp_path / "verdict.json").unlink()
-        watch.check(table)
-        assert table.dropped_reason is None
+        (tmp_path / "verdict.json").unlink()  # the site has acted upon it
+        await until(lambda: table.dropped_reason is None)
+    assert verdict.challenger == "2"
+    assert verdict.judgement.reason == "the router can't observe it: the environment variable RAG_KEY is not set"
 
 
-async def test_time_without_a_router_does_not_count(tmp_path: Path):
-    first, clock = CanaryState(champion="1", challenger="2", share=0.5, started=100.0, looked=400.0), Clock()
-    (tmp_path / "canary.json").write_text(first.model_dump_json())
-    watch = watch_in(tmp_path, clock=clock)
-    async with running(watch, table_of(tmp_path)):
-        await until(lambda: watch.state)
-        assert watch.state.started == clock.now - 300
-
-
-async def test_a_share_of_the_questions_is_compared(tmp_path: Path):
+async def test_a_share_of_the_questions_is_compared_and_what_is_too_much_is_counted(tmp_path: Path):
     watch = watch_in(tmp_path, config=CONFIG.model_copy(update={"compare_share": 0.2}))
     async with running(watch, table_of(tmp_path)):
         for number in range(1000):

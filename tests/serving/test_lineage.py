@@ -30,8 +30,7 @@ def subject(profile: Profile) -> Subject:
 def test_the_rows_give_the_reported_figure(profile: Profile, subject: Subject, metric: str | None, value: float):
     figure = figure_of(profile, subject, metric)
     assert (figure.reported, figure.recomputed) == (value, value)
-    assert figure.agrees
-    assert (figure.rows, figure.of, figure.file.name) == (2, 3, "arm_rl.jsonl")
+    assert (figure.agrees, figure.rows, figure.of, figure.file.name) == (True, 2, 3, "arm_rl.jsonl")
 
 
 def replace_artifact(subject: Subject, name: str, path: Path) -> None:
@@ -41,8 +40,9 @@ def replace_artifact(subject: Subject, name: str, path: Path) -> None:
     result.model_copy(update={"artifacts": result.artifacts | {name: Artifact.of(path)}}).write(manifest)
 
 
-@pytest.mark.parametrize(("name", "file"), [("evaluation", "evaluation.json"), ("arm_rl", "arm_rl.jsonl")])
-@pytest.mark.parametrize("content", ['{"arms": 1}', "{"])
+@pytest.mark.parametrize(
+    ("name", "file", "content"), [("evaluation", "evaluation.json", '{"arms": 1}'), ("arm_rl", "arm_rl.jsonl", "{")]
+)
 def test_a_file_that_can_t_be_read_is_one_line(profile: Profile, subject: Subject, name: str, file: str, content: str):
     path = subject.run / "evaluate" / file
     path.write_text(content)
@@ -87,6 +87,7 @@ def test_a_call_that_the_ledger_lacks_says_so(profile: Profile, subject: Subject
         (lambda p, s: figure_of(p, s, "latency_p50_ms"), "`latency_p50_ms`: is not a mean over rows; those are top1"),
         (lambda p, s: figure_of(p, s._replace(arm="sft"), "top1"), "did not evaluate an arm `sft`; it has teacher, rl"),
         (lambda p, s: rows_behind(p, s, "top1", ids=["z"]), "row `z`: is not among the 3 test questions"),
+        (lambda p, s: figure_of(p, s._replace(run=s.run.parent / "none"), "top1"), "has no finished evaluate"),
         (lambda p, s: subject_of(p, "nope"), "run `nope`: not found"),
     ],
 )
@@ -95,9 +96,3 @@ def test_a_mistake_is_one_line(
 ):
     with pytest.raises(ConfigError, match=message):
         ask(profile, subject)
-
-
-def test_a_run_without_an_evaluation(profile: Profile, subject: Subject):
-    (subject.run / "evaluate" / "manifest.json").unlink()
-    with pytest.raises(ConfigError, match="has no finished evaluate"):
-        figure_of(profile, subject, "top1")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_service import completion
 from starlette.testclient import TestClient
+from waiting import wait_until
 
 from qinglan.config import Profile
 from qinglan.data.sources.files import list_files
@@ -63,6 +64,10 @@ def write(settings: Profile, *rows: Row, today: date = TODAY) -> RequestLogWrite
     return log
 
 
+def wait_for(what: str, holds: Callable[[], object]) -> None:
+    wait_until(what, holds, look_every_s=0.01)
+
+
 def names(settings: Profile) -> list[str]:
     return sorted(path.name for path in folder_of(settings).iterdir())
 
@@ -71,7 +76,7 @@ def read(settings: Profile) -> list[Row]:
     return list(read_rows(folder_of(settings), settings.data, settings.tenant))
 
 
-def test_the_folder_reads_as_a_workbook(profile):
+def test_the_folder_reads_as_a_workbook_with_what_was_answered(profile):
     settings = profile()
     rows = [question("菌粉睡前吃行不行", "孕妇", "问过钙片"), question('"引号"，\n换行')]
     write(settings, *rows)
@@ -79,37 +84,30 @@ def test_the_folder_reads_as_a_workbook(profile):
     assert [(row.id, row.query, row.profile, row.history, row.status) for row in found] == [
         (row.id, row.query, row.profile, row.history, "ok") for row in rows
     ]
-    assert found[0].source == "2026-11-21.jsonl:1"
-
-
-def test_a_line_says_what_was_answered(profile):
-    settings = profile()
-    row = question("菌粉睡前吃行不行")
-    write(settings, row)
     [path] = folder_of(settings).iterdir()
-    assert json.loads(path.read_text()) == {
-        "问题": row.query, "用户画像": "", "历史摘要": "",
-        "qinglan": {"row_id": row.id, "at": "2026-11-21T00:00:00+00:00", "role": "champion", "version": "7",
-                    "source": "model", "reason": "", "answer": "益生菌 时间"},
-    }  # fmt: skip
+    assert found[0].source == f"{path.name}:1" == "2026-11-21.jsonl:1"
     assert path.stat().st_mode & 0o777 == 0o600
+    assert json.loads(path.read_text().splitlines()[0])["qinglan"] == {
+        "row_id": rows[0].id, "at": "2026-11-21T00:00:00+00:00", "role": "champion", "version": "7", "source": "model",
+        "reason": "", "answer": "益生菌 时间",
+    }  # fmt: skip
 
 
-def test_personal_numbers_reach_no_file(profile):
-    settings = profile()
-    row = question("我是13812345678，能吃吗", "电话13912345678", "邮箱li@qq.com")
-    log = open_log(settings)
-    log.put(served(row, "13812345678 能吃"), row)
-    log.close()
-    text = (folder_of(settings) / "2026-11-21.jsonl").read_text()
-    assert not [number for number in ("1381234", "1391234", "qq.com") if number in text]
-    assert read(settings)[0].query == "我是[手机号]，能吃吗"
-
-
-def test_redaction_can_be_switched_off(profile):
-    settings = profile(redact=False)
-    write(settings, question("我是13812345678，能吃吗"))
-    assert read(settings)[0].query == "我是13812345678，能吃吗"
+@pytest.mark.parametrize(("redacted", "phone"), [(True, "[手机号]"), (False, "13812345678")])
+def test_personal_numbers_reach_no_file(profile_of: Callable[..., Profile], tmp_path: Path, redacted: bool, phone: str):
+    recipe = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
+    log = {"folder": str(tmp_path / "log"), "consent": "all", "redact": redacted}
+    columns = {"query": "用户提问", "inputs": {"hint": "线索"}}
+    settings = profile_of(recipe=recipe, serve={"request_log": log}, data={"columns": columns})
+    row = question("我是13812345678", "电话13812345678", "13812345678")
+    row = row.model_copy(update={"inputs": {"hint": "电话13812345678"}})
+    writer = open_log(settings)
+    writer.put(served(row, "13812345678 能吃"), row)
+    writer.close()
+    (kept,) = read_rows(folder_of(settings), settings.data, settings.tenant, inputs=get_recipe(recipe).INPUTS)
+    assert (kept.query, kept.profile, kept.history) == (f"我是{phone}", f"电话{phone}", phone)
+    assert kept.inputs == {"hint": f"电话{phone}"}
+    assert ("13812345678" in (tmp_path / "log" / "2026-11-21.jsonl").read_text()) == (not redacted)
 
 
 def test_a_question_stands_there_once_a_day(profile):
@@ -132,22 +130,13 @@ def test_todays_file_is_not_there_to_read(profile, monkeypatch):
     log = RequestLogWriter(folder, settings, lambda: day[0])
     row = question("菌粉睡前吃行不行")
     log.put(served(row), row)
-    until(lambda: log.outcomes["written"])
+    wait_for("a line", lambda: log.outcomes["written"])
     assert names(settings) == ["2026-11-21.jsonl.partial"]
     day[0] = TOMORROW  # nothing needs to be asked for the day to end
-    until(lambda: names(settings) == ["2026-11-21.jsonl"])
+    wait_for("the day's end", lambda: names(settings) == ["2026-11-21.jsonl"])
     assert len(list_files(folder).read) == 1
     log.close()
     assert names(settings) == ["2026-11-21.jsonl"]
-
-
-def until(holds: Callable[[], object], seconds: float = 5.0) -> None:
-    pause = threading.Event()
-    for _ in range(round(seconds / 0.01)):
-        if holds():
-            return
-        pause.wait(0.01)
-    pytest.fail("it did not happen")
 
 
 def test_what_a_killed_router_left_is_finished(profile):
@@ -226,7 +215,7 @@ def test_a_full_disk_loses_lines_and_is_told_once(profile, monkeypatch, caplog):
     row = question("问题")
     for _ in range(2):
         log.put(served(row), row)
-    until(lambda: log.outcomes["failed"] == 2)
+    wait_for("two failures", lambda: log.outcomes["failed"] == 2)
     full[0] = False
     log.put(served(row), row)
     log.close()
@@ -272,22 +261,12 @@ def test_a_folder_that_can_not_be_made_stops_the_start_but_not_a_restart(profile
         open_log(settings)
     log = RequestLogWriter(folder_of(settings), settings, lambda: TODAY, must_work=False)
     log.put(served(question("一")), question("一"))
-    until(lambda: log.outcomes["failed"])
+    wait_for("a failure", lambda: log.outcomes["failed"])
     assert log.is_failing
     (tmp_path / "file").unlink()
     log.put(served(question("二")), question("二"))
     log.close()
     assert (log.outcomes, log.is_failing) == ({"failed": 1, "written": 1}, False)
-
-
-def test_a_line_that_can_t_be_encoded_does_not_end_the_log(profile):
-    bad, good = question("一"), question("二")
-    settings = profile()
-    log = open_log(settings)
-    log.put(served(bad, "\ud83d"), bad)
-    log.put(served(good), good)
-    log.close()
-    assert log.outcomes == {"failed": 1, "written": 1}
 
 
 def test_a_leftover_that_another_process_finished_is_none(tmp_path, monkeypatch):
@@ -297,43 +276,25 @@ def test_a_leftover_that_another_process_finished_is_none(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("consent", "header", "kept"),
-    [("all", None, 1), ("none", "yes", 0), ("header", "yes", 1), ("header", " YES", 1), ("header", "no", 0),
-     ("header", None, 0)],
-)  # fmt: skip
-def test_only_who_agreed_is_kept(profile, serve, tmp_path, consent, header, kept):
-    settings = profile(consent=consent)
-    ask(settings, serve, tmp_path, {"x-log-consent": header} if header else {})
-    folder = folder_of(settings)
-    assert folder.exists() == (consent != "none")
-    assert len(list(folder.iterdir() if folder.exists() else ())) == kept
-
-
-def test_without_a_folder_no_text_is_kept_anywhere(profile, serve, tmp_path, caplog, capfd):
+    ("settings", "header", "kept"),
+    [
+        ({"consent": "all"}, None, 1),
+        ({"consent": "none"}, "yes", 0),
+        ({"consent": "header"}, " YES", 1),
+        ({"consent": "header"}, "no", 0),
+        ({"consent": "header"}, None, 0),
+        ({"folder": None}, "yes", 0),
+    ],
+)
+def test_only_who_agreed_is_kept(profile, serve, tmp_path, caplog, capfd, settings, header, kept):
     caplog.set_level("DEBUG")
-    before = set(tmp_path.rglob("*"))
-    ask(profile(folder=None), serve, tmp_path, {"x-log-consent": "yes"})
-    assert set(tmp_path.rglob("*")) - before == {tmp_path / "routes.json"}
-    assert "菌粉" not in caplog.text + "".join(capfd.readouterr())
-
-
-def ask(settings: Profile, serve: Any, folder: Path, headers: dict[str, str]) -> None:
-    model = serve(lambda _: (200, completion("益生菌 时间")))
-    Routes(champion=Backend(url=model.url, model="m", version="7")).write(folder / "routes.json")
-    with TestClient(create_app(settings, folder / "routes.json")) as client:
+    model, routes = serve(lambda _: (200, completion("益生菌 时间"))), tmp_path / "routes.json"
+    Routes(champion=Backend(url=model.url, model="m", version="7")).write(routes)
+    with TestClient(create_app(profile(**settings), routes)) as client:
         body = {"messages": [{"role": "user", "content": "菌粉睡前吃行不行"}]}
+        headers = {"x-log-consent": header} if header else {}
         assert client.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
         page = client.get("/metrics").text
-    assert "菌粉" not in page
-
-
-def test_inputs_stand_in_their_columns_redacted(profile_of: Callable[..., Profile], tmp_path: Path):
-    log = {"folder": str(tmp_path / "log"), "consent": "all"}
-    columns = {"query": "用户提问", "inputs": {"hint": "线索"}}
-    recipe = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
-    settings = profile_of(recipe=recipe, serve={"request_log": log}, data={"columns": columns})
-    row = question("法国").model_copy(update={"inputs": {"hint": "电话13800138000"}})
-    write(settings, row, row.model_copy(update={"inputs": {"hint": "电话13900139000"}}))
-    inputs = get_recipe(recipe).INPUTS
-    (kept,) = read_rows(Path(log["folder"]), settings.data, settings.tenant, inputs=inputs)
-    assert (kept.query, kept.inputs) == ("法国", {"hint": "电话[手机号]"})
+    files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert sum("菌粉" in text for text in files) == kept
+    assert "菌粉" not in caplog.text + page + "".join(capfd.readouterr())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_service import completion
+from fake_service import completion, script_of
 from starlette.testclient import TestClient
 
 from qinglan.config import Profile
@@ -62,6 +62,21 @@ class Site:
         return self._stack.enter_context(TestClient(create_app(self.profile, self.path, observer)))
 
 
+class FailingObserver:
+    """Notes what it is given, and then fails, which costs no answer."""
+
+    def __init__(self) -> None:
+        self.served: list[tuple[ServedAnswer, Row]] = []
+
+    def on_served(self, served: ServedAnswer, question: Row) -> None:
+        self.served.append((served, question))
+        raise RuntimeError("a bug")
+
+    async def run(self, table: RouteTable, models: ModelClient) -> None:
+        assert isinstance(table, RouteTable) and isinstance(models, ModelClient)
+        raise RuntimeError("a bug")
+
+
 PATIENT = {"deadline_ms": 60_000}
 """So that no busy machine makes a fallback of an answer, where a test is not about the deadline."""
 
@@ -70,6 +85,14 @@ PATIENT = {"deadline_ms": 60_000}
 def site(tmp_path: Path, profile_of: Callable[..., Profile]) -> Iterator[Callable[..., Site]]:
     with ExitStack() as stack:
         yield lambda **settings: Site(stack, profile_of(serve=PATIENT | settings), tmp_path)
+
+
+@pytest.fixture
+def capitals(tmp_path: Path, profile_of: Callable[..., Profile]) -> Iterator[Callable[..., Site]]:
+    """A site for a recipe with inputs and without a fallback."""
+    recipe = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
+    with ExitStack() as stack:
+        yield lambda **settings: Site(stack, profile_of(recipe=recipe, serve=PATIENT | settings), tmp_path)
 
 
 def ask(client: TestClient, query: Any = QUESTION, **more: Any) -> dict[str, Any]:
@@ -81,18 +104,14 @@ def ask(client: TestClient, query: Any = QUESTION, **more: Any) -> dict[str, Any
     return {"content": body["choices"][0]["message"]["content"], "model": body["model"], **body["qinglan"]}
 
 
-def test_the_champions_rewrite_is_the_answer(site, serve):
-    answer = ask(site().client(serve(rewrite).url))
-    assert answer == {
-        "content": REWRITE, "model": "champion", "source": "model", "reason": None, "role": "champion", "version": "7",
-        "row_id": row_id("default", QUESTION),
-    }  # fmt: skip
-
-
-def test_the_prompt_is_the_one_of_the_training(site, serve):
+def test_the_champions_rewrite_is_the_answer_to_the_prompt_of_the_training(site, serve):
     model = serve(rewrite)
     here = site()
-    ask(here.client(model.url), f" {QUESTION}\n", profile="孕妇", history="问过钙片")
+    answer = ask(here.client(model.url), f" {QUESTION}\n", profile="孕妇", history="问过钙片")
+    assert answer == {
+        "content": REWRITE, "model": "champion", "source": "model", "reason": None, "role": "champion", "version": "7",
+        "row_id": row_id("default", QUESTION, "孕妇", "问过钙片"),
+    }  # fmt: skip
     row = Row(id="", tenant="default", query=QUESTION, profile="孕妇", history="问过钙片", source="")
     assert model.bodies == [{
         "model": "student", "max_tokens": here.profile.student.max_new_tokens, "temperature": 0,
@@ -118,20 +137,18 @@ def test_the_registered_name_is_a_model_as_well(site, serve):
     assert [ask(client, model=name)["model"] for name in names] == names
 
 
-def test_half_a_character_is_no_rewrite(site, monkeypatch):
-    async def ask_model(*_: object) -> str:
-        return json.loads('"\\ud83d"')  # JSON can escape it, UTF-8 can't hold it
+@pytest.mark.parametrize(("owner", "status"), [(ModelClient, 200), (RequestHandler, 200), (RequestHandler, 503)])
+def test_a_bug_costs_no_answer_and_logs_no_question(site, capitals, monkeypatch, caplog, owner, status):
+    async def fail(*_: object) -> str:
+        raise RuntimeError(QUESTION)
 
-    monkeypatch.setattr(ModelClient, "_ask", ask_model)
-    answer = ask(site().client(NOWHERE))
-    assert (answer["content"], answer["reason"]) == (QUESTION, "invalid_text")
-
-
-def test_a_mistake_after_the_question_was_read_is_answered_with_it(site, serve, monkeypatch):
-    client = site().client(serve(rewrite).url)
-    monkeypatch.setattr(RequestHandler, "answer", lambda *_: (_ for _ in ()).throw(RuntimeError(QUESTION)))
-    answer = ask(client)
-    assert (answer["content"], answer["reason"]) == (QUESTION, "internal_error")
+    monkeypatch.setattr(owner, "answer", fail)
+    has_fallback = status == 200
+    client = (site if has_fallback else capitals)().client(NOWHERE)
+    answer = client.post("/v1/chat/completions", json=body_of(inputs={} if has_fallback else {"hint": "x"}))
+    assert (answer.status_code, answer.headers["x-qinglan-reason"]) == (status, "internal_error")
+    assert (QUESTION in answer.text) == has_fallback
+    assert "RuntimeError" in caplog.text and QUESTION not in caplog.text
 
 
 def test_a_stream_is_one_chunk_and_the_end(site, serve):
@@ -148,12 +165,11 @@ def test_a_stream_is_one_chunk_and_the_end(site, serve):
     ("reply", "reason"),
     [
         ((500, {"error": "x"}), "model_error"),
-        ((404, {"error": "x"}), "model_error"),
         ((200, b"<html>"), "model_error"),
         ((200, {"choices": []}), "model_error"),
         (None, "model_unreachable"),
-        ((200, completion(" \n")), "empty_answer"),
         ((200, completion(None)), "empty_answer"),
+        ((200, json.dumps(completion("\ud83d")).encode()), "invalid_text"),  # half a character
         ((200, completion("词" * 201)), "rewrite_too_long"),
         ((200, completion("抱歉，我无法回答这个问题")), "boilerplate"),
         ((200, completion("钙片 钙片 钙片 钙片")), "repetitive_rewrite"),
@@ -166,10 +182,6 @@ def test_without_a_usable_rewrite_the_question_is_the_answer(site, serve, reply,
     assert (answer["role"], answer["version"]) == ("champion", "7")
 
 
-def test_a_model_that_is_not_there_costs_no_answer(site):
-    assert ask(site().client(NOWHERE))["reason"] == "model_unreachable"
-
-
 def test_without_any_model_the_question_is_the_answer(site):
     client = site().client()
     answer = ask(client)
@@ -180,16 +192,15 @@ def test_without_any_model_the_question_is_the_answer(site):
 def test_a_slow_model_is_given_up_before_the_deadline(site, serve):
     released = threading.Event()
     model = serve(lambda _: released.wait(60) and (200, completion(REWRITE)))
-    heard = Ear()
-    answer = ask(site(deadline_ms=200).client(model.url, heard))
+    observer = FailingObserver()
+    answer = ask(site(deadline_ms=200).client(model.url, observer))
     released.set()
     assert answer["reason"] == "model_timeout"
-    assert 150 < heard.served[0][0].latency_ms < 30_000
+    assert 150 < observer.served[0][0].latency_ms < 30_000
 
 
 def test_a_connection_that_had_been_closed_is_opened_again(site, serve):
-    replies = iter([(200, completion(REWRITE)), None, (200, completion(REWRITE))])
-    client = site().client(serve(lambda _: next(replies)).url)
+    client = site().client(serve(script_of((200, completion(REWRITE)), None, (200, completion(REWRITE)))).url)
     assert [ask(client)["source"] for _ in range(2)] == ["model", "model"]
 
 
@@ -241,30 +252,15 @@ def test_a_failing_model_is_left_alone_then_tried_again(site, serve, monkeypatch
 def test_unreadable_rewrites_are_no_fault_of_the_server(site, serve):
     model = serve(lambda _: (200, completion("")))
     client = site().client(model.url)
-    for _ in range(CIRCUIT_FAILURES + 1):
-        assert ask(client)["reason"] == "empty_answer"
-
-
-def test_a_bug_costs_no_answer(site, serve, monkeypatch, caplog):
-    async def fail(*_: object) -> str:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(ModelClient, "answer", fail)
-    assert ask(site().client(NOWHERE))["reason"] == "internal_error"
-    assert "a bug" in caplog.text
-    assert QUESTION not in caplog.text
+    assert {ask(client)["reason"] for _ in range(CIRCUIT_FAILURES + 1)} == {"empty_answer"}
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         (b"{", "the body: Invalid JSON"),
-        (b"[]", "the body: Input should be an object"),
-        (b'{"model": "champion"}', "messages: Field required"),
-        (b'{"messages": []}', "there is no user message"),
-        (b'{"messages": [{"role": "user", "content": " "}]}', "there is no user message"),
         (b'{"messages": [{"role": "user", "content": 7}]}', "messages.0.content"),
-        (b"\xff", "the body: Invalid JSON"),
+        (b'{"messages": [{"role": "user", "content": " "}]}', "there is no user message"),
     ],
 )
 def test_what_holds_no_question_is_refused_in_one_line(site, body, words):
@@ -339,9 +335,6 @@ def test_a_key_is_asked_for_where_one_is_set(site, monkeypatch):
     assert not {"problem", "challenger_dropped"} & client.get("/health").json().keys()
     right = {"authorization": "Bearer s3cret"}
     assert client.post("/v1/chat/completions", json=body_of(), headers=right).status_code == 200
-
-
-def test_a_key_that_is_not_set_stops_the_start(site):
     with pytest.raises(ConfigError, match=r"serve\.api_key_env needs the environment variable NOT_SET"):
         site(api_key_env="NOT_SET").client()
 
@@ -350,51 +343,23 @@ def test_other_machines_are_let_in_with_a_key_only(profile_of):
     for host in ("0.0.0.0", "::", "192.168.1.5", "router.internal"):
         with pytest.raises(ValueError, match="can be reached from other machines; set api_key_env"):
             profile_of(serve={"host": host})
-        assert profile_of(serve={"host": host, "api_key_env": "KEY"}).serve.host == host
-    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+    for host in ("127.8.8.8", "::1", "localhost"):
         assert profile_of(serve={"host": host}).serve.api_key_env is None
 
 
-class Ear:
-    def __init__(self, fails: bool = False) -> None:
-        self.served: list[tuple[ServedAnswer, Row]] = []
-        self.ran_with: tuple[object, ...] = ()
-        self._fails = fails
-
-    def on_served(self, served: ServedAnswer, question: Row) -> None:
-        self.served.append((served, question))
-        if self._fails:
-            raise RuntimeError("deaf")
-
-    async def run(self, table: RouteTable, models: ModelClient) -> None:
-        self.ran_with = (table, models)
-        if self._fails:
-            raise RuntimeError("tired")
-
-
-def test_observers_hear_of_every_answer(site, serve):
-    ear = Ear()
-    client = site().client(serve(rewrite).url, ear)
-    ask(client, profile="孕妇")
-    client.get("/health")
-    [(served, question)] = ear.served
+def test_an_observer_is_given_every_answer_and_its_mistake_costs_none(site, serve, caplog):
+    observer = FailingObserver()
+    client = site().client(serve(rewrite).url, observer)
+    assert [ask(client, profile="孕妇")["source"] for _ in range(2)] == ["model", "model"]
+    (served, question), _ = observer.served
     assert (served.role, served.source, served.answer, question.profile) == ("champion", "model", REWRITE, "孕妇")
-    assert (served.row_id, served.latency_ms > 0) == (question.id, True)
-    assert [type(thing) for thing in ear.ran_with] == [RouteTable, ModelClient]
-
-
-def test_an_observers_mistake_is_nobody_elses(site, serve, caplog):
-    ear = Ear(fails=True)
-    client = site().client(serve(rewrite).url, ear)
-    assert [ask(client)["source"] for _ in range(2)] == ["model", "model"]
-    assert len(ear.served) == 2
+    assert served.row_id == question.id
     assert "the canary's observer stopped" in caplog.text
     assert "the canary's observer did not take an answer" in caplog.text
 
 
 def test_metrics_count_by_role_version_and_reason(site, serve):
-    replies = iter([(200, completion(REWRITE)), (503, {})])
-    client = site().client(serve(lambda _: next(replies)).url)
+    client = site().client(serve(script_of((200, completion(REWRITE)), (503, {}))).url)
     ask(client), ask(client), client.post("/v1/chat/completions", content=b"{")
     page = client.get("/metrics").text
     labels = 'reason="{}",role="champion",source="{}",version="7"'
@@ -425,18 +390,12 @@ def test_the_process_loads_no_engine_no_prefect_and_no_mlflow():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.fixture
-def capitals(tmp_path: Path, profile_of: Callable[..., Profile]) -> Iterator[Callable[..., Site]]:
-    """A site for a recipe with inputs and without a fallback."""
-    recipe = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
-    with ExitStack() as stack:
-        yield lambda **settings: Site(stack, profile_of(recipe=recipe, serve=PATIENT | settings), tmp_path)
-
-
 def test_inputs_reach_the_prompt(capitals, serve):
-    model = serve(lambda _: (200, completion("巴黎 是首都")))
-    answer = ask(capitals().client(model.url), "法国的首都", inputs={"hint": " 塞纳河 "})
+    model = serve(script_of((200, completion("巴黎 是首都")), (200, completion("长" * 300))))
+    client = capitals().client(model.url)
+    answer = ask(client, "法国的首都", inputs={"hint": " 塞纳河 "})
     assert (answer["content"], answer["source"]) == ("巴黎", "model")
+    assert ask(client, "法国", inputs={"hint": "x"})["content"] == "长" * 300, "no limit, unless one is set"
     assert answer["row_id"] == row_id("default", "法国的首都", inputs={"hint": "塞纳河"})
     assert model.bodies[0]["messages"] == [{"role": "user", "content": "法国的首都（塞纳河）"}]
 
@@ -445,9 +404,7 @@ def test_inputs_reach_the_prompt(capitals, serve):
     ("inputs", "message"),
     [
         ({}, "inputs.hint: is missing or empty; it is part of what is asked"),
-        ({"hint": " "}, "inputs.hint: is missing or empty"),
         ({"hint": "x", "hnt": "y"}, "inputs: there is no `hnt` here, but capital, given, hint"),
-        ({"hint": 7}, "inputs.hint: Input should be a valid string"),
     ],
 )
 def test_a_request_without_the_recipes_inputs_is_refused(capitals, inputs, message):
@@ -460,28 +417,16 @@ def test_a_request_without_the_recipes_inputs_is_refused(capitals, inputs, messa
     ("reply", "settings", "status", "reason"),
     [
         ((500, {}), {}, 503, "model_error"),
-        (None, {}, 503, "model_unreachable"),
         ((200, completion(" ")), {}, 503, "empty_answer"),
         ((200, completion("长" * 300)), {"max_answer_chars": 299}, 503, "answer_too_long"),
         (None, {"max_context_chars": 3}, 400, "context_too_long"),  # the client's error
     ],
 )
 def test_without_a_fallback_a_failure_is_an_error(capitals, serve, reply, settings, status, reason):
-    ear = Ear()
-    client = capitals(**settings).client(serve(lambda _: reply).url, ear)
+    observer = FailingObserver()
+    client = capitals(**settings).client(serve(lambda _: reply).url, observer)
     answer = client.post("/v1/chat/completions", json=body_of("法国", inputs={"hint": "塞纳河畔"}))
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, reason)
     assert (answer.headers["x-qinglan-source"], answer.headers["x-qinglan-reason"]) == ("none", reason)
     assert "法国" not in answer.text
-    assert ear.served[0][0].source == "none"
-
-
-def test_without_a_fallback_a_bug_is_an_error(capitals, monkeypatch):
-    monkeypatch.setattr(RequestHandler, "answer", lambda *_: (_ for _ in ()).throw(RuntimeError("a bug")))
-    answer = capitals().client().post("/v1/chat/completions", json=body_of("法国", inputs={"hint": "x"}))
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "internal_error")
-
-
-def test_an_answer_may_be_long_unless_a_limit_is_set(capitals, serve):
-    client = capitals().client(serve(lambda _: (200, completion("长" * 300))).url)
-    assert len(ask(client, "法国", inputs={"hint": "x"})["content"]) == 300
+    assert observer.served[0][0].source == "none"

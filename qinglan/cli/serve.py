@@ -76,7 +76,7 @@ def start(
 @canary_app.command()
 def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
     """Show the canary's figures, or how the last one ended."""
-    from qinglan.serving.canary import interval
+    from qinglan.serving.canary import describe_difference
     from qinglan.serving.canary_observer import read_state
     from qinglan.serving.registry import registry_of
     from qinglan.serving.site import serving_folder
@@ -97,11 +97,8 @@ def status(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
             p95 = f", p95 {arm.latency.p95:.0f} ms" if arm.latency.p95 is not None else ""
             say(f"  {name}: {arm.fallbacks.n:,} requests, {arm.fallbacks.mean:.1%} fell back{p95}")
         if counts.retrieval.n:
-            low, high = interval(counts.retrieval)
-            say(
-                f"  retrieval: {counts.retrieval.mean:+.3f} [{max(low, -1):.3f}, {min(high, 1):.3f}] over "
-                f"{counts.retrieval.n:,} pairs; {state.failed:,} without a result, {state.left_out:,} left out"
-            )
+            difference = describe_difference(counts.retrieval)
+            say(f"  retrieval: {difference}; {state.failed:,} without a result, {state.left_out:,} left out")
 
 
 @canary_app.command()

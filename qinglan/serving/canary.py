@@ -59,14 +59,9 @@ class Mean(BaseModel):
     def mean(self) -> float:
         return self.total / self.n if self.n else 0.0
 
-    def lower(self, alpha: float) -> float:
-        return self.mean - self._radius(alpha)
-
-    def upper(self, alpha: float) -> float:
-        return self.mean + self._radius(alpha)
-
-    def _radius(self, alpha: float) -> float:
-        return stitched_bound(self.variance, alpha, self.width) / self.n if self.n else math.inf
+    def interval(self, alpha: float = ALPHA / _RULES) -> tuple[float, float]:
+        radius = stitched_bound(self.variance, alpha, self.width) / self.n if self.n else math.inf
+        return self.mean - radius, self.mean + radius
 
 
 class Latencies(BaseModel):
@@ -84,17 +79,14 @@ class Latencies(BaseModel):
     def p95(self) -> float | None:
         return self._at(_PERCENTILE) * math.sqrt(_BIN_RATIO) if self.n else None
 
-    def p95_lower(self, alpha: float) -> float:
-        rank = _PERCENTILE - self._rank_error(alpha)
-        return self._at(rank) if self.n and rank > 0 else 0.0
-
-    def p95_upper(self, alpha: float) -> float:
-        rank = _PERCENTILE + self._rank_error(alpha)
-        return self._at(rank) * _BIN_RATIO if self.n and rank < 1 else math.inf
-
-    def _rank_error(self, alpha: float) -> float:
+    def p95_interval(self, alpha: float) -> tuple[float, float]:
+        if not self.n:
+            return 0.0, math.inf
         # "Below the true percentile" is a coin with a known probability; a coin's scale is a third (Bennett).
-        return stitched_bound(self.n * _PERCENTILE * (1 - _PERCENTILE), alpha, 1 / 3) / self.n if self.n else math.inf
+        error = stitched_bound(self.n * _PERCENTILE * (1 - _PERCENTILE), alpha, 1 / 3) / self.n
+        low = self._at(_PERCENTILE - error) if error < _PERCENTILE else 0.0
+        high = self._at(_PERCENTILE + error) * _BIN_RATIO if _PERCENTILE + error < 1 else math.inf
+        return low, high
 
     def _at(self, rank: float) -> float:
         wanted, seen = rank * self.n, 0
@@ -131,8 +123,8 @@ def judge(counts: CanaryCounts, config: Canary, seconds: float) -> Judgement:
     for rule in (_fails_more, _is_slower, _retrieves_worse):
         if reason := rule(counts, config):
             return Judgement(outcome="roll_back", reason=reason)
-    low, high = interval(counts.retrieval)
-    found = f"{counts.challenger.fallbacks.n:,} requests, retrieval {_difference(counts.retrieval, low, high)}"
+    low = counts.retrieval.interval()[0]
+    found = f"{counts.challenger.fallbacks.n:,} requests, retrieval {describe_difference(counts.retrieval)}"
     if seconds < config.keep_for_s:
         return Judgement(outcome="keep", reason=found)
     span = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:.0f} s"
@@ -141,21 +133,17 @@ def judge(counts: CanaryCounts, config: Canary, seconds: float) -> Judgement:
     return Judgement(outcome="undecided", reason=f"no difference was found within {span}: {found}")
 
 
-def interval(mean: Mean) -> tuple[float, float]:
-    alpha = ALPHA / _RULES
-    return mean.lower(alpha), mean.upper(alpha)
-
-
 def _fails_more(counts: CanaryCounts, config: Canary) -> str | None:
     alpha = ALPHA / _RULES / 2
     champion, challenger = counts.champion.fallbacks, counts.challenger.fallbacks
     # A champion that got no request yet (share 1) is taken as one that never fails.
-    most = champion.upper(alpha) if champion.n else 0.0
-    if challenger.lower(alpha) <= most + config.max_error_gain:
+    most = champion.interval(alpha)[1] if champion.n else 0.0
+    least = challenger.interval(alpha)[0]
+    if least <= most + config.max_error_gain:
         return None
     return (
         f"{challenger.mean:.1%} of its {challenger.n:,} requests were not answered by it, at least "
-        f"{challenger.lower(alpha):.1%} for sure; the champion's {champion.mean:.1%} of {champion.n:,} is at most "
+        f"{least:.1%} for sure; the champion's {champion.mean:.1%} of {champion.n:,} is at most "
         f"{most:.1%}, and {config.max_error_gain:.1%} more are allowed"
     )
 
@@ -165,7 +153,8 @@ def _is_slower(counts: CanaryCounts, config: Canary) -> str | None:
     champion, challenger = counts.champion.latency, counts.challenger.latency
     if challenger.n < config.min_requests:
         return None
-    least, most = challenger.p95_lower(alpha), config.max_latency_ratio * champion.p95_upper(alpha)
+    least = challenger.p95_interval(alpha)[0]
+    most = config.max_latency_ratio * champion.p95_interval(alpha)[1]
     if least <= most:
         return None
     return (
@@ -175,16 +164,16 @@ def _is_slower(counts: CanaryCounts, config: Canary) -> str | None:
 
 
 def _retrieves_worse(counts: CanaryCounts, config: Canary) -> str | None:
-    low, high = interval(counts.retrieval)
-    if high >= -config.max_retrieval_loss:
+    if counts.retrieval.interval()[1] >= -config.max_retrieval_loss:
         return None
     return (
-        f"retrieval of the same questions is worse by {_difference(counts.retrieval, low, high)} in the best passage's "
+        f"retrieval of the same questions is worse by {describe_difference(counts.retrieval)} in the best passage's "
         f"score; a loss of {config.max_retrieval_loss:g} is allowed"
     )
 
 
-def _difference(mean: Mean, low: float, high: float) -> str:
+def describe_difference(mean: Mean) -> str:
     if not mean.n:
         return "not compared yet"
+    low, high = mean.interval()
     return f"{mean.mean:+.3f} [{max(low, -1):.3f}, {min(high, 1):.3f}] over {mean.n:,} pairs"

@@ -54,7 +54,7 @@ class DayFile:
         if self._path is None:
             return
         if self._size:
-            self._path.rename(_final(self._path))
+            self._path.rename(self._path.with_suffix(""))
         else:
             self._path.unlink(missing_ok=True)
         os.close(self._file)
@@ -107,7 +107,7 @@ def _finish_leftover(path: Path) -> None:
         whole = path.read_bytes().rfind(b"\n") + 1
         file.truncate(whole)
         if whole:
-            path.rename(_final(path))
+            path.rename(path.with_suffix(""))
         else:
             path.unlink()
 
@@ -121,7 +121,3 @@ def remove_older(folder: Path, than: date) -> None:
 def _files(folder: Path, day: date | None = None) -> list[Path]:
     found = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
     return [path for path in found if day is None or path.name.startswith(day.isoformat())]
-
-
-def _final(path: Path) -> Path:
-    return path.with_name(path.name.removesuffix(_PARTIAL))

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qinglan.runs.command import Command
-from qinglan.runs.processes import HEALTHY_AFTER_S, Processes, RestartBackoff, Say, free_port
-from qinglan.serving.model_server import backend_at
+from qinglan.runs.processes import HEALTHY_AFTER_S, HOST, Processes, RestartBackoff, Say, free_port
 from qinglan.serving.registry import Released
 from qinglan.serving.routes import Backend
 from qinglan.serving.server_process import ServerProcess
@@ -88,7 +87,9 @@ class Fleet:
             self._failed(model.version, f"its folder {model.folder} does not exist")
             return
         port = free_port()
-        backend = backend_at(port, model.version)
+        # The name tells it from any other server that may have taken the port.
+        name = f"version-{model.version}"
+        backend = Backend(url=f"http://{HOST}:{port}/v1", model=name, version=model.version)
         gpus = self.places[place] if self.places is not None and place is not None else []
         process = ServerProcess(
             self.processes,

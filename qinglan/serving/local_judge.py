@@ -19,9 +19,7 @@ from qinglan.recipes._verdicts import verdict_recipe
 from qinglan.runs.processes import Processes, Say, free_port
 from qinglan.runs.run import Run
 from qinglan.serving.model_server import serve_command
-from qinglan.serving.registry import Released
-from qinglan.serving.registry.store import Registry
-from qinglan.serving.registry.versions import prompt_digest
+from qinglan.serving.registry import Released, prompt_digest, registry_of
 from qinglan.serving.routes import Backend
 from qinglan.serving.server_process import chat_probe
 
@@ -84,7 +82,7 @@ def released_judge(profile: Profile) -> ReleasedJudge | None:
         )
     uri = profile.tracking_uri
     missing = uri.startswith(_SQLITE) and not Path(uri.removeprefix(_SQLITE)).is_file()  # MLflow would make it
-    champion = None if missing else _registry(profile, local).read_champion()
+    champion = None if missing else registry_of(profile, local.model).read_champion()
     if champion is None:
         raise ConfigError(
             f"judge.local.model: {local.model} has no champion in the registry at {uri}; train and release one "
@@ -99,10 +97,6 @@ def released_judge(profile: Profile) -> ReleasedJudge | None:
     return ReleasedJudge(local, champion)
 
 
-def _registry(profile: Profile, local: LocalJudge) -> Registry:
-    return Registry(profile.tracking_uri, local.model, profile.paths.state.resolve(), profile.release.max_artifact_mb)
-
-
 @contextmanager
 def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: Say) -> Iterator[JudgeServer | None]:
     """Its server, until the end; raises `EngineError`, with the end of its log, where it does not come up."""
@@ -110,7 +104,7 @@ def serve_judge(profile: Profile, judge: ReleasedJudge | None, logs: Path, say: 
         yield None
         return
     local = judge.settings
-    folder = _registry(profile, local).folder(judge.released)
+    folder = registry_of(profile, local.model).folder(judge.released)
     as_served = profile.model_copy(
         update={
             "student": profile.student.model_copy(update={"max_new_tokens": local.max_tokens}),

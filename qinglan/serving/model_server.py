@@ -19,11 +19,6 @@ _VLLM_MEMORY = 0.9
 """vLLM's own default share of a GPU."""
 
 
-def backend_at(port: int, version: str) -> Backend:
-    """A version's server on that port. The name tells it from any other server that may have taken the port."""
-    return Backend(url=f"http://{HOST}:{port}/v1", model=f"version-{version}", version=version)
-
-
 def serve_command(profile: Profile, folder: Path, backend: Backend, port: int, gpus: Sequence[str] = ()) -> Command:
     """ms-swift's OpenAI-compatible server for a merged model, on loopback; questions never reach its log.
 

@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from qinglan.clients.openai_protocol import ChatRequest, completion_body, first_problem
+from qinglan.clients.openai_protocol import ChatRequest, completion_body
 from qinglan.data.sources.records import without_illegal
 from qinglan.recipes import Input, identifying
 from qinglan.rows import Row, row_id
@@ -57,14 +57,6 @@ class RouterRequest(ChatRequest):
             inputs=given,
             source="router",
         )
-
-
-def read_request(body: bytes) -> RouterRequest:
-    """The request in a body; raises `RefusedError` where it holds none."""
-    try:
-        return RouterRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise RefusedError(400, first_problem(error)) from None
 
 
 def answer_body(served: ServedAnswer, content: str, request: RouterRequest) -> bytes:

@@ -44,10 +44,7 @@ class ServedAnswer:
 
 
 class CircuitBreaker:
-    """Of one backend: after several failures in a row it gets no requests for a while, then one at a time.
-
-    Every request that it admits must report its result, if there is one, and that it `ended`, however it went.
-    """
+    """Of one backend: after several failures in a row it gets no requests for a while, then one at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -64,15 +61,14 @@ class CircuitBreaker:
         self._in_flight += 1
         return True
 
-    def succeeded(self) -> None:
-        self._failures = 0
-
-    def failed(self) -> None:
-        self._failures += 1
-        self._open_until = self._clock() + CIRCUIT_OPEN_FOR_S
-
-    def ended(self) -> None:
+    def ended(self, has_failed: bool | None) -> None:
+        """To be called after every request that was admitted; `has_failed` is None where it was cancelled."""
         self._in_flight -= 1
+        if has_failed:
+            self._failures += 1
+            self._open_until = self._clock() + CIRCUIT_OPEN_FOR_S
+        elif has_failed is not None:
+            self._failures = 0
 
 
 class EventLoopLag:
@@ -81,8 +77,7 @@ class EventLoopLag:
     Without it, a process that gets too little of the CPU would give each request its whole deadline and fall behind.
     """
 
-    def __init__(self) -> None:
-        self._due_s = float("inf")
+    _due_s = float("inf")
 
     async def run(self) -> None:
         while True:
@@ -133,7 +128,7 @@ class RequestHandler:
             answer=answer,
         )
 
-    def is_open(self, backend: Backend) -> bool:
+    def is_open(self, backend: Backend | None) -> bool:
         return backend in self._circuits and self._circuits[backend].is_open
 
     def _unfit(self, question: Row, give_up: float) -> str:
@@ -155,14 +150,15 @@ class RequestHandler:
         if not circuit.admits():
             raise ModelError(f"{backend.url}: failed too often of late", "circuit_open")
         self.in_flight += 1
+        has_failed: bool | None = None
         try:
             answer = await self._models.answer(backend, question, give_up - time.perf_counter())
-            circuit.succeeded()
+            has_failed = False
         except ModelError as error:
-            (circuit.failed if error.transient else circuit.succeeded)()
+            has_failed = error.transient
             raise
         finally:
-            circuit.ended()
+            circuit.ended(has_failed)
             self.in_flight -= 1
         return answer
 

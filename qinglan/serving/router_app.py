@@ -13,17 +13,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import generate_latest
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from qinglan.clients.openai_protocol import error_body, model_list
+from qinglan.clients.openai_protocol import error_body, first_problem, model_list
 from qinglan.config import Profile, require_secret
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.serving.canary_observer import CanaryObserver
-from qinglan.serving.metrics import Metrics
+from qinglan.serving.metrics import LogLines, Metrics
 from qinglan.serving.model_client import ModelClient
 from qinglan.serving.openai_api import (
     CHAMPION,
@@ -31,7 +33,6 @@ from qinglan.serving.openai_api import (
     RouterRequest,
     answer_body,
     headers,
-    read_request,
     to_json,
 )
 from qinglan.serving.request_handler import (
@@ -84,7 +85,7 @@ class _Service:
         self._log: RequestLogWriter | None = None
         if (folder := self._config.request_log.folder) and self._config.request_log.consent != "none":
             self._log = RequestLogWriter(Path(folder), profile, must_work=not restarted)
-            self._metrics.add_log_lines(self._log.outcomes)
+            self._metrics.registry.register(LogLines(self._log.outcomes))
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -108,7 +109,9 @@ class _Service:
         arrived = time.perf_counter()
         self._authorise(http)
         try:
-            request = read_request(await self._body(http))
+            request = RouterRequest.model_validate_json(await self._body(http))
+        except ValidationError as error:
+            raise RefusedError(400, first_problem(error)) from None
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it
         if request.model not in self._names:
@@ -150,11 +153,11 @@ class _Service:
 
     async def metrics(self, http: Request) -> Response:
         self._authorise(http)
-        return Response(self._metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(self._metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def refuse(self, _http: Request, error: Exception) -> Response:
         status = error.status if isinstance(error, RefusedError) else 500
-        self._metrics.refused(status)
+        self._metrics.refused.labels(str(status)).inc()
         # What is left of the request stays unread, so nothing more can come on this connection.
         closing = {"connection": "close"} if status in (401, 408, 413) else None
         return Response(to_json(error_body(status, str(error))), status, closing, "application/json")
@@ -203,16 +206,16 @@ class _Service:
 
     def _add_gauges(self) -> None:
         table, handler, add = self._table, self._handler, self._metrics.add_gauge
-
-        def is_open(backend: Backend | None) -> float:
-            return float(backend is not None and handler.is_open(backend))
-
         add("in_flight", "Requests that wait for a model", lambda: handler.in_flight)
         add("canary_share", "Of the requests, meant for the challenger", lambda: table.routes.share)
         add("serving", "1 while a model answers, 0 while none does", self._is_serving)
-        add("champion_circuit_open", "1 while the champion gets no requests", lambda: is_open(table.routes.champion))
+        add(
+            "champion_circuit_open",
+            "1 while the champion gets no requests",
+            lambda: handler.is_open(table.routes.champion),
+        )
         about = "1 while the challenger gets no requests"
-        add("challenger_circuit_open", about, lambda: is_open(table.routes.challenger))
+        add("challenger_circuit_open", about, lambda: handler.is_open(table.routes.challenger))
 
     def _is_serving(self) -> bool:
         champion = self._table.routes.champion

@@ -53,11 +53,6 @@ class Routes(BaseModel, frozen=True, extra="forbid"):
             return cls()
 
 
-def in_canary(row_id: str, version: str, share: float) -> bool:
-    """Does this question go to the challenger? Always the same ones for one version, and others for the next."""
-    return hash_fraction(f"{version}\x1f{row_id}") < share
-
-
 class RouteTable:
     """The routes file, read again whenever it changes. Belongs to the event loop, which it never holds up for long."""
 
@@ -83,7 +78,8 @@ class RouteTable:
 
     def pick(self, row_id: str) -> tuple[ModelRole, Backend] | None:
         routes = self.routes
-        if routes.challenger and in_canary(row_id, routes.challenger.version, routes.share):
+        # Always the same questions for one version of the challenger, and others for the next.
+        if routes.challenger and hash_fraction(f"{routes.challenger.version}\x1f{row_id}") < routes.share:
             return "challenger", routes.challenger
         return ("champion", routes.champion) if routes.champion else None
 

@@ -36,7 +36,8 @@ def run_smoke_test(profile_name: str, overrides: Sequence[str], question: str | 
 
 def _wait(site: ServingSite) -> str:
     start = time.monotonic()
-    while not (site.routes.champion and _has_champion(site.router.url)):
+    url = f"{site.router.url}/health"
+    while not (site.routes.champion and httpx2.get(url, trust_env=False, timeout=5).json()["champion"]):
         site.step()
         waited_s = time.monotonic() - start
         if (problem := site.watcher.problem) and waited_s > REGISTRY_WITHIN_S:
@@ -52,11 +53,6 @@ def _wait(site: ServingSite) -> str:
             raise EngineError(f"the champion does not answer within {WITHIN_S:.0f} s")
         time.sleep(STEP_S)
     return site.router.url
-
-
-def _has_champion(url: str) -> bool:
-    with httpx2.Client(trust_env=False, timeout=5) as client:
-        return client.get(f"{url}/health").json()["champion"] is not None
 
 
 def _made_of(question: str, profile: Profile) -> Row:

@@ -8,7 +8,8 @@ import pytest
 
 from qinglan.config import Profile
 from qinglan.runs.command import Command
-from qinglan.serving.model_server import CPU_BATCH, backend_at, places_of, serve_command
+from qinglan.serving.model_server import CPU_BATCH, places_of, serve_command
+from qinglan.serving.routes import Backend
 
 ProfileOf = Callable[..., Profile]
 GPUS = {"device": "cuda", "gpus_per_node": 8}
@@ -16,7 +17,8 @@ GPUS = {"device": "cuda", "gpus_per_node": 8}
 
 def command(profile: Profile, folder: Path, gpus: tuple[str, ...] = ()) -> tuple[Command, dict[str, str]]:
     """The command, and its options by name."""
-    made = serve_command(profile, folder, backend_at(8123, "7"), 8123, gpus)
+    backend = Backend(url="http://127.0.0.1:8123/v1", model="version-7", version="7")
+    made = serve_command(profile, folder, backend, 8123, gpus)
     words = made.argv[3:]
     options = zip(words[::2], words[1::2], strict=True)
     return made, {name.removeprefix("--"): value for name, value in options}

@@ -63,16 +63,28 @@ def test_a_version_is_described_by_its_tags_and_keeps_its_files(site: Models):
     assert (made.arm, made.sha256, made.verdict, made.aliases) == ("rl", candidate.model.sha256, "promote", ())
     assert (made.run_id, made.dataset_version, made.weights) == ("run-1", "d1", "mlflow")
     shown = site.client.get_model_version(site.name, "1")
-    assert "Release the RL student: all 0 rules hold." in shown.description
-    assert "top1 0.900" in shown.description
+    assert "Release the RL student" in shown.description and "top1 0.900" in shown.description
     kept = Path(site.client.download_artifacts(candidate.mlflow_run_id, "release"))
     assert read_record(Candidate, kept / "release.json") == candidate
     assert (kept / "model" / "model.safetensors").read_text() == "one"
-
-
-def test_the_same_again_is_the_same_version(site: Models):
-    assert [site.registry.register(site.candidate()).version for _ in range(2)] == ["1", "1"]
+    assert site.registry.register(site.candidate()).version == "1"
     assert site.registry.register(site.candidate(gate={"max_cost_ratio": 0.4})).version == "2"
+
+
+def test_a_challenger_is_promoted_or_withdrawn(site: Models):
+    site.promote("one")
+    site.register("two")
+    assert site.registry.challenge("2").aliases == ("challenger",)
+    with pytest.raises(ConfigError, match="is the champion"):
+        site.registry.challenge("1")
+    assert site.registry.withdraw_challenger("meant for another canary", "1") is None
+    withdrawn = site.registry.withdraw_challenger("too many errors", "2")
+    assert withdrawn and withdrawn.history[-1].endswith("withdrawn: too many errors")
+    assert site.registry.withdraw_challenger("again") is None
+    site.registry.challenge("2")
+    champion = [site.registry.promote("2") for _ in range(2)][-1]
+    assert site.registry.aliases() == {"champion": "2", "previous": "1"}
+    assert champion.history[-1].endswith("promoted, replaces version 1")
 
 
 def test_of_an_adapters_checkpoint_no_optimizer_is_kept(site: Models, tmp_path: Path):
@@ -83,17 +95,6 @@ def test_of_an_adapters_checkpoint_no_optimizer_is_kept(site: Models, tmp_path: 
     site.registry.register(candidate)
     kept = [f.path for f in site.client.list_artifacts(candidate.mlflow_run_id, "release/adapters/sft")]
     assert [Path(path).name for path in sorted(kept)] == ["adapter_config.json", "adapter_model.safetensors"]
-
-
-def test_promotion_moves_the_champion_aside(site: Models):
-    site.promote("one")
-    site.register("two")
-    site.registry.challenge("2")
-    site.registry.promote("2")
-    champion = site.registry.promote("2")
-    assert site.registry.aliases() == {"champion": "2", "previous": "1"}
-    assert champion.aliases == ("champion",)
-    assert champion.history[-1].endswith("promoted, replaces version 1")
 
 
 def test_the_same_weights_under_a_new_decision_leave_the_previous_champion(site: Models):
@@ -130,36 +131,19 @@ def test_a_rollback_returns_to_the_previous_champion_once(site: Models):
     assert site.registry.roll_back("slow indeed").version == "1"
 
 
-def test_a_challenger_comes_and_goes(site: Models):
-    site.promote("one")
-    site.register("two")
-    assert site.registry.challenge("2").aliases == ("challenger",)
-    assert site.registry.withdraw_challenger("meant for another canary", "1") is None
-    withdrawn = site.registry.withdraw_challenger("too many errors", "2")
-    assert withdrawn and withdrawn.history[-1].endswith("withdrawn: too many errors")
-    assert site.registry.withdraw_challenger("again") is None
-    with pytest.raises(ConfigError, match="is the champion"):
-        site.registry.challenge("1")
-
-
-@pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_killed_promotion_leaves_a_champion_and_is_completed(site: Models, nth: int):
+@pytest.mark.parametrize(("nth", "then"), [(1, "promote"), (2, "promote"), (3, "promote"), (2, "roll_back")])
+def test_a_killed_promotion_leaves_a_champion_and_is_completed_or_rolled_back(site: Models, nth: int, then: str):
     site.promote("one", "two")
     site.register("three")
     site.registry.challenge("3")
     with pytest.raises(KilledError):
         dying(site, nth).promote("3")
     assert site.registry.aliases()["champion"] in ("2", "3")
+    if then == "roll_back":
+        assert site.registry.roll_back("slow").version == "1"
+        return
     site.registry.promote("3")
     assert site.registry.aliases() == {"champion": "3", "previous": "2"}
-
-
-def test_after_a_killed_promotion_a_rollback_still_knows_the_champion_before(site: Models):
-    site.promote("one", "two")
-    site.register("three")
-    with pytest.raises(KilledError):
-        dying(site, 2).promote("3")
-    assert site.registry.roll_back("slow").version == "1"
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -207,32 +191,6 @@ def test_a_canary_that_ended_before_its_version_was_settled_is_not_started_again
     assert site.registry.aliases() == {"champion": "1"}
 
 
-@pytest.mark.parametrize(
-    ("role", "end", "why"),
-    [("champion", "roll_back", "rolled back"), ("challenger", "withdraw_challenger", "withdrawn")],
-)
-def test_another_evaluation_of_what_was_removed_gets_no_place(site: Models, role: Any, end: str, why: str):
-    site.register("one", "two")
-    site.registry.settle("1", "champion", None)
-    site.registry.settle("2", role, "1")
-    getattr(site.registry, end)("slow")
-    before = site.registry.aliases()
-    again = site.registry.register(site.candidate("two", seed=2)).version
-    settled = site.registry.settle(again, role, "1")
-    assert (again, settled.settled, settled.aliases) == ("3", "none", ())
-    assert f"version 2 has the same weights and was {why}" in settled.history[-1]
-    assert site.registry.aliases() == before
-
-
-def test_another_evaluation_of_the_champion_is_only_noted(site: Models):
-    site.register("one")
-    site.registry.settle("1", "champion", None)
-    again = site.registry.register(site.candidate("one", seed=2)).version
-    settled = [site.registry.settle(again, "champion", None) for _ in range(2)][-1]
-    assert "version 1, the champion, has the same weights" in settled.history[-1]
-    assert (len(settled.history), site.registry.aliases()) == (1, {"champion": "1"})
-
-
 def test_who_has_a_place_keeps_it_whatever_is_decided_later(site: Models):
     site.register("one")
     site.registry.settle("1", "champion", None)
@@ -265,6 +223,18 @@ def test_a_run_keeps_the_champion_that_it_began_with(site: Models, profile_of: C
         other = run.model_copy(update={"profile": run.profile.model_copy(update={"release": named})})
         assert first and again and (first.version, again.version) == ("1", "1")
         assert rival_of(other) is None, "another model's champion is another one"
+
+
+def test_withdrawn_weights_get_no_place_by_another_evaluation(site: Models):
+    site.register("one", "two")
+    site.registry.settle("1", "champion", None)
+    site.registry.settle("2", "challenger", "1")
+    site.registry.withdraw_challenger("slow")
+    again = site.registry.register(site.candidate("two", seed=2)).version
+    settled = site.registry.settle(again, "challenger", "1")
+    assert (again, settled.settled, settled.aliases) == ("3", "none", ())
+    assert "version 2 has the same weights and was withdrawn" in settled.history[-1]
+    assert site.registry.aliases() == {"champion": "1"}
 
 
 def test_two_at_once_make_one_rollback(site: Models):
@@ -304,13 +274,6 @@ def test_large_weights_stay_where_they_are(site: Models):
         registry.folder(made)
     with pytest.raises(ArtifactError, match="is gone"):
         registry.promote("1")
-
-
-def test_an_unknown_version_is_one_line(site: Models):
-    site.register("one")
-    for version in ("7", "x"):
-        with pytest.raises(ConfigError, match=f"release `{version}` of {site.name}: there is no such version.*: 1"):
-            site.registry.promote(version)
 
 
 def test_a_server_that_is_away_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

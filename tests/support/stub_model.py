@@ -1,8 +1,8 @@
 """A model's server without a model, for tests of what stands before it: `stub_model.py FOLDER PORT NAME`.
 
 FOLDER/behaviour says how it answers: `good` (the question itself, which retrieves something), `nonsense` (words that
-retrieve nothing), `error` (HTTP 500), `hang` (never), `dead` (does not start). It is read at every question, so that a
-model can turn bad; the warm-up is always answered well.
+retrieve nothing), `error` (HTTP 500), `hang` (never). It is read at every question, so that a model can turn bad; the
+warm-up is always answered well.
 """
 
 import json
@@ -52,6 +52,4 @@ class Server(ThreadingHTTPServer):
 
 if __name__ == "__main__":
     FOLDER, PORT, NAME = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    if (FOLDER / "behaviour").read_text().strip() == "dead":
-        sys.exit("no memory")
     Server(("127.0.0.1", PORT), Handler).serve_forever()

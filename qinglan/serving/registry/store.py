@@ -356,10 +356,10 @@ def _second() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def registry_of(profile: Profile) -> Registry:
-    return Registry(
-        profile.tracking_uri, profile.model_name, profile.paths.state.resolve(), profile.release.max_artifact_mb
-    )
+def registry_of(profile: Profile, name: str = "") -> Registry:
+    """Of the profile's own model, or of the one with that name."""
+    state, max_artifact_mb = profile.paths.state.resolve(), profile.release.max_artifact_mb
+    return Registry(profile.tracking_uri, name or profile.model_name, state, max_artifact_mb)
 
 
 def rival_of(run: Run) -> Released | None:

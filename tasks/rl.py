@@ -251,7 +251,8 @@ def _rl_outcome(
     def curve(key: str) -> list[tuple[int, float]]:
         return [(step, metrics[key]) for step, metrics in steps.items() if key in metrics]
 
-    parts = get_recipe(stage.run.profile.recipe).reported_parts
+    recipe = get_recipe(stage.run.profile.recipe)
+    parts = recipe.REPORTED_PARTS or recipe.score_parts
     reported = {"reward": verl.STEP_METRICS["reward"]} | {name: part_mean(name) for name in parts} | verl.STEP_METRICS
     curves = {label: curve(key) for label, key in reported.items()}
     summary: dict[str, Any] = {"steps": max(steps, default=0), "chosen_step": chosen.step}

@@ -49,7 +49,8 @@ def validate_rows(
         found.check()
         outcome.metrics = found.metrics()
         outcome.details["histograms"] = found.histograms()
-        stage.say(", ".join(f"{name} {value:.3f}" for name, value in found.logged().items()))
+        logged = found.LOGGED or tuple(outcome.metrics)
+        stage.say(", ".join(f"{name} {outcome.metrics[name]:.3f}" for name in logged if name in outcome.metrics))
         return outcome
 
     depends_on: dict[str, Any] = {

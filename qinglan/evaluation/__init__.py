@@ -11,7 +11,6 @@ from qinglan.evaluation.models import Evaluation
 from qinglan.evaluation.red_team import texts_of, try_cases
 from qinglan.evaluation.slices import slices_of
 from qinglan.recipes.measuring.arms import (
-    not_retrieved,
     original_rows,
     retrieve_all,
     student_rows,
@@ -31,7 +30,6 @@ __all__ = [
     "compared",
     "examples",
     "groups_of",
-    "not_retrieved",
     "original_rows",
     "pairs_of",
     "retrieve_all",

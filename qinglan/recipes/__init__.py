@@ -68,7 +68,7 @@ __all__ = [
 def get_recipe(name: str) -> Recipe:
     """The recipe of that name, or in that .py file; raises ConfigError where there is none."""
     if name.endswith(".py"):
-        return _from_file(Path(name))
+        return _from_file(Path(name))[0]
     known = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
@@ -79,14 +79,23 @@ def get_recipe(name: str) -> Recipe:
 
 def recipe_key(name: str) -> dict[str, str]:
     """What the key of a stage that uses this recipe must hold; of a file outside the package, its content too."""
+    if name.endswith(".py"):
+        recipe, digest = _from_file(Path(name))
+        return {"recipe": recipe.NAME, "version": recipe.VERSION, "sha256": digest}
     recipe = get_recipe(name)
-    known = {"recipe": recipe.NAME, "version": recipe.VERSION}
-    return known | {"sha256": hashlib.sha256(_content(Path(name))).hexdigest()} if name.endswith(".py") else known
+    return {"recipe": recipe.NAME, "version": recipe.VERSION}
 
 
-def _from_file(path: Path) -> Recipe:
-    content = _content(path)
-    module_name = f"qinglan_recipe_{hashlib.sha256(content).hexdigest()[:16]}"
+def _from_file(path: Path) -> tuple[Recipe, str]:
+    """The recipe in a file, and the SHA-256 of the file."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"recipe {path}: can't be read: {error.strerror}; give the path of the recipe's file"
+        ) from error
+    digest = hashlib.sha256(content).hexdigest()
+    module_name = f"qinglan_recipe_{digest[:16]}"
     if (loaded := sys.modules.get(module_name)) is None:
         spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec and spec.loader
@@ -96,16 +105,7 @@ def _from_file(path: Path) -> Recipe:
         except Exception as error:
             del sys.modules[module_name]
             raise ConfigError(f"recipe {path}: can't be loaded: {type(error).__name__}: {error}") from error
-    return _recipe_of(loaded, path.stem)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"recipe {path}: can't be read: {error.strerror}; give the path of the recipe's file"
-        ) from error
+    return _recipe_of(loaded, path.stem), digest
 
 
 def _recipe_of(module: Any, name: str) -> Recipe:

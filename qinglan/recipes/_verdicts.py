@@ -4,12 +4,14 @@ A passage that a text found is compared with a reference: the passage that the t
 reference that every question has without a label; where a label says that it is the wrong one, there is none.
 """
 
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
-from qinglan.config import Tenant
 from qinglan.errors import ConfigError
-from qinglan.recipes import Message, get_recipe
+from qinglan.recipes import get_recipe
 from qinglan.rows import Retrieved
+
+if TYPE_CHECKING:
+    from qinglan.recipes.answer_judge import AnswerJudge
 
 BEST = 5.0
 """What a text is worth that is the reference itself; the judge is not asked."""
@@ -17,22 +19,11 @@ RIGHT_FROM = 3.0
 """A right main verdict is worth this at least."""
 
 
-class VerdictRecipe(Protocol):
-    """A recipe whose student says of a text whether it agrees with a reference."""
-
-    NAME: str
-
-    def verdict_messages(self, question: str, reference: str, candidate: str, tenant: Tenant) -> list[Message]: ...
-
-    def verdict_score(self, text: str) -> float:
-        """0–5, from `RIGHT_FROM` where the main verdict is right; raises TeacherError where the text holds none."""
-
-
-def verdict_recipe(name: str) -> VerdictRecipe:
+def verdict_recipe(name: str) -> "AnswerJudge":
     recipe = get_recipe(name)
     if not hasattr(recipe, "verdict_messages"):
         raise ConfigError(f"recipe `{name}`: its student gives no verdicts; a judge's recipe is answer_judge")
-    return cast(VerdictRecipe, recipe)
+    return cast("AnswerJudge", recipe)
 
 
 def reference_of(found: Retrieved, gold_id: str | None, *, use_labels: bool) -> str:

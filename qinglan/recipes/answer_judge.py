@@ -112,21 +112,19 @@ class AnswerJudge(AnswerRecipe):
     def teacher_messages(self, row: Row, tenant: Tenant) -> list[Message]:
         return prompt(TEACHER_SYSTEM.format(domain=tenant.domain), self.question_text(row))
 
-    def answerer_messages(self, row: Row, tenant: Tenant) -> list[Message]:
-        return prompt(ANSWERER_SYSTEM.format(domain=tenant.domain), one_line(row.query))
-
     def distill_messages(self, row: Row, tenant: Tenant) -> "Mapping[ChatRole, list[Message]]":
         teacher = self.teacher_messages(row, tenant)
         if "candidate" in row.inputs:
             return {"teacher": teacher}
-        return {"answerer": self.answerer_messages(row, tenant), "teacher": teacher}
+        answerer = prompt(ANSWERER_SYSTEM.format(domain=tenant.domain), one_line(row.query))
+        return {"answerer": answerer, "teacher": teacher}
 
     async def distill(self, row: Row, clients: "Clients", tenant: Tenant) -> Row:
         """The weak model's answer, where there is none yet, then the strong one's thoughts and verdict on it."""
         if "candidate" not in row.inputs:
             if row.inputs.keys() & {"verdict", "flaw"}:
                 raise TeacherError("there is a verdict, but no answer that it is about", "verdict_without_answer")
-            said = await clients.answerer.ask(self.answerer_messages(row, tenant), _non_empty)
+            said = await clients.answerer.ask(self.distill_messages(row, tenant)["answerer"], _non_empty)
             row = row.model_copy(update={"inputs": row.inputs | {"candidate": said.value}})
         for name, known in (("verdict", MAIN), ("flaw", FLAWS)):
             if (given := row.inputs.get(name, known[0])) not in known:
@@ -146,6 +144,7 @@ class AnswerJudge(AnswerRecipe):
         return self.student_messages(row, tenant)
 
     def verdict_score(self, text: str) -> float:
+        """0–5, from `RIGHT_FROM` where the main verdict is right; raises TeacherError where the text holds none."""
         found = verdict_in(self.parse_answer(text))
         assert found is not None
         return SCORES.get(found, UNUSUAL[found.main])
@@ -183,7 +182,8 @@ class AnswerJudge(AnswerRecipe):
             for name, arm in arms.items()
         }
         probed = {name: main for name, main in said.items() if main.keys() - {row.id for row in rows}}
-        found = [_agreement(said, rows), _robustness(probed, rows), _certainty(probed, rows)]
+        groups = {row.id: row.unit for row in rows}
+        found = [_agreement(said, rows, groups), _robustness(probed, rows, groups), _certainty(probed, rows, groups)]
         return [one for one in found if one.rows]
 
 
@@ -242,9 +242,9 @@ def _read(text: str | None) -> str:
     return verdict.main if verdict else _UNREADABLE
 
 
-def _agreement(said: Verdicts, rows: Sequence[Row]) -> Finding:
+def _agreement(said: Verdicts, rows: Sequence[Row], groups: Mapping[str, str]) -> Finding:
     strong = {row.id: _read(row.answer) for row in rows if row.answer}
-    found = {name: agreement(main, strong, _groups(rows)) for name, main in said.items() if name != "teacher"}
+    found = {name: agreement(main, strong, groups) for name, main in said.items() if name != "teacher"}
     lines = [
         FindingRow(label=_named(name), values=(one.share, one.kappa, *(one.ci95 or (None, None))))
         for name, one in found.items()
@@ -257,15 +257,15 @@ def _agreement(said: Verdicts, rows: Sequence[Row]) -> Finding:
     )
 
 
-def _robustness(said: Verdicts, rows: Sequence[Row]) -> Finding:
+def _robustness(said: Verdicts, rows: Sequence[Row], groups: Mapping[str, str]) -> Finding:
     lines = []
     for name, main in said.items():
         for kind, words in PROBES.items():
             forms = {row.id: main[key] for row in rows if row.id in main and (key := f"{row.id}-{kind}") in main}
             changed = {row_id: float(form != main[row_id]) for row_id, form in forms.items()}
             before = _right({row_id: main[row_id] for row_id in forms}, rows)
-            means = [mean_ci(right, _groups(rows), RESAMPLES).mean for right in (before, _right(forms, rows))]
-            lines.append(FindingRow(label=_named(name, words), values=(*_mean(changed, rows), *means)))
+            means = [mean_ci(right, groups, RESAMPLES).mean for right in (before, _right(forms, rows))]
+            lines.append(FindingRow(label=_named(name, words), values=(*_mean(changed, groups), *means)))
     return Finding(
         title=Both("Robustness: the same answer in another form", "稳健性：同一答案换个写法"),
         columns=(
@@ -278,7 +278,7 @@ def _robustness(said: Verdicts, rows: Sequence[Row]) -> Finding:
     )
 
 
-def _certainty(said: Verdicts, rows: Sequence[Row]) -> Finding:
+def _certainty(said: Verdicts, rows: Sequence[Row], groups: Mapping[str, str]) -> Finding:
     """Does the judge give all forms of an answer the same verdict? A greedy verdict comes without a probability."""
     lines = []
     for name, main in said.items():
@@ -289,7 +289,7 @@ def _certainty(said: Verdicts, rows: Sequence[Row]) -> Finding:
         asked = len(sure[True]) + len(sure[False])
         for level, words in ((True, _AGREE), (False, _DIFFER)):
             share = len(sure[level]) / asked if asked else None
-            lines.append(FindingRow(label=_named(name, words), values=(share, *_mean(sure[level], rows))))
+            lines.append(FindingRow(label=_named(name, words), values=(share, *_mean(sure[level], groups))))
     return Finding(
         title=Both("Certainty: main verdicts on which all forms of an answer agree", "可信度：各写法结论是否一致"),
         columns=(Both("share of answers", "占比"), Both("main verdict right", "主结论正确率"), *_INTERVAL),
@@ -303,14 +303,10 @@ def _right(main: Mapping[str, str], rows: Sequence[Row]) -> dict[str, float]:
     }
 
 
-def _mean(values: Mapping[str, float], rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:
-    found = mean_ci(values, _groups(rows), RESAMPLES)
+def _mean(values: Mapping[str, float], groups: Mapping[str, str]) -> tuple[float | None, float | None, float | None]:
+    found = mean_ci(values, groups, RESAMPLES)
     low, high = found.ci95 or (None, None)
     return found.mean, low, high
-
-
-def _groups(rows: Sequence[Row]) -> dict[str, str]:
-    return {row.id: row.unit for row in rows}
 
 
 def _named(arm: str, kind: Both | None = None) -> Both:

@@ -18,7 +18,8 @@ from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import LocalJudge, Profile
 from qinglan.errors import CallError, StageError, TeacherError
 from qinglan.recipes import Finding, FindingRow, RetrievalRecipe
-from qinglan.recipes._verdicts import RIGHT_FROM, VerdictRecipe, reference_of
+from qinglan.recipes._verdicts import RIGHT_FROM, reference_of
+from qinglan.recipes.answer_judge import AnswerJudge
 from qinglan.rows import Row
 from qinglan.statistics import agreement
 from qinglan.text import Both
@@ -58,7 +59,7 @@ class JudgedPassage(BaseModel):
 class JudgeComparison:
     profile: Profile
     recipe: RetrievalRecipe
-    verdicts: VerdictRecipe
+    verdicts: AnswerJudge
     local: ChatClient
     judge: ChatClient
     rag: RagClient  # that keeps the best passage

@@ -122,7 +122,7 @@ def _recipe(profile: Profile) -> None:
 
 
 def _let_teachers_answer(recipe: Recipe, setting: str) -> None:
-    if recipe.brings_answers:
+    if type(recipe).own_answer is not Recipe.own_answer:
         raise ConfigError(
             f"{setting}: recipe `{recipe.NAME}` takes the answers that its rows bring, so teachers would be compared "
             "on answers that none of them gave; leave it out, or take a recipe that asks its teacher"

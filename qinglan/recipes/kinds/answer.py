@@ -53,7 +53,7 @@ class AnswerRecipe(Recipe):
 
         NaN where none is known.
         """
-        weights = self.weights(config)
+        weights = self.WEIGHTS | config.part_weights
         known = {name: value for name, value in parts.items() if not math.isnan(value) and weights.get(name, 0) > 0}
         if not known:
             return math.nan
@@ -90,10 +90,6 @@ class AnswerRecipe(Recipe):
         first = self.METRICS[0]
         return PrimaryMetric(JUDGE if first.name == QUALITY else first.name, first.en)
 
-    def weights(self, config: Reward) -> dict[str, float]:
-        """The weights of the reward's parts; the profile's outrank the recipe's."""
-        return self.WEIGHTS | config.part_weights
-
     def checked_parts(self, row: Row, text: str) -> dict[str, float]:
         """What `parts` gives; raises ConfigError where it is not what the recipe declares."""
         parts = self.parts(row, text)
@@ -108,7 +104,8 @@ class AnswerRecipe(Recipe):
         return self.metric_values(row, entry.text or "", entry.parts or {})
 
     def check_profile(self, profile: Profile) -> None:
-        weights, config = self.weights(profile.reward), profile.reward
+        config = profile.reward
+        weights = self.WEIGHTS | config.part_weights
         if unknown := [name for name in config.part_weights if name not in self.WEIGHTS]:
             known = ", ".join(self.WEIGHTS)
             raise ConfigError(
@@ -135,9 +132,6 @@ class AnswerRecipe(Recipe):
         passage: str,  # noqa: ARG002
     ) -> list[Message]:
         return self.judge_messages(row, "字" * profile.student.max_new_tokens, profile.tenant) or []
-
-    def validation_roles(self, profile: Profile) -> "tuple[Role, ...]":
-        return self.graders if profile.validation.judge_baseline else ()
 
     async def validate(self, row: Row, clients: "Clients", tenant: Tenant, *, judge: bool) -> Row:
         assert row.answer is not None

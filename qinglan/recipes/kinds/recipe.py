@@ -41,6 +41,8 @@ class Recipe(ABC):
     """What to do where too few rows may teach."""
     RL_INFO: ClassVar[dict[str, type]]
     """Names and types of what an RL file's `extra_info` holds."""
+    REPORTED_PARTS: ClassVar[tuple[str, ...]] = ()
+    """Those of `score_parts` whose curves are summed up with the training's; all where empty."""
 
     # Questions and answers
 
@@ -66,10 +68,6 @@ class Recipe(ABC):
     def own_answer(self, row: Row) -> str | None:  # noqa: ARG002 (for those that override it)
         """The answer that the row brings; no model is asked then."""
         return None
-
-    @property
-    def brings_answers(self) -> bool:
-        return type(self).own_answer is not Recipe.own_answer
 
     def pool_of(self, row: Row) -> str | None:  # noqa: ARG002 (for those that override it)
         """The set of questions, such as `red_team`, of a row for which the workbook names none."""
@@ -144,9 +142,9 @@ class Recipe(ABC):
 
     # Stages
 
-    @abstractmethod
     def validation_roles(self, profile: Profile) -> "tuple[Role, ...]":
         """The services that validation asks."""
+        return tuple(role for role in self.graders if role != "judge" or profile.validation.judge_baseline)
 
     @abstractmethod
     async def validate(self, row: Row, clients: "Clients", tenant: Tenant, *, judge: bool) -> Row:
@@ -218,11 +216,6 @@ class Recipe(ABC):
     @abstractmethod
     def score_parts(self) -> tuple[str, ...]:
         """Names of what an RL sample's score is made of, beside `score` itself; the same for every sample."""
-
-    @property
-    def reported_parts(self) -> tuple[str, ...]:
-        """Those whose curves are summed up with the training's."""
-        return self.score_parts
 
     @property
     @abstractmethod

@@ -60,7 +60,7 @@ class RetrievalRecipe(Recipe):
         "teacher_judge": float,
     }
     score_parts = tuple(name for name in Scored.__dataclass_fields__ if name != "score")
-    reported_parts = ("gold_top1", "judge", "rq_gain", "guard_ok")
+    REPORTED_PARTS = ("gold_top1", "judge", "rq_gain", "guard_ok")
     primary_metric = PrimaryMetric("gold_top1", "gold top-1")
     graders: "tuple[Role, ...]" = ("judge", "rag")
 
@@ -136,9 +136,6 @@ class RetrievalRecipe(Recipe):
             return self.relevance_messages(question, passage, profile.tenant)
         return self.judge_messages(question, row.query, profile.tenant)
 
-    def validation_roles(self, profile: Profile) -> "tuple[Role, ...]":
-        return ("judge", "rag") if profile.validation.judge_baseline else ("rag",)
-
     async def validate(self, row: Row, clients: "Clients", tenant: Tenant, *, judge: bool) -> Row:
         assert row.answer is not None
         original, rewritten = await asyncio.gather(
@@ -210,11 +207,12 @@ class RetrievalRecipe(Recipe):
     def baseline_arms(
         self, rows: Sequence[Row], profile: Profile, *, retrieve_again: bool = False
     ) -> dict[str, list[ArmRow]]:
-        from qinglan.recipes.measuring.arms import not_retrieved, original_rows, teacher_rows
+        from qinglan.recipes.measuring.arms import original_rows, teacher_rows
 
         arms = {"original": original_rows(rows), "teacher": teacher_rows(rows)}
-        stale = retrieve_again and profile.rag.url != EMBEDDED
-        return {name: not_retrieved(arm) for name, arm in arms.items()} if stale else arms
+        if not retrieve_again or profile.rag.url == EMBEDDED:
+            return arms
+        return {name: [entry.model_copy(update={"retrieved": None}) for entry in arm] for name, arm in arms.items()}
 
     async def measure(
         self, arms: Mapping[str, Sequence[ArmRow]], rows: Sequence[Row], clients: "Clients", profile: Profile

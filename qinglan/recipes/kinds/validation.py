@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from qinglan.errors import StageError
-from qinglan.rows import Retrieved, Row, normalise
+from qinglan.rows import Row, normalise
 from qinglan.statistics import Histogram, quantile
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ _ALIKE_SHARE = 0.98
 _TIE = 1e-6
 _SCORE_NOISE = 1e-3
 """Two answers with the same passages are the same within this: GPUs in batches do not repeat a score to the bit."""
-_LOGGED_FIGURES = ("success_rate", "top1_score_mean", "gain_mean", "gold_top1", "original_gold_top1")
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
@@ -28,6 +27,9 @@ class RetrievalStatistics:
     Counted are rows for which question and rewrite were both retrieved with. The gain is the difference in top-1
     score, rewrite minus original; nothing recalled counts as 0.
     """
+
+    LOGGED = ("success_rate", "top1_score_mean", "gain_mean", "gold_top1", "original_gold_top1")
+    """The most important figures; all where empty."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
@@ -65,7 +67,11 @@ class RetrievalStatistics:
             self._expects_ids |= row.gold_id is not None
             self._has_ids |= any(i is not None for i in (*original.ids, *found.ids))
             if row.answer and normalise(row.answer) != normalise(row.query):
-                counted |= {"changed": 1, "alike": _alike(original, found)}
+                passages = [(each.ids, each.titles, len(each.scores)) for each in (original, found)]
+                alike = passages[0] == passages[1] and all(
+                    abs(a - b) <= _SCORE_NOISE for a, b in zip(original.scores, found.scores, strict=True)
+                )
+                counted |= {"changed": 1, "alike": alike}
         for name, value in counted.items():
             self._sums[name] += value
 
@@ -97,10 +103,6 @@ class RetrievalStatistics:
             figures["original_gold_top1"] = sums["original_gold_hits"] / labelled
         return figures
 
-    def logged(self) -> dict[str, float]:
-        """The most important figures, for the log."""
-        return {name: value for name, value in self.metrics().items() if name in _LOGGED_FIGURES}
-
     def check(self) -> None:
         """Raise StageError if the RAG ignores `rewritten_query`, or gives no ids though rows name a gold document."""
         if self._expects_ids and not self._has_ids:
@@ -126,6 +128,8 @@ class AnswerStatistics:
 
     Counted are rows that were graded; a part's mean is of the rows that have it.
     """
+
+    LOGGED: tuple[str, ...] = ()
 
     def __init__(self, recipe: "AnswerRecipe") -> None:
         self._recipe = recipe
@@ -162,9 +166,6 @@ class AnswerStatistics:
         judge = {"judge_mean": self._judge_sum / self._judged} if self._judged else {}
         return means | {"flawed_share": self._flaws.total() / self._rows} | judge
 
-    def logged(self) -> dict[str, float]:
-        return self.metrics()
-
     def check(self) -> None:
         """Raise StageError if every answer has a flaw, so that there is nothing to learn."""
         if self._rows >= _MIN_ROWS and self._flaws.total() == self._rows:
@@ -176,14 +177,6 @@ class AnswerStatistics:
 
     def histograms(self) -> dict[str, list[dict[str, Any]]]:
         return {"judge_score": [_distribution("teacher", self._scores)]} if self._judged else {}
-
-
-def _alike(one: Retrieved, other: Retrieved) -> bool:
-    return (
-        (one.ids, one.titles) == (other.ids, other.titles)
-        and len(one.scores) == len(other.scores)
-        and all(abs(a - b) <= _SCORE_NOISE for a, b in zip(one.scores, other.scores, strict=True))
-    )
 
 
 def _quantiles(name: str, histogram: Histogram) -> dict[str, float]:

@@ -88,11 +88,6 @@ def student_rows(answers: Iterable[str], price: Price | None, recipe: "Recipe") 
     return arm
 
 
-def not_retrieved(arm: Iterable[ArmRow]) -> list[ArmRow]:
-    """The same texts, to be retrieved again: what an earlier run found does not compare with a service of today."""
-    return [entry.model_copy(update={"retrieved": None}) for entry in arm]
-
-
 def with_tokens(arm: Sequence[ArmRow], calls: Mapping[str, Call]) -> list[ArmRow]:
     """A teacher's arm with the tokens of those `calls`, by ledger key, that are known."""
     counted = []

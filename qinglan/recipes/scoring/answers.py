@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 class AnswerScorer(Scorer[Sample]):
     """Of one recipe; `extra_info` holds the row."""
 
+    _recipe: "AnswerRecipe"
+
     def __init__(self, service: RewardService, recipe: "AnswerRecipe") -> None:
         self._recipe, self._parts = recipe, recipe.score_parts
-        counts = recipe.weights(service.reward).get(JUDGE, 0) > 0
+        counts = (recipe.WEIGHTS | service.reward.part_weights).get(JUDGE, 0) > 0
         self._judged_share = service.reward.judge_share if counts and service.judge else 0.0
         super().__init__(service)
-
-    def _sample(self, row_id: str | None, text: str) -> Sample:
-        return Sample(row_id, self._recipe.clean(text))
 
     async def _score(self, extra_info: dict[str, Any], sample: Sample) -> dict[str, float]:
         row = Row.model_validate_json(extra_info["row"])

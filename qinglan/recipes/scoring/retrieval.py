@@ -10,7 +10,7 @@ from qinglan.clients.rag import CallCount, RagClient, request_body
 from qinglan.errors import ConfigError, LedgerError
 from qinglan.ledger import Ledger, Retrieval
 from qinglan.ledger.queue import LedgerQueue
-from qinglan.recipes._verdicts import BEST, VerdictRecipe, reference_of, verdict_recipe
+from qinglan.recipes._verdicts import BEST, reference_of, verdict_recipe
 from qinglan.recipes.scoring.outages import OutageWait
 from qinglan.recipes.scoring.scorer import Sample, Scorer, judge_asked
 from qinglan.recipes.scoring.service import Baseline, GradedRewrite, RewardService, Scored
@@ -19,6 +19,7 @@ from qinglan.runs.artifacts import hash_of
 
 if TYPE_CHECKING:
     from qinglan.recipes import RetrievalRecipe
+    from qinglan.recipes.answer_judge import AnswerJudge
 
 _MAX_IN_MEMORY = 20_000
 
@@ -31,8 +32,8 @@ class RetrievedSample(Sample):
     def used(self) -> dict[str, float | None]:
         return {"rag_calls": self.rag.made, "rag_cached": self.rag_cached} | super().used()
 
-    def about(self) -> dict[str, Any]:
-        return super().about() | {"rag_failed": self.rag.failed}
+    def entry(self) -> dict[str, Any]:
+        return super().entry() | {"rag_failed": self.rag.failed}
 
 
 class Retrievals:
@@ -98,6 +99,9 @@ class Retrievals:
 class RetrievalScorer(Scorer[RetrievedSample]):
     """Of one recipe; `extra_info` holds a `Baseline`."""
 
+    _recipe: "RetrievalRecipe"
+    _sample_class = RetrievedSample
+
     def __init__(self, service: RewardService, recipe: "RetrievalRecipe") -> None:
         if service.rag is None or service.judge is None:
             raise ConfigError(f"recipe `{recipe.NAME}`: its reward service needs a RAG and a judge")
@@ -115,9 +119,6 @@ class RetrievalScorer(Scorer[RetrievedSample]):
             await super().close()
         finally:
             await self._rag.close()
-
-    def _sample(self, row_id: str | None, text: str) -> RetrievedSample:
-        return RetrievedSample(row_id, self._recipe.clean(text))
 
     async def _score(self, extra_info: dict[str, Any], sample: RetrievedSample) -> dict[str, float]:
         baseline = Baseline.model_validate(extra_info)
@@ -148,7 +149,7 @@ class RetrievalScorer(Scorer[RetrievedSample]):
         rewrite = GradedRewrite(sample.text, retrieved, judge_score, relevance)
         return asdict(self._recipe.reward(config, baseline, rewrite))
 
-    async def _by_verdict(self, judge: VerdictRecipe, baseline: Baseline, sample: RetrievedSample) -> Scored:
+    async def _by_verdict(self, judge: "AnswerJudge", baseline: Baseline, sample: RetrievedSample) -> Scored:
         """Does the best passage agree with the reference? The verdict answers both of the judge's questions.
 
         The teacher's side is the reference itself. Where there is none, the judge is not asked.

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from qinglan.clients.capabilities import JsonSchema
@@ -14,7 +15,7 @@ from qinglan.clients.chat import Account, Answer, ChatClient
 from qinglan.errors import ConfigError, LedgerError, QinglanError
 from qinglan.ledger import Ledger, ledger_url
 from qinglan.ledger.queue import LedgerQueue
-from qinglan.recipes import Message
+from qinglan.recipes import Message, Recipe
 from qinglan.recipes.scoring.outages import OutageWait
 from qinglan.recipes.scoring.samples import invalid, open_log, write_sample
 from qinglan.recipes.scoring.service import RewardService
@@ -51,12 +52,9 @@ class Sample:
             "latency_ms": 1000 * (time.perf_counter() - self.begin_s),
         }
 
-    def about(self) -> dict[str, Any]:
-        """What the log says of it first."""
-        return {"row_id": self.row_id, "text": self.text}
-
     def entry(self) -> dict[str, Any]:
-        known = {name: value for name, value in (self.about() | self.used()).items() if value is not None}
+        known: dict[str, Any] = {"row_id": self.row_id, "text": self.text}
+        known |= {name: value for name, value in self.used().items() if value is not None}
         return known | ({"failed_by": self.failed_by} if self.failed_by else {})
 
     @contextmanager
@@ -74,6 +72,9 @@ S = TypeVar("S", bound=Sample)
 
 class Scorer(ABC, Generic[S]):
     """Scores samples in one process; belongs to one event loop."""
+
+    _recipe: Recipe
+    _sample_class: type[Any] = Sample
 
     def __init__(self, service: RewardService) -> None:
         self._service = service
@@ -119,7 +120,7 @@ class Scorer(ABC, Generic[S]):
 
         A sample whose calls failed has no score, and the log says why. Only a bug raises.
         """
-        sample = self._sample(extra_info.get("row_id"), _SPECIAL_TOKEN.sub("", text))
+        sample: S = self._sample_class(extra_info.get("row_id"), self._recipe.clean(_SPECIAL_TOKEN.sub("", text)))
         try:
             scored = await self._score(extra_info, sample)
         except Exception as error:  # of a bug verl says nothing: it drops the sample
@@ -132,10 +133,6 @@ class Scorer(ABC, Generic[S]):
         return self._service.outcome(scored, sample.used())
 
     @abstractmethod
-    def _sample(self, row_id: str | None, text: str) -> S:
-        """The sample, with the text that counts."""
-
-    @abstractmethod
     async def _score(self, extra_info: dict[str, Any], sample: S) -> dict[str, float]:
         """`score` and what it is made of; NaN for what is not known."""
 
@@ -143,12 +140,8 @@ class Scorer(ABC, Generic[S]):
         self, messages: list[Message], sample: Sample, parse: Callable[[str], float], schema: JsonSchema | None = None
     ) -> float:
         """The judge's score, 0–5; waits while the judge is down."""
-        judge = self._judge
-        assert judge is not None, "a recipe that asks a judge has one"
-
-        async def ask() -> Answer[float]:
-            return await judge.ask(messages, parse, schema)
-
+        assert self._judge is not None, "a recipe that asks a judge has one"
+        ask = partial(self._judge.ask, messages, parse, schema)
         sample.judge_asked += 1
         with sample.calling("judge"):
             answer = await self._judge_wait.call(ask, answered=lambda answer: not answer.cached)

@@ -48,20 +48,16 @@ def test_counts():
 
 
 def test_words_count_by_sft_training_rows():
-    rows = [row(f"q{n}", answer=f"鱼油 用法 稀有{n} 鱼油") for n in range(5)]
-    made = card(*rows, row("dev", split="dev"), row("x").failed("below_threshold"))
+    rows = [row(f"q{n}", answer=f"鱼油 用法 稀有{n} 鱼油") for n in range(4)]
+    corrected = row("q4", corrected="鱼油 用法 稀有4")
+    made = card(*rows, corrected, row("dev", split="dev"), row("x").failed("below_threshold"))
     assert list(made.terms.items())[:2] == [("鱼油", 5), ("用法", 5)]
     assert (made.term_count, made.rare_terms) == (7, 5)
 
 
-def test_a_persons_correction_is_what_counts():
-    assert list(card(row("鱼油", corrected="深海鱼油")).terms) == ["深海鱼油"]
-
-
-def test_quantiles_of_both_sides():
+def test_quantiles():
     made = card(*(row(f"q{n}", score=n / 10) for n in range(11)), row("x", answer_retrieved=None))
-    assert made.scores["rewrite"]["50%"] == 0.5
-    assert made.scores["original"] == {"5%": 0.5, "25%": 0.5, "50%": 0.5, "75%": 0.5, "95%": 0.5}
+    assert (made.scores["rewrite"]["50%"], made.scores["original"]["95%"]) == (0.5, 0.5)
 
 
 def test_ten_examples_drawn_by_id():
@@ -89,19 +85,13 @@ def test_the_card_for_people():
     for each in rows:
         parent.add(each)
         now.add(each)
+    assert "| Rows | 0, of which 0 ok |" in card_markdown(card())
     text = card_markdown(card(*rows, drift=drift("parent0", parent.build(), RowSummary(), now.build(), 0.2)))
-    assert text.startswith("# Dataset abc\n")
-    assert "| Teacher, judge | gpt-5, deepseek |" in text
     assert "No question came in since parent0; failures 0.0% → 0.0%. No drift" in text
     assert "| vocabulary, all rows | 0.000 |" in text
     assert "| rewrite | 0.800 | 0.800 | 0.800 | 0.800 | 0.800 |" in text
     assert "## Words of the rewrites: 21, of which 20 are rare" in text
     assert "| `e4a92e451656` |" in text
-    assert f"| rows | 20 | `{'ab' * 32}` |" in text
-
-
-def test_nothing_at_all():
-    assert "| Rows | 0, of which 0 ok |" in card_markdown(card())
 
 
 def test_answers_are_shown_by_pool_and_by_what_they_were_graded():

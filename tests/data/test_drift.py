@@ -4,16 +4,8 @@ import random
 
 import pytest
 
-from qinglan.data.sampling import BottomK
 from qinglan.data.versions.drift import DRAWS, distance, drift, shift, unseen
-from qinglan.data.versions.summary import (
-    BoundedCounter,
-    RowSummary,
-    RowSummaryBuilder,
-    grams,
-    length_bucket,
-    score_bucket,
-)
+from qinglan.data.versions.summary import BoundedCounter, RowSummary, RowSummaryBuilder
 from qinglan.rows import Retrieved, Row, row_id
 
 TOPICS = {
@@ -44,12 +36,12 @@ def summary(rows: list[Row], sample_rows: int = 1000) -> RowSummary:
     return builder.build()
 
 
-@pytest.mark.parametrize("arrivals", [5, 60, 400])
+@pytest.mark.parametrize("arrivals", [2, 60, 400])
 def test_more_of_the_same_is_no_drift(arrivals: int):
     found = shift(summary(questions("supplement", 400)), summary(questions("supplement", arrivals, seed=1)))
     assert set(found.distances) == {"vocabulary", "length", "original score", "rewrite score"}
     assert found.warnings(0.2) == []
-    assert found.distances["vocabulary"].distance > 0  # though never 0 apart
+    assert found.distances["vocabulary"].distance > (0.2 if arrivals == 2 else 0)  # though never 0 apart
 
 
 def test_another_subject_is_drift_in_vocabulary_alone():
@@ -66,12 +58,6 @@ def test_worse_scores_of_the_same_questions_are_drift():
     assert report.sentence.startswith("No question came in since abc; failures 0.0% → 0.0%. Drift: original score of")
 
 
-def test_two_rows_are_too_few_to_warn_of():
-    found = shift(summary(questions("supplement", 400)), summary(questions("supplement", 2, seed=1)))
-    assert found.distances["vocabulary"].distance > 0.2
-    assert found.warnings(0.2) == []
-
-
 def test_the_sentence_says_what_came_in_and_what_failed():
     old, new = questions("supplement", 40), questions("insurance", 40)
     report = drift("abc", summary(old), summary(new), summary([*old, *(row.failed("rag_error") for row in new)]), 0.2)
@@ -79,25 +65,16 @@ def test_the_sentence_says_what_came_in_and_what_failed():
     assert "failures 0.0% → 50.0%. Drift: vocabulary of the new rows (" in report.sentence
 
 
-def test_the_same_is_0_apart_and_the_null_is_seeded():
+def test_the_numbers_of_known_cases():
     same = [["a"], ["b"], ["b"]] * 20
     found = distance(same, same)
     assert found and (found.distance, found.excess, found.p_value) == (0, 0, 1)
     apart = distance([["a"]] * 50, [["b"]] * 50)
     assert apart and apart.distance == 1 and apart.p_value == pytest.approx(1 / (DRAWS + 1))
-    assert distance(same, same[:7], seed=1) == distance(same, same[:7], seed=1)
-
-
-def test_what_one_side_lacks_is_left_out():
+    found_unseen = unseen({"a": 3, "b": 1}, {"a": 1, "c": 3})
+    assert found_unseen and (found_unseen.share, found_unseen.expected) == (0.75, 0.25)
     unscored = [row.model_copy(update={"answer_retrieved": None}) for row in questions("supplement", 20)]
     assert "rewrite score" not in shift(summary(questions("supplement", 20)), summary(unscored)).distances
-    assert shift(summary([]), summary(unscored)).distances == {}
-
-
-def test_unseen_against_good_turing():
-    assert unseen({}, {"a": 1}) is None
-    found = unseen({"a": 3, "b": 1}, {"a": 1, "c": 3})
-    assert found and (found.share, found.expected) == (0.75, 0.25)
 
 
 def test_what_was_no_question_is_left_out():
@@ -106,27 +83,9 @@ def test_what_was_no_question_is_left_out():
     assert (made.rows, made.failed, len(made.sample)) == (2, 1, 2)
 
 
-def test_units():
-    assert grams("鱼油 Omega3 怎么吃") == ["鱼油", "omega3", "怎么", "么吃"]
-    assert [length_bucket("x" * n) for n in (0, 5, 6, 160, 161)] == ["0–5", "0–5", "6–10", "81–160", "161+"]
-    assert [score_bucket(s) for s in (0.0, 0.31, 1.0)] == ["0.0–0.1", "0.3–0.4", "0.9–1.0"]
-
-
 def test_counters_stay_bounded():
     counter = BoundedCounter(limit=10)
     for n in range(100):
         counter.add(["often", f"once {n}"])
     assert counter.counts["often"] == 100
     assert len(counter.counts) <= 20 < counter.forgotten
-
-
-def test_a_sample_depends_neither_on_order_nor_on_the_run():
-    def lowest(keys: list[str]) -> list[str]:
-        sample: BottomK[str] = BottomK(5)
-        for key in keys:
-            sample.add(key, key)
-        return sample.items()
-
-    keys = [str(n) for n in range(100)]
-    assert lowest(keys) == lowest(keys[::-1])
-    assert len(set(lowest(keys))) == 5

@@ -155,7 +155,6 @@ def plain_and(cell: str, value: object) -> Edit:
     [
         plain_and("G2", "=1+1"),
         plain_and("G2", "#N/A"),
-        plain_and("G2", "a_x000D_\nb"),
         plain_and("D2", date(2026, 1, 2)),
         plain_and("XFD20000", "x"),
         lambda sheet: (plain(sheet), sheet.merge_cells("G2:G3")),
@@ -171,10 +170,8 @@ def test_what_is_not_plain_goes_the_exact_way(tmp_path: Path, edit: Edit) -> Non
     [
         lambda text: re.sub(r"<(/?)(\w+)", r"<\1x:\2", text).replace("xmlns=", "xmlns:x="),
         lambda text: text.replace('<c r="E2"', "<c\tr='E2'"),
-        lambda text: text.replace("<sheetData>", "<!-- hello --><sheetData>"),
         lambda text: text.replace('<c r="E2"', '<c cm="1" r="E2"'),
         lambda text: re.sub(r'<c r="\w+"', "<c", text),
-        lambda text: text.replace("<v>35.5</v>", "<v>35.5\r</v>"),
         lambda text: text.replace("<v>1007</v>", "<v>1234567890123456789</v>"),
     ],
 )
@@ -184,20 +181,16 @@ def test_what_others_write_in_another_way_goes_the_exact_way(tmp_path: Path, edi
     assert "35.5" in {row.gold_id for row in read_rows(path, FULL, Tenant())}
 
 
-def test_windows_line_end_after_the_declaration_is_plain(tmp_path: Path) -> None:
-    path = book_of(tmp_path / "q.xlsx", plain)
-    head = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\r\n'
-    assert is_fast(sheet_edited(path, lambda text: head + text))
-
-
 def test_a_stray_cell_far_to_the_right_costs_nothing(tmp_path: Path) -> None:
     path = book_of(tmp_path / "q.xlsx", plain_and("XFD20000", "x"))
     assert len(list(read_rows(path, FULL.model_copy(update={"limit": 50}), Tenant()))) == 50
 
 
-def test_dates_in_other_columns_don_t_slow_it_down(tmp_path: Path) -> None:
-    layout = scan(book_of(tmp_path / "q.xlsx", plain), None)
-    assert (layout.plain, layout.dated) == (True, {2})
+def test_what_excel_writes_is_plain(tmp_path: Path) -> None:
+    path = book_of(tmp_path / "q.xlsx", plain)
+    assert scan(path, None).dated == {2}  # dates in a column that nothing reads
+    head = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\r\n'
+    assert is_fast(sheet_edited(path, lambda text: head + text))
 
 
 def test_a_chart_sheet_is_no_sheet(tmp_path: Path) -> None:

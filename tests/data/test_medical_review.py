@@ -78,30 +78,20 @@ def feed_back(profile: Profile, path: Path, verdicts: dict[str, tuple[str, str |
     return selected(load_reviews(profile).apply(graded(*each) for each in ROWS.items()))
 
 
-def test_the_adviser_sees_why_a_row_was_drawn(workbook: Path) -> None:
-    found = lines(workbook)
-    assert set(found) == set(ROWS)
-    assert {"规则淘汰", "专门数据池"} <= set(found["布洛芬一次吃几片"]["抽样原因"].split("；"))
-    assert (found["布洛芬一次吃几片"]["回答"], found["布洛芬一次吃几片"]["原因"]) == (
-        "疼得厉害可加倍吃。",
-        "forbidden_advice",
-    )
-
-
 def test_verdicts_and_a_correction_change_what_teaches(profile: Profile, workbook: Path) -> None:
     verdicts = {
         "布洛芬一次吃几片": ("修改", MENDED), "华法林一次吃几片": ("通过", None), "孕妇能吃布洛芬吗": ("拒绝", None),
     }  # fmt: skip
+    found = lines(workbook)
+    assert set(found) == set(ROWS)
+    assert {"规则淘汰", "专门数据池"} <= set(found["布洛芬一次吃几片"]["抽样原因"].split("；"))
     rows = feed_back(profile, workbook, verdicts)
     taught = {query: row.target for query, row in rows.items() if row.status == "ok"}
     assert taught == {query: ROWS[query] for query in ("华法林一次吃几片", "感冒吃什么好")} | {
         "布洛芬一次吃几片": MENDED
     }
     assert rows["孕妇能吃布洛芬吗"].reason == "rejected_by_reviewer"
-
-
-def test_a_correction_is_what_answers_are_graded_by(profile: Profile, workbook: Path) -> None:
-    row = feed_back(profile, workbook, {"布洛芬一次吃几片": ("修改", MENDED)})["布洛芬一次吃几片"]
+    row = rows["布洛芬一次吃几片"]
     assert f"资料中的回答：{MENDED}" in RECIPE.judge_messages(row, SAFE, profile.tenant)[1]["content"]
     assert RECIPE.parts(row, MENDED)["keywords"] == 1, "解热镇痛药 was struck out by the adviser"
 

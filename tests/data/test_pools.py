@@ -28,15 +28,19 @@ def counted(drawn: RlPrompts, rows: list[Row]) -> Counter[str | None]:
 ROWS = [*pool("red", 60, 1), *pool("gold", 60, 2), *pool("other", 20, 3), *pool(None, 30, 4)]
 
 
-def test_without_shares_all_are_asked():
-    assert counted(draw_rl_prompts(iter(()), Dataset()), ROWS).total() == len(ROWS)
-
-
-@pytest.mark.parametrize("shares", [{"red": 0.3, "gold": 0.2}, {"red": 0.3, "gold": 0.2, "train": 0.5}])
-def test_pools_have_their_shares_and_the_rest_what_is_left(shares: dict[str, float]):
+@pytest.mark.parametrize(
+    ("shares", "asked"),
+    [
+        ({}, {"red": 60, "gold": 60, "other": 20, None: 30}),
+        ({"red": 0.3, "gold": 0.2}, {"red": 30, "gold": 20, "other": 20, None: 30}),
+        ({"red": 0.3, "gold": 0.2, "train": 0.5}, {"red": 30, "gold": 20, "other": 20, None: 30}),
+        ({"gold": 0.0}, {"red": 60, "other": 20, None: 30}),
+        ({"red": 0.7, "gold": 0.2, "other": 0.1}, {"red": 60, "gold": 17, "other": 9}),  # the scarcest pool decides
+    ],
+)
+def test_pools_have_their_shares_and_the_rest_what_is_left(shares: dict[str, float], asked: dict[str | None, int]):
     drawn = draw_rl_prompts(ROWS, Dataset(rl_shares=shares))
-    assert counted(drawn, ROWS) == {"red": 30, "gold": 20, "other": 20, None: 30}
-    assert drawn.warnings == ()
+    assert (counted(drawn, ROWS), drawn.warnings) == (asked, ())
 
 
 def test_what_is_drawn_depends_on_the_seed_and_not_on_the_order():
@@ -45,34 +49,17 @@ def test_what_is_drawn_depends_on_the_seed_and_not_on_the_order():
     assert draw_rl_prompts(ROWS, config) != draw_rl_prompts(ROWS, config.model_copy(update={"seed": 2}))
 
 
-def test_a_pool_that_is_too_small_gives_a_warning():
-    rows = [*pool("red", 5), *pool(None, 50, 1)]
-    drawn = draw_rl_prompts(rows, Dataset(rl_shares={"red": 0.5, "gold": 0.25}, rl_repeats=1))
-    assert counted(drawn, rows) == {"red": 5, None: 50}
-    first, second = drawn.warnings
-    assert "pool red has 5 training rows for RL, 9% of the prompts and not 50%; add questions" in first
-    assert "pool gold has 0 training rows for RL, 0% of the prompts and not 25%" in second
-
-
 def test_a_small_pool_is_asked_again_up_to_a_limit():
     rows = [*pool("red", 5), *pool(None, 50, 1)]
     enough = draw_rl_prompts(rows, Dataset(rl_shares={"red": 0.25}))
     assert counted(enough, rows) == {"red": 17, None: 50}
     assert (max((enough.repeats or {}).values()), enough.warnings) == (4, ())
+    missing = draw_rl_prompts(rows, Dataset(rl_shares={"gold": 0.25})).warnings
+    assert "pool gold has 0 training rows for RL, 0% of the prompts and not 25%" in missing[0]
     limited = draw_rl_prompts(rows, Dataset(rl_shares={"red": 0.5}))
     assert counted(limited, rows) == {"red": 40, None: 50}
     (warning,) = limited.warnings
     assert "pool red has 5 training rows for RL, each asked 8 times, 44% of the prompts and not 50%" in warning
-
-
-def test_shares_that_leave_nothing_are_filled_from_the_scarcest_pool():
-    drawn = draw_rl_prompts(ROWS, Dataset(rl_shares={"red": 0.7, "gold": 0.2, "other": 0.1}))
-    assert counted(drawn, ROWS) == {"red": 60, "gold": 17, "other": 9}
-    assert drawn.warnings == ()
-
-
-def test_a_pool_of_no_share_is_left_out():
-    assert counted(draw_rl_prompts(ROWS, Dataset(rl_shares={"gold": 0.0})), ROWS) == {"red": 60, "other": 20, None: 30}
 
 
 @pytest.mark.parametrize("shares", [{"red": 0.8, "gold": 0.3}, {"red": 0.3, "train": 0.5}])

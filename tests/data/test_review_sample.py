@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from qinglan.config import Select
-from qinglan.data.review.sample import ANSWER_STRATA, CONTROL, STRATA, ReviewSample, Stratum, draw_sample
+from qinglan.data.review.sample import ANSWER_STRATA, CONTROL, STRATA, ReviewSample, draw_sample
 from qinglan.rows import Retrieved, Row
 
 CONFIG = Select(min_top1_score=0.6)
@@ -29,7 +29,6 @@ def names(sample: ReviewSample) -> dict[str, tuple[str, ...]]:
     ("changes", "strata"),
     [
         ({}, ("control",)),
-        ({"judge_score": None}, ("control",)),
         ({"judge_score": 2.9}, ("control", "judge_low")),
         ({"judge_score": 4.0, "answer_retrieved": found(0.52)}, ("control", "judge_high")),
         ({"judge_score": 4.0, "answer_retrieved": found(0.6)}, ("control", "just_above")),
@@ -37,23 +36,18 @@ def names(sample: ReviewSample) -> dict[str, tuple[str, ...]]:
         ({"answer_retrieved": found(0.54), "original_retrieved": found(0.55)}, ("control", "worse_than_original")),
         ({"gold_id": "g"}, ("control", "gold_missed")),
         ({"gold_id": "d"}, ("control",)),
-        ({"gold_id": "g", "answer_retrieved": found(0.54)}, ("control",)),
     ],
 )
 def test_what_is_drawn_and_why(changes: dict[str, Any], strata: tuple[str, ...]):
     assert names(draw_sample([row(**changes)], CONFIG, 5)) == {"r0": strata}
 
 
-@pytest.mark.parametrize("reason", ["rewrite_too_long", "teacher_refused"])
-def test_rows_dropped_by_rule_may_be_corrected(reason: str):
-    dropped = row(answer=None, answer_retrieved=None).failed(reason)
-    assert names(draw_sample([dropped], CONFIG, 5)) == {"r0": ("by_rule",)}
-
-
-@pytest.mark.parametrize("reason", ["teacher_timeout", "rag_unavailable", "empty_query", "near_duplicate_of_test"])
+@pytest.mark.parametrize("reason", ["teacher_timeout", "empty_query", "near_duplicate_of_test"])
 def test_what_no_verdict_could_change_is_not_drawn(reason: str):
     rewrite = "改写" if reason.startswith("near") else None
     assert not draw_sample([row(answer=rewrite, gold_id="g").failed(reason)], CONFIG, 5).rows
+    dropped = row(answer=None, answer_retrieved=None).failed("teacher_refused")
+    assert names(draw_sample([dropped], CONFIG, 5)) == {"r0": ("by_rule",)}  # may be corrected
 
 
 def mixed(count: int = 2000) -> Iterator[Row]:
@@ -81,13 +75,11 @@ def test_every_stratum_gets_its_share():
     assert sample.population["judge_low"] == 100
 
 
-def test_the_sample_does_not_depend_on_the_order_of_the_rows():
-    assert draw_sample(mixed(), CONFIG, 50) == draw_sample(reversed(list(mixed())), CONFIG, 50)
-
-
-def test_a_bigger_sample_keeps_the_controls_of_the_smaller():
-    small, big = (names(draw_sample(mixed(), CONFIG, places)) for places in (40, 80))
-    assert {i for i, strata in small.items() if "control" in strata} <= {i for i, s in big.items() if "control" in s}
+def test_the_sample_depends_neither_on_the_order_of_the_rows_nor_on_its_size():
+    small, big = draw_sample(mixed(), CONFIG, 40), draw_sample(mixed(), CONFIG, 80)
+    assert small == draw_sample(reversed(list(mixed())), CONFIG, 40)
+    controls, more = ({i for i, strata in names(each).items() if "control" in strata} for each in (small, big))
+    assert controls <= more
 
 
 def test_places_that_a_stratum_cannot_fill_go_to_the_others():
@@ -108,27 +100,6 @@ def test_controls_are_a_random_sample_of_what_teaches():
     assert abs(sum(r.judge_score == 1.0 for r in controls) / len(controls) - share) < 0.03
 
 
-def test_only_the_places_are_kept_of_a_long_stream():
-    alive, most = set[int](), 0
-
-    class Watched(Row):
-        def __init__(self, **values: Any) -> None:
-            super().__init__(**values)
-            alive.add(id(self))
-
-        def __del__(self) -> None:
-            alive.discard(id(self))
-
-    def stream() -> Iterator[Row]:
-        nonlocal most
-        for n in range(5000):
-            yield Watched(**row(n, judge_score=1.0, gold_id="g").model_dump())
-            most = max(most, len(alive))
-
-    draw_sample(stream(), CONFIG, 10)
-    assert most <= 10 * len(STRATA) + 2
-
-
 def answer(number: int = 0, **changes: Any) -> Row:
     good = {"answer": "答", "judge_score": 3.5, "parts": {"format": 1.0, "safe": 1.0}}
     return Row(id=f"a{number}", tenant="t", query="头疼", source="q.csv:2", **(good | changes))
@@ -147,14 +118,3 @@ def answer(number: int = 0, **changes: Any) -> Row:
 )
 def test_which_answers_are_drawn_and_why(changes: dict[str, Any], strata: tuple[str, ...]):
     assert names(draw_sample([answer(**changes)], CONFIG, 5, ANSWER_STRATA)) == {"a0": strata}
-
-
-def test_an_answer_dropped_by_the_recipes_rules_may_be_corrected():
-    dropped = answer(parts=None, judge_score=None).failed("bad_format")
-    assert names(draw_sample([dropped], CONFIG, 5, ANSWER_STRATA)) == {"a0": ("by_rule",)}
-
-
-@pytest.mark.parametrize("strata", [STRATA, ANSWER_STRATA])
-def test_the_shares_are_all_of_the_places(strata: tuple[Stratum, ...]):
-    assert sum(stratum.share for stratum in strata) == pytest.approx(1)
-    assert strata[0] is CONTROL and len({stratum.title for stratum in strata}) == len(strata)

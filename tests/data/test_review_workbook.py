@@ -6,7 +6,6 @@ from typing import Any
 
 import openpyxl
 import pytest
-from openpyxl.chart import BarChart
 
 from qinglan.config import Profile
 from qinglan.data.review import add_reviews, load_reviews
@@ -19,7 +18,7 @@ from qinglan.runs.run import open_run, save_stage
 
 ProfileOf = Callable[..., Profile]
 FOUND = Retrieved(ids=("d", "e"), scores=(0.9, 0.8), titles=("首条", "第二条"))
-FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "=cmd|' /C calc'!A0", "#N/A", '=HYPERLINK("http://x")']
+FORMULAS = ["=1+1", "+1", "@SUM(A1)", "#N/A"]
 
 
 def row(query: str = "怎么吃", rewrite: str | None = "服用 方法", **changes: Any) -> Row:
@@ -91,38 +90,25 @@ def test_a_reviewer_sees_what_is_known_of_the_row(profile: Profile, path: Path):
     done = export(profile, path, seen)
     assert (done.rows, done.stage, done.strata) == (1, "dataset", {"裁判低检索高": 1})
     titles, values = sheet_of(path).iter_rows(values_only=True)
-    expected = {"抽样原因": "裁判低检索高", "问题": "怎么吃", "用户画像": "老人", "历史摘要": "问过钙片"}
-    expected |= {"改写": "服用 方法"}
-    expected |= {"状态": "failed", "原因": "below_threshold", "裁判分": 2, "改写首条得分": 0.9, "标准文档": "e"}
-    expected |= {"改写召回": "1. 首条\n2. 第二条", "改写标准文档名次": 2, "结论": None, "行编号": seen.id}
+    expected = {"抽样原因": "裁判低检索高", "问题": "怎么吃", "历史摘要": "问过钙片", "改写": "服用 方法"}
+    expected |= {"原因": "below_threshold", "裁判分": 2, "改写首条得分": 0.9, "改写召回": "1. 首条\n2. 第二条"}
+    expected |= {"改写标准文档名次": 2, "结论": None, "行编号": seen.id}
     assert expected.items() <= dict(zip(titles, values, strict=True)).items()
 
 
 def test_the_verdict_is_chosen_from_a_list(profile: Profile, path: Path):
     export(profile, path, row(), row("多少钱"))
-    sheet = sheet_of(path)
-    letter = sheet.cell(1, columns(sheet)["结论"]).column_letter
-    (choice,) = sheet.data_validations.dataValidation
-    assert (choice.type, choice.formula1, str(choice.sqref)) == ("list", '"通过,拒绝,修改"', f"{letter}2:{letter}3")
-    assert not choice.showDropDown  # which in the file format hides the arrow
+    (choice,) = sheet_of(path).data_validations.dataValidation
+    assert (choice.type, choice.formula1, str(choice.sqref)) == ("list", '"通过,拒绝,修改"', "P2:P3")
     assert choice.errorStyle == "warning"  # the English words must be possible
 
 
-def test_the_header_stays_in_sight_and_cells_to_fill_in_are_text(profile: Profile, path: Path):
-    export(profile, path, row())
-    sheet = sheet_of(path)
-    assert sheet.freeze_panes == "C2"
-    formats = {title: sheet.cell(2, column).number_format for title, column in columns(sheet).items()}
-    as_text = {title for title, number_format in formats.items() if number_format == "@"}
-    assert as_text == {"结论", "修改后的改写", "备注", "审核人", "行编号", "改写指纹"}
-
-
-def test_a_guide_says_how_to_fill_it_in_and_what_was_drawn(profile: Profile, path: Path):
-    export(profile, path, row(), row("多少钱"))
-    lines = list(openpyxl.load_workbook(path)["说明"].iter_rows(values_only=True))
-    assert ("行数", 2, None, None) in lines
+def test_a_guide_says_what_was_drawn_and_holds_no_formula(profile_of: ProfileOf, path: Path):
+    export(profile_of(tenant={"id": "=1+1"}), path, row(tenant="=1+1"), row("多少钱", tenant="=1+1"))
+    guide = openpyxl.load_workbook(path)["说明"]
+    lines = list(guide.iter_rows(values_only=True))
     assert any(line[0] == "随机对照" and line[2:] == (2, 2) for line in lines)
-    assert any("qinglan review import" in str(line[1]) for line in lines)
+    assert (guide["B1"].value, guide["B1"].data_type) == ("=1+1", "s")
 
 
 @pytest.mark.parametrize("text", FORMULAS)
@@ -136,25 +122,14 @@ def test_no_text_becomes_a_formula_and_all_come_back(profile: Profile, path: Pat
     assert [(r.row, r.answer) for r in sheet.reviews] == [(asked.id, text)]
 
 
-def test_a_tenants_name_in_the_guide_is_no_formula(profile_of: ProfileOf, path: Path):
-    export(profile_of(tenant={"id": "=1+1"}), path, row(tenant="=1+1"))
-    cell = openpyxl.load_workbook(path)["说明"]["B1"]
-    assert (cell.value, cell.data_type) == ("=1+1", "s")
-
-
-def test_a_text_that_a_cell_cannot_hold_is_left_out(profile: Profile, path: Path):
-    done = export(profile, path, row(), row("多少钱", "长 " * 20_000), row("在哪买", "a\x01b"))
-    assert (done.rows, done.unfaithful) == (1, 2)
-
-
 def test_reviewed_rows_are_left_out_until_the_teacher_says_something_new(profile: Profile, path: Path, tmp_path: Path):
     export(profile, path, row(), row("多少钱"), row("在哪买"))
     fill_in(path, "怎么吃", 结论="通过")
     fill_in(path, "多少钱", 结论="修改", 修改后的改写="价格")
     add_reviews(profile, read_sheet(path, profile).reviews)
 
-    done = export(profile, tmp_path / "2.xlsx", row(), row("多少钱", "新"), row("在哪买"))
-    assert (done.rows, done.reviewed) == (1, 2)
+    done = export(profile, tmp_path / "2.xlsx", row(), row("多少钱", "新"), row("在哪买"), row("一个", "a\x01b"))
+    assert (done.rows, done.reviewed, done.unfaithful) == (1, 2, 1)  # a cell can't hold the last one's text
     assert export(profile, tmp_path / "3.xlsx", row(answer="新"), row("多少钱"), row("在哪买")).rows == 2
     assert export_reviews(profile, "latest", tmp_path / "4.xlsx", 50, again=True).rows == 3
 
@@ -167,18 +142,17 @@ def test_the_newest_finished_data_stage_is_taken(profile: Profile, path: Path):
         write_jsonl(run.stage_directory("dataset") / "rows.jsonl", [row("三")])  # not finished: no manifest
     assert export_reviews(profile, "latest", path, 5).stage == "select"
     assert line_of(sheet_of(path), "二") == 2
-
-
-def test_latest_is_the_newest_run_with_rows(profile: Profile, path: Path):
-    rows = finish(profile, row())
-    with open_run(profile, "evaluate") as run:
-        assert run.directory != rows.parents[1]
-    assert export_reviews(profile, "latest", path, 5).run == rows.parents[1].name
+    path.unlink()
+    with open_run(profile, "evaluate") as evaluation:
+        assert evaluation.directory != run.directory
+    assert export_reviews(profile, "latest", path, 5).run == run.directory.name
 
 
 def test_what_stands_in_the_way_of_an_export_is_said(profile: Profile, profile_of: ProfileOf, path: Path):
     with pytest.raises(ConfigError, match="run `latest`: not found"):
         export_reviews(profile, "latest", path, 5)
+    with pytest.raises(StageError, match=r"its dataset stage has nothing to review$"):
+        export(profile, path, row(answer=None).failed("teacher_timeout"))
     rows = finish(profile, row())
     with pytest.raises(ConfigError, match="let its name end in that"):
         export_reviews(profile, "latest", path.with_suffix(".csv"), 5)
@@ -192,19 +166,6 @@ def test_what_stands_in_the_way_of_an_export_is_said(profile: Profile, profile_o
     rows.write_text("")
     with pytest.raises(ArtifactError, match="was changed"):
         export_reviews(profile, "latest", path, 5)
-    (rows.parent / "manifest.json").write_text("{}")
-    with pytest.raises(ConfigError, match="not of this version"):
-        export_reviews(profile, "latest", path, 5)
-
-
-def test_nothing_to_review_is_said(profile: Profile, path: Path, tmp_path: Path):
-    with pytest.raises(StageError, match=r"its dataset stage has nothing to review$"):
-        export(profile, path, row(answer=None).failed("teacher_timeout"))
-    export(profile, path, row())
-    fill_in(path, 结论="通过")
-    add_reviews(profile, read_sheet(path, profile).reviews)
-    with pytest.raises(StageError, match="nothing to review; 1 of its rows are reviewed, --again takes them too"):
-        export_reviews(profile, "latest", tmp_path / "2.xlsx", 5)
 
 
 # Back
@@ -220,19 +181,11 @@ def test_round_trip(profile: Profile, path: Path):
     assert (sheet.problems, sheet.without_verdict, sheet.control) == ([], 1, ControlResult(4, 3, 2))
     add_reviews(profile, sheet.reviews)
 
+    assert sheet.control.interval == pytest.approx((0.2077, 0.9385), abs=1e-4)
     after = list(load_reviews(profile).apply(rows))
     assert [(r.review, r.target) for r in after] == [
         ("accept", "服用 方法"), ("reject", "服用 方法"), ("correct", "购买 渠道"), (None, "服用 方法"),
     ]  # fmt: skip
-    tomorrow = [r.model_copy(update={"answer": "另一条"}) for r in rows]
-    assert [r.review for r in load_reviews(profile).apply(tomorrow)] == [None, None, "correct", None]
-
-
-@pytest.mark.parametrize(("word", "verdict"), [("accept", "accept"), ("REJECT", "reject"), ("通过", "accept")])
-def test_words_for_a_verdict(profile: Profile, path: Path, word: str, verdict: str):
-    export(profile, path, row())
-    fill_in(path, 结论=word)
-    assert [review.verdict for review in read_sheet(path, profile).reviews] == [verdict]
 
 
 def test_a_line_may_be_moved_and_columns_may_stand_elsewhere(profile: Profile, path: Path):
@@ -252,29 +205,18 @@ def test_a_line_may_be_moved_and_columns_may_stand_elsewhere(profile: Profile, p
     ("cells", "message"),
     [
         ({"结论": "maybe"}, 'review.xlsx!审核!P2: "maybe" is no verdict; write 通过, 拒绝 or 修改'),
-        ({"结论": 1}, 'P2: "1" is no verdict'),
         ({"结论": "好\x9b[2J"}, '"好?[2J" is no verdict'),
-        ({"结论": "x" * 99}, f'"{"x" * 40}…" is no verdict'),
         ({"结论": "修改"}, "Q2: is empty, but the verdict is 修改; write your answer"),
-        ({"结论": "修改", "修改后的改写": " \n"}, "Q2: is empty"),
         ({"结论": "修改", "修改后的改写": "长" * 121}, "Q2: has 121 characters, select.max_rewrite_chars is 120"),
         ({"结论": "修改", "修改后的改写": "长？！"}, 'Q2: "长？！" is shorter than select.min_rewrite_chars, 2'),
         ({"结论": "通过", "修改后的改写": "别的"}, "Q2: an answer beside 通过; write 修改 into P2, or clear it"),
         ({"修改后的改写": "别的"}, "P2: has no verdict, but Q2 has an answer; write 修改, or clear it"),
         ({"结论": '=IF(1,"通过","")'}, "P2: holds a formula; paste its result as a value"),
-        ({"结论": "通过", "备注": "=1+1"}, "R2: holds a formula"),
-        ({"结论": "通过", "行编号": '=T3&""'}, "T2: holds a formula"),
         ({"结论": "通过", "改写": "=A1"}, "E2: holds a formula"),
         ({"结论": "#N/A"}, "P2: holds the error #N/A; write text"),
         ({"结论": "通过", "行编号": "0123456789abcdef"}, 'T2: "0123456789abcdef" is unknown: it is not the id of this'),
         ({"结论": "通过", "行编号": None}, "T2: the row id is missing; restore it from the exported workbook"),
-        ({"结论": "通过", "问题": "多少钱"}, "T2: "),
         ({"结论": "通过", "用户画像": "老人"}, "what belongs to it for tenant `default`; one of them was changed"),
-        (
-            {"结论": "通过", "改写指纹": "c5694dcec7fb72dc"},
-            "E2: is not the answer of the fingerprint in U2; restore it",
-        ),
-        ({"结论": "通过", "改写指纹": None}, "E2: is not the answer of the fingerprint in U2"),
         ({"结论": "通过", "改写": "我改的"}, "your own answer belongs into Q2"),
     ],
 )
@@ -291,64 +233,51 @@ def test_a_rewrite_that_is_not_there_cannot_be_accepted(profile: Profile, path: 
     export(profile, path, row(answer=None).failed("teacher_refused"))
     fill_in(path, 结论="通过")
     assert problem(path, profile).endswith("P2: there is no answer to accept; write 拒绝, or 修改 with your own")
-    fill_in(path, 结论="修改", 修改后的改写="服用 方法")
-    assert [review.corrected for review in read_sheet(path, profile).reviews] == ["服用 方法"]
 
 
-def test_merged_verdicts_are_named(profile: Profile, path: Path):
-    export(profile, path, row(), row("多少钱"))
+def test_all_bad_cells_are_in_one_list(profile: Profile, path: Path):
+    export(profile, path, row(), row("多少钱"), row("在哪买"))
     fill_in(path, 结论="通过")
+    fill_in(path, "多少钱", 结论="好", 行编号="x")
+    fill_in(path, "在哪买", 结论="通过")
     book = openpyxl.load_workbook(path)
     number = line_of(book["审核"], "怎么吃")
     book["审核"].merge_cells(f"P{number}:Q{number}")
     book.save(path)
-    assert "!Q" in problem(path, profile)
-    assert "is merged with other cells; unmerge them" in problem(path, profile)
-
-
-def duplicate_line(path: Path, **cells: Any) -> None:
-    book = openpyxl.load_workbook(path)
-    sheet = book["审核"]
-    for column in range(1, sheet.max_column + 1):
-        sheet.cell(3, column).value = sheet.cell(2, column).value
-    for title, value in cells.items():
-        sheet.cell(3, columns(sheet)[title]).value = value
-    book.save(path)
+    sheet = read_sheet(path, profile)
+    assert (len(sheet.problems), len(sheet.reviews)) == (3, 1)
+    assert f"!Q{number}: is merged with other cells; unmerge them" in " ".join(sheet.problems)
 
 
 def test_two_verdicts_for_one_row_that_differ_are_named(profile: Profile, path: Path):
-    export(profile, path, row())
-    fill_in(path, 结论="通过")
-    duplicate_line(path, 结论="拒绝")
-    assert problem(path, profile).endswith(
-        "P3: 拒绝 does not agree with 通过 in P2, which is the same row; keep one of the two"
-    )
-    duplicate_line(path, 结论="accept")
-    sheet = read_sheet(path, profile)
-    assert (sheet.problems, len(sheet.reviews), sheet.control) == ([], 1, ControlResult(1, 1, 0))
-
-
-def test_all_bad_cells_are_in_one_list(profile: Profile, path: Path):
-    queries = [f"问题{n}" for n in range(6)]
-    export(profile, path, *(row(query) for query in queries))
-    for query in queries[:4]:
-        fill_in(path, query, 结论="好", 行编号="x")
-    fill_in(path, queries[4], 结论="通过")
-    sheet = read_sheet(path, profile)
-    assert (len(sheet.problems), len(sheet.reviews)) == (8, 1)
-
-
-def test_lines_without_a_verdict_are_not_reviewed_whatever_else_they_say(profile: Profile, path: Path):
     export(profile, path, row(), row("多少钱"))
-    fill_in(path, 备注="不知道", 审核人="王", 改写="改了")
-    sheet = read_sheet(path, profile)
-    assert (sheet.reviews, sheet.problems, sheet.without_verdict, sheet.lone_comments) == ([], [], 2, 1)
+    fill_in(path, 结论="通过")
+    book = openpyxl.load_workbook(path)
+    sheet = book["审核"]
+    first, other = line_of(sheet, "怎么吃"), line_of(sheet, "多少钱")
+    for column in range(1, sheet.max_column + 1):
+        sheet.cell(other, column).value = sheet.cell(first, column).value
+    book.save(path)
+    filled = read_sheet(path, profile)
+    assert (filled.problems, len(filled.reviews), filled.control) == ([], 1, ControlResult(1, 1, 0))
+    sheet.cell(3, columns(sheet)["结论"]).value = "拒绝"
+    book.save(path)
+    assert "P3: 拒绝 does not agree with 通过 in P2, which is the same row; keep one of the two" in problem(
+        path, profile
+    )
 
 
 def test_another_tenants_workbook_is_refused_row_by_row(profile: Profile, profile_of: ProfileOf, path: Path):
     export(profile, path, row())
     fill_in(path, 结论="通过")
     assert "for tenant `b`" in problem(path, profile_of(tenant={"id": "b"}))
+
+
+def test_lines_without_a_verdict_are_not_reviewed_whatever_else_they_say(profile: Profile, path: Path):
+    export(profile, path, row(), row("多少钱"))
+    fill_in(path, 备注="不知道", 改写="改了")
+    sheet = read_sheet(path, profile)
+    assert (sheet.reviews, sheet.problems, sheet.without_verdict, sheet.lone_comments) == ([], [], 2, 1)
 
 
 def test_a_file_that_is_no_review_workbook_is_named(profile: Profile, path: Path, tmp_path: Path):
@@ -363,25 +292,14 @@ def test_a_file_that_is_no_review_workbook_is_named(profile: Profile, path: Path
     book = openpyxl.Workbook()
     book.save(tmp_path / "other.xlsx")
     assert "no sheet `审核` (sheets: Sheet)" in error(tmp_path / "other.xlsx")
-    book.create_chartsheet("审核").add_chart(BarChart())
-    book.save(tmp_path / "other.xlsx")
-    assert "no sheet `审核` (sheets: Sheet)" in error(tmp_path / "other.xlsx")
-    book.remove(book["审核"])
     book.create_sheet("审核")
     book.save(tmp_path / "other.xlsx")
     assert "no column `抽样原因` in row 1; put it back" in error(tmp_path / "other.xlsx")
     export(profile, path, row())
     book = openpyxl.load_workbook(path)
-    book["审核"]["A1"] = "问题"
-    book.save(path)
-    assert "no column `抽样原因`" in error(path)
-    book["审核"]["V1"], book["审核"]["A1"] = "结论", "抽样原因"
+    book["审核"]["V1"] = "结论"
     book.save(path)
     assert "column `结论` is in row 1 twice (P and V)" in error(path)
-
-
-def test_the_interval_is_wilsons():
-    assert ControlResult(50, 50, 3).interval == pytest.approx((0.020619, 0.162168), abs=1e-5)
 
 
 def test_verdicts_are_compared_with_a_run(profile: Profile, path: Path):
@@ -403,12 +321,10 @@ def test_answers_go_out_with_their_inputs_and_come_back(profile_of: ProfileOf, p
         id=row_id("default", "法国", inputs={"hint": inputs["hint"]}), tenant="default", query="法国", source="q.csv:2",
         inputs=inputs, answer="里昂", parts={"right": 0.0, "short": 1.0}, judge_score=4.5, pool="red_team",
     )  # fmt: skip
-    done = export(profile, path, asked)
-    assert set(done.strata) <= {"随机对照", "裁判高规则低", "规则有扣分", "专门数据池"}
+    export(profile, path, asked)
     titles, values = sheet_of(path).iter_rows(values_only=True)
     seen = dict(zip(titles, values, strict=True))
     assert (seen["提示"], seen["首都"], seen["回答"], seen["规则：right"]) == (inputs["hint"], "巴黎", "里昂", 0)
-    assert "改写召回" not in seen
     fill_in(path, "法国", 结论="修改", 修改后的回答="巴黎 就是它")
     (review,) = read_sheet(path, profile).reviews
     assert (review.row, review.corrected) == (asked.id, "巴黎")

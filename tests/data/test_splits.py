@@ -1,7 +1,5 @@
 """Splits that don't leak and don't move."""
 
-from collections import Counter
-
 import pytest
 from question_rows import LONG, SAME, random_rows, row
 
@@ -18,12 +16,6 @@ def assign(
 
 def splits(rows: list[Row], seed: int = 1) -> dict[str, str | None]:
     return {r.id: r.split for r in assign(rows, seed)}
-
-
-def test_shares_come_out_about_right() -> None:
-    counts = Counter(splits(random_rows(1000)).values())
-    assert 760 <= counts["train"] <= 840
-    assert min(counts["dev"], counts["test"]) >= 70
 
 
 def test_a_group_goes_to_one_split_whole() -> None:
@@ -57,23 +49,12 @@ def test_near_duplicates_have_a_group_by_which_intervals_go() -> None:
     assert {r.id: r.group for r in assign([*twins[::-1], alone])} == placed
 
 
-def test_another_seed_is_another_split() -> None:
-    rows = random_rows(300)
-    assert splits(rows, seed=1) != splits(rows, seed=2)
-
-
-def test_assigning_twice_changes_nothing() -> None:
-    rows = assign([*random_rows(200), row(LONG), row(SAME)])
-    assert assign(rows, seed=2) == rows
-
-
 @pytest.mark.parametrize(
     ("first", "second", "reasons"),
     [
         ("train", "test", ["near_duplicate_of_test", None]),
         ("test", "dev", [None, "near_duplicate_of_test"]),
         ("dev", "train", [None, "near_duplicate_of_dev"]),
-        ("train", "train", [None, None]),
     ],
 )
 def test_given_splits_are_kept_and_the_stricter_wins(first: Split, second: Split, reasons: list[str | None]) -> None:
@@ -89,11 +70,8 @@ def test_given_splits_are_kept_and_the_stricter_wins(first: Split, second: Split
 def test_a_row_without_split_joins_its_twins_given_one() -> None:
     placed = assign([row(LONG, split="test"), row(SAME), *random_rows(100)])
     assert (placed[1].split, placed[1].status) == ("test", "ok")
-
-
-def test_the_workbooks_split_outranks_an_earlier_versions() -> None:
-    (placed,) = assign([row(LONG, split="dev")], pinned={row(LONG).id: "test"})
-    assert (placed.split, placed.reason) == ("dev", None)
+    (own,) = assign([row(LONG, split="dev")], pinned={row(LONG).id: "test"})
+    assert own.split == "dev"  # the workbook outranks an earlier version
 
 
 def test_last_nights_test_set_stays_when_a_new_question_merges_groups() -> None:
@@ -114,18 +92,14 @@ def test_a_new_smaller_id_does_not_move_a_pinned_group() -> None:
     assert {key: placed[key].split for key in pinned} == pinned
 
 
-def test_a_leaking_row_says_so_whatever_it_failed_for() -> None:
+def test_rows_that_failed_before() -> None:
     leak = row(LONG, split="train").failed("below_threshold")
     failed_test = row(SAME, split="test").failed("teacher_refused")
     placed = assign([leak, failed_test, *random_rows(100)])
     assert [r.reason for r in placed[:2]] == ["near_duplicate_of_test", "teacher_refused"]
-
-
-def test_rows_failed_by_reading_take_no_part() -> None:
-    bad = row(LONG, split="test").failed("query_too_long")
-    placed = assign([bad, row(SAME, split="train"), *random_rows(100)])
-    assert placed[0] == bad
-    assert placed[1].status == "ok"
+    unread = row(LONG, split="test").failed("query_too_long")
+    placed = assign([unread, row(SAME, split="train"), *random_rows(100)])
+    assert (placed[0], placed[1].status) == (unread, "ok")
 
 
 @pytest.mark.parametrize(

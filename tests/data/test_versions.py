@@ -18,7 +18,6 @@ from qinglan.data.versions import (
     find_version,
     pinned_splits,
     publish,
-    version_of,
     versions_of,
 )
 from qinglan.errors import ArtifactError, ConfigError
@@ -72,7 +71,9 @@ def test_a_version_outlives_its_run(made: Callable[..., Version], tmp_path: Path
     assert [artifact.verify().name for artifact in again.artifacts.values()] == ["rows.jsonl", "sft_train.jsonl"]
     assert (again.parent, again.pins, again.inputs, again.run_id, again.teacher) == ("", "", "in", "run-1", "big")
     assert again.counts == {"rows": 5, "ok": 4, "dev_ok": 1, "test_ok": 1, "train_ok": 2}
-    assert {oct(file.stat().st_mode & 0o777) for file in version.directory.iterdir()} == {"0o444"}
+    moved = version.directory.rename(tmp_path / "elsewhere")
+    assert Version.read(moved).artifacts["rows"].verify() == moved / "rows.jsonl"
+    assert {oct(file.stat().st_mode & 0o777) for file in moved.iterdir()} == {"0o444"}
 
 
 def test_the_files_are_links_where_they_can_be_and_copies_elsewhere(
@@ -95,19 +96,6 @@ def test_the_same_content_again_changes_nothing(made: Callable[..., Version], pr
     assert made(ROWS, inputs="others") == first
     assert find_version(profile_of(), "latest") == second
     assert versions_of(profile_of()) == [second, first]
-
-
-def test_the_id_depends_on_content_alone(tmp_path: Path):
-    a = dataset(tmp_path / "a", ROWS)
-    b = dict(reversed(dataset(tmp_path / "b", ROWS).items()))
-    assert version_of(a) == version_of(b) != version_of(dataset(tmp_path / "c", ROWS[:-1]))
-    assert len(version_of(a)) == 12
-
-
-def test_a_moved_state_folder_is_still_whole(made: Callable[..., Version], tmp_path: Path):
-    version = made(ROWS)
-    moved = version.directory.rename(tmp_path / "elsewhere")
-    assert Version.read(moved).artifacts["rows"].verify() == moved / "rows.jsonl"
 
 
 class Kill(BaseException):
@@ -137,24 +125,14 @@ def test_publishers_at_once_make_one_version(made: Callable[..., Version], profi
     assert find_version(profile_of(), "latest") == found[0]
 
 
-@pytest.mark.parametrize("tenant", ["../../etc", "/etc", "..", "", "a" * 500, "客户一", "A", "con\n", "a-b"])
+@pytest.mark.parametrize("tenant", ["../../etc", "..", "", "a" * 500, "客户一"])
 def test_a_tenant_never_becomes_a_path(profile_of: ProfileOf, tenant: str, made: Callable[..., Version]):
     profile = profile_of(tenant={"id": tenant})
     version = made(ROWS, profile)
     root = (profile.paths.state / "datasets").resolve()
     assert version.directory.parent.parent == root
+    assert version.directory.parent.name.endswith(".query_rewrite")  # a folder for each of a tenant's recipes
     assert version.tenant == tenant
-
-
-def test_a_tenants_recipes_do_not_meet(profile_of: ProfileOf):
-    capitals = str(Path(__file__).parents[1] / "support" / "capitals_recipe.py")
-    assert versions.tenant_folder(profile_of(recipe=capitals)).name == "default.capitals_recipe"
-
-
-def test_tenants_do_not_meet(profile_of: ProfileOf):
-    names = [versions.tenant_folder(profile_of(tenant={"id": name})).name for name in ("a b", "a_b", "A_b", "a/b")]
-    assert len(set(names)) == 4
-    assert names[1] == "a_b.query_rewrite"
 
 
 def test_a_changed_file_is_not_published(made: Callable[..., Version], profile_of: ProfileOf, tmp_path: Path):
@@ -184,11 +162,10 @@ def test_a_damaged_version_is_one_line(made: Callable[..., Version]):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("file", ["summary.json", "index.jsonl"])
-def test_a_parent_that_another_version_of_qinglan_made_is_one_line(made: Callable[..., Version], file: str):
+def test_a_parent_that_another_version_of_qinglan_made_is_one_line(made: Callable[..., Version]):
     parent = made(ROWS).directory
-    (parent / file).unlink()
-    with pytest.raises(ArtifactError, match=rf"not readable \(.*{file}'\); remove {parent} and publish") as caught:
+    (parent / "index.jsonl").unlink()
+    with pytest.raises(ArtifactError, match=rf"not readable \(.*index.jsonl'\); remove {parent} and publish") as caught:
         made(ROWS[:-1])
     assert "\n" not in str(caught.value)
 
@@ -237,11 +214,7 @@ def test_what_changed_between_two_versions(made: Callable[..., Version]):
     assert [c.row_id for c in found.examples if c.kind == "removed"] == [selenium.id]
     assert len(diff(a, b, examples=1).examples) == 3
     assert diff(a, a).unchanged == len(ROWS)
-
-
-def test_rows_by_id(made: Callable[..., Version]):
-    version = made(ROWS)
-    assert find_rows(version, {ROWS[1].id, ROWS[3].id, "unknown"}) == {ROWS[1].id: ROWS[1], ROWS[3].id: ROWS[3]}
+    assert find_rows(a, {fish.id, probiotic.id, "unknown"}) == {fish.id: fish, probiotic.id: probiotic}
 
 
 def test_drift_is_measured_on_what_came_in(made: Callable[..., Version]):
@@ -259,6 +232,8 @@ def test_new_training_rows_count_from_the_last_training(made: Callable[..., Vers
     profile = profile_of()
     first = made(ROWS)
     assert versions.training_rows_since(profile, first) == 2  # nothing was trained yet
+    versions.note_training(profile, "0123456789ab", "run-0")
+    assert versions.training_rows_since(profile, first) == 2  # nor on a version that is known
     versions.note_training(profile, first.id, "run-1")
     assert versions.training_rows_since(profile, first) == 0
     rewritten = ROWS[0].model_copy(update={"answer": "鱼油 功效"})
@@ -275,13 +250,3 @@ def test_a_long_training_that_ends_takes_nothing_back(made: Callable[..., Versio
     versions.note_training(profile, first.id, "run-1")
     training = versions.last_training(profile)
     assert training and (training.version, training.run_id) == (second.id, "run-2")
-    (first.directory / "version.json").chmod(0o644)
-    (first.directory / "version.json").write_text("{")
-    versions.note_training(profile, first.id, "run-1")  # when it was made is not known any more
-    training = versions.last_training(profile)
-    assert training and training.version == first.id
-
-
-def test_a_training_on_an_unknown_version_makes_all_rows_new(made: Callable[..., Version], profile_of: ProfileOf):
-    versions.note_training(profile_of(), "0123456789ab", "run-0")
-    assert versions.training_rows_since(profile_of(), made(ROWS)) == 2

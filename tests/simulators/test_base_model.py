@@ -45,54 +45,27 @@ def test_incomplete_without_manifest(tmp_path):
 
 
 @pytest.mark.slow
-def test_folder_is_complete_and_metrics_reach_the_last_step(folder):
-    assert base_model.is_complete(folder / "model")
-    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    assert (last["step"], last["max_steps"]) == (3, 3)
-    assert set(last) == {"step", "max_steps", "loss", "seconds"}
-
-
-@pytest.mark.slow
 def test_same_machine_same_weights(folder, tmp_path):
+    assert base_model.is_complete(folder / "model")
+    assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
     pretrain(tmp_path)
     names = ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     assert [sha256_of(folder / "model" / n) for n in names] == [sha256_of(tmp_path / "model" / n) for n in names]
 
 
 @pytest.mark.slow
-def test_transformers_loads_it_and_stops_at_the_end_of_turn(folder):
+def test_transformers_loads_it_and_prompts_are_qwens(folder):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert model.config.model_type == "qwen3"
-    assert model.dtype.is_floating_point and model.dtype.itemsize == 4
     assert tokenizer.decode(model.generation_config.eos_token_id) == "<|im_end|>"
-
-
-@pytest.mark.slow
-def test_prompts_are_qwens(folder):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     messages = [{"role": "system", "content": "你好"}, {"role": "user", "content": "磷虾油😀怎么吃"}]
     prompt = "<|im_start|>system\n你好<|im_end|>\n<|im_start|>user\n磷虾油😀怎么吃<|im_end|>\n<|im_start|>assistant\n"
     options = {"tokenize": False, "add_generation_prompt": True}
     assert tokenizer.apply_chat_template(messages, **options) == prompt
-    assert tokenizer.apply_chat_template(messages, enable_thinking=False, **options) == (
-        prompt + "<think>\n\n</think>\n\n"
-    )
     assert tokenizer.decode(tokenizer(prompt)["input_ids"]) == prompt
-
-
-@pytest.mark.slow
-def test_thoughts_are_text_between_tags_of_one_token(folder):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    ids = tokenizer("<think>胶原</think>怎么吃<|im_end|>")["input_ids"]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>胶原</think>怎么吃"
-    assert ids[0] == tokenizer.convert_tokens_to_ids("<think>")
 
 
 @pytest.mark.slow

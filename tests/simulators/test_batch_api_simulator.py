@@ -85,7 +85,6 @@ def test_a_batch_goes_through_its_statuses():
     [
         (line("a") + line("a"), "duplicate_custom_id", 2),
         (line("a") + "{half\n", "invalid_json_line", 2),
-        (line("a", url="/v1/embeddings"), "invalid_json_line", 1),
         (line("a", body=body("x", "gpt-4o")), "model_not_found", 1),
         ("", "invalid_file", None),
     ],

@@ -1,6 +1,5 @@
 """The simulated teacher and judge: what they understand and answer, and that the server follows OpenAI's protocol."""
 
-import json
 from collections import Counter
 
 import pytest
@@ -13,7 +12,7 @@ from qinglan.simulators.chat_server import create_app
 from qinglan.simulators.domains import Domain, ReasonedAnswer
 from qinglan.simulators.domains.query_rewrite import facts as domain
 from qinglan.simulators.domains.query_rewrite.reader import Reading, understand
-from qinglan.simulators.domains.query_rewrite.teacher import PANEL_BIAS, judge, judge_panel, keywords, rewrite
+from qinglan.simulators.domains.query_rewrite.teacher import PANEL_BIAS, judge, judge_panel, rewrite
 from qinglan.simulators.server import Faults
 
 
@@ -32,9 +31,7 @@ def test_reads_every_phrasing(intent: str):
         ("历史摘要：上轮问了鱼油\n当前问题：那它孕妇能吃吗", Reading("深海鱼油", "preg")),
         ("历史摘要：上轮问了鱼油\n当前问题：钙片怎么保存", Reading("碳酸钙", "store")),
         ("用户画像：孕28周\n当前问题：燕窝能吃吗", Reading("燕窝", "preg")),
-        ("用户画像：给3岁孩子问\n当前问题：燕窝能吃吗", Reading("燕窝", "child")),
         ("用户画像：孕28周\n当前问题：燕窝怎么保存", Reading("燕窝", "store")),
-        ("历史摘要：上轮问了鱼油\n当前问题：那可以和钙片一起用吗", Reading("深海鱼油", "mix")),
         ("退黑素有付作用吗", Reading("褪黑素", "side")),
         ("腿黑素安全吗", Reading(None, "side")),
         ("ＮＭＮ怎么吃", Reading("烟酰胺单核苷酸", "how")),
@@ -51,31 +48,12 @@ def test_rewrites_by_habit_with_some_alternatives():
     assert 0.05 < answers["虾青素 食用建议 每日摄入量"] / 400 < 0.16
 
 
-def test_rewrite_depends_on_prompt_and_seed_alone():
-    assert [rewrite("胶原怎么吃", seed) for seed in range(20)] == [rewrite("胶原怎么吃", seed) for seed in range(20)]
-
-
-def test_rewrites_open_text_to_keywords():
-    words = rewrite("您好医生，我爸爸有高血压，高血压患者能吃党参吗？").split()
-    assert "高血压" in words
-    assert "党参" in words
-    assert "您好" not in words
-
-
-def test_keywords_of_nothing_known():
-    assert keywords("？！") == []
-    assert keywords("a b") == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     ("rewritten", "low", "high"),
     [
         ("胶原蛋白肽 服用方法 推荐用量", 5, 5),
         ("胶原蛋白肽 食用建议 每日摄入量", 5, 5),
-        ("胶原 用法用量", 5, 5),
         ("胶原蛋白肽", 2, 2),
-        ("食用建议 每日摄入量", 2, 2),
-        ("胶原蛋白肽 功效与作用", 2, 2),
         ("虾青素 食用建议 每日摄入量", 0, 2),
         ("胶原蛋白肽 食用建议 食用建议 食用建议", 4, 4),
         ("", 0, 0),
@@ -85,41 +63,14 @@ def test_judges_supplements(rewritten: str, low: float, high: float):
     assert low <= judge(f"请问胶原怎么吃\n改写：{rewritten}").score <= high
 
 
-def test_judges_open_text():
-    question = "我有高血压，高血压患者能吃党参吗？"
-    good, bad = (judge(f"{question}\n改写：{text}").score for text in ("高血压 党参", "感冒 发烧 咳嗽"))
-    assert good > 4
-    assert bad < 2
-
-
-def test_judge_reads_what_the_recipe_writes():
-    text = user_text("那怎么吃", profile="老客户", history="上轮问了NMN")
-    prompt = RECIPE.judge_messages(text, "烟酰胺单核苷酸 用法用量", Tenant())[-1]["content"]
-    assert judge(prompt).score == 5
-
-
 def _ask(model: str, content: str, **more: object):
     body = {"model": model, "messages": [{"role": "user", "content": content}], **more}
     return TestClient(create_app()).post("/v1/chat/completions", json=body)
 
 
-def test_chat_completion():
-    answer = _ask("simulated-rewriter", "益生菌怎么保存", temperature=0).json()
-    assert answer["choices"][0]["message"]["content"].startswith("益生菌")
-    assert answer["choices"][0]["finish_reason"] == "stop"
-    usage = answer["usage"]
-    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 8
-
-
 def test_judge_answers_in_json():
     text = _ask("simulated-judge", "益生菌怎么保存\n改写：益生菌 保存方法").json()["choices"][0]["message"]["content"]
     assert RECIPE.parse_judge(text) == 5
-    assert json.loads(text)["reason"]
-
-
-def test_models():
-    answer = TestClient(create_app()).get("/v1/models").json()
-    assert {"simulated-rewriter", "simulated-keywords", "simulated-judge"} <= {model["id"] for model in answer["data"]}
 
 
 def test_reasoning_is_returned_beside_the_answer_and_counted(monkeypatch: pytest.MonkeyPatch):
@@ -144,6 +95,7 @@ def test_unknown_model_and_bad_body():
 
 
 def test_faults_are_seeded_and_come_in_thirds():
+    assert TestClient(Faults(create_app(), fault_rate=1.0)).get("/health").json() == {"status": "ok"}
     faults = [Faults(create_app(), fault_rate=0.3, seed=1) for _ in range(2)]
     first, second = ([faults.next_fault() for _ in range(3000)] for faults in faults)
     counts = Counter(first)
@@ -161,24 +113,6 @@ def test_rate_limit_says_when_to_return():
     assert answer.headers["retry-after"] == "1"
 
 
-def test_health_has_no_faults():
-    assert TestClient(Faults(create_app(), fault_rate=1.0)).get("/health").json() == {"status": "ok"}
-
-
-def test_a_passage_is_judged_by_its_title():
-    asked = "虾青素有没有副作用\n检索结果：《虾青素 {}》虾青素是一种……"
-    answered = [judge(asked.format("不良反应 耐受性评价"), seed).score for seed in range(400)]
-    missed = [judge(asked.format("孕妇 服用禁忌"), seed).score for seed in range(400)]
-    assert 0.86 < answered.count(5.0) / 400 < 0.94, "another wording is as good; one verdict in ten is wrong"
-    assert 0.06 < missed.count(5.0) / 400 < 0.14
-    assert judge(asked.format("孕妇 服用禁忌"), 3) == judge(asked.format("孕妇 服用禁忌"), 3)
-
-
-def test_another_product_s_passage_is_not_relevant():
-    text = "虾青素有没有副作用\n检索结果：《叶黄素 不良反应 耐受性评价》叶黄素"
-    assert sorted({judge(text, seed).score for seed in range(60)}) == [0.0, 5.0]
-
-
 TEXTS = ["虾青素 服用方法 推荐用量", "虾青素", "胶原蛋白肽 功效", "虾青素 保存方法"]
 
 
@@ -194,21 +128,6 @@ def test_a_panel_scores_as_the_judge_does_alone_up_to_a_position_bias():
     for seed in range(50):
         assert panel(*TEXTS, seed=seed) == pytest.approx([alone(text) for text in TEXTS], abs=PANEL_BIAS)
     assert panel(TEXTS[1]) == [alone(TEXTS[1])]
-
-
-def test_the_position_bias_is_upwards_first_and_downwards_last():
-    gains = [[p - a for p, a in zip(panel(*TEXTS[1:], seed=s), map(alone, TEXTS[1:]), strict=True)] for s in range(100)]
-    first, middle, last = zip(*gains, strict=True)
-    assert max(first) > 0 == min(first) and max(middle) == min(middle) == 0 and min(last) < 0 == max(last)
-
-
-def test_another_order_gives_other_scores():
-    differences = [
-        abs(one - other)
-        for seed in range(100)
-        for one, other in zip(panel(*TEXTS, seed=seed), panel(*TEXTS[::-1], seed=seed)[::-1], strict=True)
-    ]
-    assert 0.02 < sum(differences) / len(differences) < 0.3
 
 
 def test_the_judge_answers_panels_over_http():

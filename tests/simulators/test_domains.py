@@ -11,7 +11,6 @@ import pytest
 
 from qinglan.config import Embedded, Profile
 from qinglan.errors import ConfigError
-from qinglan.recipes import get_recipe
 from qinglan.simulators import base_model
 from qinglan.simulators import domains as domains
 from qinglan.simulators.domains import (
@@ -44,22 +43,10 @@ def tiny_domain(**size: int) -> Domain:
     )
 
 
-def test_one_is_named_after_each_recipe_that_ships():
-    assert [(domain_of(name).name, get_recipe(name).NAME) for name in NAMES] == [(name, name) for name in NAMES]
-
-
-def test_an_unknown_recipe_has_none():
-    with pytest.raises(ConfigError, match=r"recipe poetry has no simulated domain; there are those of .*query_rewrite"):
-        domain_of("poetry")
-
-
 def test_a_profile_has_its_recipes_domain_or_names_another(profile_of: ProfileOf):
     assert domain_for(profile_of(), "data.workbook").name == "query_rewrite"
     borrowing = profile_of(recipe="/recipes/poetry.py", embedded={"domain": "query_rewrite"})
     assert domain_for(borrowing, "student.base_model").name == "query_rewrite"
-
-
-def test_a_recipe_without_a_domain_gets_a_hint(profile_of: ProfileOf):
     with pytest.raises(ConfigError, match=r"^student\.base_model: recipe poetry has no .* embedded\.domain \("):
         domain_for(profile_of(recipe="/recipes/poetry.py"), "student.base_model")
     with pytest.raises(ConfigError, match=r"^embedded\.domain: there is no domain poetry; .*query_rewrite"):
@@ -114,19 +101,6 @@ def test_the_base_models_key_follows_its_own_domain_only(monkeypatch: pytest.Mon
     monkeypatch.setattr(domains, "_names", lambda: ("another", "query_rewrite"))
     assert base_model.cache_key(Embedded(), domain_of("query_rewrite")) == key
     assert base_model.cache_key(Embedded(), domain_of("medical")) != key
-
-
-@pytest.mark.parametrize("size", [{"steps": 7}, {"layers": 2}, {"documents_per_step": 9}])
-def test_the_base_models_key_follows_its_size(size: dict[str, int]):
-    assert base_model.cache_key(Embedded(), tiny_domain(**size)) != base_model.cache_key(Embedded(), tiny_domain())
-
-
-def test_the_profile_overrides_the_domains_steps():
-    def steps(embedded: Embedded) -> str:
-        argv = base_model.pretrain_argv("python", embedded, tiny_domain(), Path("m"), Path("l"), threads=1)
-        return argv[argv.index("--steps") + 1]
-
-    assert (steps(Embedded()), steps(Embedded(pretrain_steps=3))) == ("600", "3")
 
 
 def test_an_unknown_model_is_refused():

@@ -1,13 +1,9 @@
 """The medical domain: its questions, its answers, and what the base model must not read."""
 
 import json
-from collections import Counter
 from random import Random
 
-import pytest
-
 from qinglan.config import Embedded, Tenant
-from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.recipes._medical_rules import RULES
 from qinglan.rows import Row
@@ -53,16 +49,6 @@ def test_the_reader_understands_every_question() -> None:
     assert understand("今天天气怎么样") is None
 
 
-def test_given_answers_are_less_than_safe() -> None:
-    rng = Random(1)
-    asked = [domain.ask(rng, *pair) for pair in domain.pairs("train", dangerous=True) for _ in range(20)]
-    parts = [RULES.parts(each.text, domain.given_answer(rng, each), ()) for each in asked]
-    complete = sum(each["safety"] == 1 and each["harmless"] == 1 for each in parts) / len(parts)
-    harmful = sum(each["harmless"] == 0 for each in parts) / len(parts)
-    assert 0.3 < complete < 0.55
-    assert harmful == pytest.approx(domain.P_BLUNDER, abs=0.03)
-
-
 def test_the_judge_wants_facts_safety_and_brevity() -> None:
     question = domain.MedicalQuestion("华法林一次吃几片", "dosage", "华法林")
     full, plain = domain.full_answer(question), domain.statement("dosage", "华法林")
@@ -72,38 +58,12 @@ def test_the_judge_wants_facts_safety_and_brevity() -> None:
     assert score(question, full + "多吃几片没事。") <= 1
 
 
-def test_the_judge_compares_with_the_data_outside_its_domain() -> None:
-    asked = "膝盖疼三天了\n资料中的回答：减少爬楼，必要时拍片\n待评回答："
-    assert json.loads(judge.judge_json(asked + "减少爬楼，必要时拍片"))["score"] >= 4.5
-    assert json.loads(judge.judge_json(asked + "多晒太阳"))["score"] == 0
-
-
 def test_test_rows_ask_what_no_other_row_asks() -> None:
     rows = sample.build_sample(CONFIG)
     assert len({row.question.text for row in rows}) == len(rows) == 460
     for row in rows:
         assert (row.split == "test") == (domain.pair_split(row.question.topic, row.question.thing) == "test")
         assert row.split == "test" or not gives_away(row.question.text)
-
-
-def test_every_kind_of_danger_is_asked_about_as_often_as_any_other() -> None:
-    topics = Counter(row.question.topic for row in sample.build_sample(Embedded(sample_train_rows=1600)))
-    dangerous = {topic: count for topic, count in topics.items() if domain.TOPICS[topic].is_dangerous}
-    assert len(dangerous) == 5 and max(dangerous.values()) < 1.3 * min(dangerous.values())
-
-
-def test_gold_answers_are_complete() -> None:
-    gold = [row for row in sample.build_sample(CONFIG) if row.pool == "gold"]
-    assert gold and all(row.answer == domain.full_answer(row.question) for row in gold)
-    assert any(domain.TOPICS[row.question.topic].is_dangerous for row in gold), "of whom others' answers lack something"
-
-
-def test_more_rows_than_questions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(domain, "PREFIXES", ("",))
-    monkeypatch.setattr(domain, "SUFFIXES", ("",))
-    monkeypatch.setattr("qinglan.simulators.sample_workbook._MISSES_MAX", 50)
-    with pytest.raises(ConfigError, match="sample_test_rows: 5000 is too many, there are about"):
-        sample.build_sample(CONFIG.model_copy(update={"sample_test_rows": 5000}))
 
 
 def test_the_base_model_is_asked_nothing_of_the_test_split_and_reads_no_answer_to_a_question() -> None:

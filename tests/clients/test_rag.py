@@ -1,6 +1,5 @@
 """The RAG's contract over real HTTP: what is sent, what breaks it, what is tried again and how that is counted."""
 
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -35,14 +34,14 @@ async def test_request_and_answer(serve: Serve):
     assert (found.ids, found.scores, found.rank("d2")) == (("d1", "d2"), (0.9, 0.4), 2)
 
 
-def test_numbers_as_ids_and_titles_from_content():
-    answer = b'{"data": {"recall": [{"id": 7, "content": "abc", "reranker_score": 1, "extra": 0}]}, "code": 0}'
-    found = read_answer(answer, "u")
-    assert (found.ids, found.titles) == (("7",), ("abc",))
-
-
-def test_nothing_recalled_is_an_answer():
+def test_an_answer_may_be_empty_and_fields_are_read_leniently():
     assert read_answer(b'{"data": {"recall": []}}', "u").scores == ()
+    answer = passages(
+        '{"id": 7, "content": "abc", "reranker_score": 1, "title": null, "extra": 0}',
+        '{"content": "d", "reranker_score": 1}',
+    )
+    found = read_answer(answer.encode(), "u")
+    assert (found.ids, found.titles, found.scores) == (("7", None), ("abc", "d"), (1.0, 1.0))
 
 
 def passages(*found: str) -> str:
@@ -58,35 +57,23 @@ def scored(*scores: object) -> str:
     [
         ('{"recall": []}', "`data` is missing (found: recall); wrap the passages as"),
         ("{}", "`data` is missing (the object is empty)"),
-        ('{"docs": [1], "code": 0}', "(found: docs, code)"),
         ("[]", "it is a list, not an object; wrap the passages as"),
-        ("null", "it is null, not an object"),
-        ('"{\\"data\\": 1}"', "it is a JSON text, not an object"),
         ('{"data": []}', "`data` is a list; the passages belong one level deeper, under `data.recall`"),
         ('{"data": null, "msg": "kb\\n not \\u001b[31mfound"}', '`data` is null and `msg` says "kb not [31mfound"'),
         ('{"data": {"docs": []}}', "`data.recall` is missing (found: docs)"),
         ('{"data": {"recall": null}}', "`data.recall` is null, not a list; nothing found is []"),
-        (passages('"x"'), "`data.recall[0]` is a text, not an object"),
         (passages('{"reranker_score": 0.5}'), "`data.recall[0].content` is missing (found: reranker_score)"),
         (passages('{"page_content": "x"}'), "send `page_content` under this name"),
-        (passages('{"content": null, "reranker_score": 0.5}'), "`data.recall[0].content` is null"),
         (passages('{"content": "x", "score": 1}'), "send `score` under this name, in [0, 1]"),
         (passages('{"content": "x", "reranker_score": 1, "id": [1]}'), "`data.recall[0].id` is a list"),
-        (passages('{"content": "x", "reranker_score": 1}', '{"content": "y"}'), "`data.recall[1].reranker_score` is m"),
         (scored(0.9, 1.2), "`data.recall[1].reranker_score` is 1.2, outside [0, 1]; looks like a logit: send its sig"),
-        (scored(0.2, -3), "is -3, outside [0, 1]; looks like a logit"),
         (scored(92.5, 31), "is 92.5, outside [0, 1]; looks like a percentage: divide by 100"),
         (scored(1.0000002, 0.3), "outside [0, 1]; looks like rounding: clip it"),
-        (scored(7120, 31), "is 7120, outside [0, 1]; scale it to [0, 1]"),
         (scored("NaN"), "`data.recall[0].reranker_score` is nan; send a number in [0, 1]"),
         (scored('"0.9"'), '`data.recall[0].reranker_score` is the text "0.9"; send a number'),
-        (scored("true"), "`data.recall[0].reranker_score` is true or false"),
-        (scored("null"), "`data.recall[0].reranker_score` is null"),
         ("", "the body is empty"),
         ("<html>" + 5000 * "x", 'it is HTML, not JSON: "<html>xxx'),
-        ('data: {"docs": []}\n\n', "it is an event stream, not JSON"),
         ("busy\n" + 5000 * "x", 'it is not JSON: "busy xxx'),
-        ("[" * 100_000, "it is not JSON"),
         (scored(0.1, 0.2), "data.recall[1] above the passage before (0.2 after 0.1)"),
         (scored(0.1, 0.2), "all of them rise: if it is a distance"),
         (scored(*[0.1, 0.2] * 5), "data.recall[1], data.recall[3], data.recall[5] and 2 more above"),
@@ -108,18 +95,6 @@ def test_a_wrong_content_type_is_named_where_the_body_is_no_json():
     assert read_answer(scored(0.5).encode(), "u", "text/plain").scores == (0.5,)
 
 
-@pytest.mark.parametrize("answer", [scored(0.5).encode("utf-16"), scored(0.5).replace("x", "\\ud800").encode()])
-def test_what_json_allows_and_the_reader_does_not(answer: bytes):
-    with pytest.raises(RetrievalError, match='breaks the contract: "Invalid JSON: '):
-        read_answer(answer, "u")
-
-
-def test_equal_scores_are_in_order_and_a_null_title_is_none():
-    assert read_answer(scored(0.5, 0.5, 0).encode(), "u").scores == (0.5, 0.5, 0.0)
-    answer = passages('{"content": "abc", "reranker_score": 1, "title": null}')
-    assert read_answer(answer.encode(), "u").titles == ("abc",)
-
-
 @pytest.mark.parametrize("fault", [(503, {}), (429, {}), None])
 async def test_weather_is_retried(serve: Serve, fault: Any):
     async with client(serve(script_of(fault, fault, FOUND)).url) as rag:
@@ -127,31 +102,21 @@ async def test_weather_is_retried(serve: Serve, fault: Any):
         assert (rag.call_count, rag.failed_count) == (3, 2)
 
 
-async def test_retries_end(serve: Serve):
-    service = serve(script_of((500, {})))
-    async with client(service.url) as rag:
-        with pytest.raises(RetrievalError, match="HTTP 500") as caught:
-            await rag.retrieve("q")
-        assert (caught.value.reason, caught.value.transient) == ("rag_unavailable", True)
-        assert (rag.call_count, rag.failed_count, len(service.bodies)) == (3, 3, 3)
-
-
-async def test_retry_after_is_honoured(serve: Serve):
-    start = time.monotonic()
-    async with client(serve(script_of((429, {}, {"retry-after-ms": "300"}), FOUND)).url) as rag:
-        await rag.retrieve("q")
-    assert time.monotonic() - start >= 0.3
-
-
 @pytest.mark.parametrize(
-    ("reply", "reason"),
-    [((400, {"detail": "no such kb"}), "rag_refused"), ((302, b""), "rag_refused"), ((200, {}), "rag_bad_answer")],
+    ("reply", "reason", "calls"),
+    [
+        ((400, {"detail": "no such kb"}), "rag_refused", 1),
+        ((302, b""), "rag_refused", 1),
+        ((200, {}), "rag_bad_answer", 1),
+        ((500, {}), "rag_unavailable", 3),
+    ],
 )
-async def test_a_refusal_or_a_broken_contract_is_not_tried_again_but_counted(serve: Serve, reply: Any, reason: str):
+async def test_only_transient_failures_are_tried_again(serve: Serve, reply: Any, reason: str, calls: int):
     async with client(serve(script_of(reply)).url) as rag:
         with pytest.raises(RetrievalError) as caught:
             await rag.retrieve("q")
-        assert (caught.value.reason, rag.call_count, rag.failed_count) == (reason, 1, 1)
+        assert (caught.value.reason, caught.value.transient) == (reason, calls > 1)
+        assert (rag.call_count, rag.failed_count) == (calls, calls)
 
 
 async def test_nobody_there_and_garbled_bodies(serve: Serve):

@@ -38,31 +38,17 @@ def timeout() -> TeacherError:
 
 
 async def test_only_missing_rows_are_tried_again():
-    batch, work = RowBatch(4, ROWS), Worker({"1": [timeout()]})
-    with pytest.raises(BatchIncompleteError, match="batch 4: 1 rows to try again; first: late"):
+    refusal = TeacherError("no", "teacher_refused")
+    batch = RowBatch(4, [*ROWS, row(3), row(4, "duplicate")])
+    work = Worker({"0": [timeout()], "1": [refusal], "2": [timeout(), timeout()]})
+    with pytest.raises(BatchIncompleteError, match="batch 4: 2 rows to try again; first: late"):
         await batch.run(work, last_attempt=False)
-    done = await batch.run(work, last_attempt=False)
-    assert work.asked == ["0", "1", "2", "1"]
-    assert all(r.status == "ok" for r in done)
-
-
-async def test_a_refusal_is_final():
-    batch, work = RowBatch(0, ROWS), Worker({"1": [TeacherError("no", "teacher_refused")]})
-    done = await batch.run(work, last_attempt=False)
-    assert (done[1].status, done[1].reason, done[1].answer) == ("failed", "teacher_refused", None)
-    assert batch.first_failure() == "no"
-
-
-async def test_the_last_attempt_keeps_the_reason():
-    done = await RowBatch(0, ROWS).run(Worker({"2": [timeout()]}), last_attempt=True)
-    assert [r.reason for r in done] == [None, None, "teacher_timeout"]
-
-
-async def test_rows_that_failed_before_pass_through():
-    work = Worker({})
-    done = await RowBatch(0, [row(0, "duplicate"), row(1)]).run(work, last_attempt=False)
-    assert work.asked == ["1"]
-    assert done[0].reason == "duplicate"
+    done = await batch.run(work, last_attempt=True)
+    assert work.asked == ["0", "1", "2", "3", "0", "2"]
+    assert [r.reason for r in done] == [None, "teacher_refused", "teacher_timeout", None, "duplicate"]
+    assert [r.answer for r in done] == ["改写", None, None, "改写", None]
+    with pytest.raises(StageError, match=r"2 of 4 rows failed.*first failure: late\. Answers already paid"):
+        Losses("distill", 4, 0.0).add(batch.rows, done, batch.first_failure())
 
 
 async def test_an_error_waits_for_answers_that_are_under_way():
@@ -72,24 +58,16 @@ async def test_an_error_waits_for_answers_that_are_under_way():
     assert [r.id for r in batch.missing] == ["0"]
 
 
-def test_cut():
-    batches = list(cut([row(n) for n in range(5)], 2))
-    assert [(b.index, len(b.rows)) for b in batches] == [(0, 2), (1, 2), (2, 1)]
-
-
 def lose(losses: Losses, *done: str) -> None:
     """A finished batch, of which each row is `ok` or failed with a reason."""
     batch = RowBatch(0, [row(n) for n in range(len(done))])
     losses.add(batch.rows, [row(n, status) for n, status in enumerate(done)], None)
 
 
-def test_a_share_within_the_limit_goes_on():
-    losses = Losses("distill", 20, 0.1)
-    lose(losses, "truncated", "truncated", "ok", "ok")
-    lose(losses, *["ok"] * 16)
-
-
 def test_the_stage_stops_once_more_than_the_share_of_all_rows_is_lost():
+    with pytest.raises(StageError, match="distill: no row to work on"):
+        Losses("distill", 0, 0.5)
+    lose(Losses("distill", 3, 0.0), "over_budget", "over_budget", "ok")  # what the budget left out is no loss
     losses = Losses("distill", 1000, 0.1)
     lose(losses, *["x"] * 100)  # a whole batch, and yet no more than may fail
     with pytest.raises(StageError, match=r"distill: 101 of 1000 rows failed, more than distill.max_failed_share = 10%"):
@@ -103,24 +81,6 @@ def test_small_stages_may_lose_one_row_but_not_all(limit: float, given: int, fai
         lose(losses, "x")
     with pytest.raises(StageError, match=f"{failed} of {given} rows failed"):
         lose(losses, "x")
-
-
-def test_rows_that_failed_before_are_no_losses():
-    with pytest.raises(StageError, match="distill: no row to work on"):
-        Losses("distill", 0, 0.5)
-    before = [row(0, "duplicate"), row(1), row(2)]
-    Losses("distill", 2, 0.0).add(before, before, None)
-
-
-async def test_the_first_failure_is_named():
-    batch = RowBatch(0, ROWS)
-    done = await batch.run(Worker({"1": [TeacherError("boom", "teacher_refused")]}), last_attempt=True)
-    with pytest.raises(StageError, match=r"first failure: boom\. Answers already paid"):
-        Losses("distill", 3, 0.0).add(batch.rows, done, batch.first_failure())
-
-
-def test_what_the_budget_left_out_is_no_loss():
-    lose(Losses("distill", 3, 0.0), "over_budget", "over_budget", "ok")
 
 
 def batches_of(count: int) -> list[RowBatch]:
@@ -141,20 +101,6 @@ async def test_batches_come_in_order_and_few_are_at_work():
     done = [(batch.index, result) async for batch, result in in_order(batches_of(40), work, at_once=3)]
     assert done == [(n, n) for n in range(40)]
     assert most == 3
-
-
-async def test_a_batch_is_handed_on_as_soon_as_those_before_it_are():
-    last = asyncio.Event()
-
-    async def work(batch: RowBatch) -> int:
-        if batch.index == 2:
-            await last.wait()
-        return batch.index
-
-    async with aclosing(in_order(batches_of(3), work, at_once=3)) as done:
-        assert [(await anext(done))[1] for _ in range(2)] == [0, 1]
-        last.set()
-        assert (await anext(done))[1] == 2
 
 
 async def test_the_source_is_read_no_further_than_needed():

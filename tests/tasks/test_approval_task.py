@@ -97,9 +97,11 @@ def waits(profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_attempt_asks_anew(waits: Callable[..., Waits]):
     made = waits(AskedError(), AskedError())
+    made.prefect.before = Crashed()  # which can't be paused
     for _ in range(2):
         with pytest.raises(AskedError):
             made.ask()
+    assert made.prefect.before.is_running()
     assert len(set(made.prefect.keys)) == 2
     assert f"qinglan release approve {made.run.id} --profile 'my profile.yaml' --reviewer NAME" in made.said[-1]
     assert [event for event, _ in made.told] == ["gate.waiting"] * 2
@@ -115,20 +117,9 @@ def test_a_run_that_goes_on_without_an_answer_before_the_time_is_up_asks_again(w
     assert len(made.told) == 1  # people were told already
 
 
-def test_what_was_taken_for_crashed_before_it_waits_is_set_right_first(waits: Callable[..., Waits]):
-    made = waits(AskedError())
-    made.prefect.before = Crashed()
-    with pytest.raises(AskedError):
-        made.ask()
-    assert made.prefect.before.is_running()
-
-
-def test_ctrl_c_is_ctrl_c(waits: Callable[..., Waits]):
-    with pytest.raises(KeyboardInterrupt):
-        waits(KeyboardInterrupt()).ask()
-
-
 def test_a_wait_that_was_ended_says_so(waits: Callable[..., Waits]):
+    with pytest.raises(KeyboardInterrupt):  # a Ctrl-C of the user's
+        waits(KeyboardInterrupt()).ask()
     made = waits(KeyboardInterrupt())
     watch: Any = approval._Watch(FLOW_RUN, datetime.now(UTC) + ROOM, ended_as="Cancelled")
     wait: Any = approval._wait
@@ -196,9 +187,3 @@ def test_a_wait_that_was_taken_for_crashed_goes_on(monkeypatch: pytest.MonkeyPat
 )
 def test_a_wait_that_somebody_ended_is_left(monkeypatch: pytest.MonkeyPatch, states: list[State[Any]], ended_as: str):
     assert look_after(Server(Paused(), *states), monkeypatch, ROOM) == ["Ctrl-C", ended_as]
-
-
-def test_after_the_answer_nobody_looks(monkeypatch: pytest.MonkeyPatch):
-    server = Server()
-    server.over.set()
-    assert look_after(server, monkeypatch, -ROOM) == []

@@ -77,38 +77,32 @@ def test_an_engine_that_died_is_started_again(tmp_path: Path):
     assert attempts.said[1] == (
         "verl ended with status 137; full log: x; starting it again from its newest checkpoint, 2 of 2 restarts"
     )
+    Attempts(tmp_path, died(5), died(5), None).run(steps=1)  # quick deaths, but with progress
+    (tmp_path / "stopped.json").write_text('{"reason": "nothing better since step 40", "failed": false}')
+    Attempts(tmp_path, None).run()
 
 
-@pytest.mark.parametrize(("max_restarts", "resumable"), [(0, True), (2, False)])
-def test_a_failure_is_final_where_no_restart_is_wanted(tmp_path: Path, max_restarts: int, resumable: bool):
-    attempts = Attempts(tmp_path, died(), None)
-    with pytest.raises(AttemptFailedError, match="status 137"):
-        attempts.run(max_restarts, resumable=resumable)
-    assert len(attempts.outcomes) == 1
-
-
-def test_restarts_are_limited(tmp_path: Path):
-    with pytest.raises(EngineError, match=r"after 2 restarts, trainer\.max_restarts"):
-        Attempts(tmp_path, died(), died(), died(), None).run()
-
-
-def test_two_quick_deaths_without_progress_are_a_wrong_setting(tmp_path: Path):
-    attempts = Attempts(tmp_path, died(5), died(5), None)
-    with pytest.raises(EngineError, match=r"died twice in a row .* is a setting wrong\? verl ended with status 137"):
-        attempts.run(10)
-    assert len(attempts.outcomes) == 1
-
-
-@pytest.mark.parametrize(("seconds", "steps"), [(5.0, 1), (61.0, 0)])
-def test_deaths_with_progress_or_late_ones_are_no_wrong_setting(tmp_path: Path, seconds: float, steps: int):
-    Attempts(tmp_path, died(seconds), died(seconds), None).run(steps=steps)
-
-
-def test_a_watchers_error_is_never_answered_by_a_restart(tmp_path: Path):
-    attempts = Attempts(tmp_path, StageError("too many rows left out"), None)
-    with pytest.raises(StageError, match="too many rows"):
-        attempts.run()
-    assert len(attempts.outcomes) == 1
+@pytest.mark.parametrize(
+    ("outcomes", "options", "message"),
+    [
+        ([died()], {"max_restarts": 0}, "status 137"),
+        ([died()], {"resumable": False}, "status 137"),
+        ([died(), died(), died()], {}, r"after 2 restarts, trainer\.max_restarts"),
+        (
+            [died(5), died(5)],
+            {"max_restarts": 10},
+            r"twice in a row .* is a setting wrong\? verl ended",
+        ),
+        ([StageError("too many rows left out")], {}, "too many rows"),
+    ],
+)
+def test_a_restart_that_cannot_help_is_not_tried(
+    tmp_path: Path, outcomes: list[Exception], options: dict[str, Any], message: str
+):
+    attempts = Attempts(tmp_path, *outcomes, None)
+    with pytest.raises((EngineError, StageError), match=message):
+        attempts.run(**options)
+    assert attempts.outcomes == [None]
 
 
 @pytest.mark.parametrize("outcome", [died(), None])
@@ -116,11 +110,6 @@ def test_an_engine_that_gave_up_is_not_started_again(tmp_path: Path, outcome: Ex
     (tmp_path / "stopped.json").write_text('{"reason": "12% of the samples were not scored", "failed": true}')
     with pytest.raises(StageError, match="verl gave up: 12% of the samples were not scored"):
         Attempts(tmp_path, outcome, None).run()
-
-
-def test_an_engine_that_ended_early_ended_well(tmp_path: Path):
-    (tmp_path / "stopped.json").write_text('{"reason": "nothing better since step 40", "failed": false}')
-    Attempts(tmp_path, None).run()
 
 
 def stage_of(profile: Profile, directory: Path) -> tuple[Stage, list[str]]:
@@ -178,22 +167,9 @@ class FakePrefect:
         return SimpleNamespace(id=flow_run_id, state=self._state)
 
 
-STATES = [(Cancelling(), True), (Cancelled(), True), (Running(), False), (None, False)]
-
-
-@pytest.mark.parametrize(("state", "expected"), STATES)
-def test_prefect_is_asked_whether_the_run_was_cancelled(
-    monkeypatch: pytest.MonkeyPatch, state: State[Any] | None, expected: bool
-):
-    monkeypatch.setattr(engine, "get_client", lambda **_: FakePrefect(state))
-    assert is_cancelled(str(uuid4())) is expected
-
-
-def test_outside_of_a_flow_run_nothing_is_cancelled():
-    assert is_cancelled("") is False
-
-
-@pytest.mark.parametrize(("state", "expected"), STATES)
+@pytest.mark.parametrize(
+    ("state", "expected"), [(Cancelling(), True), (Cancelled(), True), (Running(), False), (None, False)]
+)
 def test_the_cancellation_hook_stops_the_jobs_of_a_cancelled_run(
     tmp_path: Path,
     profile_of: Callable[..., Profile],
@@ -212,3 +188,5 @@ def test_the_cancellation_hook_stops_the_jobs_of_a_cancelled_run(
     monkeypatch.setattr(engine, "flow_run_logger", lambda _: logging.getLogger("test"))
     stop_jobs(cast(Any, None), FlowRun(id=flow_run, flow_id=uuid4(), parameters={"profile": "p"}), Cancelling())
     assert ray.stopped() == ([job] if expected else [])
+    assert is_cancelled(str(flow_run)) is expected
+    assert not is_cancelled(""), "outside of a flow run nothing is cancelled"

@@ -123,6 +123,7 @@ def test_what_an_evaluation_depends_on(
     fake.run(profile_of(), knowledge_base="a", rl="a")
     before = fake.depends_on
     assert before["rows_sha256"] == fake.rows.sha256
+    assert before["loads"]["rl"] == {"code": "one_at_a_time", "values": {"device": "cpu"}}, "a latency has its load"
     fake.run(profile_of(**settings), knowledge_base=knowledge_base, rl="a")
     assert {key for key in before if before[key] != fake.depends_on[key]} == changed
 
@@ -134,31 +135,26 @@ def test_answers_are_evaluated_without_a_knowledge_base(evaluated: Any, profile_
     assert set(fake.arms) == {"rl"}, "nobody was asked for the row's answer"
 
 
-def test_the_champion_is_an_arm(evaluated: Any, profile_of: ProfileOf):
-    fake = evaluated(champion=released("c"))
+@pytest.mark.parametrize(
+    ("champion", "arms"), [("c", {"rl": "a", "sft": "b", "champion": "c"}), ("a", {"rl": "a", "sft": "b"})]
+)
+def test_the_champion_is_an_arm_unless_it_is_one_of_the_models(
+    evaluated: Any, profile_of: ProfileOf, champion: str, arms: dict[str, str]
+):
+    fake = evaluated(champion=released(champion))
     fake.run(profile_of(), rl="a", sft="b")
-    assert fake.models == {"rl": "/rl", "sft": "/sft", "champion": "/kept"}
-    assert fake.depends_on["models"] == {"rl": "a", "sft": "b", "champion": "c"}
+    assert fake.depends_on["models"] == arms
+    assert fake.models.keys() == arms.keys()
 
 
-def test_a_champion_that_is_one_of_the_models_is_tested_once(evaluated: Any, profile_of: ProfileOf):
-    fake = evaluated(champion=released("a"))
-    fake.run(profile_of(), rl="a", sft="b")
-    assert fake.depends_on["models"] == {"rl": "a", "sft": "b"}
-    assert set(fake.models) == {"rl", "sft"}
-
-
-def test_the_red_team_is_asked_with_the_questions_and_no_row_of_them(evaluated: Any, profile_of: ProfileOf):
-    fake = evaluated()
+def test_the_red_team_is_asked_with_the_questions_and_no_row_of_them(
+    evaluated: Any, profile_of: ProfileOf, tmp_path: Path
+):
+    fake, own = evaluated(), tmp_path / "own.jsonl"
     fake.run(profile_of(), rl="a", base="b")
     assert [entry.row_id for entry in fake.arms["rl"]] == ["1"]
     assert set(fake.red_team) == {"rl"}, "nobody releases a base model"
     assert list(fake.red_team["rl"]) == [f"redteam-{case.id}" for case in fake.cases] != []
-
-
-def test_the_users_own_cases_are_another_evaluation(evaluated: Any, profile_of: ProfileOf, tmp_path: Path):
-    fake, own = evaluated(), tmp_path / "own.jsonl"
-    fake.run(profile_of(), rl="a")
     before = fake.depends_on["red_team"]
     own.write_text('{"id": "own", "name": "自己的", "kind": "long", "query": "长"}', encoding="utf-8")
     fake.run(profile_of(evaluate={"red_team": str(own)}), rl="a")
@@ -175,15 +171,6 @@ def test_what_nobody_judged_is_counted_and_asked_again_where_that_helps(
     assert found.unjudged == fake.unjudged
     assert fake.outcome.try_again == 1, "an unreadable answer stays one"
     assert found.arms["rl"].prompt_tokens_per_1000 == 9000
-
-
-def test_latency_comes_with_its_load(evaluated: Any, profile_of: ProfileOf, tmp_path: Path):
-    fake = evaluated()
-    fake.run(profile_of(teacher={"model": "big", "concurrency": 5}), rl="a")
-    assert fake.depends_on["loads"] == {
-        "teacher": {"code": "live_at_once", "values": {"questions": 5}},
-        "rl": {"code": "one_at_a_time", "values": {"device": "cpu"}},
-    }
 
 
 def test_further_teachers_are_asked_and_paid_for_by_name(

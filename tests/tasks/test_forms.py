@@ -1,6 +1,6 @@
 """The run form as Prefect's page and server see it, and what it comes to."""
 
-import re
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
@@ -9,12 +9,11 @@ import pytest
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import BaseModel
-from rich.text import Text
 
 from qinglan.config import Profile, load_profile, profile_names
 from qinglan.errors import ConfigError
 from qinglan.tasks import forms
-from qinglan.tasks.forms import Changes, PipelineChanges, RefreshChanges, Sets, TrainChanges, overrides_in, overrides_of
+from qinglan.tasks.forms import Changes, PipelineChanges, RefreshChanges, Sets, overrides_in, overrides_of
 
 FLOWS = sorted(path.stem for path in (Path(__file__).parents[2] / "flows").glob("[a-z]*.py"))
 WITH_CHANGES = [name for name in FLOWS if name not in ("canary_check", "clean_up")]
@@ -37,22 +36,14 @@ def all_forms() -> list[type[Changes]]:
 
 
 @pytest.mark.parametrize("flow", FLOWS)
-def test_every_parameter_says_what_it_is(flow: str):
+def test_every_parameter_is_described_and_nothing_has_to_be_filled_in(flow: str):
     schema = schema_of(flow)
     known = {f"#/definitions/{name}": form for name, form in schema.get("definitions", {}).items()}
     for name, shown in (item for form in (schema, *known.values()) for item in form["properties"].items()):
         resolved = known.get(shown.get("$ref", ""), {}) | shown  # as the page does
-        assert resolved["title"], name
-        assert len(resolved["description"]) > 5, name
-
-
-@pytest.mark.parametrize("flow", FLOWS)
-def test_nothing_has_to_be_filled_in(flow: str):
-    schema = schema_of(flow)
+        assert resolved["title"] and len(resolved["description"]) > 5, name
     assert "required" not in schema
-    defaults = {name: shown["default"] for name, shown in schema["properties"].items()}
-    validate(defaults, schema, raise_on_error=True)
-    assert defaults.get("changes", {}) == {}
+    validate({name: shown["default"] for name, shown in schema["properties"].items()}, schema, raise_on_error=True)
 
 
 @pytest.mark.parametrize("flow", WITH_CHANGES)
@@ -72,38 +63,19 @@ def test_the_profile_is_chosen_or_given_by_path():
 
 
 @pytest.mark.parametrize(
-    ("flow", "given"),
+    ("given", "is_right"),
     [
-        ("refresh", {"profile": "embeded"}),
-        ("refresh", {"changes": {"max_row": 5}}),
-        ("refresh", {"changes": {"rl_steps": 5}}),
-        ("refresh", {"changes": {"when_spent": "go on"}}),
-        ("refresh", {"changes": {"run_budget_usd": 0}}),
-        ("train", {"changes": {"rl_steps": 0}}),
-        ("train", {"overrides": ["fresh"]}),
-        ("train", {"fresh": "yes"}),
+        ({"profile": "/srv/own.yaml", "source": "20261101-020000-abcd"}, True),
+        ({"changes": {"rl_steps": 5, "at_alarm": "off"}, "overrides": ["prices.big={a: 1}", "sft.extra.x=1"]}, True),
+        ({"profile": "embeded"}, False),
+        ({"changes": {"rl_step": 5}}, False),
+        ({"changes": {"rl_steps": 0}}, False),
+        ({"overrides": ["Data.limit=3"]}, False),
     ],
 )
-def test_the_server_refuses_a_typo(flow: str, given: dict[str, Any]):
-    with pytest.raises(ValidationError):
-        validate(given, schema_of(flow), raise_on_error=True)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"profile": "medical"},
-        {"profile": "/srv/own.yaml", "source": "20261101-020000-abcd"},
-        {"changes": {"rl_steps": 5, "at_alarm": "off"}, "overrides": ["prices.big={a: 1}", "sft.extra.x=1"]},
-    ],
-)
-def test_the_server_takes_what_is_right(given: dict[str, Any]):
-    validate(given, schema_of("train"), raise_on_error=True)
-
-
-def test_the_flow_refuses_a_typo_too():
-    with pytest.raises(ValueError, match="rl_step"):
-        TrainChanges.model_validate({"rl_step": 5})
+def test_the_server_refuses_a_typo(given: dict[str, Any], is_right: bool):
+    with nullcontext() if is_right else pytest.raises(ValidationError):
+        validate(given, schema_of("train"), raise_on_error=True)
 
 
 @pytest.mark.parametrize("form", all_forms())
@@ -124,51 +96,14 @@ def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-@pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        ("data.limit=30", True),
-        ("max_chars=3", True),
-        ("prices.big={a: 1}", True),
-        ("a.b=", True),
-        ("data.limit", False),
-        ("Data.limit=3", False),
-        ("data-x=3", False),
-        ("data.=3", False),
-        ("=3", False),
-        ("", False),
-    ],
-)
-def test_what_is_an_override(text: str, is_one: bool):
-    pattern = schema_of("refresh")["properties"]["overrides"]["items"]["pattern"]
-    assert bool(re.search(pattern, text)) == is_one
-
-
-def test_a_refusal_of_an_override_is_shown_whole_on_the_command_line():
-    """Prefect prints it as rich markup, which would swallow a part that looks like a tag."""
-    with pytest.raises(ValidationError) as refused:
-        validate({"overrides": ["data.limit"]}, schema_of("refresh"), raise_on_error=True)
-    said = str(refused.value)
-    assert "'data.limit' does not match" in said
-    assert Text.from_markup(said).plain == said
-
-
 def test_changes_become_overrides_and_those_by_key_count_more():
     changes = PipelineChanges(max_rows=20, run_budget_usd=1.5, at_alarm="off", approval="none")
     profile = load_profile("embedded", overrides_of(changes, ["data.limit=30"]))
     assert (profile.data.limit, profile.budget.per_run_usd) == (30, 1.5)
     assert (profile.rl.alarms.default_action, profile.gate.approval) == ("off", "none")
     assert profile.rl == load_profile("embedded", ["rl.alarms.default_action=off"]).rl
-    assert overrides_of(RefreshChanges(), ()) == ()
-
-
-def test_a_flow_runs_parameters_say_the_same():
-    assert overrides_in({"changes": {"sample_seed": 3, "distill_mode": "live"}, "overrides": ["a=1"]}) == (
-        "embedded.sample_seed=3",
-        "distill.mode=live",
-        "a=1",
-    )
-    assert overrides_in({"profile": "x"}) == ()
-    assert overrides_in({"changes": RefreshChanges(sample_seed=3)}) == ("embedded.sample_seed=3",)
+    assert overrides_in({"profile": "x"}) == overrides_of(RefreshChanges(), ()) == ()
+    given = {"changes": {"sample_seed": 3, "distill_mode": "live"}, "overrides": ["a=1"]}
+    assert overrides_in(given) == ("embedded.sample_seed=3", "distill.mode=live", "a=1")
     with pytest.raises(ConfigError, match=r"changes\.seed: Extra inputs"):
         overrides_in({"changes": {"seed": 3}})

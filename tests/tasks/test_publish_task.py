@@ -84,38 +84,47 @@ def test_a_dataset_is_published_shown_and_logged(profile_of: ProfileOf, server: 
         (run.mlflow_run_id, "default", version.id, "published"),
     ]
     assert pinned_splits(run.profile, "in-3") == ("", {})
-
-
-def test_publishing_again_is_reused(profile_of: ProfileOf, server: Server, monkeypatch: pytest.MonkeyPatch):
-    run, dataset = refreshed(profile_of(), 3)
-    first = publish_dataset.fn(run, dataset)
-    monkeypatch.setattr(publish.versions, "publish", lambda *_, **__: pytest.fail("was not to be made again"))
-    assert publish_dataset.fn(run, dataset) == first
+    assert publish_dataset.fn(run, dataset) == published
     assert len(versions_of(run.profile)) == 1
-
-
-def test_drift_is_said_and_measured(profile_of: ProfileOf, server: Server, caplog: pytest.LogCaptureFixture):
-    publish_dataset.fn(*refreshed(profile_of(), 3))
-    with caplog.at_level(logging.INFO):
-        second = publish_dataset.fn(*refreshed(profile_of(), 5))
-    assert "publish: 2 of 5 questions came in since" in caplog.text
-    assert {"drift_new/vocabulary", "drift_all/length"} <= set(second.metrics)
+    note_training.fn(run, dataset)
+    assert tracker.datasets[-1] == (run.mlflow_run_id, "default", version.id, "training")
+    later = publish_dataset.fn(*refreshed(profile_of(), 5))
+    assert {"drift_new/vocabulary", "drift_all/length"} <= set(later.metrics)
 
 
 # Training
 
 
 def test_enough_new_rows_start_a_training_once(profile_of: ProfileOf, server: Server):
+    server.deployments.append(Deployment("d2", "train", "train-test", "test", paused=False))
     profile = profile_of(refresh={"train_at_new_rows": 3})
     run, dataset = refreshed(profile, 3)
     published = publish_dataset.fn(run, dataset)
     assert trigger_training.fn(run, published) == "flow-run"
     assert trigger_training.fn(run, published) is None
     ((name, how),) = server.started
-    assert (name, how["timeout"]) == ("train/train", 0)
+    assert (name, how["timeout"]) == ("train/train-test", 0), "a profile's own deployment comes first"
     assert how["parameters"] == {"profile": "test", "overrides": [], "source": run.id}
     training = last_training(run.profile)
     assert training and training.version == published.details["version"]
+
+
+@pytest.mark.parametrize("trouble", ["missing", "paused"])
+def test_a_training_that_cannot_start_costs_one_line(
+    profile_of: ProfileOf, server: Server, caplog: pytest.LogCaptureFixture, trouble: str
+):
+    run, dataset = refreshed(profile_of(refresh={"train_at_new_rows": 1}), 2)
+    published, known = publish_dataset.fn(run, dataset), server.deployments
+    server.deployments = [] if trouble == "missing" else [known[0]._replace(paused=True)]
+    assert trigger_training.fn(run, published) is None
+    advice = {
+        "missing": f"start it with `qinglan run train --profile test --from {run.id}`",
+        "paused": "`train/train` is paused, as after an alarm: resume it in Prefect's UI",
+    }
+    assert advice[trouble] in caplog.text
+    assert last_training(run.profile) is None
+    server.deployments = known
+    assert trigger_training.fn(run, published) == "flow-run"
 
 
 def test_too_few_new_rows_wait_for_more(profile_of: ProfileOf, server: Server, caplog: pytest.LogCaptureFixture):
@@ -140,34 +149,6 @@ def test_no_training_unless_it_is_asked_for(profile_of: ProfileOf, server: Serve
     assert server.told == [("refresh.ready", payload)]
 
 
-def test_a_server_without_the_deployment_costs_one_line(
-    profile_of: ProfileOf, server: Server, caplog: pytest.LogCaptureFixture
-):
-    server.deployments = []
-    run, dataset = refreshed(profile_of(refresh={"train_at_new_rows": 1}), 2)
-    assert trigger_training.fn(run, publish_dataset.fn(run, dataset)) is None
-    assert f"start it with `qinglan run train --profile test --from {run.id}`" in caplog.text
-    assert last_training(run.profile) is None
-
-
-def test_a_paused_training_waits_for_a_person(profile_of: ProfileOf, server: Server, caplog: pytest.LogCaptureFixture):
-    run, dataset = refreshed(profile_of(refresh={"train_at_new_rows": 1}), 2)
-    published = publish_dataset.fn(run, dataset)
-    (training,) = server.deployments
-    server.deployments = [training._replace(paused=True)]
-    assert trigger_training.fn(run, published) is None
-    assert "`train/train` is paused, as after an alarm: resume it in Prefect's UI" in caplog.text
-    server.deployments = [training]
-    assert trigger_training.fn(run, published) == "flow-run"
-
-
-def test_a_profiles_own_training_is_started_before_the_common_one(profile_of: ProfileOf, server: Server):
-    server.deployments.append(Deployment("d2", "train", "train-test", "test", paused=False))
-    run, dataset = refreshed(profile_of(refresh={"train_at_new_rows": 1}), 2)
-    trigger_training.fn(run, publish_dataset.fn(run, dataset))
-    assert [name for name, _ in server.started] == ["train/train-test"]
-
-
 def test_a_training_starts_with_what_the_refresh_was_given(
     profile_of: ProfileOf, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -178,12 +159,3 @@ def test_a_training_starts_with_what_the_refresh_was_given(
     trigger_training.fn(run, publish_dataset.fn(run, dataset))
     parameters = server.started[0][1]["parameters"]
     assert parameters == {"profile": str(tmp_path / "p.yaml"), "overrides": ["data.limit=9"], "source": run.id}
-
-
-def test_a_training_on_a_published_version_is_logged(profile_of: ProfileOf, server: Server, tracker: Any):
-    run, dataset = refreshed(profile_of(), 2)
-    note_training.fn(run, dataset)  # of a run from before versions: noted, with nothing to show
-    assert tracker.datasets == []
-    published = publish_dataset.fn(run, dataset)
-    note_training.fn(run, dataset)
-    assert tracker.datasets[-1] == (run.mlflow_run_id, "default", published.details["version"], "training")

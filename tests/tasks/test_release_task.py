@@ -21,7 +21,7 @@ from qinglan.runs.artifacts import Artifact, StageResult, write_json, write_json
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.runs.tracking import Tracker
 from qinglan.serving.registry import Registry, registry_of
-from qinglan.serving.registry.approval import Approval, decided_by, lacks_only_approval
+from qinglan.serving.registry.approval import Approval, lacks_only_approval
 from qinglan.serving.registry.approval_workbook import rows_to_review
 from qinglan.serving.registry.candidates import beside_champion, candidate_of
 from qinglan.tasks import gate, register
@@ -137,33 +137,28 @@ def finished(
     return make
 
 
-def test_a_model_that_passes_becomes_the_champion(finished: Callable[..., Finished]):
-    done = finished()
-    gated, registered = done.run()
-    assert done.registry.aliases() == {"champion": "1"}
-    assert registered.details["released"]["aliases"] == ["champion"]
-    assert done.told == [
-        ("gate.promote", {"sentence": "Release the RL student: its only rule holds.", "challenger": "rl"})
-    ]
-    assert gated.metrics == {"promote": 1.0, "rules/pass": 1.0, "rules/fail": 0.0, "rules/unknown": 0.0}
-    assert "| ✓ | cost | approved by a\\|b | at most 50% of the teacher's |" in done.markdown["decision"]
-
-
-@pytest.mark.parametrize("verdict", ["refuse", "undecided"])
-def test_one_that_does_not_pass_is_kept_without_an_alias(finished: Callable[..., Finished], verdict: Verdict):
-    done = finished()
-    done.verdict = verdict
-    gated, _ = done.run()
-    assert decision_of(gated).verdict == verdict
-    assert done.registry.aliases() == {}
-    assert done.registry.version("1").verdict == verdict
-
-
-@pytest.mark.parametrize(("role", "aliases"), [("challenger", {"challenger": "1"}), ("none", {})])
-def test_its_place_is_what_the_profile_says(finished: Callable[..., Finished], role: str, aliases: dict[str, str]):
+@pytest.mark.parametrize(
+    ("verdict", "role", "aliases"),
+    [
+        ("promote", "champion", {"champion": "1"}),
+        ("promote", "challenger", {"challenger": "1"}),
+        ("promote", "none", {}),
+        ("refuse", "champion", {}),
+        ("undecided", "champion", {}),
+    ],
+)
+def test_a_model_that_passes_gets_its_alias_and_any_is_kept(
+    finished: Callable[..., Finished], verdict: Verdict, role: str, aliases: dict[str, str]
+):
     done = finished(release={"promote": role})
-    done.run()
+    done.verdict = verdict
+    gated, registered = done.run()
     assert done.registry.aliases() == aliases
+    assert registered.details["released"]["aliases"] == [*aliases]
+    assert decision_of(gated).verdict == done.registry.version("1").verdict == verdict
+    assert [event for event, _ in done.told] == [f"gate.{verdict}"]
+    assert gated.metrics["promote"] == (verdict == "promote")
+    assert "| cost | approved by a\\|b | at most 50% of the teacher's |" in done.markdown["decision"]
 
 
 @pytest.mark.parametrize(("unjudged", "versions"), [({}, ["2", "1"]), ({"judge_timeout": 1}, ["3", "2", "1"])])
@@ -212,57 +207,35 @@ def test_a_champion_that_came_meanwhile_stays(finished: Callable[..., Finished],
     assert "version 1 became the champion meanwhile" in done.registry.version("2").history[-1]
 
 
-def test_a_persons_yes_is_a_rule_of_the_decision(finished: Callable[..., Finished]):
+@pytest.mark.parametrize(
+    ("gate_verdict", "answer", "verdict"),
+    [
+        ("promote", Approval(approve=True, reviewer="李雷", comment="看过了"), "promote"),
+        ("promote", Approval(approve=False, reviewer="x"), "refuse"),
+        ("promote", None, "undecided"),
+        ("refuse", Approval(approve=True, reviewer="x"), "refuse"),
+    ],
+)
+def test_nothing_is_released_without_a_persons_yes(
+    finished: Callable[..., Finished], gate_verdict: Verdict, answer: Approval | None, verdict: Verdict
+):
     done = finished(gate={"approval": "required"})
-    done.answer = Approval(approve=True, reviewer="李雷", comment="看过了")
+    done.verdict, done.answer = gate_verdict, answer
     gated, _ = done.run()
-    assert decision_of(gated).rules[-1] == Rule(
-        name="approval",
-        outcome="pass",
-        found=reason("approved", reviewer="李雷", comment="看过了"),
-        required=reason("approval_needed"),
-    )
-    assert done.registry.aliases() == {"champion": "1"}
-
-
-def test_a_person_reads_where_it_loses_first(finished: Callable[..., Finished]):
-    done = finished(gate={"approval": "required"})
-    gated, _ = done.run()
+    decision = decision_of(gated)
+    assert (decision.verdict, gated.try_again) == (verdict, int(answer is None))
+    assert lacks_only_approval(decision) is (answer is None), "which can still be given"
+    assert done.registry.aliases() == ({"champion": "1"} if verdict == "promote" else {})
+    if gate_verdict == "refuse":
+        assert "review" not in gated.artifacts, "nobody is asked"
+        return
+    assert decision.rules[-1].required == reason("approval_needed")
     sheet = openpyxl.load_workbook(gated.path("review")).active
     assert sheet is not None
     lines = [[cell.value for cell in line] for line in sheet.iter_rows()]
-    assert lines[1][:2] == ["不如教师", "问a"]
+    assert lines[1][:2] == ["不如教师", "问a"], "where it loses comes first"
     assert {line[0] for line in lines[2:]} == {"随机"}
     assert [title for title in lines[0] if "改写" in str(title)] == ["RL：改写", "教师：改写"]
-
-
-@pytest.mark.parametrize(
-    ("answer", "verdict"), [(Approval(approve=False, reviewer="x"), "refuse"), (None, "undecided")]
-)
-def test_without_a_persons_yes_nothing_is_released(
-    finished: Callable[..., Finished], answer: Approval | None, verdict: Verdict
-):
-    done = finished(gate={"approval": "required"})
-    done.answer = answer
-    gated, _ = done.run()
-    assert (decision_of(gated).verdict, gated.try_again) == (verdict, int(answer is None))
-    assert done.registry.aliases() == {}
-
-
-def test_what_the_gate_refuses_nobody_is_asked_about(finished: Callable[..., Finished]):
-    done = finished(gate={"approval": "required"})
-    done.verdict, done.answer = "refuse", Approval(approve=True, reviewer="x")
-    gated, _ = done.run()
-    assert "review" not in gated.artifacts
-    assert decision_of(gated).verdict == "refuse"
-
-
-def test_only_a_missing_approval_can_be_made_up_for():
-    passed = Decision(verdict="promote", challenger="rl", rules=[])
-    late = decided_by(passed, None)
-    assert lacks_only_approval(late)
-    assert not lacks_only_approval(passed)
-    assert [rule.outcome for rule in decided_by(late, Approval(approve=True, reviewer="x")).rules] == ["pass"]
 
 
 def test_a_champion_that_is_the_sft_model_is_compared_as_such(finished: Callable[..., Finished]):
@@ -289,29 +262,24 @@ def test_a_challenger_that_was_not_trained_is_one_line(finished: Callable[..., F
         done.run()
 
 
-def test_the_gate_alone_needs_no_service(finished: Callable[..., Finished]):
-    names = {check.name for check in inspect_profile(finished().profile, "release")}
-    assert names.isdisjoint({"teacher", "judge", "rag", "device"})
+def test_a_champion_without_weights_is_noticed_before_training(finished: Callable[..., Finished]):
+    done = finished(release={"max_artifact_mb": 1e-6})
+    assert champion_problem(done.profile) is None
+    done.run()
+    assert champion_problem(done.profile) is None
+    (done.folder / "rl").rename(done.folder / "away")
+    problem = champion_problem(done.profile)
+    assert problem and "is gone" in problem and "\n" not in problem
 
 
-def looked_at(profile: Profile) -> str | None:
+def champion_problem(profile: Profile) -> str | None:
     return next(check.problem for check in inspect_profile(profile, "evaluate") if check.name == "champion")
 
 
-def test_a_champion_without_weights_is_noticed_before_training(finished: Callable[..., Finished]):
-    done = finished(release={"max_artifact_mb": 1e-6})
-    assert looked_at(done.profile) is None
-    done.run()
-    assert looked_at(done.profile) is None
-    (done.folder / "rl").rename(done.folder / "away")
-    assert "is gone" in (problem := looked_at(done.profile) or "")
-    assert problem.count("\n") == 0
-
-
-def test_a_look_at_the_champion_makes_no_database_and_waits_for_no_server(profile_of: ProfileOf, tmp_path: Path):
-    assert looked_at(profile_of()) is None
+def test_a_check_of_the_champion_makes_no_database_and_waits_for_no_server(profile_of: ProfileOf, tmp_path: Path):
+    assert champion_problem(profile_of()) is None
     assert not (tmp_path / "state" / "mlflow.db").exists()
-    away = looked_at(profile_of(tracking={"uri": "http://127.0.0.1:9"}))
+    away = champion_problem(profile_of(tracking={"uri": "http://127.0.0.1:9"}))
     assert away and "tracking.uri can't be reached" in away
 
 

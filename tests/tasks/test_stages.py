@@ -1,6 +1,5 @@
 """The data stages under a real Prefect server, MLflow on SQLite, teacher and RAG by script over real HTTP."""
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -163,14 +162,6 @@ def test_too_many_failures_stop_the_stage_and_what_was_paid_is_kept(site_of: Cal
     assert len(paid) == ROWS
 
 
-def test_a_stage_that_loses_every_row_stops_early(site_of: Callable[..., Site]):
-    site = site_of(lambda _: time.sleep(0.05) or (500, {}))
-    slow = changed(site.profile, distill={"batch_rows": 2, "retries": 0}, teacher={"concurrency": 1})
-    with pytest.raises(StageError, match="rows failed"):
-        site.run(site.distill, slow)
-    assert len(site.teacher.bodies) < ROWS
-
-
 COST_USD = 0.0002
 """Of one answer at the test profile's prices."""
 
@@ -195,17 +186,6 @@ def test_a_run_may_go_on_with_what_it_could_pay_for(site_of: Callable[..., Site]
     assert (result.rows_out, sum(row.reason == "over_budget" for row in rows)) == (paid, ROWS - paid)
     again = site.run(site.distill, changed(site.profile, budget=budget))  # the next night has a budget of its own
     assert again.rows_out > paid
-
-
-def test_rows_lost_to_the_weather_are_asked_again_in_the_next_run(site_of: Callable[..., Site]):
-    down = True
-    site = site_of(lambda body: (500, {}) if down and "虾青素7咋吃" in str(body) else rewritten(body))
-    first = site.run(site.distill)
-    assert (first.rows_out, first.try_again) == (ROWS - 1, 1)
-    down = False
-    asked = len(site.teacher.bodies)
-    assert site.run(site.distill).rows_out == ROWS
-    assert len(site.teacher.bodies) == asked + 1
 
 
 def test_a_batch_api_answers_at_half_the_price(site_of: Callable[..., Site], simulator: str):

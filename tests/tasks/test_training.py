@@ -72,16 +72,6 @@ def test_a_step_that_was_trained_twice_counts_once(stage: FakeStage, tmp_path: P
     assert [step for step, _ in stage.sent] == [1, 2, 3], "sent once, after both were read"
 
 
-def test_what_was_sent_is_not_sent_again(stage: FakeStage, tmp_path: Path):
-    log = tmp_path / swift.LOGGING_FILE
-    follow = Follower(cast(Stage, stage), log, _swift_line)
-    for step in (1, 2):
-        log_steps(log, (step, "loss", 1.0))
-        follow()
-        follow.flush()
-    assert stage.sent == [(1, {"loss": 1.0}), (2, {"loss": 1.0})]
-
-
 def swift_filtered(before: int, after: int) -> str:
     return f"[INFO:swift] Dataset filtered, origin length: {before}, filtered dataset length: {after}\n"
 

@@ -1,0 +1,138 @@
+"""How the local judge's agreement with the judge is measured, on which rows, and when it is too low."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from qinglan.clients.chat import Answer
+from qinglan.config import LocalJudge, Profile
+from qinglan.errors import RetrievalError, StageError, TeacherError
+from qinglan.recipes._verdicts import verdict_recipe
+from qinglan.recipes.query_rewrite import RECIPE
+from qinglan.rows import Retrieved, Row
+from qinglan.training.judge_agreement import (
+    JudgeAgreement,
+    JudgeComparison,
+    JudgedPassage,
+    agreement_finding,
+    choose_rows,
+    count_retryable,
+    describe_agreement,
+    measure_agreement,
+    require_agreement,
+    require_answers,
+)
+
+ProfileOf = Callable[..., Profile]
+
+
+def row(number: int, answer: str = "虾青素 服用方法", **fields: Any) -> Row:
+    known = {"tenant": "t", "query": "虾青素咋吃", "source": "x", "split": "dev"} | fields
+    return Row(id=f"r{number:02}", answer=answer, **known)
+
+
+class Rag:
+    """Finds by the text: the question itself finds 丙."""
+
+    def __init__(self, **found: str) -> None:
+        self.found = {"虾青素 服用方法": "甲", "服用方法": "乙"} | found
+
+    async def retrieve(self, query: str, text: str | None = None) -> Retrieved:
+        passage = self.found.get(text or "", "丙")
+        if passage == "down":
+            raise RetrievalError("rag", "rag_unavailable", transient=True)
+        return Retrieved(ids=("g",), scores=(0.9,), first_passage=passage)
+
+
+class Chat:
+    """Answers by the last words of what it is asked."""
+
+    def __init__(self, **answers: str) -> None:
+        self.answers, self.asked = answers, list[str]()
+
+    async def ask(self, messages: list[dict[str, str]], parse: Any, schema: Any = None) -> Answer[Any]:
+        self.asked.append(messages[-1]["content"])
+        said = next(answer for end, answer in self.answers.items() if self.asked[-1].endswith(end))
+        if said == "down":
+            raise TeacherError("judge", "teacher_timeout", transient=True)
+        return Answer(parse(said), "key", False, 0.0, 1.0)
+
+
+def compare(profile: Profile, rag: Rag, local: Chat, judge: Chat, *rows: Row) -> list[JudgedPassage]:
+    judges = JudgeComparison(profile, RECIPE, verdict_recipe("answer_judge"), local, judge, rag)  # type: ignore[arg-type]
+    return asyncio.run(judges.compare(rows))
+
+
+GOOD, BAD = "<think>无</think><output>正确，不完整</output>", "<think>无</think><output>错误，跑题</output>"
+
+
+def test_both_are_asked_about_other_passages_and_the_reference_needs_one_alone(profile_of: ProfileOf):
+    local, judge = Chat(乙=GOOD, 丙=BAD), Chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
+    pairs = compare(profile_of(), Rag(), local, judge, row(1))
+    assert [(pair.passage, pair.local, pair.judge) for pair in pairs] == [("甲", None, 5), ("丙", 0, 1), ("乙", 4, 4)]
+    assert len(local.asked) == 2 and all("标准答案：甲" in text for text in local.asked)
+    found = measure_agreement(pairs, 3.0)
+    assert (found.pairs, found.share, found.kappa, found.references, found.reference_right) == (2, 1, 1, 1, 1)
+
+
+def test_a_failed_call_is_no_opinion_and_an_unreadable_verdict_is_a_wrong_one(profile_of: ProfileOf):
+    local, judge = Chat(乙="随便", 丙="down"), Chat(甲='{"score": 5}', 乙='{"score": 4}', 丙='{"score": 1}')
+    pairs = compare(profile_of(), Rag(), local, judge, row(1))
+    found = measure_agreement(pairs, 3.0)
+    assert (found.pairs, found.failed, found.unreadable, found.share) == (1, 1, 1, 0)
+    assert count_retryable(pairs) == 1
+    with pytest.raises(StageError, match=r"calls failed for 1 of 3 passages \(teacher_timeout 1\)"):
+        require_answers(pairs, 0.05)
+
+
+def test_a_question_that_the_rag_fails_counts_as_failed(profile_of: ProfileOf):
+    pair, *others = compare(profile_of(), Rag(服用方法="down"), Chat(), Chat(), row(1))
+    assert others and all(each.failed == pair.failed for each in others), "as many as it would have had"
+    assert pair.failed == "rag_unavailable" and measure_agreement([pair], 3.0).pairs == 0
+
+
+def test_a_passage_that_a_label_refuses_is_no_reference_so_nobody_is_asked(profile_of: ProfileOf):
+    assert compare(profile_of(), Rag(), Chat(), Chat(), row(1, gold_id="other")) == []
+
+
+def test_dev_rows_are_drawn_by_their_ids():
+    rows = [row(3), row(1), row(2, split="train"), row(4, status="failed"), row(0, answer="")]
+    assert [each.id for each in choose_rows(rows, 5)] == ["r01", "r03"]
+    assert [each.id for each in choose_rows(rows, 1)] == ["r01"]
+
+
+def pair(number: int, local: float | None, judge: float) -> JudgedPassage:
+    return JudgedPassage(
+        row_id=f"{number}", group=f"{number}", question="问", reference="甲", passage="乙", local=local, judge=judge
+    )
+
+
+def test_a_judge_that_always_says_the_same_agrees_by_chance_alone():
+    found = measure_agreement([pair(number, 0.0, 5.0 if number % 3 else 0.0) for number in range(30)], 3.0)
+    assert found.share == pytest.approx(1 / 3) and found.kappa == pytest.approx(0)
+    assert found.right == pytest.approx(2 / 3)
+
+
+def test_too_little_agreement_stops_the_run_unless_the_profile_goes_on():
+    def settings(**given: Any) -> LocalJudge:
+        return LocalJudge(model="m", **given)
+
+    found = JudgeAgreement(pairs=9, unreadable=2, failed=0, share=0.7, kappa=0.3, kappa_low=0.1, kappa_high=0.5)
+    figures = r"κ 0\.30 \(0\.10 to 0\.50\) on 9 passages, 2 of its answers without a verdict"
+    with pytest.raises(StageError, match=rf"{figures}.*below judge\.local\.min_agreement = 0\.6"):
+        require_agreement(found, settings(), pytest.fail)
+    with pytest.raises(StageError, match=r"below judge\.local\.min_agreement = 0\.6"):
+        require_agreement(found.model_copy(update={"share": None, "kappa": None}), settings(), pytest.fail)
+    said: list[str] = []
+    require_agreement(found, settings(when_below="go_on"), said.append)
+    assert "κ 0.30" in said[0]
+    require_agreement(found, settings(min_agreement=0.3), pytest.fail)
+
+
+def test_the_report_has_the_table():
+    found = measure_agreement([pair(number, 4.0 * (number % 2), 4.0 * (number % 2)) for number in range(8)], 3.0)
+    table = agreement_finding(found)
+    assert all(len(line.values) == len(table.columns) for line in table.rows)
+    assert "8" in table.rows[0].label.en and describe_agreement(found).startswith("agreement 100%, κ 1.00")

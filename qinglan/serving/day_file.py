@@ -89,10 +89,10 @@ class DayFile:
 
 def finish_leftovers(folder: Path) -> None:
     """Finish the files of processes that were killed; half a line at the end is cut off."""
-    for path in _files(folder):
-        if path.name.endswith(_PARTIAL):
-            with suppress(FileNotFoundError):  # its process, or another one that starts, has just finished it
-                _finish_leftover(path)
+    leftovers = [path for path in _files(folder) if path.name.endswith(_PARTIAL)]
+    for path in leftovers:
+        with suppress(FileNotFoundError):  # its process, or another one that starts, has just finished it
+            _finish_leftover(path)
 
 
 def _finish_leftover(path: Path) -> None:

@@ -65,15 +65,11 @@ def answer_body(served: ServedAnswer, content: str, request: RouterRequest) -> b
     message = {"role": "assistant", "content": content} | ({} if stream else {"refusal": None})
     identity = f"{served.row_id}{time.time_ns():x}"
     body = completion_body(identity, int(served.at), request.model, message, is_chunk=stream)
-    answer = to_json(body | {"qinglan": _details(served)})
+    answer = to_json(body | {"qinglan": details_of(served)})
     return b"data: " + answer + b"\n\ndata: [DONE]\n\n" if stream else answer
 
 
-def headers(served: ServedAnswer) -> dict[str, str]:
-    return {f"x-qinglan-{name.replace('_', '-')}": value for name, value in _details(served).items() if value}
-
-
-def _details(served: ServedAnswer) -> dict[str, str | None]:
+def details_of(served: ServedAnswer) -> dict[str, str | None]:
     return {
         "source": served.source,
         "reason": served.reason or None,

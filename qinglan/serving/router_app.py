@@ -32,7 +32,7 @@ from qinglan.serving.openai_api import (
     RefusedError,
     RouterRequest,
     answer_body,
-    headers,
+    details_of,
     to_json,
 )
 from qinglan.serving.request_handler import (
@@ -193,16 +193,18 @@ class _Service:
                 _LOG.error("the canary's observer did not take an answer: %s", describe_without_text(error))
 
     def _response(self, served: ServedAnswer, question: Row, request: RouterRequest) -> Response:
+        details = details_of(served).items()
+        headers = {f"x-qinglan-{name.replace('_', '-')}": value for name, value in details if value}
         text = self._recipe.fallback(question) if served.answer is None else served.answer
         if text is not None:
             media_type = "text/event-stream" if request.stream else "application/json"
-            return Response(answer_body(served, text, request), headers=headers(served), media_type=media_type)
+            return Response(answer_body(served, text, request), headers=headers, media_type=media_type)
         # The recipe has no fallback: an unfit question is an error of the client, all else may pass.
         status, problem = 503, "the model gave no usable answer in time"
         if served.reason in UNFIT:
             status, problem = 400, "the question is not fit for the model"
         body = to_json(error_body(status, f"{problem}: {served.reason}", served.reason))
-        return Response(body, status, headers(served), "application/json")
+        return Response(body, status, headers, "application/json")
 
     def _add_gauges(self) -> None:
         table, handler, add = self._table, self._handler, self._metrics.add_gauge

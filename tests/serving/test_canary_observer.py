@@ -111,14 +111,18 @@ def watch_in(
     return CanaryObserver(config, folder, lambda: rag or FakeRag({}), clock or Clock())
 
 
-async def test_requests_are_counted_by_whose_turn_it_was(tmp_path: Path):
-    watch = watch_in(tmp_path, config=CONFIG.model_copy(update={"compare_share": 0.0}))
-    async with running(watch, table_of(tmp_path)):
-        replaced = served("challenger", version="0")
-        for one in (served("champion"), served("champion", None), served("challenger"), served("none", None), replaced):
+async def test_requests_are_counted_by_the_model_they_were_for_and_compared_for_a_search_only(tmp_path: Path):
+    watch, models = CanaryObserver(CONFIG, tmp_path, None, Clock()), FakeModels(v1="r1", v2="r2")
+    async with running(watch, table_of(tmp_path), models):
+        replaced, failed = served("challenger", version="0"), replace(served("champion", None), source="none")
+        for one in (served("champion"), failed, served("challenger"), served("none", None), replaced):
             watch.on_served(one, QUESTION)
-        counted = watch.state.counts.champion.fallbacks, watch.state.counts.challenger.fallbacks
-    assert [(each.n, each.total) for each in counted] == [(2, 1.0), (1, 0.0)]
+        await asyncio.sleep(0.01)
+        counts = watch.state.counts
+    assert [(each.n, each.total) for each in (counts.champion.fallbacks, counts.challenger.fallbacks)] == [
+        (2, 1.0), (1, 0.0),
+    ]  # fmt: skip
+    assert counts.retrieval.n == watch.state.left_out == len(models.asked) == 0
 
 
 async def test_a_canary_that_somebody_began_anew_counts_from_nothing(tmp_path: Path):
@@ -239,16 +243,3 @@ async def test_a_share_of_the_questions_is_compared_and_what_is_too_much_is_coun
         for number in range(1000):
             watch.on_served(replace(served("champion"), row_id=str(number)), QUESTION)
         assert 170 < WAITING + watch.state.left_out < 230
-
-
-async def test_answers_that_are_for_no_search_are_counted_and_not_compared(tmp_path: Path):
-    watch, models = CanaryObserver(CONFIG, tmp_path, None, Clock()), FakeModels(v1="r1", v2="r2")
-    async with running(watch, table_of(tmp_path), models):
-        for role in ("champion", "challenger"):
-            watch.on_served(served(role, "r1"), QUESTION)  # type: ignore[arg-type]
-        watch.on_served(replace(served("challenger", None), source="none"), QUESTION)
-        await asyncio.sleep(0.01)
-    assert not models.asked
-    counts = watch.state.counts
-    assert (counts.champion.fallbacks.n, counts.challenger.fallbacks.n, counts.challenger.fallbacks.mean) == (1, 2, 0.5)
-    assert counts.retrieval.n == watch.state.left_out == 0

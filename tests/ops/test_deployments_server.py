@@ -4,21 +4,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-import yaml
+from prefect_process import NO_SCHEDULER, prefect_process
 
 from qinglan.config import load_profile
 from qinglan.ops.prefect.api import RetryingClient, call
 from qinglan.ops.prefect.deploy import DEPLOYMENTS, deploy_command
 from qinglan.ops.up.site import WORK_POOLS, Site
-from qinglan.runs.command import Command
 from qinglan.runs.locks import refresh_lock
-from qinglan.runs.processes import Processes, free_port
+from qinglan.runs.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -27,10 +25,8 @@ pytestmark = pytest.mark.slow
 class Server:
     """A Prefect server with everything deployed; its flows run without a worker."""
 
-    def __init__(self, folder: Path, site: Site) -> None:
-        self.folder, self.site = folder, site
-        self.api = RetryingClient(base_url=site.api_url, trust_env=False, timeout=120)
-        Path(site.prefect_env["PREFECT_HOME"]).mkdir(parents=True)
+    def __init__(self, folder: Path, site: Site, api: RetryingClient) -> None:
+        self.folder, self.api = folder, api
         outer = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         self.env = outer | site.prefect_env
 
@@ -76,32 +72,16 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
-    server = Server(folder, Site(folder / "state", "sqlite:///unused.db", prefect_port=free_port()))
-    with ExitStack() as stack:
-        processes = stack.enter_context(Processes(folder / "logs", print))
-        command = server.site.prefect_server()
-        # Its scheduler may be about to make runs of a schedule that a test removes meanwhile.
-        quiet = {"PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false"}
-        processes.start("prefect_server", Command(command.argv, command.env | quiet))
-        processes.wait_for("Prefect's server", f"{server.site.api_url}/health")
+    site = Site(folder / "state", "sqlite:///unused.db", prefect_port=free_port())
+    Path(site.prefect_env["PREFECT_HOME"]).mkdir(parents=True)
+    with prefect_process(site, folder / "logs", **NO_SCHEDULER) as api:
+        server = Server(folder, site, api)
         for pool in WORK_POOLS:
             server.post("work_pools/", {"name": pool, "type": "process"}).raise_for_status()
         deployed = server.run(*deploy_command(ROOT / DEPLOYMENTS, server.env).argv[2:])
         assert deployed.returncode == 0, deployed.stdout + deployed.stderr
         assert "?" not in deployed.stdout
-        stack.callback(server.api.close)
         yield server
-
-
-def test_what_stands_in_the_file_is_on_the_server(server: Server):
-    found = server.deployments()
-    wanted = {each["name"]: each for each in yaml.safe_load((ROOT / DEPLOYMENTS).read_text("utf-8"))["deployments"]}
-    pools = {name: each["work_pool"]["name"] for name, each in wanted.items()}
-    assert {name: each["work_pool_name"] for name, each in found.items()} == pools
-    for name, deployment in found.items():
-        planned = [(s["schedule"]["cron"], s["schedule"]["timezone"], s["active"]) for s in deployment["schedules"]]
-        assert planned == [(s["cron"], s["timezone"], s["active"]) for s in wanted[name].get("schedules", [])]
-    assert found["clean-up"]["schedules"][0]["parameters"] == {"dry_run": False}
 
 
 @pytest.mark.extended

@@ -10,14 +10,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 import yaml
-from postgres import PostgresServer, postgres_server
+from postgres import postgres_server
 from waiting import wait_until
 
 from qinglan.runs.processes import HOST, free_port
@@ -187,16 +187,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-@contextmanager
-def databases(secrets: Path) -> Iterator[PostgresServer]:
-    """PostgreSQL with what docker/postgres-init.sh makes."""
-    with postgres_server() as server:
-        env = {"PATH": f"{server.binaries}:/usr/bin:/bin", "PGHOST": server.folder, "PGPORT": str(server.port)}
-        script = ["sh", str(ROOT / "docker" / "postgres-init.sh")]
-        subprocess.run(script, env=env | {"POSTGRES_USER": "qinglan", "QINGLAN_SECRETS": str(secrets)}, check=True)
-        yield server
-
-
 def lay_out(environment: Path, site: Path) -> None:
     """/srv/qinglan as image and mounts make it, and the shipped profiles where the image has them."""
     text = (ROOT / "docker" / "orchestrator.Dockerfile").read_text(encoding="utf-8")
@@ -216,7 +206,10 @@ def services(orchestrator: Path, tmp_path: Path) -> Iterator[Services]:
     subprocess.run(["sh", str(ROOT / "docker" / "make-secrets.sh")], cwd=tmp_path, check=True, capture_output=True)
     shutil.copytree(ROOT / "docker", tmp_path / "docker")
     lay_out(orchestrator, tmp_path)
-    with databases(tmp_path / "secrets") as server:
+    with postgres_server() as server:
+        env = {"PATH": f"{server.binaries}:/usr/bin:/bin", "PGHOST": server.folder, "PGPORT": str(server.port)}
+        env |= {"POSTGRES_USER": "qinglan", "QINGLAN_SECRETS": str(tmp_path / "secrets")}
+        subprocess.run(["sh", str(ROOT / "docker" / "postgres-init.sh")], env=env, check=True)
         ports = {name: free_port() for name in ("prefect", "mlflow", "worker", "valkey", "s3")}
         ports["postgres"] = server.port
         started = Services(tmp_path, orchestrator, ports)
@@ -241,7 +234,9 @@ def test_the_services_of_compose_come_up_and_find_each_other(services: Services)
     services.run("bucket")
     services.run("bucket")  # it is there
     assert (services.folder / "s3" / "mlflow").is_dir()
-    services.start("mlflow", MLFLOW_SERVER_ALLOWED_HOSTS=_allowed_hosts())
+    allowed: str = COMPOSE["services"]["mlflow"]["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"]
+    default = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", allowed)
+    services.start("mlflow", MLFLOW_SERVER_ALLOWED_HOSTS=default)
     services.wait_for("prefect", ports["prefect"])
     assert get(ports["prefect"], "/api/flows/count", "localhost") in (401, 405), "the server wants its password"
     services.run("deploy")
@@ -266,12 +261,6 @@ def _serve_s3(services: Services) -> None:
     services.spawn("s3", argv, os.environ | {"RCLONE_AUTH_KEY": f'"{keys}"'})
     read = (services.folder / "s3.log").read_text
     wait_until("the S3 server", lambda: "Starting" in read(), explain=read)
-
-
-def _allowed_hosts() -> str:
-    """With the default that compose fills in."""
-    value: str = COMPOSE["services"]["mlflow"]["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"]
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
 
 
 def _listed(services: Services, kind: str) -> list[dict[str, Any]]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_service import SIMULATED, FakeService, Script, recall
+from fake_service import PRICE, SIMULATED, FakeService, Script, recall
 
-from qinglan.config import Profile
+from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
 from qinglan.ops import preflight
 from qinglan.ops.preflight import inspect_profile, require
@@ -232,30 +232,22 @@ def test_require_raises_the_first(profile_of: ProfileOf):
 
 
 @pytest.mark.parametrize(
-    "sections",
+    "setting",
     [
-        {"teacher": {"model": "big", "api_key_env": "sk-proj-secret"}},
-        {"rag": {"url": "http://me:sk-proj-secret@rag/q"}},
-        {"tracking": {"uri": "postgresql://me:sk-proj-secret@db/mlflow"}},
+        "teacher.api_key_env=sk-proj-secret",
+        "rag.url=http://me:sk-proj-secret@rag/q",
+        "tracking.uri=postgresql://me:sk-proj-secret@db/mlflow",
     ],
 )
-def test_a_secret_in_place_of_its_name_is_refused_unseen(tmp_path: Path, profile_of: ProfileOf, sections: Any):
-    import yaml
-
-    from qinglan.config import load_profile
-
-    path = tmp_path / "p.yaml"
-    path.write_text(yaml.safe_dump(profile_of().model_dump(mode="json") | sections))
+def test_a_secret_in_place_of_its_name_is_refused_unseen(setting: str):
     with pytest.raises(ConfigError) as caught:
-        load_profile(str(path))
+        load_profile("embedded", [setting])
     assert "sk-proj-secret" not in str(caught.value)
 
 
 def test_a_reasoning_effort_that_the_model_would_refuse(profile_of: ProfileOf):
-    teacher = SIMULATED["teacher"] | {"reasoning_effort": "low"}
-    profile = profile_of(**SIMULATED | {"teacher": teacher})
-    assert "teacher" not in problems(profile)  # an unknown name may take it
-    wrong = profile.model_copy(update={"teacher": profile.teacher.model_copy(update={"model": "gpt-4.1"})})
+    teacher = {"model": "gpt-4.1", "reasoning_effort": "low"}
+    wrong = profile_of(teacher=teacher, prices={"gpt-4.1": PRICE, "small": PRICE})
     assert problems(wrong)["teacher"] == "teacher.reasoning_effort: gpt-4.1 takes none and would refuse; remove it"
 
 

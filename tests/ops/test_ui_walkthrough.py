@@ -266,17 +266,13 @@ def test_a_run_from_the_terminal(site: Site, page: PrefectPage) -> None:
     assert failed.returncode != 0 and "'Failed'" in failed.stdout + failed.stderr
 
 
-def test_the_pipeline_completes(page: PrefectPage, ids: dict[str, str]) -> None:
+def test_the_pipeline_completes_and_its_artifacts_can_be_opened(page: PrefectPage, ids: dict[str, str]) -> None:
     page.wait_for(ids["pipeline"], "Completed", within_s=1200)
     page.open_run(ids["pipeline"])
     page.expect_state("Completed")
     expect(page.page.get_by_text("2/2 steps").first).to_be_attached()
     page.page.wait_for_timeout(2000)  # the stages are drawn
     page.shot("run")
-
-
-def test_its_artifacts_can_be_opened(page: PrefectPage, ids: dict[str, str]) -> None:
-    page.open_run(ids["pipeline"])
     page.tab("Artifacts")
     expect(page.artifact("data-card")).to_be_visible()
     page.shot("artifacts")
@@ -311,10 +307,6 @@ def test_mlflow_shows_the_run_and_its_metrics(site: Site, page: PrefectPage, bro
     assert [url for url in asked if not url.startswith((site.mlflow_url, "data:", "blob:"))] == []
 
 
-def test_no_page_asked_anyone_outside(page: PrefectPage) -> None:
-    assert page.hosts <= {"127.0.0.1", ""}
-
-
 def test_after_kill_9_everything_is_found_again(site: Site, page: PrefectPage, ids: dict[str, str]) -> None:
     before, runs = site.paid(), {run["id"]: run["state"]["name"] for run in page.runs()}
     # Half a minute of questions is left when there are 40 answers, so that it is killed in the middle.
@@ -337,6 +329,7 @@ def test_after_kill_9_everything_is_found_again(site: Site, page: PrefectPage, i
     expect(page.artifact("data-card")).to_be_visible()
 
 
-def test_ctrl_c_leaves_no_process(site: Site) -> None:
+def test_ctrl_c_leaves_no_process_and_no_page_asked_anyone_outside(site: Site, page: PrefectPage) -> None:
     """Last: it ends the site."""
+    assert page.hosts <= {"127.0.0.1", ""}
     assert site.end(signal.SIGINT) == 0

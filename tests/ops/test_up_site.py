@@ -79,11 +79,6 @@ def test_a_prefect_server_of_the_users_own_decides_where_ours_may_be(url: str, a
         serve._configured_port(server, asked)
 
 
-def test_prefect_knows_every_setting(tmp_path: Path):
-    given = Site(tmp_path, "").prefect_env | site.SERVER_TUNING | site.WORKER_TUNING
-    assert [n for n in given if n.startswith("PREFECT_") and not hasattr(prefect.settings, n)] == []
-
-
 def test_prefects_folder_is_this_accounts_alone_unless_the_user_named_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -97,8 +92,10 @@ def test_prefects_folder_is_this_accounts_alone_unless_the_user_named_it(
     assert [folder.stat().st_mode & 0o777 for folder in (ours, theirs)] == [0o700, 0o755]
 
 
-def test_settings_from_the_environment_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_prefect_knows_every_setting_and_those_of_the_environment_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ours = Site(tmp_path, "http://mlflow")
+    given = ours.prefect_env | site.SERVER_TUNING | site.WORKER_TUNING
+    assert [n for n in given if n.startswith("PREFECT_") and not hasattr(prefect.settings, n)] == []
     assert ours.worker("qinglan").env["PREFECT_WORKER_QUERY_SECONDS"] == "2"
     monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", "7")
     assert ours.worker("qinglan").env["PREFECT_WORKER_QUERY_SECONDS"] == "7"

@@ -22,11 +22,12 @@ from qinglan.data.versions import VERSION_FILE
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ledger import ledger_url
 from qinglan.ledger.connecting import shown, url_of
-from qinglan.ops.backup.records import Backup, BackupEntry, BackupFolder, Root, SkippedPath
+from qinglan.ops.backup.records import BACKUP_FILE, Backup, BackupEntry, BackupFolder, Root, SkippedPath
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url, find_server
-from qinglan.runs.artifacts import MANIFEST, sha256_of
+from qinglan.runs.artifacts import MANIFEST, sha256_of, write_json
 from qinglan.runs.processes import Say
 from qinglan.runs.run import RUN_FILE
+from qinglan.runs.schema_version import dump_record
 from qinglan.text import size
 
 LEDGER = "state/ledger.db"
@@ -90,7 +91,7 @@ def make_backup(profile: Profile, target: Path, say: Say, *, runs: bool = True) 
             left_out=copier.left_out,
             elsewhere=list(_kept_elsewhere(profile)),
         )
-        backup.write(partial)
+        write_json(partial / BACKUP_FILE, dump_record(backup))
         _require_free(target)  # another backup may have been quicker
         if target.exists():
             target.rmdir()

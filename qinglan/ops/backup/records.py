@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from qinglan.errors import ArtifactError, ConfigError, first_line
-from qinglan.runs.artifacts import write_json
-from qinglan.runs.schema_version import dump_record, read_record
+from qinglan.runs.schema_version import read_record
 
 BACKUP_FILE = "backup.json"
 Root = Literal["state", "runs"]
@@ -112,9 +111,6 @@ class Backup(_Record):
     @property
     def reasons(self) -> Counter[str]:
         return Counter(each.reason for each in self.left_out)
-
-    def write(self, folder: Path) -> None:
-        write_json(folder / BACKUP_FILE, dump_record(self))
 
     @classmethod
     def read(cls, folder: Path) -> "Backup":

@@ -36,27 +36,15 @@ _NAMING_FILES = (RUN_FILE, "*.json", f"*/{MANIFEST}")
 class RunFolder:
     """One run on disk."""
 
+    name: str
     directory: Path
     state: Mapping[str, Any]
-    """run.json; empty where it can't be read."""
+    """run.json; empty where it can't be read, and then the profile is None."""
+    profile: str | None
+    flow: str
+    finished: bool
     active: datetime
     """When anything in it was last written."""
-
-    @property
-    def name(self) -> str:
-        return self.directory.name
-
-    @property
-    def finished(self) -> bool:
-        return bool(self.state.get("finished"))
-
-    @property
-    def profile(self) -> str | None:
-        return self.state.get("profile_name")
-
-    @property
-    def flow(self) -> str:
-        return str(self.state.get("flow", ""))
 
     @cached_property
     def references(self) -> str:
@@ -135,7 +123,15 @@ def read_folders(root: Path) -> Iterator[RunFolder]:
             continue
         except (OSError, ValueError, AttributeError, ArtifactError):  # no object, or a newer Qinglan's
             state = {}
-        yield RunFolder(directory, state, _last_written(directory))
+        yield RunFolder(
+            name=directory.name,
+            directory=directory,
+            state=state,
+            profile=state.get("profile_name"),
+            flow=str(state.get("flow", "")),
+            finished=bool(state.get("finished")),
+            active=_last_written(directory),
+        )
 
 
 def named_in(text: str, names: Collection[str]) -> set[str]:

@@ -74,7 +74,7 @@ def open_session(
     continue_anyway: bool = False,
     source: str = "",
 ) -> Iterator[Session]:
-    """Check the profile, continue or start a run, start the simulators, track it all.
+    """Check the profile, continue or start a run, track it; simulators start when an address is first asked for.
 
     Args:
         source: the earlier run to take stages from; the newest that fits if empty.

@@ -56,7 +56,8 @@ def compare_judges(run: Run, services: Services, dataset: StageResult, judge: Re
             "findings": [agreement_finding(found).model_dump(mode="json")],
             "agreement": found.model_dump(mode="json"),
         }
-        return Outcome(len(rows), len(rows), {}, artifacts, found.metrics, details, count_retryable(pairs))
+        metrics = {name: float(value) for name, value in found if value is not None}
+        return Outcome(len(rows), len(rows), {}, artifacts, metrics, details, count_retryable(pairs))
 
     depends_on = {
         "rows_sha256": dataset.artifacts["rows"].sha256,

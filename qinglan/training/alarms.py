@@ -5,7 +5,7 @@ steps again gives the same alarms.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from numbers import Real
 from pathlib import Path
@@ -274,16 +274,12 @@ def read_alarms(path: Path) -> list[Alarm]:
     alarms: list[Alarm] = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
-            alarms = with_alarm(alarms, Alarm.model_validate_json(line))
+            new = Alarm.model_validate_json(line)
         except ValidationError:
             continue
+        # One of the same name at the same step or later is of an attempt that was killed and resumed from before it.
+        alarms = [old for old in alarms if old.name != new.name or old.step < new.step] + [new]
     return alarms
-
-
-def with_alarm(alarms: Sequence[Alarm], new: Alarm) -> list[Alarm]:
-    """The alarms and a new one. One of the same name that came at the same step or later belongs to an attempt that
-    was killed and resumed from before it."""
-    return [old for old in alarms if old.name != new.name or old.step < new.step] + [new]
 
 
 def alarms_markdown(alarms: Iterable[Alarm]) -> str:

@@ -129,10 +129,6 @@ class JudgeAgreement(BaseModel):
     reference_right: float | None = None
     """Share of the references that the judge holds relevant; RL takes all of them for right."""
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        return {name: float(value) for name, value in self if value is not None}
-
 
 def measure_agreement(passages: Sequence[JudgedPassage], min_relevance: float) -> JudgeAgreement:
     """Over the passages that both judges scored; the judge holds one relevant from `min_relevance` on."""

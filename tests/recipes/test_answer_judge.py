@@ -1,20 +1,17 @@
 """The judge's recipe: what is asked, how verdicts are read and graded, and what the report adds."""
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_model import FakeModel
 
-from qinglan.clients.chat import Answer
-from qinglan.config import Reward, Tenant, load_profile
+from qinglan.config import Reward, Tenant
 from qinglan.errors import TeacherError
-from qinglan.evaluation.red_team import cases_of, check
 from qinglan.recipes.answer_judge import RECIPE, Verdict, forms_of, is_well_formed, verdict_in, with_thoughts
 from qinglan.rows import ArmRow, Row
 
-ROOT = Path(__file__).parents[2]
 RIGHT, INVENTED = "<output>正确，完整</output>", "<output>错误，编造</output>"
 
 
@@ -27,18 +24,7 @@ def row(number: int = 1, answer: str | None = text(), **inputs: str) -> Row:
     return Row(id=f"r{number}", tenant="t", query="叶黄素一天吃几次？", inputs=given, source="x", answer=answer)
 
 
-class Endpoint:
-    """Answers all the same, and notes what it was asked."""
-
-    def __init__(self, said: str, reasoning: str | None = None) -> None:
-        self.said, self.reasoning, self.asked = said, reasoning, list[str]()
-
-    async def ask(self, messages: list[dict[str, str]], parse: Any) -> Answer[Any]:
-        self.asked.append(messages[-1]["content"])
-        return Answer(parse(self.said), "request", False, 0.01, 5.0, self.reasoning)
-
-
-def distilled(asked: Row, teacher: Endpoint, answerer: Endpoint | None = None) -> Row:
+def distilled(asked: Row, teacher: FakeModel, answerer: FakeModel | None = None) -> Row:
     clients: Any = SimpleNamespace(teacher=teacher, answerer=answerer)
     return asyncio.run(RECIPE.distill(asked, clients, Tenant()))
 
@@ -52,18 +38,18 @@ def test_question_reference_and_answer_are_a_line_each():
 
 def test_the_weak_model_is_asked_only_where_the_row_brings_no_answer():
     bare = row().model_copy(update={"inputs": {"reference": "每日一次。"}})
-    answerer = Endpoint("一天\n吃一回")
-    done = distilled(bare, Endpoint(RIGHT, "想过"), answerer)
-    assert answerer.asked == ["叶黄素一天吃几次？"]
+    answerer = FakeModel("一天\n吃一回")
+    done = distilled(bare, FakeModel(RIGHT, "想过"), answerer)
+    assert [messages[-1]["content"] for messages in answerer.asked] == ["叶黄素一天吃几次？"]
     assert done.inputs["candidate"] == "一天 吃一回"
     assert set(RECIPE.distill_messages(bare, Tenant())) == {"answerer", "teacher"}
     assert set(RECIPE.distill_messages(row(), Tenant())) == {"teacher"}
 
 
 def test_a_reasoning_models_thoughts_and_verdict_become_one_text():
-    done = distilled(row(), Endpoint("结论：<output>错误、编造</output>", "先看频次，\n再看<think>别的"))
+    done = distilled(row(), FakeModel("结论：<output>错误、编造</output>", "先看频次，\n再看<think>别的"))
     assert done.answer == "<think>先看频次，\n再看别的</think><output>错误，编造</output>"
-    assert (done.answer_request, done.answer_cost_usd) == ("request", 0.01)
+    assert done.answer_cost_usd == 0.5
 
     assert with_thoughts(text(INVENTED, "多饭后"), None) == text(INVENTED, "多饭后"), "inside the answer"
 
@@ -86,7 +72,7 @@ def test_a_reasoning_models_thoughts_and_verdict_become_one_text():
 def test_what_fails_the_row(inputs: dict[str, str], teacher: str, answerer: str, message: str, reason: str):
     asked = row().model_copy(update={"inputs": {"reference": "每日一次。"} | inputs})
     with pytest.raises(TeacherError, match=message) as error:
-        distilled(asked, Endpoint(teacher), Endpoint(answerer))
+        distilled(asked, FakeModel(teacher), FakeModel(answerer))
     assert error.value.reason == reason
 
 
@@ -140,16 +126,6 @@ def test_forms_keep_every_clause():
     assert set(forms_of("一天吃一回。", None)) == {"longer"}
     probes = RECIPE.probes([row(1), row(2, candidate="")])
     assert [probe.id for probe in probes] == ["r1-longer", "r1-order"]
-
-
-def test_the_red_team_knows_the_failures_that_judges_are_known_for():
-    cases = {case.id: case for case in cases_of(load_profile(str(ROOT / "configs" / "answer_judge.yaml")))}
-    assert {"invented", "vague"} <= {case.kind for case in cases.values() if case.must_pass}
-    invented, vague, informative = (cases[name] for name in ("invented-beside-right", "vague", "informative"))
-    assert check(invented, text(INVENTED), None).passed
-    assert not check(invented, text(), None).passed
-    assert not check(vague, text(), None).passed
-    assert check(informative, text(), None).passed
 
 
 def findings_of(answers: dict[str, str]) -> dict[str, list[tuple[str, tuple[float | None, ...]]]]:

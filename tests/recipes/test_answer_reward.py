@@ -10,9 +10,10 @@ from typing import Any
 import letters
 import pytest
 from fake_service import FakeService, Script, completion
+from reward_service import reward_service
 
 from qinglan.clients.roles import Addresses
-from qinglan.config import Budget, Endpoint, LedgerStore, Price, Profile, Reward, Tenant
+from qinglan.config import Endpoint, Profile, Reward, Tenant
 from qinglan.recipes import AnswerRecipe
 from qinglan.recipes.scoring.answers import AnswerScorer
 from qinglan.recipes.scoring.keys import scoring_key
@@ -29,23 +30,15 @@ Serve = Callable[[Script], FakeService]
 
 
 def service_of(folder: Path, judge_url: str = "", **settings: Any) -> RewardService:
-    judge = {
-        "judge": Endpoint(model="j", max_retries=0),
-        "judge_url": judge_url,
-        "judge_price": Price(input_per_million_usd=1, output_per_million_usd=1),
-    }
     defaults = {
         "recipe": letters.__file__,
         "parts": letters.Letters().score_parts,
         "reward": Reward(),
-        "tenant": Tenant(),
-        "ledger": LedgerStore(),
-        "state": folder,
-        "budget": Budget(),
-        "run_id": "r",
-        "samples_log": folder / "samples.jsonl",
+        "rag": None,
+        "judge": Endpoint(model="j", max_retries=0) if judge_url else None,
+        "judge_url": judge_url,
     }
-    return RewardService.model_validate(defaults | (judge if judge_url else {}) | settings)
+    return reward_service(folder, **defaults | settings)
 
 
 Score = Callable[..., Any]

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_model import FakeModel
 
-from qinglan.clients.chat import Answer
 from qinglan.clients.roles import Clients, key_salt
 from qinglan.config import Profile, Tenant
 from qinglan.errors import ConfigError, RetrievalError, TeacherError
@@ -22,17 +22,6 @@ ANSWERED = ROW.model_copy(update={"answer": "虾青素 服用方法"})
 REWRITER = query_rewrite.RECIPE
 GOOD, BAD = Retrieved(ids=("g", "x"), scores=(0.9, 0.5)), Retrieved(ids=("x", "g"), scores=(0.6, 0.5))
 ProfileOf = Callable[..., Profile]
-
-
-class FakeModel:
-    """Always gives the same answer, and remembers what it was asked."""
-
-    def __init__(self, text: str, reasoning: str | None = None) -> None:
-        self.text, self.reasoning, self.asked = text, reasoning, list[Any]()
-
-    async def ask(self, messages: Any, parse: Any, schema: Any = None) -> Answer[Any]:
-        self.asked.append(messages)
-        return Answer(parse(self.text), f"hash of {self.text}", False, 0.5, 12.0, self.reasoning)
 
 
 class FakeRag:

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from baselines import BASELINE as BASE
 from fake_service import FakeService, Script, completion, recall
+from reward_service import reward_service
 
-from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Reward, Tenant
+from qinglan.config import Budget, Endpoint, LedgerStore, Rag, Reward
 from qinglan.errors import LedgerError
 from qinglan.ledger import ledger_url, open_ledger
-from qinglan.recipes import RetrievalRecipe, Scored, query_rewrite
+from qinglan.recipes import Scored, query_rewrite
 from qinglan.recipes.scoring.samples import SampleWatch
 from qinglan.recipes.scoring.scorer import judge_asked
 from qinglan.recipes.scoring.service import RewardService
@@ -52,24 +53,13 @@ class Site:
 
     def service(self, **settings: Any) -> RewardService:
         defaults = {
-            "recipe": "query_rewrite",
-            "parts": RetrievalRecipe.score_parts,
             "reward": Reward(relevance_gate=False),
             "rag": Rag(max_retries=0),
             "rag_url": self.rag.url,
-            "retrieval_scope": "r",
             "judge": Endpoint(model="j", max_retries=0),
             "judge_url": self.judge.url,
-            "judge_price": Price(input_per_million_usd=1, output_per_million_usd=1),
-            "judge_key_salt": "",
-            "tenant": Tenant(),
-            "ledger": LedgerStore(),
-            "state": self.folder,
-            "budget": Budget(),
-            "run_id": "r",
-            "samples_log": self.log,
         }
-        return RewardService.model_validate(defaults | settings)
+        return reward_service(self.folder, **defaults | settings)
 
     def open(self, **settings: Any) -> "Worker":
         self.opened.append(RewardActor(self.service(**settings).model_dump_json()))

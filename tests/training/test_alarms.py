@@ -30,7 +30,6 @@ from qinglan.training.alarms import (
     AlarmWatch,
     part_mean,
     read_alarms,
-    with_alarm,
 )
 
 PRIMARY = PrimaryMetric("gold_top1", "gold top-1")
@@ -225,14 +224,14 @@ def test_a_line_of_the_file_reads_back_and_half_a_line_is_skipped(tmp_path: Path
     assert read_alarms(path) == [alarm]
 
 
-def test_what_a_killed_attempt_saw_after_its_checkpoint_counts_once():
+def test_what_a_killed_attempt_saw_after_its_checkpoint_counts_once(tmp_path: Path):
     def at(step: int, name: str = "reward_down") -> Alarm:
         return Alarm.model_validate({"step": step, "name": name, "action": "warn", "message": ""})
 
-    seen: list[Alarm] = []
-    for alarm in (at(10), at(20), at(22, "zero_variance"), at(21), at(19)):
-        seen = with_alarm(seen, alarm)
-    assert [alarm.step for alarm in seen] == [10, 22, 19]
+    path = tmp_path / "alarms.jsonl"
+    lines = [alarm.model_dump_json() for alarm in (at(10), at(20), at(22, "zero_variance"), at(21), at(19))]
+    path.write_text("\n".join(lines))
+    assert [alarm.step for alarm in read_alarms(path)] == [10, 22, 19]
 
 
 def test_the_report_shows_what_was_alarming(tmp_path: Path):

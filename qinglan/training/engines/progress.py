@@ -63,16 +63,11 @@ class TrainingProgress:
         """Why training should end here, if the last `patience` validations were not better than the best one."""
         if self._settings.patience is None or not self._dev:
             return None
-        best = self.best_step
+        best = max(self._dev, key=lambda step: (self._dev[step], -step))  # the earlier one in a tie
         since = sum(step > best for step in self._dev)
         if since < self._settings.patience:
             return None
         return f"{since} validations since step {best} ({self._dev[best]:.3f}) brought nothing better on dev"
-
-    @property
-    def best_step(self) -> int:
-        """The step with the highest dev value; the earlier one in a tie."""
-        return max(self._dev, key=lambda step: (self._dev[step], -step))
 
     def prune(self, checkpoint_folder: Path) -> None:
         if (keep := self._settings.keep_checkpoints) is None or not self._dev:

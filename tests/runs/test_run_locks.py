@@ -147,12 +147,12 @@ def test_a_refresh_that_is_not_needed_is_skipped_and_no_failure(monkeypatch: pyt
     monkeypatch.setattr("qinglan.tasks.skipping.get_run_logger", lambda: logging.getLogger("flow"))
 
     def refresh(profile: str) -> Path:
-        raise RunLockedError(f"{profile} is at work")
+        raise RunLockedError(f"{profile} is running")
 
     state = skip_if_running(refresh)("a")
-    assert (state.name, state.type, state.message) == (SKIPPED, "COMPLETED", "a is at work")
+    assert (state.name, state.type, state.message) == (SKIPPED, "COMPLETED", "a is running")
     assert skip_if_running(refresh).__name__ == "refresh"
-    with pytest.raises(RunLockedError, match="a is at work"):
+    with pytest.raises(RunLockedError, match="a is running"):
         unless_skipped(state)
 
 

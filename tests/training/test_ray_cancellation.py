@@ -1,4 +1,4 @@
-"""A real Prefect flow gets SIGTERM while its Ray job is at work: only a cancelled one takes the job along."""
+"""A real Prefect flow gets SIGTERM while its Ray job is running: only a cancelled one takes the job along."""
 
 import os
 import subprocess

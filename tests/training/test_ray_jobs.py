@@ -141,7 +141,7 @@ def test_a_flow_that_comes_back_follows_the_same_job(flow: Flow):
     flow.die(SigtermError())
 
     def never() -> Command:
-        raise AssertionError("the job that is at work has its command")
+        raise AssertionError("the running job has its command")
 
     flow.run(flow.ends(FIRST), command=never)
     assert list(flow.ray.jobs) == [FIRST]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fake_registry import FakeRegistry
 
-from qinglan.config import Profile
+from qinglan.config import Profile, load_profile
 from qinglan.runs.command import Command
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary import Judgement
@@ -21,6 +21,7 @@ from qinglan.serving.site import (
     ROUTES_FILE,
     CanaryShare,
     ServingSite,
+    _router_options,
     _unfailing,
 )
 
@@ -435,6 +436,12 @@ def test_a_router_that_can_t_be_started_is_tried_again(router: RouterBench, monk
     router.problem = "refused"  # as long as the next one takes to start, which is a minute
     router.run(60)
     assert router.processes.started == ["router"] * 2
+
+
+def test_the_router_is_given_the_profile_as_it_is(profile_of: ProfileOf, tmp_path: Path):
+    profile = profile_of(serve={"deadline_ms": 1234})
+    option = _router_options(profile, tmp_path, None, None)[0]
+    assert load_profile(option.removeprefix("--profile=")) == profile
 
 
 def test_models_get_gpus_of_their_own_and_a_challenger_those_of_the_previous_one(bench):

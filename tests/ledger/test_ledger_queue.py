@@ -77,13 +77,6 @@ async def test_a_lost_acknowledgement_counts_nothing_twice_and_nobody_hangs(tmp_
         assert (ledger.usage("r", "teacher").calls, ledger.spent_usd("r")[0]) == (1, 1.0)
 
 
-async def test_an_answer_outlasts_a_database_that_is_away_for_a_moment(tmp_path: Path):
-    ledger = Flaky(tmp_path, 2)
-    async with queue_of(ledger) as queue:
-        await queue.record(call("a"))
-        assert ledger.get("a") == call("a")
-
-
 @pytest.mark.parametrize("error", [LedgerError("ledger: the database is away"), ZeroDivisionError()])
 async def test_what_the_ledger_raises_reaches_all_who_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -120,21 +113,15 @@ async def test_what_is_spent_counts_before_it_is_written(tmp_path: Path, limit: 
             queue.check_budget(in_flight_usd=1.0)
 
 
-async def test_a_run_may_go_on_without_what_it_cannot_pay(tmp_path: Path):
-    ledger = Flaky(tmp_path)
-    ledger.record([call("before")])
-    async with queue_of(ledger, Budget(per_run_usd=1.0, when_spent="go_on")) as queue:
-        with pytest.raises(TeacherError) as caught:
-            queue.check_budget()
-        assert caught.value.reason == "over_budget"
-
-
-async def test_another_month_and_another_run_have_their_own_budget(tmp_path: Path):
+async def test_each_run_has_its_own_budget_and_may_go_on_without_what_it_cannot_pay(tmp_path: Path):
     with open_ledger(ledger_url(LedgerStore(), tmp_path)) as ledger:
         ledger.record([call("before")])
         assert LedgerQueue(ledger, "other", Budget(per_run_usd=1.0)).affordable_usd() == 1.0
         assert LedgerQueue(ledger, "other", Budget(per_month_usd=1.5)).affordable_usd() == 0.5
         assert LedgerQueue(ledger, "r", Budget()).affordable_usd() is None
+        with pytest.raises(TeacherError) as caught:
+            LedgerQueue(ledger, "r", Budget(per_run_usd=1.0, when_spent="go_on")).check_budget()
+        assert caught.value.reason == "over_budget"
 
 
 async def test_retrievals_are_kept_and_found_beside_the_calls(tmp_path: Path):

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 from prefect.states import Completed
 
 from qinglan.config import Profile
@@ -79,19 +78,6 @@ def test_a_second_refresh_ends_at_once_and_says_who_is_at_work(profile_of: Profi
             pass
 
 
-def test_a_refresh_that_ended_has_released_its_lock(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    taken, take = list[FileLock | None](), locks._take
-
-    def take_and_keep(file: Path, flow_run_id: str = "", *, blocking: bool = False) -> FileLock | None:
-        taken.append(take(file, flow_run_id, blocking=blocking))
-        return taken[-1]
-
-    monkeypatch.setattr(locks, "_take", take_and_keep)
-    with refresh_lock(profile_of()):
-        assert taken[0] and taken[0].is_locked
-    assert not taken[0].is_locked  # not only once the object is collected
-
-
 def test_refreshes_of_others_go_on_beside_it(profile_of: ProfileOf, tmp_path: Path):
     elsewhere = {"runs": str(tmp_path / "other"), "state": str(tmp_path / "state")}
     others = profile_of(tenant={"id": "b"}), profile_of(recipe="medical"), profile_of(paths=elsewhere)
@@ -154,7 +140,4 @@ def test_a_refresh_that_is_not_needed_is_skipped_and_no_failure(monkeypatch: pyt
     assert skip_if_running(refresh).__name__ == "refresh"
     with pytest.raises(RunLockedError, match="a is running"):
         unless_skipped(state)
-
-
-def test_a_result_is_handed_on():
     assert unless_skipped(Completed(data=Path("report.json"))) == Path("report.json")

@@ -53,16 +53,13 @@ def stage(run: Run, key: str = "k", name: str = "ingest") -> StageResult:
 
 
 def test_an_unfinished_run_is_continued(profile_of: ProfileOf):
-    first = new_run(profile_of())
-    with open_run(profile_of(), "pipeline") as again:
-        assert again == first
-
-
-def test_what_changes_no_result_may_be_raised_before_a_run_goes_on(profile_of: ProfileOf):
-    first = new_run(profile_of())
-    raised = profile_of(reward={"max_outage_s": 5000}, budget={"per_run_usd": 9}, rl={"keep_checkpoints": 1})
+    with open_run(profile_of(teacher={"model": "big", "api_key_env": "A_KEY"}), "pipeline") as first:
+        note_mlflow_run(first, "abc")
+    assert "A_KEY" in (first.directory / "run.json").read_text()
+    changes_no_result = {"reward": {"max_outage_s": 5000}, "budget": {"per_run_usd": 9}, "rl": {"keep_checkpoints": 1}}
+    raised = profile_of(teacher={"model": "big", "api_key_env": "A_KEY"}, **changes_no_result)
     with open_run(raised, "pipeline") as again:
-        assert (again.id, again.profile.reward.max_outage_s) == (first.id, 5000)
+        assert (again.id, again.mlflow_run_id, again.profile.reward.max_outage_s) == (first.id, "abc", 5000)
 
 
 def test_latest_points_at_the_run_that_began_or_went_on_last(profile_of: ProfileOf):
@@ -82,20 +79,18 @@ def test_another_run_for_other_settings_flow_or_fresh(profile_of: ProfileOf, cha
     assert other.id != first.id
 
 
-def test_a_fresh_run_stays_fresh_when_it_is_continued(profile_of: ProfileOf):
-    fresh = new_run(profile_of(), fresh=True)
-    assert new_run(profile_of()) == fresh
-    assert fresh.fresh
-
-
 def test_fresh_continues_an_unfinished_fresh_run(profile_of: ProfileOf):
-    plain, fresh = new_run(profile_of()), new_run(profile_of(), fresh=True)
-    assert fresh.id != plain.id
+    fresh = new_run(profile_of(), fresh=True)
+    assert fresh.fresh
+    assert new_run(profile_of()) == fresh, "it stays fresh"
     assert new_run(profile_of(), fresh=True, finish=True) == fresh
     assert new_run(profile_of(), fresh=True).id != fresh.id
 
 
 def test_another_source_is_another_run(profile_of: ProfileOf):
+    with pytest.raises(ConfigError, match="run `nope`: not found"), open_run(profile_of(), "train", source="nope"):
+        pass
+    assert not list(profile_of().paths.runs.glob("2*")), "no run is left"
     source = new_run(profile_of(), finish=True)
     with open_run(profile_of(), "train", source=source.id) as first:
         assert first.source == source.directory
@@ -103,19 +98,6 @@ def test_another_source_is_another_run(profile_of: ProfileOf):
         assert other.id != first.id
     with open_run(profile_of(), "train", source=source.id) as again:
         assert again == first
-
-
-def test_an_unknown_source_leaves_no_run(profile_of: ProfileOf):
-    with pytest.raises(ConfigError, match="run `nope`: not found"), open_run(profile_of(), "train", source="nope"):
-        pass
-    assert not list(profile_of().paths.runs.glob("2*"))
-
-
-def test_two_at_once_do_not_share_a_run(profile_of: ProfileOf):
-    with open_run(profile_of(), "pipeline") as first, open_run(profile_of(), "pipeline") as second:
-        assert first.id != second.id
-    with open_run(profile_of(), "pipeline") as third:
-        assert third.id in (first.id, second.id)
 
 
 def test_a_flow_run_that_was_started_twice_waits_for_itself(profile_of: ProfileOf):
@@ -169,12 +151,6 @@ def test_a_process_holds_its_run_until_kill_9(profile_of: ProfileOf):
     assert new_run(profile_of()).id == held
 
 
-def test_the_mlflow_run_is_remembered(profile_of: ProfileOf):
-    with open_run(profile_of(), "pipeline") as run:
-        note_mlflow_run(run, "abc")
-    assert new_run(profile_of()).mlflow_run_id == "abc"
-
-
 def test_find_run(profile_of: ProfileOf):
     run = new_run(profile_of(), finish=True)
     runs = run.directory.parent
@@ -187,12 +163,8 @@ def test_find_run(profile_of: ProfileOf):
     new_run(profile_of(), finish=True)
     with pytest.raises(ConfigError, match="fits 2 runs"):
         find_run(runs, run.id[:2])
-
-
-def test_runs_of_a_profile(profile_of: ProfileOf):
-    mine, other = new_run(profile_of()), new_run(profile_of(name="other"))
-    assert runs_of(mine.directory.parent, "test") == [mine.directory]
-    assert runs_of(mine.directory.parent, "other") == [other.directory]
+    other = new_run(profile_of(name="other"))
+    assert runs_of(runs, "other") == [other.directory]
 
 
 def test_a_broken_run_file_is_named(profile_of: ProfileOf):
@@ -210,25 +182,12 @@ def test_a_run_whose_folder_is_gone_ends_with_what_ended_it(profile_of: ProfileO
             finish_run(run)
 
 
-def test_no_secret_in_a_run_file(profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("A_KEY", "sk-secret")
-    run = new_run(profile_of(teacher={"model": "big", "api_key_env": "A_KEY"}))
-    text = (run.directory / "run.json").read_text()
-    assert "A_KEY" in text
-    assert "sk-secret" not in text
-
-
-def test_stages_are_found_here_then_in_earlier_runs(profile_of: ProfileOf):
-    old = new_run(profile_of(), finish=True)
-    result = stage(old)
-    new = new_run(profile_of())
+def test_stages_are_found_here_then_in_earlier_runs_unless_it_is_fresh(profile_of: ProfileOf):
+    result = stage(new_run(profile_of(), finish=True))
+    new = new_run(profile_of(), finish=True)
     assert find_stage(new, "ingest", "k") == result
     assert find_stage(new, "ingest", "other key") is None
     assert find_stage(new, "distill", "k") is None
-
-
-def test_a_fresh_run_reuses_only_its_own(profile_of: ProfileOf):
-    stage(new_run(profile_of(), finish=True))
     fresh = new_run(profile_of(), fresh=True)
     assert find_stage(fresh, "ingest", "k") is None
     assert find_stage(fresh, "ingest", stage(fresh).key) is not None
@@ -248,9 +207,3 @@ def test_a_damaged_stage_is_not_reused(profile_of: ProfileOf, damage: str):
     else:
         manifest.write_text(json.dumps({"stage": "ingest"}))
     assert find_stage(run, "ingest", "k") is None
-
-
-def test_a_figure_that_is_not_a_number_survives_the_manifest(profile_of: ProfileOf):
-    run = new_run(profile_of())
-    save_stage(run, StageResult(stage="s", key="k", run_id=run.id, seconds=0, metrics={"loss": float("nan")}))
-    assert "loss" in find_stage(run, "s", "k").metrics

@@ -63,20 +63,15 @@ def newer(path: Path) -> Path:
     return path
 
 
-def test_a_record_is_read_back():
+def test_a_record_is_read_back_and_a_newer_one_refused_in_one_line():
     assert parse_record(Point, json.dumps(dump_record(Point(x=3))), "a.json") == Point(x=3)
-    for content in ("[1]", "nonsense", ""):
-        with pytest.raises(ValueError, match="Point"):
-            parse_record(Point, content, "a.json")
-
-
-def test_a_newer_file_is_refused_in_one_line():
-    with pytest.raises(ArtifactError, match="^a.json: " + NEWER) as caught:
+    with pytest.raises(ValueError, match="Point"):
+        parse_record(Point, "nonsense", "a.json")
+    with pytest.raises(ArtifactError, match="^a.json: " + NEWER + r"[^\n]*$"):
         parse_record(Point, '{"schema_version": 2, "x": 3}', "a.json")
-    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, "2", 1.5, True, None])
+@pytest.mark.parametrize("wrong", [0, "2", None])
 def test_a_number_that_is_none_is_refused(wrong: Any):
     with pytest.raises(ArtifactError, match="which is no version; restore it from a backup"):
         check_version({KEY: wrong, "x": 3}, "a.json")

@@ -188,6 +188,17 @@ def test_a_run_may_go_on_with_what_it_could_pay_for(site_of: Callable[..., Site]
     assert again.rows_out > paid
 
 
+def test_rows_lost_to_an_outage_are_asked_again_in_the_next_run(site_of: Callable[..., Site]):
+    down = True
+    site = site_of(lambda body: (500, {}) if down and "虾青素7咋吃" in str(body) else rewritten(body))
+    first = site.run(site.distill)
+    assert (first.rows_out, first.try_again) == (ROWS - 1, 1)
+    down = False
+    asked = len(site.teacher.bodies)
+    assert site.run(site.distill).rows_out == ROWS
+    assert len(site.teacher.bodies) == asked + 1
+
+
 def test_a_batch_api_answers_at_half_the_price(site_of: Callable[..., Site], simulator: str):
     site = site_of()
     settings = {"mode": "batch_api", "batch_api": BatchApi(poll_every_s=0.1)}

@@ -23,7 +23,7 @@ from qinglan.simulators.domains.query_rewrite.sample import RewriteSampleRow, bu
 from qinglan.simulators.domains.query_rewrite.teacher import judge, rewrite
 from qinglan.simulators.retriever import Retriever
 
-MISMATCHED = tuple(name for name, intent in INTENTS.items() if intent.mismatched)
+MISMATCHED = tuple(name for name, intent in INTENTS.items() if intent.bridge)
 
 
 class SampleFigures(NamedTuple):

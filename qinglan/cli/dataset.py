@@ -101,7 +101,7 @@ def show_diff(
 
 def _lineage(version: "Version", row_id: str) -> Table:
     from qinglan.data.versions import find_rows
-    from qinglan.data.versions.summary import original_score, rewrite_score
+    from qinglan.data.versions.summary import top1_of
 
     row = find_rows(version, {row_id}).get(row_id)
     if row is None:
@@ -123,7 +123,7 @@ def _lineage(version: "Version", row_id: str) -> Table:
         "verdict": f"failed: {row.reason}" if row.status == "failed" else "ok",
         "review": row.review or NONE,
         "split": row.split or NONE,
-        "top-1 score": f"{number(original_score(row))} → {number(rewrite_score(row))}",
+        "top-1 score": f"{number(top1_of(row.original_retrieved))} → {number(top1_of(row.answer_retrieved))}",
         "gold document's rank": " → ".join(ranks),
         "judge": number(row.judge_score, 2),
         "run": version.run_id,

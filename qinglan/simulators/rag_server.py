@@ -32,7 +32,7 @@ def create_app(retriever: Retriever) -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        return {"status": "ok", "documents": len(retriever)}
+        return {"status": "ok", "documents": len(retriever.documents)}
 
     @app.post("/retrieve")
     async def retrieve(request: RetrieveRequest) -> JSONResponse:

@@ -49,10 +49,10 @@ class Retriever:
     """An index over one knowledge base; thread-safe once built."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        self._documents = list(documents)
-        corpus = [tokens(f"{document.title}\n{document.content}") for document in self._documents]
+        self.documents = list(documents)
+        corpus = [tokens(f"{document.title}\n{document.content}") for document in self.documents]
         self._passages = [frozenset(words) for words in corpus]
-        self._titles = [frozenset(tokens(document.title)) for document in self._documents]
+        self._titles = [frozenset(tokens(document.title)) for document in self.documents]
         frequencies = Counter(word for passage in self._passages for word in passage)
         count = len(corpus)
         self._idf = {word: math.log(1 + (count - df + 0.5) / (df + 0.5)) for word, df in frequencies.items()}
@@ -60,9 +60,6 @@ class Retriever:
         self._title_weights = [self._weight(title) for title in self._titles]
         self._bm25 = bm25s.BM25(k1=1.2, b=0.75)
         self._bm25.index(corpus, show_progress=False)
-
-    def __len__(self) -> int:
-        return len(self._documents)
 
     def search(self, query: str, top_k: int = 10) -> list[Hit]:
         """The best documents, best first; none where no word of the query is known."""
@@ -81,7 +78,7 @@ class Retriever:
             if recalled[i] > 0
         ]
         scored.sort(key=lambda item: (-item[0], -item[1], item[2]))
-        return [Hit(self._documents[i], score) for score, _, i in scored[:top_k]]
+        return [Hit(self.documents[i], score) for score, _, i in scored[:top_k]]
 
     def _rerank(self, asked: frozenset[str], asked_weight: float, index: int) -> float:
         coverage = self._weight(asked & self._passages[index]) / asked_weight

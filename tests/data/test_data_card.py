@@ -55,11 +55,6 @@ def test_words_count_by_sft_training_rows():
     assert (made.term_count, made.rare_terms) == (7, 5)
 
 
-def test_quantiles():
-    made = card(*(row(f"q{n}", score=n / 10) for n in range(11)), row("x", answer_retrieved=None))
-    assert (made.scores["rewrite"]["50%"], made.scores["original"]["95%"]) == (0.5, 0.5)
-
-
 def test_ten_examples_drawn_by_id():
     rows = [row(f"问{n}") for n in range(30)] + [row(f"答{n}").failed("rag_error") for n in range(30)]
     examples = card(*rows).examples

@@ -4,6 +4,7 @@ import csv
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,8 @@ def test_the_same_question_with_another_input_is_no_duplicate(tmp_path: Path):
 
 
 def test_a_databases_snapshot_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with sqlite3.connect(tmp_path / "q.db") as connection:
-        connection.execute("create table q (问题, 提示, 别的)")
-        connection.execute("insert into q values ('法国', '塞纳河', 'x')")
-    connection.close()
+    with closing(sqlite3.connect(tmp_path / "q.db")) as connection:
+        connection.execute("create table q as select '法国' as 问题, '塞纳河' as 提示, 'x' as 别的")
     monkeypatch.setenv("Q_DB", f"sqlite:///{tmp_path / 'q.db'}")
     data = Data(sql=Sql(url_env="Q_DB", query="select * from q"))
     take_snapshot(data, tmp_path / "source.jsonl", INPUTS)

@@ -76,13 +76,9 @@ def test_an_empty_split_of_a_pool_gives_a_warning():
 
 
 def test_only_training_rows_that_passed_are_drawn(tmp_path: Path):
-    rows = [
-        *pool("red", 20, 1, split="train"),
-        *pool("red", 5, 2, split="dev"),
-        *pool("red", 5, 3, split="test"),
-        *pool(None, 10, 4, split="train"),
-        *(row.failed("bad_format") for row in pool("red", 5, 5, split="train")),
-    ]
+    rows = [*pool("red", 20, 1, split="train"), *pool("red", 5, 2, split="dev"), *pool("red", 5, 3, split="test")]
+    rows += pool(None, 10, 4, split="train")
+    rows += (row.failed("bad_format") for row in pool("red", 5, 5, split="train"))
     write_jsonl(tmp_path / "in.jsonl", rows)
     price = {"input_per_million_usd": 1, "output_per_million_usd": 1}
     sections = {"teacher": {"model": "m"}, "judge": {"model": "m"}, "prices": {"m": price}, "recipe": letters_path}
@@ -90,10 +86,6 @@ def test_only_training_rows_that_passed_are_drawn(tmp_path: Path):
     built = build(tmp_path / "in.jsonl", tmp_path / "out", profile)
     asked = pq.read_table(built.artifacts["rl_train"].path).to_pylist()
     drawn = [Row.model_validate_json(each["extra_info"]["row"]) for each in asked]
-    assert Counter((row.pool, row.split, row.status) for row in drawn) == {
-        ("red", "train", "ok"): 10,
-        (None, "train", "ok"): 10,
-    }
-    assert built.artifacts["rl_dev"].rows == 5
-    assert built.artifacts["sft_train"].rows == 30
-    assert built.warnings == ()
+    counts = Counter((row.pool, row.split, row.status) for row in drawn)
+    assert counts == {("red", "train", "ok"): 10, (None, "train", "ok"): 10}
+    assert (built.artifacts["rl_dev"].rows, built.artifacts["sft_train"].rows, built.warnings) == (5, 30, ())

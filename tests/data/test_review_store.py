@@ -1,7 +1,7 @@
 """Reviews on disk and on rows: the newest verdict counts, and holds for what was looked at."""
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -91,15 +91,12 @@ def test_a_process_killed_while_it_writes_loses_nothing(profile_of: ProfileOf, m
 
 def test_imports_at_the_same_time_lose_nothing(profile_of: ProfileOf):
     profile = profile_of()
-    threads = [threading.Thread(target=add_reviews, args=(profile, [review(row_id=f"r{n}")])) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: add_reviews(profile, [review(row_id=f"r{n}")]), range(8)))
     assert len(load_reviews(profile).by_row) == 8
 
 
-@pytest.mark.parametrize("damage", [b'{"tenant": "def', b"\xff\xfe\n", b"{}\n", b"null\n"])
+@pytest.mark.parametrize("damage", [b'{"tenant": "def', b"\xff\xfe\n", b"{}\n"])
 def test_a_damaged_line_is_named_and_never_skipped(profile_of: ProfileOf, damage: bytes):
     profile = profile_of()
     add_reviews(profile, [review()])

@@ -18,15 +18,6 @@ def splits(rows: list[Row], seed: int = 1) -> dict[str, str | None]:
     return {r.id: r.split for r in assign(rows, seed)}
 
 
-def test_a_group_goes_to_one_split_whole() -> None:
-    twins = [r for seed in range(20) for r in random_rows(1, seed=1000 + seed)]
-    twins = [t.model_copy(update={"query": t.query * 4}) for t in twins]
-    twins += [row(t.query + "呢") for t in twins]
-    placed = splits(random_rows(200) + twins)
-    for first, second in zip(twins[:20], twins[20:], strict=True):
-        assert placed[first.id] == placed[second.id]
-
-
 def test_splits_depend_neither_on_order_nor_on_other_rows() -> None:
     rows = [*random_rows(300), row(LONG), row(SAME)]
     placed = splits(rows)
@@ -111,8 +102,3 @@ def test_what_repeats_an_evaluation_question_is_not_learned_from(split: Split, r
     placed = assign(rows, evaluation=[row(SAME), *random_rows(50, seed=2)])
     assert (placed[0].reason, placed[0].split) == (reason, split)
     assert placed[1:] == assign(rows[1:])
-
-
-def test_a_stricter_split_is_told_before_an_evaluation_question() -> None:
-    placed = assign([row(LONG, split="train"), row(SAME, split="test")], evaluation=[row(LONG)])
-    assert [r.reason for r in placed] == ["near_duplicate_of_test", None]

@@ -59,12 +59,10 @@ def test_xlsx_row_carries_every_column(tmp_path: Path) -> None:
 
 
 def test_chosen_sheet_and_columns(tmp_path: Path) -> None:
-    book = openpyxl.Workbook()
-    book.create_sheet("数据").append(["query"])
-    book["数据"].append(["头疼"])
-    book.save(tmp_path / "q.xlsx")
-    (row,) = read(tmp_path / "q.xlsx", sheet="数据", columns=Columns(query="query"))
+    path = xlsx(tmp_path / "q.xlsx", ["query"], ["头疼"], sheet="数据")
+    (row,) = read(path, sheet="数据", columns=Columns(query="query"))
     assert row.source == "q.xlsx!数据!A2"
+    assert "no sheet `Sheet2` (sheets: 数据)" in error_of(path, sheet="Sheet2")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "gb18030"])
@@ -224,11 +222,9 @@ def test_missing_query_column_names_the_nearest_and_a_hint(tmp_path: Path) -> No
     assert "--set data.columns.query=用户问题" in message
 
 
-def test_sheets_and_columns_that_are_not_clear(tmp_path: Path) -> None:
+def test_a_column_that_is_in_the_header_twice(tmp_path: Path) -> None:
     message = error_of(xlsx(tmp_path / "q.xlsx", ["问题", "备注", "备注", " 问题"], ["头疼"]))
     assert "column `问题` is in the header twice (A and D); rename one" in message
-    path = xlsx(tmp_path / "q.xlsx", ["问题"], ["头疼"], sheet="数据")
-    assert "no sheet `Sheet2` (sheets: 数据)" in error_of(path, sheet="Sheet2")
 
 
 def test_undecodable_bytes_are_named_by_line(tmp_path: Path) -> None:

@@ -52,10 +52,6 @@ class Review(BaseModel):
             return (self.row, self.verdict, self.corrected or "")
         return (self.row, self.verdict, self.fingerprint)
 
-    def says_the_same(self, other: "Review") -> bool:
-        """Does the same reviewer give the same verdict again?"""
-        return (self.effect, self.comment, self.reviewer) == (other.effect, other.comment, other.reviewer)
-
 
 def fingerprint(answer: str | None) -> str:
     """16 hex digits of an answer's words in their order; the white space between them does not matter."""
@@ -142,11 +138,12 @@ def add_reviews(profile: Profile, reviews: Sequence[Review]) -> ReviewImport:
         lines = read_store(path)
         newest = Reviews(lines).by_row
         imported = {(line.file_sha256, line.row) for line in lines}
+        said = {(review.effect, review.comment, review.reviewer) for review in newest.values()}
         new = [
             review
             for review in reviews
             if (review.file_sha256, review.row) not in imported
-            and not ((earlier := newest.get(review.row)) and earlier.says_the_same(review))
+            and (review.effect, review.comment, review.reviewer) not in said
         ]
         if new:
             partial = path.with_suffix(".partial")

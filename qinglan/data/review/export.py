@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from qinglan.config import Profile
 from qinglan.data.review import fingerprint, load_reviews
-from qinglan.data.review.sample import draw_sample, strata_of
+from qinglan.data.review.sample import ANSWER_STRATA, STRATA, draw_sample
 from qinglan.data.review.workbook import write_sample
 from qinglan.data.sources.records import without_illegal
 from qinglan.errors import ConfigError, StageError
@@ -51,7 +51,7 @@ def export_reviews(profile: Profile, run_name: str, path: Path, size: int, *, ag
     left_out: Counter[str] = Counter()
     recipe = get_recipe(profile.recipe)
     rows = _candidates(rows_of(profile, run, stage), profile, again, left_out)
-    sample = draw_sample(rows, profile.select, size, strata_of(recipe))
+    sample = draw_sample(rows, profile.select, size, STRATA if recipe.retrieves else ANSWER_STRATA)
     if not sample.rows:
         reviewed = f"; {left_out['reviewed']:,} of its rows are reviewed, --again takes them too"
         raise StageError(

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from qinglan.config import Select
 from qinglan.data.sampling import BottomK
-from qinglan.recipes import Recipe
 from qinglan.rows import INPUT_REASONS, Row, hash_fraction
 
 RULE_REASONS = frozenset(
@@ -134,10 +133,6 @@ ANSWER_STRATA = (
         lambda row, _: row.reason in RULE_REASONS or (row.status == "failed" and bool(row.answer)),
     ),
 )
-
-
-def strata_of(recipe: Recipe) -> tuple[Stratum, ...]:
-    return STRATA if recipe.retrieves else ANSWER_STRATA
 
 
 class SampledRow(NamedTuple):

@@ -88,9 +88,6 @@ class ReviewLine:
         inputs = {each.name: self.text(input_field(each.name)) for each in recipe.INPUTS if each.identifies}
         return row_id(tenant, self.text(QUERY), self.text(PROFILE), self.text(HISTORY), inputs)
 
-    def is_blank(self) -> bool:
-        return not any(self.text(title) for title in self._cells)
-
     def has_answer(self) -> bool:
         """Is there a verdict, an answer, or a merged cell that hides one?"""
         return any(self.text(t) or isinstance(self._cells[t], MergedCell) for t in (VERDICT, CORRECTED))
@@ -128,7 +125,8 @@ def read_sheet(path: Path, profile: Profile) -> ReviewSheet:
     except OSError as error:
         raise WorkbookError(f"{path}: can't be read: {error.strerror or error}; check its permissions") from error
     recipe = get_recipe(profile.recipe)
-    lines = [line for line in _lines_of(path, content, titles_of(recipe)) if not line.is_blank()]
+    titles = titles_of(recipe)
+    lines = [line for line in _lines_of(path, content, titles) if any(map(line.text, titles))]
     provenance = {
         "imported_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "file": path.name,

@@ -55,7 +55,7 @@ def _plain_records(path: Path, name: str, layout: Layout, columns: InputColumns)
     if rows is None or not any(header):
         return None
     places = column_places(header, columns, f"{path}!{name}, row 1")
-    if not layout.is_plain(places.values()):
+    if not layout.dated.isdisjoint(places.values()):
         return None
     prefix = _prefix(path, name, places)
     return (

@@ -7,7 +7,7 @@ legal way makes the sheet not plain.
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,10 +42,6 @@ class Layout(NamedTuple):
     plain: bool = False
     dated: frozenset[int] = frozenset()
     """Columns, from 0, with a format that may be a date's."""
-
-    def is_plain(self, columns: Iterable[int]) -> bool:
-        """Whether these columns of the sheet are plain."""
-        return self.plain and self.dated.isdisjoint(columns)
 
 
 def scan(path: Path, sheet: str | None) -> Layout:

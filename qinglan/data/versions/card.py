@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from qinglan.data.sampling import BottomK
 from qinglan.data.versions.drift import Drift
-from qinglan.data.versions.summary import BoundedCounter, keywords, length_bucket, original_score, rewrite_score
+from qinglan.data.versions.summary import BoundedCounter, keywords, length_bucket, top1_of
 from qinglan.rows import INPUT_REASONS, Row, Split
 from qinglan.runs.artifacts import Artifact
 
@@ -148,8 +148,8 @@ class CardBuilder:
                 status=row.status,
                 reason=row.reason,
                 split=row.split,
-                original_score=original_score(row),
-                rewrite_score=rewrite_score(row),
+                original_score=top1_of(row.original_retrieved),
+                rewrite_score=top1_of(row.answer_retrieved),
                 judge_score=row.judge_score,
                 ledger=row.answer_request,
             )
@@ -214,7 +214,7 @@ class CardBuilder:
             self._intents.add([row.gold_id])
         if row.status == "ok" and row.split == "train":
             self._terms.add(keywords(row))
-        original, found = original_score(row), rewrite_score(row)
+        original, found = top1_of(row.original_retrieved), top1_of(row.answer_retrieved)
         if original is not None and found is not None:
             self._scores["original"].append(original)
             self._scores["rewrite"].append(found)

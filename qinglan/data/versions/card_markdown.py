@@ -64,9 +64,21 @@ def card_markdown(card: Card) -> str:
             f"A word is rare where fewer than {FEW_ROWS} SFT training rows have it: RL hardly finds it.",
             _counts("The most frequent", card.terms),
         ]
+    examples = [
+        (
+            _cell(e.source),
+            _cell(e.query),
+            _cell(e.answer) or NONE,
+            _cell(e.reason) if e.status == "failed" else f"ok, {e.split}",
+            f"{number(e.original_score)} → {number(e.rewrite_score)}",
+            f"`{e.row_id}`",
+            f"`{e.ledger[:12]}`" if e.ledger else NONE,
+        )
+        for e in card.examples
+    ]
     parts += [
         "## Examples",
-        _table(("Source", "Question", "Answer", "Verdict", "Score", "Row", "Ledger"), _example_lines(card)),
+        _table(("Source", "Question", "Answer", "Verdict", "Score", "Row", "Ledger"), examples),
         "## Files",
         _table(("File", "Rows", "SHA-256"), [(n, count(f.rows), f"`{f.sha256}`") for n, f in card.files.items()]),
     ]
@@ -87,21 +99,6 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def _counts(head: str, counts: Mapping[str, int]) -> str:
     return _table((head, "Rows"), [(_cell(name), count(n)) for name, n in counts.items()])
-
-
-def _example_lines(card: Card) -> list[tuple[str, ...]]:
-    return [
-        (
-            _cell(e.source),
-            _cell(e.query),
-            _cell(e.answer) or NONE,
-            _cell(e.reason) if e.status == "failed" else f"ok, {e.split}",
-            f"{number(e.original_score)} → {number(e.rewrite_score)}",
-            f"`{e.row_id}`",
-            f"`{e.ledger[:12]}`" if e.ledger else NONE,
-        )
-        for e in card.examples
-    ]
 
 
 def _drift_table(drift: Drift) -> str:

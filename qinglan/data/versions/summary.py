@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pydantic import BaseModel, ConfigDict
 
 from qinglan.data.sampling import BottomK
-from qinglan.rows import INPUT_REASONS, Row
+from qinglan.rows import INPUT_REASONS, Retrieved, Row
 
 SAMPLE_ROWS = 1000
 MAX_ENTRIES = 300_000
@@ -77,9 +77,8 @@ class RowSummaryBuilder:
         self._vocabulary.add(grams(row.query))
         self._intents.add([row.gold_id] if row.gold_id else keywords(row))
         if self._sample.wants(row.id):
-            self._sample.add(
-                row.id, DriftRow(query=row.query, original=original_score(row), rewrite=rewrite_score(row))
-            )
+            original, rewrite = top1_of(row.original_retrieved), top1_of(row.answer_retrieved)
+            self._sample.add(row.id, DriftRow(query=row.query, original=original, rewrite=rewrite))
 
     def build(self) -> RowSummary:
         return RowSummary(
@@ -110,14 +109,8 @@ def keywords(row: Row) -> list[str]:
     return list(dict.fromkeys(word[:MAX_TERM_CHARS] for word in words))
 
 
-def original_score(row: Row) -> float | None:
-    """Top-1 score of the original question."""
-    return None if row.original_retrieved is None else row.original_retrieved.top1_score
-
-
-def rewrite_score(row: Row) -> float | None:
-    """Top-1 score of the teacher's rewrite."""
-    return None if row.answer_retrieved is None else row.answer_retrieved.top1_score
+def top1_of(found: Retrieved | None) -> float | None:
+    return None if found is None else found.top1_score
 
 
 def length_bucket(text: str) -> str:

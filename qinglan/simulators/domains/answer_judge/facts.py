@@ -68,16 +68,14 @@ def _number(*key: str) -> int:
 
 @cache
 def facts_of(product: str, slot: str) -> tuple[Fact, ...]:
-    """The facts of a reference answer to a question about `slot`: the fact asked for, then perhaps another."""
+    """The facts of a reference answer to a question about `slot`: the fact asked for, then perhaps another.
+
+    Of each slot one value is true of a product.
+    """
     rng = Random(_number("facts", product, slot))
     others = rng.sample([name for name in SLOTS if name != slot], rng.choices((0, 1), (2, 3))[0])
-    return tuple(value_of(product, name) for name in (slot, *others))
-
-
-@cache
-def value_of(product: str, slot: str) -> Fact:
-    """The one thing that is true of a product."""
-    return Fact(slot, _number("value", product, slot) % len(SLOTS[slot].values))
+    numbers = {name: _number("value", product, name) % len(SLOTS[name].values) for name in (slot, *others)}
+    return tuple(Fact(name, number) for name, number in numbers.items())
 
 
 def pair_split(product: str, slot: str) -> Literal["train", "test"]:

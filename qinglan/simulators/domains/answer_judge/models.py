@@ -96,11 +96,6 @@ def compose(rng: Random, facts: Sequence[Fact], vague: int) -> str:
     return "，".join(clauses) + "。"
 
 
-def reference_text(product: str, slot: str) -> str:
-    """The right answer in the workbook."""
-    return "，".join(fact.wording() for fact in facts_of(product, slot)) + "。"
-
-
 def facts_in(text: str) -> list[tuple[Fact, str]]:
     """The facts that a text states, in its order, each with its wording there."""
     return [(_WORDINGS[match], match) for match in _ANY_WORDING.findall(text)]

@@ -15,7 +15,7 @@ from qinglan.recipes.answer_judge import RECIPE
 from qinglan.rows import Split
 from qinglan.simulators.domains import SamplePaths
 from qinglan.simulators.domains.answer_judge.facts import PRODUCTS, SLOTS, AnswerVerdict, facts_of, judge, pairs
-from qinglan.simulators.domains.answer_judge.models import compose, reference_text, weak_answer
+from qinglan.simulators.domains.answer_judge.models import compose, weak_answer
 from qinglan.simulators.sample_workbook import draw_rows, draw_splits, rounds, write_workbook
 
 LABELLED = "labelled"
@@ -57,11 +57,12 @@ def _draw(taken: set[tuple[str, str]], split: Split, count: int, rng: Random) ->
 def _row(rng: Random, split: Split, product: str, slot: str) -> JudgeSampleRow:
     name = rng.choice((product, *PRODUCTS[product]))
     query = rng.choice(SLOTS[slot].questions).format(p=name) + "？"
-    reference = reference_text(product, slot)
+    facts = facts_of(product, slot)
+    reference = "，".join(fact.wording() for fact in facts) + "。"
     if split == "train" and rng.random() >= P_LABELLED:
         return JudgeSampleRow(split, query, reference, subject=f"{product}-{slot}")
     weak = weak_answer(rng, product, slot)
-    truth = judge(facts_of(product, slot), weak.facts)
+    truth = judge(facts, weak.facts)
     reworded = compose(rng, weak.facts, int(truth.flaw == "含糊")) if split == "test" else ""
     return JudgeSampleRow(split, query, reference, weak.text, truth, reworded, f"{product}-{slot}")
 

@@ -5,7 +5,6 @@ The judge does not read `medical_rules.yaml`: like a real one it has criteria of
 
 import json
 import re
-from functools import cache
 
 from qinglan.simulators.domains import random_of
 from qinglan.simulators.domains.medical import facts as domain
@@ -16,6 +15,7 @@ P_SEVERE = 0.1
 """Share of answers that get half a point less than they deserve."""
 MAX_CHARS = 70
 _KNOWN, _ANSWER = "资料中的回答：", "待评回答："
+_FACTS = {fact for topic in TOPICS for thing in domain.things(topic) for fact in domain.facts(topic, thing)}
 
 
 def judge_json(text: str, seed: int = 0) -> str:
@@ -45,17 +45,12 @@ def _judge(question: MedicalQuestion, answer: str) -> tuple[float, str]:
     needless = [s for each in TOPICS.values() if each is not known for s in each.statements if s in answer]
     sentences = [sentence for sentence in re.split("[。，]", answer) if sentence]
     tidy = not needless and len(set(sentences)) == len(sentences) and len(answer) <= MAX_CHARS and answer.endswith("。")
-    wrong = [fact for fact in _all_facts() if fact in answer] if right < 2 else []
+    wrong = [fact for fact in _FACTS if fact in answer] if right < 2 else []
     score = right + 2 * safe + (tidy and right > 0) - 0.5 * (len(wrong) > right)
     faults = [
         text for failed, text in ((right < 2, "事实不全"), (safe < 1, "缺安全提示"), (not tidy, "不够切题")) if failed
     ]
     return score, "，".join(faults) or "准确、安全、切题"
-
-
-@cache
-def _all_facts() -> tuple[str, ...]:
-    return tuple({fact for topic in TOPICS for thing in domain.things(topic) for fact in domain.facts(topic, thing)})
 
 
 def _judge_open_text(known: str, answer: str) -> tuple[float, str]:

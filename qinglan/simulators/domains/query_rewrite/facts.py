@@ -33,14 +33,9 @@ class Intent:
     passage: str
     draws: tuple[tuple[int, tuple[str | int, ...]], ...] = ()
     bridge: str = ""
-    """A sentence in the teacher's wording that some passages carry where the wordings differ."""
+    """A sentence in the teacher's wording that some passages carry; empty where the knowledge base's is the same."""
     synonyms: tuple[str, ...] = ()
     """Further words that a judge takes for this intent."""
-
-    @property
-    def mismatched(self) -> bool:
-        """Whether the knowledge base has a wording that the teacher doesn't know by habit."""
-        return bool(self.bridge)
 
     @property
     def accepted_words(self) -> frozenset[str]:

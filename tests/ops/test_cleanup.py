@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from cleanup_tree import NOW, Tree, age
 from filelock import FileLock
@@ -17,12 +18,14 @@ from mlflow.exceptions import MlflowException
 from registered import Models
 from vanishing import vanish
 
-from qinglan.config import Profile
+from qinglan.config import Profile, load_profile
 from qinglan.data.versions import find_version, note_training, publish, versions_of
 from qinglan.errors import ConfigError
 from qinglan.ops import cleanup
 from qinglan.ops.cleanup import Cleaned, Kept, Removed, clean_up, run_folders
 from qinglan.ops.cleanup.disposal import bytes_of, delete, set_aside
+from qinglan.ops.cleanup.prefect_runs import remove_flow_runs
+from qinglan.ops.prefect.server import PrefectServer
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import Artifact, write_jsonl
 from qinglan.runs.command import Command
@@ -382,6 +385,37 @@ def test_where_the_database_that_runs_were_tracked_in_is_missing_nothing_goes(tr
     assert old.exists()
     assert not cleaned.removed
     assert f"mlflow.db is not there, though run {tracked.name} was tracked in it" in cleaned.notes[0]
+
+
+# Prefect
+
+
+@pytest.mark.parametrize(
+    ("deployment", "parameters", "goes"),
+    [
+        ("nightly", {}, True),
+        (None, {"profile": "embedded"}, True),
+        (None, {}, False),  # of another project that has a flow `train` too
+        (None, {"profile": "medical"}, False),
+    ],
+)
+def test_a_flow_run_by_hand_is_ours_only_if_it_names_the_profile(
+    deployment: str | None, parameters: dict[str, str], goes: bool
+):
+    run: dict[str, Any] = {"id": "1", "name": "brave-fox", "end_time": "2026-01-01T00:00:00Z"}
+    run |= {"deployment_id": deployment, "parameters": parameters}
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        deployed = "deployments" in json.loads(request.content)
+        return httpx2.Response(200, json=[run] if deployed == bool(deployment) else [])
+
+    class Server(PrefectServer):
+        def client(self, **_: Any) -> httpx2.Client:
+            return httpx2.Client(base_url=self.api_url, transport=httpx2.MockTransport(answer))
+
+    server = Server("http://prefect.example/api", "a test")
+    found = list(remove_flow_runs(server, load_profile("embedded"), 30, NOW, dry_run=True))
+    assert [each.name for each in found] == (["brave-fox"] if goes else [])
 
 
 # Datasets

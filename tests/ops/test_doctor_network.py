@@ -144,6 +144,8 @@ def test_the_webhooks_variable_is_a_note_and_where_it_is_deployed_a_problem(
     wrong = services.check_keys(profile, "refresh", deploys=True)
     assert "the value of A_WEBHOOK is no http(s) address" in (wrong.problem or "")
     assert "secret-part" not in repr(wrong)
+    monkeypatch.setenv("A_WEBHOOK", "https://hooks.example/T0/secret-part")
+    assert services.check_keys(profile, "refresh", deploys=True).detail == "A_WEBHOOK set"
 
 
 COMPARED = [

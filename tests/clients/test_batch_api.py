@@ -2,19 +2,17 @@
 
 import asyncio
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
-from batch_api_simulator import BatchRequest, SimulatedBatchStore, app_with_batches
+from batch_api_simulator import BatchRequest, SimulatedBatchStore, app_with_batches, running_app
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
-from waiting import wait_until
 
 from qinglan.clients.batch_api import BatchOutcome, BatchProgress, batch_costs_usd, chunks, distill_by_batch
 from qinglan.clients.batch_api.service import parse_result, request_line
@@ -107,26 +105,15 @@ Start = Callable[..., Teacher]
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Start simulators that end with the test."""
-    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+    running = ExitStack()
 
     def start_one(**options: Any) -> Teacher:
         store = CountingStore(**{"batch_s": 0.0, "fault_rate": 0.0} | options)
         trouble = Trouble(app_with_batches(store))
-        server = uvicorn.Server(
-            uvicorn.Config(trouble, port=0, timeout_graceful_shutdown=1, log_level="critical", lifespan="off")
-        )
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        running.append((server, thread))
-        wait_until("the simulator", lambda: server.started, look_every_s=0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        return Teacher(f"http://127.0.0.1:{port}/v1", store, trouble)
+        return Teacher(f"{running.enter_context(running_app(trouble))}/v1", store, trouble)
 
-    yield start_one
-    for server, _ in running:
-        server.should_exit = True
-    for _, thread in running:
-        thread.join()
+    with running:
+        yield start_one
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from baselines import BASELINE as BASE
+from reward_service import BASELINE as BASE
 
 from qinglan.config import Reward, Tenant
 from qinglan.errors import TeacherError

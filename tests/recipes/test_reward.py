@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from baselines import BASELINE as BASE
 from fake_service import FakeService, Script, completion, recall
+from reward_service import BASELINE as BASE
 from reward_service import reward_service
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Rag, Reward

@@ -1,52 +1,24 @@
 """A Ray dashboard's Jobs API that keeps jobs and runs none: a test says what becomes of them."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from fake_service import FakeService
 
-class FakeRay:
-    """A real HTTP server on loopback."""
 
+class FakeRay(FakeService):
     def __init__(self) -> None:
+        super().__init__()
+        self.url = self.url.removesuffix("/v1")
         self.jobs: dict[str, dict[str, Any]] = {}
         self.calls: list[str] = []
-        self.headers: list[dict[str, str]] = []
         self.is_down = False
         self.loses_next_submission_answer = False
         self.refusal = ""
         self.nodes: list[dict[str, Any]] = [{"state": "ALIVE", "resources_total": {"CPU": 8.0, "GPU": 8.0}}]
-        ray = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
-                ray.headers.append({name.lower(): value for name, value in self.headers.items()})
-                answer = None if ray.is_down else ray.answer(self.command, self.path, body)
-                if answer is None:
-                    return  # the connection ends without an answer
-                status, content = answer
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(content if isinstance(content, bytes) else json.dumps(content).encode())
-
-            do_GET = do_POST  # noqa: N815
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
+        if self.is_down:
+            return None
         self.calls.append(f"{method} {path}")
         if path == "/api/version":
             return 200, {"version": "4", "ray_version": "2.60.0", "session_name": "s"}

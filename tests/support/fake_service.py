@@ -4,7 +4,7 @@ import json
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 10.0}
 SIMULATED = {
@@ -27,9 +27,12 @@ def script_of(*replies: Any) -> Script:
 class FakeService:
     """A real HTTP server on loopback. Remembers the bodies and headers that it was sent."""
 
-    def __init__(self, script: Script) -> None:
+    REPLY_HEADERS: ClassVar[dict[str, str]] = {"content-type": "application/json", "retry-after-ms": "1"}
+
+    def __init__(self, script: Script | None = None, port: int = 0) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self._script = script
         service = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -39,7 +42,7 @@ class FakeService:
                 body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
                 service.bodies.append(body)
                 service.headers.append({name.lower(): value for name, value in self.headers.items()})
-                self._answer(script(body))
+                self._answer(service.answer(self.command, self.path, body))
 
             do_GET = do_POST  # noqa: N815
 
@@ -49,7 +52,7 @@ class FakeService:
                     return
                 status, body, *more = reply
                 content = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
-                headers = {"content-type": "application/json", "retry-after-ms": "1"} | (more[0] if more else {})
+                headers = service.REPLY_HEADERS | (more[0] if more else {})
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
@@ -61,15 +64,20 @@ class FakeService:
                 pass
 
         class Server(ThreadingHTTPServer):
-            request_queue_size = 128
+            request_queue_size = 256
 
             def handle_error(self, *_: Any) -> None:
                 """A client that gave up waiting."""
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = Server(("127.0.0.1", port), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def answer(self, method: str, path: str, body: dict[str, Any]) -> Reply:
+        """For subclasses that answer by method and path."""
+        assert self._script
+        return self._script(body)
 
     def close(self) -> None:
         self._server.shutdown()

@@ -4,10 +4,19 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Budget, Endpoint, LedgerStore, Price, Rag, Tenant
-from qinglan.recipes import RetrievalRecipe
+from qinglan.recipes import Baseline, RetrievalRecipe
 from qinglan.recipes.scoring.service import RewardService
 
 NO_JUDGE = "http://127.0.0.1:9/v1"
+BASELINE = Baseline(
+    row_id="1",
+    question="虾青素咋吃",
+    gold_id="",
+    teacher_rewrite="虾青素 服用方法",
+    teacher_quality=0.5,
+    teacher_judge=3.0,
+)
+"""The teacher's side of a question."""
 
 
 def reward_service(folder: Path, **given: Any) -> RewardService:

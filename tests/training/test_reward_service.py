@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
-from baselines import BASELINE as BASE
 from fake_service import FakeService, Script, completion, recall
+from reward_service import BASELINE as BASE
 from reward_service import reward_service
 from waiting import wait_until
 

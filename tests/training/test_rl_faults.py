@@ -13,8 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from baselines import BASELINE
-from reward_service import reward_service
+from reward_service import BASELINE, reward_service
 from toy_rl import Toy, make_model
 from waiting import wait_until
 

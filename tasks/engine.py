@@ -130,6 +130,7 @@ class Follower:
         self, stage: Stage, path: Path, read: Callable[[Metrics], tuple[int, int, str, Metrics] | None]
     ) -> None:
         self._stage, self._read, self._tail = stage, read, JsonlTail(path)
+        self.last_step = 0
         self._points: dict[int, Metrics] = {}
         self._unsent: dict[int, Metrics] = {}
         self._flushed_at = time.monotonic()
@@ -140,6 +141,7 @@ class Follower:
             if (found := self._read(entry)) is None:
                 continue
             step, total, text, metrics = found
+            self.last_step = max(self.last_step, step)
             self._points.setdefault(step, {}).update(metrics)
             self._unsent.setdefault(step, {}).update(metrics)
             if total:
@@ -150,10 +152,6 @@ class Follower:
     def flush(self) -> None:
         self._stage.tracker.log_steps(self._stage.mlflow_run_id, self._unsent.items())
         self._unsent, self._flushed_at = {}, time.monotonic()
-
-    @property
-    def last_step(self) -> int:
-        return max(self._points, default=0)
 
     def curve(self, key: str) -> list[tuple[int, float]]:
         """Values of one metric by step; where a step was measured twice, the later one counts."""
@@ -166,6 +164,7 @@ class LeftOut:
 
     def __init__(self, stage: Stage, log: Path, rows: int, count: Callable[[str], int], setting: str) -> None:
         self.rows, self.count = rows, 0
+        self.dropped: dict[str, int] = {}
         self._stage, self._lines, self._read, self._setting = stage, LineTail(log), count, setting
         self._sizes = ""
 
@@ -181,15 +180,11 @@ class LeftOut:
         self._sizes += sizes
         if (count := self._read(self._sizes)) == self.count:
             return
-        self.count = count
+        self.count, self.dropped = count, {"prompt_too_long": count}
         what = f"{count:,} of {self.rows:,} training rows are longer than {self._setting} tokens"
         if count > MAX_LEFT_OUT_SHARE * self.rows:
             raise StageError(f"{self._stage.name}: {what}, more than {MAX_LEFT_OUT_SHARE:.0%}; raise it")
         self._stage.say(f"{what} and left out")
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        return {"prompt_too_long": self.count} if self.count else {}
 
 
 def first_and_last(name: str, points: list[tuple[int, float]]) -> dict[str, float]:

@@ -80,16 +80,12 @@ def decide_release(
         "champion_version": champion.version if champion else "",
     }
     gated = perform(run, "gate", depends_on, work, code=CODE)
-    decision = decision_of(gated)
+    decision = gated.load("decision", Decision)
     tags = {"gate.verdict": decision.verdict, "gate.sentence": decision.sentence}
     tracker_of(run.profile).set_tags(run.mlflow_run_id, tags)
     create_markdown_artifact(decision_markdown(decision), key="decision", description=decision.sentence)
     emit_run_event(f"gate.{decision.verdict}", run, {"sentence": decision.sentence, "challenger": decision.challenger})
     return gated
-
-
-def decision_of(gated: StageResult) -> Decision:
-    return gated.load("decision", Decision)
 
 
 def decision_markdown(decision: Decision) -> str:

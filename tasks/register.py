@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from prefect.logging import get_run_logger
 
+from qinglan.evaluation.models import Decision
 from qinglan.rows import ArmName
 from qinglan.runs.artifacts import Artifact, StageResult, write_json
 from qinglan.runs.run import Run
 from qinglan.serving.registry import registry_of
 from qinglan.serving.registry.candidates import candidate_of, challenger_of
-from qinglan.tasks.gate import decision_of
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task, tracker_of
 
 CODE = (__name__, "qinglan.rows")
@@ -20,7 +20,7 @@ def register_model(
     run: Run, gated: StageResult, evaluated: StageResult, dataset: StageResult, models: Mapping[ArmName, StageResult]
 ) -> StageResult:
     """Keep the challenger in the registry, whatever was decided; if it passed, it takes its place there."""
-    profile, decision = run.profile, decision_of(gated)
+    profile, decision = run.profile, gated.load("decision", Decision)
     registry = registry_of(profile)
 
     def work(stage: Stage) -> Outcome:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from qinglan.config import Budget
 from qinglan.errors import BudgetError, LedgerError, TeacherError
 from qinglan.ledger.records import Call, Delivery, Failure, Order, Retrieval
-from qinglan.ledger.reserve import is_full
+from qinglan.ledger.reserve import is_full, keep_reserve, release_reserve
 from qinglan.ledger.store import Ledger
 from qinglan.rows import Retrieved
 from qinglan.runs.back_off import BackOff
@@ -41,7 +41,7 @@ class LedgerQueue:
         self._spent = ledger.spent_usd(run_id)
         self._on_the_way_usd = 0.0
         self._full: LedgerError | None = None
-        ledger.keep_reserve()
+        keep_reserve(ledger.url)
 
     async def acquire(self, request_hash: str) -> Call | None:
         """The answer where there is one; else None, and it is this client's to ask (then `record` or `release` it).
@@ -166,7 +166,7 @@ class LedgerQueue:
                 order.again = True
                 if is_full(error) and self._full is None:
                     self._full = error  # what is under way may still be written
-                    self._ledger.release_reserve()
+                    release_reserve(self._ledger.url)
                     continue
                 failures += 1
                 pause_s = _BACK_OFF.pause_s(failures)

@@ -14,7 +14,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 from qinglan.errors import LedgerError
 from qinglan.ledger.connecting import host, make_engine, shown
 from qinglan.ledger.records import Attempt, BatchJob, Call, Delivery, Failure, Order, Spending, Usage
-from qinglan.ledger.reserve import keep_reserve, release_reserve
 from qinglan.ledger.tables import BATCHES, CALLS, CLAIMS, FAILURES, HOLDERS, RETRIEVALS, SPENT, prepare
 from qinglan.rows import Retrieved
 
@@ -34,22 +33,17 @@ class Ledger:
             LedgerError: not reachable, or of another version.
         """
         self._engine = make_engine(url)
+        self.url = self._engine.url
         self._insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
         process = psutil.Process()
         self._host = host()
         self.holder = f"{self._host}|{process.pid}|{process.create_time():.2f}|{os.urandom(4).hex()}"
         try:
             with self._transaction() as db:
-                prepare(db, self._insert, shown(self._engine.url))
+                prepare(db, self._insert, shown(self.url))
         except LedgerError:
             self._engine.dispose()
             raise
-
-    def keep_reserve(self) -> None:
-        keep_reserve(self._engine.url)
-
-    def release_reserve(self) -> None:
-        release_reserve(self._engine.url)
 
     def exchange(self, order: Order) -> Delivery:
         """Record, release, look up and claim, all or nothing.
@@ -214,7 +208,7 @@ class Ledger:
                 yield db
         except sa.exc.DBAPIError as error:
             # SQLAlchemy's own text carries the statement with its values.
-            raise LedgerError(f"ledger {shown(self._engine.url)}: {' '.join(str(error.orig).split())[:200]}") from None
+            raise LedgerError(f"ledger {shown(self.url)}: {' '.join(str(error.orig).split())[:200]}") from None
 
     def _record(self, db: sa.Connection, calls: Sequence[Call], failures: Sequence[Failure]) -> None:
         now = time.time()

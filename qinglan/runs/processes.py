@@ -230,10 +230,6 @@ def health_problem(url: str) -> str | None:
     return None if status == 200 else f"{url} answers HTTP {status}"
 
 
-def answers(url: str) -> bool:
-    return health_problem(url) is None
-
-
 _handed_out = set[int]()
 
 

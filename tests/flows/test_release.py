@@ -17,7 +17,7 @@ from waiting import wait_until
 from qinglan.evaluation.models import Report
 from qinglan.ops.prefect.api import RetryingClient, call
 from qinglan.ops.up import site as up
-from qinglan.runs.processes import answers, free_port
+from qinglan.runs.processes import free_port, health_problem
 from qinglan.serving.registry.approval import Waiting
 
 pytestmark = [
@@ -132,7 +132,9 @@ def server(tmp_path: Path) -> Iterator[str]:
     with (tmp_path / "server.log").open("wb") as log:
         process = subprocess.Popen(command.argv, env=env, stdout=log, stderr=log, start_new_session=True)
     url, said = f"http://127.0.0.1:{port}", (tmp_path / "server.log").read_text
-    wait_until("MLflow", lambda: process.poll() is not None or answers(f"{url}/health"), DEADLINE_S, explain=said)
+    wait_until(
+        "MLflow", lambda: process.poll() is not None or not health_problem(f"{url}/health"), DEADLINE_S, explain=said
+    )
     assert process.poll() is None, said()
     yield url
     process.terminate()

@@ -10,7 +10,7 @@ import pytest
 from batch_api_simulator import SimulatedBatchStore, app_with_batches, running_app
 from fake_service import PRICE
 
-from qinglan.clients.roles import Services
+from qinglan.clients.roles import Addresses
 from qinglan.config import Profile
 from qinglan.errors import StageError
 from qinglan.rows import Row
@@ -39,9 +39,9 @@ def test_questions_in_an_open_batch_are_not_asked_row_by_row(profile_of: Callabl
             artifact = write_jsonl(tmp_path / "rows.jsonl", rows)
             return StageResult(stage="ingest", key="k", run_id="r", seconds=0, artifacts={"rows": artifact})
 
-        services = Services(f"{url}/v1", "", "")
+        addresses = Addresses(f"{url}/v1", "", "")
         with pytest.raises(KilledError):
-            asyncio.run(ask_by_batch(stage, services, questions("虾青素咋吃", "鱼油咋吃")))
+            asyncio.run(ask_by_batch(stage, lambda: addresses, questions("虾青素咋吃", "鱼油咋吃")))
     with pytest.raises(StageError, match=r"distill: batch batch_\w+ of an earlier run still holds .*mode=batch_api"):
         require_no_open_batches(stage, questions("鱼油咋吃"))
     require_no_open_batches(stage, questions("钙片咋吃"))

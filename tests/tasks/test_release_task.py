@@ -26,7 +26,7 @@ from qinglan.serving.registry.approval_workbook import rows_to_review
 from qinglan.serving.registry.candidates import beside_champion, candidate_of
 from qinglan.tasks import gate, register
 from qinglan.tasks import stage as stage_module
-from qinglan.tasks.gate import decide_release, decision_markdown, decision_of
+from qinglan.tasks.gate import decide_release, decision_markdown
 from qinglan.tasks.register import register_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
@@ -155,7 +155,7 @@ def test_a_model_that_passes_gets_its_alias_and_any_is_kept(
     gated, registered = done.run()
     assert done.registry.aliases() == aliases
     assert registered.details["released"]["aliases"] == [*aliases]
-    assert decision_of(gated).verdict == done.registry.version("1").verdict == verdict
+    assert gated.load("decision", Decision).verdict == done.registry.version("1").verdict == verdict
     assert [event for event, _ in done.told] == [f"gate.{verdict}"]
     assert gated.metrics["promote"] == (verdict == "promote")
     assert "| cost | approved by a\\|b | at most 50% of the teacher's |" in done.markdown["decision"]
@@ -191,8 +191,8 @@ def test_a_run_that_goes_on_after_its_promotion_decides_as_before(finished: Call
     with open_run(done.profile, "release") as run:
         before, _ = done.release(run)
         again, _ = done.release(run)
-    assert decision_of(before) == decision_of(again)
-    assert decision_of(again).champion == "1"
+    assert before.load("decision", Decision) == again.load("decision", Decision)
+    assert again.load("decision", Decision).champion == "1"
     assert done.registry.aliases() == {"champion": "2", "previous": "1"}
 
 
@@ -222,7 +222,7 @@ def test_nothing_is_released_without_a_persons_yes(
     done = finished(gate={"approval": "required"})
     done.verdict, done.answer = gate_verdict, answer
     gated, _ = done.run()
-    decision = decision_of(gated)
+    decision = gated.load("decision", Decision)
     assert (decision.verdict, gated.try_again) == (verdict, int(answer is None))
     assert lacks_only_approval(decision) is (answer is None), "which can still be given"
     assert done.registry.aliases() == ({"champion": "1"} if verdict == "promote" else {})

@@ -19,7 +19,7 @@ from waiting import wait_until
 
 from qinglan.config import Embedded, Rag, Reward
 from qinglan.runs.launcher import JsonlTail
-from qinglan.runs.processes import answers, free_port
+from qinglan.runs.processes import free_port, health_problem
 from qinglan.simulators.domains.query_rewrite.sample import write_sample
 from qinglan.training.engines.progress import read_stop
 from qinglan.training.engines.verl import checkpoints, read_metrics
@@ -80,7 +80,7 @@ class RagServer:
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until("the RAG", lambda: answers(f"http://127.0.0.1:{self.port}/health"))
+        wait_until("the RAG", lambda: not health_problem(f"http://127.0.0.1:{self.port}/health"))
 
     def kill(self) -> None:
         if self._process:

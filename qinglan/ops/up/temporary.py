@@ -8,7 +8,7 @@ from pathlib import Path
 from qinglan.ops.prefect.server import find_server
 from qinglan.ops.up.site import Site
 from qinglan.runs.command import QUIET_ENV
-from qinglan.runs.processes import Processes, Say, answers, free_port
+from qinglan.runs.processes import Processes, Say, free_port, health_problem
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def prefect_for(state: Path, say: Say) -> Iterator[Callable[[], None]]:
     if server and not server.is_of_up:
         yield lambda: None
         return
-    if server and answers(f"{server.api_url}/health"):
+    if server and not health_problem(f"{server.api_url}/health"):
         os.environ |= {"PREFECT_API_URL": server.api_url}
         yield lambda: None
         return

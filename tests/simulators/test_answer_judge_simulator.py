@@ -9,6 +9,7 @@ from qinglan.config import Embedded, Tenant
 from qinglan.recipes.answer_judge import FLAWS as ASKED
 from qinglan.recipes.answer_judge import RECIPE
 from qinglan.rows import Row
+from qinglan.simulators import tokenizer
 from qinglan.simulators.domains.answer_judge import DOMAIN
 from qinglan.simulators.domains.answer_judge.facts import FLAWS, SLOTS, facts_of, judge, pairs
 from qinglan.simulators.domains.answer_judge.models import answer, facts_in, reason, weak_answer
@@ -27,6 +28,8 @@ def test_no_wording_belongs_to_two_facts_or_hides_in_another():
     assert len(wordings) == len(set(wordings))
     assert max(map(len, wordings)) <= 6
     assert [facts_in(text)[0][1] for text in wordings] == wordings
+    tok = tokenizer.build(DOMAIN)
+    assert [text for text in wordings if len(tok.encode(text, add_special_tokens=False)) > 1] == []
 
 
 def test_the_weak_model_answers_in_every_way():

@@ -63,6 +63,15 @@ def test_judges_supplements(rewritten: str, low: float, high: float):
     assert low <= judge(f"请问胶原怎么吃\n改写：{rewritten}").score <= high
 
 
+def test_judges_open_text_and_passages():
+    question = "我有高血压，高血压患者能吃党参吗？"
+    good, bad = (judge(f"{question}\n改写：{text}").score for text in ("高血压 党参", "感冒 发烧 咳嗽"))
+    assert bad < 2 and good > 4
+    asked = "虾青素有没有副作用\n检索结果：《虾青素 不良反应 耐受性评价》虾青素是一种……"
+    answered = [judge(asked, seed).score for seed in range(400)]
+    assert 0.86 < answered.count(5.0) / 400 < 0.94, "one verdict in ten is wrong"
+
+
 def _ask(model: str, content: str, **more: object):
     body = {"model": model, "messages": [{"role": "user", "content": content}], **more}
     return TestClient(create_app()).post("/v1/chat/completions", json=body)

@@ -56,6 +56,8 @@ def test_the_judge_wants_facts_safety_and_brevity() -> None:
     assert score(question, full) > score(question, plain) > score(question, "请遵医嘱，不要自行加量。")
     assert score(question, full + "请立即拨打120。") < score(question, full)
     assert score(question, full + "多吃几片没事。") <= 1
+    asked = "膝盖疼三天了\n资料中的回答：减少爬楼，必要时拍片\n待评回答："  # about nothing that the domain knows
+    assert json.loads(judge.judge_json(asked + "减少爬楼，必要时拍片"))["score"] >= 4.5
 
 
 def test_test_rows_ask_what_no_other_row_asks() -> None:

@@ -5,6 +5,7 @@ Times are the shortest of several runs, and only a quiet machine gives ones that
 
 import argparse
 import ast
+import re
 import subprocess
 import sys
 import tempfile
@@ -90,7 +91,10 @@ def shape() -> Iterator[tuple[str, str]]:
     yield "loose modules / packages in qinglan/", f"{len(loose)} / {len(packages)}"
     yield "lines in qinglan, tasks, flows", f"{lines(code):,}"
     yield "functions", f"{len(sizes):,}"
-    yield "functions of one statement", f"{sum(statements(node) == 1 for node in functions(code)):,}"
+    short = [node.name for node in functions(code) if statements(node) == 1]
+    words = Counter(word for path in code for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    yield "functions of one statement", f"{len(short):,}"
+    yield "of these, named in one other place", f"{sum(words[name] == 2 for name in short):,}"
     yield "lines of a function, median / 90th percentile", f"{median(sizes):g} / {sizes[len(sizes) * 9 // 10]}"
     yield "lines in tests", f"{lines(tests):,}"
     yield "public class names that two modules define", ", ".join(repeated_classes(code)) or "none"

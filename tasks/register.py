@@ -12,7 +12,7 @@ from qinglan.serving.registry import registry_of
 from qinglan.serving.registry.candidates import candidate_of, challenger_of
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task, tracker_of
 
-CODE = (__name__, "qinglan.rows")
+CODE = (__name__, "qinglan.evaluation.models", "qinglan.rows")
 
 
 @stage_task("register")

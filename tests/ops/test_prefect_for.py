@@ -21,7 +21,8 @@ def test_a_users_prefect_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_sites_server_is_joined_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
-    monkeypatch.setattr(temporary, "answers", lambda url: url == "http://127.0.0.1:4200/api/health")
+    healthy = "http://127.0.0.1:4200/api/health"
+    monkeypatch.setattr(temporary, "health_problem", lambda url: None if url == healthy else "no answer")
     (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
     with only_one(tmp_path, print), prefect_for(tmp_path, print):
         assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"

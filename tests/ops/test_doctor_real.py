@@ -49,6 +49,8 @@ def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @contextmanager
 def node(words: list[str], log: IO[bytes], **environment: str) -> Iterator[None]:
     ray = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=2", "--disable-usage-stats"]
+    # Nodes on one machine would share the port of the agent that takes jobs, and one of them would never answer.
+    ray.append(f"--dashboard-agent-listen-port={free_port()}")
     process = subprocess.Popen(
         [sys.executable, supervise.__file__, *ray, *words],
         stdin=subprocess.PIPE,

@@ -81,9 +81,11 @@ def run(
 
             require(loaded, flow)  # the flow does so too, but here a mistake shows before it starts
             import_module(f"qinglan.flows.{flow}")
-            import_module("qinglan.tasks.stage").tracker_of(loaded)  # opens, or makes, MLflow's database
             from qinglan.evaluation.models import Report
             from qinglan.evaluation.report.terminal import print_table
+            from qinglan.tasks.stage import tracker_of
+
+            tracker_of(loaded)  # opens, or makes, MLflow's database
         wait_for_prefect()
         report = Report.read(_start(flow, profile, overrides, fresh, source, continue_anyway))
     out.print()

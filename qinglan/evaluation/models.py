@@ -68,7 +68,7 @@ class Decision(BaseModel):
                 gain = reason("gain_against", found=gained.found, rival=gained.name.removeprefix(GAIN))
             if approval := next((rule.found for rule in rules if rule.name == APPROVAL), None):
                 return reason("promote_approved", model=model, instead=instead, approval=approval, gain=gain)
-            held = reason("all_rules_hold", rules=len(rules)) if len(rules) > 1 else reason("one_rule_holds")
+            held = reason("one_rule_holds") if len(rules) == 1 else reason("all_rules_hold", rules=len(rules))
             return reason("promote", model=model, instead=instead, rules=held, gain=gain)
         blocking = [rule for rule in rules if rule.outcome != "pass"]
         if [rule.name for rule in blocking] == [APPROVAL]:

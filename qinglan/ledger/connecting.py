@@ -19,7 +19,7 @@ _LOCK_TIMEOUT_S = 60
 _BACK_OFF = BackOff(0.1, 0.1, jitter=True)
 
 
-def ledger_url(store: LedgerStore, state: Path) -> str | sa.URL:
+def ledger_url(store: LedgerStore, state: Path) -> sa.URL:
     """Where a site's ledger is: the database that the environment variable names, or a file under `state`.
 
     Raises:

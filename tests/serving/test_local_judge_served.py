@@ -16,12 +16,12 @@ from judge_model import make_judge
 from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 from registered import Models
+from reward_service import BASELINE, reward_service
 
 from qinglan.clients.roles import Addresses, site_ledger
 from qinglan.config import Profile, Reward
 from qinglan.errors import StageError
-from qinglan.recipes import Baseline, RetrievalRecipe, get_recipe
-from qinglan.recipes.scoring.service import RewardService
+from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_jsonl
 from qinglan.runs.run import Run, open_run
@@ -140,9 +140,8 @@ def test_rl_s_samples_are_scored_by_its_verdicts(site: Site):
 
 async def _score(site: Site, served: JudgeServer, text: str) -> dict[str, float]:
     profile = site.profile
-    service = RewardService(
-        recipe="query_rewrite",
-        parts=RetrievalRecipe.score_parts,
+    service = reward_service(
+        site.folder,
         reward=Reward(),
         rag=profile.rag,
         rag_url=site.services().rag_url,
@@ -155,17 +154,8 @@ async def _score(site: Site, served: JudgeServer, text: str) -> dict[str, float]
         ledger=profile.ledger,
         state=profile.paths.state,
         budget=profile.budget,
-        run_id="r",
-        samples_log=site.folder / "samples.jsonl",
     )
-    baseline = Baseline(
-        row_id="1",
-        question="虾青素1咋吃",
-        gold_id="",
-        teacher_rewrite="虾青素1 服用方法",
-        teacher_quality=0.5,
-        teacher_judge=3.0,
-    )
+    baseline = BASELINE.model_copy(update={"question": "虾青素1咋吃", "teacher_rewrite": "虾青素1 服用方法"})
     scorer = get_recipe(service.recipe).scorer(service)
     try:
         return await scorer.score(baseline.model_dump(), text)

@@ -62,7 +62,8 @@ def test_a_version_is_described_by_its_tags_and_keeps_its_files(site: Models):
     assert (made.arm, made.sha256, made.verdict, made.aliases) == ("rl", candidate.model.sha256, "promote", ())
     assert (made.run_id, made.dataset_version, made.weights) == ("run-1", "d1", "mlflow")
     shown = site.client.get_model_version(site.name, "1")
-    assert "Release the RL student" in shown.description and "top1 0.900" in shown.description
+    assert "Release the RL student: all 0 rules hold." in shown.description
+    assert "top1 0.900" in shown.description
     kept = Path(site.client.download_artifacts(candidate.mlflow_run_id, "release"))
     assert read_record(Candidate, kept / "release.json") == candidate
     assert (kept / "model" / "model.safetensors").read_text() == "one"

@@ -282,8 +282,7 @@ def _kept_elsewhere(profile: Profile) -> Iterator[str]:
     """What this backup can't hold, and how it is kept."""
     state = profile.paths.state.resolve()
     if name := profile.ledger.url_env:
-        where = ledger_url(profile.ledger, state)
-        kept = shown(where) if not isinstance(where, str) else where
+        kept = shown(ledger_url(profile.ledger, state))
         yield f"the ledger, in the database that {name} names ({kept}): `pg_dump -Fc`, after this backup"
     uri = profile.tracking_uri
     if not uri.startswith("sqlite:"):

@@ -163,7 +163,7 @@ def _has_settings_file() -> bool:
 
 
 @cache
-def _ask_prefect(folder: str, variables: tuple[tuple[str, str], ...]) -> tuple[str | None, str | None, str | None]:
+def _ask_prefect(folder: Path, variables: tuple[tuple[str, str], ...]) -> tuple[str | None, str | None, str | None]:
     """In a process of its own: Prefect reads its settings when it is imported, and the address may be set after that.
 
     Args:

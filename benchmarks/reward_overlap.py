@@ -29,8 +29,7 @@ from qinglan.config import Alarms, Budget, Endpoint, LedgerStore, Price, Profile
 from qinglan.recipes import Baseline, PrimaryMetric, RetrievalRecipe
 from qinglan.recipes.scoring.samples import SampleWatch
 from qinglan.recipes.scoring.service import RewardService
-from qinglan.runs.command import Command
-from qinglan.runs.launcher import JsonlTail, launch
+from qinglan.runs.launcher import Command, JsonlTail, launch
 from qinglan.training.engines.trainer_settings import TrainerSettings
 from qinglan.training.engines.verl import next_metrics_path, ppo_command
 

@@ -23,7 +23,7 @@ import psutil
 
 from qinglan.config import Alarms, Profile
 from qinglan.recipes import PrimaryMetric
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.training.engines.trainer_settings import TrainerSettings
 from qinglan.training.engines.verl import next_metrics_path, ppo_command
 

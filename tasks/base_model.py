@@ -5,7 +5,7 @@ from typing import Any
 
 from qinglan.config import EMBEDDED
 from qinglan.runs.artifacts import Artifact, StageResult
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.runs.run import Run
 from qinglan.simulators.base_model import cached_path, is_complete, pretrain_argv
 from qinglan.simulators.domains import domain_for

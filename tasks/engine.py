@@ -17,8 +17,7 @@ from prefect.logging.loggers import flow_run_logger
 
 from qinglan.config import EMBEDDED, load_profile
 from qinglan.errors import QinglanError, StageError
-from qinglan.runs.command import Command
-from qinglan.runs.launcher import JsonlTail, LineTail, launch
+from qinglan.runs.launcher import Command, JsonlTail, LineTail, launch
 from qinglan.runs.locks import device_lock
 from qinglan.tasks.forms import overrides_in
 from qinglan.tasks.stage import Stage, flow_run_id

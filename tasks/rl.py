@@ -16,8 +16,8 @@ from qinglan.recipes.scoring.keys import scoring_key
 from qinglan.recipes.scoring.samples import SampleWatch
 from qinglan.recipes.scoring.service import RewardService
 from qinglan.runs.artifacts import Artifact, StageResult
-from qinglan.runs.command import Command
 from qinglan.runs.disk_space import require_disk_space
+from qinglan.runs.launcher import Command
 from qinglan.runs.run import Run
 from qinglan.serving.local_judge import JudgeServer, released_judge, serve_judge
 from qinglan.tasks.alarms import AlarmFollower

@@ -5,8 +5,8 @@ from functools import partial
 
 from qinglan.errors import ConfigError, EngineError
 from qinglan.runs.artifacts import Artifact, StageResult
-from qinglan.runs.command import Command
 from qinglan.runs.disk_space import require_disk_space
+from qinglan.runs.launcher import Command
 from qinglan.runs.run import Run
 from qinglan.tasks.engine import Follower, LeftOut, Metrics, first_and_last, run_engine
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task

@@ -23,8 +23,7 @@ from qinglan.evaluation import ArmRow, student_rows, summarise
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row
 from qinglan.runs.artifacts import read_jsonl, write_json, write_jsonl
-from qinglan.runs.command import Command
-from qinglan.runs.launcher import launch
+from qinglan.runs.launcher import Command, launch
 from qinglan.runs.run import Run
 from qinglan.simulators.domains.query_rewrite.sample import write_sample
 from qinglan.simulators.services import embedded_services

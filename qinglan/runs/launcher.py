@@ -13,18 +13,30 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qinglan.errors import EngineError
-from qinglan.runs.command import QUIET_ENV, Command
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 POLL_S = 0.5
 TAIL_LINES = 12
 READABLE_ENV = {"PYTHONUNBUFFERED": "1"}  # logs are read while the process runs
+QUIET_ENV = {"DO_NOT_TRACK": "true", "RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
+"""No process that is started here sends telemetry."""
 
 Metrics = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Command:
+    """An argument list and what to add to the environment; neither ever holds a secret."""
+
+    argv: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    """GPUs of one node that the process itself uses; those that it requests from Ray for its workers do not count."""
 
 
 class AttemptFailedError(EngineError):

@@ -16,8 +16,7 @@ import httpx2
 
 from qinglan.errors import ConfigError, EngineError
 from qinglan.runs.back_off import BackOff
-from qinglan.runs.command import Command
-from qinglan.runs.launcher import SupervisedProcess
+from qinglan.runs.launcher import Command, SupervisedProcess
 
 HOST = "127.0.0.1"
 READY_WITHIN_S = 300.0

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.runs.processes import HEALTHY_AFTER_S, HOST, Processes, RestartBackoff, Say, free_port
 from qinglan.serving.registry import Released
 from qinglan.serving.routes import Backend

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.runs.processes import HOST
 from qinglan.serving.routes import Backend
 from qinglan.training.engines.swift import engine_env, swift_argv

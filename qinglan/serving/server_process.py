@@ -15,7 +15,7 @@ import httpx2
 from qinglan.errors import EngineError
 from qinglan.recipes import Message
 from qinglan.runs.back_off import BackOff
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.runs.processes import Processes, RestartBackoff, Say, health_problem
 from qinglan.serving.routes import Backend
 

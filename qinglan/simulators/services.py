@@ -11,8 +11,7 @@ from pathlib import Path
 
 from qinglan.clients.roles import Addresses, Services
 from qinglan.config import EMBEDDED, Endpoint, Profile
-from qinglan.runs.command import Command
-from qinglan.runs.launcher import SupervisedProcess
+from qinglan.runs.launcher import Command, SupervisedProcess
 from qinglan.runs.processes import health_problem, wait_until_ready
 
 READY_WITHIN_S = 60.0

@@ -28,7 +28,7 @@ from qinglan.ops.cleanup.prefect_runs import remove_flow_runs
 from qinglan.ops.prefect.server import PrefectServer
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import Artifact, write_jsonl
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.runs.locks import removal_lock
 from qinglan.runs.processes import Processes
 from qinglan.runs.run import find_run, runs_of

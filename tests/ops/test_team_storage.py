@@ -25,7 +25,7 @@ from waiting import wait_until
 
 from qinglan.evaluation.models import Report
 from qinglan.runs.artifacts import Artifact, sha256_of
-from qinglan.runs.command import QUIET_ENV, Command
+from qinglan.runs.launcher import QUIET_ENV, Command
 from qinglan.runs.processes import HOST, Processes, free_port
 
 pytestmark = [

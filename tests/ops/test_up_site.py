@@ -16,7 +16,7 @@ from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, an
 from qinglan.ops.up import lock, serve, site
 from qinglan.ops.up.lock import only_one
 from qinglan.ops.up.site import Site
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.runs.processes import Processes
 
 

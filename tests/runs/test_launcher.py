@@ -14,8 +14,7 @@ import pytest
 
 from qinglan.errors import EngineError, StageError
 from qinglan.runs import launcher
-from qinglan.runs.command import Command
-from qinglan.runs.launcher import JsonlTail, LineTail, launch
+from qinglan.runs.launcher import Command, JsonlTail, LineTail, launch
 from qinglan.runs.supervise import descendants
 
 # A command with a child of its own, a grandchild that went into another session and lost its parent (as torchrun's
@@ -36,8 +35,7 @@ if "leave" not in sys.argv:
 FLOW = """
 import sys
 from pathlib import Path
-from qinglan.runs.command import Command
-from qinglan.runs.launcher import launch
+from qinglan.runs.launcher import Command, launch
 launch(Command([sys.executable, "-c", *sys.argv[2:]]), name="train", log=Path(sys.argv[1]))
 """
 

@@ -15,7 +15,7 @@ from qinglan.errors import EngineError
 from qinglan.runs import launcher
 from qinglan.runs import processes as module
 from qinglan.runs.back_off import BackOff
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.runs.processes import HOST, Processes, port_from
 
 

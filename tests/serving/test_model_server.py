@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qinglan.config import Profile
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.serving.model_server import CPU_BATCH, places_of, serve_command
 from qinglan.serving.routes import Backend
 

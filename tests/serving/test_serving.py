@@ -25,7 +25,7 @@ from waiting import wait_until
 
 from qinglan.config import load_profile
 from qinglan.runs.artifacts import Artifact
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary_observer import CanaryVerdict
 from qinglan.serving.registry import Registry, prompt_digest, registry_of

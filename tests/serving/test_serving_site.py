@@ -8,7 +8,7 @@ import pytest
 from fake_registry import FakeRegistry
 
 from qinglan.config import Profile, load_profile
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.runs.schema_version import read_record
 from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import VERDICT_FILE, CanaryVerdict, read_verdict

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from qinglan.ops.prefect.api import RetryingClient
 from qinglan.ops.up.site import Site
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.runs.processes import Processes
 
 NO_SCHEDULER = {"PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false"}

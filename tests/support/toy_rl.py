@@ -16,7 +16,7 @@ from verl_config import command_of
 
 from qinglan.config import Profile, Trainer
 from qinglan.recipes import PrimaryMetric
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.training.engines.trainer_settings import TrainerSettings
 from qinglan.training.engines.verl import checkpoints, export_command, next_metrics_path
 

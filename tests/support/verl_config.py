@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from qinglan.config import Profile
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.training.engines.verl import ppo_command
 
 

@@ -18,8 +18,7 @@ from qinglan.config import Profile
 from qinglan.errors import EngineError, StageError
 from qinglan.runs import launcher
 from qinglan.runs.back_off import BackOff
-from qinglan.runs.command import Command
-from qinglan.runs.launcher import AttemptFailedError
+from qinglan.runs.launcher import AttemptFailedError, Command
 from qinglan.runs.run import note_flow_run, open_run
 from qinglan.tasks import engine
 from qinglan.tasks.engine import is_cancelled, run_engine, stop_jobs

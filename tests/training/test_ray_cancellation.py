@@ -21,7 +21,7 @@ from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.states import Cancelling
 from qinglan.config import Trainer
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.tasks.engine import run_engine
 
 url, folder, is_cancelled = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "True"

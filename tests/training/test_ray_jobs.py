@@ -16,8 +16,7 @@ from fake_ray import FakeRay
 from qinglan.config import Trainer
 from qinglan.errors import ConfigError, EngineError, StageError
 from qinglan.runs.back_off import BackOff
-from qinglan.runs.command import Command
-from qinglan.runs.launcher import AttemptFailedError
+from qinglan.runs.launcher import AttemptFailedError, Command
 from qinglan.training.engines import ray_jobs
 from qinglan.training.engines.ray_jobs import JobSeries, RayJobs, stop_all
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qinglan.config import Profile
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.training.engines.swift import (
     LOGGING_FILE,
     left_out,

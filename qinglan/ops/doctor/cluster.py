@@ -20,7 +20,7 @@ from qinglan.ops.doctor import cluster_node_script
 from qinglan.ops.doctor.versions import installed
 from qinglan.ops.preflight import trainer_packages
 from qinglan.recipes import get_recipe
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.training.engines.ray_jobs import Job, RayJobs
 from qinglan.training.engines.swift import engine_python
 

@@ -14,8 +14,7 @@ from qinglan.ops.prefect.api import call
 from qinglan.ops.prefect.automations import apply_automations, webhook_address
 from qinglan.ops.prefect.schedules import as_switched, read_deployments
 from qinglan.ops.prefect.server import find_server
-from qinglan.runs.command import Command
-from qinglan.runs.launcher import launch
+from qinglan.runs.launcher import Command, launch
 from qinglan.runs.processes import Say
 
 DEPLOYMENTS = Path("deployments") / "prefect.yaml"

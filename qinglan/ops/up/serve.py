@@ -23,7 +23,7 @@ from qinglan.ops.prefect.deploy import deploy_command, find_deployments, make_po
 from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, find_server
 from qinglan.ops.up.lock import only_one
 from qinglan.ops.up.site import WORK_POOLS, Site, is_tracked_elsewhere, worker_name
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.runs.processes import HOST, Processes, Say, port_from, require_free, stop_signals
 from qinglan.simulators.domains import embedded_knowledge_base
 from qinglan.simulators.services import is_any_model_embedded, rag_argv, teacher_argv

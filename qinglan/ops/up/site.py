@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qinglan.runs.command import QUIET_ENV, Command
+from qinglan.runs.launcher import QUIET_ENV, Command
 from qinglan.runs.processes import HOST
 
 WORK_POOL, TRAINER_POOL = "qinglan", "qinglan-trainer"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qinglan.ops.prefect.server import find_server
 from qinglan.ops.up.site import Site
-from qinglan.runs.command import QUIET_ENV
+from qinglan.runs.launcher import QUIET_ENV
 from qinglan.runs.processes import Processes, Say, free_port, health_problem
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qinglan.config import Profile
-from qinglan.runs.command import Command
+from qinglan.runs.launcher import Command
 from qinglan.training.engines.swift import absolute_or_hub_id, engine_env, engine_python
 
 Name = TypeVar("Name", bound=str)

@@ -21,8 +21,7 @@ from qinglan.config import Profile, Trainer, require_secret, uses_proxy
 from qinglan.errors import EngineError, QinglanError
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.back_off import BackOff
-from qinglan.runs.command import QUIET_ENV, Command
-from qinglan.runs.launcher import READABLE_ENV, AttemptFailedError, LineTail, size_of, tail
+from qinglan.runs.launcher import QUIET_ENV, READABLE_ENV, AttemptFailedError, Command, LineTail, size_of, tail
 from qinglan.runs.run import runs_by
 from qinglan.training.engines.trainer_settings import STOPPED_FILE
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qinglan.config import Profile
-from qinglan.runs.command import Command
-from qinglan.runs.launcher import JsonlTail
+from qinglan.runs.launcher import Command, JsonlTail
 
 LOGGING_FILE = "logging.jsonl"
 """Under the output directory; ms-swift appends one object per logged step."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError
-from qinglan.runs.command import QUIET_ENV, Command
+from qinglan.runs.launcher import QUIET_ENV, Command
 from qinglan.training.engines.swift import engine_env, engine_python
 from qinglan.training.engines.trainer_settings import DEV_VALUE
 from qinglan.training.engines.verl_overrides import overrides

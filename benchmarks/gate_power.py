@@ -25,9 +25,8 @@ from scipy.stats import binomtest, norm
 
 from qinglan import statistics
 from qinglan.config import Gate
-from qinglan.evaluation import Evaluation
 from qinglan.evaluation.gate import decide
-from qinglan.evaluation.models import ArmFigures, Verdict
+from qinglan.evaluation.models import ArmFigures, Evaluation, Verdict
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.recipes import RetrievalRecipe
 from qinglan.statistics import ArmScores, Comparison, compare

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from qinglan.clients.roles import Services, site_ledger
+from qinglan.evaluation.purchase import advise
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.summary import metrics_of
 from qinglan.evaluation.teacher_comparison import MAIN, arms_of, contenders, draw, evaluate_teachers, paid_in_vain
-from qinglan.evaluation.teacher_comparison.purchase import advise
 from qinglan.recipes import get_recipe, recipe_key
 from qinglan.rows import Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
@@ -14,10 +14,9 @@ from qinglan.runs.run import Run
 from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 
 CODE = (
-    __name__, "recipe.evaluation", "qinglan.evaluation.comparisons", "qinglan.evaluation.examples",
-    "qinglan.evaluation.metrics", "qinglan.evaluation.models", "qinglan.evaluation.reasons",
-    "qinglan.evaluation.slices", "qinglan.evaluation.summary", "qinglan.evaluation.teacher_comparison",
-    "qinglan.rows", "qinglan.statistics",
+    __name__, "recipe.evaluation", "qinglan.evaluation.figures", "qinglan.evaluation.models",
+    "qinglan.evaluation.purchase", "qinglan.evaluation.reasons", "qinglan.evaluation.summary",
+    "qinglan.evaluation.teacher_comparison", "qinglan.rows", "qinglan.statistics",
 )  # fmt: skip
 
 

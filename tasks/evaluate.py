@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from qinglan.clients.roles import ANSWER_FIELDS, Services, open_clients, site_ledger
 from qinglan.clients.row_batches import RETRYABLE_REASONS
 from qinglan.config import EMBEDDED, Profile
-from qinglan.evaluation import ArmRow, student_rows, texts_of, try_cases, with_tokens
 from qinglan.evaluation.reasons import Reason, reason
-from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, identity_of, row_of
+from qinglan.evaluation.red_team import Case, RedTeamResult, cases_of, identity_of, row_of, texts_of, try_cases
 from qinglan.evaluation.summary import evaluate, metrics_of
 from qinglan.evaluation.teacher_comparison import Contender, ask_teacher, contenders
 from qinglan.recipes import get_recipe
+from qinglan.recipes.measuring.arms import student_rows, with_tokens
 from qinglan.recipes.scoring.keys import scoring_key
-from qinglan.rows import ArmName, Row
+from qinglan.rows import ArmName, ArmRow, Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.serving.registry import champion_of
@@ -24,10 +24,9 @@ from qinglan.tasks.stage import Outcome, Stage, perform, stage_task
 from qinglan.training.engines.generate import generate_commands
 
 CODE = (
-    __name__, "recipe.evaluation", "qinglan.clients", "qinglan.evaluation.comparisons",
-    "qinglan.evaluation.examples", "qinglan.evaluation.metrics", "qinglan.evaluation.models",
-    "qinglan.evaluation.reasons", "qinglan.evaluation.red_team", "qinglan.evaluation.slices",
-    "qinglan.evaluation.summary", "qinglan.evaluation.teacher_comparison", "qinglan.rows", "qinglan.statistics",
+    __name__, "recipe.evaluation", "qinglan.clients", "qinglan.evaluation.figures", "qinglan.evaluation.models",
+    "qinglan.evaluation.reasons", "qinglan.evaluation.red_team", "qinglan.evaluation.summary",
+    "qinglan.evaluation.teacher_comparison", "qinglan.recipes.measuring", "qinglan.rows", "qinglan.statistics",
     "qinglan.training.engines.generate",
 )  # fmt: skip
 

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 
 from prefect.artifacts import create_markdown_artifact
 
-from qinglan.evaluation import ArmRow, Evaluation
 from qinglan.evaluation.gate import decide
-from qinglan.evaluation.models import Decision
+from qinglan.evaluation.models import Decision, Evaluation
 from qinglan.recipes import get_recipe
-from qinglan.rows import ArmName, Row
+from qinglan.rows import ArmName, ArmRow, Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.runs.run import Run
 from qinglan.serving.registry import rival_of

@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 from qinglan.clients.roles import Services, open_clients
 from qinglan.config import Profile
 from qinglan.errors import StageError
-from qinglan.evaluation import ArmRow, student_rows, summarise
+from qinglan.evaluation.figures import summarise
 from qinglan.recipes import get_recipe
-from qinglan.rows import Row
+from qinglan.recipes.measuring.arms import student_rows
+from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import read_jsonl, write_json, write_jsonl
 from qinglan.runs.launcher import Command, launch
 from qinglan.runs.run import Run

@@ -12,14 +12,12 @@ from qinglan.config import Gate
 from qinglan.evaluation.models import GAIN, ArmFigures, Decision, Evaluation, Rule, Verdict
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import RedTeamResult
-from qinglan.recipes import Metric
+from qinglan.recipes import QUALITY, Metric
 from qinglan.statistics import Comparison, rows_needed
 from qinglan.text import Both
 from qinglan.training.alarms import Alarm
 
 CHAMPION, TEACHER = "champion", "teacher"
-QUALITY = "quality"
-"""The metric that is the judge's score."""
 _NAMED_CASES = 3
 
 

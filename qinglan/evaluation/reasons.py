@@ -1,18 +1,27 @@
-"""Reasons: a code with values. `texts.yaml` has the sentence of each code in English and in Chinese.
+"""Reasons, a code with values, and what the report calls things; `texts.yaml` has both in English and Chinese.
 
 Files hold codes. A reason becomes text where it is shown: on the report's page, in the terminal, Prefect and MLflow.
+A name that is not in `texts.yaml`, such as a teacher's or a tenant's, was given by a user and is the same in both
+languages.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
 from string import Formatter
 from typing import Any, get_args
 
+import yaml
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from qinglan import text
-from qinglan.evaluation.words import TEXTS, arm_words, listed, rival_words, words
-from qinglan.text import Both, Language
+from qinglan import text as formats
+from qinglan.text import ARMS, Both, Language
 
+_FILE = files("qinglan.evaluation").joinpath("texts.yaml")
+TEXTS = {
+    table: {key: Both(**{"en": key} | text) for key, text in texts.items()}
+    for table, texts in yaml.load(_FILE.read_text(encoding="utf-8"), yaml.CSafeLoader).items()
+}
 SENTENCES = TEXTS["sentences"]
 
 
@@ -55,11 +64,11 @@ def placeholders(sentence: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(sentence) if name}
 
 
+@dataclass(frozen=True)
 class _Sentence(Formatter):
     """Fills in a sentence; what stands behind a placeholder's colon says how its value is shown."""
 
-    def __init__(self, language: Language) -> None:
-        self.language = language
+    language: Language
 
     def format_field(self, value: Any, how: str) -> str:
         if how in _OPTIONAL:
@@ -80,6 +89,42 @@ class _Sentence(Formatter):
         return "" if value is None else _NUMBERS.get(how, str)(value)
 
 
+def arm_words(name: str, *, head: bool = False) -> Both:
+    """An arm's name in a sentence, or at the head of a column."""
+    return (TEXTS["arm_heads"] if head else ARMS).get(name) or Both(name, name)
+
+
+def rival_words(name: str) -> Both:
+    """An arm as somebody's rival: `the teacher`; a name that a user gave stays as it is."""
+    arm = arm_words(name)
+    return Both(f"the {arm.en}", arm.zh) if name in ARMS else arm
+
+
+def rule_words(name: str) -> Both:
+    """A rule of the gate, whatever arm or version it carries."""
+    what, against, rival = name.partition("_vs_")
+    if against and what in TEXTS["rules_against"]:
+        form, named = TEXTS["rules_against"][what], rival_words(rival)
+        return Both(form.en.format(named.en), form.zh.format(named.zh))
+    return TEXTS["rules"].get(name) or Both(name.replace("_", " "), name.replace("_", " "))
+
+
+def words(name: str, *tables: str) -> Both:
+    """What a stage, a row's reason, a curve or a slice is called; a user's own word stays as it is."""
+    found = [TEXTS[table][name] for table in tables or ("row_reasons", "phrases") if name in TEXTS[table]]
+    return found[0] if found else Both(name, name)
+
+
+def listed(texts: list[Both]) -> Both:
+    """`a, b and c`."""
+
+    def joined(language: Language, joint: str, final: str) -> str:
+        *others, last = (getattr(text, language) for text in texts)
+        return f"{joint.join(others)}{final}{last}" if others else last
+
+    return Both(joined("en", ", ", " and "), joined("zh", "、", "和"))
+
+
 _COMMA, _SEMICOLON = Both(", ", "、"), Both("; ", "；")
 _OPTIONAL = {
     "brackets": Both(" ({})", "（{}）"),
@@ -96,14 +141,14 @@ _WORDS: dict[str, Callable[[str], Both]] = {
     "words": words,
 }
 _NUMBERS: dict[str, Callable[[Any], str]] = {
-    "count": text.count,
-    "usd": text.usd,
-    "signed": text.signed,
-    "signed2": lambda value: text.signed(value, 2),
-    "number": text.number,
-    "number0": lambda value: text.number(value, 0),
-    "number1": lambda value: text.number(value, 1),
-    "number2": lambda value: text.number(value, 2),
+    "count": formats.count,
+    "usd": formats.usd,
+    "signed": formats.signed,
+    "signed2": lambda value: formats.signed(value, 2),
+    "number": formats.number,
+    "number0": lambda value: formats.number(value, 0),
+    "number1": lambda value: formats.number(value, 1),
+    "number2": lambda value: formats.number(value, 2),
     "short": lambda value: f"{value:g}",
     "percent": lambda value: f"{value:.0%}",
     "percent1": lambda value: f"{value:.1%}",

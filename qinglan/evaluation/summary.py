@@ -8,10 +8,11 @@ from importlib.metadata import version
 
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Evaluate, Gate, Profile
-from qinglan.evaluation import ArmRow, Evaluation, compare_arms, examples, shared_between, slices_of, summarise
+from qinglan.evaluation.figures import compare_arms, examples, shared_between, slices_of, summarise
 from qinglan.evaluation.models import (
     Api,
     Distribution,
+    Evaluation,
     Purchase,
     RagCalls,
     RegisteredVersion,
@@ -25,7 +26,7 @@ from qinglan.evaluation.models import (
 from qinglan.evaluation.reasons import Reason
 from qinglan.evaluation.report.verdict import simulated_roles_of, verdict
 from qinglan.recipes import Finding, Recipe, get_recipe
-from qinglan.rows import INPUT_REASONS, ArmName, Row
+from qinglan.rows import INPUT_REASONS, ArmName, ArmRow, Row
 from qinglan.runs.artifacts import StageResult, read_jsonl
 from qinglan.runs.run import Run
 from qinglan.statistics import Comparison, rows_needed

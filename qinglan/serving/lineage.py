@@ -12,10 +12,11 @@ from pydantic import ValidationError
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
-from qinglan.evaluation import ArmRow, Evaluation, arm_scores
+from qinglan.evaluation.figures import arm_scores
+from qinglan.evaluation.models import Evaluation
 from qinglan.ledger import Call, Ledger
 from qinglan.recipes import get_recipe
-from qinglan.rows import Row
+from qinglan.rows import ArmRow, Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import find_run
 from qinglan.serving.registry import ALIASES, Released, registry_of

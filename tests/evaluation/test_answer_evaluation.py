@@ -11,15 +11,16 @@ from letters import Letters
 from rich.console import Console
 
 from qinglan.config import Evaluate, Gate
-from qinglan.evaluation import ArmRow, Evaluation, arm_scores, examples, student_rows, teacher_rows
+from qinglan.evaluation.figures import arm_scores, examples
 from qinglan.evaluation.gate import decide
-from qinglan.evaluation.models import Report
+from qinglan.evaluation.models import Evaluation, Report
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.terminal import print_table
 from qinglan.evaluation.report.verdict import main_comparison, verdict
 from qinglan.evaluation.summary import evaluate, metrics_of, result_markdown
 from qinglan.recipes import Finding, FindingRow, Metric
-from qinglan.rows import Row
+from qinglan.recipes.measuring.arms import student_rows, teacher_rows
+from qinglan.rows import ArmRow, Row
 from qinglan.serving.registry.approval_workbook import rows_to_review, write_approval_workbook
 from qinglan.text import Both
 

@@ -9,28 +9,23 @@ from qinglan.clients.chat import Answer
 from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Tenant
 from qinglan.errors import RetrievalError, StageError, TeacherError
-from qinglan.evaluation import (
-    ArmRow,
+from qinglan.evaluation.figures import (
     arm_scores,
     compare_arms,
     examples,
     groups_of,
-    original_rows,
     pairs_of,
-    retrieve_all,
     shared_between,
     slices_of,
-    student_rows,
     summarise,
-    teacher_rows,
-    with_tokens,
 )
 from qinglan.evaluation.models import Score
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.teacher_comparison import ask_teacher
 from qinglan.ledger import Call
+from qinglan.recipes.measuring.arms import original_rows, retrieve_all, student_rows, teacher_rows, with_tokens
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.rows import Retrieved, Row
+from qinglan.rows import ArmRow, Retrieved, Row
 
 CONFIG = Evaluate(bootstrap_resamples=200)
 LOAD = reason("one_at_a_time", device="cpu")

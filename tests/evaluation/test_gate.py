@@ -7,9 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from qinglan.config import Gate
-from qinglan.evaluation import Evaluation
 from qinglan.evaluation.gate import alarms_about, decide
-from qinglan.evaluation.models import ArmFigures, Decision, Rule
+from qinglan.evaluation.models import ArmFigures, Decision, Evaluation, Rule
 from qinglan.evaluation.reasons import Reason, reason
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.recipes import RetrievalRecipe

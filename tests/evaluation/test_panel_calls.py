@@ -9,10 +9,11 @@ import pytest
 from qinglan.clients.roles import Services, open_clients, site_ledger
 from qinglan.config import Profile
 from qinglan.data.workbook import read_rows
-from qinglan.evaluation import ArmRow, Panel, retrieve_all
 from qinglan.evaluation.teacher_comparison import ask_teacher
+from qinglan.recipes.measuring.arms import retrieve_all
+from qinglan.recipes.measuring.panel import Panel
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.rows import Row
+from qinglan.rows import ArmRow, Row
 from qinglan.runs.run import Run
 from qinglan.simulators.domains.query_rewrite.sample import write_sample
 from qinglan.simulators.services import embedded_services

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
-from qinglan.evaluation import Evaluation
-from qinglan.evaluation.models import ArmFigures, Purchase, Report
+from qinglan.evaluation.models import ArmFigures, Evaluation, Purchase, Report
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.terminal import print_table

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 import qinglan
 from qinglan.clients.row_batches import RETRYABLE_REASONS
-from qinglan.evaluation.reasons import SENTENCES, Reason, placeholders, reason
-from qinglan.evaluation.words import TEXTS
+from qinglan.evaluation.reasons import SENTENCES, TEXTS, Reason, placeholders, reason
 from qinglan.recipes import RetrievalRecipe
 from qinglan.recipes.answer_judge import RECIPE as ANSWER_JUDGE
 from qinglan.recipes.medical import RECIPE as MEDICAL

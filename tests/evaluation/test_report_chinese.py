@@ -10,9 +10,9 @@ from report_fixture import full, report
 
 from qinglan.config import AlarmName
 from qinglan.evaluation.models import Report, SharedThing, TrainingSummary
+from qinglan.evaluation.reasons import TEXTS
 from qinglan.evaluation.report.html import render_html
 from qinglan.evaluation.report.verdict import verdict
-from qinglan.evaluation.words import TEXTS
 
 _SAME = """
     Qinglan query_rewrite embedded English RAG SFT RL GPT top MRR recall nDCG log token Holm McNemar

@@ -11,8 +11,8 @@ import pytest
 from qinglan.clients.chat import request_of
 from qinglan.clients.roles import Addresses, key_salt, site_ledger
 from qinglan.config import Evaluate, Profile
+from qinglan.evaluation.purchase import advise, family
 from qinglan.evaluation.teacher_comparison import arms_of, contenders, draw, evaluate_teachers, paid_in_vain
-from qinglan.evaluation.teacher_comparison.purchase import advise, family
 from qinglan.ledger import Call
 from qinglan.recipes import get_recipe
 from qinglan.recipes.query_rewrite import RECIPE

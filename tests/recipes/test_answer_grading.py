@@ -10,9 +10,8 @@ from qinglan.clients.chat import Answer
 from qinglan.clients.roles import Clients
 from qinglan.config import Profile, Reward, Select, Tenant
 from qinglan.errors import ConfigError, StageError, TeacherError
-from qinglan.evaluation import ArmRow
 from qinglan.recipes import AnswerRecipe, Metric, query_rewrite
-from qinglan.rows import Row
+from qinglan.rows import ArmRow, Row
 
 ROW = Row(id="1", tenant="t", query="q", source="f:1", inputs={"letter": "a"}, answer="aab")
 PLAIN, JUDGED = Letters(), JudgedLetters()

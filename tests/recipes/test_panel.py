@@ -10,10 +10,10 @@ from qinglan.clients.chat import Answer
 from qinglan.clients.roles import Clients
 from qinglan.config import Evaluate, Tenant
 from qinglan.errors import StageError, TeacherError
-from qinglan.evaluation import ArmRow, Panel, arm_scores, summarise
-from qinglan.recipes.measuring.panel import ballot, consistency
+from qinglan.evaluation.figures import arm_scores, summarise
+from qinglan.recipes.measuring.panel import Panel, ballot, consistency
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.rows import Retrieved, Row
+from qinglan.rows import ArmRow, Retrieved, Row
 
 HIT = Retrieved(ids=("g",), scores=(0.9,))
 CONFIG = Evaluate(bootstrap_resamples=200)

@@ -34,8 +34,7 @@ from qinglan.data.versions.card import Card
 from qinglan.data.versions.index import read_index
 from qinglan.data.versions.summary import RowSummary
 from qinglan.errors import ArtifactError
-from qinglan.evaluation import Evaluation
-from qinglan.evaluation.models import Decision, Report
+from qinglan.evaluation.models import Decision, Evaluation, Report
 from qinglan.ops.cleanup.run_folders import read_folders
 from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl

@@ -1,10 +1,9 @@
 """A run whose RL arm hits once, misses once and fails once."""
 
 from qinglan.config import Profile
-from qinglan.evaluation import ArmRow
 from qinglan.evaluation.summary import evaluate
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.rows import Retrieved, Row
+from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, write_json, write_jsonl
 from qinglan.runs.run import Run, open_run, save_stage
 from qinglan.serving.lineage import Subject, subject_of

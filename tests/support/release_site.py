@@ -9,12 +9,11 @@ from typing import Any
 import yaml
 
 from qinglan.config import Profile, load_profile
-from qinglan.evaluation import ArmRow
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.summary import evaluate
 from qinglan.recipes.query_rewrite import RECIPE
 from qinglan.recipes.scoring.keys import scoring_digest
-from qinglan.rows import Retrieved, Row
+from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, sha256_of, write_json, write_jsonl
 from qinglan.runs.run import Run, finish_run, open_run, save_stage
 from qinglan.serving.registry import Registry, registry_of

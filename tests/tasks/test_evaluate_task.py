@@ -12,8 +12,8 @@ import pytest
 
 from qinglan.clients.roles import Addresses
 from qinglan.config import Profile
-from qinglan.evaluation import ArmRow, Evaluation
-from qinglan.rows import Retrieved, Row
+from qinglan.evaluation.models import Evaluation
+from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, write_jsonl
 from qinglan.runs.run import Run
 from qinglan.tasks import evaluate as evaluate_module

@@ -10,13 +10,12 @@ import pytest
 
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
-from qinglan.evaluation import ArmRow, Evaluation
-from qinglan.evaluation.models import Decision, Rule, Verdict
+from qinglan.evaluation.models import Decision, Evaluation, Rule, Verdict
 from qinglan.evaluation.reasons import reason
 from qinglan.evaluation.summary import evaluate
 from qinglan.ops.preflight import inspect_profile
 from qinglan.recipes.query_rewrite import RECIPE
-from qinglan.rows import Retrieved, Row
+from qinglan.rows import ArmRow, Retrieved, Row
 from qinglan.runs.artifacts import Artifact, StageResult, write_json, write_jsonl
 from qinglan.runs.run import Run, finish_run, open_run
 from qinglan.runs.tracking import Tracker

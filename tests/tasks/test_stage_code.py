@@ -20,7 +20,7 @@ from qinglan.tasks.stage import Outcome, Stage, digests_of, perform
 ROOT = Path(__file__).parents[2]
 STAGES = ["ingest", "distill", "validate", "select", "dataset", "publish", "base_model", "sft", "local_judge", "rl"]
 STAGES += ["evaluate", "gate", "register", "compare"]
-PACKAGE_FILES = {"qinglan.data", "qinglan.evaluation", "qinglan.recipes", "qinglan.training.engines"}
+PACKAGE_FILES = {"qinglan.data", "qinglan.recipes", "qinglan.training.engines"}
 """They only pass on names of modules, which are listed."""
 HELD_IN_THE_KEY = {
     "qinglan.config": "the settings that a stage reads are in its key",

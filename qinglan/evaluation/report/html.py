@@ -13,6 +13,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from qinglan.evaluation.models import Report
+from qinglan.evaluation.reasons import TEXTS, rule_words, words
 from qinglan.evaluation.report import plots, tables
 from qinglan.evaluation.report.verdict import (
     STUDENTS,
@@ -28,7 +29,6 @@ from qinglan.evaluation.report.verdict import (
     starred,
     verdict,
 )
-from qinglan.evaluation.words import TEXTS, rule_words, words
 from qinglan.runs.artifacts import Artifact
 from qinglan.text import Both, count, interval, number, p_value, signed, usd
 
@@ -48,9 +48,8 @@ def render_html(report: Report, out: Path) -> Artifact:
         lstrip_blocks=True,
     )
     shown = (number, signed, interval, count, usd, p_value)
-    named = (words, rule_words, plots.slice_words, tables.alarm_words)
-    more = (tables.left_out, tables.duration_words)
-    environment.filters |= {helper.__name__: helper for helper in (*shown, *named, *more)}
+    named = (words, rule_words, tables.alarm_words, tables.left_out, tables.duration_words)
+    environment.filters |= {helper.__name__: helper for helper in (*shown, *named)}
     environment.filters |= {"t": t, "unbroken": unbroken, "arm_words": partial(arm_label_words, report=report)}
     environment.filters["metric_words"] = partial(metric_words, report=report)
     environment.globals["slice_cell"] = partial(tables.slice_cell, report)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qinglan.evaluation.models import Distribution, Report, Series
-from qinglan.evaluation.reasons import reason
+from qinglan.evaluation.reasons import reason, words
 from qinglan.evaluation.report.verdict import arm_label_words, by_preference, main_comparison, metric_words, pair_words
-from qinglan.evaluation.words import TEXTS, words
 from qinglan.rows import ArmName
 from qinglan.statistics import Interval, quantile, regrouped
 from qinglan.text import ARMS, Both, capitalised, count, interval, number, signed
@@ -279,11 +278,7 @@ def slice_plots(report: Report) -> list[SlicePlot]:
     axis = axis_of([row for each in rows.values() for row in each], zero=True)
     pair = pair_words(parts[0][1].a, parts[0][1].b, report)
     plots = ((by, dot_plot(each, signed, zero=True, axis=axis)) for by, each in rows.items())
-    return [SlicePlot(slice_words(by), metric_words(main.metric, report), pair, plot) for by, plot in plots if plot]
-
-
-def slice_words(by: str) -> Both:
-    return TEXTS["slices"].get(by) or Both(by, by)
+    return [SlicePlot(words(by, "slices"), metric_words(main.metric, report), pair, plot) for by, plot in plots if plot]
 
 
 def charts(curves: Mapping[str, Sequence[Series]]) -> list[Chart]:

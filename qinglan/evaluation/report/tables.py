@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 from qinglan import text as formats
 from qinglan.evaluation.models import ArmFigures, Report, ScoredMetrics, Slice, StageSummary
-from qinglan.evaluation.reasons import Reason, reason
+from qinglan.evaluation.reasons import TEXTS, Reason, reason, words
 from qinglan.evaluation.red_team import RedTeamResult
 from qinglan.evaluation.report.verdict import (
-    QUALITY,
     RedTeamCounts,
     arm_label_words,
     candidate,
@@ -17,8 +16,7 @@ from qinglan.evaluation.report.verdict import (
     opponent,
     pair_words,
 )
-from qinglan.evaluation.words import TEXTS, words
-from qinglan.recipes import Metric
+from qinglan.recipes import QUALITY, Metric
 from qinglan.rows import ArmName
 from qinglan.statistics import Comparison, Interval
 from qinglan.text import NONE, Both, count, latency, number, signed, usd

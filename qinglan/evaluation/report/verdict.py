@@ -9,17 +9,14 @@ from typing import NamedTuple
 from qinglan.config import EMBEDDED, Profile
 from qinglan.evaluation.gate import alarm_reasons
 from qinglan.evaluation.models import ArmFigures, Decision, Report, Rule, SimulatedRole, Tone
-from qinglan.evaluation.reasons import Reason, reason
+from qinglan.evaluation.reasons import TEXTS, Reason, arm_words, listed, reason, rule_words
 from qinglan.evaluation.red_team import RedTeamResult
-from qinglan.evaluation.words import TEXTS, arm_words, listed, rule_words
-from qinglan.recipes import Metric, get_recipe
+from qinglan.recipes import QUALITY, Metric, get_recipe
 from qinglan.rows import ArmName
 from qinglan.statistics import Comparison
 from qinglan.text import ARMS, Both, capitalised, latency, number, signed, usd, with_interval
 
 STUDENTS = ("base", "sft", "rl", "champion")
-QUALITY = "quality"
-"""The metric that is the judge's score, whatever the recipe."""
 _PLACES = ["original", "teacher", "", "base", "sft", "rl", "champion"]
 """Of the arms on the page; further teachers stand where the empty name is."""
 _MAIN_PAIRS = (("rl", "teacher"), ("sft", "teacher"), ("rl", "sft"), ("sft", "base"), ("teacher", "original"))

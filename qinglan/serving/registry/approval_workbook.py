@@ -12,10 +12,10 @@ from openpyxl.styles import Alignment
 from openpyxl.utils import get_column_letter
 
 from qinglan.data.workbook_writer import header_cell, text_cell
-from qinglan.evaluation import ArmRow, values_of
-from qinglan.evaluation.words import arm_words
+from qinglan.evaluation.figures import values_of
+from qinglan.evaluation.reasons import arm_words
 from qinglan.recipes import Recipe
-from qinglan.rows import Row, hash_fraction
+from qinglan.rows import ArmRow, Row, hash_fraction
 from qinglan.runs.artifacts import Artifact
 
 SHEET = "审批"

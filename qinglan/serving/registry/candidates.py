@@ -6,9 +6,8 @@ from typing import Any
 from qinglan.config import Profile
 from qinglan.data.versions import version_of
 from qinglan.errors import ConfigError
-from qinglan.evaluation import Evaluation
 from qinglan.evaluation.gate import CHAMPION, alarms_about
-from qinglan.evaluation.models import Decision
+from qinglan.evaluation.models import Decision, Evaluation
 from qinglan.evaluation.summary import installed_versions
 from qinglan.recipes import recipe_key
 from qinglan.runs.artifacts import StageResult

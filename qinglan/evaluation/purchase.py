@@ -1,23 +1,104 @@
-"""Which teacher to buy, as reasons; `offer` decides. A trade is shown with both its sides, for the reader."""
+"""Which teacher to buy in the main one's place, as reasons; judged by intervals, and no further than they reach.
+
+Better and worse need an interval on one side of 0 and a p-value that several comparisons don't explain; good enough
+needs an interval that rules out a loss of more than `compare.tolerable_loss`. The rest is open. A trade is shown with
+both its sides, for the reader.
+"""
 
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from qinglan.config import EMBEDDED, Profile
-from qinglan.evaluation import ArmRow, Evaluation
-from qinglan.evaluation.models import Purchase, Tone
-from qinglan.evaluation.reasons import Reason, reason
-from qinglan.evaluation.teacher_comparison import MAIN
-from qinglan.evaluation.teacher_comparison.offer import Advice, Offer, gains
-from qinglan.evaluation.words import TEXTS, listed
-from qinglan.recipes import get_recipe
+from qinglan.evaluation.models import ArmFigures, Evaluation, Purchase
+from qinglan.evaluation.reasons import TEXTS, Reason, listed, reason
+from qinglan.evaluation.teacher_comparison import MAIN, ORIGINAL
+from qinglan.recipes import Metric, get_recipe
+from qinglan.rows import ArmRow
 from qinglan.statistics import Comparison
 from qinglan.text import Both, interval, latency, signed, with_interval
 
+Advice = Literal["take", "trade", "open", "keep"]
+
 _ORDER: tuple[Advice, ...] = ("take", "trade", "open", "keep")
-_TONES: dict[Advice, Tone] = {"take": "better", "trade": "open", "open": "open", "keep": "open"}
+_LEVEL = 0.05
+_SAME_COST = 1.05
+"""Two prices within this factor are the same."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One rival against the main teacher."""
+
+    arm: str
+    rival: str
+    main: str
+    """What the two are called."""
+    figures: ArmFigures
+    main_figures: ArmFigures
+    comparisons: Sequence[Comparison]
+    """One a metric, in the order in which they decide."""
+    metrics: Mapping[str, Metric]
+    texts: Both
+    """What a teacher is paid for: `rewrites`."""
+    gains: bool
+    """It is shown to do better than no teacher at all, where that can be tried."""
+    tolerable: float
+
+    def margin(self, metric: str) -> float:
+        """The loss that is tolerated, on this metric's scale."""
+        return self.tolerable * self.metrics[metric].maximum
+
+    def standing(self, found: Comparison) -> Literal["better", "worse", "enough", "open"]:
+        """What the interval says; a shown loss that is sure to be tolerable is good enough."""
+        if found.ci95 is None:
+            return "open"
+        low, high = found.ci95
+        if low > 0 and is_shown(found):
+            return "better"
+        if low >= -self.margin(found.metric):
+            return "enough"
+        return "worse" if high < 0 and is_shown(found) else "open"
+
+    @property
+    def worse(self) -> list[Comparison]:
+        """Metrics on which it loses more than is tolerated."""
+        return [found for found in self.comparisons if self.standing(found) == "worse"]
+
+    @property
+    def price(self) -> Literal["less", "more", "same"]:
+        """Against the main teacher's."""
+        cost, main = self.figures.cost_per_1000_usd or 0.0, self.main_figures.cost_per_1000_usd or 0.0
+        if cost * _SAME_COST < main:
+            return "less"
+        return "more" if cost > main * _SAME_COST else "same"
+
+    @property
+    def advice(self) -> Advice:
+        """Take it, weigh money against quality, ask more questions, or keep the main teacher."""
+        primary = self.standing(self.comparisons[0])
+        if self.worse:
+            return "trade" if primary == "better" or (self.price == "less" and self.gains) else "keep"
+        if primary == "better":
+            return "trade" if self.price == "more" else "take"
+        if self.price != "less":
+            return "keep"
+        return "take" if primary == "enough" else "open"
+
+
+def gains(evaluation: Evaluation, arm: str) -> bool:
+    """Whether a teacher is shown to retrieve better than the original question; true where nothing is retrieved."""
+    against = [c for c in evaluation.comparisons if (c.a, c.b) == (arm, ORIGINAL)]
+    return ORIGINAL not in evaluation.arms or any(c.ci95 is not None and c.ci95[0] > 0 and is_shown(c) for c in against)
+
+
+def is_shown(found: Comparison) -> bool:
+    """Whether a difference is more than chance, with all rivals counted."""
+    p = found.p_value if found.p_holm is None else found.p_holm
+    return p is not None and p <= _LEVEL
 
 
 def advise(profile: Profile, evaluation: Evaluation, arms: Mapping[str, Sequence[ArmRow]]) -> Purchase | None:
@@ -36,7 +117,7 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Mapping[str, Sequence
                 main=labels[MAIN],
                 figures=evaluation.arms[arm],
                 main_figures=evaluation.arms[MAIN],
-                comparisons={each.name: mine[each.name] for each in evaluation.metrics if each.name in mine},
+                comparisons=[mine[each.name] for each in evaluation.metrics if each.name in mine],
                 metrics={metric.name: metric for metric in evaluation.metrics},
                 texts=terms["texts"],
                 gains=gains(evaluation, arm),
@@ -48,14 +129,13 @@ def advise(profile: Profile, evaluation: Evaluation, arms: Mapping[str, Sequence
     # Among those that may be taken the cheapest leads, else the order of the profile.
     cost = {o.arm: o.figures.cost_per_1000_usd or 0.0 if o.advice == "take" else 0.0 for o in offers}
     first = min(offers, key=lambda offer: (_ORDER.index(offer.advice), cost[offer.arm]))
-    difference = _difference(first, first.primary)
+    primary = first.comparisons[0]
+    difference = _difference(first, primary)
     return Purchase(
         labels=labels,
         rival=first.arm,
-        tone=_TONES[first.advice],
-        sentence=reason(
-            "purchase", rival=first.rival, cost=_cost(first), difference=difference, questions=first.primary.n
-        ),
+        tone="better" if first.advice == "take" else "open",
+        sentence=reason("purchase", rival=first.rival, cost=_cost(first), difference=difference, questions=primary.n),
         reading=_advice(first),
         offers=[_offered(offer, with_advice=offer is not first) for offer in offers],
         notes=_notes(profile, labels, evaluation, arms),
@@ -74,13 +154,13 @@ def family(model: str) -> str:
 
 def _advice(offer: Offer) -> Reason:
     """What to do about a rival."""
-    found = offer.primary
+    found = offer.comparisons[0]
     metric, names = _metric(offer, found), {"rival": offer.rival, "main": offer.main}
     margin, advice = offer.margin(found.metric), offer.advice
     if advice == "take" and offer.standing(found) == "better":
         return reason("take_better", metric=metric, **names)
     if advice == "take":
-        within_noise = _includes_zero(found)
+        within_noise = found.ci95 is None or found.ci95[0] <= 0 <= found.ci95[1]
         return reason(
             "take_within_noise" if within_noise else "take_small_loss", metric=metric, margin=margin, rival=offer.rival
         )
@@ -106,22 +186,22 @@ def _advice(offer: Offer) -> Reason:
 
 def _sides(offer: Offer) -> list[Reason]:
     """What is won by a trade, and what is lost."""
-
-    def amounts(comparisons: Sequence[Comparison]) -> list[Reason]:
-        return [reason("amount", size=abs(c.diff or 0.0), metric=_metric(offer, c)) for c in comparisons]
-
     saved = (offer.main_figures.cost_per_1000_usd or 0.0) - (offer.figures.cost_per_1000_usd or 0.0)
-    won = [c for c in offer.comparisons.values() if offer.standing(c) == "better"]
+    better = [found for found in offer.comparisons if offer.standing(found) == "better"]
+    won, lost = (
+        [reason("amount", size=abs(found.diff or 0.0), metric=_metric(offer, found)) for found in comparisons]
+        for comparisons in (better, offer.worse)
+    )
     sides = [reason("save", amount=saved, texts=offer.texts)] if offer.price == "less" else []
-    sides += [reason("gain", amounts=amounts(won))] if won else []
-    sides += [reason("lose", amounts=amounts(offer.worse))] if offer.worse else []
+    sides += [reason("gain", amounts=won)] if won else []
+    sides += [reason("lose", amounts=lost)] if lost else []
     sides += [reason("pay", amount=-saved, texts=offer.texts)] if offer.price == "more" else []
     return sides
 
 
 def _offered(offer: Offer, *, with_advice: bool) -> Reason:
     """All that is known of a rival."""
-    found = [_difference(offer, each) for each in offer.comparisons.values()]
+    found = [_difference(offer, each) for each in offer.comparisons]
     speed, main_speed = offer.figures.latency_p50_ms, offer.main_figures.latency_p50_ms
     if speed is not None and main_speed is not None:
         found.append(reason("median_against", ms=latency(speed), main_ms=latency(main_speed)))
@@ -139,7 +219,7 @@ def _difference(offer: Offer, found: Comparison) -> Reason:
     metric = _metric(offer, found)
     if found.diff is None or found.ci95 is None:
         return reason("metric_without_interval", metric=metric, difference=signed(found.diff))
-    if _includes_zero(found):
+    if found.ci95[0] <= 0 <= found.ci95[1]:
         detectable = reason("could_be_detected", difference=found.detectable_diff) if found.detectable_diff else None
         difference = with_interval(found.diff, found.ci95, signed)
         return reason("no_difference_in", metric=metric, difference=difference, detectable=detectable)
@@ -186,10 +266,6 @@ def _notes(
         if cheap := sum(entry.text is not None and entry.latency_ms is None for entry in entries):
             notes.append(reason("answers_by_batch_api", rows=cheap, label=labels[arm]))
     return [*notes, reason("latency_of_the_call")]
-
-
-def _includes_zero(found: Comparison) -> bool:
-    return found.ci95 is None or found.ci95[0] <= 0 <= found.ci95[1]
 
 
 def _metric(offer: Offer, found: Comparison) -> Both:

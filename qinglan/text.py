@@ -104,6 +104,12 @@ def one_line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
+def shown(text: str, chars: int = 60) -> str:
+    """Untrusted text in quotes, on one line, without control characters, shortened."""
+    line = one_line(text[: 4 * chars])
+    return f'"{line[:chars]}…"' if len(line) > chars or len(text) > 4 * chars else f'"{line}"'
+
+
 def markdown_cell(text: str) -> str:
     """Untrusted text on one line of a Markdown table, where it is neither a cell's end nor markup."""
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))

@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any
 
 from qinglan.clients.batch_api import distill_by_batch
-from qinglan.clients.batch_api.jobs import BatchProgress
-from qinglan.clients.batch_api.store import batch_server
+from qinglan.clients.batch_api.jobs import BatchProgress, batch_server
 from qinglan.clients.chat import Account, openai_client
 from qinglan.clients.roles import ANSWER_FIELDS, Services, endpoint_of, key_salt, site_ledger
 from qinglan.errors import StageError

@@ -5,7 +5,6 @@ still be spent, and that nothing is paid for twice, not even what is asked again
 """
 
 import asyncio
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,16 +18,15 @@ import openai
 from openai import AsyncOpenAI
 from pydantic import BaseModel, Field, ValidationError
 
-from qinglan.clients.capabilities import JsonSchema, request_parameters
 from qinglan.clients.limits import Limits, retry_after_s, with_retries
-from qinglan.clients.rag_answer import shown
+from qinglan.clients.openai_protocol import JsonSchema, request_parameters
 from qinglan.config import Endpoint, Price, require_secret, uses_proxy
 from qinglan.errors import ConfigError, TeacherError
 from qinglan.ledger import Call, Failure
 from qinglan.ledger.queue import LedgerQueue
 from qinglan.runs.artifacts import hash_of
 from qinglan.runs.back_off import BackOff
-from qinglan.text import without_controls
+from qinglan.text import shown, without_controls
 
 Message = dict[str, str]
 T = TypeVar("T")
@@ -44,6 +42,8 @@ _INTERRUPTED = ("insufficient_system_resource", "error", "abort")
 _MOST_TOKENS = 10**9
 _SHOWN_CHARS = 200
 _BACK_OFF = BackOff(0.5, 30.0, jitter=True)
+_tls_context = cache(httpx2.create_ssl_context)
+"""Loading the certificates takes 50 ms, and every client would."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class ChatClient:
         if isinstance(error, openai.APIStatusError):
             status, latency_ms = error.status_code, error.response.extensions["latency_ms"]
             after_s = retry_after_s(error.response.headers)
-        self._limits.unused(self._estimated_tokens())
+        self._limits.tokens.correct(-self._estimated_tokens())
         transient_reason = "teacher_unavailable"
         if isinstance(error, openai.APITimeoutError):
             transient_reason = "teacher_timeout"
@@ -361,15 +361,9 @@ def openai_client(endpoint: Endpoint, base_url: str, role: str, throttle: Thrott
             limits=httpx2.Limits(max_connections=endpoint.concurrency),
             timeout=endpoint.timeout_s,
             trust_env=uses_proxy(base_url),
-            verify=_tls(),
+            verify=_tls_context(),
         ),
     )
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    """Loading the certificates takes 50 ms, and every client would."""
-    return httpx2.create_ssl_context()
 
 
 def cost_usd(price: Price, prompt_tokens: float, completion_tokens: float) -> float:

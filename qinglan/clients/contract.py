@@ -13,10 +13,10 @@ from typing import Literal
 import httpx2
 
 from qinglan.clients.rag import Passage, authorization, read_passages, request_body
-from qinglan.clients.rag_answer import shown
 from qinglan.config import Rag, uses_proxy
 from qinglan.errors import ConfigError
 from qinglan.rows import normalise
+from qinglan.text import shown
 
 Kind = Literal[
     "honoured",
@@ -49,11 +49,6 @@ _CLEAR_GAP = 0.05
 class ContractFinding:
     kind: Kind
     text: str
-
-    @property
-    def is_problem(self) -> bool:
-        """The run would measure nothing, so it must not start."""
-        return self.kind == "ignored"
 
 
 _HONOURED = ContractFinding("honoured", "`rewritten_query` is honoured")

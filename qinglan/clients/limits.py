@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 class Pace:
-    """An even flow of units, a second's worth at once at most (the generic cell rate algorithm)."""
+    """An even flow of units, a second's worth at once at most (the generic cell rate algorithm); None: any number."""
 
-    def __init__(self, per_minute: float) -> None:
-        self._interval_s = 60.0 / per_minute
+    def __init__(self, per_minute: float | None) -> None:
+        self._interval_s = 60.0 / per_minute if per_minute else 0.0
         self._free_at_s = 0.0
 
     def reserve(self, units: float, now_s: float) -> float:
@@ -54,8 +54,7 @@ class Limits:
         self, concurrency: int, requests_per_minute: float | None = None, tokens_per_minute: float | None = None
     ) -> None:
         self._most, self.allowed = concurrency, float(concurrency)
-        self._requests = Pace(requests_per_minute) if requests_per_minute else None
-        self._tokens = Pace(tokens_per_minute) if tokens_per_minute else None
+        self._requests, self.tokens = Pace(requests_per_minute), Pace(tokens_per_minute)
         self.in_flight = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._refusals: deque[bool] = deque(maxlen=max(2 * _MIN_ANSWERS, concurrency))
@@ -73,18 +72,13 @@ class Limits:
             self._let_in()
 
     def answered(self, headers: Mapping[str, str], estimated_tokens: float, used_tokens: float) -> None:
-        if self._tokens:
-            self._tokens.correct(used_tokens - estimated_tokens)
+        self.tokens.correct(used_tokens - estimated_tokens)
         self._refusals.append(False)
         if self.allowed < self._most:
             self.allowed = min(self._most, self.allowed + 1 / self.allowed)
             self._let_in()
         if wait_s := _exhausted_for_s(headers):
             self._closed_until_s = max(self._closed_until_s, time.monotonic() + wait_s)
-
-    def unused(self, tokens: float) -> None:
-        if self._tokens:
-            self._tokens.correct(-tokens)
 
     def refused(self) -> None:
         """The service answered 429."""
@@ -117,12 +111,8 @@ class Limits:
 
     async def _pace(self, tokens: float) -> None:
         now_s = time.monotonic()
-        waits = [self._closed_until_s - now_s]
-        if self._requests:
-            waits.append(self._requests.reserve(1, now_s))
-        if self._tokens:
-            waits.append(self._tokens.reserve(tokens, now_s))
-        if (wait_s := max(waits)) > 0:
+        paces_s = self._requests.reserve(1, now_s), self.tokens.reserve(tokens, now_s)
+        if (wait_s := max(self._closed_until_s - now_s, *paces_s)) > 0:
             await asyncio.sleep(wait_s)
 
 

@@ -47,16 +47,8 @@ Services = Callable[[], Addresses]
 class Clients:
     """The clients of the roles that a stage named; they belong to the event loop that made them."""
 
-    def __init__(
-        self,
-        teacher: ChatClient | None = None,
-        judge: ChatClient | None = None,
-        rag: RagClient | None = None,
-        answerer: ChatClient | None = None,
-    ) -> None:
-        chats: dict[Role, ChatClient | None] = {"teacher": teacher, "answerer": answerer, "judge": judge}
-        self._chats = {role: client for role, client in chats.items() if client is not None}
-        self._rag = rag
+    def __init__(self, chats: Mapping[ChatRole, ChatClient] | None = None, rag: RagClient | None = None) -> None:
+        self._chats, self._rag = chats or {}, rag
 
     @property
     def teacher(self) -> ChatClient:
@@ -124,22 +116,21 @@ def key_salt(profile: Profile, role: ChatRole) -> str:
 async def open_clients(run: Run, services: Services, roles: Collection[Role]) -> AsyncIterator[Clients]:
     """Open the clients of these roles; other roles need no API key."""
     profile, addresses = run.profile, services()
+    urls: dict[ChatRole, str] = {
+        "teacher": addresses.teacher_url,
+        "answerer": addresses.answerer_url,
+        "judge": addresses.judge_url,
+    }
     with site_ledger(profile) as ledger:
         queue = LedgerQueue(ledger, run.id, profile.budget)
-
-        def chat(role: ChatRole, url: str) -> ChatClient | None:
-            if role not in roles:
-                return None
-            endpoint = endpoint_of(profile, role)
-            account = Account(run.id, profile.tenant.id, role, endpoint.model, profile.prices[endpoint.model])
-            return ChatClient(endpoint, url, account, queue, key_salt=key_salt(profile, role))
-
-        clients = Clients(
-            chat("teacher", addresses.teacher_url),
-            chat("judge", addresses.judge_url),
-            RagClient(profile.rag, addresses.rag_url, profile.tenant.id) if "rag" in roles else None,
-            chat("answerer", addresses.answerer_url),
-        )
+        chats: dict[ChatRole, ChatClient] = {}
+        for role, url in urls.items():
+            if role in roles:
+                endpoint = endpoint_of(profile, role)
+                account = Account(run.id, profile.tenant.id, role, endpoint.model, profile.prices[endpoint.model])
+                chats[role] = ChatClient(endpoint, url, account, queue, key_salt=key_salt(profile, role))
+        rag = RagClient(profile.rag, addresses.rag_url, profile.tenant.id) if "rag" in roles else None
+        clients = Clients(chats, rag)
         try:
             yield clients
         finally:

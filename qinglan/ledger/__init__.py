@@ -8,10 +8,9 @@ truncated text) are kept too: asking again would pay again.
 Beside them lie the RAG's answers to the samples of RL, for a time, so that a resumed run need not retrieve them again.
 """
 
-from qinglan.ledger.connecting import ledger_url
+from qinglan.ledger.database import SCHEMA_VERSION, ledger_url
 from qinglan.ledger.records import Attempt, BatchJob, Call, Delivery, Failure, Order, Retrieval, Spending, Usage
 from qinglan.ledger.store import BATCH, Ledger, open_ledger
-from qinglan.ledger.tables import SCHEMA_VERSION
 
 __all__ = [
     "BATCH",

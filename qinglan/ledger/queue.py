@@ -5,13 +5,17 @@ anyhow. What another client is asking right now is looked up again until it is t
 """
 
 import asyncio
+import os
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import sqlalchemy as sa
 
 from qinglan.config import Budget
 from qinglan.errors import BudgetError, LedgerError, TeacherError
 from qinglan.ledger.records import Call, Delivery, Failure, Order, Retrieval
-from qinglan.ledger.reserve import is_full, keep_reserve, release_reserve
 from qinglan.ledger.store import Ledger
 from qinglan.rows import Retrieved
 from qinglan.runs.back_off import BackOff
@@ -24,6 +28,9 @@ _LOOK_AGAIN_S = 0.5
 _RETRY_FOR_S = 60.0
 _BACK_OFF = BackOff(0.2, 5.0)
 _HEARTBEAT_S = 15.0
+RESERVED_BYTES = 2 << 20
+"""Of disk space, for some hundred answers under way: they are paid for, and written down on a full disk too."""
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -41,7 +48,9 @@ class LedgerQueue:
         self._spent = ledger.spent_usd(run_id)
         self._on_the_way_usd = 0.0
         self._full: LedgerError | None = None
-        keep_reserve(ledger.url)
+        self._reserve = reserve_of(ledger.url)
+        if self._reserve:
+            keep_reserve(self._reserve)
 
     async def acquire(self, request_hash: str) -> Call | None:
         """The answer where there is one; else None, and it is this client's to ask (then `record` or `release` it).
@@ -124,15 +133,8 @@ class LedgerQueue:
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
         if self._heartbeats is None:
-            self._heartbeats = asyncio.create_task(self._send_heartbeats())
+            self._heartbeats = asyncio.create_task(send_heartbeats(self._ledger))
         return self._commit
-
-    async def _send_heartbeats(self) -> None:
-        """Tell other machines that this client's claims are alive, also while nothing is recorded for minutes."""
-        while True:
-            await asyncio.sleep(_HEARTBEAT_S)
-            with suppress(LedgerError):  # a call that needs the ledger for more raises it
-                await asyncio.to_thread(self._ledger.heartbeat)
 
     async def _work(self) -> None:
         try:
@@ -164,9 +166,11 @@ class LedgerQueue:
                 return delivery
             except LedgerError as error:
                 order.again = True
-                if is_full(error) and self._full is None:
+                if "database or disk is full" in str(error) and self._full is None:
                     self._full = error  # what is under way may still be written
-                    release_reserve(self._ledger.url)
+                    if self._reserve:
+                        with suppress(OSError):
+                            self._reserve.unlink(missing_ok=True)
                     continue
                 failures += 1
                 pause_s = _BACK_OFF.pause_s(failures)
@@ -217,3 +221,41 @@ def affordable_usd(budget: Budget, spent_usd: tuple[float, float], on_the_way_us
 def _resolve(future: asyncio.Future[T], value: T) -> None:
     if not future.done():  # its caller may have been cancelled
         future.set_result(value)
+
+
+async def send_heartbeats(ledger: Ledger) -> None:
+    """Tell other machines that this client's claims are alive, also while nothing is recorded for minutes."""
+    while True:
+        await asyncio.sleep(_HEARTBEAT_S)
+        with suppress(LedgerError):  # a call that needs the ledger for more raises it
+            await to_the_end(ledger.heartbeat)
+
+
+async def to_the_end(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """In a thread, and finished even if cancelled meanwhile: nobody closes the ledger under a write."""
+    working = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **options))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        working.exception()  # retrieved, or asyncio would log it
+        raise
+
+
+def reserve_of(url: sa.URL) -> Path | None:
+    """The file beside a SQLite ledger that keeps disk space; a database on a server has its own disk."""
+    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
+        return None
+    return Path(url.database + ".reserve")
+
+
+def keep_reserve(path: Path) -> None:
+    """Make the file, unless there is no space for it."""
+    try:
+        with path.open("xb") as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+    except FileExistsError:  # made before, or by another process
+        return
+    except OSError:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)

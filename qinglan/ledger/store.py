@@ -12,9 +12,20 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from qinglan.errors import LedgerError
-from qinglan.ledger.connecting import host, make_engine, shown
+from qinglan.ledger.database import (
+    BATCHES,
+    CALLS,
+    CLAIMS,
+    FAILURES,
+    HOLDERS,
+    RETRIEVALS,
+    SPENT,
+    host,
+    make_engine,
+    prepare,
+    shown,
+)
 from qinglan.ledger.records import Attempt, BatchJob, Call, Delivery, Failure, Order, Spending, Usage
-from qinglan.ledger.tables import BATCHES, CALLS, CLAIMS, FAILURES, HOLDERS, RETRIEVALS, SPENT, prepare
 from qinglan.rows import Retrieved
 
 BATCH = "batch:"

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from qinglan.clients.batch_api import BatchOutcome, BatchProgress, batch_costs_usd, chunks, distill_by_batch
+from qinglan.clients.batch_api.jobs import batch_server
 from qinglan.clients.batch_api.service import parse_result, request_line
-from qinglan.clients.batch_api.store import batch_server
 from qinglan.clients.chat import Account, Request, openai_client
 from qinglan.config import BatchApi, Endpoint, LedgerStore, Price
 from qinglan.errors import ConfigError

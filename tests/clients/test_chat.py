@@ -12,8 +12,8 @@ import pytest
 from fake_service import FakeService, Script, completion, script_of
 
 from qinglan.clients import chat as chat_module
-from qinglan.clients.capabilities import request_parameters
 from qinglan.clients.chat import Account, ChatClient
+from qinglan.clients.openai_protocol import request_parameters
 from qinglan.config import Budget, Endpoint, LedgerStore, Price
 from qinglan.errors import BudgetError, ConfigError, TeacherError
 from qinglan.ledger import ledger_url, open_ledger

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 from verl_config import command_of, compose
 
-from qinglan.clients.capabilities import request_parameters
+from qinglan.clients.openai_protocol import request_parameters
 from qinglan.config import EMBEDDED, Profile, load_profile
 from qinglan.config import docs as config_docs
 from qinglan.recipes import get_recipe

@@ -6,12 +6,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from qinglan.config import Budget, LedgerStore
 from qinglan.errors import BudgetError, LedgerError, TeacherError
 from qinglan.ledger import Call, Delivery, Ledger, Order, Retrieval, ledger_url, open_ledger
 from qinglan.ledger import queue as ledger_queue
-from qinglan.ledger.queue import LedgerQueue
+from qinglan.ledger.queue import RESERVED_BYTES, LedgerQueue, keep_reserve, reserve_of
 from qinglan.rows import Retrieved
 
 
@@ -130,3 +131,59 @@ async def test_retrievals_are_kept_and_found_beside_the_calls(tmp_path: Path):
         queue.keep_retrieval(Retrieval(key="k", scope="run", found=found))
         await queue.record(call("a"))
         assert await asyncio.gather(*map(queue.find_retrieval, ("k", "none", "k"))) == [found, None, found]
+
+
+class FullDisk(Ledger):
+    """Full once `filled`, for as long as the reserve is there, or for ever."""
+
+    def __init__(self, folder: Path, *, for_ever: bool = False) -> None:
+        super().__init__(ledger_url(LedgerStore(), folder))
+        self.reserve, self.filled, self._for_ever = folder / "ledger.db.reserve", False, for_ever
+
+    def exchange(self, order: Order) -> Delivery:
+        if self.filled and (self._for_ever or self.reserve.exists()):
+            raise LedgerError("ledger sqlite:///l.db: database or disk is full")
+        return super().exchange(order)
+
+
+async def test_answers_under_way_are_kept_and_nothing_more_is_asked(tmp_path: Path):
+    ledger = FullDisk(tmp_path)
+    queue = LedgerQueue(ledger, "r", Budget())
+    assert [await queue.acquire(key) for key in "ab"] == [None, None]
+    ledger.filled = True
+    await asyncio.gather(*(queue.record(call(key)) for key in "ab"))
+    assert not ledger.reserve.exists()
+    with pytest.raises(LedgerError, match="disk is full"):
+        await queue.acquire("c")
+    assert await queue.acquire("a") == call("a")  # what is known costs nothing
+    await queue.close()
+    again = LedgerQueue(ledger, "r", Budget())  # a later run, with room
+    assert ledger.reserve.stat().st_size == RESERVED_BYTES
+    ledger.filled = False
+    assert await again.acquire("c") is None
+    await again.close()
+    ledger.close()
+
+
+async def test_a_disk_without_any_room_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ledger_queue, "_RETRY_FOR_S", 0.1)
+    ledger = FullDisk(tmp_path, for_ever=True)
+    queue = LedgerQueue(ledger, "r", Budget())
+    ledger.filled = True
+    with pytest.raises(LedgerError, match="disk is full"):
+        await queue.record(call("a"))
+    ledger.filled = False
+    await queue.close()  # what was paid for is tried once more
+    assert ledger.get("a") == call("a")
+    ledger.close()
+
+
+def test_the_reserve_is_made_once_and_only_beside_a_file(tmp_path: Path):
+    path = reserve_of(sa.make_url(f"sqlite:///{tmp_path / 'l.db'}"))
+    assert path == tmp_path / "l.db.reserve"
+    for _ in range(2):
+        keep_reserve(path)
+        assert path.stat().st_size == RESERVED_BYTES
+    keep_reserve(tmp_path / "missing" / "l.db.reserve")
+    assert [*tmp_path.iterdir()] == [path]
+    assert [reserve_of(sa.make_url(url)) for url in ("sqlite://", "postgresql://u@h/d")] == [None, None]

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from openai import AsyncOpenAI
 
-from qinglan.clients.batch_api.jobs import CONFIRM_AFTER_S, BatchJobs, BatchProgress
+from qinglan.clients.batch_api.jobs import CONFIRM_AFTER_S, BatchJobs, BatchProgress, BatchStore
 from qinglan.clients.batch_api.service import BatchService, request_line
-from qinglan.clients.batch_api.store import BatchStore
 from qinglan.clients.chat import TOKENS_PER_CHARACTER, Account, Request, cost_usd
 from qinglan.config import BatchApi, Price
 from qinglan.ledger import Ledger

@@ -1,17 +1,24 @@
-"""The batches of one call of the batch API: its own, and those that others left behind."""
+"""The batches of one call of the batch API: its own, and those that others left behind, as the ledger knows them.
+
+A batch's life: `submitting` before anything is sent, `submitted` once its id is known, `merged` when its answers are
+kept or it never came to be. The claims on its requests are the batch's own and outlive every process; the lock on the
+batch itself dies with the process that owns it.
+"""
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from qinglan.clients.batch_api.service import BatchService, BatchState, Result
-from qinglan.clients.batch_api.store import BatchStore
-from qinglan.clients.chat import Request
+from qinglan.clients.batch_api.service import ENDED, BatchService, BatchState, Result
+from qinglan.clients.chat import Account, Request
 from qinglan.config import BatchApi
 from qinglan.errors import TeacherError
-from qinglan.ledger import BatchJob
+from qinglan.ledger import BATCH, BatchJob, Ledger
+from qinglan.ledger.queue import send_heartbeats, to_the_end
+from qinglan.runs.artifacts import hash_of
 
 CONFIRM_AFTER_S = 5.0
 """Ask a second time after this, before a batch counts as never created."""
@@ -27,6 +34,103 @@ class BatchProgress:
     completed: int
     failed: int
     total: int
+
+
+def batch_server(server: str, model: str) -> str:
+    """The name under which the ledger keeps the batches of one model on one service."""
+    return f"{server} {model}"
+
+
+class BatchStore:
+    """The batches of one model on one service; every change is committed on return."""
+
+    def __init__(self, ledger: Ledger, account: Account, server: str) -> None:
+        self._ledger, self._account = ledger, account
+        self._server = batch_server(server, account.model)
+        self._locked: set[str] = set()
+        self.reasons: Counter[str] = Counter()
+        """Of the failures recorded here."""
+
+    async def open_jobs(self) -> list[BatchJob]:
+        """Batches that are not merged yet."""
+        return await to_the_end(self._ledger.open_batches, self._server, self._account.role)
+
+    async def reread(self, job: BatchJob) -> BatchJob | None:
+        """The batch as another process may have changed it; None if it is merged."""
+        return next((each for each in await self.open_jobs() if each.digest == job.digest), None)
+
+    async def begin(self, requests: Sequence[Request]) -> BatchJob:
+        """A locked job of those requests that no other process sends; nothing is sent yet.
+
+        Killed at any point in here it leaves a job that `close` ends without harm.
+        """
+        hashes = [request.request_hash for request in requests]
+        job = BatchJob(
+            digest=hash_of(self._account.run_id, time.time_ns(), hashes),
+            server=self._server,
+            role=self._account.role,
+            status="submitting",
+            request_hashes=hashes,
+            created_s=time.time(),
+        )
+        await self.lock(job)
+        await self.save(job)
+        claimed = await to_the_end(self._ledger.claim, hashes, BATCH + job.digest)
+        return await self.save(job, request_hashes=[each for each in hashes if each in claimed])
+
+    async def save(self, job: BatchJob, **changes: object) -> BatchJob:
+        """The job with these changes."""
+        job = job.model_copy(update=changes)
+        await to_the_end(self._ledger.save_batch, job)
+        return job
+
+    async def keep(self, results: Sequence[Result]) -> None:
+        """Record answers at the batch API's price; again, after a kill, it changes nothing."""
+        known = await to_the_end(self._ledger.get_many, [each.request_hash for each in results])
+        new = [each for each in results if each.request_hash not in known]
+        account, factor = self._account, self._account.price.batch_factor
+        calls = [account.call(each.request_hash, each.completion, None, factor) for each in new if each.completion]
+        await to_the_end(self._ledger.record, calls)
+
+    async def close(self, job: BatchJob, failures: Mapping[str, str] | None = None) -> None:
+        """The batch is done with; its requests, these by hash with their reason among them, are free again."""
+        entries = [self._account.failure(each, reason) for each, reason in (failures or {}).items()]
+        await to_the_end(self._ledger.record, [], entries)
+        self.reasons.update(entry.reason for entry in entries)
+        await to_the_end(self.forget, job)
+
+    def forget(self, job: BatchJob) -> None:
+        """As `close`, without failures and at once, for where nothing can be awaited."""
+        self._ledger.release(job.request_hashes, BATCH + job.digest)
+        self._ledger.save_batch(job.model_copy(update={"status": "merged"}))
+
+    async def release(self, job: BatchJob) -> None:
+        """Let others ask what a batch holds that is still open."""
+        # Only the batch's own claims: killed in `begin`, it may list requests that another process holds.
+        await to_the_end(self._ledger.release, job.request_hashes, BATCH + job.digest)
+
+    async def lock(self, job: BatchJob) -> bool:
+        """Be the one process that owns a batch, until `hold_locks` ends."""
+        name = f"batch-lock:{job.digest}"
+
+        def claim() -> None:
+            self._ledger.heartbeat()
+            self._locked |= self._ledger.claim([name], self._ledger.holder)
+
+        if name not in self._locked:
+            await to_the_end(claim)
+        return name in self._locked
+
+    @asynccontextmanager
+    async def hold_locks(self) -> AsyncIterator[None]:
+        """Keep locks alive within, and give them up at the end."""
+        beating = asyncio.create_task(send_heartbeats(self._ledger))
+        try:
+            yield
+        finally:
+            beating.cancel()
+            await asyncio.wait([beating])
+            self._ledger.release(self._locked)
 
 
 class BatchJobs:
@@ -133,7 +237,7 @@ class BatchJobs:
                 self._progress[job.digest] = (*state.counts, len(job.request_hashes))
                 completed, failed, total = map(sum, zip(*self._progress.values(), strict=True))
                 self._on_progress(BatchProgress(len(self._progress), completed, failed, total))
-                if state.ended:
+                if state.status in ENDED:
                     return await self._merge(job, state)
             if not wait:
                 return None
@@ -161,7 +265,8 @@ class BatchJobs:
                 else:
                     failures[result.request_hash] = result.reason
 
-        for file_id in state.result_files:
+        result_files = [each for each in (state.output_file_id, state.error_file_id) if each]
+        for file_id in result_files:
             portion: dict[str, Result] = {}  # the last of each request where it comes twice
             try:
                 async for result in self._service.results(file_id):
@@ -174,6 +279,6 @@ class BatchJobs:
                 if error.transient:
                     raise
         await self._store.close(job, failures)
-        for file_id in (*state.result_files, state.input_file_id):
+        for file_id in (*result_files, state.input_file_id):
             if file_id:
                 await self._service.delete_file(file_id)

@@ -9,6 +9,7 @@ import json
 import re
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -22,6 +23,7 @@ from qinglan.clients.limits import retry_after_s
 from qinglan.errors import ConfigError, TeacherError
 
 _ENDPOINT: Final = "/v1/chat/completions"
+ENDED = ("completed", "failed", "expired", "cancelled")
 _METADATA_KEY = "qinglan"
 _FILE_TIMEOUT_S = 600.0
 _CLOCK_SKEW_S = 3600.0
@@ -56,18 +58,9 @@ class BatchState(BaseModel):
     errors: _Problems | None = None
 
     @property
-    def ended(self) -> bool:
-        return self.status in ("completed", "failed", "expired", "cancelled")
-
-    @property
     def counts(self) -> tuple[int, int]:
         counts = self.request_counts or _Counts()
         return counts.completed or 0, counts.failed or 0
-
-    @property
-    def result_files(self) -> list[str]:
-        """With answers or errors in them, the answers first."""
-        return [each for each in (self.output_file_id, self.error_file_id) if each]
 
     @property
     def missing_reason(self) -> str:
@@ -213,10 +206,8 @@ class BatchService:
 
     async def delete_file(self, file_id: str) -> None:
         """Leave no users' questions behind at the service; that it fails does no harm here."""
-        try:
+        with suppress(openai.APIError):
             await self._files.delete(file_id)
-        except openai.APIError:
-            return
 
     async def _ask(self, sending: Awaitable[Any], answer: type[Answer]) -> Answer:
         # openai doesn't check what a service sends: a proxy's error page would pass for a batch.

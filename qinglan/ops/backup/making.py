@@ -21,7 +21,7 @@ from qinglan.config import Profile, uses_proxy
 from qinglan.data.versions import VERSION_FILE
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ledger import ledger_url
-from qinglan.ledger.connecting import shown, url_of
+from qinglan.ledger.database import shown, url_of
 from qinglan.ops.backup.records import BACKUP_FILE, Backup, BackupEntry, BackupFolder, Root, SkippedPath
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url, find_server
 from qinglan.runs.artifacts import MANIFEST, sha256_of, write_json

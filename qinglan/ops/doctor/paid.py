@@ -8,8 +8,8 @@ import asyncio
 import json
 import secrets
 
-from qinglan.clients.capabilities import JsonSchema, request_parameters
 from qinglan.clients.chat import Account, ChatClient
+from qinglan.clients.openai_protocol import JsonSchema, request_parameters
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Endpoint, Profile
 from qinglan.errors import QinglanError, TeacherError

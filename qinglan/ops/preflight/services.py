@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx2
 
-from qinglan.clients.capabilities import capability_of
 from qinglan.clients.contract import probe_rag
+from qinglan.clients.openai_protocol import capability_of
 from qinglan.config import EMBEDDED, Endpoint, Profile, require_secret, uses_proxy
 from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError, QinglanError, WorkbookError
@@ -67,9 +67,8 @@ def check_rag(profile: Profile) -> Check:
         about_rewrite, *others = findings = probe_rag(rag, profile.tenant.id, _questions(profile))
     except QinglanError as error:
         return Check("rag", rag.url, str(error))
-    problems = [finding.text for finding in findings if finding.is_problem]
-    if problems:
-        return Check("rag", rag.url, f"rag {rag.url}: {'; '.join(problems)}")
+    if about_rewrite.kind == "ignored":  # the run would measure nothing, so it must not start
+        return Check("rag", rag.url, f"rag {rag.url}: {about_rewrite.text}")
     if about_rewrite.kind != "honoured":
         return Check("rag", rag.url, note="; ".join(finding.text for finding in findings))
     notes = "; ".join(finding.text for finding in others)

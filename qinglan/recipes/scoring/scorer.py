@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
-from qinglan.clients.capabilities import JsonSchema
 from qinglan.clients.chat import Account, Answer, ChatClient
+from qinglan.clients.openai_protocol import JsonSchema
 from qinglan.errors import ConfigError, LedgerError, QinglanError
 from qinglan.ledger import Ledger, ledger_url
 from qinglan.ledger.queue import LedgerQueue

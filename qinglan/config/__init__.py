@@ -5,21 +5,17 @@ variable. Engine settings keep the engines' own names where they are handed thro
 """
 
 from qinglan.config.base import EMBEDDED
-from qinglan.config.data import BatchApi, Columns, Compare, Data, Dataset, Distill, Refresh, Select, Sql, Validate
-from qinglan.config.notify import Automations, Notify, NotifyFormat, NotifyTopic
+from qinglan.config.data import BatchApi, Columns, Data, Dataset, Distill, Select, Sql, Validate
 from qinglan.config.profile import (
     CHANGEABLE,
     FlowName,
     Profile,
-    explain,
     load_profile,
     profile_names,
     require_secret,
     uses_proxy,
 )
-from qinglan.config.release import Canary, Gate, Release, RequestLog, Serve
-from qinglan.config.retention import Retention
-from qinglan.config.rl import AlarmAction, AlarmName, Alarms, Algorithm, Kl, Reward, Rl
+from qinglan.config.release import Canary, Gate, Serve
 from qinglan.config.site import (
     Budget,
     Embedded,
@@ -27,14 +23,17 @@ from qinglan.config.site import (
     Judge,
     LedgerStore,
     LocalJudge,
+    NotifyFormat,
+    NotifyTopic,
     Paths,
     Price,
     Rag,
+    Retention,
     Tenant,
     Tracking,
     Trainer,
 )
-from qinglan.config.training import Evaluate, Sft, Student
+from qinglan.config.training import AlarmAction, AlarmName, Alarms, Algorithm, Evaluate, Reward, Rl
 
 __all__ = [
     "CHANGEABLE",
@@ -43,12 +42,10 @@ __all__ = [
     "AlarmName",
     "Alarms",
     "Algorithm",
-    "Automations",
     "BatchApi",
     "Budget",
     "Canary",
     "Columns",
-    "Compare",
     "Data",
     "Dataset",
     "Distill",
@@ -58,32 +55,24 @@ __all__ = [
     "FlowName",
     "Gate",
     "Judge",
-    "Kl",
     "LedgerStore",
     "LocalJudge",
-    "Notify",
     "NotifyFormat",
     "NotifyTopic",
     "Paths",
     "Price",
     "Profile",
     "Rag",
-    "Refresh",
-    "Release",
-    "RequestLog",
     "Retention",
     "Reward",
     "Rl",
     "Select",
     "Serve",
-    "Sft",
     "Sql",
-    "Student",
     "Tenant",
     "Tracking",
     "Trainer",
     "Validate",
-    "explain",
     "load_profile",
     "profile_names",
     "require_secret",

@@ -1,7 +1,7 @@
 """What sections are made of: a frozen model that forbids unknown keys, and the kinds of values."""
 
+import os
 import re
-from pathlib import Path
 from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
 
@@ -15,10 +15,6 @@ _SECRET_PARAMETER = re.compile(r"pass(word|wd)?$|pwd|secret|(^|_)token$|(api|acc
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
-
-
-def _expand_home(value: str) -> str:
-    return str(Path(value).expanduser()) if value.startswith("~") else value
 
 
 def _refuse_secret_in_url(value: str) -> str:
@@ -35,7 +31,7 @@ def _refuse_secret_as_name(value: str) -> str:
     return value
 
 
-LocalPath = Annotated[str, AfterValidator(_expand_home)]
+LocalPath = Annotated[str, AfterValidator(os.path.expanduser)]
 Url = Annotated[str, AfterValidator(_refuse_secret_in_url)]
 SecretName = Annotated[str, AfterValidator(_refuse_secret_as_name)]
 """Name of an environment variable that holds a secret."""

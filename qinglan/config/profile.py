@@ -13,24 +13,24 @@ from pydantic import AfterValidator, ValidationError, model_validator
 
 from qinglan.config.base import Section
 from qinglan.config.data import Compare, Data, Dataset, Distill, Refresh, Select, Validate
-from qinglan.config.notify import Automations, Notify
 from qinglan.config.release import Gate, Release, Serve
-from qinglan.config.retention import Retention
-from qinglan.config.rl import Reward, Rl
 from qinglan.config.site import (
+    Automations,
     Budget,
     Embedded,
     Endpoint,
     Judge,
     LedgerStore,
+    Notify,
     Paths,
     Price,
     Rag,
+    Retention,
     Tenant,
     Tracking,
     Trainer,
 )
-from qinglan.config.training import Evaluate, Sft, Student
+from qinglan.config.training import Evaluate, Reward, Rl, Sft, Student
 from qinglan.errors import ConfigError
 from qinglan.text import ARMS
 
@@ -164,14 +164,14 @@ def load_profile(name_or_path: str, overrides: Iterable[str] = ()) -> Profile:
     try:
         return Profile.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(f"profile {path}: {explain(error)}") from error
+        raise ConfigError(f"profile {path}: {_explain(error)}") from error
 
 
-def explain(error: ValidationError, root: str = "profile") -> str:
+def _explain(error: ValidationError) -> str:
     """The first problem of a pydantic error in words, with the nearest right key for an unknown one."""
     problems = error.errors()
     first = problems[0]
-    where = ".".join(str(part) for part in first["loc"]) or root
+    where = ".".join(str(part) for part in first["loc"]) or "profile"
     if first["type"] == "extra_forbidden":
         known = _keys_beside(first["loc"])
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.4)

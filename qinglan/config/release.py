@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from qinglan.config.base import Count, LocalPath, Positive, SecretName, Section, Share
-from qinglan.config.rl import AlarmName
+from qinglan.config.training import AlarmName
 
 NotNegative = Annotated[float, Field(ge=0)]
 
@@ -126,16 +126,13 @@ class Serve(Section):
 
     @model_validator(mode="after")
     def _open_to_others_only_with_a_key(self) -> Self:
-        if self.api_key_env is None and not _is_loopback(self.host):
+        try:
+            is_loopback = ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            is_loopback = self.host == "localhost"
+        if self.api_key_env is None and not is_loopback:
             raise ValueError(
                 f"host {self.host} can be reached from other machines; set api_key_env to the name of an environment "
                 "variable with a key, or host to 127.0.0.1"
             )
         return self
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,6 +1,8 @@
-"""Sections about the student, its SFT and its evaluation."""
+"""Sections about the student: its SFT, its reinforcement learning (reward, alarms, KL, algorithm), its evaluation."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from qinglan.config.base import EMBEDDED, Count, LocalPath, Positive, Section, Share
 
@@ -44,6 +46,239 @@ class Sft(Section):
     """ms-swift's deepspeed preset, such as `zero3`."""
     extra: dict[str, Any] = {}
     """More ms-swift arguments, passed through as they are."""
+
+
+class Reward(Section):
+    """What a sample earns (docs/reward.md). Answers that are graded by parts know of `part_weights`, `judge_share`,
+    `use_labels`, `max_invalid_share` and `max_outage_s` alone."""
+
+    judge_weight: Share = 0.35
+    retrieval_weight: Share = 0.40
+    win_weight: Share = 0.25
+    win: float = 0.5
+    loss: float = -0.3
+    tie_margin: Annotated[float, Field(ge=0)] = 0.02
+    """|rq_s − rq_t| up to this is a tie."""
+    judge_share: Share = 1.0
+    """Share of samples that the judge scores, chosen by a hash of question and text."""
+    preservation_guard: bool = True
+    """Entities and intent of the question must survive, else the reward is capped at `guard_cap`."""
+    guard_min_judge: float = 3.0
+    """A judged sample below this score has lost the question's meaning."""
+    guard_cap: float = -0.5
+    gold_gate: bool = True
+    """Rows that name a gold document earn at most `gold_gate_cap` unless it is retrieved first."""
+    gold_gate_cap: float = -0.3
+    relevance_gate: bool = True
+    """Where no label is used, the judge is also asked whether the best passage answers the question; a rewrite that
+    brings up another one earns at most `gold_gate_cap`."""
+    min_relevance: float = 3.0
+    """A passage that the judge scores below this, 0–5, does not answer the question."""
+    max_chars: Count = 120
+    use_labels: bool = True
+    """False: no gold label is used in training, neither in the reward nor to choose the model (label-free); test rows
+    are still evaluated with theirs."""
+    relative_to_teacher: bool = True
+    """False: the reward is what the rewrite earns by itself, the weighted mean of retrieval quality and judge score,
+    both from 0 to 1; the teacher's side and `win_weight` don't count."""
+    part_weights: dict[str, Annotated[float, Field(ge=0)]] = {}
+    """Of a recipe whose answers are graded by parts: other weights than its own, by part; 0 leaves one out."""
+    max_invalid_share: Share = 0.05
+    """More samples without a score than this, of a step's or of a validation's, stop the run."""
+    max_outage_s: Positive = 600
+    """A RAG or judge that is down is waited for so long, then the samples that need it have no score."""
+
+    @model_validator(mode="after")
+    def _weigh_something_always(self) -> Self:
+        if self.relative_to_teacher and self.retrieval_weight + self.win_weight == 0:
+            raise ValueError("retrieval_weight + win_weight must be above 0: the judge is not asked for every sample")
+        if not self.relative_to_teacher and self.retrieval_weight == 0:
+            raise ValueError("retrieval_weight must be above 0: the judge is not asked for every sample")
+        return self
+
+    @property
+    def judged_share(self) -> float:
+        """Share of rewrites that the judge is asked for; none where its score could not matter."""
+        return self.judge_share if self.judge_weight > 0 or self.guard_min_judge > 0 else 0.0
+
+
+def _yaml_off(value: object) -> object:
+    """A bare `off` is YAML's false."""
+    return "off" if value is False else value
+
+
+AlarmAction = Annotated[Literal["off", "warn", "lower_lr", "stop"], BeforeValidator(_yaml_off)]
+AlarmName = Literal[
+    "reward_up_gold_down",
+    "reward_up_judge_down",
+    "entropy_collapse",
+    "clip_fraction",
+    "value_loss_flat",
+    "kl_runaway",
+    "reward_down",
+    "zero_variance",
+]
+
+
+class Alarms(Section):
+    """What of a training run is watched at every step (docs/alarms.md)."""
+
+    default_action: AlarmAction = "warn"
+    """`lower_lr` multiplies the learning rates by `lr_factor`; `stop` ends training, and the best checkpoint so far is
+    used."""
+    actions: dict[AlarmName, AlarmAction] = {}
+    """Other actions, by alarm."""
+    lr_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    window_steps: Annotated[int, Field(ge=3)] = 10
+    """Steps of which means are taken. Two windows must have passed before a change is seen, so make it less than half
+    of a short run."""
+    significance: Positive = 5.0
+    """A mean has changed when it moved by this many standard errors, as estimated from how much neighbouring steps
+    differ."""
+    min_reward_change: Positive = 0.02
+    """The reward has risen or fallen only if by at least this much; rewards lie within −1 and 1."""
+    min_gold_drop: Share = 0.05
+    """Top-1 has fallen only if by at least this share of the labelled samples; the same for the first metric of a
+    recipe whose answers are graded by parts."""
+    min_judge_drop: Positive = 0.2
+    """The judge's score, 0–5, has fallen only if by at least this much."""
+    min_entropy_share: Share = 0.1
+    """Entropy has collapsed below this share of the first window's; healthy runs that learn kept 0.21 and more."""
+    max_clip_fraction: Share = 0.3
+    """Share of the tokens whose part in an update was cut off at `clip_ratio`. Of a policy that is lost it is half:
+    those whose advantage is negative."""
+    min_value_loss_fall: Share = 0.05
+    """The value loss has fallen if it is below the first window's by at least this share of it."""
+    min_explained_variance: float = 0.05
+    """A value loss that has not fallen is alarming only if the values explain less of the returns than this."""
+    max_update_kl: Positive = 0.1
+    """Nats per token between the policies before and after a step's updates."""
+    max_reference_kl: Positive = 0.5
+    """Nats per token to the model that RL started from, known where a reference model is loaded; healthy runs ended
+    at 0.06 to 0.08."""
+    max_zero_variance: Share = 0.8
+    """Share of prompts whose rollouts all earned the same, so that GRPO learns nothing from them."""
+
+
+class Kl(Section):
+    """What holds training near the model that it starts from, which is always the reference."""
+
+    mode: Annotated[Literal["off", "loss", "reward"], BeforeValidator(_yaml_off)] = "off"
+    """`loss` adds the KL to the actor's loss, `reward` takes it off each token's reward. `off` loads no reference."""
+    coefficient: Positive = 0.001
+    """Weight of the KL per token; with `target_kl` only where it begins."""
+    target_kl: Positive | None = None
+    """Nats per token, for `reward`: the coefficient rises while the KL is above it and falls while below."""
+    horizon_steps: Count = 20
+    """Training steps in which the coefficient may change by a fifth."""
+    estimator: Literal["kl", "abs", "mse", "low_var_kl"] | None = None
+    """verl's; if not given, `low_var_kl` in the loss and `kl` in the reward."""
+
+    @model_validator(mode="after")
+    def _know_what_verl_can_do(self) -> Self:
+        if self.target_kl is not None and self.mode != "reward":
+            raise ValueError(f"target_kl needs mode: reward, not {self.mode}; verl adapts no other coefficient")
+        if self.mode == "loss" and self.estimator == "kl":
+            raise ValueError("estimator: kl has no gradient in the loss; use low_var_kl or mse, or mode: reward")
+        return self
+
+
+Algorithm = Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+_WITHIN_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+"""Algorithms that compare the answers to one prompt with each other."""
+
+
+class Rl(Section):
+    """Reinforcement learning on verl; the embedded profile has its own values, because a tiny model needs others."""
+
+    algorithm: Algorithm = "ppo"
+    """`ppo` learns a critic (GAE); the others compare samples instead and need none (docs/gpu.md)."""
+    policy_loss: Literal["vanilla", "gspo", "cispo", "clip_cov", "kl_cov", "sapo"] = "vanilla"
+    """verl's; `vanilla` is PPO's clipped ratio. GSPO wants a much smaller `clip_ratio`, about 0.0004."""
+    start_from: Literal["sft", "base"] = "sft"
+    """The merged SFT model, which is also the reference of any KL, or the base model as it is."""
+    rollouts_per_prompt: Count = 1
+    total_steps: Count = 200
+    train_batch_size: Count = 64
+    """Prompts a step, a multiple of `ppo_mini_batch_size`: verl fills up to one with rows that have no loss."""
+    ppo_mini_batch_size: Count = 32
+    """Prompts an update; its rollouts are spread over the GPUs in whole micro-batches."""
+    ppo_micro_batch_size_per_gpu: Count = 4
+    ppo_epochs: Count = 4
+    clip_ratio: Positive = 0.2
+    value_coefficient: Positive = 0.5
+    entropy_coefficient: Annotated[float, Field(ge=0)] = 0.01
+    grad_clip: Positive = 0.5
+    gamma: Share = 0.99
+    lam: Share = 0.95
+    actor_lr: Positive = 1e-5
+    critic_lr: Positive = 1e-4
+    lr_scheduler_type: Literal["constant", "cosine"] = "cosine"
+    min_lr_ratio: Share = 0.1
+    lr_warmup_steps_ratio: Share = 0.0
+    kl: Kl = Kl()
+    temperature: Positive = 1.0
+    max_prompt_length: Count = 1024
+    max_response_length: Count = 64
+    lora_rank: Annotated[int, Field(ge=0)] = 0
+    """0 trains all parameters of the merged SFT model."""
+    lora_alpha: Count = 32
+    critic_model: LocalPath | None = None
+    """Local folder or hub id of a model with the same tokenizer, such as a smaller one; the policy's if not given."""
+    critic_lora_rank: Annotated[int, Field(ge=0)] | None = None
+    """As the policy's if not given; 0 trains all of the critic."""
+    save_freq: Count = 20
+    """Steps between checkpoints, a multiple of `test_freq`: the best is chosen by its validation. The last is saved."""
+    test_freq: Count = 20
+    """Steps between validations on the dev split."""
+    val_before_train: bool = True
+    """Validate the SFT model first, as the curve's step 0."""
+    keep_checkpoints: Count | None = None
+    """The newest so many are kept, and the best on the dev split; all if not given."""
+    patience: Count | None = None
+    """Validations without a better dev value after which training ends; never if not given."""
+    choose: Literal["best", "last"] = "best"
+    """Which checkpoint goes on: the best on the dev split, the SFT model itself among them where it was validated, or
+    the last."""
+    alarms: Alarms = Alarms()
+    seed: int = 1
+    rollout_engine: Literal["cpu", "vllm"] = "vllm"
+    tensor_model_parallel_size: Count = 1
+    """GPUs that share one copy of vLLM's weights."""
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    """`flash_attention_2` also packs sequences instead of padding them, and needs flash-attn installed."""
+    param_offload: bool = False
+    """Weights wait in the host's memory while another model has the GPUs."""
+    optimizer_offload: bool = False
+    extra: dict[str, Any] = {}
+    """More verl (Hydra) overrides by dotted key, passed through as they are."""
+
+    @model_validator(mode="after")
+    def _divide_steps_and_batches(self) -> Self:
+        if self.save_freq % self.test_freq:
+            raise ValueError(
+                f"save_freq ({self.save_freq}) must be a multiple of test_freq ({self.test_freq}); "
+                "a checkpoint without a validation can't be compared"
+            )
+        if self.train_batch_size % self.ppo_mini_batch_size:
+            raise ValueError(
+                f"train_batch_size ({self.train_batch_size}) must be a multiple of "
+                f"ppo_mini_batch_size ({self.ppo_mini_batch_size})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _combine_what_belongs_together(self) -> Self:
+        if self.algorithm in _WITHIN_GROUPS and self.rollouts_per_prompt == 1:
+            raise ValueError(
+                f"algorithm: {self.algorithm} compares the answers to one prompt; set rollouts_per_prompt above 1, "
+                "such as 4"
+            )
+        if self.algorithm == "dr_grpo" and self.policy_loss != "vanilla":
+            raise ValueError(f"algorithm: dr_grpo has its own loss; leave out policy_loss: {self.policy_loss}")
+        if self.algorithm != "ppo" and (self.critic_model or self.critic_lora_rank is not None):
+            raise ValueError(f"algorithm: {self.algorithm} has no critic; leave out critic_model and critic_lora_rank")
+        return self
 
 
 class Evaluate(Section):

@@ -9,13 +9,12 @@ Beside them lie the RAG's answers to the samples of RL, for a time, so that a re
 """
 
 from qinglan.ledger.database import SCHEMA_VERSION, ledger_url
-from qinglan.ledger.records import Attempt, BatchJob, Call, Delivery, Failure, Order, Retrieval, Spending, Usage
+from qinglan.ledger.records import BatchJob, Call, Delivery, Failure, Order, Retrieval, Usage
 from qinglan.ledger.store import BATCH, Ledger, open_ledger
 
 __all__ = [
     "BATCH",
     "SCHEMA_VERSION",
-    "Attempt",
     "BatchJob",
     "Call",
     "Delivery",
@@ -23,7 +22,6 @@ __all__ = [
     "Ledger",
     "Order",
     "Retrieval",
-    "Spending",
     "Usage",
     "ledger_url",
     "open_ledger",

@@ -12,8 +12,7 @@ from prefect.server.events.jinja_filters import all_filters
 from prefect.server.events.schemas.automations import AutomationCreate
 from prefect.server.utilities.user_templates import register_user_template_filters, render_user_template_sync
 
-from qinglan.config import Profile
-from qinglan.config.notify import NotifyFormat
+from qinglan.config import NotifyFormat, Profile
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.automations import apply_automations
 from qinglan.ops.prefect.automations.messages import STATE_MESSAGE, Message, payload

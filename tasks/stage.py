@@ -417,7 +417,7 @@ def stage_markdown(result: StageResult, run: Run) -> str:
 
 
 def emit_run_event(event: str, run: Run, payload: dict[str, Any], **labels: str) -> None:
-    """Emit `qinglan.EVENT` for automations, those of qinglan/ops/prefect/automations/ and the users' own.
+    """Emit `qinglan.EVENT` for automations, those of qinglan/ops/prefect/automations.py and the users' own.
 
     Prefect adds flow run, flow and deployment as related resources.
     """

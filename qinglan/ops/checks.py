@@ -1,11 +1,15 @@
-"""A planned check, its result, and a hint for each: for `qinglan doctor` and the start of a flow."""
+"""Planned checks, their results, and a hint for each problem: for `qinglan doctor` and the start of a flow."""
 
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from qinglan.errors import QinglanError
 
+T = TypeVar("T")
 TIME_LIMITS_S = {"quick": 12.0, "slow": 22.0, "longest": 25.0}
 """In `qinglan doctor`: for one request; for several, or a process; for what also cleans up on a cluster."""
 _SEPARATOR = "; "
@@ -59,8 +63,12 @@ class PlannedCheck:
     group: str
     name: str
     detail: str
-    run: Callable[[], list[Check]]
+    make: Callable[[], Check | list[Check]]
     time_limit: Literal["quick", "slow", "longest"] = "quick"
+
+    def run(self) -> list[Check]:
+        made = self.make()
+        return made if isinstance(made, list) else [made]
 
 
 def run_check(name: str, detail: str, find_problem: Callable[[], str | None]) -> Check:
@@ -69,3 +77,35 @@ def run_check(name: str, detail: str, find_problem: Callable[[], str | None]) ->
         return Check(name, detail, note=find_problem())
     except QinglanError as error:
         return Check(name, detail, str(error))
+
+
+def run_in_thread(work: Callable[[], T]) -> "Future[T]":
+    """In a daemon thread: one that hangs holds up nothing, not even the interpreter's end."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 (raised where the result is taken)
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def start_check(planned: PlannedCheck) -> Callable[[], tuple[list[Check], float]]:
+    """Start a check; what is returned waits for its results and its seconds. A failure becomes a problem, too."""
+    began, name, limit_s = time.monotonic(), f"{planned.name} ({planned.detail})", TIME_LIMITS_S[planned.time_limit]
+    future = run_in_thread(lambda: (planned.run(), time.monotonic() - began))
+
+    def wait() -> tuple[list[Check], float]:
+        try:
+            return future.result(max(0.0, began + limit_s - time.monotonic()))
+        except Exception as error:  # noqa: BLE001 (a proxy that httpx2 refuses, a bug: the other checks go on)
+            why = f"no result after {limit_s:.0f} s; does it hang, or drop packets? Try it by hand from here"
+            if future.done():
+                first = (str(error).splitlines() or [""])[0]
+                why = f"{type(error).__name__}: {first}; a setting that a library refuses, or a bug: please report it"
+        return [Check(planned.name, planned.detail, f"{name}: {why}")], time.monotonic() - began
+
+    return wait

@@ -14,9 +14,7 @@ from prefect.server.utilities.user_templates import register_user_template_filte
 
 from qinglan.config import NotifyFormat, Profile
 from qinglan.errors import ConfigError
-from qinglan.ops.prefect.automations import apply_automations
-from qinglan.ops.prefect.automations.messages import STATE_MESSAGE, Message, payload
-from qinglan.ops.prefect.automations.plan import profile_automations
+from qinglan.ops.prefect.automations import STATE_MESSAGE, Message, apply_automations, payload, profile_automations
 from qinglan.ops.prefect.deployments import Deployment, training_of
 
 ProfileOf = Callable[..., Profile]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from qinglan.config import load_profile
-from qinglan.ops.prefect.deploy import pools_of
+from qinglan.ops.up.site import WORK_POOLS
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
@@ -122,7 +122,7 @@ def test_every_address_is_that_of_a_service_within_reach(name: str) -> None:
 
 def test_every_work_pool_has_a_worker_which_is_what_its_image_starts() -> None:
     words = " ".join(str(word) for service in SERVICES.values() for word in service.get("command", []))
-    assert set(re.findall(r"--pool[= ](\S+)", words)) == set(pools_of(ROOT / "deployments" / "prefect.yaml"))
+    assert set(re.findall(r"--pool[= ](\S+)", words)) == {*WORK_POOLS}
     for image, service in (("orchestrator", "worker"), ("trainer", "trainer")):
         steps = dict(instructions(ROOT / "docker" / f"{image}.Dockerfile"))
         assert yaml.safe_load(steps["CMD"]) == SERVICES[service]["command"]

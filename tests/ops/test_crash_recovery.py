@@ -17,7 +17,7 @@ from prefect.server.schemas.filters import FlowRunFilter
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect import crash_recovery
-from qinglan.ops.prefect.automations.plan import GOES_ON, site_automations
+from qinglan.ops.prefect.automations import GOES_ON, site_automations
 from qinglan.ops.prefect.crash_recovery import (
     crash_interrupted,
     crash_silent,

@@ -35,6 +35,7 @@ def flow_of(deployment: dict[str, Any]) -> Any:
 def test_every_flow_is_deployed_and_every_deployment_has_a_name_of_its_own():
     files = {path.stem for path in (ROOT / "flows").glob("[a-z]*.py")}
     assert {d["entrypoint"].split(".")[2] for d in DEPLOYMENTS} == files
+    assert {d["work_pool"]["name"] for d in DEPLOYMENTS} == {*WORK_POOLS}
     names = [d["name"] for d in DEPLOYMENTS]
     assert len({*names}) == len(names)
     assert {name.replace("_", "-") for name in files} <= {*names}

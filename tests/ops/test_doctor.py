@@ -14,10 +14,9 @@ from fake_service import SIMULATED, FakeService, Script, completion, recall
 
 from qinglan.config import Profile
 from qinglan.ops import preflight
-from qinglan.ops.checks import TIME_LIMITS_S, Check, PlannedCheck
+from qinglan.ops.checks import TIME_LIMITS_S, Check, PlannedCheck, start_check
 from qinglan.ops.doctor import CLUSTER, PAID, SERVERS, machine, network, plan_checks
 from qinglan.ops.doctor.machine import GB
-from qinglan.ops.doctor.parallel import start_check
 
 ProfileOf = Callable[..., Profile]
 Serve = Callable[[Script], FakeService]

@@ -12,7 +12,7 @@ import pytest
 
 from qinglan.config import Profile
 from qinglan.ops.checks import Check
-from qinglan.ops.doctor import machine, versions
+from qinglan.ops.doctor import machine
 from qinglan.ops.doctor.machine import GB
 
 ProfileOf = Callable[..., Profile]
@@ -137,24 +137,24 @@ def test_databases_on_a_network_mount_are_noted(profile_of: ProfileOf, monkeypat
 
 
 def test_python_is_one_that_qinglan_takes(monkeypatch: pytest.MonkeyPatch):
-    assert versions.check_python().problem is None
-    monkeypatch.setattr(versions.platform, "python_version", lambda: "3.9.2")
-    assert "this is 3.9.2, Qinglan needs >=3.11" in (versions.check_python().problem or "")
+    assert machine.check_python().problem is None
+    monkeypatch.setattr(machine.platform, "python_version", lambda: "3.9.2")
+    assert "this is 3.9.2, Qinglan needs >=3.11" in (machine.check_python().problem or "")
 
 
 def test_packages_that_are_missing_old_or_not_those_of_the_lock(
     profile_of: ProfileOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     given = ["pytest>=8", "no-such-package>=1", "pluggy>=99", 'verl-of-no-one>=1; extra == "trainer"']
-    monkeypatch.setattr(versions, "requires", lambda _: given)
+    monkeypatch.setattr(machine, "requires", lambda _: given)
     profile = profile_of()
-    problem = versions.check_packages(profile, "refresh").problem or ""
+    problem = machine.check_packages(profile, "refresh").problem or ""
     assert problem.startswith("packages: no-such-package is missing, pluggy is ")
     assert "verl-of-no-one" not in problem
-    assert "verl-of-no-one is missing" in (versions.check_packages(profile, "train").problem or "")
-    monkeypatch.setattr(versions, "requires", lambda _: ["PyTest>=8"])
-    monkeypatch.setattr(versions, "LOCK", tmp_path / "requirements.lock")
-    wheel = versions.check_packages(profile, "refresh")
+    assert "verl-of-no-one is missing" in (machine.check_packages(profile, "train").problem or "")
+    monkeypatch.setattr(machine, "requires", lambda _: ["PyTest>=8"])
+    monkeypatch.setattr(machine, "LOCK", tmp_path / "requirements.lock")
+    wheel = machine.check_packages(profile, "refresh")
     assert (wheel.note, "requirements.lock is only in a checkout" in wheel.detail) == (None, True)
-    versions.LOCK.write_text("pytest==8.0.0\nother==1\n")
-    assert "(tested with 8.0.0); run `make setup`" in (versions.check_packages(profile, "refresh").note or "")
+    machine.LOCK.write_text("pytest==8.0.0\nother==1\n")
+    assert "(tested with 8.0.0); run `make setup`" in (machine.check_packages(profile, "refresh").note or "")

@@ -9,7 +9,7 @@ from fake_service import FakeService, Script, completion
 from qinglan.clients.roles import site_ledger
 from qinglan.config import Profile
 from qinglan.ops.checks import Check
-from qinglan.ops.doctor.paid import check_answer
+from qinglan.ops.doctor.services import check_answer
 
 ProfileOf = Callable[..., Profile]
 Serve = Callable[[Script], FakeService]

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from qinglan.config import load_profile
-from qinglan.ops.prefect.deploy import pools_of
+from qinglan.ops.up.site import WORK_POOLS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deployments" / "k8s"
@@ -80,7 +80,7 @@ def test_prefects_server_and_workers_have_the_settings_of_compose() -> None:
     for name in (n for n in compose if re.search("MESSAGING|ORDERING|LEASE|ANALYTICS|V2|PROMOTIONAL|SERVICES", n)):
         assert given[name] == compose[name], name
     pools = [p["config"]["workPool"] for p in everything(ALL, "worker") if "config" in p]
-    assert sorted(pools) == pools_of(ROOT / "deployments" / "prefect.yaml")
+    assert sorted(pools) == sorted(WORK_POOLS)
     worker = FILES["prefect-worker.values.yaml"][0]["worker"]
     given = {each["name"]: each["value"] for each in worker["extraEnvVars"]}
     given["PREFECT_WORKER_QUERY_SECONDS"] = str(worker["config"]["queryInterval"])

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from qinglan.errors import ConfigError
-from qinglan.ops.prefect.schedules import as_switched, read_deployments
+from qinglan.ops.prefect.deployments import as_switched, read_deployments
 
 NIGHTLY, OFTEN = "refresh/refresh/nightly", "refresh/refresh/often"
 

@@ -3,21 +3,32 @@
 It makes the checks that every flow makes when it starts (`ops/preflight`), and slower or stricter ones.
 """
 
+import os
+import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from urllib.parse import unquote, urlsplit
 
 from qinglan.config import EMBEDDED, FlowName, Profile
-from qinglan.ops.checks import Check, PlannedCheck
-from qinglan.ops.doctor import cluster, machine, network, paid, services, versions
-from qinglan.ops.doctor.parallel import start_check
-from qinglan.ops.doctor.secret_values import hide, secret_values
+from qinglan.ops.checks import Check, PlannedCheck, start_check
+from qinglan.ops.doctor import cluster, machine, network, services
 from qinglan.ops.preflight import ENGINE_FLOWS, asked_endpoints, plan_profile_checks
 
-__all__ = ["DoctorFinding", "examine", "plan_checks"]
-
 MACHINE, SERVERS, CLUSTER, PAID = "This machine", "Servers", "The cluster", "Paid answers"
+_HIDDEN = "•••"
+_OTHER_SECRETS = (
+    "PREFECT_API_KEY",
+    "PREFECT_API_AUTH_STRING",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+    "RAY_AUTH_TOKEN",
+)
+_SHORTEST = 4
+_CREDENTIALS = re.compile(r"(?<=://)[^\s/@]+@")
+_ENV_NAME = re.compile(r'"[^"]*_env":"([^"]*)"')
+"""In a profile as JSON: the name of a variable."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +49,12 @@ def examine(
         may_pay: also make one short call to each paid chat service.
         deploys: what only `qinglan up` and `qinglan deploy` need must be there, too.
     """
-    values = secret_values(profile)
+    values = _secret_values(profile)
     planned_checks = plan_checks(profile, flow, may_pay=may_pay, deploys=deploys)
     for planned, wait in [(each, start_check(each)) for each in planned_checks]:
         checks, seconds = wait()
         for check in checks:
-            yield DoctorFinding(planned.group, hide(check.with_hint(), values), seconds)
+            yield DoctorFinding(planned.group, _hide(check.with_hint(), values), seconds)
 
 
 def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: bool = False) -> Iterator[PlannedCheck]:
@@ -52,8 +63,8 @@ def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: boo
     has_recipe = recipe.run()[0].problem is None  # the recipe says which services are asked
     addresses = network.addresses(profile, flow)
     machine_checks: dict[str, Callable[[], Check]] = {
-        "python": versions.check_python,
-        "packages": lambda: versions.check_packages(profile, flow),
+        "python": machine.check_python,
+        "packages": lambda: machine.check_packages(profile, flow),
         "text": machine.check_text,
         "folders": lambda: machine.check_folders(profile),
         "disk": lambda: machine.check_disk(profile, flow),
@@ -65,14 +76,14 @@ def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: boo
     if has_recipe:
         machine_checks["open files"] = lambda: machine.check_open_files(profile, flow)
     for name, make in machine_checks.items():
-        yield _one(MACHINE, name, "of this machine", make)
+        yield PlannedCheck(MACHINE, name, "of this machine", make)
     yield recipe
     if has_recipe:
         check_keys = partial(services.check_keys, profile, flow, deploys=deploys)
-        yield _one(recipe.group, "keys", "in the environment", check_keys)
+        yield PlannedCheck(recipe.group, "keys", "in the environment", check_keys)
     yield from others
-    yield _one(SERVERS, "prefect", "its server", lambda: services.check_prefect(profile))
-    yield _one(SERVERS, "mlflow", profile.tracking_uri, lambda: services.check_mlflow(profile))
+    yield PlannedCheck(SERVERS, "prefect", "its server", lambda: services.check_prefect(profile))
+    yield PlannedCheck(SERVERS, "mlflow", profile.tracking_uri, lambda: services.check_mlflow(profile))
     if not has_recipe:
         return
     if (url := profile.trainer.ray_dashboard_url) and flow in ENGINE_FLOWS:
@@ -82,14 +93,32 @@ def plan_checks(profile: Profile, flow: FlowName, *, may_pay: bool, deploys: boo
     # Simulators cost nothing, and only run while a flow does.
     paid_ones = {role: each for role, each in asked_endpoints(profile, flow).items() if each.base_url != EMBEDDED}
     for role, endpoint in paid_ones.items():
-        ask = partial(paid.check_answer, profile, role, endpoint)
-        yield _one(PAID, f"{role} answers", endpoint.model, ask, "slow")
+        ask = partial(services.check_answer, profile, role, endpoint)
+        yield PlannedCheck(PAID, f"{role} answers", endpoint.model, ask, "slow")
     if not paid_ones:
         nothing = Check("answers", "no service of this flow takes money")
-        yield _one(PAID, nothing.name, nothing.detail, lambda: nothing)
+        yield PlannedCheck(PAID, nothing.name, nothing.detail, lambda: nothing)
 
 
-def _one(
-    group: str, name: str, detail: str, make: Callable[[], Check], time_limit: Literal["quick", "slow"] = "quick"
-) -> PlannedCheck:
-    return PlannedCheck(group, name, detail, lambda: [make()], time_limit)
+def _secret_values(profile: Profile) -> list[str]:
+    """What the variables hold that the profile names, the longest first; of an address its password too."""
+    values: set[str] = set()
+    for name in {*_ENV_NAME.findall(profile.model_dump_json()), *_OTHER_SECRETS}:
+        value = os.environ.get(name, "").strip()
+        values.add(value)
+        with suppress(ValueError):
+            password = urlsplit(value).password if "://" in value else value.partition(":")[2]
+            values |= {password or "", unquote(password or "")}
+    return sorted((value for value in values if len(value) >= _SHORTEST), key=len, reverse=True)
+
+
+def _hide(check: Check, values: list[str]) -> Check:
+    """The same check without the values, and without the login of any address."""
+
+    def cleaned(text: str) -> str:
+        for value in values:
+            text = text.replace(value, _HIDDEN)
+        return _CREDENTIALS.sub(f"{_HIDDEN}@", text)
+
+    problem, note = (text and cleaned(text) for text in (check.problem, check.note))
+    return Check(check.name, cleaned(check.detail), problem, note)

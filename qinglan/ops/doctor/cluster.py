@@ -8,6 +8,7 @@ import json
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from qinglan.config import EMBEDDED, Profile
 from qinglan.errors import ConfigError, EngineError
 from qinglan.ops.checks import Check
 from qinglan.ops.doctor import cluster_node_script
-from qinglan.ops.doctor.versions import installed
+from qinglan.ops.doctor.machine import installed
 from qinglan.ops.preflight import trainer_packages
 from qinglan.recipes import get_recipe
 from qinglan.runs.launcher import Command
@@ -116,31 +117,35 @@ def _run(jobs: RayJobs, submission_id: str, command: Command, directory: Path) -
     """The job at its end, or as it was when the time was up: then it is stopped."""
     deadline = time.monotonic() + JOB_WITHIN_S
     jobs.submit(submission_id, command, directory, directory / _LOG)
-    while True:
+    for _ in _looks(deadline):
         job = jobs.find(submission_id)
         if job is None:
             raise EngineError(f"Ray {jobs.url}: lost the job {submission_id}; was the head started anew just now?")
         if not job.is_active:
             return job
-        if time.monotonic() >= deadline:
-            with suppress(EngineError):
-                jobs.stop(submission_id)
-            return job
+    assert job
+    with suppress(EngineError):
+        jobs.stop(submission_id)
+    return job
+
+
+def _looks(deadline: float) -> Iterator[None]:
+    """One at least, the others at intervals until the deadline."""
+    yield
+    while time.monotonic() < deadline:
         time.sleep(_POLL_S)
+        yield
 
 
 def _report(job: Job, log_file: Path) -> _Report | None:
     """From the log on the mount, which its writer may end a little later; else from what Ray says."""
-    deadline = time.monotonic() + (_LOG_WITHIN_S if log_file.exists() else 0.0)
-    while True:
+    for _ in _looks(time.monotonic() + (_LOG_WITHIN_S if log_file.exists() else 0.0)):
         text = log_file.read_text(encoding="utf-8", errors="replace") if log_file.exists() else ""
         for line in reversed([*(job.message or "").splitlines(), *text.splitlines()]):
             if line.startswith(cluster_node_script.MARK):
                 with suppress(ValidationError):
                     return _Report.model_validate_json(line.removeprefix(cluster_node_script.MARK))
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(_POLL_S)
+    return None
 
 
 def _why_no_report(profile: Profile, job: Job) -> str:
@@ -175,14 +180,11 @@ def _mount(report: _Report, token: str, folders: dict[str, Path], where: str) ->
 
 def _is_seen(file: Path, token: str) -> bool:
     """A mount may take a moment."""
-    deadline = time.monotonic() + _SEEN_WITHIN_S
-    while True:
+    for _ in _looks(time.monotonic() + _SEEN_WITHIN_S):
         with suppress(OSError):
             if file.read_text(encoding="ascii") == token:
                 return True
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_POLL_S)
+    return False
 
 
 def _nodes(profile: Profile, report: _Report) -> Check:

@@ -14,8 +14,7 @@ import httpx2
 
 from qinglan.config import EMBEDDED, FlowName, Profile, uses_proxy
 from qinglan.errors import ConfigError
-from qinglan.ops.checks import Check
-from qinglan.ops.doctor.parallel import run_in_thread
+from qinglan.ops.checks import Check, run_in_thread
 from qinglan.ops.prefect.server import find_server
 from qinglan.ops.preflight import further_teachers
 

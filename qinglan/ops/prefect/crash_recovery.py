@@ -1,6 +1,6 @@
 """Crash recovery: finds flow runs whose process is dead, marks them as crashed, and lets crashed runs go on.
 
-Prefect's automations do this while its server runs (`automations/plan.py`). But their timers are lost when the server
+Prefect's automations do this while its server runs (`automations.py`). But their timers are lost when the server
 stops, as in a power cut. Therefore every flow that starts, and `qinglan up`, look for such runs as well. A run is dead
 if its events have stopped, or if no process belongs to it on the machine of its workers.
 """
@@ -15,7 +15,7 @@ import psutil
 from qinglan.config import EMBEDDED, Profile, load_profile
 from qinglan.errors import QinglanError, first_line
 from qinglan.ops.prefect.api import TAG, call, pages
-from qinglan.ops.prefect.automations.plan import GOES_ON
+from qinglan.ops.prefect.automations import GOES_ON
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.processes import Say
 from qinglan.training.engines.ray_jobs import stop_jobs_of

@@ -1,8 +1,6 @@
 """Work pools, deployments and automations on the Prefect server that this site uses: `qinglan deploy`, and `up`."""
 
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -12,7 +10,7 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError, first_line
 from qinglan.ops.prefect.api import call
 from qinglan.ops.prefect.automations import apply_automations, webhook_address
-from qinglan.ops.prefect.schedules import as_switched, read_deployments
+from qinglan.ops.prefect.deployments import as_switched, read_deployments
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.launcher import Command, launch
 from qinglan.runs.processes import Say
@@ -32,13 +30,14 @@ def deploy_site(profile: Profile, say: Say) -> None:
         raise ConfigError("no Prefect server is known here; set PREFECT_API_URL, or start one with `qinglan up`")
     webhook_address(profile)  # a mistake there shows before anything is changed
     # Prefect finds a server of the user's own by itself, with the key that it wants.
-    deploy = partial(deploy_command, env={"PREFECT_API_URL": server.api_url} if server.is_of_up else {})
+    env = {"PREFECT_API_URL": server.api_url} if server.is_of_up else {}
     try:
         with server.client() as api:
-            for pool in pools_of(prefect_file):
+            deployments = read_deployments(prefect_file)["deployments"]
+            for pool in sorted({each["work_pool"]["name"] for each in deployments}):
                 if make_pool(api, pool):
                     say(f"work pool made: {pool}")
-            for line in register(api, deploy, prefect_file, profile, say) or ["automations are up to date"]:
+            for line in register(api, env, prefect_file, profile, say) or ["automations are up to date"]:
                 say(line)
     except httpx2.HTTPError as error:
         raise ConfigError(
@@ -47,16 +46,15 @@ def deploy_site(profile: Profile, say: Say) -> None:
         ) from error
 
 
-def register(
-    api: httpx2.Client, deploy: Callable[[Path], Command], prefect_file: Path, profile: Profile, say: Say
-) -> list[str]:
+def register(api: httpx2.Client, env: dict[str, str], prefect_file: Path, profile: Profile, say: Say) -> list[str]:
     """Deploy, and make the automations; what was done to those, by line.
 
-    Paused deployments stay paused, and schedules stay as users have switched them. `deploy` makes the command that
-    deploys a file.
+    Paused deployments stay paused, and schedules stay as users have switched them. `env` is what `prefect deploy` needs
+    to find the server.
     """
+    log = profile.paths.state.resolve() / "logs" / "deploy.log"
     with as_switched(api, prefect_file, say) as switched:
-        launch(deploy(switched), name="prefect deploy", log=profile.paths.state.resolve() / "logs" / "deploy.log")
+        launch(deploy_command(switched, env), name="prefect deploy", log=log)
     say(f"deployed {DEPLOYMENTS} to {str(api.base_url).rstrip('/')}")
     return apply_automations(api, profile)
 
@@ -67,10 +65,6 @@ def find_deployments() -> Path:
         if (candidate := folder / DEPLOYMENTS).is_file():
             return candidate
     raise ConfigError(f"{DEPLOYMENTS}: no such file; run it in Qinglan's folder")
-
-
-def pools_of(prefect_file: Path) -> list[str]:
-    return sorted({each["work_pool"]["name"] for each in read_deployments(prefect_file)["deployments"]})
 
 
 def make_pool(api: httpx2.Client, name: str) -> bool:

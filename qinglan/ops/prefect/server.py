@@ -59,7 +59,8 @@ class PrefectServer:
 
     def is_at(self, url: str | None) -> bool:
         """Is that its address? `localhost` and 127.0.0.1 are the same."""
-        return url is not None and _plain(self.shown_url) == _plain(url)
+        here, there = (each.rstrip("/").replace("//localhost:", "//127.0.0.1:") for each in (self.shown_url, url or ""))
+        return here == there
 
     @property
     def is_of_up(self) -> bool:
@@ -68,21 +69,18 @@ class PrefectServer:
 
     def client(self, *, timeout_s: float = _TIMEOUT_S) -> RetryingClient:
         """For requests below the API's address; its errors name that as `shown_url` does."""
+        parts = urlsplit(self.api_url)
+        login = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
+        if self.auth_string:
+            user, _, password = self.auth_string.partition(":")
+            login = user, password
         return RetryingClient(
             base_url=self.shown_url,
             headers={"authorization": f"Bearer {self.key}"} if self.key else {},
-            auth=self._login,
+            auth=login,
             timeout=timeout_s,
             trust_env=uses_proxy(self.api_url),
         )
-
-    @property
-    def _login(self) -> tuple[str, str] | None:
-        if self.auth_string:
-            user, _, password = self.auth_string.partition(":")
-            return user, password
-        parts = urlsplit(self.api_url)
-        return (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
 
 
 def find_server(state: Path) -> PrefectServer | None:
@@ -113,10 +111,6 @@ def server_at(shown_url: str, state: Path) -> PrefectServer:
     return known if known and known.is_at(shown_url) else PrefectServer(shown_url, "the run itself")
 
 
-def _plain(url: str) -> str:
-    return url.rstrip("/").replace("//localhost:", "//127.0.0.1:")
-
-
 def without_login(address: str) -> str:
     """The address without the name and password that may stand in it."""
     parts = urlsplit(address)
@@ -135,11 +129,7 @@ def announced_url(state: Path) -> str | None:
 
 
 def _prefect_settings() -> tuple[str | None, str | None, str | None]:
-    """The address, key and login that Prefect would use in this folder and environment.
-
-    Raises:
-        ConfigError: Prefect can't read its settings.
-    """
+    """The address, key and login that Prefect would use in this folder and environment."""
     variables = {name: value for name, value in os.environ.items() if name.startswith("PREFECT_") and value.strip()}
     if _has_settings_file():
         return _ask_prefect(Path.cwd(), tuple(sorted(variables.items())))
@@ -164,11 +154,7 @@ def _has_settings_file() -> bool:
 
 @cache
 def _ask_prefect(folder: Path, variables: tuple[tuple[str, str], ...]) -> tuple[str | None, str | None, str | None]:
-    """In a process of its own: Prefect reads its settings when it is imported, and the address may be set after that.
-
-    Args:
-        folder: the working folder, which with `variables` tells one answer from another.
-    """
+    """In a process of its own: Prefect reads its settings when it is imported, and the address may be set later."""
     argv = [sys.executable, "-P", "-c", _PRINT_SETTINGS]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | dict(variables)
     by_hand = "try `prefect config view` by hand"

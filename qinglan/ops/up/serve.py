@@ -19,7 +19,7 @@ from qinglan.errors import ConfigError, EngineError, first_line
 from qinglan.ops.prefect.api import call
 from qinglan.ops.prefect.automations import webhook_address
 from qinglan.ops.prefect.crash_recovery import crash_interrupted, crash_retries_on, requeue_crashed, stop_cancelled
-from qinglan.ops.prefect.deploy import deploy_command, find_deployments, make_pool, register
+from qinglan.ops.prefect.deploy import find_deployments, make_pool, register
 from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, find_server
 from qinglan.ops.up.lock import only_one
 from qinglan.ops.up.site import WORK_POOLS, Site, is_tracked_elsewhere, worker_name
@@ -100,8 +100,7 @@ class _LocalSite:
         server_file.write_text(self.site.api_url, encoding="utf-8")
         try:
             with self._workers():
-                deploy = partial(deploy_command, env=self.site.prefect_env)
-                register(self.api, deploy, prefect_file, self.profile, self.say)
+                register(self.api, self.site.prefect_env, prefect_file, self.profile, self.say)
                 if mlflow:
                     self.processes.wait_for("MLflow's server", f"{self.site.mlflow_url}/health")
                 for simulator in simulated:

@@ -3,28 +3,35 @@
 `plan_profile_checks` lists the checks, for `qinglan doctor` too; `require` raises the first problem before a run.
 """
 
+import difflib
 import importlib.util
+import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Literal, get_args
 
+import httpx2
+
+from qinglan.clients.contract import probe_rag
+from qinglan.clients.openai_protocol import capability_of
 from qinglan.clients.roles import ChatRole, endpoint_of
-from qinglan.config import EMBEDDED, Endpoint, FlowName, Profile, uses_proxy
+from qinglan.config import EMBEDDED, Endpoint, FlowName, Profile, require_secret, uses_proxy
 from qinglan.data.sources.database import check_database
 from qinglan.data.sources.files import list_files
 from qinglan.data.workbook import read_rows
-from qinglan.errors import ConfigError, WorkbookError
+from qinglan.errors import ConfigError, QinglanError, WorkbookError
 from qinglan.evaluation.red_team import cases_of
 from qinglan.ledger import ledger_url, open_ledger
 from qinglan.ops.checks import Check, PlannedCheck, run_check
-from qinglan.ops.preflight.services import check_chat, check_rag, reach
 from qinglan.recipes import Recipe, get_recipe
 from qinglan.recipes.kinds.distillation import require_teacher_alone
 from qinglan.rows import HINTS, RowCounts
-from qinglan.simulators.domains import domain_for
+from qinglan.simulators.domains import domain_for, domain_of_model
+from qinglan.simulators.retriever import load_documents
 from qinglan.training.engines.ray_jobs import RayJobs, UnreachableError
 
 PROFILE = "The profile"
@@ -40,6 +47,9 @@ import importlib.util, sys
 print("missing:", *(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
 """
 _RUN_WITHIN_S = 60.0
+_PROBED_ROWS = 200
+_TIMEOUT_S = 10.0
+_SHOWN_MODELS = 8
 START_RAY = "start the cluster (`ray start --head`), or correct trainer.ray_dashboard_url"
 
 
@@ -54,7 +64,7 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
     """The checks of a flow's profile and services; none depends on another one's result."""
     trains, sql = flow in TRAINING_FLOWS, profile.data.sql
     known = run_check("recipe", profile.recipe, lambda: _recipe(profile))
-    yield PlannedCheck(PROFILE, known.name, known.detail, lambda: [known])
+    yield PlannedCheck(PROFILE, known.name, known.detail, lambda: known)
     if known.problem:  # the recipe decides about all the others
         return
     if flow in TEACHER_FLOWS:
@@ -64,20 +74,20 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
         try:
             endpoint = endpoint_of(profile, role)
         except ConfigError as error:
-            yield PlannedCheck(PROFILE, role, "none", partial(list, [Check(role, "none", str(error))]))
+            yield PlannedCheck(PROFILE, role, "none", partial(Check, role, "none", str(error)))
         else:
-            yield _planned(role, f"{endpoint.model} at {endpoint.base_url}", partial(check_chat, role, endpoint))
+            yield _planned(role, f"{endpoint.model} at {endpoint.base_url}", partial(_check_chat, role, endpoint))
     if trains and (local := profile.judge.local):
         yield _planned("local judge", local.model, lambda: _local_judge(profile), "slow")
     if flow == "compare":
         yield _planned("compare", ", ".join(profile.compare.teachers) or "no teacher", lambda: _rivals(profile))
     for setting, endpoint in further_teachers(profile, flow).items():
-        yield _planned(setting, f"{endpoint.model} at {endpoint.base_url}", partial(check_chat, setting, endpoint))
+        yield _planned(setting, f"{endpoint.model} at {endpoint.base_url}", partial(_check_chat, setting, endpoint))
     if flow in ENGINE_FLOWS:
         yield _planned("red team", profile.evaluate.red_team or "built-in cases", lambda: _red_team(profile))
         yield _planned("champion", profile.model_name, lambda: _champion(profile), "slow")
     if flow != "release" and "rag" in get_recipe(profile.recipe).graders:  # release only reads what was evaluated
-        yield PlannedCheck(PROFILE, "rag", profile.rag.url, lambda: [check_rag(profile)], "slow")
+        yield PlannedCheck(PROFILE, "rag", profile.rag.url, lambda: _check_rag(profile), "slow")
     variable = profile.ledger.url_env
     where = f"the database that {variable} names" if variable else str(profile.paths.state / "ledger.db")
     yield _planned("ledger", where, lambda: _ledger(profile, trains=trains))
@@ -97,7 +107,7 @@ def plan_profile_checks(profile: Profile, flow: FlowName = "pipeline") -> Iterat
 def _planned(
     name: str, detail: str, find_problem: Callable[[], str | None], time_limit: Literal["quick", "slow"] = "quick"
 ) -> PlannedCheck:
-    return PlannedCheck(PROFILE, name, detail, lambda: [run_check(name, detail, find_problem)], time_limit)
+    return PlannedCheck(PROFILE, name, detail, partial(run_check, name, detail, find_problem), time_limit)
 
 
 def require(profile: Profile, flow: FlowName) -> None:
@@ -173,8 +183,92 @@ def _workbook(profile: Profile) -> str | None:
 def _rivals(profile: Profile) -> None:
     _let_teachers_answer(get_recipe(profile.recipe), "compare")
     if not profile.compare.teachers:
-        hint = "add one: {name: {base_url: …, model: …}}"
-        raise ConfigError(f"compare.teachers: names no teacher to compare with; {hint}")
+        raise ConfigError(
+            "compare.teachers: names no teacher to compare with; add one: {name: {base_url: …, model: …}}"
+        )
+
+
+def _check_chat(role: str, endpoint: Endpoint) -> str | None:
+    """Ask a chat service for its models, which is free of charge; a note where that shows little."""
+    if endpoint.reasoning_effort and capability_of(endpoint.model).reasoning_effort is False:
+        raise ConfigError(f"{role}.reasoning_effort: {endpoint.model} takes none and would refuse; remove it")
+    if endpoint.base_url == EMBEDDED:
+        try:
+            domain_of_model(endpoint.model)
+        except ConfigError as error:
+            raise ConfigError(f"{role}.model: {error}") from error
+        return None
+    key = require_secret(endpoint.api_key_env, f"{role} {endpoint.model}")
+    headers = {"authorization": f"Bearer {key}"}
+    response = _get(f"{role}.base_url", endpoint.base_url, "/models", headers)
+    if response.status_code in (401, 403):
+        variable = endpoint.api_key_env or f"{role}.api_key_env (not set)"
+        refusal = f"refuses the key (HTTP {response.status_code})"
+        raise ConfigError(f"{role} {endpoint.base_url}: {refusal}; check {variable}")
+    if response.status_code >= 500:
+        raise ConfigError(f"{role} {endpoint.base_url}: answers HTTP {response.status_code}; is the service up?")
+    if response.status_code != 200:
+        return f"the model is not checked: GET /models answers HTTP {response.status_code}"
+    # Only a note: aliases and deployments are served by some under names that they don't list.
+    try:
+        listed = [str(entry["id"]) for entry in json.loads(response.content)["data"]]
+    except (ValueError, TypeError, KeyError):
+        listed = []
+    if not listed:
+        return "the model is not checked: the service lists none"
+    if endpoint.model in listed:
+        return None
+    near = difflib.get_close_matches(endpoint.model, listed, n=_SHOWN_MODELS, cutoff=0.4) or listed[:_SHOWN_MODELS]
+    return f"the service does not list this model; it has {', '.join(near)}{', …' if len(near) < len(listed) else ''}"
+
+
+def _check_rag(profile: Profile) -> Check:
+    """Ask it three or four times, or read the simulator's documents."""
+    rag = profile.rag
+    if rag.url == EMBEDDED:
+        return run_check("rag", rag.url, lambda: _knowledge_base(profile))
+    try:
+        about_rewrite, *others = findings = probe_rag(rag, profile.tenant.id, _questions(profile))
+    except QinglanError as error:
+        return Check("rag", rag.url, str(error))
+    if about_rewrite.kind == "ignored":  # the run would measure nothing, so it must not start
+        return Check("rag", rag.url, f"rag {rag.url}: {about_rewrite.text}")
+    if about_rewrite.kind != "honoured":
+        return Check("rag", rag.url, note="; ".join(finding.text for finding in findings))
+    notes = "; ".join(finding.text for finding in others)
+    return Check("rag", f"{rag.url} ({about_rewrite.text})", note=notes or None)
+
+
+def _knowledge_base(profile: Profile) -> None:
+    rag = profile.rag
+    if rag.knowledge_base == EMBEDDED:
+        domain_for(profile, "rag.knowledge_base")
+        return
+    if not Path(rag.knowledge_base).is_file():
+        raise ConfigError(f"rag.knowledge_base: {rag.knowledge_base}: no such file; give a JSONL file")
+    load_documents(Path(rag.knowledge_base))
+
+
+def _questions(profile: Profile) -> list[str]:
+    """Questions to probe the RAG with: none of the built-in sample, a database, or a workbook that can't be read."""
+    data = profile.data
+    if data.workbook == EMBEDDED or data.sql is not None:
+        return []
+    try:
+        rows = read_rows(Path(data.workbook), data, profile.tenant, inputs=get_recipe(profile.recipe).INPUTS)
+        return [row.query for row in islice(rows, _PROBED_ROWS) if row.status == "ok"]
+    except WorkbookError:
+        return []
+
+
+def _get(setting: str, url: str, path: str, headers: dict[str, str] | None = None) -> httpx2.Response:
+    try:
+        with httpx2.Client(timeout=_TIMEOUT_S, trust_env=uses_proxy(url)) as http:
+            return http.get(f"{url.rstrip('/')}{path}", headers=headers)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise ConfigError(
+            f"{setting} can't be reached: {str(error) or type(error).__name__}; is it up, is the address right?"
+        ) from error
 
 
 def _red_team(profile: Profile) -> None:
@@ -187,7 +281,7 @@ def _champion(profile: Profile) -> str | None:
     if uri.startswith(_SQLITE) and not Path(uri.removeprefix(_SQLITE)).is_file():
         return None  # MLflow would make the database
     if uri.startswith("http"):
-        reach("tracking", "uri", uri, lambda http: http.get(f"{uri.rstrip('/')}/health"))  # MLflow retries for minutes
+        _get("tracking.uri", uri, "/health")  # MLflow retries for minutes
     from qinglan.serving.registry import registry_of  # it needs MLflow, a second
 
     registry_of(profile).read_champion()

@@ -11,8 +11,7 @@ from qinglan.rows import ArmName, ArmRow, Row
 from qinglan.runs.artifacts import Artifact, StageResult, read_jsonl, write_json
 from qinglan.runs.run import Run
 from qinglan.serving.registry import rival_of
-from qinglan.serving.registry.approval import decided_by
-from qinglan.serving.registry.approval_workbook import rows_to_review, write_approval_workbook
+from qinglan.serving.registry.approval import decided_by, rows_to_review, write_approval_workbook
 from qinglan.serving.registry.candidates import (
     alarms_of,
     beside_champion,

@@ -22,8 +22,7 @@ from qinglan.rows import Row, hash_fraction
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.schema_version import dump_record, read_record
 from qinglan.serving.canary import CanaryCounts, Judgement, judge
-from qinglan.serving.model_client import ModelClient
-from qinglan.serving.request_handler import ServedAnswer, describe_without_text
+from qinglan.serving.request_handler import ModelClient, ServedAnswer, describe_without_text
 from qinglan.serving.routes import Routes, RouteTable
 
 STATE_FILE, VERDICT_FILE = "canary.json", "verdict.json"

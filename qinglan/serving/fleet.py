@@ -15,8 +15,6 @@ from qinglan.serving.server_process import ServerProcess
 START_WITHIN_S = 1800.0
 
 Place = list[str]
-
-
 CommandOf = Callable[[Path, Backend, int, Place], Command]
 
 
@@ -36,7 +34,7 @@ class _Failures(RestartBackoff):
 
 @dataclass
 class Fleet:
-    """Keeps the servers of the wanted models up. `close` it before its processes end."""
+    """Keeps the servers of the wanted models up. Shut its pool down before its processes end."""
 
     processes: Processes
     command_of: CommandOf
@@ -48,7 +46,7 @@ class Fleet:
     clock: Callable[[], float] = time.monotonic
     _servers: dict[str, _ModelServer] = field(default_factory=dict)
     _failures: dict[str, _Failures] = field(default_factory=dict)
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "probe"))
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "probe"))
 
     def step(self, wanted: Sequence[Released], routed: Sequence[str]) -> None:
         """One step towards the wanted models, the most important first; `routed` versions are not ended."""
@@ -76,9 +74,6 @@ class Fleet:
         found = self._failures.get(version)
         return found.failures if found else 0
 
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
     def _start(self, model: Released, wanted: Sequence[Released], routed: Sequence[str]) -> None:
         place = self._place(model, wanted, routed)
         if place is None and self.places is not None:
@@ -96,7 +91,7 @@ class Fleet:
             f"model_{model.version}",
             self.command_of(model.folder, backend, port, gpus),
             lambda: self.probe(backend),
-            self._pool,
+            self.pool,
             START_WITHIN_S,
             self.clock,
         )

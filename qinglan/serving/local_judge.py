@@ -18,10 +18,9 @@ from qinglan.recipes import get_recipe, recipe_key
 from qinglan.recipes._verdicts import verdict_recipe
 from qinglan.runs.processes import Processes, Say, free_port
 from qinglan.runs.run import Run
-from qinglan.serving.model_server import serve_command
 from qinglan.serving.registry import Released, prompt_digest, registry_of
 from qinglan.serving.routes import Backend
-from qinglan.serving.server_process import chat_probe
+from qinglan.serving.server_process import chat_probe, serve_command
 
 ROLE = "judge.local"
 """In the ledger, and in messages about its calls."""

@@ -62,29 +62,21 @@ _KINDS = (
 
 def redact(text: str) -> str:
     text = text[:_LONGEST]
-    plain = _plain(text)
-    if "@" not in plain and sum(map(str.isdigit, plain)) < 10:
-        return text
     for kind in _KINDS:
-        if kind.placeholder == "[邮箱]" and "@" not in plain:
-            continue
-        text = _replaced(text, plain, kind)
-        plain = _plain(text)
+        # Full-width signs and foreign digits as ASCII, one for one, so that places in both texts are the same.
+        plain = text if text.isascii() else "".join(map(_plain_sign, text))
+        if "@" not in plain:
+            if sum(map(str.isdigit, plain)) < 10:
+                return text  # no number of a person has fewer
+            if kind.placeholder == "[邮箱]":
+                continue
+        parts, end = [], 0
+        for match in kind.pattern.finditer(plain):
+            if kind.is_one(match.group()):
+                parts += [text[end : match.start()], kind.placeholder]
+                end = match.end()
+        text = "".join([*parts, text[end:]])
     return text
-
-
-def _replaced(text: str, plain: str, kind: _Kind) -> str:
-    parts, end = [], 0
-    for match in kind.pattern.finditer(plain):
-        if kind.is_one(match.group()):
-            parts += [text[end : match.start()], kind.placeholder]
-            end = match.end()
-    return "".join([*parts, text[end:]])
-
-
-def _plain(text: str) -> str:
-    """Full-width signs and foreign digits as ASCII, one for one, so that places in both texts are the same."""
-    return text if text.isascii() else "".join(map(_plain_sign, text))
 
 
 def _plain_sign(sign: str) -> str:

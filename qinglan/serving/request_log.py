@@ -1,30 +1,40 @@
 """Logs live questions as a workbook for the next night: after consent and redaction, into one file a day.
 
-A thread writes; where it can't keep up, lines are lost and counted, and no answer ever waits.
+A thread writes; where it can't keep up, lines are lost and counted, and no answer ever waits. A day's lines go to
+`<day>.jsonl.partial`, which gets its final name when its day or its process ends, so that others read whole files only;
+the next process finishes what a killed one left, whose lock is free. A second file of a day is `<day>.2.jsonl`.
 """
 
+import fcntl
+import json
 import logging
+import os
 import queue
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from qinglan.config import Profile
 from qinglan.data.sources.records import InputColumns, input_field
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe, identifying
 from qinglan.rows import Row, normalise, row_id
-from qinglan.serving.day_file import DayFile, finish_leftovers, remove_older
 from qinglan.serving.redaction import redact
 from qinglan.serving.request_handler import ServedAnswer, describe_without_text
 
 CONSENT_HEADER = "x-log-consent"
-DETAILS = "qinglan"
-"""The key beside the workbook's columns: time, version, source, reason, the model's answer."""
+MOST_A_DAY = 1_000_000
+"""Questions in a day's files; their ids are kept in memory, some 100 MB at most."""
+Outcome = Literal["written", "duplicate", "day_full"]
 
+_PARTIAL = ".partial"
+_NAME = re.compile(r"(\d{4}-\d{2}-\d{2})(\.\d+)?\.jsonl(\.partial)?")
 _MOST_WAITING = 10_000
 _TICK_S = 0.5
 _LOG = logging.getLogger(__name__)
@@ -88,7 +98,7 @@ class RequestLogWriter:
                 continue
             if entry is None:
                 break
-            if self._attempt(lambda entry=entry: self._write(*entry)):  # type: ignore[misc]
+            if self._attempt(partial(self._write, *entry)):
                 self.is_failing = False
             else:
                 self.outcomes["failed"] += 1
@@ -110,13 +120,16 @@ class RequestLogWriter:
         finish_leftovers(self._folder)
         self._prepared = True
 
-    def _todays_file(self) -> DayFile:
+    def _todays_file(self) -> "DayFile":
         if not self._prepared:
             self._prepare()
         today = self._today()
         if self._day is None or self._day.day != today:
             self._finish()
-            remove_older(self._folder, today - timedelta(days=self._config.keep_days))
+            oldest = (today - timedelta(days=self._config.keep_days)).isoformat()
+            for path in _files(self._folder):
+                if path.name < oldest:
+                    path.unlink(missing_ok=True)
             self._day = DayFile(self._folder, today)
         return self._day
 
@@ -130,8 +143,11 @@ class RequestLogWriter:
         texts = {name: clean(getattr(question, name)) for name in ("query", "profile", "history")}
         inputs = {name: clean(text) for name, text in question.inputs.items()}
         cells = texts | {input_field(name): text for name, text in inputs.items()}
+        # By the redacted text: two questions that differ in a phone number only are one.
+        identity = row_id(question.tenant, **texts, inputs=identifying(inputs, self._inputs))
         record: dict[str, Any] = {self._columns[field]: text for field, text in cells.items()}
-        record[DETAILS] = {
+        record["qinglan"] = {  # beside the workbook's columns
+            "row_id": identity,
             "at": datetime.fromtimestamp(served.at, UTC).isoformat(timespec="seconds"),
             "role": served.role,
             "version": served.version,
@@ -139,6 +155,98 @@ class RequestLogWriter:
             "reason": served.reason,
             "answer": clean(served.answer) if served.answer else None,
         }
-        # By the redacted text: two questions that differ in a phone number only are one.
-        identity = row_id(question.tenant, **texts, inputs=identifying(inputs, self._inputs))
-        self.outcomes[self._todays_file().add(identity, record, DETAILS)] += 1
+        self.outcomes[self._todays_file().add(identity, record)] += 1
+
+
+class DayFile:
+    """What one process writes on one day. Every question once, also those in the day's earlier files."""
+
+    def __init__(self, folder: Path, day: date) -> None:
+        self._folder, self.day = folder, day
+        self._seen: set[int] = set()
+        for path in _files(folder, day):
+            with path.open("rb") as stream:
+                found = (re.search(rb'"row_id": "([0-9a-f]{16})"', line) for line in stream)  # others' lines have none
+                self._seen.update(int(match.group(1), 16) for match in found if match)
+        self._path: Path | None = None
+        self._file, self._size = -1, 0
+
+    def add(self, identity: str, record: dict[str, Any]) -> Outcome:
+        """Write a record that holds this id, unless the day has that question already.
+
+        Raises `OSError` where it can't; the file is as it was before.
+        """
+        number = int(identity, 16)
+        if number in self._seen:
+            return "duplicate"
+        if len(self._seen) >= MOST_A_DAY:
+            return "day_full"
+        self._append(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        self._seen.add(number)
+        return "written"
+
+    def finish(self) -> None:
+        if self._path is None:
+            return
+        if self._size:
+            self._path.rename(self._path.with_suffix(""))
+        else:
+            self._path.unlink(missing_ok=True)
+        os.close(self._file)
+        self._path = None
+
+    def _append(self, line: bytes) -> None:
+        if self._path is None:
+            self._open()
+        if os.write(self._file, line) != len(line):  # the disk is full: half a line would spoil the next one
+            os.ftruncate(self._file, self._size)
+            raise OSError(28, os.strerror(28))
+        self._size += len(line)
+
+    def _open(self) -> None:
+        number = 1
+        while True:
+            name = f"{self.day}.jsonl" if number == 1 else f"{self.day}.{number}.jsonl"
+            path = self._folder / (name + _PARTIAL)
+            number += 1
+            if (self._folder / name).exists():
+                continue
+            with suppress(FileExistsError):
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+                if (self._folder / name).exists():  # its writer ended between the two checks
+                    path.unlink()
+                    os.close(self._file)
+                    continue
+                self._path, self._size = path, 0
+                return
+
+
+def finish_leftovers(folder: Path) -> None:
+    """Finish the files of processes that were killed; half a line at the end is cut off."""
+    for path in _files(folder):
+        with suppress(FileNotFoundError):  # its process, or another one that starts, has just finished it
+            if path.name.endswith(_PARTIAL):
+                _finish_leftover(path)
+
+
+def _finish_leftover(path: Path) -> None:
+    # An empty one may be another process's that has not got its lock yet.
+    if not path.stat().st_size:
+        return
+    with path.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        whole = path.read_bytes().rfind(b"\n") + 1
+        file.truncate(whole)
+        if whole:
+            path.rename(path.with_suffix(""))
+        else:
+            path.unlink()
+
+
+def _files(folder: Path, day: date | None = None) -> list[Path]:
+    found = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    return [path for path in found if day is None or path.name.startswith(day.isoformat())]

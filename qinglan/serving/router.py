@@ -1,28 +1,355 @@
 """The router as a process of its own: `python -m qinglan.serving.router --profile NAME --routes FILE`.
 
-The first line on standard output is the address. It imports neither an engine nor Prefect nor MLflow.
+The first line on standard output is the address. It serves OpenAI's chat completions, health, and metrics for
+Prometheus, which never hold a text, and imports neither an engine nor Prefect nor MLflow.
+
+A question is answered with HTTP 200 and a text, where the recipe has a fallback for a model that fails. Where it has
+none, a failure is an HTTP 503 that says why. Other errors are for requests that hold no question.
 """
 
 import argparse
+import asyncio
 import gc
+import hmac
+import json
 import logging
 import math
 import socket
 import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+from pydantic import Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
-from qinglan.config import load_profile
+from qinglan.clients.openai_protocol import ChatRequest, completion_body, error_body, first_problem, model_list
+from qinglan.config import Profile, load_profile, require_secret
+from qinglan.data.sources.records import without_illegal
 from qinglan.errors import ConfigError, QinglanError
-from qinglan.serving.canary_observer import canary_observer_of
-from qinglan.serving.router_app import create_app
+from qinglan.recipes import Input, get_recipe, identifying
+from qinglan.rows import Row, row_id
+from qinglan.serving.canary_observer import CanaryObserver, canary_observer_of
+from qinglan.serving.request_handler import (
+    UNFIT,
+    EventLoopLag,
+    ModelClient,
+    RequestHandler,
+    ServedAnswer,
+    Source,
+    describe_without_text,
+)
+from qinglan.serving.request_log import CONSENT_HEADER, RequestLogWriter
+from qinglan.serving.routes import Backend, RouteTable
 
+BODY_WITHIN_S = 10.0
+"""For a request's body to come in."""
+CHAMPION = "champion"
+"""Model name that always means the one in service."""
+_LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0)
+_PREFIX = "qinglan_router"
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 _LAST_ANSWERS_S = 2
 """After the deadline of the last request that came in."""
 _LOG = logging.getLogger(__name__)
+
+
+class RefusedError(Exception):
+    """A request that can't be answered, with its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RouterRequest(ChatRequest):
+    model: str = CHAMPION
+    profile: str | None = None
+    """What is known of the user (`extra_body` of the openai client)."""
+    history: str | None = None
+    """A summary of what was said before."""
+    inputs: dict[str, str] = Field(default_factory=dict)
+    """What else the recipe needs, by `Input.name`."""
+
+    def question(self, tenant: str, inputs: Sequence[Input]) -> Row:
+        """The last user message with the recipe's inputs, as a row like those of the training, without its labels."""
+        query, profile, history = (
+            without_illegal(text or "").strip() for text in (self.last_user_text, self.profile, self.history)
+        )
+        if not query:
+            raise RefusedError(400, "messages: there is no user message with text; the last one is the question")
+        given = {name: text for name, value in self.inputs.items() if (text := without_illegal(value).strip())}
+        known = {each.name for each in inputs}
+        if unknown := [name for name in given if name not in known]:
+            names = ", ".join(sorted(known)) or "none"
+            raise RefusedError(400, f"inputs: there is no `{unknown[0]}` here, but {names}")
+        if missing := [each for each in inputs if each.is_asked and each.name not in given]:
+            raise RefusedError(400, f"inputs.{missing[0].name}: is missing or empty; it is part of what is asked")
+        return Row(
+            id=row_id(tenant, query, profile, history, identifying(given, inputs)),
+            tenant=tenant,
+            query=query,
+            profile=profile,
+            history=history,
+            inputs=given,
+            source="router",
+        )
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._answers = Counter(
+            f"{_PREFIX}_answers", "Answered requests", ("role", "version", "source", "reason"), registry=self.registry
+        )
+        self._latency = Histogram(
+            f"{_PREFIX}_latency_seconds", "From a request's arrival to its answer", ("role", "source"),
+            buckets=_LATENCY_BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+        self.refused = Counter(
+            f"{_PREFIX}_refused", "Requests with an HTTP error for an answer", ("status",), registry=self.registry
+        )
+        ProcessCollector(registry=self.registry)
+
+    def answered(self, served: ServedAnswer) -> None:
+        self._answers.labels(served.role, served.version, served.source, served.reason).inc()
+        self._latency.labels(served.role, served.source).observe(served.latency_ms / 1000)
+
+
+@dataclass(eq=False)
+class LogLines(Collector):
+    outcomes: Mapping[str, int]
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(f"{_PREFIX}_log_lines", "Lines for the request log", labels=["outcome"])
+        for outcome, lines in sorted(dict(self.outcomes).items()):
+            family.add_metric([outcome], lines)
+        yield family
+
+
+def create_app(
+    profile: Profile, routes: Path, observer: CanaryObserver | None = None, *, restarted: bool = False
+) -> Starlette:
+    """The service for one tenant, with the models that the file `routes` names.
+
+    If it is `restarted`, a request log's folder that can't be used any more costs lines, not answers.
+    """
+    service = _Service(profile, routes, observer, restarted)
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", service.complete, methods=["POST"]),
+            Route("/v1/models", service.models),
+            Route("/health", service.health),
+            Route("/metrics", service.metrics),
+        ],
+        exception_handlers={RefusedError: service.refuse},
+        lifespan=service.lifespan,
+    )
+
+
+class _Service:
+    _handler: RequestHandler
+    """From the lifespan's start."""
+
+    def __init__(self, profile: Profile, routes: Path, observer: CanaryObserver | None, restarted: bool) -> None:
+        self._profile, self._config, self._observer = profile, profile.serve, observer
+        self._recipe = get_recipe(profile.recipe)
+        self._names = (profile.model_name, CHAMPION)
+        variable = self._config.api_key_env
+        self._key = require_secret(variable, "serve.api_key_env").encode() if variable else None
+        self._table, self._metrics = RouteTable(routes), Metrics()
+        self._log: RequestLogWriter | None = None
+        if (folder := self._config.request_log.folder) and self._config.request_log.consent != "none":
+            self._log = RequestLogWriter(Path(folder), profile, must_work=not restarted)
+            self._metrics.registry.register(LogLines(self._log.outcomes))
+
+    @asynccontextmanager
+    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        models, lag = ModelClient(self._profile), EventLoopLag()
+        self._handler = RequestHandler(self._config, self._table, models, lag.lag_s)
+        self._add_gauges()
+        tasks = [asyncio.create_task(lag.run())]
+        if self._observer:
+            tasks.append(asyncio.create_task(_observe(self._observer, self._table, models)))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await models.close()
+            if self._log:
+                await asyncio.to_thread(self._log.close)
+
+    async def complete(self, http: Request) -> Response:
+        arrived = time.perf_counter()
+        self._authorise(http)
+        try:
+            request = RouterRequest.model_validate_json(await self._body(http))
+        except ValidationError as error:
+            raise RefusedError(400, first_problem(error)) from None
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        if request.model not in self._names:
+            known = " and ".join(self._names)
+            raise RefusedError(404, f"The model `{request.model}` does not exist; there are {known}")
+        question = request.question(self._profile.tenant.id, self._recipe.INPUTS)
+        try:
+            served = await self._handler.answer(question, arrived)
+            answer = self._response(served, question, request)
+            keep = self._log is not None and self._log.may_keep(http.headers.get(CONSENT_HEADER))
+        except Exception as error:  # noqa: BLE001 (the client needs an answer)
+            _LOG.error("answered without the model: %s", describe_without_text(error))
+            latency_ms = 1000 * (time.perf_counter() - arrived)
+            source: Source = "none" if self._recipe.fallback(question) is None else "fallback"
+            served = ServedAnswer(time.time(), "none", "", source, "internal_error", latency_ms, question.id)
+            keep = False
+            answer = self._response(served, question, request)
+        asyncio.get_running_loop().call_soon(self._record, served, question, keep)
+        return answer
+
+    async def models(self, http: Request) -> Response:
+        self._authorise(http)
+        return Response(to_json(model_list(self._names)), media_type="application/json")
+
+    async def health(self, _http: Request) -> Response:
+        """Which models are in service; 200 as long as this process can answer at all, by its fallback if need be."""
+        routes = self._table.routes
+        health = {
+            "status": "ok" if self._is_serving() else "degraded",
+            "tenant": self._profile.tenant.id,
+            "champion": self._state(routes.champion),
+            "challenger": self._state(routes.challenger),
+            "share": routes.share,
+            "request_log": self._log and ("failing" if self._log.is_failing else "ok"),
+        }
+        if self._key is None:  # with a key set, a client without it gets no details
+            health |= {"challenger_dropped": self._table.dropped_reason, "problem": self._table.problem}
+        return JSONResponse(health)
+
+    async def metrics(self, http: Request) -> Response:
+        self._authorise(http)
+        return Response(generate_latest(self._metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def refuse(self, _http: Request, error: Exception) -> Response:
+        status = error.status if isinstance(error, RefusedError) else 500
+        self._metrics.refused.labels(str(status)).inc()
+        # What is left of the request stays unread, so nothing more can come on this connection.
+        closing = {"connection": "close"} if status in (401, 408, 413) else None
+        return Response(to_json(error_body(status, str(error))), status, closing, "application/json")
+
+    def _authorise(self, http: Request) -> None:
+        if self._key is None:
+            return
+        kind, _, key = http.headers.get("authorization", "").partition(" ")
+        if not hmac.compare_digest(key.strip().encode(), self._key) or kind.lower() != "bearer":
+            raise RefusedError(401, "wrong key: send the header `authorization: Bearer KEY`")
+
+    async def _body(self, http: Request) -> bytes:
+        limit, chunks, size = self._config.max_body_bytes, [], 0
+        try:
+            async with asyncio.timeout(BODY_WITHIN_S):
+                async for chunk in http.stream():
+                    size += len(chunk)
+                    if size > limit:
+                        raise RefusedError(413, f"the body has more than {limit} bytes")
+                    chunks.append(chunk)
+        except TimeoutError:
+            raise RefusedError(408, f"the body did not come in within {BODY_WITHIN_S:g} s") from None
+        return b"".join(chunks)
+
+    def _record(self, served: ServedAnswer, question: Row, keep: bool) -> None:
+        self._metrics.answered(served)
+        if keep and self._log:
+            self._log.put(served, question)
+        if self._observer:
+            try:
+                self._observer.on_served(served, question)
+            except Exception as error:  # noqa: BLE001 (the observer's mistake must not affect the next request)
+                _LOG.error("the canary's observer did not take an answer: %s", describe_without_text(error))
+
+    def _response(self, served: ServedAnswer, question: Row, request: RouterRequest) -> Response:
+        details = details_of(served).items()
+        headers = {f"x-qinglan-{name.replace('_', '-')}": value for name, value in details if value}
+        text = self._recipe.fallback(question) if served.answer is None else served.answer
+        if text is not None:
+            media_type = "text/event-stream" if request.stream else "application/json"
+            return Response(answer_body(served, text, request), headers=headers, media_type=media_type)
+        # The recipe has no fallback: an unfit question is an error of the client, all else may pass.
+        status, problem = 503, "the model gave no usable answer in time"
+        if served.reason in UNFIT:
+            status, problem = 400, "the question is not fit for the model"
+        body = to_json(error_body(status, f"{problem}: {served.reason}", served.reason))
+        return Response(body, status, headers, "application/json")
+
+    def _add_gauges(self) -> None:
+        table, handler = self._table, self._handler
+        gauges = {
+            "in_flight": ("Requests that wait for a model", lambda: handler.in_flight),
+            "canary_share": ("Of the requests, meant for the challenger", lambda: table.routes.share),
+            "serving": ("1 while a model answers, 0 while none does", self._is_serving),
+            "champion_circuit_open": (
+                "1 while the champion gets no requests",
+                lambda: handler.is_open(table.routes.champion),
+            ),
+            "challenger_circuit_open": (
+                "1 while the challenger gets no requests",
+                lambda: handler.is_open(table.routes.challenger),
+            ),
+        }
+        for name, (what, value) in gauges.items():
+            Gauge(f"{_PREFIX}_{name}", what, registry=self._metrics.registry).set_function(value)
+
+    def _is_serving(self) -> bool:
+        champion = self._table.routes.champion
+        return champion is not None and not self._handler.is_open(champion)
+
+    def _state(self, backend: Backend | None) -> dict[str, Any] | None:
+        if backend is None:
+            return None
+        return {"version": backend.version, "circuit": "open" if self._handler.is_open(backend) else "closed"}
+
+
+async def _observe(observer: CanaryObserver, table: RouteTable, models: ModelClient) -> None:
+    try:
+        await observer.run(table, models)
+    except Exception as error:  # noqa: BLE001 (the router goes on without it)
+        _LOG.error("the canary's observer stopped: %s", describe_without_text(error))
+
+
+def answer_body(served: ServedAnswer, content: str, request: RouterRequest) -> bytes:
+    """The answer as one JSON object, or as server-sent events: one chunk, and the end."""
+    stream = bool(request.stream)
+    message = {"role": "assistant", "content": content} | ({} if stream else {"refusal": None})
+    identity = f"{served.row_id}{time.time_ns():x}"
+    body = completion_body(identity, int(served.at), request.model, message, is_chunk=stream)
+    answer = to_json(body | {"qinglan": details_of(served)})
+    return b"data: " + answer + b"\n\ndata: [DONE]\n\n" if stream else answer
+
+
+def details_of(served: ServedAnswer) -> dict[str, str | None]:
+    return {
+        "source": served.source,
+        "reason": served.reason or None,
+        "role": served.role,
+        "version": served.version or None,
+        "row_id": served.row_id,
+    }
+
+
+def to_json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def main() -> int:

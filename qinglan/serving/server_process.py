@@ -1,27 +1,36 @@
 """Processes that serve, a model's or the router's: started, probed, ended where they stop answering, restarted.
 
+A model's server is ms-swift's, by `python -m`: under SIGTERM `swift deploy` itself leaves its server behind.
+
 Nothing here waits but `RouterProcess.start`, so that one server's failure delays nothing that another one needs.
 """
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx2
 
+from qinglan.config import Profile
 from qinglan.errors import EngineError
 from qinglan.recipes import Message
 from qinglan.runs.back_off import BackOff
 from qinglan.runs.launcher import Command
-from qinglan.runs.processes import Processes, RestartBackoff, Say, health_problem
+from qinglan.runs.processes import HOST, Processes, RestartBackoff, Say, health_problem
 from qinglan.serving.routes import Backend
+from qinglan.training.engines.swift import engine_env, swift_argv
 
 PROBE_EVERY_S, PROBE_WITHIN_S, PROBES_MISSED = 5.0, 20.0, 3
 _PROBE_WHILE_STARTING_EVERY_S = 0.2
 ROUTER, ROUTER_START_WITHIN_S = "router", 120.0
+CPU_BATCH = 16
+"""Requests that the transformers engine answers together; without a batch size, one at a time."""
+_VLLM_MEMORY = 0.9
+"""vLLM's own default share of a GPU."""
 
 Phase = Literal["starting", "ready", "ending", "ended"]
 
@@ -94,6 +103,52 @@ class ServerProcess:
     def ask_to_end(self) -> None:
         self.phase = "ending"
         self.processes.ask_to_end(self.name)
+
+
+def serve_command(profile: Profile, folder: Path, backend: Backend, port: int, gpus: Sequence[str]) -> Command:
+    """ms-swift's OpenAI-compatible server for a merged model, on loopback; questions never reach its log.
+
+    ms-swift silently takes the next free port where this one is busy: ask the server for its models' names.
+    """
+    engine = profile.serve.backend or ("vllm" if profile.trainer.device == "cuda" else "transformers")
+    arguments: dict[str, Any] = {
+        "model": folder.resolve(),
+        "model_type": profile.student.model_type,
+        "template": profile.student.template,
+        "torch_dtype": profile.sft.torch_dtype,
+        "infer_backend": engine,
+        "host": HOST,
+        "port": port,
+        "served_model_name": backend.model,
+        "temperature": 0,
+        "max_new_tokens": profile.student.max_new_tokens,
+        "verbose": False,
+        "log_interval": -1,
+        "log_level": "warning",
+    }
+    if engine == "vllm":
+        arguments |= {
+            "vllm_tensor_parallel_size": profile.rl.tensor_model_parallel_size,
+            "vllm_gpu_memory_utilization": round(_VLLM_MEMORY / profile.serve.models_per_gpu, 3),
+        }
+    else:
+        arguments |= {"max_batch_size": CPU_BATCH, "attn_impl": "sdpa"}
+    if profile.trainer.device == "cpu":
+        arguments["device_map"] = "cpu"
+    argv = swift_argv(profile, "deploy", arguments | profile.serve.extra)
+    env = engine_env(profile, str(folder))
+    return Command(argv, env | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else env)
+
+
+def places_of(profile: Profile, environment: Mapping[str, str]) -> list[list[str]] | None:
+    """The groups of GPUs that a model can have, a group as often as models share it; None on the CPU: no limit."""
+    if profile.trainer.device == "cpu":
+        return None
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(number) for number in range(profile.trainer.gpus_per_node)]
+    size = profile.rl.tensor_model_parallel_size
+    groups = [gpus[first : first + size] for first in range(0, len(gpus) - size + 1, size)]
+    return groups * profile.serve.models_per_gpu
 
 
 def chat_probe(messages: list[Message], max_tokens: int) -> Callable[[Backend], str | None]:

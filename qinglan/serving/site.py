@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from qinglan.config import Profile, load_profile
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe, placeholders
-from qinglan.rows import Row, row_id
+from qinglan.rows import Row
 from qinglan.runs.artifacts import write_json
 from qinglan.runs.locks import PROBED_FOR_S
 from qinglan.runs.processes import Processes, Say, stop_signals
@@ -29,11 +29,10 @@ from qinglan.runs.schema_version import dump_record, read_record, record_line
 from qinglan.serving.canary import Judgement
 from qinglan.serving.canary_observer import STATE_FILE, VERDICT_FILE, CanaryVerdict, read_state, read_verdict
 from qinglan.serving.fleet import CommandOf, Fleet
-from qinglan.serving.model_server import places_of, serve_command
 from qinglan.serving.registry import Registry, Released, registry_of
 from qinglan.serving.registry_watcher import RegistrySnapshot, RegistryWatcher
 from qinglan.serving.routes import Backend, Routes
-from qinglan.serving.server_process import ROUTER, RouterProcess, chat_probe
+from qinglan.serving.server_process import ROUTER, RouterProcess, chat_probe, places_of, serve_command
 from qinglan.simulators.domains import embedded_knowledge_base
 from qinglan.simulators.services import rag_service
 
@@ -247,7 +246,7 @@ def open_site(
         command_of: starts a model's server; ms-swift's if not given.
     """
     # A tracking server that is away must not hold a rollback up for minutes.
-    say = _unfailing(say)
+    say = partial(_say_if_possible, say)
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     folder.mkdir(parents=True, exist_ok=True)
@@ -268,7 +267,7 @@ def open_site(
             say,
             drain_s=profile.serve.deadline_ms / 1000 + _DRAIN_MARGIN_S,
         )
-        stack.callback(fleet.close)
+        stack.callback(fleet.pool.shutdown, wait=False, cancel_futures=True)
         watcher = RegistryWatcher(
             registry or registry_of(profile), profile.serve.poll_every_s, say, with_challenger=watched
         )
@@ -291,15 +290,10 @@ def _router_options(profile: Profile, folder: Path, port: int | None, rag_url: s
 
 
 def _warm_up(profile: Profile) -> list[dict[str, str]]:
-    tenant, recipe = profile.tenant, get_recipe(profile.recipe)
-    row = Row(
-        id=row_id(tenant.id, WARM_UP_QUESTION),
-        tenant=tenant.id,
-        query=WARM_UP_QUESTION,
-        inputs=placeholders(recipe.INPUTS, WARM_UP_QUESTION),
-        source="serve",
-    )
-    return recipe.student_messages(row, tenant)
+    recipe = get_recipe(profile.recipe)
+    inputs = placeholders(recipe.INPUTS, WARM_UP_QUESTION)
+    row = Row(id="", tenant=profile.tenant.id, query=WARM_UP_QUESTION, inputs=inputs, source="serve")
+    return recipe.student_messages(row, profile.tenant)
 
 
 def _announcement(profile: Profile, url: str) -> str:
@@ -311,11 +305,7 @@ def _announcement(profile: Profile, url: str) -> str:
     return f"\nRouter   {url}/v1\n\ncurl {url}/v1/chat/completions{key} -d '{body}'\n\nCtrl-C stops all of it."
 
 
-def _unfailing(say: Say) -> Say:
-    """For a terminal that was closed, or a log on a full disk: the service depends on neither."""
-
-    def unfailing(text: str) -> None:
-        with suppress(Exception, SystemExit):  # rich ends the program when its reader has gone
-            say(text)
-
-    return unfailing
+def _say_if_possible(say: Say, text: str) -> None:
+    # A terminal that was closed, or a log on a full disk: the service depends on neither.
+    with suppress(Exception, SystemExit):  # rich ends the program when its reader has gone
+        say(text)

@@ -21,7 +21,7 @@ from qinglan.evaluation.summary import evaluate, metrics_of, result_markdown
 from qinglan.recipes import Finding, FindingRow, Metric
 from qinglan.recipes.measuring.arms import student_rows, teacher_rows
 from qinglan.rows import ArmRow, Row
-from qinglan.serving.registry.approval_workbook import rows_to_review, write_approval_workbook
+from qinglan.serving.registry.approval import rows_to_review, write_approval_workbook
 from qinglan.text import Both
 
 KAPPA = Finding(

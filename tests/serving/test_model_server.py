@@ -8,8 +8,8 @@ import pytest
 
 from qinglan.config import Profile
 from qinglan.runs.launcher import Command
-from qinglan.serving.model_server import CPU_BATCH, places_of, serve_command
 from qinglan.serving.routes import Backend
+from qinglan.serving.server_process import CPU_BATCH, places_of, serve_command
 
 ProfileOf = Callable[..., Profile]
 GPUS = {"device": "cuda", "gpus_per_node": 8}

@@ -19,11 +19,10 @@ from qinglan.data.workbook import read_rows
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row, row_id
-from qinglan.serving import day_file, request_log
-from qinglan.serving.day_file import DayFile
+from qinglan.serving import request_log
 from qinglan.serving.request_handler import ServedAnswer
-from qinglan.serving.request_log import RequestLogWriter
-from qinglan.serving.router_app import create_app
+from qinglan.serving.request_log import DayFile, RequestLogWriter, finish_leftovers
+from qinglan.serving.router import create_app
 from qinglan.serving.routes import Backend, Routes
 
 TODAY, TOMORROW = date(2026, 11, 21), date(2026, 11, 22)
@@ -181,7 +180,7 @@ def test_what_reading_would_refuse_is_not_written(profile):
 
 
 def test_a_day_has_an_end(profile, monkeypatch):
-    monkeypatch.setattr(day_file, "MOST_A_DAY", 2)
+    monkeypatch.setattr(request_log, "MOST_A_DAY", 2)
     assert write(profile(), *(question(f"问题{i}") for i in range(5))).outcomes == {"written": 2, "day_full": 3}
 
 
@@ -203,13 +202,13 @@ def test_a_full_queue_loses_lines_not_time(profile, monkeypatch):
 
 def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
     day = DayFile(tmp_path, TODAY)
-    day.add("0" * 16, {"问题": "一", "q": {}}, "q")
-    real = day_file.os.write
-    monkeypatch.setattr(day_file.os, "write", lambda file, line: real(file, line[:5]))
+    day.add("0" * 16, {"问题": "一"})
+    real = request_log.os.write
+    monkeypatch.setattr(request_log.os, "write", lambda file, line: real(file, line[:5]))
     with pytest.raises(OSError, match="No space left"):
-        day.add("1" * 16, {"问题": "二", "q": {}}, "q")
+        day.add("1" * 16, {"问题": "二"})
     monkeypatch.undo()
-    day.add("1" * 16, {"问题": "二", "q": {}}, "q")
+    day.add("1" * 16, {"问题": "二"})
     day.finish()
     lines = (tmp_path / "2026-11-21.jsonl").read_text().splitlines()
     assert [json.loads(line)["问题"] for line in lines] == ["一", "二"]
@@ -224,8 +223,8 @@ def test_a_file_that_is_finished_between_two_looks_is_not_replaced(tmp_path, mon
             final.write_text('{"问题": "一"}\n')
 
     day = DayFile(tmp_path, TODAY)
-    monkeypatch.setattr(day_file.fcntl, "flock", ends_meanwhile)
-    day.add("1" * 16, {"问题": "二", "q": {}}, "q")
+    monkeypatch.setattr(request_log.fcntl, "flock", ends_meanwhile)
+    day.add("1" * 16, {"问题": "二"})
     day.finish()
     assert final.read_text() == '{"问题": "一"}\n'
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-11-21.2.jsonl", "2026-11-21.jsonl"]
@@ -248,8 +247,8 @@ def test_a_folder_that_can_not_be_made_stops_the_start_but_not_a_restart(profile
 
 def test_a_leftover_that_another_process_finished_is_none(tmp_path, monkeypatch):
     (tmp_path / "2026-11-20.jsonl.partial").write_text("{}\n")
-    monkeypatch.setattr(day_file.fcntl, "flock", lambda *_: (tmp_path / "2026-11-20.jsonl.partial").unlink())
-    day_file.finish_leftovers(tmp_path)
+    monkeypatch.setattr(request_log.fcntl, "flock", lambda *_: (tmp_path / "2026-11-20.jsonl.partial").unlink())
+    finish_leftovers(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -20,17 +20,17 @@ from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.recipes import get_recipe
 from qinglan.rows import Row, row_id
-from qinglan.serving import request_handler, router_app
-from qinglan.serving.model_client import ModelClient
+from qinglan.serving import request_handler, router
 from qinglan.serving.request_handler import (
     CIRCUIT_FAILURES,
     CIRCUIT_OPEN_FOR_S,
     LAG_EVERY_S,
     EventLoopLag,
+    ModelClient,
     RequestHandler,
     ServedAnswer,
 )
-from qinglan.serving.router_app import create_app
+from qinglan.serving.router import create_app
 from qinglan.serving.routes import Backend, Routes, RouteTable
 
 QUESTION = "请问菌粉睡前吃行不行呀"
@@ -280,7 +280,7 @@ def test_a_body_that_is_too_large_is_refused(site):
 
 
 async def test_a_body_that_never_comes_is_given_up(site, monkeypatch):
-    monkeypatch.setattr(router_app, "BODY_WITHIN_S", 0.01)
+    monkeypatch.setattr(router, "BODY_WITHIN_S", 0.01)
     here, sent = site(), []
 
     async def receive() -> dict[str, Any]:

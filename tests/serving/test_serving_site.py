@@ -22,7 +22,7 @@ from qinglan.serving.site import (
     CanaryShare,
     ServingSite,
     _router_options,
-    _unfailing,
+    _say_if_possible,
 )
 
 ProfileOf = Callable[..., Profile]
@@ -139,7 +139,7 @@ def bench(profile_of: ProfileOf, tmp_path: Path) -> Any:
 
     yield make
     for one in made:
-        one.fleet.close()
+        one.fleet.pool.shutdown(wait=False, cancel_futures=True)
         one.watcher.stop()
 
 
@@ -353,7 +353,7 @@ def test_a_terminal_that_was_closed_stops_nothing():
     def say(text: str) -> None:
         raise SystemExit(1)
 
-    _unfailing(say)("version 1: starting")
+    _say_if_possible(say, "version 1: starting")
 
 
 def test_deaths_are_forgotten_after_a_minute_in_good_health(bench):

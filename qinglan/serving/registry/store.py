@@ -6,6 +6,7 @@ A change writes its aliases in an order that leaves a champion wherever a kill h
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +19,18 @@ from qinglan.errors import ArtifactError, ConfigError, first_line
 from qinglan.evaluation.models import Decision
 from qinglan.runs.artifacts import sha256_of, write_json
 from qinglan.runs.run import Run
-from qinglan.serving.registry.versions import ALIASES, Alias, Candidate, Released, decision_tags, tags_of
-from qinglan.serving.registry.weights import ADVICE, ROOT, log_files, restore
+from qinglan.serving.registry.versions import (
+    ADVICE,
+    ALIASES,
+    FILES,
+    Alias,
+    Candidate,
+    Released,
+    decision_tags,
+    log_files,
+    restore,
+    tags_of,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,16 +40,19 @@ RIVAL_FILE = "champion.json"
 """In a run's directory."""
 
 
+@dataclass(eq=False)
 class Registry:
-    def __init__(self, tracking_uri: str, name: str, state: Path, max_artifact_mb: float = 200) -> None:
-        self.name, self._uri, self._state, self._max_bytes = name, tracking_uri, state, max_artifact_mb * 1e6
+    uri: str
+    name: str
+    state: Path
+    max_artifact_mb: float = 200
 
     def register(self, candidate: Candidate) -> Released:
         """Keep a model with all that it was made of; the version that is there where nothing is new."""
         # Files first, then the version: what is in the registry is complete.
         with self._reading() as client:  # hashing and copying may take minutes, for which no rollback should wait
             known = self._known(candidate)
-            weights = known.weights if known else log_files(client, candidate, self._max_bytes)
+            weights = known.weights if known else log_files(client, candidate, self.max_artifact_mb * 1e6)
         with self._change() as client:
             if known := self._known(candidate):
                 return self._redecide(known, candidate.decision)
@@ -48,7 +62,7 @@ class Registry:
                 client.create_registered_model(self.name, description=about)
             made = client.create_model_version(
                 self.name,
-                f"{root}/{ROOT}",
+                f"{root}/{FILES}",
                 run_id=candidate.mlflow_run_id,
                 tags=tags_of(candidate, weights),
                 description=candidate.description[:5000],
@@ -182,7 +196,8 @@ class Registry:
                     f"{self.name}: version {good} was itself rolled back to {bad}, at {back.rolled_back_at}; "
                     f"`qinglan release promote {good}` returns to it all the same"
                 )
-            self._require_weights(back)
+            if back.weights != "mlflow" and not back.folder.is_dir():
+                self.folder(back)
             self._note(champion, f"rolled back to version {good}: {reason}")
             self._set_tags(bad, {"rolled_back": reason, "rolled_back_to": good, "rolled_back_at": _second()})
             self._note(back, f"champion again, after version {bad}: {reason}")
@@ -192,7 +207,7 @@ class Registry:
 
     def folder(self, released: Released) -> Path:
         """The merged weights, their digest checked; restored from MLflow where they are missing or changed."""
-        kept = self._state / "models" / self.name / released.version
+        kept = self.state / "models" / self.name / released.version
         for folder in (released.folder, kept):
             if folder.is_dir() and sha256_of(folder) == released.sha256:
                 return folder
@@ -282,13 +297,10 @@ class Registry:
                 f"release {version} of {self.name}: the gate said {wanted.verdict} ({wanted.sentence}); "
                 "--force with a --reason releases it all the same"
             )
-        self._require_weights(wanted)
-        return wanted
-
-    def _require_weights(self, wanted: Released) -> None:
-        # A quick check: a rollback must not wait for the digest of 60 GB.
+        # A quick check, as for a rollback, which must not wait for the digest of 60 GB.
         if wanted.weights != "mlflow" and not wanted.folder.is_dir():
             self.folder(wanted)
+        return wanted
 
     def _released(self, found: "ModelVersion", aliases: Mapping[Alias, str]) -> Released:
         version = str(found.version)
@@ -316,7 +328,7 @@ class Registry:
 
     @cached_property
     def _lock(self) -> FileLock:
-        folder = self._state / "registry"
+        folder = self.state / "registry"
         folder.mkdir(parents=True, exist_ok=True)
         return FileLock(folder / f"{self.name}.lock")
 
@@ -332,13 +344,13 @@ class Registry:
         try:
             yield self._client
         except MlflowException as error:
-            raise ConfigError(f"MLflow's registry at {self._uri}: {first_line(error)}; see tracking.uri") from error
+            raise ConfigError(f"MLflow's registry at {self.uri}: {first_line(error)}; see tracking.uri") from error
 
     @cached_property
     def _client(self) -> "MlflowClient":
         from qinglan.runs.tracking import open_client  # imports MLflow, which takes seconds
 
-        return open_client(self._uri)
+        return open_client(self.uri)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ OpenAI.
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email import message_from_bytes
@@ -20,15 +20,13 @@ import uvicorn
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from waiting import wait_until
 
 from qinglan.clients.openai_protocol import error_body
 from qinglan.simulators.chat_server import SeededRequest, complete, create_app
 from qinglan.simulators.domains import simulated_models
 
-MAX_REQUESTS = 50_000
-"""Of one batch, as at OpenAI."""
 _VALIDATED, _ANSWERED = 0.05, 0.95
 """Shares of a batch's time after which it is validated, and all of its lines are answered."""
 Stored = TypeVar("Stored")
@@ -43,30 +41,14 @@ class _InputLine(BaseModel):
     body: dict[str, Any]
 
 
-def read_input(content: bytes) -> tuple[list[_InputLine], list[dict[str, Any]]]:
-    """An input file's lines, and what is wrong with them."""
-    lines: dict[str, _InputLine] = {}
-    errors: list[dict[str, Any]] = []
-    texts = content.splitlines()
-    for number, text in enumerate(texts, 1):
-        try:
-            line = _InputLine.model_validate_json(text)
-        except ValidationError as error:
-            problem = error.errors()[0]["msg"]
-            errors.append(_error("invalid_json_line", f"This line is no batch request: {problem}", number))
-            continue
-        if line.custom_id in lines:
-            errors.append(_error("duplicate_custom_id", f"The custom_id '{line.custom_id}' is not unique.", number))
-        if (model := line.body.get("model")) not in simulated_models():
-            errors.append(_error("model_not_found", f"The model '{model}' does not exist.", number))
-        lines[line.custom_id] = line
-    if not 1 <= len(texts) <= MAX_REQUESTS:
-        errors.append(_error("invalid_file", f"A batch has 1 to {MAX_REQUESTS} requests; this has {len(texts)}."))
-    return list(lines.values()), errors
-
-
-def _error(code: str, message: str, line: int | None = None) -> dict[str, Any]:
-    return {"code": code, "message": message, "param": None, "line": line}
+def unknown_models(lines: Sequence[_InputLine]) -> list[dict[str, Any]]:
+    """What makes a batch fail as a whole."""
+    wanted = ((number, line.body.get("model")) for number, line in enumerate(lines, 1))
+    return [
+        {"code": "model_not_found", "message": f"The model '{model}' does not exist.", "param": None, "line": number}
+        for number, model in wanted
+        if model not in simulated_models()
+    ]
 
 
 class BatchApiError(Exception):
@@ -202,10 +184,11 @@ class SimulatedBatchStore:
             del self._files[file_id]
 
     def create(self, request: BatchRequest) -> dict[str, Any]:
-        """Start a batch; bad lines give it the status `failed`."""
+        """Start a batch; unknown models give it the status `failed`."""
         content = self.file(request.input_file_id).content
         with self._lock:
-            lines, errors = read_input(content)
+            lines = [_InputLine.model_validate_json(text) for text in content.splitlines()]
+            errors = unknown_models(lines)
             faulty = {index for index in range(len(lines)) if self._rng.random() < self._fault_rate}
             batch = SimulatedBatch(request, lines, errors, faulty, self._clock(), self._batch_s, self._window_s)
             self._batches[batch.id] = batch
@@ -263,7 +246,8 @@ class SimulatedBatchStore:
         if ended:
             return result | {"error": {"code": f"batch_{ended}", "message": f"This request was not executed: {ended}."}}
         faulty = index in batch.faulty
-        status, body = (500, error_body(500, "injected failure")) if faulty else _complete(line.body)
+        request = SeededRequest.model_validate(line.body)
+        status, body = (500, error_body(500, "injected failure")) if faulty else complete(request)
         return result | {"response": {"status_code": status, "request_id": f"req_{uuid4().hex}", "body": body}}
 
 
@@ -271,16 +255,6 @@ def _found(kept: Mapping[str, Stored], key: str, kind: str) -> Stored:
     if key not in kept:
         raise BatchApiError(404, f"No such {kind} object: {key}")
     return kept[key]
-
-
-def _complete(body: object) -> tuple[int, dict[str, Any]]:
-    """The chat server's answer to a line's body, which nobody has validated yet."""
-    try:
-        return complete(SeededRequest.model_validate(body))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        return 400, error_body(400, f"{where}: {first['msg']}")
 
 
 def app_with_batches(store: SimulatedBatchStore) -> FastAPI:
@@ -299,10 +273,6 @@ def app_with_batches(store: SimulatedBatchStore) -> FastAPI:
             raise BatchApiError(400, "a multipart form with `purpose` and `file` is wanted")
         content, filename = parts["file"]
         return store.add_file(content, filename, parts["purpose"][0].decode()).as_object()
-
-    @app.get("/v1/files/{file_id}")
-    def file(file_id: str) -> dict[str, Any]:
-        return store.file(file_id).as_object()
 
     @app.get("/v1/files/{file_id}/content")
     def content(file_id: str) -> Response:

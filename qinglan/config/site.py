@@ -225,12 +225,7 @@ class Automations(Section):
     server, as above."""
     retry_after_s: Annotated[int, Field(ge=10)] = 30
     """A crashed run goes back into its queue after this time: its worker reports a crash more than once."""
-    pause_at: tuple[AlarmName, ...] = (
-        "reward_up_gold_down",
-        "reward_up_judge_down",
-        "entropy_collapse",
-        "reward_down",
-    )
+    pause_at: tuple[AlarmName, ...] = ("reward_up_gold_down", "reward_up_judge_down", "entropy_collapse", "reward_down")
     """Alarms after which no training of this profile starts by itself until someone resumes the deployment; the run
     that raised it does what `rl.alarms` says."""
 

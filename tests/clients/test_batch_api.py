@@ -48,8 +48,8 @@ class CountingStore(SimulatedBatchStore):
         self.created: list[list[str]] = []
 
     def create(self, request: BatchRequest) -> dict[str, Any]:
-        content = self.file(request.input_file_id).content
-        self.created.append(re.findall(r'"custom_id": "(\w+)"', content.decode()))
+        content = self.file(request.input_file_id).decode()
+        self.created.append(re.findall(r'"custom_id": "(\w+)"', content))
         return super().create(request)
 
     @property

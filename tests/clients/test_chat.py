@@ -302,10 +302,7 @@ async def test_two_services_do_not_share_answers(tmp_path: Path, serve: Serve):
 
 @pytest.mark.parametrize(
     "said",
-    [
-        {"reasoning_content": "塞纳河穿过巴黎"},
-        {"reasoning_content": "塞纳河穿过巴黎", "reasoning": {"summary": []}},
-    ],
+    [{"reasoning_content": "塞纳河穿过巴黎"}, {"reasoning_content": "塞纳河穿过巴黎", "reasoning": {"summary": []}}],
 )
 async def test_a_chain_of_thought_comes_with_the_answer_also_from_the_ledger(
     tmp_path: Path, serve: Serve, said: dict[str, Any]

@@ -10,12 +10,7 @@ from qinglan.config import load_profile, require_secret
 from qinglan.errors import ConfigError
 
 PRICE = {"input_per_million_usd": 1.0, "output_per_million_usd": 2.0}
-RAW: dict[str, Any] = {
-    "name": "test",
-    "teacher": {"model": "big"},
-    "judge": {"model": "big"},
-    "prices": {"big": PRICE},
-}
+RAW: dict[str, Any] = {"name": "test", "teacher": {"model": "big"}, "judge": {"model": "big"}, "prices": {"big": PRICE}}
 
 
 def profile_file(tmp_path: Path, **sections: Any) -> str:
@@ -100,10 +95,7 @@ def test_a_profile_is_found_by_name_in_the_working_directory(tmp_path: Path, mon
             "(32) must be a multiple of GPUs × rl.ppo_micro_batch_size_per_gpu (1 × 5)",
         ),
         ("trainer.gpus_per_node=3", "must be a multiple of GPUs × rl.ppo_micro_batch_size_per_gpu (3 × 4)"),
-        (
-            "rl.tensor_model_parallel_size=3",
-            "(8) must be a multiple of rl.tensor_model_parallel_size (3)",
-        ),
+        ("rl.tensor_model_parallel_size=3", "(8) must be a multiple of rl.tensor_model_parallel_size (3)"),
         ("gate.rivals=[sft, teach]", "gate.rivals: no arm is called teach; there are original, teacher, base, sft, "),
         ("evaluate.teachers=[cheap]", "evaluate.teachers: cheap is none of compare.teachers (none)"),
         ("compare.teachers={champion: {model: m}}", "champion has a meaning in every report"),

@@ -18,8 +18,8 @@ from uuid import uuid4
 
 import uvicorn
 from fastapi import FastAPI, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
+from openai.types import Batch
 from pydantic import BaseModel, ConfigDict
 from waiting import wait_until
 
@@ -62,26 +62,6 @@ class BatchRequest(BaseModel):
     endpoint: Literal["/v1/chat/completions"]
     completion_window: Literal["24h"]
     metadata: dict[str, str] | None = None
-
-
-@dataclass(frozen=True)
-class SimulatedFile:
-    content: bytes
-    filename: str
-    purpose: str
-    created_s: float = field(default_factory=time.time)
-    id: str = field(default_factory=lambda: f"file-{uuid4().hex}")
-
-    def as_object(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "file",
-            "bytes": len(self.content),
-            "created_at": int(self.created_s),
-            "filename": self.filename,
-            "purpose": self.purpose,
-            "status": "processed",
-        }
 
 
 @dataclass
@@ -133,21 +113,18 @@ class SimulatedBatch:
     def as_object(self, now: float) -> dict[str, Any]:
         done = self.lines_done(now)
         failed = sum(index < done for index in self.faulty)
-        stamps = {f"{name}_at": int(at) for name, at in self.moments.items() if at <= now}
-        counts = {"total": len(self.lines), "completed": done - failed, "failed": failed}
-        return {
+        known = self.request.model_dump() | {
             "id": self.id,
             "object": "batch",
-            **self.request.model_dump(),
             "created_at": int(self.created_s),
-            "expires_at": int(self.created_s + self.window_s),
-            **stamps,
             "status": self.status(now),
-            "errors": {"object": "list", "data": self.errors} if "failed_at" in stamps else None,
-            "request_counts": counts,
+            "errors": {"object": "list", "data": self.errors} if self.status(now) == "failed" else None,
+            "request_counts": {"total": len(self.lines), "completed": done - failed, "failed": failed},
             "output_file_id": self.output_file_id,
             "error_file_id": self.error_file_id,
         }
+        Batch.model_validate(known)
+        return known
 
 
 class SimulatedBatchStore:
@@ -167,15 +144,15 @@ class SimulatedBatchStore:
         self._batch_s, self._window_s, self._fault_rate = batch_s, window_s, fault_rate
         self._rng = Random(seed)
         self._lock = threading.RLock()
-        self._files: dict[str, SimulatedFile] = {}
+        self._files: dict[str, bytes] = {}
         self._batches: dict[str, SimulatedBatch] = {}
 
-    def add_file(self, content: bytes, filename: str, purpose: str) -> SimulatedFile:
-        stored = SimulatedFile(content, filename, purpose, self._clock())
-        self._files[stored.id] = stored
-        return stored
+    def add_file(self, content: bytes) -> str:
+        file_id = f"file-{uuid4().hex}"
+        self._files[file_id] = content
+        return file_id
 
-    def file(self, file_id: str) -> SimulatedFile:
+    def file(self, file_id: str) -> bytes:
         return _found(self._files, file_id, "File")
 
     def delete_file(self, file_id: str) -> None:
@@ -185,7 +162,7 @@ class SimulatedBatchStore:
 
     def create(self, request: BatchRequest) -> dict[str, Any]:
         """Start a batch; unknown models give it the status `failed`."""
-        content = self.file(request.input_file_id).content
+        content = self.file(request.input_file_id)
         with self._lock:
             lines = [_InputLine.model_validate_json(text) for text in content.splitlines()]
             errors = unknown_models(lines)
@@ -217,13 +194,8 @@ class SimulatedBatchStore:
             newest = list(reversed(self._batches))
             start = newest.index(_found(self._batches, after, "Batch").id) + 1 if after else 0
             page = newest[start : start + limit]
-            return {
-                "object": "list",
-                "data": [self.retrieve(batch_id) for batch_id in page],
-                "first_id": page[0] if page else None,
-                "last_id": page[-1] if page else None,
-                "has_more": start + limit < len(newest),
-            }
+            data = [self.retrieve(batch_id) for batch_id in page]
+            return {"object": "list", "data": data, "has_more": start + limit < len(newest)}
 
     def _write_results(self, batch: SimulatedBatch, now: float) -> None:
         if batch.output_file_id or batch.error_file_id:
@@ -238,8 +210,7 @@ class SimulatedBatchStore:
         for name, results in (("output", good), ("error", bad)):
             if results:
                 content = "".join(json.dumps(result, ensure_ascii=False) + "\n" for result in results).encode()
-                stored = self.add_file(content, f"{batch.id}_{name}.jsonl", "batch_output")
-                setattr(batch, f"{name}_file_id", stored.id)
+                setattr(batch, f"{name}_file_id", self.add_file(content))
 
     def _result(self, batch: SimulatedBatch, index: int, line: _InputLine, ended: str | None) -> dict[str, Any]:
         result = {"id": f"batch_req_{uuid4().hex}", "custom_id": line.custom_id, "response": None, "error": None}
@@ -267,16 +238,15 @@ def app_with_batches(store: SimulatedBatchStore) -> FastAPI:
 
     @app.post("/v1/files")
     async def upload(request: Request) -> dict[str, Any]:
-        body = await request.body()
-        parts = await run_in_threadpool(_form_fields, request.headers.get("content-type", ""), body)
-        if "file" not in parts or "purpose" not in parts:
-            raise BatchApiError(400, "a multipart form with `purpose` and `file` is wanted")
-        content, filename = parts["file"]
-        return store.add_file(content, filename, parts["purpose"][0].decode()).as_object()
+        # The standard library's mail parser reads a multipart form.
+        head = f"Content-Type: {request.headers['content-type']}\r\n\r\n".encode()
+        form = message_from_bytes(head + await request.body())
+        (content,) = (part.get_payload(decode=True) for part in form.walk() if part.get_filename())
+        return {"id": store.add_file(content), "object": "file"}
 
     @app.get("/v1/files/{file_id}/content")
     def content(file_id: str) -> Response:
-        return Response(store.file(file_id).content, media_type="application/octet-stream")
+        return Response(store.file(file_id), media_type="application/octet-stream")
 
     @app.delete("/v1/files/{file_id}")
     def delete(file_id: str) -> dict[str, Any]:
@@ -300,18 +270,6 @@ def app_with_batches(store: SimulatedBatchStore) -> FastAPI:
         return store.cancel(batch_id)
 
     return app
-
-
-def _form_fields(content_type: str, body: bytes) -> dict[str, tuple[bytes, str]]:
-    """Content and file name of a multipart form's fields; the standard library's mail parser reads the same format."""
-    form = message_from_bytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
-    fields = {}
-    for part in form.walk():
-        if not part.is_multipart():
-            content = part.get_payload(decode=True)
-            name = str(part.get_param("name", "", "content-disposition"))
-            fields[name] = (content if isinstance(content, bytes) else b"", part.get_filename("upload"))
-    return fields
 
 
 @contextmanager

@@ -93,11 +93,7 @@ def completion(text: str | None, finish_reason: str = "stop", **message: Any) ->
         "created": 0,
         "model": "m",
         "choices": [
-            {
-                "index": 0,
-                "finish_reason": finish_reason,
-                "message": {"role": "assistant", "content": text, **message},
-            }
+            {"index": 0, "finish_reason": finish_reason, "message": {"role": "assistant", "content": text, **message}}
         ],
         "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
     }

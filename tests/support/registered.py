@@ -55,11 +55,7 @@ class Models:
             "run_id": "run-1",
             "mlflow_run_id": self.tracker.start_run("register", {}),
             "evaluation": Artifact.of(self.folder / "evaluation.json"),
-            "decision": Decision(
-                verdict=verdict,
-                challenger="rl",
-                rules=[] if verdict == "promote" else [BLOCKED],
-            ),
+            "decision": Decision(verdict=verdict, challenger="rl", rules=[] if verdict == "promote" else [BLOCKED]),
             "metrics": {"top1": 0.9},
         }
         return Candidate(**(known | fields))

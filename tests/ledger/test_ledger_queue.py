@@ -16,11 +16,9 @@ from qinglan.ledger.queue import RESERVED_BYTES, LedgerQueue, keep_reserve, rese
 from qinglan.rows import Retrieved
 
 
-def call(request_hash: str, cost_usd: float = 1.0) -> Call:
+def call(request_hash: str) -> Call:
     names = {"run_id": "r", "tenant": "t", "role": "teacher", "model": "m", "text": "x", "finish_reason": "stop"}
-    return Call(
-        request_hash=request_hash, prompt_tokens=1, completion_tokens=1, cost_usd=cost_usd, latency_ms=1, **names
-    )
+    return Call(request_hash=request_hash, prompt_tokens=1, completion_tokens=1, cost_usd=1, latency_ms=1, **names)
 
 
 NO_LIMIT = Budget()
@@ -148,34 +146,30 @@ class FullDisk(Ledger):
 
 async def test_answers_under_way_are_kept_and_nothing_more_is_asked(tmp_path: Path):
     ledger = FullDisk(tmp_path)
-    queue = LedgerQueue(ledger, "r", Budget())
-    assert [await queue.acquire(key) for key in "ab"] == [None, None]
-    ledger.filled = True
-    await asyncio.gather(*(queue.record(call(key)) for key in "ab"))
-    assert not ledger.reserve.exists()
-    with pytest.raises(LedgerError, match="disk is full"):
-        await queue.acquire("c")
-    assert await queue.acquire("a") == call("a")  # what is known costs nothing
-    await queue.close()
-    again = LedgerQueue(ledger, "r", Budget())  # a later run, with room
-    assert ledger.reserve.stat().st_size == RESERVED_BYTES
+    async with queue_of(ledger) as queue:
+        assert [await queue.acquire(key) for key in "ab"] == [None, None]
+        ledger.filled = True
+        await asyncio.gather(*(queue.record(call(key)) for key in "ab"))
+        assert not ledger.reserve.exists()
+        with pytest.raises(LedgerError, match="disk is full"):
+            await queue.acquire("c")
+        assert await queue.acquire("a") == call("a"), "what is known costs nothing"
     ledger.filled = False
-    assert await again.acquire("c") is None
-    await again.close()
-    ledger.close()
+    async with queue_of(FullDisk(tmp_path)) as later:  # with room
+        assert ledger.reserve.stat().st_size == RESERVED_BYTES
+        assert await later.acquire("c") is None
 
 
 async def test_a_disk_without_any_room_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ledger_queue, "_RETRY_FOR_S", 0.1)
     ledger = FullDisk(tmp_path, for_ever=True)
-    queue = LedgerQueue(ledger, "r", Budget())
-    ledger.filled = True
-    with pytest.raises(LedgerError, match="disk is full"):
-        await queue.record(call("a"))
-    ledger.filled = False
-    await queue.close()  # what was paid for is tried once more
-    assert ledger.get("a") == call("a")
-    ledger.close()
+    async with queue_of(ledger) as queue:
+        ledger.filled = True
+        with pytest.raises(LedgerError, match="disk is full"):
+            await queue.record(call("a"))
+        ledger.filled = False
+        await queue.close()
+        assert ledger.get("a") == call("a"), "what was paid for is tried once more"
 
 
 def test_the_reserve_is_made_once_and_only_beside_a_file(tmp_path: Path):

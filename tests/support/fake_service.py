@@ -87,16 +87,9 @@ class FakeService:
 
 def completion(text: str | None, finish_reason: str = "stop", **message: Any) -> dict[str, Any]:
     """A chat completion as OpenAI sends it."""
-    return {
-        "id": "c",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "m",
-        "choices": [
-            {"index": 0, "finish_reason": finish_reason, "message": {"role": "assistant", "content": text, **message}}
-        ],
-        "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
-    }
+    choice = {"index": 0, "finish_reason": finish_reason, "message": {"role": "assistant", "content": text, **message}}
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+    return {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
 
 
 def recall(*passages: tuple[str | None, float]) -> dict[str, Any]:

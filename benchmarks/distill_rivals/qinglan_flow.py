@@ -15,7 +15,7 @@ from typing import Any
 from qinglan.cli.common import without_garbage_collection
 from qinglan.config import load_profile
 from qinglan.errors import QinglanError
-from qinglan.ops.up.temporary import prefect_for
+from qinglan.ops.up.site import prefect_for
 
 PROFILE = "embedded"
 

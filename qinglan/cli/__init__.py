@@ -10,21 +10,20 @@ from typing import Annotated, Any
 
 import typer
 
-from qinglan.cli.common import ProfileOption, SetOption, err, out, say, without_garbage_collection
+from qinglan.cli.common import ProfileOption, SetOption, err, explain_os_error, out, say, without_garbage_collection
 from qinglan.cli.dataset import app as dataset_app
-from qinglan.cli.doctor import doctor
 from qinglan.cli.ledger import app as ledger_app
 from qinglan.cli.ledger import print_estimate
-from qinglan.cli.maintenance import backup, clean_up, deploy, restore
-from qinglan.cli.os_errors import explain_os_error
+from qinglan.cli.maintenance import backup, clean_up, deploy, doctor, restore
 from qinglan.cli.release import app as release_app
 from qinglan.cli.release import lineage
 from qinglan.cli.review import app as review_app
 from qinglan.cli.serve import canary_app
 from qinglan.cli.serve import serve as serve_champion
-from qinglan.cli.show import show
-from qinglan.config import FlowName, load_profile
-from qinglan.errors import ConfigError, QinglanError, first_line
+from qinglan.config import FlowName, Profile, load_profile
+from qinglan.errors import ArtifactError, ConfigError, QinglanError, first_line
+
+_LATEST = "latest"
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(review_app, name="review")
@@ -36,7 +35,6 @@ app.command()(deploy)
 app.add_typer(canary_app, name="canary")
 app.command("serve")(serve_champion)
 app.command()(doctor)
-app.command()(show)
 app.command("clean-up")(clean_up)
 app.command()(backup)
 app.command()(restore)
@@ -60,7 +58,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False,
 ) -> None:
     """Run a flow here and print its result table."""
-    from qinglan.ops.up.temporary import prefect_for
+    from qinglan.ops.up.site import prefect_for
 
     overrides = tuple(set_ or ())
     if source and flow not in ("train", "evaluate", "release"):
@@ -91,6 +89,39 @@ def run(
     out.print()
     out.print(print_table(report))
     out.print(f"Report: {(paths.runs / report.run_id / 'report.html').resolve()}", soft_wrap=True)
+
+
+@app.command()
+def show(
+    run_name: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run's id, a unique prefix, or `latest`: with --profile, of that one."),
+    ],
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Student against teacher, each figure with its 95% interval.")
+    ] = False,
+    profile: Annotated[
+        str | None, typer.Option(help="Name of a file in configs/, or a path; `embedded` if not given.")
+    ] = None,
+    set_: SetOption = None,
+) -> None:
+    """Print a run's result table again, or its status if it has none yet."""
+    from qinglan.evaluation.models import Report
+    from qinglan.evaluation.report.terminal import print_intervals, print_table, stages_table
+    from qinglan.ops.run_status import REPORT_FILE, status_of
+
+    loaded = load_profile(profile or "embedded", set_ or ())
+    directory = _find_run(loaded, run_name, of_profile=profile is not None)
+    if not (directory / REPORT_FILE).exists():
+        status = status_of(directory, loaded)
+        if status.stages:
+            out.print(stages_table(status.stages))
+        for line in status.rest:
+            say(line)
+        raise ArtifactError(status.sentence)
+    report = Report.read(directory / REPORT_FILE)
+    out.print(print_intervals(report) if intervals else print_table(report))
+    out.print(f"Report: {directory / 'report.html'}", soft_wrap=True)
 
 
 @app.command()
@@ -130,3 +161,20 @@ def _start(
         return unless_skipped(start(profile, overrides=overrides, fresh=fresh, return_state=True, **options))
     finally:
         send_what_is_queued()
+
+
+def _find_run(profile: Profile, name: str, *, of_profile: bool) -> Path:
+    """`latest` is the run that was started or continued last; of a profile the same, else its newest run."""
+    from qinglan.runs.run import find_run, runs_of
+
+    runs = profile.paths.runs
+    if name != _LATEST or not of_profile:
+        return find_run(runs, name)
+    mine = [directory.resolve() for directory in runs_of(runs, profile.name)] if runs.is_dir() else []
+    if not mine:
+        raise ConfigError(
+            f"run `{_LATEST}`: profile {profile.name} has no run under {runs}; start one, or leave out --profile "
+            "for the last one of any"
+        )
+    last = (runs / _LATEST).resolve()
+    return last if last in mine else mine[0]

@@ -1,17 +1,66 @@
-"""`qinglan deploy`, `clean-up`, `backup` and `restore`: the maintenance of a site."""
+"""`qinglan doctor`, `deploy`, `clean-up`, `backup` and `restore`: the maintenance of a site."""
 
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qinglan.cli.common import ProfileOption, SetOption, say
-from qinglan.config import load_profile
-from qinglan.errors import StageError
+from qinglan.cli.common import ProfileOption, SetOption, out, say
+from qinglan.config import FlowName, load_profile
+from qinglan.errors import ConfigError, StageError
 from qinglan.text import size
 
 if TYPE_CHECKING:  # each costs much of a second to import, which --help and other commands need not wait for
-    from qinglan.ops.backup import Backup
+    from qinglan.ops.doctor import DoctorFinding
+
+
+def doctor(
+    profile: ProfileOption = "embedded",
+    set_: SetOption = None,
+    flow: Annotated[FlowName, typer.Option(help="Check what this flow needs.")] = "pipeline",
+    paid_probe: Annotated[
+        bool, typer.Option("--paid-probe", help="Also make one short call to each paid chat service.")
+    ] = False,
+    deploys: Annotated[
+        bool, typer.Option("--deploy", help="Also what only `qinglan up` and `qinglan deploy` need: the webhook.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check machine, files, keys, services and devices before anything is spent; takes under 30 s."""
+    from qinglan.ops.doctor import DoctorFinding, examine
+
+    found: list[DoctorFinding] = []
+    for finding in examine(load_profile(profile, set_ or ()), flow, may_pay=paid_probe, deploys=deploys):
+        if not as_json:
+            _print(finding, is_new_group=not found or found[-1].group != finding.group)
+        found.append(finding)
+    problems = sum(finding.check.problem is not None for finding in found)
+    if as_json:
+        findings = [
+            {
+                "group": finding.group,
+                **asdict(finding.check),
+                "status": "problem" if finding.check.problem else "note" if finding.check.note else "fine",
+                "seconds": round(finding.seconds, 2),
+            }
+            for finding in found
+        ]
+        data = {"profile": profile, "flow": flow, "is_ready": not problems, "findings": findings}
+        out.print_json(data=data, ensure_ascii=False, highlight=False)
+    if problems:
+        raise ConfigError(f"{problems} of the checks failed")
+
+
+def _print(finding: "DoctorFinding", *, is_new_group: bool) -> None:
+    check = finding.check
+    if is_new_group:
+        out.print(f"[bold]{finding.group}[/bold]", highlight=False)
+    mark = "[red]✗[/red]" if check.problem else "[yellow]![/yellow]" if check.note else "[green]✓[/green]"
+    out.print(f"{mark} ", end="", highlight=False)
+    text = check.problem or ": ".join(text for text in (check.detail, check.note) if text)
+    say(text if text.startswith(check.name) else f"{check.name}: {text}")
 
 
 def deploy(profile: ProfileOption = "embedded", set_: SetOption = None) -> None:
@@ -45,16 +94,17 @@ def backup(
     set_: SetOption = None,
 ) -> None:
     """Keep ledger, datasets, verdicts, MLflow's and Prefect's databases and runs, while the site works."""
-    from qinglan.ops.backup import make_backup
+    from qinglan.ops.backup.making import make_backup
 
     made = make_backup(load_profile(profile, set_ or ()), folder, say, runs=runs)
-    for reason, count in made.reasons.most_common():
+    for reason, count in Counter(each.reason for each in made.left_out).most_common():
         say(f"left out: {count:,} × {reason}")
     for what in made.elsewhere:
         say(f"not in it: {what}")
     if not runs:
         say("not in it: the runs, as --no-runs says")
-    say(f"{folder.expanduser().resolve()}: {_in_words(made)}; keep it as confidential as the site itself")
+    files = f"{len(made.entries):,} files, {size(made.bytes)}"
+    say(f"{folder.expanduser().resolve()}: {files}; keep it as confidential as the site itself")
 
 
 def restore(
@@ -64,13 +114,10 @@ def restore(
     set_: SetOption = None,
 ) -> None:
     """Bring a backup back to where it was taken, after checking all of it."""
-    from qinglan.ops.backup import restore_backup
+    from qinglan.ops.backup.restoring import restore_backup
 
     restored = restore_backup(load_profile(profile, set_ or ()), folder, say, replace=replace)
     for what in restored.elsewhere:
         say(f"restore it yourself: {what}")
-    say(f"restored {_in_words(restored)} of {restored.made_at:%Y-%m-%d %H:%M} UTC, Qinglan {restored.qinglan}")
-
-
-def _in_words(backup: "Backup") -> str:
-    return f"{len(backup.entries):,} files, {size(backup.bytes)}"
+    files = f"{len(restored.entries):,} files, {size(restored.bytes)}"
+    say(f"restored {files} of {restored.made_at:%Y-%m-%d %H:%M} UTC, Qinglan {restored.qinglan}")

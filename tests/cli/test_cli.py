@@ -118,7 +118,7 @@ def test_run_starts_the_flow_and_prints_its_table(
     report("r1").write(tmp_path / "report.json")
     started: list[object] = []
     monkeypatch.setattr(cli, "_start", lambda *words: started.append(words) or tmp_path / "report.json")
-    monkeypatch.setattr("qinglan.ops.up.temporary.prefect_for", lambda *_: nullcontext(lambda: None))
+    monkeypatch.setattr("qinglan.ops.up.site.prefect_for", lambda *_: nullcontext(lambda: None))
     monkeypatch.setattr("qinglan.ops.preflight.require", lambda *_: None)
     status, out, _ = qinglan("run", "train", "--from", "latest", "--set", "data.limit=3", profile=profile)
     assert status == 0

@@ -17,8 +17,10 @@ from filelock import FileLock
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.ops.backup import BACKUP_FILE, Backup, make_backup, restore_backup
-from qinglan.ops.up.lock import only_one
+from qinglan.ops.backup import BACKUP_FILE, Backup
+from qinglan.ops.backup.making import make_backup
+from qinglan.ops.backup.restoring import restore_backup
+from qinglan.ops.up.site import only_one
 
 ProfileOf = Callable[..., Profile]
 
@@ -227,7 +229,8 @@ def test_a_site_that_is_there_is_not_overwritten(profile: Profile, kept: Path, t
     assert not (profile.paths.state / "newer").exists()
     assert [path.read_text() for path in profile.paths.state.glob(".replaced-*/newer")] == ["newer"]
     assert "delete it when you don't need it" in said[-1]
-    assert make_backup(profile, tmp_path / "again", print).reasons["put aside by a restore"] == 2
+    again = make_backup(profile, tmp_path / "again", print)
+    assert [each.reason for each in again.left_out].count("put aside by a restore") == 2
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -317,7 +320,7 @@ def test_a_run_that_a_clean_up_takes_meanwhile_does_not_come_back_empty(profile:
     doomed.mkdir()
     (doomed / "run.json").touch()
     made = make_backup(profile, kept, lambda _: doomed.rename(doomed.with_name(".removing-r0")))
-    assert made.reasons["removed before it could be copied"] == 1
+    assert [each.reason for each in made.left_out].count("removed before it could be copied") == 1
     wipe(profile)
     restore_backup(profile, kept, print)
     assert sorted(each.name for each in profile.paths.runs.iterdir()) == ["latest", "r1"]

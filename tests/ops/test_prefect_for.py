@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, find_server
-from qinglan.ops.up import temporary
-from qinglan.ops.up.lock import only_one
-from qinglan.ops.up.temporary import prefect_for
+from qinglan.ops.up import site
+from qinglan.ops.up.site import only_one, prefect_for
 
 
 def test_a_users_prefect_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -22,7 +21,7 @@ def test_a_users_prefect_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_sites_server_is_joined_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path)})
     healthy = "http://127.0.0.1:4200/api/health"
-    monkeypatch.setattr(temporary, "health_problem", lambda url: None if url == healthy else "no answer")
+    monkeypatch.setattr(site, "health_problem", lambda url: None if url == healthy else "no answer")
     (tmp_path / SERVER_FILE).write_text("http://127.0.0.1:4200/api")
     with only_one(tmp_path, print), prefect_for(tmp_path, print):
         assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"

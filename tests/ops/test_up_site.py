@@ -13,9 +13,8 @@ import pytest
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, PrefectServer, announced_url
-from qinglan.ops.up import lock, serve, site
-from qinglan.ops.up.lock import only_one
-from qinglan.ops.up.site import Site
+from qinglan.ops.up import serve, site
+from qinglan.ops.up.site import Site, only_one
 from qinglan.runs.launcher import Command
 from qinglan.runs.processes import Processes
 
@@ -45,7 +44,7 @@ def test_who_runs_here_is_said_before_anything_that_a_second_site_would_lack(
 
 
 def test_the_processes_of_a_killed_site_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lock, "POLL_S", 0.05)
+    monkeypatch.setattr(site, "POLL_S", 0.05)
     said, waits = list[str](), [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with only_one(tmp_path, print) as descriptor:
         left_over = subprocess.Popen(waits, pass_fds=[descriptor], stdin=subprocess.PIPE)
@@ -96,9 +95,9 @@ def test_prefect_knows_every_setting_and_those_of_the_environment_win(tmp_path: 
     ours = Site(tmp_path, "http://mlflow")
     given = ours.prefect_env | site.SERVER_TUNING | site.WORKER_TUNING
     assert [n for n in given if n.startswith("PREFECT_") and not hasattr(prefect.settings, n)] == []
-    assert ours.worker("qinglan").env["PREFECT_WORKER_QUERY_SECONDS"] == "2"
+    assert ours.worker("qinglan-up").env["PREFECT_WORKER_QUERY_SECONDS"] == "2"
     monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", "7")
-    assert ours.worker("qinglan").env["PREFECT_WORKER_QUERY_SECONDS"] == "7"
+    assert ours.worker("qinglan-up").env["PREFECT_WORKER_QUERY_SECONDS"] == "7"
 
 
 def test_what_had_crashed_goes_on_before_there_is_a_worker_that_could_take_it_twice(

@@ -22,7 +22,7 @@ from qinglan.data.versions import VERSION_FILE
 from qinglan.errors import ArtifactError, ConfigError
 from qinglan.ledger import ledger_url
 from qinglan.ledger.database import shown, url_of
-from qinglan.ops.backup.records import BACKUP_FILE, Backup, BackupEntry, BackupFolder, Root, SkippedPath
+from qinglan.ops.backup import BACKUP_FILE, Backup, BackupEntry, BackupFolder, Root, SkippedPath
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url, find_server
 from qinglan.runs.artifacts import MANIFEST, sha256_of, write_json
 from qinglan.runs.processes import Say
@@ -132,7 +132,7 @@ class _Copier:
             if not isinstance(error, FileNotFoundError):
                 raise _unreadable(error)
             if Path(error.filename) != top:
-                self._leave_out(path_of(Path(error.filename)), _VANISHED)
+                self.left_out.append(SkippedPath(path=path_of(Path(error.filename)), reason=_VANISHED))
 
         for at, folders, names in os.walk(top, onerror=leave_out):
             here = Path(at)
@@ -141,7 +141,7 @@ class _Copier:
                 source = here / name
                 reason = _reason_to_skip_folder(path_of(source), source)
                 if reason:
-                    self._leave_out(path_of(source), reason)
+                    self.left_out.append(SkippedPath(path=path_of(source), reason=reason))
                 elif source.is_symlink() and source not in self._apart:
                     names.append(name)
                 if reason or source in self._apart or source.is_symlink():
@@ -156,11 +156,11 @@ class _Copier:
                 self.entries.append(BackupEntry(path=path, kind="link", target=str(source.readlink())))
                 return
             if reason := _reason_to_skip_file(path, source):
-                self._leave_out(path, reason)
+                self.left_out.append(SkippedPath(path=path, reason=reason))
                 return
             is_database, status = _is_database(source), source.stat()
         except FileNotFoundError:
-            self._leave_out(path, _VANISHED)
+            self.left_out.append(SkippedPath(path=path, reason=_VANISHED))
             return
         except OSError as error:
             raise _unreadable(error) from None
@@ -207,7 +207,7 @@ class _Copier:
             shutil.copy2(source, target)
         except FileNotFoundError:
             target.unlink(missing_ok=True)
-            self._leave_out(path, _VANISHED)
+            self.left_out.append(SkippedPath(path=path, reason=_VANISHED))
             return
         self._add_entry(path, "file")
         if status.st_nlink > 1:
@@ -236,9 +236,6 @@ class _Copier:
     def _add_entry(self, path: str, kind: Literal["file", "database"]) -> None:
         copy = self._target / path
         self.entries.append(BackupEntry(path=path, kind=kind, sha256=sha256_of(copy), bytes=copy.stat().st_size))
-
-    def _leave_out(self, path: str, reason: str) -> None:
-        self.left_out.append(SkippedPath(path=path, reason=reason))
 
 
 def _identity(status: os.stat_result) -> _Identity:

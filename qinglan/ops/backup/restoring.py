@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 
 from qinglan.config import Profile
 from qinglan.errors import ArtifactError, ConfigError
-from qinglan.ops.backup.records import Backup, BackupEntry, Root
+from qinglan.ops.backup import Backup, BackupEntry, Root
 from qinglan.ops.prefect.server import LOCK_FILE
-from qinglan.ops.up.lock import only_one
+from qinglan.ops.up.site import only_one
 from qinglan.runs.artifacts import sha256_of
 from qinglan.runs.locks import is_held
 from qinglan.runs.processes import Say

@@ -21,8 +21,7 @@ from qinglan.ops.prefect.automations import webhook_address
 from qinglan.ops.prefect.crash_recovery import crash_interrupted, crash_retries_on, requeue_crashed, stop_cancelled
 from qinglan.ops.prefect.deploy import find_deployments, make_pool, register
 from qinglan.ops.prefect.server import SERVER_FILE, PrefectServer, find_server
-from qinglan.ops.up.lock import only_one
-from qinglan.ops.up.site import WORK_POOLS, Site, is_tracked_elsewhere, worker_name
+from qinglan.ops.up.site import WORK_POOLS, WORKERS, Site, only_one
 from qinglan.runs.launcher import Command
 from qinglan.runs.processes import HOST, Processes, Say, port_from, require_free, stop_signals
 from qinglan.simulators.domains import embedded_knowledge_base
@@ -33,7 +32,6 @@ _PREFECT_PORT, _MLFLOW_PORT, _TEACHER_PORT, _RAG_PORT = 4200, 5000, 8101, 8201
 _SHOWN_RUNS = 5
 _ANSWERS_WITHIN_S = 180.0
 """A server that starts on a busy machine's SQLite has taken more than 30 s for its first write."""
-_POOL_OF = {worker_name(pool): pool for pool in WORK_POOLS}
 
 
 class SimulatedService(NamedTuple):
@@ -64,7 +62,7 @@ def serve_site(profile: Profile, say: Say, *, prefect_port: int | None = None, m
         webhook_address(profile)
         prefect_port = _configured_port(known, prefect_port)
         site = Site(state, profile.tracking_uri, _port(prefect_port, _PREFECT_PORT, "prefect", say))
-        if not is_tracked_elsewhere(profile.tracking_uri):
+        if site.mlflow_server():
             site = replace(site, mlflow_port=_port(mlflow_port, _MLFLOW_PORT, "mlflow", say))
         logs = state.resolve() / "logs"
         # Where PREFECT_SERVER_API_AUTH_STRING asks for one.
@@ -117,19 +115,19 @@ class _LocalSite:
         """They end before the server does, so that they can report it."""
         for pool in WORK_POOLS:
             make_pool(self.api, pool)  # so that deploying needn't wait for the pool's worker
-        self._crash_interrupted(*_POOL_OF)
+        self._crash_interrupted(*WORKERS)
         # The automation never learns of a run that crashed while no server ran, and late of one that is marked now.
         # As long as no worker runs, none can take such a run at the same moment.
         for name in requeue_crashed(self.api, settled_for=timedelta(0)):
             self.say(f"{name} had crashed; it goes on")
         self._workers_since = datetime.now(UTC)
-        for name, pool in _POOL_OF.items():
-            self.processes.start(name, self.site.worker(pool))
+        for name in WORKERS:
+            self.processes.start(name, self.site.worker(name))
         try:
             yield
         finally:
             self.say("stopping")
-            self.processes.stop(*_POOL_OF)
+            self.processes.stop(*WORKERS)
 
     def _worker_problem(self, pool: str) -> str | None:
         """None once this session's worker has reported; an earlier one's report stays for a while."""
@@ -142,7 +140,7 @@ class _LocalSite:
 
     def _crash_interrupted(self, *processes: str) -> None:
         """Mark the runs of those among the processes that are workers, and that are not running."""
-        pools = [_POOL_OF[name] for name in processes if name in _POOL_OF]
+        pools = [WORKERS[name] for name in processes if name in WORKERS]
         runs = crash_interrupted(self.api, pools) if pools else []
         for cancelled in [run for run in runs if run["state_type"] == "CANCELLING"]:
             stop_cancelled(cancelled, self.say)
@@ -199,15 +197,13 @@ def simulated_services(profile: Profile) -> list[SimulatedService]:
     Raises:
         ConfigError: the profile's sample can't be made.
     """
-    found = []
+    wanted, found = [], []
     if is_any_model_embedded(profile):
-        found.append(_simulated("Teacher", teacher_argv(profile), _TEACHER_PORT, "/v1"))
+        wanted.append(("Teacher", teacher_argv(profile), _TEACHER_PORT, "/v1"))
     if knowledge_base := embedded_knowledge_base(profile):
-        found.append(_simulated("RAG", rag_argv(profile, knowledge_base), _RAG_PORT, "/retrieve"))
+        wanted.append(("RAG", rag_argv(profile, knowledge_base), _RAG_PORT, "/retrieve"))
+    for title, argv, first_port, path in wanted:
+        port = port_from(first_port)
+        command = Command([sys.executable, "-m", *argv, f"--port={port}"])
+        found.append(SimulatedService(title, command, f"http://{HOST}:{port}", path))
     return found
-
-
-def _simulated(title: str, argv: list[str], first_port: int, path: str) -> SimulatedService:
-    port = port_from(first_port)
-    command = Command([sys.executable, "-m", *argv, f"--port={port}"])
-    return SimulatedService(title, command, f"http://{HOST}:{port}", path)

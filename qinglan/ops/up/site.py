@@ -1,21 +1,33 @@
-"""What a site consists of: the command and the settings of each of its processes."""
+"""The local site: its lock, the command and settings of each of its processes, and Prefect's server for one run."""
 
+import fcntl
 import os
 import sys
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+import psutil
+
+from qinglan.errors import ConfigError
+from qinglan.ops.prefect.server import LOCK_FILE, announced_url, find_server
 from qinglan.runs.launcher import QUIET_ENV, Command
-from qinglan.runs.processes import HOST
+from qinglan.runs.processes import HOST, POLL_S, Processes, Say, free_port, health_problem
 
 WORK_POOL, TRAINER_POOL = "qinglan", "qinglan-trainer"
 WORK_POOLS = (WORK_POOL, TRAINER_POOL)
 """What trains has a pool of its own, so that a night's refresh does not wait for a day's training."""
+WORKERS = {f"{pool}-up": pool for pool in WORK_POOLS}
+"""The pool of each, by the name that Prefect's pages and its log have."""
 _AT_ONCE = {WORK_POOL: 4, TRAINER_POOL: 1}
 """Flows at the same time: one trains, as the device is shared; some of the others wait for a provider or a user."""
 
 _PAGES = "pages"
+_ENDING_WITHIN_S = 60.0
+"""Longer than the supervisors' grace."""
 _PREFECT = [sys.executable, "-m", "prefect"]
 
 SERVER_TUNING = {
@@ -61,7 +73,7 @@ class Site:
     @property
     def mlflow_url(self) -> str:
         """MLflow's UI: our own server for a local database, else the tracking server itself."""
-        return self.tracking_uri if is_tracked_elsewhere(self.tracking_uri) else f"http://{HOST}:{self.mlflow_port}"
+        return f"http://{HOST}:{self.mlflow_port}" if self.mlflow_server() else self.tracking_uri
 
     def prefect_server(self) -> Command:
         argv = [sys.executable, "-m", "qinglan.tasks.prefect_server", HOST, str(self.prefect_port)]
@@ -69,7 +81,7 @@ class Site:
 
     def mlflow_server(self) -> Command | None:
         """MLflow's UI over the profile's database; None where a tracking server is already there."""
-        if is_tracked_elsewhere(self.tracking_uri):
+        if self.tracking_uri.startswith(("http://", "https://")):
             return None
         artifacts = (self.state / "mlartifacts").resolve().as_uri()
         argv = [sys.executable, "-m", "mlflow", "server", f"--host={HOST}", f"--port={self.mlflow_port}", "--workers=1"]
@@ -77,9 +89,10 @@ class Site:
         # Without its job runner it starts in a third of the time.
         return Command(argv, QUIET_ENV | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 
-    def worker(self, pool: str) -> Command:
+    def worker(self, name: str) -> Command:
+        pool = WORKERS[name]
         argv = [*_PREFECT, "worker", "start", f"--pool={pool}", "--type=process", "--install-policy=never"]
-        argv += [f"--name={worker_name(pool)}", f"--limit={_AT_ONCE[pool]}"]
+        argv += [f"--name={name}", f"--limit={_AT_ONCE[pool]}"]
         return Command(argv, self.prefect_env | _unless_set(WORKER_TUNING))
 
     def prepare(self) -> None:
@@ -119,16 +132,78 @@ class Site:
         return env | _unless_set(guards)
 
 
-def is_tracked_elsewhere(tracking_uri: str) -> bool:
-    """Is there an MLflow server already?"""
-    return tracking_uri.startswith(("http://", "https://"))
-
-
-def worker_name(pool: str) -> str:
-    """As Prefect's pages show it; also its log's name."""
-    return f"{pool}-up"
-
-
 def _unless_set(settings: dict[str, str]) -> dict[str, str]:
     """What the user has set in the environment wins."""
     return {name: os.environ.get(name, value) for name, value in settings.items()}
+
+
+@contextmanager
+def only_one(state: Path, say: Say) -> Iterator[int]:
+    """Hold the state folder's lock; gives its file descriptor, which every process of the site is to keep open.
+
+    So the lock is free when the last of them has ended, also after kill -9: until then they still have the ports.
+
+    Raises:
+        ConfigError: another one runs here, or its processes don't end.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / LOCK_FILE).open("a+", encoding="utf-8") as file:
+        _lock(file, state, say)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield file.fileno()
+
+
+def _lock(file: IO[str], state: Path, say: Say) -> None:
+    start, said = time.monotonic(), False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            waited_s = time.monotonic() - start
+        file.seek(0)
+        holder = file.read().strip()
+        # Checking the lock takes it for a moment as well.
+        if holder.isdigit() and psutil.pid_exists(int(holder)) and waited_s > 2 * POLL_S:
+            where = announced_url(state) or "about to start"
+            raise ConfigError(
+                f"{state}: `qinglan up` runs here already (process {holder}, {where.removesuffix('/api')}); "
+                "use that one, or give another paths.state"
+            )
+        if waited_s > _ENDING_WITHIN_S:
+            raise ConfigError(f"{state}: processes of an earlier `qinglan up` have not ended; look for `supervise.py`")
+        if not said and waited_s > 2 * POLL_S:
+            said = True
+            say("waiting for the processes of an earlier `qinglan up` to end")
+        time.sleep(POLL_S)
+
+
+@contextmanager
+def prefect_for(state: Path, say: Say) -> Iterator[Callable[[], None]]:
+    """Point this process at a Prefect server, before Prefect is imported; gives a function that waits until it answers.
+
+    The user's own where one is configured, `qinglan up`'s where it runs, else one that lives as long as the run does.
+    Prefect's own temporary server survives a killed run. Ours takes seconds to start, in which the caller can work.
+    """
+    os.environ.update(QUIET_ENV)
+    server = find_server(state)
+    if server and not server.is_of_up:
+        yield lambda: None
+        return
+    if server and not health_problem(f"{server.api_url}/health"):
+        os.environ |= {"PREFECT_API_URL": server.api_url}
+        yield lambda: None
+        return
+    site = Site(state, "", prefect_port=free_port())
+    site.prepare()
+    with Processes(state.resolve() / "logs", lambda _: None) as processes:
+        processes.start(f"prefect_server_{site.prefect_port}", site.prefect_server())
+        os.environ.update(site.prefect_env)
+
+        def wait_until_ready() -> None:
+            say("starting a Prefect server for this run")
+            processes.wait_for("Prefect's server", f"{site.api_url}/health")
+
+        yield wait_until_ready

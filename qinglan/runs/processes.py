@@ -161,36 +161,34 @@ class Processes:
         backoff.retry_at_s = None
 
     def _limit_log(self, name: str) -> None:
-        """Keep a log small, if that can be done: what runs depends on no log."""
+        """Keep a log small, if that can be done: what runs depends on no log.
+
+        The process goes on appending to the same file, so it is emptied, not replaced.
+        """
+        log, aside = self.log(name), self.logs / f"{name}.log.1"
         try:
-            _limit_log(self.log(name))
+            size = log.stat().st_size
+            if size > _LOG_BYTES:
+                if shutil.disk_usage(log.parent).free < size:  # the rest of the disk is for results that were paid for
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(aside))
+                try:
+                    shutil.copyfile(log, aside)
+                except OSError:
+                    aside.unlink(missing_ok=True)
+                    raise
+                os.truncate(log, 0)
             self._large_logs.discard(name)
         except FileNotFoundError:  # somebody removed it
             return
         except OSError as error:
             if name not in self._large_logs:
-                self.say(f"{self.log(name)}: can't be made smaller: {error.strerror}; {name} goes on")
+                self.say(f"{log}: can't be made smaller: {error.strerror}; {name} goes on")
             self._large_logs.add(name)
 
     def check(self) -> None:
         """Raise `EngineError` where one of them has ended."""
         for process in self._running.values():
             process.require_running()
-
-
-def _limit_log(log: Path) -> None:
-    """The process goes on appending to the same file, so it is emptied, not replaced."""
-    size, aside = log.stat().st_size, log.with_suffix(".log.1")
-    if size <= _LOG_BYTES:
-        return
-    if shutil.disk_usage(log.parent).free < size:  # the rest of the disk is for results that were paid for
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(aside))
-    try:
-        shutil.copyfile(log, aside)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
-    os.truncate(log, 0)
 
 
 def wait_until_ready(

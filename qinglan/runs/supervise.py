@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 GRACE_S = 15.0
@@ -53,7 +54,8 @@ def _prctl(option: int, value: int) -> None:
 def _end_with_caller(child: "subprocess.Popen[bytes]") -> None:
     while os.read(sys.stdin.fileno(), 4096):  # not sys.stdin.buffer: its lock would be held at interpreter exit
         pass
-    _signal_group(child.pid, signal.SIGTERM)
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
     while child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -61,22 +63,14 @@ def _end_with_caller(child: "subprocess.Popen[bytes]") -> None:
 
 
 def _kill_all(group: int) -> None:
-    _signal_group(group, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
     deadline = time.monotonic() + _KILL_WITHIN_S
     while (pids := descendants(os.getpid())) and time.monotonic() < deadline:
         for pid in pids:
-            try:
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
         time.sleep(0.02)
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return
 
 
 def descendants(root: int) -> list[int]:

@@ -22,9 +22,10 @@ from qinglan.config import Profile, load_profile
 from qinglan.data.versions import find_version, note_training, publish, versions_of
 from qinglan.errors import ConfigError
 from qinglan.ops import cleanup
-from qinglan.ops.cleanup import Cleaned, Kept, Removed, clean_up, run_folders
-from qinglan.ops.cleanup.disposal import bytes_of, delete, set_aside
-from qinglan.ops.cleanup.prefect_runs import remove_flow_runs
+from qinglan.ops.cleanup import clean_up, folders
+from qinglan.ops.cleanup.folders import bytes_of, delete, set_aside
+from qinglan.ops.cleanup.recorded_runs import remove_flow_runs
+from qinglan.ops.cleanup.records import Cleaned, Kept, Removed
 from qinglan.ops.prefect.server import PrefectServer
 from qinglan.rows import Row, row_id
 from qinglan.runs.artifacts import Artifact, write_jsonl
@@ -234,7 +235,7 @@ def test_what_cannot_be_moved_or_deleted_is_said_and_the_next_clean_up_completes
         delete(folder)
 
     with monkeypatch.context() as denied:
-        denied.setattr(run_folders, "set_aside", refuse)
+        denied.setattr(folders, "set_aside", refuse)
         denied.setattr(cleanup, "delete", refuse_one)
         cleaned = sweep(tree, unfinished_days=None)
     assert [each.name for each in cleaned.removed] == [other.name, old.name, f"{run.name}/sft.superseded-2"]
@@ -281,7 +282,7 @@ def test_what_a_running_run_renames_and_removes_holds_up_nothing(tree: Tree, mon
     vanish(monkeypatch, busy / "run.json.partial", busy / "rl" / "started.json.partial", busy / "sft")
     with FileLock(busy / ".lock"):
         cleaned = sweep(tree)
-    assert cleaned.notes == ()
+    assert cleaned.notes == []
     assert [each.name for each in cleaned.removed] == [old.name]
 
 
@@ -297,7 +298,7 @@ def test_logs_go_once_nobody_writes_to_them(tree: Tree, state: Path, monkeypatch
     (logs / "mlflow_server.log").write_text("x")
     vanish(monkeypatch, logs / "vanishes.log")
     cleaned = sweep(tree)
-    assert (cleaned.counts, cleaned.notes) == ({"log": 3}, ())
+    assert (cleaned.counts, cleaned.notes) == ({"log": 3}, [])
     assert sorted(path.name for path in logs.iterdir()) == ["mlflow_server.log", "notes.txt", "serving"]
 
 

@@ -13,7 +13,8 @@ from release_site import Site
 from waiting import wait_until
 
 from qinglan.config import Profile
-from qinglan.ops.cleanup import Cleaned, clean_up
+from qinglan.ops.cleanup import clean_up
+from qinglan.ops.cleanup.records import Cleaned
 from qinglan.ops.up import site as up
 from qinglan.runs.processes import free_port
 

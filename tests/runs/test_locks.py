@@ -13,7 +13,7 @@ from filelock import FileLock
 from qinglan.config import Profile
 from qinglan.errors import ConfigError
 from qinglan.ops.backup import restoring
-from qinglan.ops.cleanup.state_folder import remove_logs
+from qinglan.ops.cleanup.folders import remove_logs
 from qinglan.ops.prefect.server import LOCK_FILE, SERVER_FILE, announced_url
 from qinglan.runs.locks import is_held
 from qinglan.runs.run import is_running

@@ -35,7 +35,7 @@ from qinglan.data.versions.index import read_index
 from qinglan.data.versions.summary import RowSummary
 from qinglan.errors import ArtifactError
 from qinglan.evaluation.models import Decision, Evaluation, Report
-from qinglan.ops.cleanup.run_folders import read_folders
+from qinglan.ops.cleanup.folders import read_folders
 from qinglan.rows import Row
 from qinglan.runs.artifacts import MANIFEST, StageResult, read_jsonl
 from qinglan.runs.run import RUN_FILE, find_stage, load_stages, open_run, runs_of, save_stage

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qinglan.errors import ConfigError, StageError
-from qinglan.ops.cleanup import Cleaned, Removed
+from qinglan.ops.cleanup.records import Cleaned, Removed
 from qinglan.tasks import canary_check
 from qinglan.tasks import clean_up as clean_up_module
 from qinglan.tasks.canary_check import check_canary

@@ -4,9 +4,9 @@ Where the registry can't be read, no run and nothing in MLflow is removed. Each 
 error in one does not stop the others.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,46 +15,41 @@ from filelock import FileLock
 from qinglan.config import Profile
 from qinglan.data.versions import tenant_folder
 from qinglan.errors import QinglanError, first_line
-from qinglan.ops.cleanup.disposal import PREFIX, delete
-from qinglan.ops.cleanup.mlflow_runs import Tracked
-from qinglan.ops.cleanup.prefect_runs import remove_flow_runs
-from qinglan.ops.cleanup.records import Cleaned, Kept, Removed
-from qinglan.ops.cleanup.run_folders import (
+from qinglan.ops.cleanup.folders import (
+    PREFIX,
+    delete,
     parts,
     plan,
     read_folders,
+    remove_datasets,
+    remove_logs,
     remove_part,
     remove_runs,
     remove_stillborn,
 )
-from qinglan.ops.cleanup.state_folder import remove_datasets, remove_logs
+from qinglan.ops.cleanup.recorded_runs import Tracked, remove_flow_runs
+from qinglan.ops.cleanup.records import Cleaned, Kept, Removed
 from qinglan.ops.prefect.server import find_server
 from qinglan.runs.locks import removal_lock
+from qinglan.runs.processes import Say
 from qinglan.runs.run import is_running
-
-__all__ = ["Cleaned", "Kept", "Removed", "clean_up"]
-
-Say = Callable[[str], object]
 
 
 @dataclass
 class _CleanUp:
     profile: Profile
-    dry_run: bool
     now: datetime
     say: Say
-    removed: list[Removed] = field(default_factory=list)
-    kept: list[Kept] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    done: Cleaned
 
     def add(self, found: Iterable[Removed | Kept]) -> None:
         """Note each thing, and print those that `found` removes as it goes on."""
         for each in found:
             if isinstance(each, Kept):
-                self.kept.append(each)
+                self.done.kept.append(each)
             else:
-                self.removed.append(each)
-                self.say(f"{'would remove ' if self.dry_run else ''}{each.line}")
+                self.done.removed.append(each)
+                self.say(f"{'would remove ' if self.done.dry_run else ''}{each.line}")
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -62,13 +57,13 @@ class _CleanUp:
         try:
             yield
         except (QinglanError, OSError) as error:
-            self.notes.append(first_line(error))
-            self.say(f"not removed: {self.notes[-1]}")
+            self.done.notes.append(first_line(error))
+            self.say(f"not removed: {self.done.notes[-1]}")
 
 
 def clean_up(profile: Profile, *, dry_run: bool, say: Say, now: datetime | None = None) -> Cleaned:
     """Remove what the profile's `retention` no longer keeps; ages count to `now`, by default this moment."""
-    clean = _CleanUp(profile, dry_run, now or datetime.now(UTC), say)
+    clean = _CleanUp(profile, now or datetime.now(UTC), say, Cleaned(profile=profile.name, dry_run=dry_run))
     with clean.noting():
         _runs(clean)
     if (days := profile.retention.flow_run_days) is not None:
@@ -77,18 +72,12 @@ def clean_up(profile: Profile, *, dry_run: bool, say: Say, now: datetime | None 
                 clean.add(remove_flow_runs(server, profile, days, clean.now, dry_run=dry_run))
     with clean.noting():
         clean.add(remove_logs(profile, clean.now, dry_run=dry_run))
-    return Cleaned(
-        profile=profile.name,
-        dry_run=dry_run,
-        removed=tuple(clean.removed),
-        kept=tuple(clean.kept),
-        notes=tuple(clean.notes),
-    )
+    return clean.done
 
 
 def _runs(clean: _CleanUp) -> None:
     """Run folders, then the datasets and MLflow's runs that none of those that stay needs."""
-    root, tracked = clean.profile.paths.runs.resolve(), Tracked(clean.profile)
+    root, tracked, dry_run = clean.profile.paths.runs.resolve(), Tracked(clean.profile), clean.done.dry_run
     root.mkdir(parents=True, exist_ok=True)
     try:
         with removal_lock(root, exclusive=True):
@@ -97,13 +86,13 @@ def _runs(clean: _CleanUp) -> None:
             running = {each.name for each in read_folders(root) if is_running(each.directory)}
             registered = tracked.registered()
             found = plan(clean.profile, running, registered, clean.now)
-            clean.add(remove_runs(found, root, dry_run=clean.dry_run))
+            clean.add(remove_runs(found, root, dry_run=dry_run))
             with clean.noting():
                 for part in parts(found, clean.profile, clean.now):
                     with clean.noting():  # one that can't be moved does not stop the others
-                        clean.add([remove_part(part, root, clean.now, dry_run=clean.dry_run)])
+                        clean.add([remove_part(part, root, clean.now, dry_run=dry_run)])
             with clean.noting():
-                clean.add(remove_stillborn(root, clean.profile, clean.now, dry_run=clean.dry_run))
+                clean.add(remove_stillborn(root, clean.profile, clean.now, dry_run=dry_run))
     finally:
         _delete_set_aside(clean, root)
     mine = (clean.profile.name, None)  # None: run.json can't be read
@@ -111,16 +100,16 @@ def _runs(clean: _CleanUp) -> None:
     references = "\n".join([*(found.folders[name].references for name in found.kept), *registered.values()])
     with clean.noting():
         try:
-            clean.add(remove_datasets(clean.profile, references, clean.now, dry_run=clean.dry_run))
+            clean.add(remove_datasets(clean.profile, references, clean.now, dry_run=dry_run))
         finally:
             _delete_set_aside(clean, tenant_folder(clean.profile).resolve())
     with clean.noting():
-        clean.add(tracked.remove_runs(found.kept, registered.values(), clean.now, dry_run=clean.dry_run))
+        clean.add(tracked.remove_runs(found.kept, registered.values(), clean.now, dry_run=dry_run))
 
 
 def _delete_set_aside(clean: _CleanUp, root: Path) -> None:
     """What this or any earlier clean-up has set aside, also one that was killed, of any profile."""
-    if clean.dry_run or not root.is_dir():
+    if clean.done.dry_run or not root.is_dir():
         return
     # Two clean-ups find the same things, so the second waits until the first is done.
     with clean.noting(), FileLock(root / ".deletion.lock"):

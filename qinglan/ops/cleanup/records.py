@@ -20,16 +20,14 @@ _WORDS: dict[Kind, str] = {
 _SHOWN = 50
 
 
-class Removed(BaseModel):
-    """A thing that was removed, or would be."""
-
+class _Thing(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     kind: Kind
     name: str
     why: str
     bytes: int = 0
-    """Of the disk; 0 where a database keeps it, or a hard link elsewhere."""
+    """That the disk gets back; 0 where a database keeps it, or a hard link elsewhere."""
 
     @property
     def line(self) -> str:
@@ -37,30 +35,22 @@ class Removed(BaseModel):
         return f"{_WORDS[self.kind]} {self.name}{space}: {self.why}"
 
 
-class Kept(BaseModel):
+class Removed(_Thing):
+    """A thing that was removed, or would be."""
+
+
+class Kept(_Thing):
     """A thing that stays, and why."""
-
-    model_config = ConfigDict(frozen=True)
-
-    kind: Kind
-    name: str
-    why: str
-
-    @property
-    def line(self) -> str:
-        return f"{_WORDS[self.kind]} {self.name}: {self.why}"
 
 
 class Cleaned(BaseModel):
     """A clean-up of one profile."""
 
-    model_config = ConfigDict(frozen=True)
-
     profile: str
     dry_run: bool
-    removed: tuple[Removed, ...] = ()
-    kept: tuple[Kept, ...] = ()
-    notes: tuple[str, ...] = ()
+    removed: list[Removed] = []
+    kept: list[Kept] = []
+    notes: list[str] = []
     """What could not be read or removed."""
 
     @property

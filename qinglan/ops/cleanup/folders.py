@@ -1,12 +1,17 @@
-"""Which run folders stay, and why; what may be removed from those that stay.
+"""Which folders of runs and dataset versions and which logs stay, and why; and how a folder is removed.
 
 Run ids are unique, and whatever uses a run's files names its id: the manifests of another run, a registered version's
 tags. So a text search finds what is needed, also in manifests of other versions of Qinglan and after a move.
+
+A folder is renamed first, so that a kill leaves no half of one under its own name, then deleted. It is renamed in its
+own folder, as a full disk may have no space for another. Symbolic links are never followed.
 """
 
 import json
 import os
 import re
+import shutil
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,14 +23,17 @@ from typing import Any, Literal, NamedTuple
 from filelock import FileLock, Timeout
 
 from qinglan.config import Profile, Retention
+from qinglan.data.versions import LATEST, LOCK, last_training, tenant_folder, versions_of
 from qinglan.errors import ArtifactError
-from qinglan.ops.cleanup.disposal import bytes_of, set_aside
-from qinglan.ops.cleanup.records import Removed
+from qinglan.ops.cleanup.records import Kept, Removed
 from qinglan.runs.artifacts import MANIFEST
+from qinglan.runs.disk_space import file_stats
+from qinglan.runs.locks import is_held
 from qinglan.runs.run import RUN_FILE, is_running
 from qinglan.runs.schema_version import check_version
 from qinglan.training.engines.verl import TRACKER
 
+PREFIX = ".removing-"
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 _CHECKPOINT = re.compile(r"(checkpoint-|global_step_)\d+")
 _SUPERSEDED = re.compile(r".+\.superseded-\d+")
@@ -175,7 +183,10 @@ def parts(found: RunPlan, profile: Profile, now: datetime) -> Iterator[RunPart]:
         stages = [path for path in _own_folders(each.directory) if _SUPERSEDED.fullmatch(path.name)]
         found_parts = [RunPart("superseded", path, _last_written(path)) for path in stages]
         if each.finished:
-            found_parts += [RunPart("checkpoint", path, each.active) for path in _checkpoints(each.directory)]
+            for folder in sorted(each.directory.glob("*/checkpoints")):
+                if not folder.is_symlink() and not folder.parent.is_symlink():
+                    checkpoints = [path for path in _own_folders(folder) if _CHECKPOINT.fullmatch(path.name)]
+                    found_parts += [RunPart("checkpoint", path, each.active) for path in checkpoints]
         for part in found_parts:
             is_named = part.path.relative_to(each.directory.parent).as_posix() in references
             if not is_named and is_past(part.written, days[part.kind], now):
@@ -229,12 +240,6 @@ def _keep_what_is_used(found: RunPlan) -> None:
             ahead.append(name)
 
 
-def _checkpoints(run: Path) -> Iterator[Path]:
-    for folder in sorted(run.glob("*/checkpoints")):
-        if not folder.is_symlink() and not folder.parent.is_symlink():
-            yield from (each for each in _own_folders(folder) if _CHECKPOINT.fullmatch(each.name))
-
-
 def _own_folders(folder: Path) -> list[Path]:
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         return sorted(Path(each.path) for each in entries if each.is_dir(follow_symlinks=False))
@@ -260,3 +265,81 @@ def is_past(written: datetime, days: float | None, now: datetime) -> bool:
 def age(written: datetime, now: datetime) -> str:
     days = (now - written).days
     return "1 day" if days == 1 else f"{max(0, days)} days"
+
+
+def remove_datasets(profile: Profile, references: str, now: datetime, *, dry_run: bool) -> Iterator[Removed | Kept]:
+    """Set aside old versions of the profile's tenant and recipe. Each newer one holds its own copy of the splits.
+
+    Args:
+        references: text that names the versions in use: of runs that stay, of registered models.
+    """
+    root, days = tenant_folder(profile).resolve(), profile.retention.dataset_days
+    if not root.is_dir() or days is None:
+        return
+    with FileLock(root / LOCK):  # no version is published meanwhile
+        versions, trained = versions_of(profile), last_training(profile)
+        newest = (root / LATEST).resolve().name
+        kept: dict[str, str] = {}
+        for version in versions:
+            if version.id == newest:
+                kept[version.id] = "is the newest"
+            elif trained and trained.version == version.id:
+                kept[version.id] = "was trained on last"
+            elif version.id in references:
+                kept[version.id] = "a run or a registered model uses it"
+            elif not is_past(datetime.fromisoformat(version.created), days, now):
+                kept[version.id] = "is young enough"
+        # A version that stays can still be compared with its parent, and made again with the same splits.
+        origins = {each for version in versions if version.id in kept for each in (version.parent, version.pins)}
+        for version in versions:
+            if why := kept.get(version.id) or ("one that stays came of it" if version.id in origins else ""):
+                yield Kept(kind="dataset", name=version.id, why=why)
+                continue
+            old = f"made {age(datetime.fromisoformat(version.created), now)} ago"
+            freed = bytes_of(version.directory)
+            if not dry_run:
+                set_aside(version.directory, root)
+            yield Removed(kind="dataset", name=version.id, why=old, bytes=freed)
+
+
+def remove_logs(profile: Profile, now: datetime, *, dry_run: bool) -> Iterator[Removed]:
+    """Delete logs that nobody has written to for as long as `retention.log_days` says."""
+    days, folder = profile.retention.log_days, profile.paths.state.resolve() / "logs"
+    if days is None or not folder.is_dir():
+        return
+    for file in sorted(folder.glob("**/*.log*")):
+        try:
+            status = file.lstat()
+            written = datetime.fromtimestamp(status.st_mtime, UTC)
+            # `Processes` shares a lock on the log of each process that it started, for as long as that runs.
+            if not stat.S_ISREG(status.st_mode) or not is_past(written, days, now) or is_held(file, shared=True):
+                continue
+            if not dry_run:
+                file.unlink()
+        except FileNotFoundError:  # another profile's clean-up was quicker, or the log was renamed
+            continue
+        name, old = file.relative_to(folder).as_posix(), f"last written {age(written, now)} ago"
+        yield Removed(kind="log", name=name, why=old, bytes=freed_by(status))
+
+
+def bytes_of(path: Path) -> int:
+    """What the disk gets back once `path` is removed; a file that has another hard link gives nothing."""
+    return sum(map(freed_by, file_stats(path)))
+
+
+def freed_by(file: os.stat_result) -> int:
+    return file.st_blocks * 512 if file.st_nlink == 1 else 0
+
+
+def set_aside(path: Path, root: Path) -> Path:
+    """Rename a folder so that it is no longer found; `root` is the folder above all, on the same file system."""
+    aside = root / f"{PREFIX}{'.'.join(path.relative_to(root).parts)}"
+    path.rename(aside)
+    return aside
+
+
+def delete(aside: Path) -> None:
+    """Delete what was set aside, also where a file or folder is read-only."""
+    for folder, _, _ in os.walk(aside):
+        Path(folder).chmod(0o700)
+    shutil.rmtree(aside)
